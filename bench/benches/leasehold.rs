@@ -1,6 +1,6 @@
 //! `cargo bench`: what the README and docs claim about performance.
 //!
-//! `cargo bench -- PART…` runs some of it: uncontended, redis, program, handover, waiting, idle.
+//! `cargo bench -- PART…` runs some of it: uncontended, redis, program, handoff, waiting, idle.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn main() {
         ("uncontended", uncontended),
         ("redis", redis_pair),
         ("program", program),
-        ("handover", handover),
+        ("handoff", handoff),
         ("waiting", waiting),
         ("idle", idle),
     ];
@@ -219,7 +219,7 @@ fn program() {
 }
 
 /// From the release in one process to the moment when another one, which waited, has the lock.
-fn handover() {
+fn handoff() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("locks.db");
     let program = binary();
@@ -245,7 +245,7 @@ fn handover() {
         times.push(began.elapsed().as_secs_f64());
         child.wait().expect("it ends");
     }
-    println!("\nhand-over from one process to another, until the other's command prints (51 rounds)");
+    println!("\nhand-off from one process to another, until the other's command prints (51 rounds)");
     println!("  median {}, with starting the command", show(median(times)));
 }
 

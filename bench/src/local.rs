@@ -22,7 +22,7 @@ const EACH: u32 = 500;
 const PAIRS: u32 = 500;
 const ROUNDS: u32 = 15;
 /// Number of acquisitions by the other client.
-const TURNS: u32 = 50;
+const OTHER_ACQUISITIONS: u32 = 50;
 const CLIENTS: u32 = 16;
 const HOLD: Duration = Duration::from_millis(1);
 /// Maximum time of a lease among local tasks once another client waits, plus the hold that ends it and the hand-off.
@@ -69,28 +69,32 @@ fn crowd(mutex: &Mutex, each: u32, end: &Arc<AtomicBool>) -> Vec<JoinHandle<u32>
     let task = |_| {
         let (mutex, end, highest) = (mutex.clone(), end.clone(), highest.clone());
         tokio::spawn(async move {
-            let mut turns = 0;
-            while turns < each && !end.load(Ordering::Relaxed) {
+            let mut acquisitions = 0;
+            while acquisitions < each && !end.load(Ordering::Relaxed) {
                 let guard = mutex.lock().await.expect("granted");
                 let token = guard.token().get();
                 assert!(highest.swap(token, Ordering::Relaxed) < token, "every token is higher");
                 guard.release().await.expect("released");
-                turns += 1;
+                acquisitions += 1;
             }
-            turns
+            acquisitions
         })
     };
     (0..TASKS).map(task).collect()
 }
 
-async fn turns(tasks: Vec<JoinHandle<u32>>) -> f64 {
-    join_all(tasks).await.into_iter().map(|turns| f64::from(turns.expect("it does not panic"))).sum()
+async fn total(tasks: Vec<JoinHandle<u32>>) -> f64 {
+    join_all(tasks)
+        .await
+        .into_iter()
+        .map(|acquisitions| f64::from(acquisitions.expect("it does not panic")))
+        .sum()
 }
 
 async fn alone(report: &mut Report, server: &Server) {
     let mutex = Client::connect(&server.url()).await.expect("connects").mutex(NAME);
     let (before, began) = (sent(server), Instant::now());
-    let all = turns(crowd(&mutex, EACH, &Arc::default())).await;
+    let all = total(crowd(&mutex, EACH, &Arc::default())).await;
     let (span, commands) = (began.elapsed().as_secs_f64(), sent(server) - before);
     report.title(&format!("{TASKS} tasks of one client on one mutex, empty critical section"));
     report.at_least("acquisitions per second", all / span, 500_000.0);
@@ -104,7 +108,7 @@ async fn with_another(report: &mut Report, server: &Server) {
     let (before, began) = (sent(server), Instant::now());
     let tasks = crowd(&mutex, u32::MAX, &end);
     let mut longest = Duration::ZERO;
-    for _ in 0..TURNS {
+    for _ in 0..OTHER_ACQUISITIONS {
         let asked = Instant::now();
         let guard = other.lock().await.expect("granted");
         longest = longest.max(asked.elapsed());
@@ -112,9 +116,9 @@ async fn with_another(report: &mut Report, server: &Server) {
         tokio::time::sleep(HOLD).await;
     }
     end.store(true, Ordering::Relaxed);
-    let all = turns(tasks).await + f64::from(TURNS);
+    let all = total(tasks).await + f64::from(OTHER_ACQUISITIONS);
     let (span, commands) = (began.elapsed().as_secs_f64(), sent(server) - before);
-    report.title(&format!("the same, while another client acquires {TURNS} times"));
+    report.title(&format!("the same, while another client acquires {OTHER_ACQUISITIONS} times"));
     report.figure("acquisitions", all / span, "per second");
     report.figure("commands", commands / all * 100.0, "percent of the acquisitions");
     report.at_most(
@@ -132,8 +136,8 @@ async fn with_another(report: &mut Report, server: &Server) {
 pub fn fairness(report: &mut Report, program: Program, span: Duration) {
     let server = program.start();
     runtime().block_on(async {
-        let (turns, _) = contest(&server, 1, Mutex::global_fifo, span).await;
-        let (least, most) = extremes(&turns);
+        let (acquisitions, _) = contest(&server, 1, Mutex::global_fifo, span).await;
+        let (least, most) = extremes(&acquisitions);
         report.title(&format!(
             "{CLIENTS} clients on one mutex with a hold of {HOLD:?}, strictly, for {span:?}"
         ));
@@ -141,8 +145,8 @@ pub fn fairness(report: &mut Report, program: Program, span: Duration) {
         report.figure("most acquisitions", most, "per client");
         report.at_most("difference in percent", (most - least) / most * 100.0, 5.0);
 
-        let (turns, longest) = contest(&server, 4, |mutex| mutex, span).await;
-        let (least, most) = extremes(&turns);
+        let (acquisitions, longest) = contest(&server, 4, |mutex| mutex, span).await;
+        let (least, most) = extremes(&acquisitions);
         report.title(&format!("the same with four tasks each and local hand-off, for {span:?}"));
         report.figure("fewest acquisitions", least, "per client");
         report.figure("most acquisitions", most, "per client");
@@ -151,9 +155,9 @@ pub fn fairness(report: &mut Report, program: Program, span: Duration) {
     });
 }
 
-fn extremes(turns: &[u32]) -> (f64, f64) {
-    let least = turns.iter().min().copied().unwrap_or(0);
-    let most = turns.iter().max().copied().unwrap_or(0);
+fn extremes(acquisitions: &[u32]) -> (f64, f64) {
+    let least = acquisitions.iter().min().copied().unwrap_or(0);
+    let most = acquisitions.iter().max().copied().unwrap_or(0);
     (f64::from(least), f64::from(most))
 }
 
@@ -168,26 +172,26 @@ async fn contest(
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
         let mutex = set(Client::connect(&server.url()).await.expect("connects").mutex(NAME));
-        let turns = Arc::new(AtomicU32::new(0));
+        let acquisitions = Arc::new(AtomicU32::new(0));
         let last = Arc::new(std::sync::Mutex::new((Instant::now(), Duration::ZERO)));
         let all: Vec<_> = (0..tasks)
-            .map(|_| tokio::spawn(take_turns(mutex.clone(), turns.clone(), last.clone(), end)))
+            .map(|_| tokio::spawn(acquire_until(mutex.clone(), acquisitions.clone(), last.clone(), end)))
             .collect();
-        clients.push((all, turns, last));
+        clients.push((all, acquisitions, last));
     }
-    let (mut turns, mut longest) = (Vec::new(), Duration::ZERO);
+    let (mut acquisitions, mut longest) = (Vec::new(), Duration::ZERO);
     for (all, count, last) in clients {
         join_all(all).await.into_iter().for_each(|done| done.expect("it does not panic"));
-        turns.push(count.load(Ordering::Relaxed));
+        acquisitions.push(count.load(Ordering::Relaxed));
         longest = longest.max(last.lock().expect("no thread panics").1);
     }
-    (turns, longest)
+    (acquisitions, longest)
 }
 
 /// End of the client's last acquisition, and the longest time between two of them.
 type Last = Arc<std::sync::Mutex<(Instant, Duration)>>;
 
-async fn take_turns(mutex: Mutex, turns: Arc<AtomicU32>, last: Last, end: Instant) {
+async fn acquire_until(mutex: Mutex, acquisitions: Arc<AtomicU32>, last: Last, end: Instant) {
     while Instant::now() < end {
         let guard = mutex.lock().await.expect("granted");
         {
@@ -196,7 +200,7 @@ async fn take_turns(mutex: Mutex, turns: Arc<AtomicU32>, last: Last, end: Instan
         }
         tokio::time::sleep(HOLD).await;
         last.lock().expect("no thread panics").0 = Instant::now();
-        turns.fetch_add(1, Ordering::Relaxed);
+        acquisitions.fetch_add(1, Ordering::Relaxed);
         guard.release().await.expect("released");
     }
 }

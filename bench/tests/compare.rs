@@ -27,7 +27,7 @@ fn figures<'a>(cell: &'a Cell, row: &str) -> &'a BTreeMap<String, Vec<f64>> {
 }
 
 #[test]
-fn leasehold_takes_turns_beside_the_lower_bounds_and_is_not_broken() {
+fn leasehold_runs_beside_the_lower_bounds_and_is_not_broken() {
     let results = compare(&["a", "h", "g", "--only", "leasehold,bounds"]);
     let is_there = |program| matches!(results.peers[program], Presence::There(_));
     assert!(is_there("leasehold") && is_there("bounds"));
@@ -45,7 +45,11 @@ fn leasehold_takes_turns_beside_the_lower_bounds_and_is_not_broken() {
         "leasehold RwLock",
     ]) {
         let found = figures(cell, row);
-        assert!(found["turns"].iter().all(|turns| *turns > 0.0), "{}: {found:?}", cell.title);
+        assert!(
+            found["acquisitions"].iter().all(|acquisitions| *acquisitions > 0.0),
+            "{}: {found:?}",
+            cell.title
+        );
         assert!(found["overlaps"].iter().all(|overlaps| *overlaps == 0.0), "{}: {found:?}", cell.title);
         assert!(found["calls"].iter().all(|calls| *calls > 0.0), "{}: {found:?}", cell.title);
     }

@@ -70,6 +70,8 @@ pub struct Record {
     pub is_exchanged: bool,
     /// A future waits for its loss.
     pub is_watched: bool,
+    /// Its lease was detached from an earlier guard, whose token it has.
+    pub is_attached: bool,
 }
 
 /// What the checks know of one lock.
@@ -226,7 +228,7 @@ impl Books {
         if self.locks[resource].kind == LockKind::Mutex && token_epoch == epoch {
             if let Some((last, of)) = self.locks[resource].last_guard
                 && of == epoch
-                && record.token <= last
+                && (record.token < last || record.token == last && !record.is_attached)
             {
                 let token = record.token;
                 self.broken(now, Promise::TokensRise, || {

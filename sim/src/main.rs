@@ -35,6 +35,7 @@ struct Model {
     run_twice: fn(&Case) -> Outcome,
     parts: fn(&Case) -> Vec<Part>,
     describe: fn(&Case) -> String,
+    fresh: fn(u64) -> Case,
 }
 
 const SERVER: Model = Model {
@@ -42,6 +43,7 @@ const SERVER: Model = Model {
     run_twice,
     parts: Plan::parts,
     describe: |case| format!("{:#?}", Plan::new(case)),
+    fresh: Case::fresh,
 };
 
 const QUORUM: Model = Model {
@@ -49,6 +51,7 @@ const QUORUM: Model = Model {
     run_twice: quorum::run::run_twice,
     parts: quorum::plan::Plan::parts,
     describe: |case| format!("{:#?}", quorum::plan::Plan::new(case)),
+    fresh: |seed| Case { seed, ..Case::default() },
 };
 
 /// Runs a case, up to a step.
@@ -173,7 +176,7 @@ fn explore(args: &Args) -> bool {
                     if seed >= args.from + args.seeds {
                         break;
                     }
-                    let case = Case { seed, ..Case::default() };
+                    let case = (args.model.fresh)(seed);
                     let outcome = if seed.is_multiple_of(TWICE) {
                         (args.model.run_twice)(&case)
                     } else {

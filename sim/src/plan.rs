@@ -38,6 +38,8 @@ pub struct Plan {
     pub repoll_interval: Micros,
     /// Ready tasks run in a random order, not in the order in which they were woken.
     pub shuffles: bool,
+    /// Some sections end with a detached lease.
+    pub detaches: bool,
 }
 
 /// A client's machine.
@@ -168,6 +170,23 @@ pub enum End {
     Downgrade,
     /// The lock is released by force, by its holder or another.
     Force,
+    /// The guard is detached. Then this is done with the lease that was detached first, by any client.
+    Detach(Next),
+}
+
+/// What is done with a detached lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing: another task finds it, or it expires.
+    Leave,
+    /// `renew_lease`.
+    Renew,
+    /// `attach`, and `release`.
+    Release,
+    /// `attach`, a section, and `detach`.
+    Attach,
+    /// `attach`, a section, and the guard is dropped.
+    Drop,
 }
 
 /// The network without faults.
@@ -186,6 +205,9 @@ impl Plan {
     #[must_use]
     pub fn new(case: &Case) -> Self {
         let mut plan = Drawing { rng: Rng::new(case.seed, 1) }.plan();
+        if case.detaches {
+            plan.detach_some(&mut Rng::new(case.seed, 3));
+        }
         for part in &case.without {
             match *part {
                 Part::Client(client) => {
@@ -211,6 +233,20 @@ impl Plan {
         let faults = std::mem::take(&mut plan.faults).into_iter().enumerate();
         plan.faults = faults.filter(|(fault, _)| !without(*fault)).map(|(_, plan)| plan).collect();
         plan
+    }
+
+    /// Lets some sections end with a detached lease.
+    fn detach_some(&mut self, rng: &mut Rng) {
+        self.detaches = true;
+        let locks = &self.locks;
+        for op in self.tasks.iter_mut().flat_map(|task| &mut task.ops) {
+            // The checks know the owner of a reentrant mutex by its task.
+            let is_eligible = op.share != Share::Set && locks[op.lock].kind != LockKind::Reentrant;
+            if rng.chance(300) && is_eligible && matches!(op.end, End::Release | End::Drop) {
+                let next = rng.pick(&[Next::Leave, Next::Renew, Next::Release, Next::Attach, Next::Drop]);
+                op.end = End::Detach(next);
+            }
+        }
     }
 
     /// The parts that could be left out of this case, large ones first.
@@ -268,6 +304,7 @@ impl Drawing {
             server_ppm: self.ppm(),
             repoll_interval,
             shuffles: self.rng.chance(500),
+            detaches: false,
         }
     }
 

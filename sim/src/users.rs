@@ -1,5 +1,6 @@
 //! The users of the locks: tasks that do what their plan says, with the library's own types.
 
+mod detached;
 mod holding;
 mod locks;
 mod user;
@@ -46,6 +47,11 @@ pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
             user.sleep(left + hold / 2).await;
         }
         user.last(*lock, *hold).await;
+    }
+    if plan.detaches {
+        // A detached lease is not released when its client is closed.
+        let left = with(|world| world.books.healthy_from.saturating_sub(world.now));
+        user.sleep(left).await;
     }
     with(|world| world.finished[task] = true);
 }
@@ -272,6 +278,9 @@ impl User {
     }
 
     async fn finish(&self, op: &Op, held: Held) {
+        if let End::Detach(next) = op.end {
+            return self.detach(op, held, next).await;
+        }
         let Held { records, got } = held;
         match op.end {
             End::Drop => {

@@ -4,10 +4,11 @@
 //! calls back.
 
 mod clock;
+mod detached;
 mod event;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -24,6 +25,7 @@ use crate::rng::Rng;
 use crate::schedule::Scheduled;
 use crate::server::{Server, ServerClock};
 pub use clock::LocalClock;
+pub(crate) use detached::Detached;
 pub use event::{Content, Event};
 
 thread_local! {
@@ -190,6 +192,8 @@ pub struct World {
     pub history: History,
     /// By lock.
     pub demand: Vec<Demand>,
+    /// The detached leases that no task uses now, in the order in which they were detached.
+    pub(crate) detached: VecDeque<Detached>,
     /// How far each task has come.
     pub progress: Vec<usize>,
     /// The tasks that have done everything.
@@ -272,6 +276,7 @@ impl World {
             ),
             history: History::new(has_lines),
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
+            detached: VecDeque::new(),
             progress: vec![0; plan.tasks.len()],
             finished: plan
                 .tasks

@@ -36,6 +36,9 @@ pub const LEASEHOLD: Target = Target {
     ..peer("leasehold", "leasehold", "mutex")
 };
 
+/// The same mutex, whose leases are detached: another guard takes each over by its id, after a renewal by the id or at once.
+pub const DETACHED: Target = Target { name: "leasehold-detached", lock: "detached", ..LEASEHOLD };
+
 /// What Redisson's documentation says of all its locks.
 const REDISSON: Target = Target {
     renews: true,
@@ -100,7 +103,7 @@ impl Target {
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        std::iter::once(LEASEHOLD).chain(PEERS).chain(SPECIMENS)
+        [LEASEHOLD, DETACHED].into_iter().chain(PEERS).chain(SPECIMENS)
     }
 
     /// Whether it is part of this program.
@@ -118,6 +121,6 @@ impl Target {
     /// Whether it is leasehold itself.
     #[must_use]
     pub fn is_leasehold(&self) -> bool {
-        self.name == LEASEHOLD.name
+        self.program == LEASEHOLD.program
     }
 }

@@ -83,6 +83,14 @@ fn leasehold_passes_on_postgres_with_faults() {
 }
 
 #[test]
+fn detached_leases_pass_on_redis_and_sqlite_with_faults() {
+    let faults = "worker-stop,worker-kill,client-kill,net-cut";
+    let detached = ["--target", "leasehold-detached"];
+    passes(&[&detached[..], &["--store", "redis", "--faults", faults, "--minutes", "0.2"]].concat());
+    passes(&[&detached[..], &["--store", "sqlite", "--faults", "worker-stop", "--minutes", "0.1"]].concat());
+}
+
+#[test]
 fn lock_that_lets_two_in_is_caught() {
     caught(
         "broken-lets-two-in",

@@ -43,7 +43,7 @@ class Course:
         self.failure = None
         self.inside = 0
         self.guard = threading.Lock()
-        self.turns = []
+        self.acquisitions = []
         self.counter = os.open(order["counter"], os.O_RDWR) if order["counter"] else None
 
     def failed(self, error):
@@ -60,11 +60,11 @@ class Course:
         if self.counter is not None:
             os.pwrite(self.counter, struct.pack("<Q", count + 1), 0)
 
-    def take_turns(self, lock, task):
+    def acquire_until_end(self, lock, task):
         order, now = self.order, time.monotonic_ns
         time.sleep(max(0, order["start_ns"] - now()) / 1e9)
-        turn = 0
-        while now() < order["end_ns"] and (order["turns"] == 0 or turn < order["turns"]):
+        count = 0
+        while now() < order["end_ns"] and (order["max_acquisitions"] == 0 or count < order["max_acquisitions"]):
             asked = now()
             try:
                 lock.acquire()
@@ -83,10 +83,10 @@ class Course:
                 lock.release()
             except redis.RedisError as error:
                 self.failed(error)
-            self.turns.append((task, 0, asked, entered, left, now()))
+            self.acquisitions.append((task, 0, asked, entered, left, now()))
             with self.guard:
                 self.inside -= 1
-            turn += 1
+            count += 1
 
 
 class Contender:
@@ -193,7 +193,7 @@ class Peer:
         for number in range(order["tasks"]):
             name = f"{order['name']}:{number}" if order["own_names"] else order["name"]
             work = (self.lock(order, number, name), order["first_task"] + number)
-            threads.append(threading.Thread(target=course.take_turns, args=work, daemon=True))
+            threads.append(threading.Thread(target=course.acquire_until_end, args=work, daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -203,7 +203,7 @@ class Peer:
             time.sleep(0.001)
         course.is_over = True
         with open(order["log"], "wb") as log:
-            log.write(b"".join(struct.pack("<IIQQQQ", *turn) for turn in list(course.turns)))
+            log.write(b"".join(struct.pack("<IIQQQQ", *acquisition) for acquisition in list(course.acquisitions)))
         # There is no way to call back an attempt.
         is_spent = any(thread.is_alive() for thread in threads)
         return {"failures": course.failures, "failure": course.failure, "is_spent": is_spent}

@@ -71,7 +71,7 @@ function close() {
 }
 
 async function run(order) {
-  const turns = [];
+  const acquisitions = [];
   const state = { failures: 0, inside: 0, waiting: 0 };
   const counter = order.counter ? openSync(order.counter, "r+") : undefined;
   const bytes = Buffer.alloc(8);
@@ -93,8 +93,8 @@ async function run(order) {
       writeSync(counter, bytes, 0, 8, 0);
     }
   };
-  const takeTurns = async (redlock, name, task) => {
-    for (let turn = 0; now() < order.end_ns && (order.turns === 0 || turn < order.turns); ) {
+  const acquireRepeatedly = async (redlock, name, task) => {
+    for (let count = 0; now() < order.end_ns && (order.max_acquisitions === 0 || count < order.max_acquisitions); ) {
       const asked = now();
       let lock;
       state.waiting++;
@@ -118,8 +118,8 @@ async function run(order) {
         await failed(error);
       }
       state.inside--;
-      turns.push([task, asked, entered, left, now()]);
-      turn++;
+      acquisitions.push([task, asked, entered, left, now()]);
+      count++;
     }
   };
 
@@ -129,14 +129,14 @@ async function run(order) {
     number: order.first_task + number,
   }));
   await sleep(Math.max(0, (order.start_ns - now()) / 1e6));
-  const all = Promise.all(tasks.map((task) => takeTurns(task.redlock, task.name, task.number)));
+  const all = Promise.all(tasks.map((task) => acquireRepeatedly(task.redlock, task.name, task.number)));
   await Promise.race([all, sleep(Math.max(0, (order.end_ns - now()) / 1e6))]);
   for (const limit = now() + 5e8; state.inside > 0 && now() < limit; ) await sleep(1);
   state.isOver = true;
   if (counter !== undefined) closeSync(counter);
 
-  const log = Buffer.alloc(turns.length * 40);
-  turns.forEach(([task, ...moments], index) => {
+  const log = Buffer.alloc(acquisitions.length * 40);
+  acquisitions.forEach(([task, ...moments], index) => {
     log.writeUInt32LE(task, index * 40);
     moments.forEach((moment, place) => log.writeBigUInt64LE(BigInt(moment), index * 40 + 8 + place * 8));
   });

@@ -45,12 +45,12 @@ pub fn figures(mut all: Vec<Acquisition>, window: Window, counter: Option<u64>) 
             found.insert(name.to_owned(), value);
         }
     };
-    put("turns", count(acquisitions.len()));
+    put("acquisitions", count(acquisitions.len()));
     put("rate", count(acquisitions.len()) / (nanos(window.end_ns.saturating_sub(window.from_ns)) / 1e9));
     for (name, times) in [
         ("pair", acquisitions.iter().map(|acquisition| acquisition.done - acquisition.asked).collect()),
         ("wait", waits(&all, &acquisitions, window)),
-        ("handover", if window.rule == Rule::Exclusive { hand_overs(&acquisitions) } else { Vec::new() }),
+        ("handoff", if window.rule == Rule::Exclusive { hand_offs(&acquisitions) } else { Vec::new() }),
     ] {
         let mut times: Vec<u64> = times;
         times.sort_unstable();
@@ -76,7 +76,7 @@ pub fn figures(mut all: Vec<Acquisition>, window: Window, counter: Option<u64>) 
 }
 
 /// Time from a release to the next critical section, if the next holder was waiting.
-fn hand_overs(acquisitions: &[Acquisition]) -> Vec<u64> {
+fn hand_offs(acquisitions: &[Acquisition]) -> Vec<u64> {
     let pairs = acquisitions.iter().zip(acquisitions.iter().skip(1));
     let waited =
         pairs.filter(|(before, next)| next.asked < before.left && !(before.is_shared && next.is_shared));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_take_turns_are_fair_and_not_broken() {
+    fn two_tasks_that_alternate_are_fair_and_not_broken() {
         let acquisitions = [
             acquisition(0, 0, 1_000, 2_000),
             acquisition(1, 0, 2_500, 3_000),
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!((found["overlaps"], found["lost_counts"], found["jain"]), (0.0, 0.0, 1.0));
         let found = of(&acquisitions, WINDOW, 3);
         assert_eq!((found["least"], found["most"], found["rate"]), (1.0, 2.0, 3e5));
-        assert_eq!((found["handover_max"], found["handover_p50"]), (0.5, 0.5));
+        assert_eq!((found["handoff_max"], found["handoff_p50"]), (0.5, 0.5));
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_before_it_counts_are_checked_and_not_counted() {
+    fn acquisitions_before_the_window_are_checked_and_not_counted() {
         let window = Window { from_ns: 5_000, ..WINDOW };
         let acquisitions = [
             acquisition(0, 0, 1_000, 2_000),
@@ -232,7 +232,7 @@ mod tests {
             acquisition(0, 2_100, 6_000, 7_000),
         ];
         let found = of(&acquisitions, window, 3);
-        assert_eq!((found["turns"], found["most"], found["overlaps"]), (1.0, 1.0, 1.0));
+        assert_eq!((found["acquisitions"], found["most"], found["overlaps"]), (1.0, 1.0, 1.0));
     }
 
     #[test]

@@ -203,7 +203,7 @@ fn once(
     let counter = counts.then(|| counter.get().unwrap_or(0));
     let mut found = figures(acquisitions, window, counter);
     cost(&mut found, used, !environment.servers.is_empty());
-    let acquisitions = found.get("turns").copied().unwrap_or(0.0);
+    let acquisitions = found.get("acquisitions").copied().unwrap_or(0.0);
     if !listeners.is_empty() && acquisitions > 0.0 {
         found.insert("sent".into(), sent / acquisitions);
     }
@@ -233,7 +233,7 @@ fn order(row: Row, work: &Work, window: Window, process: u32, files: &Files) -> 
         hold_us: u64::try_from(work.hold.as_micros()).unwrap_or(0),
         start_ns: window.start_ns,
         end_ns: window.end_ns,
-        turns: 0,
+        max_acquisitions: 0,
         reads_percent: work.reads_percent,
         permits: if let Rule::Permits(permits) = work.rule { permits } else { 1 },
         counter: if counts { files.counter().display().to_string() } else { String::new() },
@@ -247,7 +247,8 @@ fn sent(listeners: &[Listener]) -> f64 {
 
 /// The cost per acquisition. CPU times are in microseconds.
 fn cost(found: &mut Figures, used: Used, is_on_redis: bool) {
-    let Some(acquisitions) = found.get("turns").copied().filter(|acquisitions| *acquisitions > 0.0) else {
+    let Some(acquisitions) = found.get("acquisitions").copied().filter(|acquisitions| *acquisitions > 0.0)
+    else {
         return;
     };
     if is_on_redis {

@@ -161,7 +161,7 @@ impl Scale {
         }
     }
 
-    /// The scenarios whose peers take turns: all but (e) and (f), which have rooms of their own.
+    /// The scenarios whose peers acquire and release until the end: all but (e) and (f), which have files of their own.
     #[must_use]
     pub fn groups(self, scenario: Scenario) -> Vec<Group> {
         let groups = match scenario {
@@ -275,7 +275,7 @@ impl Scale {
 
     fn readers(self) -> Group {
         let cell = |hold: u64| {
-            let title = format!("20 clients, 90 % of the turns read, hold {hold} ms");
+            let title = format!("20 clients, 90 % of the acquisitions are reads, hold {hold} ms");
             let mut work = self.work(title, 20, Rule::Exclusive, hold);
             work.reads_percent = 90;
             work

@@ -67,7 +67,7 @@ fn once(row: Row, program: Program) -> Result<f64, String> {
         all_tasks: 1,
         start_ns,
         end_ns: start_ns + u64::try_from(LIMIT.as_nanos()).unwrap_or(u64::MAX),
-        turns: 1,
+        max_acquisitions: 1,
         permits: 1,
         log: log.path().display().to_string(),
         ..Run::default()

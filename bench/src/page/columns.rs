@@ -83,9 +83,9 @@ const fn neutral(column: Column) -> Column {
 const RATE: Column = column("rate", "acquisitions/s", Unit::Rate, Better::High);
 const PAIR: Column = column("pair_p50", "lock + release p50", Unit::Time, Better::Low);
 const PAIR_P99: Column = column("pair_p99", "p99", Unit::Time, Better::Low);
-const HANDOFF: Column = column("handover_p50", "hand-off p50", Unit::Time, Better::Low);
-const HANDOFF_P99: Column = column("handover_p99", "p99", Unit::Time, Better::Low);
-const HANDOFF_MAX: Column = column("handover_max", "max", Unit::Time, Better::Neither);
+const HANDOFF: Column = column("handoff_p50", "hand-off p50", Unit::Time, Better::Low);
+const HANDOFF_P99: Column = column("handoff_p99", "p99", Unit::Time, Better::Low);
+const HANDOFF_MAX: Column = column("handoff_max", "max", Unit::Time, Better::Neither);
 const LONGEST: Column = column("wait_max", "longest wait", Unit::Time, Better::Low);
 const JAIN: Column = column("jain", "Jain", Unit::Number(3), Better::High);
 const LEAST: Column = column("least", "fewest acquisitions", Unit::Number(0), Better::Neither);

@@ -116,7 +116,7 @@ pub(crate) struct Ring {
     messages: Option<mpsc::UnboundedReceiver<()>>,
     own: String,
     next: String,
-    /// The first task needs no message for its first turn.
+    /// The first task needs no message for its first acquisition.
     begins: bool,
 }
 

@@ -18,6 +18,8 @@ pub(crate) enum Kind {
     Mutex(Mutex),
     RwLock(RwLock),
     Semaphore(Semaphore),
+    /// A mutex whose lease is detached, and goes on by its id.
+    Detached(Client, Mutex, Cell<u32>),
 }
 
 /// A held lock.
@@ -55,6 +57,7 @@ impl Library for Leasehold {
             "mutex" => Kind::Mutex(client.mutex(name).ttl(ttl)),
             "read-write" => Kind::RwLock(client.rw_lock(name).ttl(ttl)),
             "semaphore" => Kind::Semaphore(client.semaphore(name, run.permits).ttl(ttl)),
+            "detached" => Kind::Detached(client.clone(), client.mutex(name).ttl(ttl), Cell::new(0)),
             other => return Err(format!("leasehold has no lock that is called {other}").into()),
         })
     }
@@ -75,13 +78,24 @@ impl Lock for Kind {
             Self::RwLock(lock) if is_shared => Held::Lease(lock.read().await?),
             Self::RwLock(lock) => Held::Write(lock.write().await?),
             Self::Semaphore(semaphore) => Held::Lease(semaphore.acquire(1).await?),
+            Self::Detached(client, mutex, sections) => {
+                let id = mutex.lock().await?.detach().await?;
+                if !sections.replace(sections.get() + 1).is_multiple_of(2) {
+                    client.renew_lease(&id).await?;
+                }
+                Held::Lease(client.attach(&id).await?)
+            }
         })
     }
 
     async fn give(&mut self, held: Held) -> Result<(), Failure> {
-        match held {
-            Held::Lease(guard) => guard.release().await?,
-            Held::Write(guard) => guard.release().await?,
+        match (self, held) {
+            (Self::Detached(client, _, sections), Held::Lease(guard)) if sections.get().is_multiple_of(3) => {
+                let id = guard.detach().await?;
+                client.attach(&id).await?.release().await?;
+            }
+            (_, Held::Lease(guard)) => guard.release().await?,
+            (_, Held::Write(guard)) => guard.release().await?,
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use leasehold::{FINDING_IDS, Kind};
@@ -151,14 +151,22 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, hide_default_value = true,
           allow_negative_numbers = true)]
     pub(crate) min_hold: Duration,
+    /// A lock's name, also one that begins with a dash. Repeatable
+    #[arg(long = "name", value_name = "NAME", allow_hyphen_values = true)]
+    pub(crate) dashed: Vec<OsString>,
     /// The names of the locks. Several mutexes are acquired together: all of them or none
-    #[arg(value_name = "NAME", required = true, num_args = 1..)]
-    pub(crate) names: Vec<OsString>,
+    #[arg(value_name = "NAME", required_unless_present = "dashed", num_args = 1..)]
+    pub(crate) typed: Vec<OsString>,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
 }
 
 impl RunArgs {
+    /// All names, those of `--name` first.
+    pub(crate) fn names(&self) -> Vec<&OsString> {
+        self.dashed.iter().chain(&self.typed).collect()
+    }
+
     /// Whether a kind is requested that only a single lock can have.
     pub(crate) fn is_special(&self) -> bool {
         let KindArgs { shared, exclusive, semaphore, owner } = &self.kind;
@@ -174,10 +182,20 @@ pub(crate) struct ElectArgs {
     /// The maximum pause
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) backoff_max: Duration,
+    /// The lock's name, also one that begins with a dash
+    #[arg(long = "name", value_name = "NAME", allow_hyphen_values = true)]
+    pub(crate) dashed: Option<OsString>,
     /// The lock's name
-    pub(crate) name: OsString,
+    #[arg(value_name = "NAME", required_unless_present = "dashed", conflicts_with = "dashed")]
+    pub(crate) typed: Option<OsString>,
     #[command(flatten)]
     pub(crate) work: WorkArgs,
+}
+
+impl ElectArgs {
+    pub(crate) fn name(&self) -> Result<&OsString, Stop> {
+        self.dashed.as_ref().or(self.typed.as_ref()).ok_or_else(|| Stop::usage("name a lock"))
+    }
 }
 
 /// The kind of lock; a mutex by default.
@@ -422,7 +440,16 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     // `flock` needs no dashes there.
     let is_about_it = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument);
     let is_of_command = is_about_it && rendered.contains("-- <COMMAND>");
-    let dashes = if is_of_command { "; the command comes after --" } else { "" };
+    // Only the command can follow the two dashes, so clap's advice for a name is wrong here.
+    let what = if is_of_command { what.split("; to pass ").next().unwrap_or_default() } else { &what };
+    let unknown = error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument);
+    let dashes = match unknown {
+        Some(typed) if is_of_command && typed.to_string().starts_with('-') => {
+            "; a name that begins with a dash is passed by --name=NAME, and the command comes after --"
+        }
+        _ if is_of_command => "; the command comes after --",
+        _ => "",
+    };
     format!("{what}{dashes}; see leasehold --help")
 }
 

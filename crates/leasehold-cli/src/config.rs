@@ -1,26 +1,78 @@
 //! The configuration file: defaults for options that neither the command line nor the environment sets.
 //!
 //! Its keys are the names of the long options, at the top those of every command (`store`, `log`), and in a table those of the
-//! command with that name. An option of the file is only a default: it conflicts with nothing.
+//! command with that name. The options of the file are added to the arguments, so that they are checked as typed ones are. An
+//! option is left out if the command line or the environment sets it, or sets one that excludes it.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
-use clap::{Arg, Command};
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, Id};
 use etcetera::BaseStrategy as _;
 use toml::{Table, Value};
 
+use crate::args::complaint;
 use crate::exit::Stop;
 
 /// The variable that names another file.
 const VARIABLE: &str = "LEASEHOLD_CONFIG";
 
-/// Sets the defaults that the file contains.
-pub(crate) fn apply(command: Command) -> Result<Command, Stop> {
-    let Some((path, text)) = read()? else { return Ok(command) };
-    let refused = |what: String| Stop::usage(format!("{}: {what}", path.display()));
-    let table: Table =
-        text.parse().map_err(|error: toml::de::Error| refused(one_line(&error.to_string())))?;
-    table.into_iter().try_fold(command, |command, (key, value)| set(command, &key, value)).map_err(refused)
+/// Options that say what a single command is about, and are therefore no defaults.
+const NO_DEFAULTS: [&str; 3] = ["force", "name", "token"];
+
+/// Commands that use no defaults: an invalid file must not affect them.
+const WITHOUT_FILE: [&str; 3] = ["completions", "man", crate::watchdog::COMMAND];
+
+/// Why no arguments could be made.
+pub(crate) enum Refused {
+    Arguments(clap::Error),
+    File(Stop),
+}
+
+/// The arguments of this process, with the defaults of the file.
+pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
+    let typed: Vec<OsString> = std::env::args_os().collect();
+    let parse = |args: &[OsString]| command.clone().try_get_matches_from(args);
+    // A help or a version is an error here too. All other errors can wait: an option of the file may be what is missing.
+    let partial = command.clone().ignore_errors(true).try_get_matches_from(&typed);
+    let partial = partial.map_err(Refused::Arguments)?;
+    let named = partial.subcommand().filter(|(name, _)| !WITHOUT_FILE.contains(name));
+    let (Some((name, set)), Some(at)) = (named, position_of_command(command, &typed)) else {
+        return parse(&typed).map_err(Refused::Arguments);
+    };
+    let Some((path, text)) = read().map_err(Refused::File)? else {
+        return parse(&typed).map_err(Refused::Arguments);
+    };
+    let refused = |what: String| Refused::File(Stop::usage(format!("{}: {what}", path.display())));
+    let added = options(command, name, set, &text).map_err(refused)?;
+    let mut args = typed.clone();
+    args.splice(at..at, added);
+    parse(&args).map_err(|error| match parse(&typed) {
+        // What was typed is wrong, whatever the file says.
+        Err(typed) if typed.kind() != ErrorKind::MissingRequiredArgument => Refused::Arguments(typed),
+        Err(_) if error.kind() == ErrorKind::MissingRequiredArgument => Refused::Arguments(error),
+        _ => refused(complaint(&error)),
+    })
+}
+
+/// Where the arguments of the subcommand begin.
+fn position_of_command(command: &Command, args: &[OsString]) -> Option<usize> {
+    let has_value = |typed: &str| {
+        command
+            .get_arguments()
+            .any(|arg| arg.get_long() == typed.strip_prefix("--") && arg.get_action().takes_values())
+    };
+    let mut at = 1;
+    loop {
+        let typed = args.get(at)?.to_str()?;
+        if !typed.starts_with('-') {
+            return Some(at + 1);
+        }
+        at += if has_value(typed) { 2 } else { 1 };
+    }
 }
 
 fn one_line(text: &str) -> String {
@@ -33,43 +85,90 @@ fn read() -> Result<Option<(PathBuf, String)>, Stop> {
     let usual = || Some(etcetera::base_strategy::Xdg::new().ok()?.config_dir().join("leasehold/config.toml"));
     let is_named = named.is_some();
     let Some(path) = named.or_else(usual) else { return Ok(None) };
+    let refused = |what: String| Stop::usage(format!("{}: {what}", Path::display(&path)));
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(Some((path, text))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_named => Ok(None),
-        Err(error) => Err(Stop::usage(format!("{}: it can't be read: {error}", path.display()))),
+        Err(error) => Err(refused(format!("it can't be read: {error}"))),
     }
 }
 
-fn set(command: Command, key: &str, value: Value) -> Result<Command, String> {
-    let Value::Table(options) = value else { return set_option(command, key, &value) };
-    if command.find_subcommand(key).is_none() {
-        return Err(format!("there is no command {key:?}"));
-    }
-    let mut failed = None;
-    let command = command.mut_subcommand(key, |sub| {
-        let set_all = |sub: Command| {
-            options.iter().try_fold(sub, |sub, (option, value)| set_option(sub, option, value))
+/// The options of the file that hold for this command and what is set already, as arguments. All of the file is checked.
+fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Result<Vec<OsString>, String> {
+    let table: Table = text.parse().map_err(|error: toml::de::Error| one_line(&error.to_string()))?;
+    let mut found = Vec::new();
+    for (key, value) in &table {
+        let Value::Table(options) = value else {
+            found.push(FileOption::new(command, key, value)?);
+            continue;
         };
-        let same = sub.clone();
-        set_all(sub).unwrap_or_else(|what| {
-            failed = Some(format!("{key}: {what}"));
-            same
-        })
-    });
-    failed.map_or(Ok(command), Err)
+        let Some(sub) = command.find_subcommand(key) else {
+            return Err(format!("there is no command {key:?}"));
+        };
+        for (option, value) in options {
+            let default = FileOption::new(sub, option, value).map_err(|what| format!("{key}: {what}"))?;
+            if key == name {
+                found.push(default);
+            }
+        }
+    }
+    let Some(sub) = command.find_subcommand(name) else { return Ok(Vec::new()) };
+    let is_set =
+        |id: &Id| set.value_source(id.as_str()).is_some_and(|source| source != ValueSource::DefaultValue);
+    let set: BTreeSet<&Id> = sub.get_arguments().map(Arg::get_id).filter(|id| is_set(id)).collect();
+    let is_free = |default: &FileOption<'_>| {
+        let id = default.arg.get_id();
+        !is_set(id) && !set.iter().any(|typed| excludes(sub, typed, id))
+    };
+    Ok(found.iter().filter(|default| is_free(default)).filter_map(FileOption::argument).collect())
 }
 
-fn set_option(command: Command, key: &str, value: &Value) -> Result<Command, String> {
-    let text = match value {
-        Value::String(text) => text.clone(),
-        Value::Integer(number) => number.to_string(),
-        Value::Float(number) => number.to_string(),
-        Value::Boolean(is_on) => is_on.to_string(),
-        _ => return Err(format!("{key} is a text, a number, true or false")),
+/// Whether two options of a command can't be used together.
+fn excludes(command: &Command, one: &Id, other: &Id) -> bool {
+    let declares = |one: &Id, other: &Id| {
+        let arg = command.get_arguments().find(|arg| arg.get_id() == one && !arg.is_global_set());
+        arg.is_some_and(|arg| command.get_arg_conflicts_with(arg).iter().any(|arg| arg.get_id() == other))
     };
-    let is_meant = |arg: &&Arg| arg.get_long() == Some(key);
-    let Some(id) = command.get_arguments().find(is_meant).map(|arg| arg.get_id().clone()) else {
-        return Err(format!("there is no option --{key}"));
-    };
-    Ok(command.mut_arg(id, |arg| arg.default_value(text)))
+    let is_in_one_group = command.get_groups().any(|group| {
+        let has = |id: &Id| group.get_args().any(|member| member == id);
+        !group.clone().is_multiple() && has(one) && has(other)
+    });
+    is_in_one_group || declares(one, other) || declares(other, one)
+}
+
+/// An option of the file.
+struct FileOption<'a> {
+    arg: &'a Arg,
+    key: &'a str,
+    /// A text, or whether a flag is set.
+    value: String,
+}
+
+impl<'a> FileOption<'a> {
+    fn new(command: &'a Command, key: &'a str, value: &Value) -> Result<Self, String> {
+        let is_meant = |arg: &&Arg| arg.get_long() == Some(key);
+        let Some(arg) = command.get_arguments().find(is_meant) else {
+            return Err(format!("there is no option --{key}"));
+        };
+        if NO_DEFAULTS.contains(&key) {
+            return Err(format!("--{key} can't be a default"));
+        }
+        let value = match value {
+            Value::Boolean(is_on) => is_on.to_string(),
+            _ if !arg.get_action().takes_values() => return Err(format!("{key} is true or false")),
+            Value::String(text) => text.clone(),
+            Value::Integer(number) => number.to_string(),
+            Value::Float(number) => number.to_string(),
+            _ => return Err(format!("{key} is a text, a number, true or false")),
+        };
+        Ok(Self { arg, key, value })
+    }
+
+    /// As it would be typed; nothing for a flag that is not set.
+    fn argument(&self) -> Option<OsString> {
+        match self.arg.get_action() {
+            ArgAction::SetTrue => (self.value == "true").then(|| format!("--{}", self.key).into()),
+            _ => Some(format!("--{}={}", self.key, self.value).into()),
+        }
+    }
 }

@@ -20,7 +20,7 @@ const MAX_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: ElectArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work)?;
-    name(&args.name)?;
+    name(args.name()?)?;
     let command = Command::find(work)?;
     let mut signals = Signals::catch_of_a_service().map_err(|error| cannot_catch(&error))?;
     let store = find()?;
@@ -29,7 +29,7 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };
     let label = work.label.clone().unwrap_or_else(|| command.label());
-    let lock = Lock::leadership(&client, &args.name, work, &label)?;
+    let lock = Lock::leadership(&client, args.name()?, work, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
     let exit = campaign_repeatedly(&lock, &job, &args, &mut signals).await;
     close(client).await;

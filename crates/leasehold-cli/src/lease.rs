@@ -1,12 +1,15 @@
 //! `acquire`, `renew`, `status` and `release ID`: a lease that lives across commands, without a process.
 
+use std::io::{self, Write as _};
 use std::time::Duration;
 
 use leasehold::{Client, Guard, HolderInfo, LeaseId};
+use rustix::fs::OFlags;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::args::{AcquireArgs, LeaseArgs, RenewArgs, print};
+use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
 use crate::inspect::{holder_json, holder_line, print_json, store_line};
 use crate::lock::{LeaseOptions, Lock};
@@ -29,6 +32,9 @@ pub(crate) async fn acquire(
     if store.is_memory() {
         return Err(Stop::usage("memory: ends with this process, and so does the lease: name another store"));
     }
+    if is_stdout_closed() {
+        return Err(Stop::failure("stdout is closed, so the id of the lease can't be printed"));
+    }
     let client = match connect(&store, limit.max(MIN_CONNECT_TIMEOUT), &mut signals).await? {
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
@@ -39,7 +45,7 @@ pub(crate) async fn acquire(
     let left = limit.saturating_sub(began.elapsed());
     let exit = match wait_for(&lock, left, args.verbose, &mut signals).await {
         Ok(Acquired::Granted(held)) => match held.into_only() {
-            Some(guard) => detach(&store, guard, args.json).await,
+            Some(guard) => detach(&store, &client, guard, args.json).await,
             None => Err(Stop::failure("several leases have no id")),
         },
         Ok(Acquired::NotGranted) => {
@@ -53,22 +59,52 @@ pub(crate) async fn acquire(
     exit
 }
 
-/// Prints the id only when nothing can end the lease any more but its ttl.
-async fn detach(store: &Store, guard: Guard, is_json: bool) -> Result<Exit, Stop> {
+/// Prints the id only when nothing can end the lease any more but its ttl. A lease whose id reaches nobody is released.
+async fn detach(store: &Store, client: &Client, guard: Guard, is_json: bool) -> Result<Exit, Stop> {
     let token = guard.token().get();
     let id = guard.detach().await?;
-    if !is_json {
-        return print(format!("{id}\n").as_bytes());
-    }
+    let text = if is_json { json_of(store, &id, token) } else { id.to_string() };
+    let Err(error) = write_line(&text) else { return Ok(Exit::Success) };
+    let released = async { client.attach(&id).await?.release_timeout(RELEASE_TIMEOUT).await };
+    let then = match released.await {
+        Ok(()) => "the lease was released".to_owned(),
+        Err(error) if error.is_lost() => "the lease has ended".to_owned(),
+        Err(error) => format!("the lease ends within {}: {error:#}", span(id.ttl())),
+    };
+    Err(Stop::failure(format!("the id of the lease can't be written to stdout: {error}; {then}")))
+}
+
+fn json_of(store: &Store, id: &LeaseId, token: u64) -> String {
     let ttl_ms = u64::try_from(id.ttl().as_millis()).unwrap_or(u64::MAX);
-    print_json(&json!({
+    let value = json!({
         "id": id.to_string(),
         "token": token,
         "kind": id.kind().as_str(),
         "name": id.name(),
         "store": store.public_url(),
         "expires_in_ms": ttl_ms,
-    }))
+    });
+    value.to_string()
+}
+
+/// Unlike `print`, it fails if nobody reads stdout.
+fn write_line(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{text}")?;
+    out.flush()
+}
+
+/// Whether this program was started without stdout. The runtime has opened /dev/null in its place, for reading and writing;
+/// `> /dev/null` opens it for writing only.
+fn is_stdout_closed() -> bool {
+    let is_null = |there: &rustix::fs::Stat| {
+        rustix::fs::stat("/dev/null")
+            .is_ok_and(|null| (null.st_dev, null.st_ino) == (there.st_dev, there.st_ino))
+    };
+    let is_read_too = |flags: OFlags| flags.contains(OFlags::RDWR);
+    let stdout = io::stdout();
+    rustix::fs::fcntl_getfl(&stdout).is_ok_and(is_read_too)
+        && rustix::fs::fstat(&stdout).is_ok_and(|stat| is_null(&stat))
 }
 
 pub(crate) async fn renew(find: impl FnOnce() -> Result<Store, Stop>, args: RenewArgs) -> Result<Exit, Stop> {

@@ -45,7 +45,8 @@ impl Lock {
     /// The lock that the arguments of `run` name. Inspection shows the label.
     pub(crate) fn new(client: &Client, args: &RunArgs, label: &str) -> Result<Self, Stop> {
         let ttl = &args.work.ttl;
-        let [typed, others @ ..] = &args.names[..] else { return Err(Stop::usage("name a lock")) };
+        let names = args.names();
+        let [typed, others @ ..] = &names[..] else { return Err(Stop::usage("name a lock")) };
         if let Some(period) = args.once_per {
             let name = name(typed)?.to_owned();
             let once = client.once_per(&name, period).ttl(*ttl).label(label);
@@ -58,13 +59,13 @@ impl Lock {
         if others.is_empty() {
             return Self::of_kind(client, typed, &args.kind, &options, waits);
         }
-        Self::several(client, &args.names, &options, waits)
+        Self::several(client, &names, &options, waits)
     }
 
     /// Several mutexes, all or none of which are acquired.
     fn several(
         client: &Client,
-        typed: &[OsString],
+        typed: &[&OsString],
         options: &LeaseOptions<'_>,
         waits: bool,
     ) -> Result<Self, Stop> {
@@ -147,6 +148,15 @@ impl Lock {
             last = self.client.inspect(self.kind(), name).await?;
         }
         Ok(last)
+    }
+
+    /// All of the locks that the attempt needs.
+    pub(crate) async fn inspect_all(&self) -> Result<Vec<LockInfo>, Error> {
+        let mut all = Vec::new();
+        for name in &self.names {
+            all.push(self.client.inspect(self.kind(), name).await?);
+        }
+        Ok(all)
     }
 
     /// Waits at most `limit` for the lock.

@@ -39,6 +39,7 @@ use std::process::ExitCode;
 use args::{Action, Args, LogFormat, ReleaseArgs, name};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _};
+use config::Refused;
 use exit::{Exit, Stop};
 use output::message;
 use store::Store;
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
     let args = match parse() {
         Ok(args) => args,
         Err(Refused::Arguments(error)) => return usage(&error),
-        Err(Refused::Config(stop)) => return finish(&stop),
+        Err(Refused::File(stop)) => return finish(&stop),
     };
     if args.log == LogFormat::Json {
         output::use_json();
@@ -68,16 +69,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Why no arguments could be made.
-enum Refused {
-    Arguments(clap::Error),
-    Config(Stop),
-}
-
 /// The arguments; what they leave out comes from the environment, then from the configuration file.
 fn parse() -> Result<Args, Refused> {
-    let command = config::apply(Args::command()).map_err(Refused::Config)?;
-    let matches = command.try_get_matches().map_err(Refused::Arguments)?;
+    let matches = config::parse(&Args::command())?;
     Args::from_arg_matches(&matches).map_err(Refused::Arguments)
 }
 

@@ -39,11 +39,15 @@ pub(crate) async fn until_self_deadlock(lock: &Lock) -> Stop {
     };
     while !tokens.is_empty() && lock.waits() {
         // The attempt reports an unavailable store.
-        if let Ok(view) = lock.inspect().await {
-            if let Some(holder) = blocking(lock, &view, is_own) {
-                return refusal(&view, holder);
+        if let Ok(views) = lock.inspect_all().await {
+            // Of several locks one is enough, whichever of them the attempt waits for now: it needs all of them.
+            for view in &views {
+                if let Some(holder) = blocking(lock, view, is_own) {
+                    return refusal(view, holder);
+                }
             }
-            if view.waiters.iter().any(|waiter| waiter.is_own) || !view.holders.iter().any(is_own) {
+            let is_queued = views.iter().any(|view| view.waiters.iter().any(|waiter| waiter.is_own));
+            if is_queued || !views.iter().any(|view| view.holders.iter().any(is_own)) {
                 break;
             }
         }

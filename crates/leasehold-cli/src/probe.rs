@@ -1,5 +1,6 @@
 //! `wait` and `health`: whether a lock is free, and whether the store can grant one.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use serde_json::json;
@@ -58,12 +59,12 @@ pub(crate) async fn health(
     }
 }
 
-/// Acquires and releases a lock that no other program uses. Returns how long the connection and the lock took.
+/// Acquires and releases a lock that no other program uses: process ids repeat between hosts and containers. Returns how long the connection and the lock took.
 async fn probe(store: &Store) -> Result<(Duration, Duration), Stop> {
     let began = Instant::now();
     let client = store.connect_quietly().await?;
     let connected = Instant::now();
-    let name = format!("leasehold health {}", std::process::id());
+    let name = format!("leasehold health {:016x}", RandomState::new().hash_one(std::process::id()));
     let guard = client.mutex(name).ttl(PROBE_TTL).lock().await?;
     guard.release().await?;
     let locked = connected.elapsed();

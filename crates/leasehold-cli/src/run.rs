@@ -20,7 +20,7 @@ use crate::output::{self, message};
 use crate::progress;
 use crate::signals::Signals;
 use crate::store::{self, Store};
-use crate::supervise::Supervision;
+use crate::supervise::{Alert, Supervision};
 use crate::text::printable;
 
 /// Max grace if `--grace` is not given.
@@ -41,12 +41,12 @@ pub(crate) const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work)?;
-    if args.names.len() > 1 && args.is_special() {
+    if args.names().len() > 1 && args.is_special() {
         return Err(Stop::usage(
             "several names are acquired as mutexes: leave out -s, -x, --semaphore, --owner and --once-per",
         ));
     }
-    for typed in &args.names {
+    for typed in args.names() {
         name(typed)?;
     }
     let command = Command::find(work)?;
@@ -88,8 +88,15 @@ pub(crate) struct Job<'a> {
 impl Job<'_> {
     pub(crate) async fn run_and_release(&self, guard: Held, signals: &mut Signals) -> Result<Exit, Stop> {
         let exit = self.run_under(&guard, signals).await;
-        let is_lost = release_and_report(guard, self.work.verbose).await;
-        exit.map(|exit| if is_lost { Exit::Lost } else { exit })
+        let alert = self.work.run_on_lost.as_deref().map(|script| Alert::new(script, &guard));
+        if !release_and_report(guard, self.work.verbose).await {
+            return exit;
+        }
+        // Otherwise it was started when the supervision found the loss.
+        if let Some(alert) = alert.filter(|_| !matches!(exit, Ok(Exit::Lost))) {
+            alert.start("the lease was lost: its release found it ended");
+        }
+        exit.map(|_| Exit::Lost)
     }
 
     /// Runs the command. On return this process has the terminal again.

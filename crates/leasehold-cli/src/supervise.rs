@@ -22,8 +22,8 @@ pub(crate) struct Supervision<'a> {
     child: &'a Child,
     guard: &'a Held,
     on_lost: OnLost,
-    /// The shell command to start at the loss, which is started once.
-    run_on_lost: Option<&'a OsStr>,
+    /// Started at the loss, once.
+    alert: Option<Alert<'a>>,
     grace: Duration,
     ending: Ending,
     /// The lease was lost. The exit code reports that, and not the command's exit code.
@@ -56,12 +56,12 @@ enum Event {
 
 impl<'a> Supervision<'a> {
     pub(crate) fn new(child: &'a Child, guard: &'a Held, work: &'a WorkArgs, grace: Duration) -> Self {
-        let (on_lost, run_on_lost) = (work.on_lost, work.run_on_lost.as_deref());
+        let alert = work.run_on_lost.as_deref().map(|script| Alert::new(script, guard));
         Self {
             child,
             guard,
-            on_lost,
-            run_on_lost,
+            on_lost: work.on_lost,
+            alert,
             grace,
             ending: Ending::NotYet,
             is_lost: false,
@@ -153,8 +153,8 @@ impl<'a> Supervision<'a> {
             Event::Lost(loss) => format!("the lease was lost: {loss}"),
             Event::GraceIsOver => "the grace is over".to_owned(),
         };
-        if let Some(script) = self.run_on_lost.take() {
-            start_alert(script, self.guard, &what);
+        if let Some(alert) = self.alert.take() {
+            alert.start(&what);
         }
         self.ending = match self.on_lost {
             OnLost::Ignore => {
@@ -187,16 +187,29 @@ impl<'a> Supervision<'a> {
     }
 }
 
-/// Starts the shell command of `--run-on-lost`. It is not part of the command's group, and nothing waits for it.
-fn start_alert(script: &OsStr, guard: &Held, loss: &str) {
-    let tokens = guard.tokens().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    let mut alert = Command::new("/bin/sh");
-    alert.arg("-c").arg(script).stdin(Stdio::null());
-    alert
-        .env("LEASEHOLD_NAME", guard.names().join("\n"))
-        .env("LEASEHOLD_TOKEN", tokens)
-        .env("LEASEHOLD_LOSS", loss);
-    if let Err(error) = alert.spawn() {
-        message(format_args!("the command of --run-on-lost can't be started: {error}"));
+/// The shell command of `--run-on-lost`. It is not part of the command's group, and nothing waits for it.
+pub(crate) struct Alert<'a> {
+    script: &'a OsStr,
+    names: String,
+    tokens: String,
+}
+
+impl<'a> Alert<'a> {
+    pub(crate) fn new(script: &'a OsStr, guard: &Held) -> Self {
+        let tokens = guard.tokens().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        Self { script, names: guard.names().join("\n"), tokens }
+    }
+
+    /// Starts it, and tells it the reason.
+    pub(crate) fn start(self, loss: &str) {
+        let mut alert = Command::new("/bin/sh");
+        alert.arg("-c").arg(self.script).stdin(Stdio::null());
+        alert
+            .env("LEASEHOLD_NAME", self.names)
+            .env("LEASEHOLD_TOKEN", self.tokens)
+            .env("LEASEHOLD_LOSS", loss);
+        if let Err(error) = alert.spawn() {
+            message(format_args!("the command of --run-on-lost can't be started: {error}"));
+        }
     }
 }

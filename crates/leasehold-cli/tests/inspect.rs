@@ -141,3 +141,21 @@ fn help_names_every_exit_code() {
     }
     assert!(place.output(&["--version"]).stdout.starts_with(b"leasehold "));
 }
+
+#[test]
+fn name_with_invisible_characters_cannot_disguise_itself() {
+    let place = Place::new();
+    let name = "dep\u{202e}yol\u{2069}\u{200b}";
+    let shown = "dep\\u{202e}yol\\u{2069}\\u{200b}";
+    let mut holder = place.start(&["run", "--label", "a\u{200f}b", name, "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    for args in [&["ls"][..], &["show", name]] {
+        let text = String::from_utf8(place.output(args).stdout).unwrap();
+        assert!(text.contains(shown) && text.contains("(a\\u{200f}b)"), "{args:?}: {text}");
+        assert!(!text.contains(['\u{202e}', '\u{2069}', '\u{200b}', '\u{200f}']), "{args:?}: {text:?}");
+    }
+    let said = place.code(&["wait", "-w", "0", name]).1;
+    assert!(said.contains(shown), "{said}");
+    let mut watch = place.start(&["watch", "--plain", "--interval", "0.05"]);
+    assert!(watch.line().contains(shown));
+}

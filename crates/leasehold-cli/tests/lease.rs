@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::process::Command;
+use std::fs::OpenOptions;
+use std::process::{Command, Stdio};
 
-use common::{Place, until};
+use common::{Place, code, until};
 use leasehold_testkit::Server;
 use serde_json::Value;
 
@@ -131,4 +132,46 @@ fn wrong_id_is_refused_and_not_repeated() {
     assert_eq!(place.code(&["status", &id]).0, 0, "the lease is untouched");
     let (code, said) = place.code(&["--store", "memory:", "acquire", "a"]);
     assert!(code == 2 && said.contains("name another store"), "{said}");
+}
+
+/// `acquire` with this stdout, and what it says. Its lease must not be left.
+fn acquire_to(place: &Place, stdout: Stdio, args: &[&str]) -> String {
+    let output = place.leasehold(&[&["acquire", "a"], args].concat()).stdout(stdout).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(code(output.status), 125, "{said}");
+    assert_eq!(place.locks().as_array().map(Vec::len), Some(0), "{said}");
+    said
+}
+
+#[test]
+fn lease_whose_id_cannot_be_written_is_released() {
+    let server = Server::on_socket();
+    for place in [Place::new(), Place::on(&server.url())] {
+        for args in [&[][..], &["--json"], &["--semaphore", "2"]] {
+            let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+            let said = acquire_to(&place, full.into(), args);
+            assert!(said.contains("No space left") && said.contains("the lease was released"), "{said}");
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let said = acquire_to(&place, writer.into(), args);
+            assert!(said.contains("Broken pipe") && said.contains("the lease was released"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn acquire_without_stdout_acquires_nothing() {
+    let place = Place::new();
+    let script = r#"exec "$LEASEHOLD" acquire a >&-"#;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"));
+    let output = shell.env("LEASEHOLD_STORE", place.store()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(code(output.status) == 125 && said.contains("stdout is closed"), "{said}");
+    assert_eq!(place.locks().as_array().map(Vec::len), Some(0));
+    // The id may be thrown away on purpose.
+    let null = OpenOptions::new().write(true).open("/dev/null").unwrap();
+    let mut command = place.leasehold(&["acquire", "a"]);
+    assert!(command.stdout(null).status().unwrap().success());
+    assert_eq!(place.locks().as_array().map(Vec::len), Some(1));
 }

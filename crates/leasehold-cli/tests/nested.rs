@@ -85,3 +85,30 @@ fn reader_behind_a_writer_that_waits_for_its_ancestor_reports_the_deadlock() {
     assert!(outer.stderr().contains("would wait for itself"));
     assert_eq!(writer.end(), 0);
 }
+
+#[test]
+fn nested_run_for_several_locks_reports_the_deadlock_behind_a_stranger() {
+    let place = Place::new();
+    let mut stranger = place.start(&["run", "b", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(stranger.line(), "on");
+    // What the inner run waits for first is the stranger's.
+    for inner in ["-w 20 a b", "-w 20 b a", "-w 20 b c a"] {
+        let (code, said) = nested(&place, &[], inner);
+        assert_eq!(code, 2, "{inner} said {said}");
+        assert!(said.contains("\"a\" is held by the leasehold that this command runs under"), "{said}");
+    }
+    let (code, said) = nested(&place, &[], "-w 0.5 b c");
+    assert_eq!(code, 1, "only the stranger's lock is waited for: {said}");
+    // A stranger waits for the same lock, in front.
+    let go = place.path("go");
+    let leasehold = env!("CARGO_BIN_EXE_leasehold");
+    let wait = format!("echo on; until [ -e {} ]; do sleep 0.05; done", go.display());
+    let script = format!("{wait}; '{leasehold}' run -w 20 c a -- true");
+    let mut outer = place.start(&["run", "a", "-c", &script]);
+    assert_eq!(outer.line(), "on");
+    let mut waiting = place.start(&["run", "a", "--", "true"]);
+    place.until_waiting("a", 1);
+    fs::write(&go, "").unwrap();
+    assert_eq!(outer.end(), 2);
+    assert_eq!(waiting.end(), 0);
+}

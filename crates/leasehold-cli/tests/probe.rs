@@ -59,3 +59,22 @@ fn release_by_token_frees_that_holder_only() {
         assert!(holders[1].0.try_wait().unwrap().is_none());
     }
 }
+
+#[test]
+fn health_of_two_processes_with_one_id_uses_two_locks() {
+    // Two hosts, or two containers, have a process with the same id. Here a shell takes the lock of its id, and becomes the probe.
+    let place = Place::new();
+    let script = r#"
+        "$LEASEHOLD" run "leasehold health $$" -c 'echo on; exec sleep 60' > "$OUT" 2>&1 &
+        echo $! > "$OUT.pid"
+        until [ -s "$OUT" ]; do sleep 0.05; done
+        exec "$LEASEHOLD" health --timeout 10s
+    "#;
+    let mut shell = common::as_from_terminal("sh");
+    shell.args(["-c", script]).env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"));
+    shell.env("LEASEHOLD_STORE", place.store()).env("OUT", place.path("out"));
+    let output = shell.output().unwrap();
+    let holder = std::fs::read_to_string(place.path("out.pid")).unwrap();
+    common::send("TERM", holder.trim().parse().unwrap());
+    assert!(output.status.success(), "{output:?}");
+}

@@ -341,3 +341,37 @@ fn memory_store_warns_that_it_excludes_no_other_process() {
     }
     assert_eq!(place.code(&["show", "a"]), (0, String::new()));
 }
+
+#[test]
+fn name_that_begins_with_a_dash_is_passed_by_an_option() {
+    let place = Place::new();
+    let print = ["--", "sh", "-c", "echo $LEASEHOLD_NAME"];
+    for (names, printed) in [
+        (&["--name=-x"][..], "-x"),
+        (&["--name", "--force"], "--force"),
+        (&["--name=--"], "--"),
+        (&["b", "--name=-5"], "-5 b"),
+        (&["--name", "-a", "--name=-b", "c", "d"], "-a -b c d"),
+    ] {
+        let output = place.output(&[&["run"], names, &print].concat());
+        assert!(output.status.success(), "{names:?}: {output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), printed, "{names:?}");
+    }
+    for args in [
+        &["run", "-5", "--", "true"][..],
+        &["run", "--nightly", "--", "true"],
+        &["elect", "-5", "--", "true"],
+    ] {
+        let (code, said) = place.code(args);
+        assert!(
+            code == 2 && said.contains("is passed by --name=NAME") && !said.contains("-- -5"),
+            "{args:?}: {said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    assert_eq!(place.code(&["elect", "--name=-x", "b", "--", "true"]).0, 2, "an election has one name");
+    assert_eq!(place.code(&["elect", "--", "true"]).0, 2);
+    // The other commands end their options with two dashes.
+    assert_eq!(place.code(&["acquire", "--", "-x"]).0, 0);
+    assert_eq!(place.code(&["release", "--force", "--", "-x"]).0, 0);
+}

@@ -6,12 +6,12 @@ mod common;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{Place, Started, until};
+use common::{Place, SOON, Started, until};
 use serde_json::{Value, json};
 
 const WRITE: &str = "write-0123456789abcdef";
@@ -357,11 +357,20 @@ fn unit_and_container_start_the_server() {
         };
         let args: Vec<String> = args.iter().map(here).collect();
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let mut server = Started(place.leasehold(&args).env("LEASEHOLD_SERVE_TOKEN", WRITE).spawn().unwrap());
+        // The service manager of the unit, which waits for the message.
+        let manager = UnixDatagram::bind(place.path("notify")).unwrap();
+        manager.set_read_timeout(Some(SOON)).unwrap();
+        let mut command = place.leasehold(&args);
+        command.env("LEASEHOLD_SERVE_TOKEN", WRITE).env("NOTIFY_SOCKET", place.path("notify"));
+        let mut server = Started(command.spawn().unwrap());
         assert!(server.line().starts_with("listening on "), "{args:?}");
+        let mut text = [0; 64];
+        let length = manager.recv(&mut text).expect("the server is ready");
+        assert_eq!(&text[..length], b"READY=1");
         server.signal("TERM");
         assert_eq!(server.end(), 0);
     }
+    assert!(unit.contains("\nType=notify\n"));
     assert!(unit.contains("\n[Service]\n") && unit.contains("\n[Install]\n"));
     // Longer than the drain.
     assert!(start.contains("--drain 10s") && unit.contains("TimeoutStopSec=20s"));

@@ -5,6 +5,7 @@ mod common;
 use std::os::unix::net::UnixDatagram;
 
 use common::{Place, SOON, until};
+use leasehold_testkit::Server;
 use serde_json::Value;
 
 #[test]
@@ -83,6 +84,27 @@ fn alert_command_is_started_once_when_the_lease_is_lost() {
     assert_eq!(holder.end(), 124);
     let text = until(|| std::fs::read_to_string(&file).ok().filter(|text| text.ends_with('\n')));
     assert!(text.starts_with("a the lease was lost: ") && text.lines().count() == 1, "{text}");
+}
+
+#[test]
+fn alert_command_is_started_if_only_the_release_finds_the_loss() {
+    let server = Server::on_socket();
+    let place = Place::on(&server.url());
+    let (file, go) = (place.path("alert"), place.path("go"));
+    let alert = format!("echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN $LEASEHOLD_LOSS\" >> {}", file.display());
+    let script = format!("echo $LEASEHOLD_TOKEN; until [ -e {} ]; do sleep 0.05; done", go.display());
+    let mut holder = place.start(&["run", "--ttl", "10m", "--run-on-lost", &alert, "a", "-c", &script]);
+    let token = holder.line();
+    // The server forgets the lease, and tells nobody. The next renewal is minutes away.
+    server.run(&["EVAL", "for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('DEL', key) end", "0"]);
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(holder.end(), 124);
+    let text = until(|| std::fs::read_to_string(&file).ok().filter(|text| text.ends_with('\n')));
+    assert_eq!(text, format!("a {token} the lease was lost: its release found it ended\n"));
+    // No loss, no alert.
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(place.code(&["run", "--run-on-lost", &alert, "a", "--", "true"]).0, 0);
+    assert!(!file.exists());
 }
 
 #[test]

@@ -107,7 +107,7 @@ pub struct Release {
     /// Lifetime of the tombstone; zero leaves none. It is needed if an `Acquire` of this attempt may still be in flight.
     /// That `Acquire` then gets `Cancelled` instead of a lease without a holder.
     pub tombstone: Duration,
-    /// The attempt and its token, if the lease was granted at once and nothing is known to have changed it since. A store may
+    /// The attempt and its token, if the grant was plain and nothing is known to have changed the lease since. A store may
     /// then release the lease by comparing what it stores with what the attempt made it store. If something else has changed
     /// it, this costs a round trip.
     pub as_granted: Option<(Arc<Acquire>, Token)>,
@@ -171,6 +171,20 @@ pub enum Reply {
     },
 }
 
+impl Reply {
+    /// The client of each holder and waiter that the reply shows, and their metadata.
+    pub fn metadata_mut(&mut self) -> impl Iterator<Item = (ClientId, &mut Arc<str>)> {
+        let (holders, waiters): (&mut [Holder], &mut [QueueEntry]) = match self {
+            Self::View(view) => (&mut view.holders, &mut view.waiters),
+            Self::Forced(holders) => (holders, &mut []),
+            _ => (&mut [], &mut []),
+        };
+        let holders = holders.iter_mut().map(|holder| (holder.acquisition.client, &mut holder.metadata));
+        let waiters = waiters.iter_mut().map(|waiter| (waiter.acquisition.client, &mut waiter.metadata));
+        holders.chain(waiters)
+    }
+}
+
 /// A granted lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
@@ -178,6 +192,8 @@ pub struct Grant {
     pub tokens: TokenRange,
     /// Lifetime, from the store's `at`.
     pub valid_for: Duration,
+    /// What the store keeps is the command and the token, and no other lease or waiter. Set by stores that have this form.
+    pub is_plain: bool,
 }
 
 /// A queue position.

@@ -9,6 +9,9 @@
 //! The inputs of a state machine are methods `handle_*`, its outputs are methods `poll_*`, and the time is an
 //! argument.
 //!
+//! Commands, replies, votes and outcomes are exhaustive enums: a store or a checker that does not handle a new one is wrong,
+//! and should not compile.
+//!
 //! The crate has no clocks, sockets, tasks, threads, random numbers or IO: it never blocks and is deterministic.
 
 #![no_std]

@@ -94,7 +94,7 @@ fn plain_grant(command: &Command, id: &[u8]) -> Option<Answer> {
     let tokens = TokenRange { first: token, last: token };
     let valid_for = Duration::from_micros(micros(acquire.ttl));
     let at = StoreTime::from_micros(ms.checked_mul(1_000)?);
-    Some(Answer { at, reply: Reply::Granted(Grant { tokens, valid_for }) })
+    Some(Answer { at, reply: Reply::Granted(Grant { tokens, valid_for, is_plain: true }) })
 }
 
 /// The result that a number stands for.
@@ -129,7 +129,7 @@ fn foreign(command: &Command, at: StoreTime, left: Option<Duration>) -> Reply {
 
 fn decode_reply<V: ReplyValue>(command: &Command, list: &Reader<'_, V>) -> Option<Reply> {
     Some(match list.number(1)? {
-        1 => Reply::Granted(Grant { tokens: list.tokens(2)?, valid_for: list.span(4)? }),
+        1 => Reply::Granted(Grant { tokens: list.tokens(2)?, valid_for: list.span(4)?, is_plain: false }),
         2 => Reply::Queued(Queued { is_head: list.number(2)? != 0, repoll_at: list.time(3)? }),
         3 => Reply::Busy,
         4 => Reply::Cancelled,
@@ -267,7 +267,7 @@ fn push_of(message: &[u8]) -> Option<Push> {
     let kind = match kind {
         1 => {
             let tokens = TokenRange::new(a, b)?;
-            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(c) })
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(c), is_plain: false })
         }
         2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(a) }),
         3 => PushKind::Revoked,
@@ -322,8 +322,10 @@ mod tests {
         let valid_for = Duration::from_secs(10);
         let id = Value::Bytes(b"50-3".to_vec());
         let tokens = tokens(50 * 2_048 + 3, 50 * 2_048 + 3);
-        let granted =
-            Answer { at: StoreTime::from_micros(50_000), reply: Reply::Granted(Grant { tokens, valid_for }) };
+        let granted = Answer {
+            at: StoreTime::from_micros(50_000),
+            reply: Reply::Granted(Grant { tokens, valid_for, is_plain: true }),
+        };
         assert_eq!(decode_answer(&acquire(0), &id), Ok(granted));
         let renewed = Reply::Renewed { valid_for, tokens: None, contended: false };
         assert_eq!(reply(&renew(0), &Value::Int(50)), Ok(renewed));
@@ -364,7 +366,10 @@ mod tests {
         let time = StoreTime::from_micros;
         let renewed = |tokens, contended| Reply::Renewed { valid_for: span(9), tokens, contended };
         let expected = [
-            (numbers(&[5, 1, 6, 8, 9]), Reply::Granted(Grant { tokens: tokens(6, 8), valid_for: span(9) })),
+            (
+                numbers(&[5, 1, 6, 8, 9]),
+                Reply::Granted(Grant { tokens: tokens(6, 8), valid_for: span(9), is_plain: false }),
+            ),
             (numbers(&[5, 2, 1, 9]), Reply::Queued(Queued { is_head: true, repoll_at: time(9) })),
             (numbers(&[5, 3]), Reply::Busy),
             (numbers(&[5, 4]), Reply::Cancelled),
@@ -448,7 +453,7 @@ mod tests {
             message
         };
         let push = |kind| Push { acquisition: ID, at: StoreTime::from_micros(5), kind };
-        let grant = Grant { tokens: tokens(6, 8), valid_for: Duration::from_micros(9) };
+        let grant = Grant { tokens: tokens(6, 8), valid_for: Duration::from_micros(9), is_plain: false };
         let head = HeadHint { repoll_at: StoreTime::from_micros(6) };
         for (kind, expected) in [
             (1, PushKind::Granted(grant)),

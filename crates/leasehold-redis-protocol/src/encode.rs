@@ -74,16 +74,21 @@ impl ScriptVariant {
         call
     }
 
-    /// Encodes up to [`MAX_RENEWALS`](crate::MAX_RENEWALS) renewals of one client that request no tokens. Clusters do not
+    /// Encodes up to [`MAX_RENEWALS`](crate::MAX_RENEWALS) renewals that have one ttl and request no tokens. Clusters do not
     /// support it. [`decode_renewals`](crate::decode_renewals) decodes the reply.
     #[must_use]
     pub fn encode_renewals(self, renewals: &[(&Resource, &Renew)], vote_args: VoteArgs<'_>) -> ScriptCall {
         let room = renewals.iter().map(|(resource, _)| resource.name.as_str().len() + 80).sum();
-        let mut call = ScriptCall::new(self, Script::RenewAll, renewals.len() + 2, room);
+        let mut call = ScriptCall::new(self, Script::RenewAll, 2 * renewals.len() + 2, room);
         for (resource, _) in renewals {
             call.push_key(resource_key(resource).as_bytes());
         }
-        call.push_arg(|bytes| push_renewals(bytes, renewals));
+        let ttl = renewals.first().map(|(_, renew)| renew.ttl).unwrap_or_default();
+        debug_assert!(renewals.iter().all(|(_, renew)| renew.ttl == ttl), "a batch has one ttl");
+        call.push_arg(|bytes| bytes.extend(micros(ttl).div_ceil(1_000).to_string().as_bytes()));
+        for (_, renew) in renewals {
+            call.push_arg(|bytes| push_acquisition(bytes, renew.acquisition));
+        }
         self.push_floor(&mut call, vote_args);
         call
     }
@@ -184,17 +189,6 @@ fn push_release(bytes: &mut Vec<u8>, release: &Release) {
         bytes.extend(micros(release.tombstone).to_be_bytes());
     }
     push_acquisition(bytes, release.acquisition);
-}
-
-/// Appends the argument of `RenewAll`: the client id, then each lease's sequence number and ttl.
-fn push_renewals(bytes: &mut Vec<u8>, renewals: &[(&Resource, &Renew)]) {
-    if let Some((_, renew)) = renewals.first() {
-        bytes.extend(renew.acquisition.client.get().to_be_bytes());
-    }
-    for (_, renew) in renewals {
-        bytes.extend(renew.acquisition.sequence.to_be_bytes());
-        bytes.extend(micros(renew.ttl).to_be_bytes());
-    }
 }
 
 /// Appends an acquisition id: 24 bytes whose order is that of the numbers.
@@ -321,18 +315,17 @@ mod tests {
     }
 
     #[test]
-    fn renewals_name_their_client_once() {
+    fn renewals_have_one_ttl_and_an_id_each() {
         let renew = |sequence| Renew {
             acquisition: Acquisition { sequence, ..acquisition() },
-            ttl: Duration::from_micros(9),
+            ttl: Duration::from_micros(1_001),
             reserve: 0,
         };
         let (a, b) = (resource("a"), resource("b"));
         let (first, second) = (renew(3), renew(4));
         let call = ScriptVariant::Server.encode_renewals(&[(&a, &first), (&b, &second)], VoteArgs::default());
-        let expected =
-            [id(), vec![0, 0, 0, 0, 0, 0, 0, 9], vec![0, 0, 0, 0, 0, 0, 0, 4], vec![0, 0, 0, 0, 0, 0, 0, 9]];
-        assert_eq!(args(&call), [expected.concat()]);
+        let other = [&id()[..23], &[4]].concat();
+        assert_eq!(args(&call), [b"2".to_vec(), id(), other]);
         let keys: Vec<&[u8]> = call.keys().collect();
         assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes()]);
     }

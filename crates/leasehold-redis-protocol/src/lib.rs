@@ -32,12 +32,16 @@
 //! The state machines that decide which command to send next, and how long a lease may be trusted, are in
 //! [`leasehold_core`]. The document for clients in other languages is `docs/protocol.md` of the repository.
 //!
+//! The enums are exhaustive, unlike those of the crate `leasehold`: a client that does not handle a new script or reply is
+//! wrong, and should not compile.
+//!
 //! # Features
 //!
 //! `redis`: implements [`ReplyValue`] for the `Value` of the `redis` crate, which is then decoded without a
 //! copy.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod call;
 mod decode;

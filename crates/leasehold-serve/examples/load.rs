@@ -32,7 +32,16 @@ struct Connection {
 
 impl Connection {
     async fn open(socket: &str) -> io::Result<Self> {
-        Ok(Self { stream: UnixStream::connect(socket).await?, buffer: Vec::new() })
+        loop {
+            match UnixStream::connect(socket).await {
+                Ok(stream) => return Ok(Self { stream, buffer: Vec::new() }),
+                // The connections that the server has not accepted yet fill the socket's queue.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     async fn send(&mut self, path: &str, body: &Value) -> io::Result<()> {
@@ -155,7 +164,7 @@ async fn polls(socket: &str, count: u64) -> Outcome<()> {
 /// Waits until the lock has this many waiters.
 async fn until_queued(socket: &str, name: &str, count: u64) -> Outcome<()> {
     loop {
-        let mut stream = UnixStream::connect(socket).await?;
+        let mut stream = Connection::open(socket).await?.stream;
         let request =
             format!("GET /v1/locks/mutex/{name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
@@ -201,7 +210,7 @@ async fn idle(socket: &str, count: u64, pid: u32) -> Outcome<()> {
     println!("before: {}", usage(pid)?);
     let mut open = Vec::new();
     for _ in 0..count {
-        open.push(UnixStream::connect(socket).await?);
+        open.push(Connection::open(socket).await?);
     }
     println!("{count} connections: {}", usage(pid)?);
     drop(open);

@@ -57,6 +57,11 @@ impl fmt::Display for Listen {
 }
 
 /// A certificate with its key, both PEM files.
+///
+/// ```
+/// # let mut config = leasehold_serve::Config::new([]);
+/// config.tls = Some(leasehold_serve::Tls { certificate: "server.pem".into(), key: "server.key".into() });
+/// ```
 #[derive(Clone, Debug)]
 pub struct Tls {
     /// The certificate, followed by those of its authorities.
@@ -130,6 +135,11 @@ pub struct Config {
 
 impl Config {
     /// The settings of a server that listens there, with the default limits and without tokens.
+    ///
+    /// ```
+    /// let config = leasehold_serve::Config::new(["unix:/run/leasehold.sock".parse().unwrap()]);
+    /// assert!(config.tokens.is_empty() && config.tls.is_none());
+    /// ```
     #[must_use]
     pub fn new(listen: impl IntoIterator<Item = Listen>) -> Self {
         Self {

@@ -39,3 +39,8 @@ pub use self::metrics::install_recorder;
 pub use config::{Config, Limits, Listen, Tls};
 pub use server::{Server, StartError, raise_open_files};
 pub use tokens::{MIN_TOKEN_BYTES, Tokens};
+
+/// The README's example is a test too.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -22,6 +22,17 @@ const LAST_ANSWERS: Duration = Duration::from_secs(2);
 const DRAIN_STEP: Duration = Duration::from_millis(20);
 
 /// Why a server can't start: the message names the setting and the fix.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use leasehold_serve::{Config, Server};
+///
+/// let client = leasehold::Client::connect("memory:").await?;
+/// let error = Server::bind(Config::new([]), client).await.unwrap_err();
+/// assert!(error.to_string().contains("there is no address"));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartError(String);
 
@@ -34,6 +45,15 @@ impl fmt::Display for StartError {
 impl std::error::Error for StartError {}
 
 /// A server that listens.
+///
+/// ```no_run
+/// # async fn example(client: leasehold::Client) -> Result<(), Box<dyn std::error::Error>> {
+/// use leasehold_serve::{Config, Server};
+///
+/// let server = Server::bind(Config::new(["unix:/run/leasehold.sock".parse()?]), client).await?;
+/// server.run(std::future::pending()).await;
+/// # Ok(()) }
+/// ```
 pub struct Server {
     app: Arc<App>,
     listeners: Vec<Listener>,
@@ -42,6 +62,18 @@ pub struct Server {
 
 impl Server {
     /// Listens on all addresses. Connections are answered when the server runs.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use leasehold_serve::{Config, Server};
+    ///
+    /// let mut config = Config::new(["127.0.0.1:0".parse()?]);
+    /// config.tokens.add_write("0123456789abcdef0123456789abcdef")?;
+    /// let server = Server::bind(config, leasehold::Client::connect("memory:").await?).await?;
+    /// # drop(server);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
@@ -69,6 +101,17 @@ impl Server {
     }
 
     /// The addresses, with the ports that the system has chosen: `unix:PATH`, `http://HOST:PORT` or `https://HOST:PORT`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use leasehold_serve::{Config, Server};
+    /// # let mut config = Config::new(["127.0.0.1:0".parse()?]);
+    /// # config.tokens.add_write("0123456789abcdef0123456789abcdef")?;
+    /// let server = Server::bind(config, leasehold::Client::connect("memory:").await?).await?;
+    /// assert!(server.addresses()[0].starts_with("http://127.0.0.1:"));
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         self.listeners.iter().map(Listener::address).collect()
@@ -78,6 +121,14 @@ impl Server {
     /// they hold, for the time of the setting `drain` at most. Leases that remain are left to expire in the store, because
     /// their callers may still be working. Returns their number. End the process then: while it lives, its client renews the
     /// leases of sessions.
+    ///
+    /// ```no_run
+    /// # async fn example(server: leasehold_serve::Server) {
+    /// # async fn signal() {}
+    /// let remaining = server.run(signal()).await; // for example `tokio::signal::ctrl_c`
+    /// std::process::exit(i32::from(remaining > 0));
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     ///
@@ -123,6 +174,11 @@ impl fmt::Debug for Server {
 }
 
 /// Raises this process's limit of open files to what the system allows, and returns it. Each connection is one.
+///
+/// ```
+/// let limit = leasehold_serve::raise_open_files();
+/// assert!(limit.is_none_or(|limit| limit > 0)); // None: without a limit
+/// ```
 #[must_use]
 pub fn raise_open_files() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

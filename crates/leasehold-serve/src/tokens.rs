@@ -6,6 +6,11 @@ use std::path::Path;
 use subtle::{Choice, ConstantTimeEq as _};
 
 /// The minimum length of a token in bytes. `openssl rand -hex 16` prints 32.
+///
+/// ```
+/// let short = "a".repeat(leasehold_serve::MIN_TOKEN_BYTES - 1);
+/// assert!(leasehold_serve::Tokens::default().add_read(&short).is_err());
+/// ```
 pub const MIN_TOKEN_BYTES: usize = 16;
 /// The maximum length of a token in bytes.
 const MAX_TOKEN_BYTES: usize = 1024;
@@ -39,6 +44,12 @@ pub struct Tokens {
 impl Tokens {
     /// Parses the text of a token file.
     ///
+    /// ```
+    /// let tokens = leasehold_serve::Tokens::parse("write 0123456789abcdef0123456789abcdef")?;
+    /// assert!(!tokens.is_empty());
+    /// # Ok::<(), String>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// A message that names the line. It never contains a token.
@@ -65,6 +76,11 @@ impl Tokens {
 
     /// Reads a token file.
     ///
+    /// ```no_run
+    /// let tokens = leasehold_serve::Tokens::from_file("/etc/leasehold/tokens".as_ref())?;
+    /// # Ok::<(), String>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// A message that names the file and the line, or why the file can't be read. A file that all users may read is an error.
@@ -87,6 +103,12 @@ impl Tokens {
 
     /// Adds a token that may read.
     ///
+    /// ```
+    /// let mut tokens = leasehold_serve::Tokens::default();
+    /// tokens.add_read("0123456789abcdef0123456789abcdef")?;
+    /// # Ok::<(), String>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// If it is too short, too long, or has characters that a header can't have.
@@ -94,7 +116,7 @@ impl Tokens {
         self.add(Access::Read, token)
     }
 
-    /// Adds a token that may read, acquire and release.
+    /// As [`Self::add_read`], for a token that may also acquire and release.
     ///
     /// # Errors
     ///
@@ -104,11 +126,22 @@ impl Tokens {
     }
 
     /// Adds the tokens of another set.
+    ///
+    /// ```
+    /// # use leasehold_serve::Tokens;
+    /// let mut tokens = Tokens::parse("read 0123456789abcdef0123456789abcdef")?;
+    /// tokens.extend(Tokens::parse("write fedcba9876543210fedcba9876543210")?);
+    /// # Ok::<(), String>(())
+    /// ```
     pub fn extend(&mut self, other: Self) {
         self.known.extend(other.known);
     }
 
     /// Whether there is no token.
+    ///
+    /// ```
+    /// assert!(leasehold_serve::Tokens::default().is_empty());
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()

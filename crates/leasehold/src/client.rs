@@ -174,7 +174,7 @@ impl Client {
         self.handle.inspect(resource_of(kind, name.as_ref())?).await
     }
 
-    /// Releases a lock of any kind by force, as [`Mutex::force_release`]. Returns the former holders.
+    /// Releases a lock of any kind by force, as [`Mutex::force_release`](crate::Mutex::force_release). Returns the former holders.
     ///
     /// ```
     /// # leasehold::doc_test(async {

@@ -181,6 +181,7 @@ impl Guard {
     pub async fn detach(mut self) -> Result<LeaseId, Error> {
         // A lease that was granted after a wait has a few seconds only.
         self.renew().await?;
+        self.store().await_published().await;
         match self.forget_lease() {
             Ok((lease, stored)) => Ok(LeaseId::new(self.resource(), &lease, self.token(), stored)),
             Err(loss) => Err(self.lost_error(loss)),
@@ -211,6 +212,11 @@ impl Client {
     ///
     /// Cancel safe: if the future is dropped, the lease stays detached.
     pub async fn attach(&self, id: &LeaseId) -> Result<Guard, Error> {
+        Ok(self.attach_as(id, false).await?.0)
+    }
+
+    /// The guard, and the attempt that the store knows as its holder. `is_borrowed`: the guard never releases the lease.
+    async fn attach_as(&self, id: &LeaseId, is_borrowed: bool) -> Result<(Guard, Acquisition), Error> {
         let handle = &self.handle;
         let asked_at = handle.now();
         let Some((holder, valid_for)) = handle.find_detached(id).await? else {
@@ -218,19 +224,19 @@ impl Client {
             return Err(handle.error(ErrorKind::Lost, &id.resource, what));
         };
         let resource = Arc::new(id.resource.clone());
-        let token = holder.token.max(id.token);
+        let (token, acquisition) = (holder.token.max(id.token), holder.acquisition);
         let DetachedTerms { ttl, min_hold, tombstone } = id.lease;
         let request = Acquire {
             weight: holder.weight,
             metadata: holder.metadata.clone(),
-            ..Acquire::exclusive(holder.acquisition, ttl)
+            ..Acquire::exclusive(acquisition, ttl)
         };
         handle.store.attach(&resource, Arc::new(request), token);
-        let detached = DetachedLease { acquisition: holder.acquisition, ttl, min_hold, tombstone };
-        let lease = AttachedLease { detached, token, replicas: handle.options.replicas };
+        let detached = DetachedLease { acquisition, ttl, min_hold, tombstone };
+        let lease = AttachedLease { detached, token, replicas: handle.options.replicas, is_borrowed };
         let attached = handle.session.attach(resource.clone(), lease, asked_at, valid_for);
         let sequence = attached.map_err(|_| handle.closed())?;
-        Ok(Guard::new(handle.clone(), sequence, resource, token, None))
+        Ok((Guard::new(handle.clone(), sequence, resource, token, None), acquisition))
     }
 
     /// Renews a detached lease to its full ttl. It stays detached, and a failure does not release it.
@@ -253,11 +259,9 @@ impl Client {
     ///
     /// If the future is dropped, the lease stays detached, and may have been renewed.
     pub async fn renew_lease(&self, id: &LeaseId) -> Result<(), Error> {
-        let attached = Attached(Some(self.attach(id).await?));
-        match &attached.0 {
-            Some(guard) => guard.renew().await,
-            None => Ok(()),
-        }
+        let (guard, acquisition) = self.attach_as(id, true).await?;
+        let borrowed = Borrowed { guard, acquisition };
+        borrowed.guard.renew().await
     }
 
     /// What the store shows of a detached lease; `None` if it has ended, or if the id is wrong. The lease is not renewed.
@@ -287,13 +291,18 @@ impl Client {
     }
 }
 
-/// A guard that is detached again when it is dropped.
-struct Attached(Option<Guard>);
+/// A guard that is detached again when it is dropped. If its lease was lost meanwhile, because the answer to a renewal is
+/// late, the store may have renewed it, so nothing is released then either.
+struct Borrowed {
+    guard: Guard,
+    acquisition: Acquisition,
+}
 
-impl Drop for Attached {
+impl Drop for Borrowed {
     fn drop(&mut self) {
-        // A lease that was lost in the meantime is released as usual.
-        let _ = self.0.take().map(|mut guard| guard.forget_lease());
+        if self.guard.forget_lease().is_err() {
+            self.guard.store().detach(self.acquisition);
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::engine::{DetachedLease, QueuedGrant, RenewalError, Request, Transmit,
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
+use crate::store::Store;
 use crate::telemetry::{Hold, spans};
 
 /// A held lease. The client renews it while the guard lives. [`release`](Self::release) releases it, and so does dropping
@@ -119,6 +120,10 @@ impl Guard {
         self.is_over = true;
         let stored = self.handle.store.detach(lease.acquisition);
         Ok((lease, stored))
+    }
+
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.handle.store
     }
 
     /// Another lease has replaced this one.

@@ -53,6 +53,7 @@ pub mod postgres {}
 pub mod choosing {}
 
 #[doc = "[redis-faults]: crate::guide::guarantees#redis"]
+#[doc = "[axum-service]: https://github.com/leasehold/leasehold/blob/main/examples/axum-service"]
 #[doc = ""]
 #[doc = include_str!("../guide/testing.md")]
 pub mod testing {}

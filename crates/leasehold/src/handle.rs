@@ -99,7 +99,20 @@ impl Handle {
         answered.map_err(|error| self.store_error(&resource, &error))
     }
 
+    /// The state with what the clients in it have published, for the user.
     pub(crate) async fn inspect(&self, resource: Resource) -> Result<LockInfo, Error> {
+        let answer = self.ask(resource.clone(), Command::Inspect).await?;
+        self.view(&resource, self.add_clients(answer).await)
+    }
+
+    /// The answer with what the clients in it have published.
+    pub(crate) async fn add_clients(&self, answer: Answer) -> Answer {
+        let unchanged = answer.clone();
+        self.store.add_clients(vec![answer]).await.pop().unwrap_or(unchanged)
+    }
+
+    /// The state as it is stored, for those who poll: holders and waiters may lack what their clients have published.
+    pub(crate) async fn look_up(&self, resource: Resource) -> Result<LockInfo, Error> {
         let answer = self.ask(resource.clone(), Command::Inspect).await?;
         self.view(&resource, answer)
     }
@@ -119,6 +132,7 @@ impl Handle {
 
     pub(crate) async fn force_release(&self, resource: Resource) -> Result<Vec<HolderInfo>, Error> {
         let answer = self.ask(resource.clone(), Command::ForceRelease).await?;
+        let answer = self.add_clients(answer).await;
         match answer.reply {
             Reply::Forced(holders) => {
                 tracing::warn!(%resource, holders = holders.len(), "lock released by force");

@@ -76,7 +76,7 @@
 
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Some functions serve one store or one face only. A build with all features reports those that none uses.
+// Some functions serve one store or one of the two APIs only. A build with all features reports those that none uses.
 #![cfg_attr(
     not(all(unix, feature = "blocking", feature = "postgres", feature = "redlock", feature = "sqlite")),
     allow(dead_code)

@@ -153,19 +153,23 @@ fn drive_client(
 pub struct LeaseProbe {
     session: Arc<Session>,
     sequence: u64,
+    acquisition: Acquisition,
 }
 
 impl LeaseProbe {
     /// The lease of this guard.
     #[must_use]
     pub fn of(guard: &Guard) -> Self {
-        Self { session: guard.session().clone(), sequence: guard.sequence() }
+        let (session, sequence) = (guard.session().clone(), guard.sequence());
+        let own = Acquisition { client: session.id, sequence };
+        let acquisition = session.acquisition(sequence).unwrap_or(own);
+        Self { session, sequence, acquisition }
     }
 
-    /// The attempt that was granted.
+    /// The attempt that was granted; that of another client if the lease was attached.
     #[must_use]
     pub fn acquisition(&self) -> Acquisition {
-        Acquisition { client: self.session.id, sequence: self.sequence }
+        self.acquisition
     }
 
     /// As [`Guard::remaining`], by the clock of this thread.

@@ -1,5 +1,6 @@
 //! Futures dropped at every await point, over a store with injected faults, must leave nothing in the store.
 
+mod detached;
 mod leases;
 mod locks;
 mod silence;

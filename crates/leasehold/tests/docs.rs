@@ -86,8 +86,8 @@ fn rows<'d>(document: &'d str, head: &str) -> Vec<Vec<&'d str>> {
 }
 
 /// What is wrong with a record of bugs: a test that does not exist, a commit that is no short id, a command without the commit that
-/// mended the bug, a heading that is no promise, or a count by finder that is not the number of rows.
-fn faults_of_the_record(record: &str, guarantees: &str, code: &str) -> Vec<String> {
+/// mended the bug, a heading that is not among the promises, or a count by finder that is not the number of rows.
+fn faults_of_the_record(record: &str, promises: &str, code: &str) -> Vec<String> {
     let is_commit = |text: &str| text.len() == 7 && text.chars().all(|c| c.is_ascii_hexdigit());
     let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let bugs = rows(record, "| what broke | found by |");
@@ -107,9 +107,9 @@ fn faults_of_the_record(record: &str, guarantees: &str, code: &str) -> Vec<Strin
             faults.push(format!("{what}: missing tests {missing:?}, or no commit: {commit}, {command}"));
         }
     }
-    let promises = record.lines().filter_map(|line| line.strip_prefix("### "));
-    let is_new = |promise: &&str| !guarantees.contains(*promise);
-    faults.extend(promises.filter(is_new).map(|promise| format!("{promise:?} is not in the guarantees")));
+    let headings = record.lines().filter_map(|line| line.strip_prefix("### "));
+    let is_new = |heading: &&str| !promises.contains(*heading);
+    faults.extend(headings.filter(is_new).map(|heading| format!("{heading:?} is no promise of a document")));
     for finder in rows(record, "| found by | what that is |") {
         let count = bugs.iter().filter(|bug| finder[0] == "all" || bug.get(1) == Some(&finder[0])).count();
         if finder.last() != Some(&count.to_string().as_str()) {
@@ -126,9 +126,10 @@ fn record_of_bugs_names_tests_commits_and_promises_that_exist() {
         sources(&root().join(folder), &mut code);
     }
     let record = fs::read_to_string(root().join("docs/robustness.md")).unwrap();
-    let guarantees = fs::read_to_string(root().join("docs/guarantees.md")).unwrap().replace('\n', " ");
+    let read = |name: &str| fs::read_to_string(root().join(format!("docs/{name}.md"))).unwrap();
+    let promises = ["guarantees", "operations", "http-api"].map(read).concat().replace('\n', " ");
     assert!(rows(&record, "| what broke | found by |").len() > 100);
-    assert_eq!(faults_of_the_record(&record, &guarantees, &code), Vec::<String>::new());
+    assert_eq!(faults_of_the_record(&record, &promises, &code), Vec::<String>::new());
 }
 
 #[test]
@@ -197,29 +198,21 @@ impl Item {
     }
 }
 
-/// Folders and files of the library that have no public items.
-const PRIVATE: [&str; 10] = [
-    "fuzzing.rs",
-    "engine",
-    "engine.rs",
-    "store",
-    "store.rs",
-    "tests",
-    "tests.rs",
-    "handle.rs",
-    "simulation",
-    "simulation.rs",
-];
+/// Folders and files of a crate, below `src`, that have no public items for users.
+const PRIVATE: [&str; 8] =
+    ["fuzzing.rs", "engine", "engine.rs", "store", "store.rs", "handle.rs", "simulation", "simulation.rs"];
 
-fn public_items(folder: &Path, items: &mut Vec<Item>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let entry = entry.unwrap();
-        let (path, name) = (entry.path(), entry.file_name());
-        if PRIVATE.iter().any(|private| name == *private) {
+/// The items of the files below `src/FOLDER`. Unit tests have none.
+fn public_items(src: &Path, folder: &Path, items: &mut Vec<Item>) {
+    for entry in fs::read_dir(src.join(folder)).unwrap() {
+        let (path, name) = (entry.as_ref().unwrap().path(), entry.unwrap().file_name());
+        let below = folder.join(&name);
+        let is_private = PRIVATE.iter().any(|private| below == Path::new(private));
+        if is_private || name == "tests" || name == "tests.rs" {
             continue;
         } else if path.is_dir() {
-            public_items(&path, items);
-        } else {
+            public_items(src, &below, items);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             items.extend(Item::all(&fs::read_to_string(path).unwrap()));
         }
     }
@@ -228,8 +221,13 @@ fn public_items(folder: &Path, items: &mut Vec<Item>) {
 #[test]
 fn every_public_item_has_an_example_and_every_async_one_states_its_cancel_safety() {
     let mut items = Vec::new();
-    public_items(&root().join("crates/leasehold/src"), &mut items);
+    public_items(&root().join("crates/leasehold/src"), Path::new(""), &mut items);
     assert!(items.len() > 150, "only {} public items were found", items.len());
+    // A file of the same name as a private folder, in a public one.
+    assert!(items.iter().any(|item| item.declaration.starts_with("pub fn redis_connection")));
+    let of_library = items.len();
+    public_items(&root().join("crates/leasehold-serve/src"), Path::new(""), &mut items);
+    assert!(items.len() > of_library + 15, "leasehold-serve has {} public items", items.len() - of_library);
     let without: Vec<&str> =
         items.iter().filter(|item| item.lacks_example()).map(|item| item.declaration.as_str()).collect();
     assert!(without.is_empty(), "{} public items have no example: {without:#?}", without.len());

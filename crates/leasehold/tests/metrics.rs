@@ -134,7 +134,7 @@ async fn attempt_counts_once_by_its_outcome() {
 }
 
 #[tokio::test]
-async fn waiter_is_counted_while_it_waits_and_measures_wait_hand_over_and_hold() {
+async fn waiter_is_counted_while_it_waits_and_measures_wait_hand_off_and_hold() {
     let (one, other) = (connect("memory:waits").await, connect("memory:waits").await);
     let labels = [("label", "waits"), ("store", "memory"), ("kind", "mutex")];
     let lock = |client: &Client| client.mutex("a").metrics_label("waits");
@@ -150,8 +150,8 @@ async fn waiter_is_counted_while_it_waits_and_measures_wait_hand_over_and_hold()
     let mut waits = histogram("leasehold_wait_seconds", &labels);
     waits.sort_by(f64::total_cmp);
     assert!(waits.len() == 2 && waits[0] < 0.02 && waits[1] >= 0.02, "{waits:?}");
-    let handovers = histogram("leasehold_handover_seconds", &labels);
-    assert!(handovers.len() == 1 && handovers[0] < waits[1], "{handovers:?} {waits:?}");
+    let handoffs = histogram("leasehold_handoff_seconds", &labels);
+    assert!(handoffs.len() == 1 && handoffs[0] < waits[1], "{handoffs:?} {waits:?}");
     drop(guard);
     assert_eq!(gauge("leasehold_leases_held", &labels), 0.0);
     let holds = histogram("leasehold_hold_seconds", &labels);
@@ -159,7 +159,7 @@ async fn waiter_is_counted_while_it_waits_and_measures_wait_hand_over_and_hold()
 }
 
 #[tokio::test]
-async fn hand_off_between_tasks_is_counted_and_has_no_hand_over() {
+async fn hand_off_between_tasks_is_counted_and_has_no_latency() {
     let client = connect("memory:").await;
     let lock = client.mutex("a").metrics_label("local");
     let held = lock.lock().await.unwrap();
@@ -169,7 +169,7 @@ async fn hand_off_between_tasks_is_counted_and_has_no_hand_over() {
     drop(waiting.await.unwrap());
     assert_eq!(counter("leasehold_local_handoffs_total", &[("label", "local")]), 1);
     assert_eq!(acquisitions("local", "waited"), 1);
-    assert!(histogram("leasehold_handover_seconds", &[("label", "local")]).is_empty());
+    assert!(histogram("leasehold_handoff_seconds", &[("label", "local")]).is_empty());
     assert_eq!(gauge("leasehold_leases_held", &[("label", "local")]), 0.0);
 }
 

@@ -9,8 +9,21 @@ use std::str::FromStr;
 pub struct Case {
     /// Where all chance comes from.
     pub seed: u64,
+    /// Some sections end with a detached lease. Another stream of chance decides which, so that the rest of the plan is the same.
+    pub detaches: bool,
     /// What is left out.
     pub without: BTreeSet<Part>,
+}
+
+/// What follows the seed of a case with detached leases.
+const DETACHING: &str = " detaching";
+
+impl Case {
+    /// The case of a seed that was not run before: every other one has detached leases, also of those that are run twice.
+    #[must_use]
+    pub fn fresh(seed: u64) -> Self {
+        Self { seed, detaches: (seed ^ (seed / 100)) % 2 == 1, without: BTreeSet::new() }
+    }
 }
 
 /// A part of a plan.
@@ -57,7 +70,7 @@ impl FromStr for Part {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.seed)?;
+        write!(f, "{}{}", self.seed, if self.detaches { DETACHING } else { "" })?;
         let mut separator = " without ";
         for part in &self.without {
             write!(f, "{separator}{part}")?;
@@ -72,8 +85,9 @@ impl FromStr for Case {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (seed, without) = text.trim().split_once(" without ").unwrap_or((text.trim(), ""));
+        let (seed, detaches) = seed.strip_suffix(DETACHING).map_or((seed, false), |seed| (seed, true));
         let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
         let parts = without.split(',').filter(|part| !part.is_empty());
-        Ok(Self { seed, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
+        Ok(Self { seed, detaches, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
     }
 }

@@ -188,7 +188,7 @@ impl World {
                 && let Some(token) = content.floor.or(Token::new(1))
             {
                 let tokens = leasehold_core::TokenRange { first: token, last: token };
-                answer.reply = Reply::Granted(Grant { tokens, valid_for: acquire.ttl });
+                answer.reply = Reply::Granted(Grant { tokens, valid_for: acquire.ttl, is_plain: false });
             }
             let client = self.processes[process].client;
             let kind = match command {

@@ -58,21 +58,46 @@ impl Drop for Registration {
 impl User {
     /// A guard exists from now on.
     pub(super) fn hold(&self, lock: usize, got: Got, permits: u32) -> Held {
-        let kinds: Vec<LockKind> = with(|world| world.plan.locks.iter().map(|lock| lock.kind).collect());
-        let guards: Vec<(&Guard, usize)> = match &got {
-            Got::Set(set) => set.guards().iter().map(|guard| (guard, lock_of(guard.name()))).collect(),
-            got => got.guard().into_iter().map(|guard| (guard, lock)).collect(),
+        let locks: Vec<usize> = match &got {
+            Got::Set(set) => set.guards().iter().map(|guard| lock_of(guard.name())).collect(),
+            _ => vec![lock],
         };
-        let records = guards.iter().map(|(guard, lock)| {
-            let kind = kinds[*lock];
-            let (weight, capacity) = match (kind, &got) {
-                (LockKind::ReadWrite, Got::Guard(_)) => (1, WRITER),
-                (LockKind::ReadWrite, Got::Upgradable(_)) => (leasehold_core::weight::UPGRADABLE, WRITER),
-                (LockKind::ReadWrite, _) => (WRITER, WRITER),
-                (LockKind::Semaphore(capacity), _) => (permits, capacity),
-                _ => (1, 1),
+        let kinds: Vec<LockKind> = with(|world| world.plan.locks.iter().map(|lock| lock.kind).collect());
+        let weight = match (kinds[lock], &got) {
+            (LockKind::ReadWrite, Got::Guard(_)) => 1,
+            (LockKind::ReadWrite, Got::Upgradable(_)) => leasehold_core::weight::UPGRADABLE,
+            (LockKind::ReadWrite, _) => WRITER,
+            (LockKind::Semaphore(_), _) => permits,
+            _ => 1,
+        };
+        self.hold_all(&locks, &kinds, got, weight, false)
+    }
+
+    /// As `hold`, for a lease that was detached.
+    pub(super) fn hold_attached(&self, lock: usize, guard: Guard, weight: u32) -> Held {
+        let kinds: Vec<LockKind> = with(|world| world.plan.locks.iter().map(|lock| lock.kind).collect());
+        self.hold_all(&[lock], &kinds, Got::Guard(guard), weight, true)
+    }
+
+    fn hold_all(
+        &self,
+        locks: &[usize],
+        kinds: &[LockKind],
+        got: Got,
+        weight: u32,
+        is_attached: bool,
+    ) -> Held {
+        let guards: Vec<&Guard> = match &got {
+            Got::Set(set) => set.guards().iter().collect(),
+            got => got.guard().into_iter().collect(),
+        };
+        let records = guards.iter().zip(locks).map(|(guard, lock)| {
+            let capacity = match kinds[*lock] {
+                LockKind::ReadWrite => WRITER,
+                LockKind::Semaphore(capacity) => capacity,
+                LockKind::Mutex | LockKind::Reentrant => 1,
             };
-            let owner = (kind == LockKind::Reentrant).then_some(self.owner());
+            let owner = (kinds[*lock] == LockKind::Reentrant).then_some(self.owner());
             let record = Record {
                 resource: *lock,
                 weight,
@@ -83,6 +108,7 @@ impl User {
                 token: guard.token().get(),
                 is_exchanged: false,
                 is_watched: false,
+                is_attached,
             };
             self.register(record, capacity)
         });

@@ -37,7 +37,7 @@ pub(super) fn stalls(history: &History, terms: &Terms, verdict: &mut Verdict) {
     }
 }
 
-/// In the order of time; at the same time a beginning comes first, so that nothing splits a hand-over.
+/// In the order of time; at the same time a beginning comes first, so that nothing splits a hand-off.
 fn changes(history: &History) -> Vec<(Ns, Change)> {
     let mut changes = Vec::new();
     let mut span = |from: Ns, to: Option<Ns>, change: Change| {

@@ -1,4 +1,4 @@
-// Package work is what both peers in Go share: the protocol of bench/peers/README.md, and the loop that takes turns.
+// Package work is what both peers in Go share: the protocol of bench/peers/README.md, and the loop that acquires and releases.
 package work
 
 import (
@@ -19,32 +19,32 @@ import (
 
 // Order is any order; each uses some of the fields.
 type Order struct {
-	Order        string   `json:"order"`
-	URLs         []string `json:"urls"`
-	Clients      int      `json:"clients"`
-	TTLMillis    int64    `json:"ttl_ms"`
-	Lock         string   `json:"lock"`
-	IsTuned      bool     `json:"is_tuned"`
-	Name         string   `json:"name"`
-	OwnNames     bool     `json:"own_names"`
-	Tasks        int      `json:"tasks"`
-	FirstTask    int      `json:"first_task"`
-	AllTasks     int      `json:"all_tasks"`
-	HoldMicros   int64    `json:"hold_us"`
-	StartNanos   int64    `json:"start_ns"`
-	EndNanos     int64    `json:"end_ns"`
-	Turns        int      `json:"turns"`
-	ReadsPercent int      `json:"reads_percent"`
-	Permits      int      `json:"permits"`
-	Counter      string   `json:"counter"`
-	Log          string   `json:"log"`
-	Count        int      `json:"count"`
-	Resource     string   `json:"resource"`
-	LongMicros   int64    `json:"long_us"`
-	LongPercent  int64    `json:"long_percent"`
-	WriteMicros  int64    `json:"write_us"`
-	StepMicros   int64    `json:"step_us"`
-	Seed         int64    `json:"seed"`
+	Order           string   `json:"order"`
+	URLs            []string `json:"urls"`
+	Clients         int      `json:"clients"`
+	TTLMillis       int64    `json:"ttl_ms"`
+	Lock            string   `json:"lock"`
+	IsTuned         bool     `json:"is_tuned"`
+	Name            string   `json:"name"`
+	OwnNames        bool     `json:"own_names"`
+	Tasks           int      `json:"tasks"`
+	FirstTask       int      `json:"first_task"`
+	AllTasks        int      `json:"all_tasks"`
+	HoldMicros      int64    `json:"hold_us"`
+	StartNanos      int64    `json:"start_ns"`
+	EndNanos        int64    `json:"end_ns"`
+	MaxAcquisitions int      `json:"max_acquisitions"`
+	ReadsPercent    int      `json:"reads_percent"`
+	Permits         int      `json:"permits"`
+	Counter         string   `json:"counter"`
+	Log             string   `json:"log"`
+	Count           int      `json:"count"`
+	Resource        string   `json:"resource"`
+	LongMicros      int64    `json:"long_us"`
+	LongPercent     int64    `json:"long_percent"`
+	WriteMicros     int64    `json:"write_us"`
+	StepMicros      int64    `json:"step_us"`
+	Seed            int64    `json:"seed"`
 }
 
 type answer struct {
@@ -210,7 +210,7 @@ type course struct {
 	failure  atomic.Value
 }
 
-type turn struct {
+type acquisition struct {
 	task, shared               uint32
 	asked, entered, left, done int64
 }
@@ -227,7 +227,7 @@ func (p *peer) run(order *Order, told *answer) error {
 		defer counter.Close()
 		c.counter = counter
 	}
-	turns := make([][]turn, order.Tasks)
+	acquisitions := make([][]acquisition, order.Tasks)
 	var all sync.WaitGroup
 	for number := range order.Tasks {
 		name := order.Name
@@ -241,7 +241,7 @@ func (p *peer) run(order *Order, told *answer) error {
 		all.Add(1)
 		go func() {
 			defer all.Done()
-			turns[number] = c.takeTurns(lock, order.FirstTask+number)
+			acquisitions[number] = c.acquireRepeatedly(lock, order.FirstTask+number)
 		}()
 	}
 	timer := time.AfterFunc(time.Duration(order.EndNanos-now()), cancel)
@@ -249,16 +249,16 @@ func (p *peer) run(order *Order, told *answer) error {
 	all.Wait()
 	told.Failures = c.failures.Load()
 	told.Failure, _ = c.failure.Load().(string)
-	return write(order.Log, turns)
+	return write(order.Log, acquisitions)
 }
 
-func (c *course) takeTurns(lock Lock, task int) (turns []turn) {
+func (c *course) acquireRepeatedly(lock Lock, task int) (acquisitions []acquisition) {
 	time.Sleep(time.Duration(c.StartNanos - now()))
-	for number := 0; now() < c.EndNanos && (c.Turns == 0 || number < c.Turns); {
+	for number := 0; now() < c.EndNanos && (c.MaxAcquisitions == 0 || number < c.MaxAcquisitions); {
 		asked := now()
 		if err := lock.Take(c.ctx); err != nil {
 			if c.ctx.Err() != nil {
-				return turns
+				return acquisitions
 			}
 			c.failed(err)
 			continue
@@ -269,10 +269,10 @@ func (c *course) takeTurns(lock Lock, task int) (turns []turn) {
 		if err := lock.Give(); err != nil {
 			c.failed(err)
 		}
-		turns = append(turns, turn{uint32(task), 0, asked, entered, left, now()})
+		acquisitions = append(acquisitions, acquisition{uint32(task), 0, asked, entered, left, now()})
 		number++
 	}
-	return turns
+	return acquisitions
 }
 
 // work is the critical section.
@@ -296,14 +296,14 @@ func (c *course) failed(err error) {
 	time.Sleep(time.Millisecond)
 }
 
-func write(path string, turns [][]turn) error {
+func write(path string, acquisitions [][]acquisition) error {
 	file, err := os.Create(path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
 	out := bufio.NewWriter(file)
-	for _, some := range turns {
+	for _, some := range acquisitions {
 		for _, one := range some {
 			if err := binary.Write(out, binary.LittleEndian, one.numbers()); err != nil {
 				return err
@@ -313,6 +313,6 @@ func write(path string, turns [][]turn) error {
 	return out.Flush()
 }
 
-func (t turn) numbers() []uint64 {
-	return []uint64{uint64(t.task) | uint64(t.shared)<<32, uint64(t.asked), uint64(t.entered), uint64(t.left), uint64(t.done)}
+func (a acquisition) numbers() []uint64 {
+	return []uint64{uint64(a.task) | uint64(a.shared)<<32, uint64(a.asked), uint64(a.entered), uint64(a.left), uint64(a.done)}
 }

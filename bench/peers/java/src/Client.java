@@ -31,7 +31,7 @@ interface Client {
             return true;
         }
 
-        /** One whose turns are all of the same kind. */
+        /** One without shared acquisitions. */
         static Lock of(Step take, Step give) {
             return new Lock() {
                 @Override

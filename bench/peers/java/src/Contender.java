@@ -45,7 +45,7 @@ final class Contender extends Thread {
         try (stream) {
             send("worker " + task + " " + ProcessHandle.current().pid());
             for (int number = 0; System.nanoTime() < order.endNs; number++) {
-                turn(number);
+                acquireOnce(number);
             }
             tell("end", System.nanoTime(), "");
         } catch (Exception gone) {
@@ -53,7 +53,7 @@ final class Contender extends Thread {
         }
     }
 
-    private void turn(long number) throws Exception {
+    private void acquireOnce(long number) throws Exception {
         long holdUs = part(number, 41, 53) < order.longPercent
                 ? order.longUs
                 : order.holdUs * (part(number, 37, 61) + 1) / 100;

@@ -13,9 +13,9 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 
-/** One run: its threads take turns until the end. Moments are System.nanoTime, which on Linux is the monotonic clock. */
+/** One run: its threads acquire and release until the end. Moments are System.nanoTime, which on Linux is the monotonic clock. */
 final class Course {
-    private static final int TURN_BYTES = 40;
+    private static final int ACQUISITION_BYTES = 40;
     private static final long GRACE_MS = 500;
 
     private final Peer.Order order;
@@ -29,12 +29,12 @@ final class Course {
         this.order = order;
     }
 
-    /** One thread's turns. */
+    /** The acquisitions of one thread. */
     private final class Task extends Thread {
         private final Client.Lock lock;
         private final int number;
         private final ByteBuffer bytes = ByteBuffer.allocateDirect(8).order(ByteOrder.LITTLE_ENDIAN);
-        private final Queue<long[]> turns = new ConcurrentLinkedQueue<>();
+        private final Queue<long[]> acquisitions = new ConcurrentLinkedQueue<>();
         /** Between acquire and release, where no interrupt may happen. */
         private boolean isInside;
 
@@ -48,16 +48,16 @@ final class Course {
         public void run() {
             try {
                 sleepUntil(order.startNs);
-                takeTurns();
+                acquireRepeatedly();
             } catch (Exception end) {
                 // The run is over, and it still waited.
             }
         }
 
-        private void takeTurns() throws Exception {
-            int turn = 0;
-            while (System.nanoTime() < order.endNs && (order.turns == 0 || turn < order.turns)) {
-                boolean isShared = Math.floorMod(turn * 37 + number * 61, 100) < order.readsPercent;
+        private void acquireRepeatedly() throws Exception {
+            int count = 0;
+            while (System.nanoTime() < order.endNs && (order.maxAcquisitions == 0 || count < order.maxAcquisitions)) {
+                boolean isShared = Math.floorMod(count * 37 + number * 61, 100) < order.readsPercent;
                 long asked = System.nanoTime();
                 try {
                     lock.take(isShared);
@@ -88,8 +88,8 @@ final class Course {
                 } finally {
                     leave();
                 }
-                turns.add(new long[] {number, isShared ? 1 : 0, asked, entered, left, System.nanoTime()});
-                turn++;
+                acquisitions.add(new long[] {number, isShared ? 1 : 0, asked, entered, left, System.nanoTime()});
+                count++;
             }
         }
 
@@ -178,12 +178,12 @@ final class Course {
 
     /** Those who could not be called back may still be at it: what they add from now on does not count. */
     private void write(List<Task> tasks) throws IOException {
-        List<long[]> turns = tasks.stream().flatMap(task -> task.turns.stream()).toList();
-        ByteBuffer log = ByteBuffer.allocate(turns.size() * TURN_BYTES).order(ByteOrder.LITTLE_ENDIAN);
-        for (long[] turn : turns) {
-            log.putInt((int) turn[0]).putInt((int) turn[1]);
-            for (int moment = 2; moment < turn.length; moment++) {
-                log.putLong(turn[moment]);
+        List<long[]> acquisitions = tasks.stream().flatMap(task -> task.acquisitions.stream()).toList();
+        ByteBuffer log = ByteBuffer.allocate(acquisitions.size() * ACQUISITION_BYTES).order(ByteOrder.LITTLE_ENDIAN);
+        for (long[] acquisition : acquisitions) {
+            log.putInt((int) acquisition[0]).putInt((int) acquisition[1]);
+            for (int moment = 2; moment < acquisition.length; moment++) {
+                log.putLong(acquisition[moment]);
             }
         }
         Files.write(Path.of(order.log), log.array());

@@ -27,7 +27,7 @@ public final class Peer {
         public long holdUs;
         public long startNs;
         public long endNs;
-        public int turns;
+        public int maxAcquisitions;
         public int readsPercent;
         public int permits;
         public String counter;

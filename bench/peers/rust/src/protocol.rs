@@ -17,7 +17,7 @@ pub struct Hello {
 pub enum Order {
     /// Connect.
     Open(Open),
-    /// Take turns for a while.
+    /// Acquire and release for a while.
     Run(Run),
     /// Take locks and keep them.
     Hold(Hold),
@@ -65,15 +65,15 @@ pub struct Run {
     pub start_ns: u64,
     /// End of the last attempt.
     pub end_ns: u64,
-    /// After so many turns a task stops by itself; zero for no such limit.
-    pub turns: u32,
-    /// How many of a hundred turns only read.
+    /// Max acquisitions of a task; zero for no limit.
+    pub max_acquisitions: u32,
+    /// Percentage of acquisitions that are reads.
     pub reads_percent: u32,
     /// How many may be inside a semaphore.
     pub permits: u32,
     /// The counter that an exclusive lock protects; empty where there is none.
     pub counter: String,
-    /// Where the turns are written to.
+    /// The log of the acquisitions.
     pub log: String,
 }
 

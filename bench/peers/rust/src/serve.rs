@@ -196,7 +196,7 @@ async fn run_task<L: Lock>(shared: Rc<SharedRun>, mut lock: L, task: u32) {
     let run = &shared.run;
     sleep(until(run.start_ns)).await;
     let mut acquisition = 0;
-    while now_ns() < run.end_ns && (run.turns == 0 || acquisition < run.turns) {
+    while now_ns() < run.end_ns && (run.max_acquisitions == 0 || acquisition < run.max_acquisitions) {
         let is_shared = is_read(run.reads_percent, task, acquisition);
         let asked = now_ns();
         let held = match lock.take(is_shared).await {
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_of_a_hundred_turns_read() {
+    fn reads_are_the_given_percentage_of_acquisitions() {
         for percent in [0, 50, 90, 100] {
             let reads = (0..100).filter(|acquisition| is_read(percent, 3, *acquisition)).count();
             assert_eq!(reads, percent as usize);

@@ -35,6 +35,7 @@ one command in a table with its name:
   ttl = \"30s\"
 The command line takes precedence over the environment, and the environment over
 the file.
+An option of the file has no effect if another one excludes it that is set.
 For locks that several users share, create a directory for their group once:
   install -d -m 2770 -o root -g GROUP /var/lib/leasehold
 Then name the file in each job, also in crontabs:
@@ -51,6 +52,8 @@ The lease belongs to no process. It expires after --ttl unless it is renewed:
 If the lease has ended, renew, status and release exit with 1. leasehold status
 shows the lease without renewing it. These commands work on every host that
 reaches the store.
+
+If the id can't be written, the lease is released. > /dev/null discards the id.
 
 Any client of the store can renew and release the lease with its id, so treat the
 id as a password: ls and show do not print it, and it can't be guessed. Without
@@ -86,7 +89,8 @@ The command gets
 
 With several names, their mutexes are acquired together: all of them or none, in
 an order that can't deadlock. If one of their leases is lost, the command is
-stopped as if all were.
+stopped as if all were. A name that begins with a dash is passed by --name:
+  leasehold run --name=-x -- COMMAND
 
 If systemd runs leasehold as a service with Type=notify, the service counts as
 started once the lock is held and the command runs.

@@ -162,12 +162,10 @@ impl AcquireMachine {
         self.has_waited
     }
 
-    /// The command, if a store that granted it at once keeps a lease that the command and the token describe completely.
+    /// The command that it sends.
     #[must_use]
-    pub fn plain_command(&self) -> Option<Arc<Acquire>> {
-        let Acquire { owner, replaces, reserve, .. } = &*self.command;
-        let is_plain = owner.is_none() && replaces.is_none() && *reserve == 0 && !self.has_waited;
-        is_plain.then(|| self.command.clone())
+    pub const fn command(&self) -> &Arc<Acquire> {
+        &self.command
     }
 
     /// Whether the store may know the attempt. An attempt that was never sent needs no release.
@@ -234,9 +232,9 @@ impl AcquireMachine {
             }
             Reply::Queued(queued) => {
                 self.has_waited = true;
-                let told = self.early_next.take().filter(|(_, at)| *at >= answer.at);
-                let told = told.map_or(*queued, |(head, _)| head.into());
-                let repoll_at = self.next_repoll(now, sent_at, answer.at, told);
+                let early = self.early_next.take().filter(|(_, at)| *at >= answer.at);
+                let queued = early.map_or(*queued, |(head, _)| head.into());
+                let repoll_at = self.next_repoll(now, sent_at, answer.at, queued);
                 self.phase = Phase::Queued { repoll_at };
                 if let Some(pushed) = self.early_push.take() {
                     self.handle_pushed(now, pushed, (sent_at, answer.at));

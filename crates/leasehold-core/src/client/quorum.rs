@@ -146,6 +146,7 @@ impl Round {
             best = Some(best.map_or(grant, |best| Grant {
                 tokens: if grant.tokens.first > best.tokens.first { grant.tokens } else { best.tokens },
                 valid_for: best.valid_for.min(grant.valid_for),
+                is_plain: false,
             }));
         }
         if count < self.quorum() {
@@ -301,8 +302,8 @@ impl NodeReplies {
     /// Whether a quorum has replied.
     #[must_use]
     pub fn has_quorum(&self) -> bool {
-        let said = self.replies.iter().filter(|reply| !matches!(reply, None | Some(NodeReply::Failed)));
-        said.count() >= quorum_of(self.replies.len())
+        let answered = self.replies.iter().filter(|reply| !matches!(reply, None | Some(NodeReply::Failed)));
+        answered.count() >= quorum_of(self.replies.len())
     }
 
     /// The result, once no further reply can change it.

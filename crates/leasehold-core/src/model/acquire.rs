@@ -81,7 +81,7 @@ impl<R: Rows> Step<'_, '_, R> {
         let tokens = TokenRange { first: lease.token, last: lease.token };
         // After the clock was set back more than the ttl would remain, and end early if the clock is set forward again.
         let valid_for = lease.expires_at.since(self.now()).min(acquire.ttl);
-        Reply::Granted(Grant { tokens, valid_for })
+        Reply::Granted(Grant { tokens, valid_for, is_plain: false })
     }
 
     /// A waiter's re-check, still waiting after the queue has moved.
@@ -148,7 +148,7 @@ impl<R: Rows> Step<'_, '_, R> {
             retained: false,
             metadata: acquire.metadata.clone(),
         })?;
-        Ok(Reply::Granted(Grant { tokens, valid_for: acquire.ttl }))
+        Ok(Reply::Granted(Grant { tokens, valid_for: acquire.ttl, is_plain: false }))
     }
 
     fn enqueue(&mut self, acquire: &Acquire, wait: WaitFor) -> Result<Reply, R::Error> {

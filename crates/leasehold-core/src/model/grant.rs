@@ -88,7 +88,7 @@ impl<R: Rows> Step<'_, '_, R> {
             retained: false,
             metadata: waiter.metadata.clone(),
         })?;
-        Ok(Grant { tokens, valid_for })
+        Ok(Grant { tokens, valid_for, is_plain: false })
     }
 
     /// Removes a pending push of a grant that the answer reports.

@@ -56,6 +56,19 @@ fn frozen_client_delays_the_queue_by_one_claim_window() {
 }
 
 #[test]
+fn entry_of_the_queue_ends_exactly_at_its_deadline() {
+    let mut world = World::new();
+    world.run(&acquire(id(0, 0), 1, 1, true));
+    world.run(&acquire(id(1, 0), 1, 1, true));
+    for _ in 0..4 {
+        assert_eq!(world.view().waiters.len(), 1);
+        world.pass(ENTRY_TTL / 4);
+        assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { .. }));
+    }
+    assert!(world.view().waiters.is_empty(), "{:?}", world.view());
+}
+
+#[test]
 fn absent_waiter_keeps_its_place_and_delays_no_other() {
     let mut world = World::new();
     for client in 0..3 {

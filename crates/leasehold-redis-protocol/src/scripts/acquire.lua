@@ -51,22 +51,13 @@ local function lease_at_once(token, last, granted_at)
   return { now, 1, token, last, ttl }
 end
 
--- When a waiter looks again that is not the head: after the time that a head may need, in case that it is gone too. With many
--- clients each looks the more seldom, and so does each of a client's many waiters.
-local function follower_looks_at()
-  local ends = head_hint()
-  if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
-  ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % FOLLOWERS_APART
-  return math.max(ends, now + LOOKS_APART * count_rows('r') * count_rows('q' .. client_of(id)))
-end
-
 local function queued(place)
   local w = first_ready()
   if w and w.place == place then
     h.head = place
     return { now, 2, 1, head_hint() }
   end
-  return { now, 2, 0, follower_looks_at() }
+  return { now, 2, 0, follower_looks_at(id, head_hint(), count_rows('q' .. client_of(id))) }
 end
 
 local function look_again(w)

@@ -34,9 +34,7 @@ if row and #row >= struct.size(HEADER) then
       redis.call('ZADD', KEYS[1], unpack(rows))
       redis.call('ZREM', KEYS[1], row)
       if waiters == 0 then return { now, 2, 1, ends } end
-      if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
-      ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % FOLLOWERS_APART
-      return { now, 2, 0, math.max(ends, now + LOOKS_APART * count_rows('r') * (others + 1)) }
+      return { now, 2, 0, follower_looks_at(id, ends, others + 1) }
     end
   end
 end

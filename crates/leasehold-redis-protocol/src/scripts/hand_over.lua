@@ -17,14 +17,13 @@ if row and #row >= struct.size(HEADER) then
     local client, sequence = struct.unpack('c16c8', id)
     local waiter = first_row('w' .. id)
     local _, _, _, weight, ttl, reserve, _, deadline, has_owner, _, metadata, replaces = struct.unpack(WAITER, waiter)
-    local inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
     if weight == capacity and has_owner == 0 and replaces == '' and count_rows('q' .. client) == 1
-      and redis.call('PUBSUB', NUMSUB, inbox)[2] > 0 then
+      and is_there(id) then
       -- Should memory be full, the rules know what to do.
       local drawn_id = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
-      local ms, number = string.match(drawn_id.err and '' or drawn_id, '(%d+)%-(%d+)')
-      local token = ms and ms * TOKENS_PER_MS + number
-      if token and token > last and token <= NEVER and tonumber(number) < TOKENS_PER_MS then
+      local token, is_token
+      if not drawn_id.err then token, is_token = token_of(drawn_id) end
+      if is_token and token > last and token <= NEVER then
         local last_token = token
         if reserve > 0 and token <= (now / 1000 + MAX_LEAD) * TOKENS_PER_MS then
           last_token = token + reserve
@@ -38,14 +37,11 @@ if row and #row >= struct.size(HEADER) then
           0, 0, '', #metadata, metadata))
         redis.call('ZREM', KEYS[1], row, waiter, ready[1], struct.pack('>c1ddc24', 'd', deadline, place, id),
           struct.pack(BY_CLIENT, 'q', client, place, sequence))
-        redis.call(PUBLISH, inbox, struct.pack('>Bc24dddd', 1, id, now, token, last_token, lasts))
-        if next_id and next_head ~= head then
-          local next_inbox = INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', next_id))
-          redis.call(PUBLISH, next_inbox, struct.pack('>Bc24dddd', 2, next_id, now, ends, 0, 0))
-        end
+        publish(id, 1, token, last_token, lasts)
+        if next_id and next_head ~= head then publish(next_id, 2, ends, 0, 0) end
         return now
       end
-      if ms then drawn = drawn_id end
+      if token then drawn = drawn_id end
     end
   end
 end

@@ -4,8 +4,7 @@
 -- ARGV  1 the arguments of the command
 -- Returns nothing: it defines the functions that the commands use.
 --
--- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it. No token below
--- `floor` is granted. `raw` is the string in the key, if it is one; `drawn` is an id of the clock that is not a token yet.
+-- No token below `floor` is granted. `raw` is the string in the key, if it is one; `drawn` is an id of the clock that is not a token yet.
 --
 -- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
 -- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.
@@ -25,14 +24,6 @@ end
 
 local function push(id, kind, a, b, c)
   pushes[#pushes + 1] = { id = id, kind = kind, a = a or 0, b = b or 0, c = c or 0 }
-end
-
-local function inbox_of(id)
-  return INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
-end
-
-local function is_there(id)
-  return redis.call('PUBSUB', NUMSUB, inbox_of(id))[2] > 0
 end
 
 local function weight_of(owner)
@@ -169,8 +160,7 @@ local function next_tokens(reserve)
   local id = drawn or try_draw('*')
   drawn = nil
   if not id then return nil end
-  local ms, sequence = string.match(id, '(%d+)%-(%d+)')
-  local next_one = ms * TOKENS_PER_MS + sequence
+  local next_one, is_token = token_of(id)
   local token = math.max(next_one, h.last_token + 1, floor)
   local last = token
   -- All locks share the clock, so it does not run far ahead for tokens that may never be used.
@@ -179,8 +169,7 @@ local function next_tokens(reserve)
     clock_error = 'CLOCKAHEAD ' .. KEYS[2] .. ' is too far ahead for tokens below 2^53'
     return nil
   end
-  -- A clock that stands still, or was set back, leaves more ids in one millisecond than there are tokens.
-  if (last > next_one or tonumber(sequence) >= TOKENS_PER_MS) and not try_draw(id_of(last)) then return nil end
+  if (last > next_one or not is_token) and not try_draw(id_of(last)) then return nil end
   h.last_token = last
   return token, last
 end
@@ -188,8 +177,7 @@ end
 -- Makes `floor` the last token, and moves the clock there. What the clock gives meanwhile is kept, if it is later.
 local function raise_clock()
   drawn = draw('*')
-  local ms, sequence = string.match(drawn, '(%d+)%-(%d+)')
-  if ms * TOKENS_PER_MS + sequence < floor then
+  if token_of(drawn) < floor then
     draw(id_of(floor))
     drawn = nil
   end
@@ -311,7 +299,7 @@ local function store()
   end
   for i = 1, #pushes do
     local p = pushes[i]
-    redis.call(PUBLISH, inbox_of(p.id), struct.pack('>Bc24dddd', p.kind, p.id, now, p.a, p.b, p.c))
+    publish(p.id, p.kind, p.a, p.b, p.c)
   end
 end
 

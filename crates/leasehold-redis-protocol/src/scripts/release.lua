@@ -14,7 +14,7 @@ if raw and string.sub(raw, 1, #ARGV[1]) == ARGV[1] then return redis.call('DEL',
 --@use rules
 
 local id, at_least, tombstone = ARGV[1], 0, 0
-if #id > 24 then at_least, tombstone, id = struct.unpack('>I8I8c24', id) end
+if #id > struct.size('c24') then at_least, tombstone, id = struct.unpack('>I8I8c24', id) end
 
 local function give_back(l)
   remove_lease(l)

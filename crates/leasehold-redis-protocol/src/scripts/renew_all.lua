@@ -1,25 +1,28 @@
--- Extends several plain leases of one client.
+-- Extends several plain leases by one ttl.
 --
 -- KEYS  the key of each resource
--- ARGV  1 'c16': client; then '>c8I8' for each resource: sequence number, ttl
---       2 on a quorum node: see floor.lua
+-- ARGV  1 the ttl in milliseconds; then each lease's acquisition
+--       the last on a quorum node: see floor.lua
 -- Returns the time alone if renew.lua would return it for each; otherwise a list of the replies of renew.lua, with false for a
 --       lease that must be renewed by itself.
+--
+-- The expiry is a string that is made once: the conversion of a number costs as much as the rest of a lease. PEXPIREAT costs less
+-- than PEXPIRE, which the server rewrites for its replicas.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local client, at = struct.unpack('c16', ARGV[1])
-local replies, is_usual = {}, true
-for i, raw in ipairs(floor == 0 and redis.call('MGET', unpack(KEYS)) or KEYS) do
-  local sequence, ttl
-  sequence, ttl, at = struct.unpack('>c8I8', ARGV[1], at)
-  local id = client .. sequence
-  if floor == 0 and raw and string.sub(raw, 1, #id) == id then
-    redis.call('PEXPIRE', KEYS[i], math.ceil(ttl / 1000))
-    replies[i] = now
+local expiry = string.format('%.0f', math.floor(now / 1000) + ARGV[1])
+local call, find, keys, ids = redis.call, string.find, KEYS, ARGV
+local alone = nil -- the numbers of the leases that are not plain
+for i, raw in ipairs(floor == 0 and call('MGET', unpack(keys)) or keys) do
+  if floor == 0 and raw and find(raw, ids[i + 1], 1, true) == 1 then
+    call('PEXPIREAT', keys[i], expiry)
   else
-    replies[i], is_usual = false, false
+    alone = alone or {}
+    alone[i] = true
   end
 end
-if is_usual then return now end
+if not alone then return now end
+local replies = {}
+for i = 1, #keys do replies[i] = not alone[i] and now end
 return replies

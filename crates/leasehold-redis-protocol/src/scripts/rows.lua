@@ -8,6 +8,8 @@
 -- ARGV  none
 -- Returns nothing: it defines the functions that model.lua and the commands use.
 --
+-- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it.
+--
 -- A plain value is what the `Acquire` said, ` leasehold:3@`, and the stream id that is the token; after it, where they
 -- differ from the token, when the lease was granted and the last token that was reserved. Any other string is another program's.
 --
@@ -52,12 +54,39 @@ local function id_of(token)
   return string.format('%.0f-%.0f', math.floor(token / TOKENS_PER_MS), token % TOKENS_PER_MS)
 end
 
+-- The token that an id of the clock stands for, and whether it does: a clock that stands still, or was set back, gives more ids in
+-- one millisecond than there are tokens.
+local function token_of(id)
+  local ms, sequence = string.match(id, '(%d+)%-(%d+)')
+  return ms * TOKENS_PER_MS + sequence, tonumber(sequence) < TOKENS_PER_MS
+end
+
+local function inbox_of(id)
+  return INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
+end
+
+local function is_there(id)
+  return redis.call('PUBSUB', NUMSUB, inbox_of(id))[2] > 0
+end
+
+local function publish(id, kind, a, b, c)
+  redis.call(PUBLISH, inbox_of(id), struct.pack('>Bc24dddd', kind, id, now, a, b, c))
+end
+
 local function first_row(prefix)
   return redis.call('ZRANGEBYLEX', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND, 'LIMIT', '0', '1')[1]
 end
 
 local function count_rows(prefix)
   return redis.call('ZLEXCOUNT', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND)
+end
+
+-- When a waiter looks again that is not the head: after the time that a head may need once the lease ends, in case that it is
+-- gone too. With many clients each looks the more seldom, and so does each of a client's many waiters.
+local function follower_looks_at(id, ends, waiters_of_client)
+  if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
+  ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % FOLLOWERS_APART
+  return math.max(ends, now + LOOKS_APART * count_rows('r') * waiters_of_client)
 end
 --@use shortcut
 

@@ -19,12 +19,12 @@ local function share()
   else
     return
   end
-  local ms, number = string.match(drawn, '(%d+)%-(%d+)')
-  local token, ends = ms * TOKENS_PER_MS + number, now + a.ttl
+  local token, is_token = token_of(drawn)
+  local ends = now + a.ttl
   if s.capacity ~= a.capacity or a.weight > s.capacity - s.in_use or s.leases == 0 or s.waiters + s.tombstones > 0
     or s.next_expiry <= now or s.stays <= ends + 1000000 or #first > 0 and unpack_lease(first).id == a.id
     or (s.leases > 1 or #first == 0) and count_rows('l' .. a.id) > 0
-    or token <= s.last_token or token > NEVER or tonumber(number) >= TOKENS_PER_MS then return end
+    or token <= s.last_token or token > NEVER or not is_token then return end
   drawn = nil
   s.in_use, s.last_token, s.leases, s.next_expiry = s.in_use + a.weight, token, s.leases + 1, math.min(s.next_expiry, ends)
   a.token, a.granted_at, a.expires_at, a.claimed, a.kept = token, now, ends, 1, 0

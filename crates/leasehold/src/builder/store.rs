@@ -67,6 +67,7 @@ impl Store {
     /// # Ok(()) });
     /// ```
     #[cfg(all(feature = "sqlite", unix))]
+    #[must_use]
     pub fn sqlite(path: impl Into<PathBuf>) -> Self {
         Self(Choice::File(path.into()))
     }
@@ -119,6 +120,7 @@ impl Store {
     /// # Ok(()) }
     /// ```
     #[cfg(feature = "redis")]
+    #[must_use]
     pub fn redis_connection<C>(client: redis::Client, connection: C) -> Self
     where
         C: ConnectionLike + Clone + Send + Sync + 'static,

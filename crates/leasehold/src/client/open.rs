@@ -34,7 +34,7 @@ impl Client {
         let telemetry = ClientTelemetry::new("memory:");
         let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone()), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
-        let store = telemetry.meter(open(session.id, Arc::downgrade(&inbox)));
+        let store = telemetry.meter(open(session.id, Arc::downgrade(&inbox)), Clock::Manual(clock.clone()));
         driver::start_manual(clock, session.clone(), store.clone());
         let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default(), telemetry);
         Ok(Self { handle: Arc::new(handle) })
@@ -64,10 +64,10 @@ impl Client {
         let session = Arc::new(Session::new(random_id()?, clock.clone(), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let (limit, shown, metered) = (options.connect_timeout, url.clone(), telemetry.clone());
         let open = move || async move {
-            let opening = async { Ok(metered.meter(open(id, inbox, clock).await?)) };
+            let opening = async { Ok(metered.meter(open(id, inbox, clock.clone()).await?, clock)) };
             let Some(limit) = limit else { return opening.await };
             let late = |_| {
                 let what = format!("{shown}: not connected within {limit:?}");
@@ -75,9 +75,9 @@ impl Client {
             };
             tokio::time::timeout(limit, opening).await.unwrap_or_else(late)
         };
-        let report = move |ready| tell.send(ready).is_ok();
+        let report = move |ready| sender.send(ready).is_ok();
         driver::start(session.clone(), open, report, thread_failed).map_err(thread_failed)?;
-        let store = told.await.map_err(|_| {
+        let store = receiver.await.map_err(|_| {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = client_name(session.id), "connected");

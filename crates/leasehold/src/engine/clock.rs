@@ -33,6 +33,15 @@ impl Clock {
         }
     }
 
+    /// The wall clock, to compare it with a server's.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn wall(&self) -> StoreTime {
+        match self {
+            Self::System => StoreTime::from_micros(micros(clock_gettime, ClockId::Realtime)),
+            Self::Manual(clock) => manual(clock).wall,
+        }
+    }
+
     /// The clock of a store in this process's memory.
     pub(crate) fn in_memory(&self) -> Now {
         match self {

@@ -63,6 +63,8 @@ pub(super) struct Entry {
     owner_was_granted: bool,
     /// Another lease is about to replace this one, which then ends without a loss.
     pub(super) is_replacing: bool,
+    /// The lease belongs to an id and is only renewed here: it ends without a release.
+    is_borrowed: bool,
     /// The local queue that owns the entry, and its hand-off limits.
     pub(super) local_queue: Option<(u64, HandoffLimits)>,
     /// Not logged yet.
@@ -113,6 +115,7 @@ impl Entry {
             is_failure_logged: false,
             owner_was_granted: false,
             is_replacing: false,
+            is_borrowed: false,
             local_queue: None,
             log_events: Vec::new(),
             timer: None,
@@ -265,6 +268,7 @@ impl Entry {
                 machine.handle_cancel();
                 self.end_attempt(now);
             }
+            Stage::Lease { .. } if self.is_borrowed => self.end(ReleaseOutcome::Released),
             Stage::Lease { machine, tombstone, as_granted, .. } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
                 let remaining = machine.remaining(now);
@@ -336,7 +340,7 @@ impl Entry {
             self.owner_was_granted = self.owner.is_some();
             self.has_waited = machine.has_waited();
             let acquisition = machine.acquisition();
-            let as_granted = machine.plain_command().map(|acquire| (acquire, grant.tokens.first));
+            let as_granted = grant.is_plain.then(|| (machine.command().clone(), grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
             let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);

@@ -40,6 +40,8 @@ pub(crate) struct AttachedLease {
     pub(crate) detached: DetachedLease,
     pub(crate) token: Token,
     pub(crate) replicas: u32,
+    /// The lease is only renewed: this client never releases it.
+    pub(crate) is_borrowed: bool,
 }
 
 impl Session {
@@ -85,6 +87,12 @@ impl Session {
         }
         self.apply_effects(effects);
         Ok(sequence)
+    }
+
+    /// The attempt that the store knows as the holder of this lease.
+    #[cfg(feature = "_simulation")]
+    pub(crate) fn acquisition(&self, sequence: u64) -> Option<Acquisition> {
+        self.table().entries.get(&sequence)?.acquisition()
     }
 
     /// The grant that gave a lease this token; none if the lease was granted without a wait.

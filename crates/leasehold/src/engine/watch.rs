@@ -89,9 +89,9 @@ impl Session {
         match entry.release_outcome() {
             Some(given) => {
                 // The future gets the outcome, and nothing else refers to the entry. Wakers are dropped with the mutex free.
-                let told = table.entries.remove(watch.sequence);
+                let ended = table.entries.remove(watch.sequence);
                 drop(table);
-                drop(told);
+                drop(ended);
                 Poll::Ready(given)
             }
             None => {

@@ -97,12 +97,12 @@ impl<'a> BatchAcquire<'a> {
 
     /// None if the store does not support a batch of these locks.
     fn send(&self) -> Option<BoxFuture<Vec<CallResult>>> {
-        let said = |(_, attempt, transmit): &(&Lock, Attempt<'_>, Transmit)| match &transmit.command {
+        let acquire_of = |(_, attempt, transmit): &(&Lock, Attempt<'_>, Transmit)| match &transmit.command {
             Command::Acquire(acquire) => Some((attempt.resource.clone(), acquire.clone())),
             _ => None,
         };
-        let said: Vec<_> = self.attempts.iter().filter_map(said).collect();
-        let sent = self.handle.store.acquire_all(&said);
+        let attempts: Vec<_> = self.attempts.iter().filter_map(acquire_of).collect();
+        let sent = self.handle.store.acquire_all(&attempts);
         if sent.is_none() {
             let message = "the store does not support this batch".to_owned();
             let not_sent = Err(StoreError::new(Failure::NotSent, message));

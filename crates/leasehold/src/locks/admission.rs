@@ -40,7 +40,7 @@ impl Lock {
                     // Nodes in their restart grace vote soon: wait for them.
                     Err(_) if self.handle.store.in_restart_grace() => false,
                     // The votes are split: wait, as long as a quorum responds.
-                    Err(error) if error.is_unavailable() && self.inspect().await.is_ok() => true,
+                    Err(error) if error.is_unavailable() && self.look_up().await.is_ok() => true,
                     Err(error) => return Err(error),
                 }
             };

@@ -16,7 +16,7 @@ use crate::engine::with_deadline;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::inspect::HolderInfo;
+use crate::inspect::{HolderInfo, LockInfo};
 use crate::locks::lock::Lock;
 use crate::options::settings;
 
@@ -138,7 +138,7 @@ impl Election {
     ///
     /// Cancel safe: it only reads.
     pub async fn leader(&self) -> Result<Option<HolderInfo>, Error> {
-        Ok(self.inspect().await?.holders.into_iter().find(|holder| !holder.retained))
+        Ok(leader_in(self.inspect().await?))
     }
 
     /// Polls until the leader differs from `seen`, and returns it.
@@ -152,9 +152,13 @@ impl Election {
             if handle.session.is_closed() {
                 return Err(handle.closed());
             }
-            let leader = self.leader().await?;
-            if seen != Some(leader.as_ref().map(|leader| leader.acquisition)) {
-                return Ok(leader);
+            let is_new =
+                |leader: &Option<HolderInfo>| seen != Some(leader.as_ref().map(|leader| leader.acquisition));
+            if is_new(&leader_in(self.0.look_up().await?)) {
+                let leader = self.leader().await?;
+                if is_new(&leader) {
+                    return Ok(leader);
+                }
             }
             Sleep::until(&handle.session, handle.now() + every).await;
         }
@@ -173,6 +177,10 @@ impl Election {
     pub fn observe(&self) -> Observer {
         Observer { election: self.clone(), every: POLL_INTERVAL, seen: None, pending: None, is_over: false }
     }
+}
+
+fn leader_in(info: LockInfo) -> Option<HolderInfo> {
+    info.holders.into_iter().find(|holder| !holder.retained)
 }
 
 /// Reports changes of the leader, by [`next`](Self::next) or as a [`Stream`]. Created by [`Election::observe`].

@@ -149,7 +149,7 @@ impl Latch {
 
     async fn view(&self) -> Result<LockInfo, Error> {
         let resource = self.0.check(1)?;
-        let view = self.inspect().await?;
+        let view = self.0.look_up().await?;
         if view.in_use > 0 && view.capacity != self.0.capacity {
             let what =
                 format!("it is in use with a count of {}: all clients must pass the same", view.capacity);

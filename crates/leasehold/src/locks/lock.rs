@@ -148,6 +148,12 @@ impl Lock {
         self.handle.inspect((**resource).clone()).await
     }
 
+    /// As `inspect`, without what the clients have published.
+    pub(crate) async fn look_up(&self) -> Result<LockInfo, Error> {
+        let resource = self.checked_resource()?;
+        self.handle.look_up((**resource).clone()).await
+    }
+
     pub(crate) async fn force_release(&self) -> Result<Vec<HolderInfo>, Error> {
         let resource = self.checked_resource()?;
         self.handle.force_release((**resource).clone()).await

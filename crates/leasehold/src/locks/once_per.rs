@@ -162,7 +162,7 @@ impl OncePer {
         loop {
             self.0.handle.check_open()?;
             // An error here is ignored: the attempt that runs beside this reports an unavailable store.
-            if self.inspect().await.is_ok_and(|view| view.holders.iter().any(|holder| holder.retained)) {
+            if self.0.look_up().await.is_ok_and(|view| view.holders.iter().any(|holder| holder.retained)) {
                 return Ok(());
             }
             Sleep::until(&self.0.handle.session, self.0.handle.now() + POLL_INTERVAL).await;

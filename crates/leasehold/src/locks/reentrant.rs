@@ -213,6 +213,7 @@ impl ReentrantMutex {
     async fn holders(&self, resource: &Resource) -> Result<(Vec<Holder>, Vec<HolderInfo>), Error> {
         let handle = &self.0.handle;
         let answer = handle.ask(resource.clone(), Command::Inspect).await?;
+        let answer = handle.add_clients(answer).await;
         let Reply::View(view) = answer.reply else { return Err(handle.unexpected(resource, &answer.reply)) };
         let live = view.holders.into_iter().filter(|holder| !holder.retained);
         let (theirs, others): (Vec<_>, Vec<_>) = live.partition(|holder| holder.owner == self.0.owner);

@@ -37,9 +37,11 @@ fn answer(next: &AtomicU64, command: &Command) -> CallResult {
             let first = next.fetch_add(u64::from(acquire.reserve) + 1, Ordering::Relaxed);
             let last = first + u64::from(acquire.reserve);
             match (Token::new(first), Token::new(last)) {
-                (Some(first), Some(last)) => {
-                    Reply::Granted(Grant { tokens: TokenRange { first, last }, valid_for: acquire.ttl })
-                }
+                (Some(first), Some(last)) => Reply::Granted(Grant {
+                    tokens: TokenRange { first, last },
+                    valid_for: acquire.ttl,
+                    is_plain: false,
+                }),
                 _ => return Err(unsupported()),
             }
         }

@@ -1,6 +1,7 @@
 //! What the engine asks of a store. All stores run the same commands; they differ in scope (process, machine, network).
 
 use std::error::Error as StdError;
+use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,6 +112,17 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
+    /// Waits until the store has what the client has published, for a bounded time: a lease is about to outlast the client.
+    fn await_published(&self) -> BoxFuture<()> {
+        Box::pin(ready(()))
+    }
+
+    /// Adds to each holder and waiter in these answers what its client has published. After a bounded time the answers lack what
+    /// is not known by then.
+    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        Box::pin(ready(answers))
+    }
+
     /// Runs one command inline; `None` if that might block.
     fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
@@ -183,10 +195,8 @@ pub(crate) async fn inspect_all(store: &dyn Store) -> ListResult {
     let mut listed = Vec::with_capacity(resources.len());
     for page in resources.chunks(INSPECT_BATCH) {
         let batch = page.iter().map(|resource| (Arc::new(resource.clone()), Command::Inspect)).collect();
-        let answers = store.call_batch(batch, 0).await;
-        for (resource, answer) in page.iter().zip(answers) {
-            listed.push((resource.clone(), answer?));
-        }
+        let answers = store.call_batch(batch, 0).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        listed.extend(page.iter().cloned().zip(store.add_clients(answers).await));
     }
     Ok(listed)
 }

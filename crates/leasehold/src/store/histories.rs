@@ -77,10 +77,11 @@ pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
         let tombstone = Duration::from_secs(4 * tombstone);
         Joint::At(at, Step::Do(Command::Release(Release { tombstone, ..Release::now(acquisition) })))
     });
-    // By one client, and without tokens.
-    let renewal = (at(), prop_oneof![0..5_u64, sequences()], 1..20_u64);
-    let renewals = (0..CLIENTS, proptest::collection::vec(renewal, 1..5)).prop_map(|(client, renewals)| {
-        let renewal = |(at, sequence, ttl)| {
+    // By one client and one ttl, and without tokens.
+    let renewal = (at(), prop_oneof![0..5_u64, sequences()]);
+    let renewals = (0..CLIENTS, 1..20_u64, proptest::collection::vec(renewal, 1..5));
+    let renewals = renewals.prop_map(|(client, ttl, renewals)| {
+        let renewal = |(at, sequence)| {
             let acquisition = Acquisition { client: client_id(client), sequence };
             (at, Renew { acquisition, ttl: Duration::from_secs(ttl * ttl * ttl), reserve: 0 })
         };

@@ -3,9 +3,10 @@
 //! Until then, and while it can't be opened, a command fails as one that was never sent: a waiting attempt asks again until its
 //! deadline, and any other one fails. Each command tries to open the store once, and commands at the same time share a try.
 
+use std::future::ready;
 use std::sync::Arc;
 
-use leasehold_core::{Acquire, Acquisition, Command, Failure, Resource, Token};
+use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Resource, Token};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
@@ -79,6 +80,17 @@ impl Opener {
 impl Store for Lazy {
     fn capabilities(&self) -> Capabilities {
         self.capabilities
+    }
+
+    fn await_published(&self) -> BoxFuture<()> {
+        self.opened().map_or_else(|| Box::pin(ready(())) as BoxFuture<()>, |store| store.await_published())
+    }
+
+    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        match self.opened() {
+            Some(store) => store.add_clients(answers),
+            None => Box::pin(ready(answers)),
+        }
     }
 
     fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {

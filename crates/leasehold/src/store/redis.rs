@@ -42,7 +42,7 @@ use std::task::Poll;
 #[cfg(feature = "redlock")]
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Command, Resource, Token};
+use leasehold_core::{Acquire, Answer, Command, Resource, Token};
 pub(crate) use leasehold_redis_protocol::slot_of;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -149,12 +149,12 @@ impl Redis {
             // The driver: it sends its batches itself.
             return Box::pin(work);
         }
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         self.runtime.spawn(async move {
             // The receiver is gone if the caller's future was dropped.
-            let _ = tell.send(work.await);
+            let _ = sender.send(work.await);
         });
-        Box::pin(async move { told.await.unwrap_or_else(|_| otherwise()) })
+        Box::pin(async move { receiver.await.unwrap_or_else(|_| otherwise()) })
     }
 }
 
@@ -178,6 +178,21 @@ impl Store for Redis {
     fn publish_client(&self, metadata: Arc<str>) -> bool {
         self.nodes.record().publish(metadata);
         true
+    }
+
+    fn await_published(&self) -> BoxFuture<()> {
+        let nodes = self.nodes.clone();
+        self.run_on_runtime(async move { nodes.await_record().await }, || ())
+    }
+
+    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        let (nodes, unchanged) = (self.nodes.clone(), answers.clone());
+        let work = async move {
+            let mut answers = answers;
+            nodes.add_clients(answers.iter_mut()).await;
+            answers
+        };
+        self.run_on_runtime(work, move || unchanged.clone())
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {

@@ -66,7 +66,7 @@ struct Quorum {
     /// Receive the nodes' pushes; the nodes hold them weakly.
     _inboxes: Vec<Arc<dyn Inbox>>,
     attempts: Attempts,
-    terms: Terms,
+    options: VoteOptions,
     inbox: Weak<dyn Inbox>,
     runtime: Runtime,
     admission_nodes: Mutex<AdmissionNodes>,
@@ -79,7 +79,7 @@ struct Quorum {
 
 /// The options of the vote.
 #[derive(Clone, Copy)]
-struct Terms {
+struct VoteOptions {
     /// Whether a token counts only once a quorum knows it.
     is_fenced: bool,
     /// Max time for a node to answer, if the caller has set it.
@@ -113,7 +113,7 @@ impl Quorum {
         client: ClientId,
         nodes: Vec<Arc<Node>>,
         inboxes: Vec<Arc<dyn Inbox>>,
-        terms: Terms,
+        options: VoteOptions,
         inbox: Weak<dyn Inbox>,
         runtime: Runtime,
     ) -> Self {
@@ -122,7 +122,7 @@ impl Quorum {
             attempts: Attempts::new(client, nodes.len()),
             nodes,
             _inboxes: inboxes,
-            terms,
+            options,
             inbox,
             runtime,
             admission_nodes: Mutex::default(),
@@ -191,7 +191,7 @@ impl Quorum {
 
     /// Max time for the nodes to answer.
     fn node_timeout(&self, ttl: Duration) -> Duration {
-        self.terms.node_timeout.unwrap_or_else(|| {
+        self.options.node_timeout.unwrap_or_else(|| {
             let usual = self.round_trip() * SLOW_ROUND_TRIPS;
             let share = (ttl / 10).clamp(MIN_NODE_TIMEOUT, MAX_NODE_TIMEOUT);
             share.max(usual).min(ttl / 3)
@@ -305,11 +305,25 @@ pub(crate) const fn capabilities(max_ttl: Option<Duration>) -> Capabilities {
 
 impl Store for Redlock {
     fn capabilities(&self) -> Capabilities {
-        capabilities(self.quorum.terms.max_ttl)
+        capabilities(self.quorum.options.max_ttl)
     }
 
     fn publish_client(&self, metadata: Arc<str>) -> bool {
         self.quorum.nodes.iter().all(|node| node.store.publish_client(metadata.clone()))
+    }
+
+    fn await_published(&self) -> BoxFuture<()> {
+        let quorum = self.quorum.clone();
+        let work = async move {
+            join_all(quorum.nodes.iter().map(|node| node.store.await_published())).await;
+        };
+        self.node_on_caller().run_on_runtime(work, || ())
+    }
+
+    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        let (quorum, unchanged) = (self.quorum.clone(), answers.clone());
+        let work = async move { quorum.add_clients(answers).await };
+        self.node_on_caller().run_on_runtime(work, move || unchanged.clone())
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {

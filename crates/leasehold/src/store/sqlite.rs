@@ -138,10 +138,10 @@ impl Sqlite {
         job: impl FnOnce(oneshot::Sender<T>) -> Job,
         otherwise: impl FnOnce(StoreError) -> T + Send + 'static,
     ) -> BoxFuture<T> {
-        let (tell, told) = oneshot::channel();
-        let is_taken = self.worker.submit(job(tell));
+        let (sender, receiver) = oneshot::channel();
+        let is_taken = self.worker.submit(job(sender));
         Box::pin(async move {
-            if is_taken && let Ok(answer) = told.await {
+            if is_taken && let Ok(answer) = receiver.await {
                 return answer;
             }
             otherwise(not_sent("too many commands wait for the file, or its worker has ended"))
@@ -170,17 +170,17 @@ impl Store for Sqlite {
         Some(match answered {
             Some(Ok(answers)) => Box::pin(ready(answers.into_iter().map(Ok).collect())),
             Some(Err(error)) => Box::pin(ready(failed(error.into_error()))),
-            None => self.submit(|tell| Job::AcquireAll(attempts.to_vec(), tell), failed),
+            None => self.submit(|sender| Job::AcquireAll(attempts.to_vec(), sender), failed),
         })
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        self.submit(|tell| Job::Command(resource, command, tell), Err)
+        self.submit(|sender| Job::Command(resource, command, sender), Err)
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let count = batch.len();
-        self.submit(|tell| Job::Batch(batch, tell), move |error| vec![Err(error); count])
+        self.submit(|sender| Job::Batch(batch, sender), move |error| vec![Err(error); count])
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
@@ -193,16 +193,16 @@ impl Store for Sqlite {
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let (path, is_durable) = (self.shared.path.clone(), self.shared.is_durable);
         // It reads the whole file, which would delay the worker's other jobs.
         let started = thread::Builder::new()
             .name("leasehold-doctor".to_owned())
-            .spawn(move || tell.send(doctor::diagnose(&path, is_durable)));
+            .spawn(move || sender.send(doctor::diagnose(&path, is_durable)));
         Box::pin(async move {
             started
                 .map_err(|error| not_sent(format!("no thread could be started: {error}")).caused_by(error))?;
-            told.await.unwrap_or_else(|_| Err(not_sent("the thread that checks the file has ended")))
+            receiver.await.unwrap_or_else(|_| Err(not_sent("the thread that checks the file has ended")))
         })
     }
 }

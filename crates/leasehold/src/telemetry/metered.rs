@@ -3,13 +3,14 @@
 //! What a store runs inline is part of the caller's own time and is not counted.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Answer, Command, Resource, StoreTime, Token};
+use leasehold_core::{Acquire, Acquisition, Answer, Command, LocalTime, Resource, StoreTime, Token};
 use metrics::{Gauge, Histogram, gauge, histogram};
 
 use super::names;
 use crate::diagnostics::Diagnosis;
+use crate::engine::clock::Clock;
 use crate::store::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError};
 
 /// A longer round trip says too little about the clocks.
@@ -21,6 +22,8 @@ pub(super) struct Metered {
 }
 
 struct Handles {
+    /// The clock of the client, so that a test that moves it measures no real time.
+    clock: Clock,
     in_flight: Gauge,
     acquire: Histogram,
     renew: Histogram,
@@ -31,10 +34,11 @@ struct Handles {
 }
 
 impl Metered {
-    pub(super) fn new(store: Arc<dyn Store>, scheme: &Arc<str>) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, scheme: &Arc<str>, clock: Clock) -> Self {
         let seconds = |command: &'static str| histogram!(names::COMMAND, "store" => scheme.clone(), "command" => command);
         let has_clock = scheme.starts_with("redis");
         let handles = Handles {
+            clock,
             in_flight: gauge!(names::COMMANDS_IN_FLIGHT, "store" => scheme.clone()),
             acquire: seconds("acquire"),
             renew: seconds("renew"),
@@ -63,10 +67,9 @@ impl Handles {
         if at == StoreTime::ZERO || took > MAX_ROUND_TRIP {
             return;
         }
-        if let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH) {
-            let server = Duration::from_micros(at.as_micros());
-            offset.set(server.as_secs_f64() - (now.as_secs_f64() - took.as_secs_f64() / 2.0));
-        }
+        let (server, now) =
+            (Duration::from_micros(at.as_micros()), Duration::from_micros(self.clock.wall().as_micros()));
+        offset.set(server.as_secs_f64() - (now.as_secs_f64() - took.as_secs_f64() / 2.0));
     }
 }
 
@@ -74,18 +77,18 @@ impl Handles {
 struct InFlight {
     handles: Arc<Handles>,
     count: f64,
-    sent: Instant,
+    sent: LocalTime,
 }
 
 impl InFlight {
     fn begin(handles: &Arc<Handles>, count: usize) -> Self {
         let count = f64::from(u32::try_from(count).unwrap_or(u32::MAX));
         handles.in_flight.increment(count);
-        Self { handles: handles.clone(), count, sent: Instant::now() }
+        Self { handles: handles.clone(), count, sent: handles.clock.local() }
     }
 
     fn answered<'a>(&self, histogram: &Histogram, answers: impl Iterator<Item = &'a Answer>) {
-        let took = self.sent.elapsed();
+        let took = self.handles.clock.local().since(self.sent);
         histogram.record(took);
         if let Some(answer) = answers.last() {
             self.handles.compare_clocks(answer.at, took);
@@ -106,6 +109,14 @@ impl Store for Metered {
 
     fn publish_client(&self, metadata: Arc<str>) -> bool {
         self.store.publish_client(metadata)
+    }
+
+    fn await_published(&self) -> BoxFuture<()> {
+        self.store.await_published()
+    }
+
+    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        self.store.add_clients(answers)
     }
 
     fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {

@@ -6,7 +6,7 @@ use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 pub(super) const ACQUISITIONS: &str = "leasehold_acquisitions_total";
 pub(super) const WAIT: &str = "leasehold_wait_seconds";
 pub(super) const HOLD: &str = "leasehold_hold_seconds";
-pub(super) const HANDOVER: &str = "leasehold_handover_seconds";
+pub(super) const HANDOFF: &str = "leasehold_handoff_seconds";
 pub(super) const LEASES_HELD: &str = "leasehold_leases_held";
 pub(super) const ATTEMPTS_WAITING: &str = "leasehold_attempts_waiting";
 pub(super) const LOCAL_HANDOFFS: &str = "leasehold_local_handoffs_total";
@@ -23,7 +23,7 @@ pub(super) fn describe() {
     describe_counter!(ACQUISITIONS, count, "Attempts to acquire a lock that have ended, by outcome");
     describe_histogram!(WAIT, seconds, "Time from the call to the grant, of attempts that were granted");
     describe_histogram!(HOLD, seconds, "Time from the grant to the release or the loss of the guard");
-    describe_histogram!(HANDOVER, seconds, "Time from the store's grant to a waiter until its task runs");
+    describe_histogram!(HANDOFF, seconds, "Time from the store's grant to a waiter until its task runs");
     describe_gauge!(LEASES_HELD, count, "Guards that exist");
     describe_gauge!(ATTEMPTS_WAITING, count, "Tasks that wait for a lock");
     describe_counter!(LOCAL_HANDOFFS, count, "Leases handed to another task of the same client");

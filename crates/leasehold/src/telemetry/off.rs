@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold_core::{Command, Kind, LocalTime, Loss};
 
 use super::AttemptOutcome;
+use crate::engine::clock::Clock;
 use crate::store::{CallResult, Store};
 
 #[derive(Clone, Debug)]
@@ -16,7 +17,7 @@ impl ClientTelemetry {
         Self
     }
 
-    pub(crate) fn meter(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
+    pub(crate) fn meter(&self, store: Arc<dyn Store>, _clock: Clock) -> Arc<dyn Store> {
         store
     }
 

@@ -12,6 +12,7 @@ use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::metered::Metered;
 use super::{AttemptOutcome, names, renewal_outcome};
+use crate::engine::clock::Clock;
 use crate::store::{CallResult, Store};
 
 /// The maximum number of labels per client. Further labels count as [`OTHER`], because a recorder never removes a label.
@@ -59,9 +60,9 @@ impl ClientTelemetry {
         Self(Arc::new(Handles { store, by_kind, by_label: Mutex::default(), renewals, reconnects }))
     }
 
-    /// The store, with its commands counted and timed.
-    pub(crate) fn meter(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
-        Arc::new(Metered::new(store, &self.0.store))
+    /// The store, with its commands counted and timed by the client's clock.
+    pub(crate) fn meter(&self, store: Arc<dyn Store>, clock: Clock) -> Arc<dyn Store> {
+        Arc::new(Metered::new(store, &self.0.store, clock))
     }
 
     /// The metrics of the locks of this kind without a label.
@@ -107,7 +108,7 @@ impl ClientTelemetry {
             },
             wait: histogram!(names::WAIT, labels()),
             hold: histogram!(names::HOLD, labels()),
-            handover: histogram!(names::HANDOVER, labels()),
+            handoff: histogram!(names::HANDOFF, labels()),
             leases_held: gauge!(names::LEASES_HELD, labels()),
             attempts_waiting: gauge!(names::ATTEMPTS_WAITING, labels()),
             local_handoffs: counter!(names::LOCAL_HANDOFFS, labels()),
@@ -155,7 +156,7 @@ struct LockHandles {
     outcomes: Outcomes,
     wait: Histogram,
     hold: Histogram,
-    handover: Histogram,
+    handoff: Histogram,
     leases_held: Gauge,
     attempts_waiting: Gauge,
     local_handoffs: Counter,
@@ -209,7 +210,7 @@ impl LockTelemetry {
     /// Records the time from the store's grant until the waiter's task ran.
     pub(crate) fn handed_over(&self, latency: Duration) {
         if let Some(handles) = &self.0 {
-            handles.handover.record(latency);
+            handles.handoff.record(latency);
         }
     }
 

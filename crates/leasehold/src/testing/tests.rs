@@ -207,15 +207,15 @@ fn release_that_the_driver_retried_leaves_no_entry() {
 
 #[test]
 fn time_moves_by_any_duration() {
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let store = TestStore::new();
         let client = store.client().unwrap();
         store.advance(Duration::MAX);
         store.suspend(Duration::MAX);
-        tell.send(block_on(client.mutex("a").try_lock()).is_ok())
+        sender.send(block_on(client.mutex("a").try_lock()).is_ok())
     });
-    told.recv_timeout(Duration::from_secs(20)).expect("the clock stops at its end");
+    receiver.recv_timeout(Duration::from_secs(20)).expect("the clock stops at its end");
 }
 
 #[test]

@@ -189,11 +189,11 @@ fn panic_on_the_clients_thread_ends_its_leases_and_its_close() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(600)).lock()).unwrap();
     stage.becomes(Fate::Panics);
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let client = stage.client.clone();
     // The renewal panics.
-    thread::spawn(move || tell.send((block_on(guard.lost()), block_on(client.close()))));
-    let (lost, closed) = told.recv_timeout(Duration::from_secs(20)).expect("every wait ends");
+    thread::spawn(move || sender.send((block_on(guard.lost()), block_on(client.close()))));
+    let (lost, closed) = receiver.recv_timeout(Duration::from_secs(20)).expect("every wait ends");
     assert_eq!(lost, Loss::Closed);
     assert!(closed.unwrap_err().is_unavailable());
 }
@@ -217,9 +217,9 @@ fn once_per_ends_if_its_client_closes_during_a_poll() {
     let client = stage.client.clone();
     *stage.store.before_inspect.lock().unwrap() =
         Some(Box::new(move || thread::spawn(move || block_on(client.close())).join().unwrap().unwrap()));
-    let (tell, told) = std::sync::mpsc::channel();
-    thread::spawn(move || tell.send(block_on(work.start()).map(|started| started.is_some())));
-    assert!(told.recv_timeout(Duration::from_secs(20)).expect("it ends").unwrap_err().is_closed());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    thread::spawn(move || sender.send(block_on(work.start()).map(|started| started.is_some())));
+    assert!(receiver.recv_timeout(Duration::from_secs(20)).expect("it ends").unwrap_err().is_closed());
 }
 
 #[test]

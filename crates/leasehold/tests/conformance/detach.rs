@@ -15,6 +15,8 @@ macro_rules! tests {
             release_of_a_detached_lease_grants_the_first_waiter
             tasks_behind_a_detached_lease_wait_in_the_store
             wrong_and_ended_ids_are_refused_and_no_secret_is_shown
+            renewal_by_id_extends_the_lease_and_leaves_it_detached
+            attached_lease_of_a_period_keeps_the_period
             blocking_lease_is_detached_and_attached
         }
     };
@@ -104,6 +106,39 @@ pub(crate) async fn wrong_and_ended_ids_are_refused_and_no_secret_is_shown(store
         assert!(error.is_lost() && error.to_string().contains("the id is wrong"), "{error}");
         assert!(!error.to_string().contains(secret));
     }
+}
+
+pub(crate) async fn renewal_by_id_extends_the_lease_and_leaves_it_detached(store: Store) {
+    let (one, other) = pair(&store).await;
+    let id = one.mutex("a").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
+    let left = async || one.inspect_lease(&id).await.unwrap().expect("it is held").expires_in;
+    let before = left().await;
+    leasehold_testkit::until(async || left().await + Duration::from_millis(200) < before).await;
+    let before = left().await;
+    other.renew_lease(&id).await.unwrap();
+    assert!(left().await > before, "it was renewed");
+    // The client that renewed it does not release it.
+    other.close().await.unwrap();
+    assert!(one.mutex("a").try_lock().await.unwrap().is_none());
+    one.attach(&id).await.unwrap().release().await.unwrap();
+    assert!(one.renew_lease(&id).await.unwrap_err().is_lost());
+}
+
+pub(crate) async fn attached_lease_of_a_period_keeps_the_period(store: Store) {
+    let period = Duration::from_secs(3_600);
+    let (one, other) = pair(&store).await;
+    let guard = one.once_per("a", period).start().await.unwrap().expect("the first start");
+    let id = guard.detach().await.unwrap();
+    let left = async || other.mutex("a").inspect().await.unwrap().holders[0].expires_in;
+    assert!(left().await > period / 2, "{:?}", left().await);
+    other.renew_lease(&id).await.unwrap();
+    assert!(left().await > period / 2, "{:?}", left().await);
+    let guard = other.attach(&id).await.unwrap();
+    guard.renew().await.unwrap();
+    assert!(left().await > period / 2, "{:?}", left().await);
+    guard.release().await.unwrap();
+    assert!(left().await > period / 2, "{:?}", left().await);
+    assert!(one.once_per("a", period).start().await.unwrap().is_none(), "the period is used up");
 }
 
 pub(crate) async fn blocking_lease_is_detached_and_attached(store: Store) {

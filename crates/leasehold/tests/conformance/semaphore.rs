@@ -19,6 +19,7 @@ macro_rules! tests {
             different_semaphore_limits_are_an_error
             granted_permits_never_exceed_the_limit
             inspect_reports_permits
+            release_by_token_or_id_frees_one_of_two_leases
             blocking_semaphore_acquires_permits
         }
     };
@@ -154,6 +155,25 @@ pub(crate) async fn inspect_reports_permits(store: Store) {
     assert!(view.holders[0].owner.is_none());
     let taken = other.semaphore("a", 3).force_release().await.unwrap();
     assert_eq!(taken.len(), 1);
+}
+
+pub(crate) async fn release_by_token_or_id_frees_one_of_two_leases(store: Store) {
+    let (one, other) = pair(&store).await;
+    let semaphore = one.semaphore("a", 2).ttl(Duration::from_secs(20));
+    let (first, second) = (semaphore.acquire(1).await.unwrap(), semaphore.acquire(1).await.unwrap());
+    let held = async || other.semaphore("a", 2).inspect().await.unwrap().holders;
+    let taken = other.force_release_token(KIND, "a", first.token()).await.unwrap().expect("it is held");
+    assert_eq!(taken.token, first.token());
+    assert_eq!(held().await.iter().map(|holder| holder.token).collect::<Vec<_>>(), [second.token()]);
+    assert!(first.renew().await.unwrap_err().is_lost());
+    second.renew().await.unwrap();
+    assert!(other.force_release_token(KIND, "a", first.token()).await.unwrap().is_none(), "it has ended");
+    let third = semaphore.try_acquire(1).await.unwrap().expect("its permit is free");
+    let (second, third) = (second.detach().await.unwrap(), third.detach().await.unwrap());
+    let kept = other.inspect_lease(&third).await.unwrap().expect("it is held").token;
+    other.attach(&second).await.unwrap().release().await.unwrap();
+    assert_eq!(held().await.iter().map(|holder| holder.token).collect::<Vec<_>>(), [kept]);
+    other.attach(&third).await.unwrap().release().await.unwrap();
 }
 
 pub(crate) async fn blocking_semaphore_acquires_permits(store: Store) {

@@ -59,6 +59,28 @@ async fn uncontended_release_needs_no_script() {
     assert_eq!(calls(&server, "delifeq"), 33);
 }
 
+/// A lease beside others is no value of a key, so a conditional delete would be in vain.
+#[tokio::test]
+async fn joiner_of_a_shared_lock_releases_by_the_script_at_once() {
+    let server = valkey();
+    let (client, other) = (client_of(&server).await, client_of(&server).await);
+    lock_and_release(&client).await;
+    lock_and_release(&other).await;
+    // It joins a plain lease, and then a set.
+    for joined in 0..2 {
+        let first = client.rw_lock("a").read().await.unwrap();
+        let second = if joined == 0 { None } else { Some(client.rw_lock("a").read().await.unwrap()) };
+        let joiner = other.rw_lock("a").read().await.unwrap();
+        reset(&server);
+        joiner.release().await.unwrap();
+        assert_eq!((calls(&server, "delifeq"), calls(&server, "evalsha")), (0, 1), "{joined}");
+        first.release().await.unwrap();
+        if let Some(second) = second {
+            second.release().await.unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn release_of_a_changed_lease_goes_to_the_script() {
     let server = valkey();
@@ -109,10 +131,15 @@ async fn user_without_the_right_releases_by_the_script() {
     server.run(&["ACL", "SETUSER", "default", "+delifeq"]);
     let client = client_of(&server).await;
     server.run(&["ACL", "SETUSER", "default", "-delifeq"]);
+    reset(&server);
     for _ in 0..3 {
         lock_and_release(&client).await;
         assert!(is_free(&server));
     }
+    // It is tried once.
+    let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
+    let refused = stats.lines().find(|line| line.starts_with("cmdstat_delifeq:")).unwrap();
+    assert!(refused.contains("rejected_calls=1,"), "{refused}");
 }
 
 #[tokio::test]

@@ -293,3 +293,17 @@ async fn tokens_rise_while_nodes_restart_empty_one_by_one() {
         nodes.start_again([round % 3]);
     }
 }
+
+/// The quorum's leases are released where they are, whatever else is on the other nodes.
+#[tokio::test]
+async fn forced_release_succeeds_though_two_of_three_nodes_have_foreign_values() {
+    let nodes = Nodes::start(3);
+    let client = nodes.client().await;
+    let _guard = client.mutex("a").lock().await.unwrap();
+    until(async || nodes.holding("a").await == 3).await;
+    for server in &nodes.0[..2] {
+        server.run(&["SET", "leasehold:3:{mutex:a}", "mine"]);
+    }
+    client.mutex("a").force_release().await.unwrap();
+    assert!(!holds(&nodes.0[2], "a").await);
+}

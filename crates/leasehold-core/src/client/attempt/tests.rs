@@ -32,7 +32,7 @@ fn patient() -> Option<WaitPolicy> {
 }
 
 fn grant(valid_for: Duration) -> Grant {
-    Grant { tokens: TokenRange::next(0, 0, StoreTime::ZERO), valid_for }
+    Grant { tokens: TokenRange::next(0, 0, StoreTime::ZERO), valid_for, is_plain: false }
 }
 
 fn answer(ms: u64, reply: Reply) -> Answer {

@@ -11,7 +11,7 @@ fn range(first: u64) -> TokenRange {
 }
 
 fn yes(token: u64) -> Vote {
-    Vote::Yes(Grant { tokens: range(token), valid_for: LASTS })
+    Vote::Yes(Grant { tokens: range(token), valid_for: LASTS, is_plain: false })
 }
 
 fn at(ms: u64) -> LocalTime {
@@ -58,7 +58,7 @@ fn expected(votes: &[Vote]) -> Verdict {
     let count = |counts: fn(&Vote) -> bool| votes.iter().filter(|vote| counts(vote)).count();
     let (yeses, noes) = (count(|vote| matches!(vote, Vote::Yes(_))), count(|vote| matches!(vote, Vote::No)));
     if yeses >= quorum {
-        Verdict::Granted(Grant { tokens: range(1), valid_for: LASTS })
+        Verdict::Granted(Grant { tokens: range(1), valid_for: LASTS, is_plain: false })
     } else if votes.len() - noes < quorum {
         Verdict::Busy
     } else if yeses + noes >= quorum {
@@ -206,7 +206,9 @@ fn late_grant_receives_the_token_if_needed() {
 
 #[test]
 fn late_yes_with_a_shorter_lease_shortens_the_trust() {
-    let lasting = |token, ms| Vote::Yes(Grant { tokens: range(token), valid_for: Duration::from_millis(ms) });
+    let lasting = |token, ms| {
+        Vote::Yes(Grant { tokens: range(token), valid_for: Duration::from_millis(ms), is_plain: false })
+    };
     let mut round = Round::new(3, true, at(0));
     round.handle_vote(0, lasting(9, 10_000));
     round.handle_vote(1, lasting(5, 10_000));
@@ -259,7 +261,8 @@ fn unfenced_round_propagates_no_token() {
 
 #[test]
 fn grant_older_than_its_validity_is_too_late() {
-    let short = |ms| Vote::Yes(Grant { tokens: range(5), valid_for: Duration::from_millis(ms) });
+    let short =
+        |ms| Vote::Yes(Grant { tokens: range(5), valid_for: Duration::from_millis(ms), is_plain: false });
     let mut round = Round::new(3, true, at(100));
     round.handle_vote(0, short(10_000));
     round.handle_vote(1, short(2_000));

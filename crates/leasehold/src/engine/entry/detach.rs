@@ -25,6 +25,15 @@ impl Entry {
         Ok(detached)
     }
 
+    /// The attempt that the store knows as the holder of the lease.
+    #[cfg(feature = "_simulation")]
+    pub(in crate::engine) fn acquisition(&self) -> Option<leasehold_core::Acquisition> {
+        match &self.stage {
+            Stage::Lease { machine, .. } => Some(machine.acquisition()),
+            _ => None,
+        }
+    }
+
     /// A lease that the store had for another `valid_for`, when it answered a request that was sent at `asked_at`.
     pub(in crate::engine) fn attached(
         resource: Arc<Resource>,
@@ -36,13 +45,15 @@ impl Entry {
             detached: DetachedLease { acquisition, ttl, min_hold, tombstone },
             token,
             replicas,
+            is_borrowed,
         } = lease;
         // A lease that must last longer than its ttl, such as that of a period, is not shortened by a renewal.
         let terms = LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: valid_for, replicas };
         let trusted_until = asked_at + valid_for.saturating_sub(drift_margin(valid_for));
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
         let mut entry = Self::new(resource, None, terms, min_hold, machine);
-        let grant = Grant { tokens: TokenRange { first: token, last: token }, valid_for };
+        entry.is_borrowed = is_borrowed;
+        let grant = Grant { tokens: TokenRange { first: token, last: token }, valid_for, is_plain: false };
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
         let machine = LeaseMachine::new(acquisition, terms, asked_at, valid_for, trusted_until);
         entry.stage =

@@ -2,11 +2,13 @@
 //!
 //! Leases and waiters have the id of their client and their own label. The client's record is a key of its own, which `Inspect`
 //! reads. It has an expiry that the client's thread moves. It outlasts the longest lease that the client has asked for, so
-//! that the holder of an abandoned lease is shown until that lease ends.
+//! that the holder of an abandoned lease is shown until that lease ends. A client that renews the lease of another one, which
+//! was detached, keeps the record of that client too.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use leasehold_core::{ClientId, Command, Resource};
 use leasehold_redis_protocol::{client_key, slot_of_client};
@@ -24,13 +26,24 @@ pub(super) struct ClientRecord {
     /// The longest span in seconds for which the store keeps something after the client's end. Zero before the first attempt:
     /// a client that only looks has no record.
     covered: AtomicU64,
+    /// What the record at the server covers, as far as this client knows.
+    written: AtomicU64,
     /// The record has to be written again.
     changed: Notify,
+    /// When the records of other clients, whose leases this client renews, were kept.
+    kept: Mutex<BTreeMap<ClientId, Instant>>,
 }
 
 impl ClientRecord {
     pub(super) fn new(client: ClientId) -> Self {
-        Self { client, metadata: OnceLock::new(), covered: AtomicU64::new(0), changed: Notify::new() }
+        Self {
+            client,
+            metadata: OnceLock::new(),
+            covered: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            changed: Notify::new(),
+            kept: Mutex::default(),
+        }
     }
 
     /// Sets what the record says. Empty text leaves no record.
@@ -47,17 +60,80 @@ impl ClientRecord {
     /// Whether the record must be written, because these commands store something for longer than before. Returns true once per
     /// such extension.
     pub(super) fn must_cover(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
-        if self.covers(batch) {
+        if self.covers_own(batch) {
             return false;
         }
-        let seconds = longest(batch).max(MIN_COVERED).as_secs() + 1;
+        let seconds = self.longest(batch).max(MIN_COVERED).as_secs() + 1;
         self.covered.fetch_max(seconds, Ordering::Relaxed) < seconds
     }
 
-    /// Whether the record outlasts what these commands store.
+    /// Whether the records outlast what these commands store.
     pub(super) fn covers(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
-        let longest = longest(batch);
+        self.covers_own(batch) && batch.iter().all(|(_, command)| self.lease_of_other(command).is_none())
+    }
+
+    fn covers_own(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
+        let longest = self.longest(batch);
         longest.is_zero() || longest.as_secs() < self.covered.load(Ordering::Relaxed)
+    }
+
+    /// The other clients whose records must be kept, because these commands renew their leases, each with the span that the
+    /// record must last. A record is kept for so long that it need not be kept again with each renewal.
+    pub(super) fn take_others(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<(ClientId, Duration)> {
+        let others = batch.iter().filter_map(|(_, command)| self.lease_of_other(command));
+        let mut others: Vec<_> = others.collect();
+        if others.is_empty() {
+            return others;
+        }
+        let (now, mut kept) = (Instant::now(), self.kept());
+        kept.retain(|_, at| now.duration_since(*at) < RECORD_REFRESH);
+        others.retain(|(client, _)| kept.insert(*client, now).is_none());
+        others
+    }
+
+    /// The record of this client could not be kept: the next renewal tries again.
+    pub(super) fn retry_other(&self, client: ClientId) {
+        self.kept().remove(&client);
+    }
+
+    /// The client whose lease this command renews, if it is another one, and how long its record must last.
+    fn lease_of_other(&self, command: &Command) -> Option<(ClientId, Duration)> {
+        match command {
+            Command::Renew(renew) if renew.acquisition.client != self.client => {
+                Some((renew.acquisition.client, lifetime(renew.ttl.max(MIN_COVERED).as_secs() + 1)))
+            }
+            _ => None,
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<ClientId, Instant>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The longest time for which one of these commands stores something of this client.
+    fn longest(&self, batch: &[(Arc<Resource>, Command)]) -> Duration {
+        let span = |command: &Command| match command {
+            Command::Acquire(acquire) => acquire.ttl,
+            Command::Renew(renew) if renew.acquisition.client == self.client => renew.ttl,
+            Command::Release(release) => release.min_hold,
+            Command::Renew(_) | Command::Inspect | Command::ForceRelease => Duration::ZERO,
+        };
+        batch.iter().map(|(_, command)| span(command)).max().unwrap_or_default()
+    }
+
+    /// The span in seconds that the record must cover.
+    pub(super) fn covered(&self) -> u64 {
+        self.covered.load(Ordering::Relaxed)
+    }
+
+    /// The record was written, and covers at least this span.
+    pub(super) fn set_written(&self, covered: u64) {
+        self.written.fetch_max(covered, Ordering::Relaxed);
+    }
+
+    /// Whether the record was written for the span that it must cover. A server may have lost it since.
+    pub(super) fn is_written(&self) -> bool {
+        self.written.load(Ordering::Relaxed) >= self.covered()
     }
 
     /// Waits until the record has to be written again.
@@ -78,28 +154,42 @@ impl ClientRecord {
             return None;
         }
         let mut set = redis::cmd("SET");
-        let ttl = covered + 2 * RECORD_REFRESH.as_secs();
+        let ttl = lifetime(covered).as_secs();
         set.arg(client_key(self.client)).arg(&**metadata).arg("EX").arg(ttl);
         Some(set)
     }
 }
 
-/// The longest time for which one of these commands stores something.
-fn longest(batch: &[(Arc<Resource>, Command)]) -> Duration {
-    let span = |command: &Command| match command {
-        Command::Acquire(acquire) => acquire.ttl,
-        Command::Renew(renew) => renew.ttl,
-        Command::Release(release) => release.min_hold,
-        Command::Inspect | Command::ForceRelease => Duration::ZERO,
-    };
-    batch.iter().map(|(_, command)| span(command)).max().unwrap_or_default()
+/// How long a record lasts that covers this many seconds: writing it may fail for a while.
+fn lifetime(covered: u64) -> Duration {
+    Duration::from_secs(covered) + 2 * RECORD_REFRESH
 }
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, Acquisition, Kind, Name};
+    use leasehold_core::{Acquire, Acquisition, Kind, Name, Release, Renew};
 
     use super::*;
+
+    #[test]
+    fn record_covers_the_minimum_hold_of_a_release() {
+        let record = ClientRecord::new(ClientId::new(1));
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let release = |seconds| {
+            let release = Release { min_hold: Duration::from_secs(seconds), ..Release::now(acquisition) };
+            [(resource.clone(), Command::Release(release))]
+        };
+        assert!(!record.must_cover(&release(0)));
+        assert!(record.must_cover(&release(3_600)) && record.covers(&release(3_600)));
+        assert!(!record.covers(&release(7_200)));
+    }
+
+    /// An expiry that is moved too late ends the record of a live client: a refresh may fail once.
+    #[test]
+    fn record_is_refreshed_before_it_expires() {
+        assert!(RECORD_REFRESH < MIN_COVERED && RECORD_REFRESH <= Duration::from_secs(300));
+    }
 
     #[test]
     fn record_is_written_for_the_first_attempt_and_for_longer_ones() {
@@ -121,5 +211,23 @@ mod tests {
         assert_eq!(expiry(), 601);
         assert!(must_cover(acquire(3_600)));
         assert_eq!(expiry(), 3_961);
+    }
+
+    #[test]
+    fn record_of_another_client_is_kept_once_and_again_after_a_failure() {
+        let record = ClientRecord::new(ClientId::new(1));
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        let renew = |client| {
+            let acquisition = Acquisition { client: ClientId::new(client), sequence: 1 };
+            let renew = Renew { acquisition, ttl: Duration::from_secs(3_600), reserve: 0 };
+            [(resource.clone(), Command::Renew(renew))]
+        };
+        assert!(record.take_others(&renew(1)).is_empty());
+        let other = (ClientId::new(2), Duration::from_secs(3_961));
+        assert!(!record.covers(&renew(2)) && !record.must_cover(&renew(2)));
+        assert_eq!(record.take_others(&renew(2)), [other]);
+        assert!(record.take_others(&renew(2)).is_empty());
+        record.retry_other(other.0);
+        assert_eq!(record.take_others(&renew(2)), [other]);
     }
 }

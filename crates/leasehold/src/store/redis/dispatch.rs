@@ -36,11 +36,7 @@ impl Nodes {
         replicas: u32,
         floor: Option<Token>,
     ) -> Vec<CallResult> {
-        let mut answers = self.dispatch(batch, replicas, floor, false).await;
-        if batch.iter().any(|(_, command)| matches!(command, Command::Inspect | Command::ForceRelease)) {
-            Box::pin(self.add_clients(answers.iter_mut().flatten())).await;
-        }
-        answers
+        self.dispatch(batch, replicas, floor, false).await
     }
 
     /// Runs attempts at resources of one hash slot as one atomic command.
@@ -48,7 +44,8 @@ impl Nodes {
         self.dispatch(batch, 0, None, true).await
     }
 
-    /// Also writes the client's record at the same time, if these commands are the first that need it.
+    /// Also has the client's record written, if these commands are the first that need it. They do not wait for it, since it may be
+    /// on a node that does not answer. The records of other clients whose leases they renew are kept at the same time.
     async fn dispatch(
         &self,
         batch: &[(Arc<Resource>, Command)],
@@ -56,15 +53,21 @@ impl Nodes {
         floor: Option<Token>,
         is_atomic: bool,
     ) -> Vec<CallResult> {
-        if !self.record().must_cover(batch) {
-            return self.send(batch, replicas, floor, is_atomic).await;
-        }
-        let write = timeout(RECORD_TIMEOUT, self.write_record());
-        let (written, answers) = Box::pin(join(write, self.send(batch, replicas, floor, is_atomic))).await;
-        if written != Ok(true) {
+        if self.record().must_cover(batch) {
+            // By its keeper: this future may be dropped.
             self.record().request_write();
         }
-        answers
+        let others = self.record().take_others(batch);
+        let send = self.send(batch, replicas, floor, is_atomic);
+        if others.is_empty() {
+            return send.await;
+        }
+        let keep = async {
+            if timeout(RECORD_TIMEOUT, self.keep_others(&others)).await != Ok(true) {
+                others.iter().for_each(|(client, _)| self.record().retry_other(*client));
+            }
+        };
+        Box::pin(join(keep, send)).await.1
     }
 
     async fn send(

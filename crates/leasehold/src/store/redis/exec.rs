@@ -1,6 +1,7 @@
 //! Runs commands on one connection.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Failure, Reply, Resource};
 use leasehold_redis_protocol::{
@@ -46,6 +47,37 @@ pub(super) async fn run(
 }
 
 async fn run_several(
+    connection: Wire,
+    options: CallOptions<'_>,
+    calls: &[Call<'_>],
+) -> Vec<Result<Answer, CallError>> {
+    let order = by_ttl(calls);
+    let sorted: Vec<Call<'_>> = order.iter().map(|at| calls[*at]).collect();
+    let mut answers: Vec<_> =
+        order.into_iter().zip(run_in_order(connection, options, &sorted).await).collect();
+    answers.sort_unstable_by_key(|(at, _)| *at);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// The order in which commands are sent: neighbouring renewals by their ttl, because a batch of renewals has one ttl.
+fn by_ttl(calls: &[Call<'_>]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..calls.len()).collect();
+    let ttl = |at: &usize| shared_ttl(calls[*at]);
+    for renewals in order.chunk_by_mut(|one, next| ttl(one).is_some() && ttl(next).is_some()) {
+        renewals.sort_by_key(ttl);
+    }
+    order
+}
+
+/// The ttl of a renewal that may share a command with others of that ttl.
+fn shared_ttl((_, command): Call<'_>) -> Option<Duration> {
+    match command {
+        Command::Renew(renew) if renew.reserve == 0 => Some(renew.ttl),
+        _ => None,
+    }
+}
+
+async fn run_in_order(
     mut connection: Wire,
     options: CallOptions<'_>,
     calls: &[Call<'_>],
@@ -95,7 +127,7 @@ enum WireCommand<'a> {
     Delete(Call<'a>, redis::Cmd, &'a Deletes),
     /// An atomic batch of attempts.
     Attempts(&'a [Call<'a>]),
-    /// A batch of independent renewals.
+    /// A batch of independent renewals by one ttl.
     Renewals(&'a [Call<'a>]),
 }
 
@@ -112,9 +144,8 @@ impl<'a> WireCommand<'a> {
         if options.variant.is_cluster() {
             return calls.iter().map(|call| one(call)).collect();
         }
-        let may_share =
-            |(_, command): &Call<'_>| matches!(command, Command::Renew(renew) if renew.reserve == 0);
-        let neighbours = calls.chunk_by(|one, next| may_share(one) && may_share(next));
+        let neighbours =
+            calls.chunk_by(|one, next| shared_ttl(one).is_some() && shared_ttl(one) == shared_ttl(next));
         let some = |calls: &'a [Call<'a>]| match calls {
             [call] => one(call),
             calls => Self::Renewals(calls),
@@ -291,4 +322,39 @@ fn read_page(value: Result<Value, RedisError>) -> Result<(u64, Vec<Resource>), S
     let page = value.and_then(Value::extract_error).and_then(read);
     let (next, keys) = page.map_err(|error| store_error(&error))?;
     Ok((next, keys.iter().filter_map(|key| resource_of(key)).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::{Acquisition, ClientId, Kind, Name, Renew};
+
+    use super::*;
+    use crate::store::redis::deletes::NO_DELETES;
+
+    #[test]
+    fn renewals_share_a_batch_with_neighbours_of_their_ttl() {
+        let renew = |seconds, reserve| {
+            let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+            let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+            let command = Command::Renew(Renew { acquisition, ttl: Duration::from_secs(seconds), reserve });
+            (Arc::new(resource), command)
+        };
+        let commands = [(10, 0), (10, 0), (20, 0), (20, 0), (20, 1), (10, 0)];
+        let commands = commands.map(|(seconds, reserve)| renew(seconds, reserve));
+        let calls: Vec<Call<'_>> = commands.iter().collect();
+        let options = CallOptions {
+            variant: ScriptVariant::Server,
+            vote_args: VoteArgs::default(),
+            is_asking: false,
+            deletes: &NO_DELETES,
+            is_atomic: false,
+        };
+        let size = |sent: &WireCommand<'_>| match sent {
+            WireCommand::Renewals(calls) => calls.len(),
+            _ => 1,
+        };
+        assert_eq!(by_ttl(&[calls[2], calls[0], calls[3], calls[4], calls[3], calls[1]]), [1, 0, 2, 3, 5, 4]);
+        let sizes: Vec<usize> = WireCommand::from_calls(options, &calls).iter().map(size).collect();
+        assert_eq!(sizes, [2, 2, 1, 1]);
+    }
 }

@@ -93,11 +93,11 @@ async fn may_delete(
     connection: &mut MultiplexedConnection,
     delete: ConditionalDelete,
 ) -> Result<bool, RedisError> {
-    let mut trial = redis::Cmd::new();
+    let mut probe = redis::Cmd::new();
     for word in delete.words(LAYOUT_KEY.as_bytes(), b"") {
-        trial.arg(word);
+        probe.arg(word);
     }
-    match trial.query_async::<Value>(connection).await {
+    match probe.query_async::<Value>(connection).await {
         Err(error) if error.code().is_none() => Err(error),
         Err(error) => Ok(!is_refusal(&error)),
         Ok(_) => Ok(true),

@@ -30,7 +30,7 @@ pub(super) const RECORD_REFRESH: Duration = Duration::from_secs(180);
 /// Pause after the record could not be written.
 pub(super) const RECORD_RETRY: Duration = Duration::from_secs(2);
 
-/// Max time for which the first attempt of a client waits for its record.
+/// Max time for which a look-up waits for the records of a node.
 pub(super) const RECORD_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Backoff between failed connection attempts.

@@ -42,8 +42,6 @@ impl Nodes {
         };
         let mut listed = BTreeMap::new();
         let mut failed = Vec::new();
-        let mut found = found;
-        self.add_clients(found.iter_mut().filter_map(|(_, answer)| answer.as_mut().ok())).await;
         for (resource, answer) in found {
             match answer {
                 // SCAN may return a key twice, and a slot may have moved meanwhile.
@@ -56,6 +54,7 @@ impl Nodes {
         for ((resource, _), answer) in failed.into_iter().zip(retried) {
             listed.insert((resource.name.clone(), resource.kind), answer?);
         }
+        self.add_clients(listed.values_mut()).await;
         Ok(listed.into_iter().map(|((name, kind), answer)| (Resource { kind, name }, answer)).collect())
     }
 }

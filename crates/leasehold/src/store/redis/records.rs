@@ -1,38 +1,72 @@
 //! Writes the client's record, and reads those of the clients that an answer shows.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
-use leasehold_core::{Answer, ClientId, Reply};
+use leasehold_core::{Answer, ClientId};
 use leasehold_redis_protocol::{client_key, slot_of_client};
-use redis::Value;
+use redis::{RedisError, Value};
 use tokio::time::timeout;
 
-use super::connections::Connections;
+use super::endpoint::Endpoint;
 use super::error::CallError;
-use super::limits::{RECORD_REFRESH, RECORD_RETRY};
+use super::limits::{CONNECT_TIMEOUT, RECORD_REFRESH, RECORD_RETRY, RECORD_TIMEOUT};
 use super::nodes::Nodes;
-use super::{slot_unassigned, wire};
+use super::wire;
 use crate::metadata::HolderMetadata;
-use crate::store::StoreError;
 use crate::url::Host;
 
 /// Number of records that one pipeline reads.
 const PAGE: usize = 1_000;
 
-/// How often a redirect is followed.
-const MAX_ROUNDS: usize = 2;
+/// How often a command is sent: to the master of its slot, and after a redirect to the new master and to the importing node.
+const MAX_ROUNDS: usize = 3;
 
 impl Nodes {
     /// Writes the client's record. Returns whether it is there, or need not be.
     pub(super) async fn write_record(&self) -> bool {
+        let covered = self.record().covered();
         let Some(command) = self.record().command() else { return true };
-        let is_written = self.run_plain(&[(self.record().slot(), command)]).await.iter().all(Option::is_some);
-        if !is_written {
-            tracing::debug!("the client's metadata could not be stored yet");
+        let commands = [(self.record().slot(), command)];
+        let is_written = self.run_plain(&commands, CONNECT_TIMEOUT).await.iter().all(Option::is_some);
+        if is_written {
+            self.record().set_written(covered);
+            return true;
         }
-        is_written
+        tracing::debug!("the client's metadata could not be stored yet");
+        false
+    }
+
+    /// Waits until the record is there, for a bounded time.
+    pub(super) async fn await_record(&self) {
+        if !self.record().is_written() {
+            // Its keeper may be writing it: twice is as good as once.
+            let _ = timeout(RECORD_TIMEOUT, self.write_record()).await;
+        }
+    }
+
+    /// Lets the records of other clients last for at least this long. Returns whether they do, or are not there.
+    pub(super) async fn keep_others(&self, others: &[(ClientId, Duration)]) -> bool {
+        let command = |name: &str, client: ClientId| {
+            let mut command = redis::cmd(name);
+            command.arg(client_key(client));
+            (slot_of_client(client), command)
+        };
+        let reads: Vec<_> = others.iter().map(|(client, _)| command("PTTL", *client)).collect();
+        let left = self.run_plain(&reads, RECORD_TIMEOUT).await;
+        let mut moves = Vec::new();
+        for ((client, span), left) in others.iter().zip(left) {
+            let Some(Value::Int(left)) = left else { return false };
+            let wanted = i64::try_from(span.as_millis()).unwrap_or(i64::MAX);
+            // Negative: there is no record, or it has no expiry.
+            if (0..wanted).contains(&left) {
+                let (slot, mut expire) = command("PEXPIRE", *client);
+                expire.arg(wanted);
+                moves.push((slot, expire));
+            }
+        }
+        self.run_plain(&moves, RECORD_TIMEOUT).await.iter().all(Option::is_some)
     }
 
     /// Keeps the record while the client lives. Never ends.
@@ -50,7 +84,7 @@ impl Nodes {
 
     /// Adds to each holder and waiter what its client has published, if that is known.
     pub(super) async fn add_clients<'a>(&self, answers: impl Iterator<Item = &'a mut Answer>) {
-        let mut shown: Vec<(ClientId, &mut Arc<str>)> = answers.flat_map(metadata_of).collect();
+        let mut shown: Vec<_> = answers.flat_map(|answer| answer.reply.metadata_mut()).collect();
         let clients: BTreeSet<ClientId> = shown.iter().map(|(client, _)| *client).collect();
         let clients: Vec<ClientId> = clients.into_iter().collect();
         let mut records = BTreeMap::new();
@@ -61,7 +95,7 @@ impl Nodes {
                 (slot_of_client(*client), get)
             };
             let commands: Vec<_> = page.iter().map(read).collect();
-            for (client, value) in page.iter().zip(self.run_plain(&commands).await) {
+            for (client, value) in page.iter().zip(self.run_plain(&commands, RECORD_TIMEOUT).await) {
                 if let Some(record) = value.and_then(|value| redis::from_redis_value::<String>(value).ok()) {
                     records.insert(*client, record);
                 }
@@ -74,40 +108,53 @@ impl Nodes {
         }
     }
 
-    /// Runs commands about keys in these slots, one pipeline per node. `None` for a command that failed.
-    async fn run_plain(&self, commands: &[(u16, redis::Cmd)]) -> Vec<Option<Value>> {
+    /// Runs commands about keys in these slots, one pipeline per node, each within this time. `None` for a command that failed.
+    async fn run_plain(&self, commands: &[(u16, redis::Cmd)], limit: Duration) -> Vec<Option<Value>> {
         let mut answers: Vec<Option<Value>> = vec![None; commands.len()];
-        let mut pending: Vec<usize> = (0..commands.len()).collect();
+        // Each with the importing node, after an ASK redirect.
+        let mut pending: Vec<(usize, Option<Host>)> = (0..commands.len()).map(|at| (at, None)).collect();
         for _ in 0..MAX_ROUNDS {
-            let mut groups = BTreeMap::<_, Vec<usize>>::new();
-            for at in pending.drain(..) {
-                groups.entry(self.master_of(commands[at].0)).or_default().push(at);
+            let mut groups = BTreeMap::<(Option<Host>, bool), Vec<usize>>::new();
+            for (at, asked) in pending.drain(..) {
+                let is_asking = asked.is_some();
+                let to = asked.or_else(|| self.master_of(commands[at].0));
+                groups.entry((to, is_asking)).or_default().push(at);
             }
-            let run = async |group: Vec<usize>| {
-                let Ok(connections) = self.connections_of(commands[group[0]].0).await else {
-                    return (group, Vec::new());
-                };
-                let group_commands = group.iter().map(|at| commands[*at].1.clone()).collect();
-                let values = wire::pipeline(&mut connections.driver_conn(), group_commands, false).await;
-                (group, values)
+            let run = async |((to, is_asking), group): ((Option<Host>, bool), Vec<usize>)| {
+                let sent = group.iter().map(|at| commands[*at].1.clone()).collect();
+                (group, self.run_at(to, sent, is_asking, limit).await)
             };
-            for (group, values) in join_all(groups.into_values().map(run)).await {
+            for (group, values) in join_all(groups.into_iter().map(run)).await {
                 for (at, value) in group.into_iter().zip(values) {
                     match value.and_then(Value::extract_error) {
                         Ok(value) => answers[at] = Some(value),
                         Err(error) => {
-                            if let (Self::Cluster { cluster, .. }, CallError::Moved(to)) =
-                                (self, CallError::from(&error))
-                            {
-                                cluster.moved(commands[at].0, to);
-                                pending.push(at);
-                            }
+                            let redirected = self.redirected(commands[at].0, &error);
+                            pending.extend(redirected.map(|asked| (at, asked)));
                         }
                     }
                 }
             }
         }
         answers
+    }
+
+    /// Runs commands on a node. The list is empty if it cannot be reached.
+    async fn run_at(
+        &self,
+        to: Option<Host>,
+        commands: Vec<redis::Cmd>,
+        is_asking: bool,
+        limit: Duration,
+    ) -> Vec<Result<Value, RedisError>> {
+        match (self, to) {
+            (Self::Server { endpoint, .. }, _) => run_on(endpoint, commands, is_asking, limit).await,
+            (Self::Cluster { cluster, runtime, .. }, Some(host)) => match cluster.endpoint(&host, runtime) {
+                Ok(endpoint) => run_on(&endpoint, commands, is_asking, limit).await,
+                Err(_) => Vec::new(),
+            },
+            (Self::Cluster { .. }, None) => Vec::new(),
+        }
     }
 
     fn master_of(&self, slot: u16) -> Option<Host> {
@@ -117,26 +164,33 @@ impl Nodes {
         }
     }
 
-    async fn connections_of(&self, slot: u16) -> Result<Arc<Connections>, StoreError> {
-        match self {
-            Self::Server { endpoint, .. } => endpoint.connections().await,
-            Self::Cluster { cluster, runtime, .. } => {
-                let host = cluster.master_of(slot).ok_or_else(slot_unassigned)?;
-                cluster.endpoint(&host, runtime)?.connections().await
+    /// Whether a command with this error is sent again, and then the node that imports its slot, if there is one.
+    fn redirected(&self, slot: u16, error: &RedisError) -> Option<Option<Host>> {
+        let Self::Cluster { cluster, .. } = self else { return None };
+        match CallError::from(error) {
+            CallError::Moved(to) => {
+                cluster.moved(slot, to);
+                Some(None)
             }
+            CallError::Ask(to) => Some(Some(to)),
+            _ => None,
         }
     }
 }
 
-/// The clients that an answer shows, each with what is stored about its holder or waiter.
-fn metadata_of(answer: &mut Answer) -> Vec<(ClientId, &mut Arc<str>)> {
-    let (holders, waiters) = match &mut answer.reply {
-        Reply::View(view) => (&mut view.holders, Some(&mut view.waiters)),
-        Reply::Forced(holders) => (holders, None),
-        _ => return Vec::new(),
+async fn run_on(
+    endpoint: &Endpoint,
+    commands: Vec<redis::Cmd>,
+    is_asking: bool,
+    limit: Duration,
+) -> Vec<Result<Value, RedisError>> {
+    let run = async {
+        let connections = endpoint.connections().await.ok()?;
+        Some(wire::pipeline(&mut connections.driver_conn(), commands, is_asking).await)
     };
-    let holders = holders.iter_mut().map(|holder| (holder.acquisition.client, &mut holder.metadata));
-    let waiters =
-        waiters.into_iter().flatten().map(|waiter| (waiter.acquisition.client, &mut waiter.metadata));
-    holders.chain(waiters).collect()
+    let Ok(values) = timeout(limit, run).await else {
+        endpoint.request_health_check();
+        return Vec::new();
+    };
+    values.unwrap_or_default()
 }

@@ -18,13 +18,13 @@ use crate::store::StoreError;
 use crate::url::Host;
 
 /// Poll interval, besides the subscription.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Min time between two polls.
-const AT_LEAST: Duration = Duration::from_millis(100);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long to wait for the other sentinels after the first answer.
-const LATE_BY: Duration = Duration::from_millis(250);
+const STRAGGLER_GRACE: Duration = Duration::from_millis(250);
 
 /// Pause before the next subscription attempt if no sentinel answers.
 const NO_ANSWER_PAUSE: Duration = Duration::from_secs(2);
@@ -79,16 +79,16 @@ impl Sentinels {
         let mut asked: FuturesUnordered<_> =
             self.hosts.iter().map(|sentinel| self.ask(sentinel, address)).collect();
         let (mut named, mut last_error) = (Vec::new(), String::new());
-        let mut late = None;
+        let mut deadline = None;
         while named.len() < enough {
-            let next = match late {
+            let next = match deadline {
                 None => asked.next().await,
-                Some(late) => timeout_at(late, asked.next()).await.unwrap_or_default(),
+                Some(deadline) => timeout_at(deadline, asked.next()).await.unwrap_or_default(),
             };
             match next {
                 Some(Ok(host)) => {
                     named.push(host);
-                    late.get_or_insert_with(|| Instant::now() + LATE_BY);
+                    deadline.get_or_insert_with(|| Instant::now() + STRAGGLER_GRACE);
                 }
                 Some(Err(error)) => last_error = error,
                 None => break,
@@ -121,13 +121,13 @@ impl Sentinels {
     /// Returns when most sentinels name another master, possibly before that server knows it.
     pub(super) async fn until_switched(self, master: Host) {
         loop {
-            let heard = Arc::new(Notify::new());
+            let received = Arc::new(Notify::new());
             let listening = select_ok(
-                self.hosts.iter().map(|sentinel| self.forward_messages(sentinel, heard.clone()).boxed()),
+                self.hosts.iter().map(|sentinel| self.forward_messages(sentinel, received.clone()).boxed()),
             );
             // Keeps the subscription alive.
             let listening = listening.await;
-            let mut pause = AT_LEAST;
+            let mut pause = MIN_POLL_INTERVAL;
             loop {
                 let Ok(named) = self.named(self.hosts.len(), AddressState::Proven).await else { break };
                 if most_named(&named).is_some_and(|named| *named != master) {
@@ -138,12 +138,12 @@ impl Sentinels {
                 }
                 // The other sentinels are about to agree.
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(ASK_AGAIN);
+                pause = (pause * 2).min(POLL_INTERVAL);
             }
             if listening.is_ok() {
                 // Also notified when the connection is lost.
-                let _ = timeout(ASK_AGAIN, heard.notified()).await;
-                tokio::time::sleep(AT_LEAST).await;
+                let _ = timeout(POLL_INTERVAL, received.notified()).await;
+                tokio::time::sleep(MIN_POLL_INTERVAL).await;
             } else {
                 tokio::time::sleep(NO_ANSWER_PAUSE).await;
             }
@@ -154,11 +154,11 @@ impl Sentinels {
     async fn forward_messages(
         &self,
         sentinel: &ConnectionInfo,
-        heard: Arc<Notify>,
+        received: Arc<Notify>,
     ) -> Result<MultiplexedConnection, RedisError> {
         let push_handler = move |info: PushInfo| {
             if matches!(info.kind, PushKind::Message | PushKind::Disconnection) {
-                heard.notify_one();
+                received.notify_one();
             }
             Ok::<(), std::convert::Infallible>(())
         };

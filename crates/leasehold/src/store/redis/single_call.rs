@@ -1,5 +1,5 @@
 //! One command of a caller to one server, which is the usual case. It needs no list of commands or answers. Everything else is
-//! sent as a batch (`dispatch.rs`): several commands, clusters, quorum nodes, replicas, look-ups, a command that
+//! sent as a batch (`dispatch.rs`): several commands, clusters, quorum nodes, replicas, a command that
 //! needs the client's record, and a server without a connection.
 //!
 //! The future of a command is large: the redis crate's part alone has 1,128 bytes, more than the allocator's fast lists hold.
@@ -32,9 +32,7 @@ impl Nodes {
     /// Runs one command.
     pub(super) async fn run_single(&self, call: &Call, replicas: u32) -> CallResult {
         let batch = slice::from_ref(call);
-        // An answer to these needs the records of the clients in it.
-        let is_lookup = matches!(call.1, Command::Inspect | Command::ForceRelease);
-        if let (Self::Server { endpoint, voting: None, record }, 0, false) = (self, replicas, is_lookup)
+        if let (Self::Server { endpoint, voting: None, record }, 0) = (self, replicas)
             && record.covers(batch)
             && let Some(connections) = endpoint.current()
         {

@@ -21,12 +21,12 @@ pub(super) async fn subscribe(
     command.arg(inbox_of(client, Some(slot)));
     let mut driver_conn = connections.driver_conn();
     // A channel of a slot that is being imported is only served after ASKING, as its keys are.
-    let told = if options.is_asking && channels == Channels::Sharded {
+    let reply = if options.is_asking && channels == Channels::Sharded {
         wire::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
     } else {
         driver_conn.send_packed_command(&command).await
     };
-    match told.and_then(redis::Value::extract_error) {
+    match reply.and_then(redis::Value::extract_error) {
         Ok(_) => {
             connections.confirm_subscription(slot);
             None

@@ -35,7 +35,7 @@ const RESTART_GRACE_MEMORY: Duration = Duration::from_secs(5);
 const FAR_AHEAD: Duration = Duration::from_secs(3_600);
 
 /// One try of an attempt, after its vote.
-struct Ballot {
+struct VotedTry {
     /// The try as it was sent.
     sent: NodeAttempt,
     verdict: Verdict,
@@ -46,7 +46,7 @@ struct Ballot {
     time_until_free: Option<Duration>,
 }
 
-impl Ballot {
+impl VotedTry {
     /// Whether the attempt waits for the lock.
     fn waits(&self) -> bool {
         self.sent.request.wait.is_some()
@@ -66,21 +66,21 @@ impl Quorum {
                 return answer(self.now(), Reply::Cancelled);
             };
             let sent = self.attempts.past(resource.clone(), request.clone(), acquisition, requests);
-            let ballot = self.vote(sent).await;
-            if let Some(result) = self.conclude(ballot).await {
+            let voted = self.vote(sent).await;
+            if let Some(result) = self.conclude(voted).await {
                 return result;
             }
         }
     }
 
     /// Asks all nodes for their votes on a try, and waits for the verdict.
-    async fn vote(self: &Arc<Self>, sent: NodeAttempt) -> Ballot {
+    async fn vote(self: &Arc<Self>, sent: NodeAttempt) -> VotedTry {
         let sent_at = self.now();
         let command = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
         let command = Command::from(command);
-        let floor = if self.terms.is_fenced { self.floor(sent_at) } else { None };
+        let floor = if self.options.is_fenced { self.floor(sent_at) } else { None };
         let responses = PendingResponses::new();
-        let mut round = Round::new(self.nodes.len(), self.terms.is_fenced, sent_at);
+        let mut round = Round::new(self.nodes.len(), self.options.is_fenced, sent_at);
         let mut node_errors = vec![None; self.nodes.len()];
         for (node, duplicate) in self.duplicate_nodes().into_iter().enumerate() {
             if duplicate.is_some() {
@@ -111,13 +111,13 @@ impl Quorum {
         // Late votes still count: for a granted lease they are more than a bare quorum, and otherwise they say which nodes
         // have something to release.
         self.runtime.drain(responses);
-        Ballot { sent, verdict, round, node_errors, time_until_free }
+        VotedTry { sent, verdict, round, node_errors, time_until_free }
     }
 
     /// The attempt's result after a vote; `None` if the attempt retries at once.
-    async fn conclude(self: &Arc<Self>, ballot: Ballot) -> Option<CallResult> {
-        let Ballot { sent, verdict, round, time_until_free, .. } = &ballot;
-        let (attempt, waits, now) = (sent.request.acquisition, ballot.waits(), self.now());
+    async fn conclude(self: &Arc<Self>, voted: VotedTry) -> Option<CallResult> {
+        let VotedTry { sent, verdict, round, time_until_free, .. } = &voted;
+        let (attempt, waits, now) = (sent.request.acquisition, voted.waits(), self.now());
         if waits || matches!(verdict, Verdict::Busy | Verdict::Split) {
             self.note_contended(&sent.resource);
         }
@@ -135,15 +135,15 @@ impl Quorum {
             {
                 Some(queued(now, if is_partial(round) { Some(self.backoff(0)) } else { *time_until_free }))
             }
-            Verdict::Busy | Verdict::Split => self.conclude_refused(&ballot, now).await,
-            Verdict::NoQuorum | Verdict::TooLate => Some(self.conclude_undecided(&ballot, now).await),
+            Verdict::Busy | Verdict::Split => self.conclude_refused(&voted, now).await,
+            Verdict::NoQuorum | Verdict::TooLate => Some(self.conclude_undecided(&voted, now).await),
         }
     }
 
     /// After a quorum has answered and not granted the try: releases it, and tries again, now or later, or gives up.
-    async fn conclude_refused(self: &Arc<Self>, ballot: &Ballot, now: LocalTime) -> Option<CallResult> {
-        let Ballot { sent, verdict, round, node_errors, .. } = ballot;
-        let (attempt, waits) = (sent.request.acquisition, ballot.waits());
+    async fn conclude_refused(self: &Arc<Self>, voted: &VotedTry, now: LocalTime) -> Option<CallResult> {
+        let VotedTry { sent, verdict, round, node_errors, .. } = voted;
+        let (attempt, waits) = (sent.request.acquisition, voted.waits());
         let retries_now =
             !waits && is_partial(round) && !self.attempts.has_tried(attempt, MAX_IMMEDIATE_TRIES);
         let Some(failed) = self.attempts.failed(attempt, sent.acquisition, waits || retries_now) else {
@@ -164,9 +164,9 @@ impl Quorum {
     }
 
     /// After a vote without a quorum in time: releases the try. It is queued if enough nodes abstain only for a while.
-    async fn conclude_undecided(self: &Arc<Self>, ballot: &Ballot, now: LocalTime) -> CallResult {
-        let Ballot { sent, verdict, round, node_errors, .. } = ballot;
-        let time_to_quorum = self.time_to_quorum(round, now).filter(|_| ballot.waits());
+    async fn conclude_undecided(self: &Arc<Self>, voted: &VotedTry, now: LocalTime) -> CallResult {
+        let VotedTry { sent, verdict, round, node_errors, .. } = voted;
+        let time_to_quorum = self.time_to_quorum(round, now).filter(|_| voted.waits());
         let failed =
             self.attempts.failed(sent.request.acquisition, sent.acquisition, time_to_quorum.is_some());
         let Some(failed) = failed else { return self.superseded(sent, round).await };

@@ -9,6 +9,6 @@ impl Quorum {
     pub(super) async fn diagnose(&self) -> Diagnosis {
         let voters: Vec<(&str, &Redis)> =
             self.nodes.iter().filter_map(|node| Some((node.name.as_str(), node.store.redis()?))).collect();
-        diagnose_voters(&voters, self.terms.max_ttl).await
+        diagnose_voters(&voters, self.options.max_ttl).await
     }
 }

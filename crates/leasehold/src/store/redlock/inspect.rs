@@ -82,13 +82,34 @@ impl Quorum {
                 _ => Vec::new(),
             })
             .collect();
-        // A concurrent renewal may have rejoined a node that had released already.
+        // A concurrent renewal may have rejoined a node that had released already. The nodes have released the leases before, so
+        // a failure does not matter: for example, other programs' values are in the keys.
         let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
         for acquisition in acquisitions {
             let release = Release { tombstone: TOMBSTONE_TTL, ..Release::now(acquisition) };
-            self.call_all(&resource, Command::Release(release)).await?;
+            let _ = self.call_all(&resource, Command::Release(release)).await;
         }
         Ok(Answer { at, reply: Reply::Forced(self.quorum_holders(taken.into_iter(), answered)) })
+    }
+
+    /// The answers with what their clients have published. Each client has a record at every node, and a node may have lost it.
+    pub(super) async fn add_clients(&self, answers: Vec<Answer>) -> Vec<Answer> {
+        let requests = self.nodes.iter().map(|node| {
+            let described = node.store.add_clients(answers.clone());
+            self.runtime.timeout(INSPECT_TIMEOUT, described)
+        });
+        let mut described = join_all(requests).await.into_iter().flatten();
+        let Some(mut best) = described.next() else { return answers };
+        for mut others in described {
+            let known = best.iter_mut().flat_map(|answer| answer.reply.metadata_mut());
+            let others = others.iter_mut().flat_map(|answer| answer.reply.metadata_mut());
+            for ((_, known), (_, other)) in known.zip(others) {
+                if other.len() > known.len() {
+                    *known = other.clone();
+                }
+            }
+        }
+        best
     }
 
     /// Merges the nodes' views of each lease that a quorum may have granted.

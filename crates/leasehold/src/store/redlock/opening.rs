@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::node::Node;
 use super::runtime::Runtime;
 use super::voter::Voter;
-use super::{NodeInbox, Quorum, Redlock, STRAGGLER_GRACE, Terms};
+use super::{NodeInbox, Quorum, Redlock, STRAGGLER_GRACE, VoteOptions};
 use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::store::Inbox;
@@ -42,9 +42,12 @@ impl Redlock {
                     Err(error) => failed = failed.take().or(Some(error)),
                 }
             }
-            let terms =
-                Terms { is_fenced: url.is_fenced, node_timeout: url.node_timeout, max_ttl: url.max_ttl };
-            Quorum::new(clock.clone(), client, nodes, inboxes, terms, inbox, runtime)
+            let options = VoteOptions {
+                is_fenced: url.is_fenced,
+                node_timeout: url.node_timeout,
+                max_ttl: url.max_ttl,
+            };
+            Quorum::new(clock.clone(), client, nodes, inboxes, options, inbox, runtime)
         });
         if let Some(error) = failed {
             return Err(error);

@@ -7,7 +7,7 @@ use leasehold_core::ClientId;
 use super::node::Node;
 use super::runtime::Runtime;
 use super::voter::Voter;
-use super::{NodeInbox, Quorum, Redlock, Terms};
+use super::{NodeInbox, Quorum, Redlock, VoteOptions};
 use crate::engine::clock::Clock;
 use crate::simulation::{QuorumHost, QuorumOptions};
 use crate::store::Inbox;
@@ -35,8 +35,8 @@ impl Redlock {
                     runtime.clone(),
                 )));
             }
-            let terms = Terms { is_fenced, node_timeout: None, max_ttl };
-            Quorum::new(Clock::System, client, nodes, inboxes.clone(), terms, inbox, runtime)
+            let vote_options = VoteOptions { is_fenced, node_timeout: None, max_ttl };
+            Quorum::new(Clock::System, client, nodes, inboxes.clone(), vote_options, inbox, runtime)
         });
         (Arc::new(Self::of(quorum)), inboxes)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold_core::{Command, Resource, Token};
+use leasehold_core::{Answer, Command, Resource, Token};
 
 #[cfg(feature = "_simulation")]
 use crate::simulation::{QuorumHost, call_result};
@@ -54,6 +54,24 @@ impl Voter {
             Self::Redis(store) => store.publish_client(metadata),
             #[cfg(feature = "_simulation")]
             Self::Simulated { .. } => false,
+        }
+    }
+
+    /// Waits for the client's record; see `Store::await_published`.
+    pub(super) fn await_published(&self) -> BoxFuture<()> {
+        match self {
+            Self::Redis(store) => store.await_published(),
+            #[cfg(feature = "_simulation")]
+            Self::Simulated { .. } => Box::pin(std::future::ready(())),
+        }
+    }
+
+    /// Adds what the clients in these answers have published; see `Store::add_clients`.
+    pub(super) fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        match self {
+            Self::Redis(store) => store.add_clients(answers),
+            #[cfg(feature = "_simulation")]
+            Self::Simulated { .. } => Box::pin(std::future::ready(answers)),
         }
     }
 

@@ -17,13 +17,13 @@ const LARGE_LOG: u64 = 64 << 20;
 const LITTLE_ROOM: u64 = 64 << 20;
 
 pub(super) fn diagnose(path: &Path, is_durable: bool) -> Result<Diagnosis, StoreError> {
-    let seen = look(path, is_durable)?;
-    Ok(Diagnosis { components: vec![judge(&seen)] })
+    let snapshot = probe(path, is_durable)?;
+    Ok(Diagnosis { components: vec![check_file(&snapshot)] })
 }
 
 /// A snapshot of a file.
 #[derive(Clone, Debug)]
-struct Seen {
+struct FileSnapshot {
     path: PathBuf,
     bytes: u64,
     log_bytes: u64,
@@ -36,7 +36,7 @@ struct Seen {
     strays: Vec<u32>,
 }
 
-fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
+fn probe(path: &Path, is_durable: bool) -> Result<FileSnapshot, StoreError> {
     let damage = match quick_check(path) {
         Ok(answer) if answer == "ok" => None,
         Ok(answer) => Some(answer),
@@ -45,7 +45,7 @@ fn look(path: &Path, is_durable: bool) -> Result<Seen, StoreError> {
             _ => return Err(schema::not_done(error)),
         },
     };
-    Ok(Seen {
+    Ok(FileSnapshot {
         path: path.to_path_buf(),
         bytes: fs::metadata(path).map_or(0, |found| found.len()),
         log_bytes: checkpoint::size(path),
@@ -64,39 +64,39 @@ fn quick_check(path: &Path) -> rusqlite::Result<String> {
     connection.pragma_query_value(None, "quick_check", |row| row.get(0))
 }
 
-fn judge(seen: &Seen) -> Component {
-    let mut component = Component::new(format!("file {}", seen.path.display()));
-    component.fact("size", size(seen.bytes));
-    component.fact("log", size(seen.log_bytes));
-    if let Some(name) = seen.file_system {
+fn check_file(snapshot: &FileSnapshot) -> Component {
+    let mut component = Component::new(format!("file {}", snapshot.path.display()));
+    component.fact("size", size(snapshot.bytes));
+    component.fact("log", size(snapshot.log_bytes));
+    if let Some(name) = snapshot.file_system {
         component.fact("file system", name);
     }
-    match &seen.damage {
+    match &snapshot.damage {
         None => {
             component.fine(Check::Integrity, "the file is whole", "PRAGMA quick_check has nothing to say");
         }
         Some(damage) => {
             let why = format!("its leases may be lost, and their locks granted to other clients: {damage}");
-            let shown = seen.path.display();
+            let shown = snapshot.path.display();
             let remedy = format!("mv {shown} {shown}.damaged  # once no process uses it; a new one is made");
             component.danger(Check::Integrity, "the file is damaged", why, Some(remedy));
         }
     }
-    component.fact("synchronous", if seen.is_durable { "full" } else { "normal" });
-    let cost = if seen.is_durable {
+    component.fact("synchronous", if snapshot.is_durable { "full" } else { "normal" });
+    let cost = if snapshot.is_durable {
         "each change is on disk before it counts"
     } else {
         "a power cut may undo the last changes, but it also ends every lease, and tokens follow the clock"
     };
     component.fine(Check::Durability, "a crash costs no lease", cost);
-    if seen.strays.is_empty() {
+    if snapshot.strays.is_empty() {
         component.fine(
             Check::SharedLog,
             "its users share one log",
             "checked for the processes that this user may inspect; root may inspect all",
         );
     } else {
-        let pids: Vec<String> = seen.strays.iter().map(u32::to_string).collect();
+        let pids: Vec<String> = snapshot.strays.iter().map(u32::to_string).collect();
         let what = match &pids[..] {
             [_] => "a process uses another log than the one beside the file".to_owned(),
             _ => format!("{} processes use another log than the one beside the file", pids.len()),
@@ -106,19 +106,19 @@ fn judge(seen: &Seen) -> Component {
         let remedy = format!("kill {}  # and start these programs again", pids.join(" "));
         component.danger(Check::SharedLog, what, why, Some(remedy));
     }
-    if seen.log_bytes > LARGE_LOG {
-        let what = format!("the log beside the file has grown to {}", size(seen.log_bytes));
+    if snapshot.log_bytes > LARGE_LOG {
+        let what = format!("the log beside the file has grown to {}", size(snapshot.log_bytes));
         let why = "a process that was stopped while it read keeps the log from being moved into the file";
-        component.advice(Check::LogSize, what, why, Some(format!("fuser -v {}", seen.path.display())));
+        component.advice(Check::LogSize, what, why, Some(format!("fuser -v {}", snapshot.path.display())));
     }
-    if let Some(free) = seen.free_bytes {
+    if let Some(free) = snapshot.free_bytes {
         component.fact("room on the disk", size(free));
         if free < LITTLE_ROOM {
             let why = "when the disk is full, no lock can be acquired, released or renewed";
             component.danger(Check::DiskSpace, format!("the disk has {} left", size(free)), why, None);
         }
     }
-    if seen.file_system == Some("overlay") {
+    if snapshot.file_system == Some("overlay") {
         let why = "only processes of the same container see its locks: a directory that several mount is for all of them";
         component.advice(
             Check::ContainerFileSystem,
@@ -162,8 +162,8 @@ mod tests {
     use crate::diagnostics::Severity;
     use crate::store::sqlite::files;
 
-    fn sound() -> Seen {
-        Seen {
+    fn sound() -> FileSnapshot {
+        FileSnapshot {
             path: PathBuf::from("/locks.db"),
             bytes: 20_000,
             log_bytes: 1_000,
@@ -175,27 +175,27 @@ mod tests {
         }
     }
 
-    fn troubles(seen: &Seen) -> Vec<(Severity, String)> {
-        let findings = judge(seen).findings.into_iter();
+    fn troubles(snapshot: &FileSnapshot) -> Vec<(Severity, String)> {
+        let findings = check_file(snapshot).findings.into_iter();
         let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
         troubles.map(|finding| (finding.severity, finding.what)).collect()
     }
 
     #[test]
     fn each_file_problem_is_reported() {
-        let told = |severity, what: &str| vec![(severity, what.to_owned())];
+        let only = |severity, what: &str| vec![(severity, what.to_owned())];
         assert_eq!(troubles(&sound()), []);
-        let damaged = Seen { damage: Some("page 3".to_owned()), ..sound() };
-        assert_eq!(troubles(&damaged), told(Severity::Danger, "the file is damaged"));
-        let long = Seen { log_bytes: 100 << 20, ..sound() };
-        assert_eq!(troubles(&long), told(Severity::Advice, "the log beside the file has grown to 100 MiB"));
-        let full = Seen { free_bytes: Some(1 << 20), ..sound() };
-        assert_eq!(troubles(&full), told(Severity::Danger, "the disk has 1 MiB left"));
-        let apart = Seen { strays: vec![7, 8], ..sound() };
+        let damaged = FileSnapshot { damage: Some("page 3".to_owned()), ..sound() };
+        assert_eq!(troubles(&damaged), only(Severity::Danger, "the file is damaged"));
+        let long = FileSnapshot { log_bytes: 100 << 20, ..sound() };
+        assert_eq!(troubles(&long), only(Severity::Advice, "the log beside the file has grown to 100 MiB"));
+        let full = FileSnapshot { free_bytes: Some(1 << 20), ..sound() };
+        assert_eq!(troubles(&full), only(Severity::Danger, "the disk has 1 MiB left"));
+        let apart = FileSnapshot { strays: vec![7, 8], ..sound() };
         let what = "2 processes use another log than the one beside the file";
-        assert_eq!(troubles(&apart), told(Severity::Danger, what));
-        let inside = Seen { file_system: Some("overlay"), ..sound() };
-        assert_eq!(troubles(&inside), told(Severity::Advice, "the file is in a container's own file system"));
+        assert_eq!(troubles(&apart), only(Severity::Danger, what));
+        let inside = FileSnapshot { file_system: Some("overlay"), ..sound() };
+        assert_eq!(troubles(&inside), only(Severity::Advice, "the file is in a container's own file system"));
     }
 
     #[test]

@@ -239,7 +239,7 @@ fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
     let kind = match head ^ MAGIC {
         1 => {
             let tokens = TokenRange::new(first, last)?;
-            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(valid_for) })
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(valid_for), is_plain: false })
         }
         2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(first) }),
         3 => PushKind::Revoked,
@@ -283,7 +283,7 @@ mod tests {
         let mailbox = sender.open(client, &path).unwrap();
         let tokens = TokenRange::next(4, 3, StoreTime::from_micros(9));
         let kinds = [
-            PushKind::Granted(Grant { tokens, valid_for: Duration::from_millis(3_000) }),
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_millis(3_000), is_plain: false }),
             PushKind::Next(HeadHint { repoll_at: StoreTime::NEVER }),
             PushKind::Revoked,
             PushKind::Contended,

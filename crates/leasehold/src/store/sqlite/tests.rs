@@ -369,8 +369,8 @@ impl Inbox for PipeWriter {
 fn release_reaches_the_next_client_and_skips_a_dead_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
-    let (told, hears) = std::sync::mpsc::channel();
-    let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(told));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(sender));
     let first = open(&path, 1).unwrap();
     let dead = open(&path, 2).unwrap();
     let last = Sqlite::open(&path, false, Clock::System, ClientId::new(3), Arc::downgrade(&inbox)).unwrap();
@@ -379,9 +379,9 @@ fn release_reaches_the_next_client_and_skips_a_dead_one() {
     assert!(matches!(granted(&last, id(3, 7)), Reply::Queued(_)));
     drop(dead);
     first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
-    let pushed = hears.recv_timeout(Duration::from_secs(10)).expect("it is told");
+    let pushed = receiver.recv_timeout(Duration::from_secs(10)).expect("the push arrives");
     assert!(pushed.acquisition == id(3, 7) && matches!(pushed.kind, PushKind::Granted(_)), "{pushed:?}");
-    assert!(hears.try_recv().is_err(), "once");
+    assert!(receiver.try_recv().is_err(), "once");
     let view = inspect(&first, "a");
     assert!(view.waiters.len() == 1 && view.waiters[0].skipped, "the dead one keeps its place: {view:?}");
 }
@@ -555,7 +555,7 @@ fn waiter_survives_a_busy_file_and_try_lock_fails() {
         let tried = client.mutex("c").try_lock();
         let limited = waits_with_limit.join().unwrap();
         let still_waits = !waits.is_finished();
-        // Before anything is asserted: a thread that waits for the file would keep a failure from being told.
+        // Before anything is asserted: a thread that waits for the file would keep a failure from being reported.
         other.execute_batch("COMMIT").unwrap();
         let error = tried.unwrap_err();
         assert!(error.is_unavailable() && error.to_string().contains("kept the file busy"), "{error}");
@@ -574,13 +574,13 @@ fn symlinks_share_one_store_and_hard_links_are_refused() {
     let link = folder.path().join("link.db");
     let first = open(&path, 1).unwrap();
     std::os::unix::fs::symlink(&path, &link).unwrap();
-    let (told, hears) = std::sync::mpsc::channel();
-    let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(told));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(sender));
     let second = Sqlite::open(&link, false, Clock::System, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
     first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
-    assert!(hears.recv_timeout(Duration::from_secs(10)).is_ok(), "it is there, by whichever name");
+    assert!(receiver.recv_timeout(Duration::from_secs(10)).is_ok(), "it is there, by whichever name");
     let mut beside = link.into_os_string();
     beside.push("-inbox");
     assert!(!Path::new(&beside).exists());

@@ -180,20 +180,20 @@ impl WorkerThread {
         self.receive_pushes();
         // If the receiver is gone, the client releases what the answers may have granted.
         match job {
-            Job::Command(resource, command, tell) => {
+            Job::Command(resource, command, sender) => {
                 let began = Instant::now();
                 let answer = self.run_one(&resource, &command, until);
                 self.measure(1, began.elapsed());
-                let _ = tell.send(answer);
+                let _ = sender.send(answer);
             }
-            Job::Batch(batch, tell) => {
-                let _ = tell.send(self.run(&batch, until));
+            Job::Batch(batch, sender) => {
+                let _ = sender.send(self.run(&batch, until));
             }
-            Job::AcquireAll(attempts, tell) => {
-                let _ = tell.send(self.run_all(&attempts, until));
+            Job::AcquireAll(attempts, sender) => {
+                let _ = sender.send(self.run_all(&attempts, until));
             }
-            Job::List(tell) => {
-                let _ = tell.send(self.list());
+            Job::List(sender) => {
+                let _ = sender.send(self.list());
             }
         }
     }

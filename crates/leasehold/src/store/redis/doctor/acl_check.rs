@@ -30,7 +30,7 @@ pub(super) struct Right {
     /// In the form of `ACL SETUSER`.
     rule: &'static str,
     /// A command without effect: its key is missing, or it is refused after the check of the rights.
-    trial: &'static str,
+    probe_command: &'static str,
     purpose: Purpose,
 }
 
@@ -50,8 +50,8 @@ pub(super) enum Purpose {
     Deletes,
 }
 
-const fn right(rule: &'static str, trial: &'static str, purpose: Purpose) -> Right {
-    Right { rule, trial, purpose }
+const fn right(rule: &'static str, probe_command: &'static str, purpose: Purpose) -> Right {
+    Right { rule, probe_command, purpose }
 }
 
 /// The rights that leasehold's commands and scripts need. The ACL rule in docs/operations.md consists of them.
@@ -158,7 +158,7 @@ pub(super) async fn missing_rights(
         if !is_needed {
             continue;
         }
-        let is_subscribing = right.trial.contains("SUBSCRIBE");
+        let is_subscribing = right.probe_command.contains("SUBSCRIBE");
         if is_subscribing && is_resp2 {
             // A subscribed connection could run no further command. The store's own connection has subscribed already.
             continue;
@@ -168,7 +168,7 @@ pub(super) async fn missing_rights(
             "CHANNEL" => channel.as_str(),
             other => other,
         };
-        let words: Vec<&str> = right.trial.split(' ').map(word).collect();
+        let words: Vec<&str> = right.probe_command.split(' ').map(word).collect();
         let answer = connection.send_packed_command(&command(&words)).await.and_then(Value::extract_error);
         let Err(error) = answer else { continue };
         if right.purpose == Purpose::Sharded && error.to_string().contains("unknown command") {

@@ -145,7 +145,7 @@ pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
     let probe = Probe::new(&target.slots).map_err(|error| error.to_string())?;
     let missing_rights =
         acl_check::missing_rights(&mut connection, target.variant, &probe, target.is_resp2).await;
-    let mut seen = Snapshot {
+    let mut snapshot = Snapshot {
         settings: settings_by(&mut connection).await,
         clock: clock_by(&mut connection).await,
         watchers: ask(&mut connection, &["PUBSUB", "NUMSUB", "__sentinel__:hello"])
@@ -165,12 +165,12 @@ pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
         round_trip,
         missing_rights,
     };
-    if !seen.is_replica() && !seen.missing_rights.iter().any(MissingRight::is_required) {
-        let deletes = Deletes::new(seen.conditional_delete());
+    if !snapshot.is_replica() && !snapshot.missing_rights.iter().any(MissingRight::is_required) {
+        let deletes = Deletes::new(snapshot.conditional_delete());
         let cost = acl_check::cost(&mut connection, target.variant, &probe, round_trip, &deletes).await;
-        seen.cost = Some(cost);
+        snapshot.cost = Some(cost);
     }
-    Ok(seen)
+    Ok(snapshot)
 }
 
 /// A sentinel's view of its master.

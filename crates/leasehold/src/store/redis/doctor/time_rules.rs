@@ -1,4 +1,4 @@
-//! What was seen of a server's speed and clock, and what that means for locks. Pure: no server is asked here.
+//! The checks of a server's speed and clock, from a snapshot of it. Pure: no server is asked here.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ const MAX_TOKEN_LEAD: Duration = Duration::from_secs(24 * 3_600);
 /// A server that takes longer than this for a lock is busy with something else.
 const MAX_LOCK_COST: Duration = Duration::from_millis(1);
 
-pub(super) fn check_speed(seen: &Snapshot, component: &mut Component) {
-    component.fact("round trip", format_args!("{} (median)", span(seen.round_trip)));
-    if seen.round_trip > ANSWER_TIMEOUT / 4 {
-        let what = format!("a round trip takes {}", span(seen.round_trip));
+pub(super) fn check_speed(snapshot: &Snapshot, component: &mut Component) {
+    component.fact("round trip", format_args!("{} (median)", span(snapshot.round_trip)));
+    if snapshot.round_trip > ANSWER_TIMEOUT / 4 {
+        let what = format!("a round trip takes {}", span(snapshot.round_trip));
         let why = format!("an answer that takes longer than {ANSWER_TIMEOUT:?} counts as lost");
         component.advice(Check::RoundTrip, what, why, None);
     }
-    match &seen.cost {
+    match &snapshot.cost {
         None => {}
         Some(Ok(Cost { pair, source, .. })) => {
             let how = match source {
@@ -53,7 +53,7 @@ pub(super) fn check_speed(seen: &Snapshot, component: &mut Component) {
             );
         }
     }
-    if let Some((count @ 1.., longest)) = seen.slow {
+    if let Some((count @ 1.., longest)) = snapshot.slow {
         let what =
             format!("{count} of the slowest commands are leasehold's, the longest took {}", span(longest));
         let why = "while a script runs, the server serves no other client: long queues and lists make it longer, as does a busy machine";
@@ -62,8 +62,8 @@ pub(super) fn check_speed(seen: &Snapshot, component: &mut Component) {
 }
 
 /// The stream whose ids are the tokens. In a cluster this is the one of the test lock's slot.
-pub(super) fn check_token_clock(seen: &Snapshot, component: &mut Component) {
-    if seen.has_lost_clock {
+pub(super) fn check_token_clock(snapshot: &Snapshot, component: &mut Component) {
+    if snapshot.has_lost_clock {
         let why = "the stream leasehold:3:clock was deleted or evicted, or FLUSHALL has removed it. Tokens follow the server's clock from now on: \
                    if that was set back too, they are lower than earlier ones";
         component.advice(
@@ -73,12 +73,17 @@ pub(super) fn check_token_clock(seen: &Snapshot, component: &mut Component) {
             None,
         );
     }
-    let Some(Ok(Cost { token_lead: lead, .. })) = seen.cost else { return };
+    let Some(Ok(Cost { token_lead: lead, .. })) = snapshot.cost else { return };
     if lead < MAX_USUAL_LEAD {
         return component.fact("clock of tokens", "follows the server's");
     }
     component.fact("clock of tokens", format_args!("{} ahead of the server's", span(lead)));
     let what = format!("the clock of tokens is {} ahead of the server's", span(lead));
+    if snapshot.votes {
+        let why = "a quorum's tokens follow the node whose clock is furthest ahead: compare the clocks of the other nodes, of which one is or was \
+                   ahead. Tokens keep rising, and only beyond the year 2109 no lock can be acquired";
+        return component.advice(Check::TokenClock, what, why, None);
+    }
     if lead < MAX_TOKEN_LEAD {
         let why = "the server's clock was set back, or a failover led to a server whose clock is behind. Tokens keep rising. Until the \
                    server's clock has caught up, no tokens are reserved, and tasks of one client hand the lock over through \

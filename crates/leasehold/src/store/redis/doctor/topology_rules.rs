@@ -124,7 +124,7 @@ pub(super) fn nodes_of(ranges: &[SlotRange]) -> Vec<Node> {
     nodes
 }
 
-pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
+pub(super) fn check_cluster(nodes: &[Node], snapshots: &[Snapshot]) -> Component {
     let mut component = Component::new("cluster");
     let masters: Vec<&Node> = nodes.iter().filter(|node| node.replicas.is_some()).collect();
     let slots = masters.iter().flat_map(|node| &node.slots);
@@ -132,15 +132,16 @@ pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
     component.fact("masters", masters.len());
     component.fact("replicas", nodes.len() - masters.len());
     component.fact("slots", format_args!("{covered} of {SLOTS} have a master"));
-    let setting = |name: &str| seen.iter().find_map(|seen| seen.setting(name));
+    let setting = |name: &str| snapshots.iter().find_map(|snapshot| snapshot.setting(name));
     if let Some(value) = setting("cluster-node-timeout") {
         component.fact("cluster-node-timeout", format_args!("{value} ms"));
     }
     if let Some(value) = setting("cluster-require-full-coverage") {
         component.fact("cluster-require-full-coverage", value);
     }
-    let is_down = |seen: &&Snapshot| seen.info.get("cluster_state").is_some_and(|state| state != "ok");
-    let down: Vec<&str> = seen.iter().filter(is_down).map(|seen| seen.name.as_str()).collect();
+    let is_down =
+        |snapshot: &&Snapshot| snapshot.info.get("cluster_state").is_some_and(|state| state != "ok");
+    let down: Vec<&str> = snapshots.iter().filter(is_down).map(|snapshot| snapshot.name.as_str()).collect();
     if !down.is_empty() {
         let what = format!("the cluster is down for {}", down.join(", "));
         component.danger(
@@ -163,7 +164,7 @@ pub(super) fn check_cluster(nodes: &[Node], seen: &[Snapshot]) -> Component {
     }
     // A replica that has not replicated anything yet is not named, but its master knows of it.
     let is_followed = |name: &String| {
-        let master = seen.iter().find(|seen| seen.name.ends_with(name));
+        let master = snapshots.iter().find(|snapshot| snapshot.name.ends_with(name));
         master.and_then(|master| master.number("connected_slaves")).is_some_and(|replicas| replicas > 0)
     };
     let lonely = masters.iter().filter(|node| node.replicas == Some(0));
@@ -202,7 +203,7 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
         }
         None => component.fact("after a restart", "a node votes at once"),
     }
-    let away = voters.iter().filter(|(_, seen)| seen.is_none()).count();
+    let away = voters.iter().filter(|(_, snapshot)| snapshot.is_none()).count();
     if count - away < needed {
         let why = "no lock can be acquired or renewed";
         component.danger(
@@ -219,10 +220,10 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
         let why = "it needs one more vote than with one node fewer, and tolerates no more failures";
         component.advice(Check::EvenNodes, format!("{count} nodes are an even number"), why, None);
     }
-    let seen: Vec<(&str, &Snapshot)> =
-        voters.iter().filter_map(|(name, seen)| seen.map(|seen| (*name, seen))).collect();
-    for (index, (name, one)) in seen.iter().enumerate() {
-        for (other_name, other) in &seen[index + 1..] {
+    let snapshots: Vec<(&str, &Snapshot)> =
+        voters.iter().filter_map(|(name, snapshot)| snapshot.map(|snapshot| (*name, snapshot))).collect();
+    for (index, (name, one)) in snapshots.iter().enumerate() {
+        for (other_name, other) in &snapshots[index + 1..] {
             if let Some(what) = depend(one, other) {
                 let why = "they fail together, and each vote counts twice";
                 component.danger(Check::DependentNodes, format!("{name} and {other_name} {what}"), why, None);
@@ -261,17 +262,18 @@ fn depend(one: &Snapshot, other: &Snapshot) -> Option<&'static str> {
         return Some("are the same server");
     }
     // A history that was forked by a failover keeps the earlier one's name beside its own.
-    let history = |seen: &Snapshot, name: &str| {
-        seen.info.get(name).filter(|id| id.bytes().any(|byte| byte != b'0')).cloned()
+    let history = |snapshot: &Snapshot, name: &str| {
+        snapshot.info.get(name).filter(|id| id.bytes().any(|byte| byte != b'0')).cloned()
     };
-    let ids = |seen: &Snapshot| [history(seen, "master_replid"), history(seen, "master_replid2")];
+    let ids = |snapshot: &Snapshot| [history(snapshot, "master_replid"), history(snapshot, "master_replid2")];
     let shared = ids(one).into_iter().flatten().any(|id| ids(other).contains(&Some(id)));
     shared.then_some("are replicas of one another, or of the same master")
 }
 
 /// Compares the clocks of servers that may replace each other.
-pub(super) fn check_clocks(seen: &[Snapshot], is_voting: bool) -> Option<Component> {
-    let mut clocks: Vec<_> = seen.iter().filter_map(|seen| Some((seen.clock?, &seen.name))).collect();
+pub(super) fn check_clocks(snapshots: &[Snapshot], is_voting: bool) -> Option<Component> {
+    let mut clocks: Vec<_> =
+        snapshots.iter().filter_map(|snapshot| Some((snapshot.clock?, &snapshot.name))).collect();
     clocks.sort_by_key(|(clock, _)| clock.ahead_micros);
     let ((last, behind), (first, ahead)) = (clocks.first()?, clocks.last()?);
     let apart = differ(*last, *first)?;
@@ -381,17 +383,18 @@ mod tests {
 
     #[test]
     fn clocks_of_servers_that_may_replace_each_other_must_agree() {
-        let seen = |name: &str, ahead_micros| Snapshot {
+        let snapshot = |name: &str, ahead_micros| Snapshot {
             name: name.to_owned(),
             clock: Some(Clock { ahead_micros, error: Duration::from_millis(50) }),
             ..Snapshot::default()
         };
         assert!(
-            check_clocks(&[seen("a", 300_000), seen("b", -290_000)], false).is_none(),
+            check_clocks(&[snapshot("a", 300_000), snapshot("b", -290_000)], false).is_none(),
             "it may be the network"
         );
         let component =
-            check_clocks(&[seen("a", 400_000), seen("c", 0), seen("b", -300_000)], false).unwrap();
+            check_clocks(&[snapshot("a", 400_000), snapshot("c", 0), snapshot("b", -300_000)], false)
+                .unwrap();
         assert_eq!(
             findings(&component),
             [(Severity::Danger, "the clock of a is 700.0 ms ahead of that of b")]

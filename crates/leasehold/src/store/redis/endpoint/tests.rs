@@ -11,31 +11,31 @@ const CHANNEL: &str = "leasehold:3:inbox:test";
 
 /// The callbacks so far.
 #[derive(Default)]
-struct Told {
-    heard: AtomicUsize,
+struct Calls {
+    messages: AtomicUsize,
     on_reconnect: AtomicUsize,
     on_disconnect: AtomicUsize,
-    /// Between the loss of a connection and the word that there is a new one.
+    /// Between the loss of a connection and the callback for the new one.
     is_between: AtomicBool,
-    heard_between: AtomicUsize,
+    messages_between: AtomicUsize,
 }
 
-fn link_to(url: &str, told: &Arc<Told>) -> Endpoint {
-    let [hearing, renewing, missing] = [told.clone(), told.clone(), told.clone()];
+fn endpoint_to(url: &str, calls: &Arc<Calls>) -> Endpoint {
+    let [on_message, on_reconnect, on_disconnect] = [calls.clone(), calls.clone(), calls.clone()];
     let endpoint_config = EndpointConfig {
         channel: Some(CHANNEL.to_owned()),
         on_message: Arc::new(move |_, _| {
-            hearing.heard.fetch_add(1, Ordering::SeqCst);
-            let is_between = usize::from(hearing.is_between.load(Ordering::SeqCst));
-            hearing.heard_between.fetch_add(is_between, Ordering::SeqCst);
+            on_message.messages.fetch_add(1, Ordering::SeqCst);
+            let is_between = usize::from(on_message.is_between.load(Ordering::SeqCst));
+            on_message.messages_between.fetch_add(is_between, Ordering::SeqCst);
         }),
         on_reconnect: Arc::new(move |_| {
-            renewing.is_between.store(false, Ordering::SeqCst);
-            renewing.on_reconnect.fetch_add(1, Ordering::SeqCst);
+            on_reconnect.is_between.store(false, Ordering::SeqCst);
+            on_reconnect.on_reconnect.fetch_add(1, Ordering::SeqCst);
         }),
         on_disconnect: Arc::new(move || {
-            missing.is_between.store(true, Ordering::SeqCst);
-            missing.on_disconnect.fetch_add(1, Ordering::SeqCst);
+            on_disconnect.is_between.store(true, Ordering::SeqCst);
+            on_disconnect.on_disconnect.fetch_add(1, Ordering::SeqCst);
         }),
         shortest_ttl: Arc::new(|| None),
         warn: Arc::new(|_| ()),
@@ -54,9 +54,9 @@ async fn pushes_count_only_after_on_reconnect() {
     for protocol in [3, 2] {
         let server = Server::on_port();
         let proxy = Proxy::before(&server);
-        let told = Arc::new(Told::default());
+        let calls = Arc::new(Calls::default());
         let url = format!("{}?protocol={protocol}", proxy.url());
-        let endpoint = link_to(&url, &told);
+        let endpoint = endpoint_to(&url, &calls);
         endpoint.connections().await.unwrap();
         let is_closed = Arc::new(AtomicBool::new(false));
         let publisher = {
@@ -71,14 +71,14 @@ async fn pushes_count_only_after_on_reconnect() {
             // Messages pour in from the moment that the new connection has subscribed.
             proxy.delay_replies(Duration::from_millis(20));
             proxy.cut();
-            until(async || told.on_reconnect.load(Ordering::SeqCst) == round).await;
-            let heard = told.heard.load(Ordering::SeqCst);
-            until(async || told.heard.load(Ordering::SeqCst) > heard).await;
+            until(async || calls.on_reconnect.load(Ordering::SeqCst) == round).await;
+            let messages = calls.messages.load(Ordering::SeqCst);
+            until(async || calls.messages.load(Ordering::SeqCst) > messages).await;
         }
         is_closed.store(true, Ordering::SeqCst);
         publisher.join().unwrap();
-        assert_eq!(told.on_disconnect.load(Ordering::SeqCst), 5);
-        assert_eq!(told.heard_between.load(Ordering::SeqCst), 0);
+        assert_eq!(calls.on_disconnect.load(Ordering::SeqCst), 5);
+        assert_eq!(calls.messages_between.load(Ordering::SeqCst), 0);
     }
 }
 

@@ -444,6 +444,9 @@ impl<'l, 'c> Comparison<'l, 'c> {
 
 /// What the scripts answer differently from the model.
 fn expect_differences(expected: &mut Answer, found: &Answer) {
+    if let (Reply::Granted(expected), Reply::Granted(found)) = (&mut expected.reply, &found.reply) {
+        expected.is_plain = found.is_plain;
+    }
     match (&mut expected.reply, &found.reply) {
         // The usual answer does not tell the time.
         (Reply::Released, Reply::Released) if found.at == StoreTime::ZERO => expected.at = found.at,

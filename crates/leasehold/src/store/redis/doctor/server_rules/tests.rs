@@ -10,7 +10,7 @@ use crate::store::redis::doctor::probe::Clock;
 
 /// A server as it should be.
 fn sound() -> Snapshot {
-    let mut seen = Snapshot {
+    let mut snapshot = Snapshot {
         name: "server h:6379".to_owned(),
         user: "locks".to_owned(),
         round_trip: Duration::from_micros(200),
@@ -35,7 +35,7 @@ fn sound() -> Snapshot {
         "connected_clients:3",
         "maxclients:10000",
     ] {
-        inform(&mut seen, line);
+        inform(&mut snapshot, line);
     }
     for (name, value) in [
         ("maxmemory-policy", "noeviction"),
@@ -48,25 +48,25 @@ fn sound() -> Snapshot {
         ("tcp-keepalive", "300"),
         ("client-output-buffer-limit", "normal 0 0 0 slave 1 2 3 pubsub 33554432 8388608 60"),
     ] {
-        set(&mut seen, name, value);
+        set(&mut snapshot, name, value);
     }
-    seen
+    snapshot
 }
 
-fn inform(seen: &mut Snapshot, line: &str) {
+fn inform(snapshot: &mut Snapshot, line: &str) {
     let (name, value) = line.split_once(':').unwrap();
-    seen.info.insert(name.to_owned(), value.to_owned());
+    snapshot.info.insert(name.to_owned(), value.to_owned());
 }
 
-fn set(seen: &mut Snapshot, name: &str, value: &str) {
-    seen.settings.insert(name.to_owned(), value.to_owned());
+fn set(snapshot: &mut Snapshot, name: &str, value: &str) {
+    snapshot.settings.insert(name.to_owned(), value.to_owned());
 }
 
 /// What is not fine after this change.
 fn troubles(change: impl FnOnce(&mut Snapshot)) -> Vec<(Severity, String, Option<String>)> {
-    let mut seen = sound();
-    change(&mut seen);
-    let findings = check_server(&seen).findings.into_iter();
+    let mut snapshot = sound();
+    change(&mut snapshot);
+    let findings = check_server(&snapshot).findings.into_iter();
     let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
     troubles.map(|finding| (finding.severity, finding.what, finding.remedy)).collect()
 }
@@ -87,53 +87,54 @@ fn well_configured_server_has_no_trouble() {
 
 #[test]
 fn evicting_server_is_dangerous() {
-    let remedy = finds(Severity::Danger, "maxmemory-policy is volatile-ttl", |seen| {
-        set(seen, "maxmemory-policy", "volatile-ttl");
+    let remedy = finds(Severity::Danger, "maxmemory-policy is volatile-ttl", |snapshot| {
+        set(snapshot, "maxmemory-policy", "volatile-ttl");
     });
     assert_eq!(remedy, "CONFIG SET maxmemory-policy noeviction");
 }
 
 #[test]
 fn nearly_full_memory_is_reported() {
-    finds(Severity::Advice, "90 % of maxmemory is in use", |seen| inform(seen, "used_memory:900"));
-    assert_eq!(troubles(|seen| inform(seen, "maxmemory:0")), [], "there is no limit");
+    finds(Severity::Advice, "90 % of maxmemory is in use", |snapshot| inform(snapshot, "used_memory:900"));
+    assert_eq!(troubles(|snapshot| inform(snapshot, "maxmemory:0")), [], "there is no limit");
 }
 
 #[test]
 fn server_without_persistence_is_dangerous() {
-    let remedy = finds(Severity::Danger, "nothing is written to disk", |seen| inform(seen, "aof_enabled:0"));
+    let remedy =
+        finds(Severity::Danger, "nothing is written to disk", |snapshot| inform(snapshot, "aof_enabled:0"));
     assert_eq!(remedy, "CONFIG SET appendonly yes");
-    finds(Severity::Danger, "only snapshots are written to disk", |seen| {
-        inform(seen, "aof_enabled:0");
-        set(seen, "save", "3600 1");
+    finds(Severity::Danger, "only snapshots are written to disk", |snapshot| {
+        inform(snapshot, "aof_enabled:0");
+        set(snapshot, "save", "3600 1");
     });
     finds(
         Severity::Advice,
         "the operating system decides when the append-only file is written to disk",
-        |seen| {
-            set(seen, "appendfsync", "no");
+        |snapshot| {
+            set(snapshot, "appendfsync", "no");
         },
     );
-    finds(Severity::Danger, "its last write to disk failed", |seen| {
-        inform(seen, "aof_last_write_status:err");
+    finds(Severity::Danger, "its last write to disk failed", |snapshot| {
+        inform(snapshot, "aof_last_write_status:err");
     });
-    assert_eq!(troubles(|seen| set(seen, "appendfsync", "everysec")), []);
+    assert_eq!(troubles(|snapshot| set(snapshot, "appendfsync", "everysec")), []);
 }
 
 #[test]
 fn server_without_config_is_checked_by_info() {
-    let found = troubles(|seen| {
-        seen.settings.clear();
-        inform(seen, "maxmemory_policy:allkeys-lru");
-        inform(seen, "aof_enabled:0");
+    let found = troubles(|snapshot| {
+        snapshot.settings.clear();
+        inform(snapshot, "maxmemory_policy:allkeys-lru");
+        inform(snapshot, "aof_enabled:0");
     });
     let remedies: Vec<Option<&str>> = found.iter().map(|(.., remedy)| remedy.as_deref()).collect();
     let lines = ["ACL SETUSER locks +config|get", "maxmemory-policy noeviction", "appendonly yes"];
     assert_eq!(remedies[..3], lines.map(Some));
     assert_eq!(found[3..], [(Severity::Advice, "min-replicas-to-write is unknown".to_owned(), None)]);
-    let found = troubles(|seen| {
-        seen.settings.clear();
-        seen.info.clear();
+    let found = troubles(|snapshot| {
+        snapshot.settings.clear();
+        snapshot.info.clear();
     });
     assert_eq!(found[0].2.as_deref(), Some("ACL SETUSER locks +info"));
     assert_eq!(found.len(), 1, "what can't be seen is not made up: {found:?}");
@@ -141,9 +142,9 @@ fn server_without_config_is_checked_by_info() {
 
 #[test]
 fn voter_without_info_is_dangerous() {
-    let found = troubles(|seen| {
-        seen.info.clear();
-        seen.votes = true;
+    let found = troubles(|snapshot| {
+        snapshot.info.clear();
+        snapshot.votes = true;
     });
     let what = "this user lacks the right to run INFO".to_owned();
     let remedy = Some("ACL SETUSER locks +info".to_owned());
@@ -151,57 +152,73 @@ fn voter_without_info_is_dangerous() {
 }
 
 #[test]
+fn clock_of_tokens_of_a_voter_follows_the_other_nodes() {
+    let lead = |seen: &mut Snapshot, hours: u64| {
+        let (pair, source) = (Duration::from_micros(20), Source::Server);
+        seen.cost = Some(Ok(Cost { pair, source, token_lead: Duration::from_secs(hours * 3_600) }));
+    };
+    finds(Severity::Advice, "the clock of tokens is 3600.0 s ahead of the server's", |seen| lead(seen, 1));
+    finds(Severity::Danger, "the clock of tokens is 360000.0 s ahead of the server's", |seen| {
+        lead(seen, 100);
+    });
+    finds(Severity::Advice, "the clock of tokens is 360000.0 s ahead of the server's", |seen| {
+        lead(seen, 100);
+        seen.votes = true;
+    });
+}
+
+#[test]
 fn old_server_is_dangerous() {
-    finds(Severity::Danger, "this is Redis 6.0.16", |seen| inform(seen, "redis_version:6.0.16"));
-    assert_eq!(troubles(|seen| inform(seen, "redis_version:6.2.0")), []);
-    assert_eq!(troubles(|seen| inform(seen, "redis_version:10.0.0")), []);
+    finds(Severity::Danger, "this is Redis 6.0.16", |snapshot| inform(snapshot, "redis_version:6.0.16"));
+    assert_eq!(troubles(|snapshot| inform(snapshot, "redis_version:6.2.0")), []);
+    assert_eq!(troubles(|snapshot| inform(snapshot, "redis_version:10.0.0")), []);
 }
 
 #[test]
 fn replica_is_dangerous() {
-    finds(Severity::Danger, "this server is a replica", |seen| inform(seen, "role:slave"));
-    let follows = |seen: &mut Snapshot| {
-        inform(seen, "role:slave");
-        inform(seen, "master_link_status:up");
-        seen.failover = FailoverMode::Sentinels;
+    finds(Severity::Danger, "this server is a replica", |snapshot| inform(snapshot, "role:slave"));
+    let follows = |snapshot: &mut Snapshot| {
+        inform(snapshot, "role:slave");
+        inform(snapshot, "master_link_status:up");
+        snapshot.failover = FailoverMode::Sentinels;
     };
     assert_eq!(troubles(follows), []);
-    finds(Severity::Advice, "this replica has lost its master", |seen| {
-        follows(seen);
-        inform(seen, "master_link_status:down");
+    finds(Severity::Advice, "this replica has lost its master", |snapshot| {
+        follows(snapshot);
+        inform(snapshot, "master_link_status:down");
     });
-    finds(Severity::Danger, "min-replicas-to-write is 0", |seen| {
-        follows(seen);
-        set(seen, "min-replicas-to-write", "0");
+    finds(Severity::Danger, "min-replicas-to-write is 0", |snapshot| {
+        follows(snapshot);
+        set(snapshot, "min-replicas-to-write", "0");
     });
-    finds(Severity::Advice, "it has no replica", |seen| {
-        inform(seen, "connected_slaves:0");
-        inform(seen, "min_slaves_good_slaves:1");
-        seen.failover = FailoverMode::Sentinels;
+    finds(Severity::Advice, "it has no replica", |snapshot| {
+        inform(snapshot, "connected_slaves:0");
+        inform(snapshot, "min_slaves_good_slaves:1");
+        snapshot.failover = FailoverMode::Sentinels;
     });
 }
 
 #[test]
 fn isolated_master_that_accepts_writes_is_dangerous() {
-    let alone = |seen: &mut Snapshot| {
-        inform(seen, "connected_slaves:2");
-        set(seen, "min-replicas-to-write", "0");
+    let alone = |snapshot: &mut Snapshot| {
+        inform(snapshot, "connected_slaves:2");
+        set(snapshot, "min-replicas-to-write", "0");
     };
     finds(Severity::Advice, "it has replicas, and min-replicas-to-write is 0", alone);
-    let remedy = finds(Severity::Danger, "min-replicas-to-write is 0", |seen| {
-        alone(seen);
-        seen.failover = FailoverMode::Cluster;
+    let remedy = finds(Severity::Danger, "min-replicas-to-write is 0", |snapshot| {
+        alone(snapshot);
+        snapshot.failover = FailoverMode::Cluster;
     });
     assert_eq!(remedy, "CONFIG SET min-replicas-to-write 1");
-    finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", |seen| {
-        inform(seen, "min_slaves_good_slaves:0");
-        seen.failover = FailoverMode::Sentinels;
+    finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", |snapshot| {
+        inform(snapshot, "min_slaves_good_slaves:0");
+        snapshot.failover = FailoverMode::Sentinels;
     });
-    let no_replica = |seen: &mut Snapshot| inform(seen, "connected_slaves:0");
+    let no_replica = |snapshot: &mut Snapshot| inform(snapshot, "connected_slaves:0");
     finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", no_replica);
-    let alone = |seen: &mut Snapshot| {
-        no_replica(seen);
-        set(seen, "min-replicas-to-write", "0");
+    let alone = |snapshot: &mut Snapshot| {
+        no_replica(snapshot);
+        set(snapshot, "min-replicas-to-write", "0");
     };
     assert_eq!(troubles(alone), [], "no replica could replace it");
 }
@@ -209,11 +226,11 @@ fn isolated_master_that_accepts_writes_is_dangerous() {
 #[test]
 fn unnamed_sentinels_are_dangerous() {
     let what = "3 sentinels watch this server, and the address does not name them";
-    finds(Severity::Danger, what, |seen| seen.watchers = 3);
+    finds(Severity::Danger, what, |snapshot| snapshot.watchers = 3);
     assert_eq!(
-        troubles(|seen| {
-            seen.watchers = 3;
-            seen.failover = FailoverMode::Sentinels;
+        troubles(|snapshot| {
+            snapshot.watchers = 3;
+            snapshot.failover = FailoverMode::Sentinels;
         }),
         []
     );
@@ -221,30 +238,30 @@ fn unnamed_sentinels_are_dangerous() {
 
 #[test]
 fn idle_timeout_and_missing_keepalive_are_reported() {
-    let remedy = finds(Severity::Advice, "idle connections are closed after 300 s", |seen| {
-        set(seen, "timeout", "300");
+    let remedy = finds(Severity::Advice, "idle connections are closed after 300 s", |snapshot| {
+        set(snapshot, "timeout", "300");
     });
     assert_eq!(remedy, "CONFIG SET timeout 0");
-    finds(Severity::Advice, "tcp-keepalive is 0", |seen| set(seen, "tcp-keepalive", "0"));
-    finds(Severity::Advice, "client-output-buffer-limit allows subscribers 1000 bytes", |seen| {
-        set(seen, "client-output-buffer-limit", "normal 0 0 0 slave 1 2 3 pubsub 1000 10 60");
+    finds(Severity::Advice, "tcp-keepalive is 0", |snapshot| set(snapshot, "tcp-keepalive", "0"));
+    finds(Severity::Advice, "client-output-buffer-limit allows subscribers 1000 bytes", |snapshot| {
+        set(snapshot, "client-output-buffer-limit", "normal 0 0 0 slave 1 2 3 pubsub 1000 10 60");
     });
-    finds(Severity::Advice, "8000 of 10000 clients are connected", |seen| {
-        inform(seen, "connected_clients:8000");
+    finds(Severity::Advice, "8000 of 10000 clients are connected", |snapshot| {
+        inform(snapshot, "connected_clients:8000");
     });
 }
 
 #[test]
 fn plain_password_is_reported_unless_local() {
-    let plain = |seen: &mut Snapshot| seen.transport = Transport::PlainWithPassword;
+    let plain = |snapshot: &mut Snapshot| snapshot.transport = Transport::PlainWithPassword;
     finds(Severity::Advice, "the password is sent unencrypted", plain);
-    finds(Severity::Advice, "the server asks for no password, and nothing is encrypted", |seen| {
-        seen.transport = Transport::Plain;
+    finds(Severity::Advice, "the server asks for no password, and nothing is encrypted", |snapshot| {
+        snapshot.transport = Transport::Plain;
     });
     assert_eq!(
-        troubles(|seen| {
-            plain(seen);
-            seen.is_local = true;
+        troubles(|snapshot| {
+            plain(snapshot);
+            snapshot.is_local = true;
         }),
         []
     );
@@ -252,36 +269,36 @@ fn plain_password_is_reported_unless_local() {
 
 #[test]
 fn missing_required_rights_are_dangerous() {
-    let remedy = finds(Severity::Danger, "the user \"locks\" lacks rights: +hset", |seen| {
-        seen.missing_rights = vec![MissingRight { rule: "+hset", purpose: Purpose::Locks }];
+    let remedy = finds(Severity::Danger, "the user \"locks\" lacks rights: +hset", |snapshot| {
+        snapshot.missing_rights = vec![MissingRight { rule: "+hset", purpose: Purpose::Locks }];
     });
     assert_eq!(remedy, "ACL SETUSER locks +hset");
-    finds(Severity::Advice, "the user \"locks\" lacks rights: +scan", |seen| {
-        seen.missing_rights = vec![MissingRight { rule: "+scan", purpose: Purpose::Listing }];
+    finds(Severity::Advice, "the user \"locks\" lacks rights: +scan", |snapshot| {
+        snapshot.missing_rights = vec![MissingRight { rule: "+scan", purpose: Purpose::Listing }];
     });
 }
 
 #[test]
 fn slow_or_refusing_server_is_reported() {
-    finds(Severity::Advice, "a round trip takes 300.0 ms", |seen| {
-        seen.round_trip = Duration::from_millis(300);
+    finds(Severity::Advice, "a round trip takes 300.0 ms", |snapshot| {
+        snapshot.round_trip = Duration::from_millis(300);
     });
-    finds(Severity::Advice, "a lock and its release take it 2.0 ms", |seen| {
+    finds(Severity::Advice, "a lock and its release take it 2.0 ms", |snapshot| {
         let (pair, source) = (Duration::from_millis(2), Source::RoundTrips);
-        seen.cost = Some(Ok(Cost { pair, source, token_lead: Duration::ZERO }));
+        snapshot.cost = Some(Ok(Cost { pair, source, token_lead: Duration::ZERO }));
     });
-    finds(Severity::Danger, "the test lock could not be acquired and released", |seen| {
-        seen.cost = Some(Err("the server's memory is full".to_owned()));
+    finds(Severity::Danger, "the test lock could not be acquired and released", |snapshot| {
+        snapshot.cost = Some(Err("the server's memory is full".to_owned()));
     });
     let what = "2 of the slowest commands are leasehold's, the longest took 30.0 ms";
-    finds(Severity::Advice, what, |seen| seen.slow = Some((2, Duration::from_millis(30))));
+    finds(Severity::Advice, what, |snapshot| snapshot.slow = Some((2, Duration::from_millis(30))));
 }
 
 #[test]
 fn wrong_clock_is_dangerous_and_a_slow_network_is_not() {
     let clock = |ahead_micros, error_ms| {
-        move |seen: &mut Snapshot| {
-            seen.clock = Some(Clock { ahead_micros, error: Duration::from_millis(error_ms) });
+        move |snapshot: &mut Snapshot| {
+            snapshot.clock = Some(Clock { ahead_micros, error: Duration::from_millis(error_ms) });
         }
     };
     finds(Severity::Danger, "its clock is 2.5 s behind this machine's", clock(-2_500_000, 1));

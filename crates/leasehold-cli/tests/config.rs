@@ -1,0 +1,136 @@
+//! The configuration file: what is typed wins, and an invalid file does not affect what needs no defaults.
+
+mod common;
+
+use std::process::Output;
+
+use common::{Place, Started, code};
+use serde_json::Value;
+
+/// The program with a configuration file.
+struct Configured<'a> {
+    place: &'a Place,
+    text: &'a str,
+}
+
+impl Configured<'_> {
+    fn command(&self, args: &[&str]) -> std::process::Command {
+        let file = self.place.path("config.toml");
+        std::fs::write(&file, self.text).expect("the folder is there");
+        let mut command = self.place.leasehold(args);
+        command.env("LEASEHOLD_CONFIG", file);
+        command
+    }
+
+    fn output(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("the program starts")
+    }
+
+    fn code(&self, args: &[&str]) -> (i32, String) {
+        let output = self.output(args);
+        (code(output.status), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// What holds the lock "a" while a command with these options runs: its kind, and its mode.
+    fn held(&self, options: &[&str]) -> (String, Option<String>) {
+        let list = format!("'{}' ls --json", env!("CARGO_BIN_EXE_leasehold"));
+        let output = self.output(&[&["run"], options, &["a", "-c", &list]].concat());
+        assert!(output.status.success(), "{options:?}: {output:?}");
+        let listed: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let lock = &listed["locks"][0];
+        let mode = lock["holders"][0]["mode"].as_str().map(str::to_owned);
+        (lock["kind"].as_str().expect("a kind").to_owned(), mode)
+    }
+}
+
+#[test]
+fn typed_option_wins_over_an_option_of_the_file_that_it_excludes() {
+    let place = Place::new();
+    let with = |text| Configured { place: &place, text };
+    let rw = |mode: &str| ("rw".to_owned(), Some(mode.to_owned()));
+    assert_eq!(with("[run]\nshared = true").held(&[]), rw("read"), "the default");
+    assert_eq!(with("[run]\nshared = true").held(&["-x"]), rw("write"));
+    assert_eq!(with("[run]\nexclusive = true").held(&["--shared"]), rw("read"));
+    assert_eq!(with("[run]\nshared = true").held(&["--semaphore", "2"]), ("semaphore".to_owned(), None));
+    assert_eq!(with("[run]\nsemaphore = 2").held(&["--owner", "me"]), ("mutex".to_owned(), None));
+    // The period would be used up by the first of them, and a reader has none.
+    for _ in 0..2 {
+        assert_eq!(with("[run]\nonce-per = \"1h\"").code(&["run", "-n", "b", "--", "true"]).0, 0);
+        assert_eq!(with("[run]\nonce-per = \"1h\"").code(&["run", "-s", "c", "--", "true"]).0, 0);
+    }
+    let once = with("[run]\nno-wait = true\nshared = true\nmin-hold = \"1h\"");
+    assert_eq!(once.code(&["run", "--once-per", "1h", "d", "--", "true"]).0, 0);
+    assert_eq!(once.code(&["run", "--once-per", "1h", "d", "--", "true"]).0, 1, "the period is used up");
+    let acquired = with("[acquire]\nshared = true").code(&["acquire", "-x", "e"]);
+    assert_eq!((acquired.0, &*place.show("e")["holders"][0]["mode"].to_string()), (0, "\"write\""));
+}
+
+#[test]
+fn typed_wait_wins_over_the_wait_of_the_file() {
+    let place = Place::new();
+    let with = |text| Configured { place: &place, text };
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    assert_eq!(with("[run]\nno-wait = true").code(&["run", "a", "--", "true"]).0, 1, "the default");
+    assert_eq!(with("[run]\nwait = \"1h\"").code(&["run", "-n", "a", "--", "true"]).0, 1);
+    assert_eq!(with("[acquire]\nwait = \"1h\"").code(&["acquire", "-n", "a"]).0, 1);
+    let waiting = with("[run]\nno-wait = true").command(&["run", "-w", "3600", "a", "--", "true"]);
+    let mut waiting = Started({ waiting }.spawn().unwrap());
+    place.until_waiting("a", 1);
+    holder.signal("TERM");
+    assert_eq!(waiting.end(), 0);
+}
+
+#[test]
+fn option_of_the_file_is_checked_as_a_typed_one() {
+    let place = Place::new();
+    let with = |text| Configured { place: &place, text };
+    for (text, says) in [
+        ("[run]\nshared = true\nexclusive = true", "cannot be used with"),
+        ("[run]\nttl = \"soon\"", "write 10s"),
+        ("[run]\nshared = \"yes\"", "run: shared is true or false"),
+        ("[run]\nttl = [1]", "run: ttl is a text, a number"),
+        ("[release]\nforce = true", "release: --force can't be a default"),
+        ("[run]\nname = \"a\"", "run: --name can't be a default"),
+        ("log = \"loud\"", "text, json"),
+    ] {
+        let (code, said) = with(text).code(&["run", "a", "--", "true"]);
+        assert_eq!(code, 2, "{text} said {said}");
+        assert!(said.contains("config.toml: ") && said.contains(says), "{text} said {said}");
+        assert_eq!(said.lines().count(), 1, "{text} said {said}");
+    }
+    let file = with("[run]\nttl = \"soon\"");
+    assert_eq!(file.code(&["run", "--ttl", "5s", "a", "--", "true"]), (0, String::new()), "it is not used");
+    let said = file.code(&["run", "--grace", "soon", "a", "--", "true"]).1;
+    assert!(said.contains("--grace") && !said.contains("config.toml"), "what was typed comes first: {said}");
+    // An option that needs another one finds it in the file; a flag that is off is none.
+    let file = with("[run]\nonce-per = \"1h\"\nverbose = false");
+    assert_eq!(file.code(&["run", "--at-least-once", "b", "--", "true"]), (0, String::new()));
+    assert_eq!(file.code(&["run", "b", "--", "true"]).0, 1);
+    assert_eq!(with("[run]\nttl = \"20s\"").code(&["--log", "text", "run", "c", "--", "true"]).0, 0);
+}
+
+#[test]
+fn invalid_file_breaks_neither_help_nor_version_nor_completions() {
+    let place = Place::new();
+    for text in ["[run", "[run]\nnonsense = 1", "[runs]\nttl = 1"] {
+        let file = Configured { place: &place, text };
+        for args in [
+            &["--help"][..],
+            &["-h"],
+            &["--version"],
+            &["help", "run"],
+            &["run", "--help"],
+            &["run", "-h"],
+            &["completions", "bash"],
+            &["man"],
+            &["man", "run"],
+        ] {
+            let output = file.output(args);
+            assert!(output.status.success() && output.stderr.is_empty(), "{text} {args:?}: {output:?}");
+            assert!(!output.stdout.is_empty(), "{text} {args:?}");
+        }
+        assert_eq!(file.code(&["ls"]).0, 2, "{text}");
+        assert_eq!(file.code(&["run", "a", "--", "true"]).0, 2, "{text}");
+    }
+}
