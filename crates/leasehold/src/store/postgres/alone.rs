@@ -84,7 +84,10 @@ impl Executor {
         let mut reader = Reader::new(row);
         let at = reader.time()?;
         let tokens = TokenRange { first: reader.token()?, last: reader.token()? };
-        Ok(Some(Answer { at, reply: Reply::Granted(Grant { tokens, valid_for: acquire.ttl }) }))
+        Ok(Some(Answer {
+            at,
+            reply: Reply::Granted(Grant { tokens, valid_for: acquire.ttl, is_plain: false }),
+        }))
     }
 
     async fn release_alone(

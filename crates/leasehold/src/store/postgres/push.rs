@@ -28,7 +28,7 @@ fn client_words(client: ClientId) -> [i64; 2] {
 pub(super) fn encode(push: &Push) -> String {
     let (sequence, at) = (push.acquisition.sequence, push.at.as_micros());
     match push.kind {
-        PushKind::Granted(Grant { tokens, valid_for }) => {
+        PushKind::Granted(Grant { tokens, valid_for, .. }) => {
             let TokenRange { first, last } = tokens;
             format!("{sequence} {at} granted {first} {last} {}", micros(valid_for))
         }
@@ -48,7 +48,7 @@ pub(super) fn decode(text: &str, client: ClientId) -> Option<Push> {
     let kind = match kind {
         "granted" => {
             let tokens = TokenRange { first: Token::new(number()?)?, last: Token::new(number()?)? };
-            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(number()?) })
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(number()?), is_plain: false })
         }
         "next" => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(number()?) }),
         "revoked" => PushKind::Revoked,
@@ -70,6 +70,7 @@ mod tests {
             PushKind::Granted(Grant {
                 tokens: TokenRange { first: token(5), last: token(9) },
                 valid_for: Duration::from_secs(3),
+                is_plain: false,
             }),
             PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(12) }),
             PushKind::Revoked,
