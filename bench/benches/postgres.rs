@@ -204,7 +204,7 @@ async fn bloat() {
     while begun.elapsed() < whole {
         let due = u32::try_from(begun.elapsed().as_millis()).unwrap_or(u32::MAX);
         while done < due {
-            let guard = client.mutex(&format!("lock {}", done % 100)).lock().await.expect("it is free");
+            let guard = client.mutex(format!("lock {}", done % 100)).lock().await.expect("it is free");
             guard.release().await.expect("it is ours");
             done += 1;
         }

@@ -35,7 +35,7 @@ enum Servers {
     Nodes(Nodes),
     Sentinels(Sentinels),
     Cluster(Cluster),
-    Database(Database),
+    Database(Box<Database>),
 }
 
 impl Stores {
@@ -58,7 +58,7 @@ impl Stores {
             StoreKind::Redlock => Servers::Nodes(Nodes::start(&server, QUORUM, None)),
             StoreKind::Sentinel => Servers::Sentinels(Sentinels::start()),
             StoreKind::Cluster => Servers::Cluster(Cluster::start()),
-            StoreKind::Postgres => Servers::Database(Database::start()),
+            StoreKind::Postgres => Servers::Database(Box::new(Database::start())),
         };
         Ok(Self { kind, servers, folder })
     }

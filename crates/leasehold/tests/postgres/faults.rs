@@ -113,7 +113,7 @@ async fn full_disk_refuses_locks_and_says_so_and_they_return_with_its_room() {
     let mut error = None;
     // The log has some room left.
     for number in 0..20_000 {
-        match client.mutex(&format!("lock {number} {}", "x".repeat(400))).try_lock().await {
+        match client.mutex(format!("lock {number} {}", "x".repeat(400))).try_lock().await {
             Ok(guard) => drop(guard),
             Err(failed) => {
                 error = Some(failed);
