@@ -59,7 +59,7 @@ pub(crate) async fn acquire(
     exit
 }
 
-/// Prints the id only when nothing can end the lease any more but its ttl. A lease whose id reaches nobody is released.
+/// Prints the id only when nothing can end the lease any more but its ttl. A lease whose id can't be written is released.
 async fn detach(store: &Store, client: &Client, guard: Guard, is_json: bool) -> Result<Exit, Stop> {
     let token = guard.token().get();
     let id = guard.detach().await?;
@@ -87,7 +87,7 @@ fn json_of(store: &Store, id: &LeaseId, token: u64) -> String {
     value.to_string()
 }
 
-/// Unlike `print`, it fails if nobody reads stdout.
+/// Unlike `print`, it fails if stdout has no reader.
 fn write_line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;

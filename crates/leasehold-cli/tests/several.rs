@@ -95,7 +95,7 @@ fn alert_command_is_started_if_only_the_release_finds_the_loss() {
     let script = format!("echo $LEASEHOLD_TOKEN; until [ -e {} ]; do sleep 0.05; done", go.display());
     let mut holder = place.start(&["run", "--ttl", "10m", "--run-on-lost", &alert, "a", "-c", &script]);
     let token = holder.line();
-    // The server forgets the lease, and tells nobody. The next renewal is minutes away.
+    // The server forgets the lease without a notification. The next renewal is minutes away.
     server.run(&["EVAL", "for _, key in ipairs(redis.call('KEYS', '*')) do redis.call('DEL', key) end", "0"]);
     std::fs::write(&go, "").unwrap();
     assert_eq!(holder.end(), 124);

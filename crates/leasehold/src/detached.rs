@@ -206,7 +206,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease has ended, or if the id is wrong; `is_unavailable`; `is_closed`.
+    /// `is_lost` if the lease has ended, or if the id is wrong; `is_invalid` if its ttl is longer than the `max_ttl` of a quorum;
+    /// `is_unavailable`, also if a quorum did not confirm the lease by a renewal; `is_closed`.
     ///
     /// # Cancel safety
     ///

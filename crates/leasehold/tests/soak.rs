@@ -107,6 +107,9 @@ async fn operate(client: &Client, number: u64) {
     }
 }
 
+/// Without an operation for so long, a task hangs.
+const STUCK: Duration = Duration::from_secs(120);
+
 /// Runs operations of both clients until there were so many.
 async fn run(clients: &[Client; 2], server: &Server, next: &Arc<AtomicU64>, until: u64) {
     let tasks = (0..TASKS).map(|task| {
@@ -123,8 +126,17 @@ async fn run(clients: &[Client; 2], server: &Server, next: &Arc<AtomicU64>, unti
     });
     let tasks: Vec<_> = tasks.collect();
     let mut cut_at = next.load(Ordering::Relaxed) + OPERATIONS_PER_CUT;
+    let mut progress = (0, Instant::now());
     for task in tasks {
         while !task.is_finished() {
+            let number = next.load(Ordering::Relaxed);
+            if number != progress.0 {
+                progress = (number, Instant::now());
+            }
+            assert!(
+                progress.1.elapsed() < STUCK,
+                "operation {number} of {until}: none has begun for {STUCK:?}"
+            );
             if next.load(Ordering::Relaxed) >= cut_at {
                 cut_at += OPERATIONS_PER_CUT;
                 for kind in ["normal", "pubsub"] {

@@ -35,7 +35,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let service = Service {
         locks: locks.clone(),
         orders,
-        // In your program, a call of the carrier's API.
+        // In your program, a call of the carrier's API, with the order's id as its idempotency key: it may be called again.
         carrier: Arc::new(move |_order: &str| {
             Box::pin(async move {
                 sleep(carrier_delay).await;

@@ -36,7 +36,7 @@ impl Orders {
         Ok(Order { id: id.to_owned(), parcel })
     }
 
-    /// Writes the parcel, unless somebody with a higher token has written since.
+    /// Writes the parcel, unless a holder with a higher token has written since.
     ///
     /// The thread may be stopped at any point, also between the check of the lease and the write. The condition is checked by
     /// the database, in the same statement.

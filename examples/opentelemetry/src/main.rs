@@ -46,7 +46,7 @@ async fn traced<T>(provider: &SdkTracerProvider, work: impl Future<Output = T>) 
     work.await
 }
 
-/// Ships an order. Returns the id of the trace in which the lock was held, as everyone sees it.
+/// Ships an order. Returns the id of the trace in which the lock was held, as inspection shows it.
 async fn order(client: &leasehold::Client, number: u32) -> Result<Option<String>, leasehold::Error> {
     let trace_id = Span::current().context().span().span_context().trace_id().to_string();
     let lock = client.mutex(format!("order:{number}")).trace_id(trace_id);
