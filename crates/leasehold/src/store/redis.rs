@@ -180,9 +180,9 @@ impl Store for Redis {
         true
     }
 
-    fn await_published(&self) -> BoxFuture<()> {
+    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
         let nodes = self.nodes.clone();
-        self.run_on_runtime(async move { nodes.await_record().await }, || ())
+        self.run_on_runtime(async move { nodes.await_record(limit).await }, || ())
     }
 
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
