@@ -2,15 +2,16 @@
 //!
 //! Its keys are the names of the long options, at the top those of every command (`store`, `log`), and in a table those of the
 //! command with that name. The options of the file are added to the arguments, so that they are checked as typed ones are. An
-//! option is left out if the command line or the environment sets it, or sets one that excludes it.
+//! option is left out if it can't be used together with what the command line and the environment set (`applies.rs`).
 
-use std::collections::BTreeSet;
+mod applies;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::error::ErrorKind;
-use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command, Id};
+use applies::Set;
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use etcetera::BaseStrategy as _;
 use toml::{Table, Value};
 
@@ -118,35 +119,27 @@ fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Resul
         }
     }
     let Some(sub) = command.find_subcommand(name) else { return Ok(Vec::new()) };
-    let is_set =
-        |id: &Id| set.value_source(id.as_str()).is_some_and(|source| source != ValueSource::DefaultValue);
-    let set: BTreeSet<&Id> = sub.get_arguments().map(Arg::get_id).filter(|id| is_set(id)).collect();
-    let is_free = |default: &FileOption<'_>| {
-        let id = default.arg.get_id();
-        !is_set(id) && !set.iter().any(|typed| excludes(sub, typed, id))
-    };
-    Ok(found.iter().filter(|default| is_free(default)).filter_map(FileOption::argument).collect())
+    Set::new(sub, set).retain_applicable(&mut found);
+    Ok(found.iter().flat_map(FileOption::arguments).collect())
 }
 
-/// Whether two options of a command can't be used together.
-fn excludes(command: &Command, one: &Id, other: &Id) -> bool {
-    let declares = |one: &Id, other: &Id| {
-        let arg = command.get_arguments().find(|arg| arg.get_id() == one && !arg.is_global_set());
-        arg.is_some_and(|arg| command.get_arg_conflicts_with(arg).iter().any(|arg| arg.get_id() == other))
-    };
-    let is_in_one_group = command.get_groups().any(|group| {
-        let has = |id: &Id| group.get_args().any(|member| member == id);
-        !group.clone().is_multiple() && has(one) && has(other)
-    });
-    is_in_one_group || declares(one, other) || declares(other, one)
+/// A single value as it would be typed.
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::Boolean(is_on) => Some(is_on.to_string()),
+        Value::String(text) => Some(text.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        Value::Float(number) => Some(number.to_string()),
+        _ => None,
+    }
 }
 
 /// An option of the file.
 struct FileOption<'a> {
     arg: &'a Arg,
     key: &'a str,
-    /// A text, or whether a flag is set.
-    value: String,
+    /// A text, or whether a flag is set. Only an option that can be repeated has several.
+    values: Vec<String>,
 }
 
 impl<'a> FileOption<'a> {
@@ -158,22 +151,27 @@ impl<'a> FileOption<'a> {
         if NO_DEFAULTS.contains(&key) {
             return Err(format!("--{key} can't be a default"));
         }
-        let value = match value {
-            Value::Boolean(is_on) => is_on.to_string(),
-            _ if !arg.get_action().takes_values() => return Err(format!("{key} is true or false")),
-            Value::String(text) => text.clone(),
-            Value::Integer(number) => number.to_string(),
-            Value::Float(number) => number.to_string(),
-            _ => return Err(format!("{key} is a text, a number, true or false")),
+        if !arg.get_action().takes_values() && !value.is_bool() {
+            return Err(format!("{key} is true or false"));
+        }
+        let values = match (value, arg.get_action()) {
+            (Value::Array(list), ArgAction::Append) => list.iter().map(text).collect(),
+            _ => text(value).map(|value| vec![value]),
         };
-        Ok(Self { arg, key, value })
+        let is_repeatable = matches!(arg.get_action(), ArgAction::Append);
+        let or_list = if is_repeatable { ", or a list of them" } else { "" };
+        let values =
+            values.ok_or_else(|| format!("{key} is a text, a number, true or false{or_list}"))?;
+        Ok(Self { arg, key, values })
     }
 
     /// As it would be typed; nothing for a flag that is not set.
-    fn argument(&self) -> Option<OsString> {
-        match self.arg.get_action() {
-            ArgAction::SetTrue => (self.value == "true").then(|| format!("--{}", self.key).into()),
-            _ => Some(format!("--{}={}", self.key, self.value).into()),
-        }
+    fn arguments(&self) -> Vec<OsString> {
+        let is_flag = !self.arg.get_action().takes_values();
+        let values = self.values.iter().filter(|value| !is_flag || *value == "true");
+        let argument = |value: &String| {
+            if is_flag { format!("--{}", self.key) } else { format!("--{}={value}", self.key) }
+        };
+        values.map(|value| argument(value).into()).collect()
     }
 }

@@ -53,7 +53,8 @@ If the lease has ended, renew, status and release exit with 1. leasehold status
 shows the lease without renewing it. These commands work on every host that
 reaches the store.
 
-If the id can't be written, the lease is released. > /dev/null discards the id.
+If the id can't be written, the lease is released. > /dev/null discards the id,
+and so does a closed stdout: the lease then lasts until its --ttl is over.
 
 Any client of the store can renew and release the lease with its id, so treat the
 id as a password: ls and show do not print it, and it can't be guessed. Without
