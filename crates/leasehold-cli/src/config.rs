@@ -9,8 +9,8 @@ mod applies;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::error::ErrorKind;
 use applies::Set;
+use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use etcetera::BaseStrategy as _;
 use toml::{Table, Value};
@@ -160,8 +160,7 @@ impl<'a> FileOption<'a> {
         };
         let is_repeatable = matches!(arg.get_action(), ArgAction::Append);
         let or_list = if is_repeatable { ", or a list of them" } else { "" };
-        let values =
-            values.ok_or_else(|| format!("{key} is a text, a number, true or false{or_list}"))?;
+        let values = values.ok_or_else(|| format!("{key} is a text, a number, true or false{or_list}"))?;
         Ok(Self { arg, key, values })
     }
 

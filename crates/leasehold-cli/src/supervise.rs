@@ -211,7 +211,9 @@ impl<'a> Alert<'a> {
             .env("LEASEHOLD_LOSS", loss);
         match alert.spawn() {
             // Only for its exit status, which the system keeps as a zombie until it is read. `elect` may run for long.
-            Ok(mut alert) => drop(thread::Builder::new().name("alert".to_owned()).spawn(move || alert.wait())),
+            Ok(mut alert) => {
+                let _ = thread::Builder::new().name("alert".to_owned()).spawn(move || alert.wait());
+            }
             Err(error) => message(format_args!("the command of --run-on-lost can't be started: {error}")),
         }
     }

@@ -117,9 +117,13 @@ fn option_of_the_file_that_cannot_apply_to_what_is_typed_is_ignored() {
     let place = Place::new();
     let with = |text| Configured { place: &place, text };
     // Several names are mutexes.
-    for line in
-        ["shared = true", "exclusive = true", "semaphore = 2", "owner = \"me\"", "once-per = \"1h\"\nat-least-once = true"]
-    {
+    for line in [
+        "shared = true",
+        "exclusive = true",
+        "semaphore = 2",
+        "owner = \"me\"",
+        "once-per = \"1h\"\nat-least-once = true",
+    ] {
         let text = format!("[run]\n{line}");
         for _ in 0..2 {
             let file = Configured { place: &place, text: &text };

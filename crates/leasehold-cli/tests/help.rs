@@ -56,7 +56,10 @@ fn argument_error_is_one_line_and_refers_to_help() {
         (&["run", "--ttl", "soon", "a", "--", "true"], "write 10s"),
         (&["run", "--on-lost", "cry\n\x1b[31m", "a", "--", "true"], "kill, signal, ignore"),
         (&["acquire", "-x1"], "unexpected argument '-1' found; a name that begins with a dash comes last"),
-        (&["show", "-oops"], "; a name that begins with a dash comes last: the options, then --, then the name"),
+        (
+            &["show", "-oops"],
+            "; a name that begins with a dash comes last: the options, then --, then the name",
+        ),
         (&["wait", "--", "-x1", "-w", "1"], "a name that begins with a dash comes last"),
         (&["renew", "-oops"], "a name that begins with a dash comes last"),
         (&["run", "-oops", "--", "true"], "is passed by --name=NAME"),

@@ -244,11 +244,7 @@ impl Observer {
 
 /// The pause after a poll that took this long.
 fn pause(took: Duration, is_watched: bool) -> Duration {
-    if is_watched {
-        WATCHED_INTERVAL.saturating_sub(took).max(took)
-    } else {
-        IDLE_INTERVAL.max(took * 9)
-    }
+    if is_watched { WATCHED_INTERVAL.saturating_sub(took).max(took) } else { IDLE_INTERVAL.max(took * 9) }
 }
 
 fn now_ms() -> u64 {

@@ -78,7 +78,11 @@ impl Session {
     /// The time until the session ends without a heartbeat.
     pub(crate) fn remaining(&self) -> Duration {
         let state = self.state();
-        if state.requests > 0 { self.heartbeat } else { state.deadline.saturating_duration_since(Instant::now()) }
+        if state.requests > 0 {
+            self.heartbeat
+        } else {
+            state.deadline.saturating_duration_since(Instant::now())
+        }
     }
 
     pub(crate) fn leases(&self) -> Vec<Id> {

@@ -95,12 +95,16 @@ async fn health_is_that_of_the_store_at_this_moment() {
 /// Sends a request in two parts. The answer follows the second one, and the connection can be used again.
 async fn send_in_two_parts(place: &Place, method: &str, path: &str, status: &str) {
     let mut stream = place.unix().await;
-    let head =
-        format!("{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+    );
     stream.write_all(head.as_bytes()).await.unwrap();
     let early = tokio::time::timeout(Duration::from_millis(300), stream.read_u8()).await;
     assert!(early.is_err(), "{method} {path} is answered before its body has arrived");
-    stream.write_all(b"{}GET /v1/openapi.json HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();
+    stream
+        .write_all(b"{}GET /v1/openapi.json HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
     let mut answers = String::new();
     tokio::time::timeout(SOON, stream.read_to_string(&mut answers)).await.unwrap().unwrap();
     assert!(answers.starts_with(&format!("HTTP/1.1 {status}")), "{method} {path}: {answers:.300}");

@@ -35,7 +35,8 @@ one command in a table with its name:
   ttl = \"30s\"
 The command line takes precedence over the environment, and the environment over
 the file.
-An option of the file has no effect if another one excludes it that is set.
+An option of the file is ignored if it can't be used together with what is typed
+or in the environment. An option that is repeatable may be a list.
 For locks that several users share, create a directory for their group once:
   install -d -m 2770 -o root -g GROUP /var/lib/leasehold
 Then name the file in each job, also in crontabs:

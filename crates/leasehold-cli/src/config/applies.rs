@@ -60,9 +60,10 @@ impl<'a> Set<'a> {
         let is_of_environment = self.matches.value_source("store") == Some(ValueSource::EnvVariable);
         default.key == "store"
             && is_of_environment
-            && self.matches.get_one::<String>("store").is_some_and(|set| {
-                default.values.iter().any(|url| Store::is_for_command(set, url))
-            })
+            && self
+                .matches
+                .get_one::<String>("store")
+                .is_some_and(|set| default.values.iter().any(|url| Store::is_for_command(set, url)))
     }
 
     /// How many locks are named.

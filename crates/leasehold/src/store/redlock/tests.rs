@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Renew, Reply,
-    Resource, StoreTime, Token, View, WaitFor,
+    Acquire, Acquisition, Answer, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Renew,
+    Reply, Resource, StoreTime, Token, View, WaitFor,
 };
 use leasehold_testkit::{Proxy, Server, until};
 
