@@ -2,15 +2,16 @@
 //!
 //! A poll lists all locks. There is one every half second while a watcher is connected, and otherwise one every five seconds, for
 //! the history. If a poll takes long, polls become rarer, so that they take at most half of the time while a watcher is connected,
-//! and otherwise a tenth.
+//! and otherwise a tenth. Between two long polls only the names of the locks are read, so that a new lock is shown soon.
 
 mod rows;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::future::join_all;
 use leasehold::{Client, Kind, LockInfo};
 use metrics::histogram;
 use serde::Serialize;
@@ -24,6 +25,12 @@ pub(crate) use rows::{Event, Key, Row};
 const WATCHED_INTERVAL: Duration = Duration::from_millis(500);
 /// The poll interval without a watcher.
 const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+/// A poll that takes longer is long.
+const LONG_POLL: Duration = Duration::from_millis(100);
+/// The interval at which the names are read between two long polls.
+const NAMES_INTERVAL: Duration = Duration::from_millis(200);
+/// How many new locks are looked up after the names were read.
+const MAX_NEW: usize = 100;
 /// Points of the history: ten minutes while a watcher is connected.
 const MAX_POINTS: usize = 1200;
 /// Events of all locks that the timelines show.
@@ -70,6 +77,8 @@ struct History {
     events: VecDeque<Event>,
     /// Losses at the last point.
     lost: u64,
+    /// Grants since the last point.
+    grants: usize,
 }
 
 /// Lists the locks of the store, for all callers.
@@ -146,11 +155,50 @@ impl Observer {
             };
             let is_watched = self.watchers.load(Ordering::Relaxed) > 0;
             tokio::select! {
-                () = tokio::time::sleep(pause(snapshot.took, is_watched)) => {}
+                () = self.pause(snapshot.took, is_watched) => {}
                 () = self.watched.notified(), if !is_watched => {}
                 () = stopping.cancelled() => return,
             }
         }
+    }
+
+    /// Waits for the time of the next poll. Meanwhile it reads the names, if polls are long and the names are far cheaper.
+    async fn pause(&self, took: Duration, is_watched: bool) {
+        let end = tokio::time::Instant::now() + pause(took, is_watched);
+        let mut is_cheap = is_watched && took > LONG_POLL;
+        while is_cheap && tokio::time::Instant::now() + NAMES_INTERVAL < end {
+            tokio::time::sleep(NAMES_INTERVAL).await;
+            let began = Instant::now();
+            self.poll_names().await;
+            is_cheap = began.elapsed() * 4 < took;
+        }
+        tokio::time::sleep_until(end).await;
+    }
+
+    /// Adds the locks that are new since the last poll, and removes those that are gone. The states of the others remain those of the
+    /// last poll, and so does the age of the snapshot.
+    async fn poll_names(&self) {
+        let Ok(names) = self.client.list_names().await else { return };
+        let names: BTreeSet<Key> = names.into_iter().collect();
+        let _alone = self.polling.lock().await;
+        let latest = self.latest.borrow().clone();
+        let new = names.iter().filter(|key| !latest.rows.contains_key(*key)).take(MAX_NEW);
+        let found = join_all(new.map(|(kind, name)| self.client.inspect(*kind, name))).await;
+        let is_in_use =
+            |lock: &LockInfo| !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.foreign.is_some();
+        let found: Vec<LockInfo> = found.into_iter().flatten().filter(is_in_use).collect();
+        if latest.error.is_some() || (found.is_empty() && latest.rows.keys().all(|key| names.contains(key))) {
+            return;
+        }
+        let at_ms = now_ms();
+        let mut rows = latest.rows.clone();
+        rows.retain(|key, _| names.contains(key));
+        rows.extend(found.iter().map(|lock| ((lock.kind, lock.name.clone()), Row::new(lock, None, at_ms))));
+        self.remember_events(rows::events(&latest.rows, &rows, at_ms));
+        let is_left = |lock: &&LockInfo| names.contains(&(lock.kind, lock.name.clone()));
+        let locks = latest.locks.iter().filter(is_left).cloned().chain(found).collect();
+        let (polled_at, took) = (latest.polled_at, latest.took);
+        self.latest.send_replace(Arc::new(Snapshot { polled_at, took, locks, rows, error: None }));
     }
 
     /// Whether the store answers: a look-up of one lock, whose cost does not depend on the number of locks.
@@ -218,22 +266,28 @@ impl Observer {
         let mut waits: Vec<Duration> = waits.collect();
         waits.sort_unstable();
         let p99 = waits.get(waits.len() * 99 / 100).copied().unwrap_or_default();
-        let grants = events.iter().filter(|event| event.what == "acquired").count();
+        self.remember_events(events);
         let lost = self.lost.load(Ordering::Relaxed);
         let mut history = self.locked_history();
         let point = Point {
             at_ms,
             held: locks.iter().filter(|lock| !lock.holders.is_empty()).count(),
             waiting: waits.len(),
-            grants_per_second: grants as f64 / since.as_secs_f64().max(0.001),
+            grants_per_second: history.grants as f64 / since.as_secs_f64().max(0.001),
             p99_wait_ms: millis(p99),
             lost: lost - history.lost,
         };
-        history.lost = lost;
+        (history.lost, history.grants) = (lost, 0);
         history.points.push_back(point);
-        history.events.extend(events);
-        let (points, events) = (history.points.len(), history.events.len());
+        let points = history.points.len();
         history.points.drain(..points.saturating_sub(MAX_POINTS));
+    }
+
+    fn remember_events(&self, events: Vec<Event>) {
+        let mut history = self.locked_history();
+        history.grants += events.iter().filter(|event| event.what == "acquired").count();
+        history.events.extend(events);
+        let events = history.events.len();
         history.events.drain(..events.saturating_sub(MAX_EVENTS));
     }
 
@@ -263,6 +317,36 @@ mod tests {
             let latest = took + pause(took, true) + took;
             assert!(latest <= Duration::from_secs(1), "{took:?}: {latest:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn names_between_two_polls_add_and_remove_locks() {
+        let store = leasehold::testing::TestStore::new();
+        let (observer, other) = (Observer::new(store.client().unwrap()), store.client().unwrap());
+        let first = other.mutex("first").lock().await.unwrap();
+        let _kept = other.mutex("kept").lock().await.unwrap();
+        let polled = observer.snapshot(Duration::ZERO).await;
+        first.release().await.unwrap();
+        let guard = other.semaphore("second", 2).acquire(1).await.unwrap();
+        observer.poll_names().await;
+        let latest = observer.subscribe().borrow().clone();
+        let names = |rows: &BTreeMap<Key, Arc<Row>>| rows.keys().map(|key| key.1.clone()).collect::<Vec<_>>();
+        assert_eq!(
+            (names(&polled.rows), names(&latest.rows)),
+            (vec!["first".into(), "kept".into()], vec!["kept".into(), "second".into()])
+        );
+        let mut locks: Vec<&str> = latest.locks.iter().map(|lock| lock.name.as_str()).collect();
+        locks.sort_unstable();
+        assert_eq!(locks, ["kept", "second"]);
+        assert_eq!(latest.polled_at, polled.polled_at, "the states of the others are not newer");
+        let event = observer.timeline(Kind::Semaphore, "second").remove(0);
+        assert_eq!(serde_json::to_value(&event).unwrap()["token"], guard.token().get());
+        assert_eq!(observer.timeline(Kind::Mutex, "first").len(), 1);
+        assert_eq!(observer.history().len(), 1);
+        // The next poll counts the grant.
+        observer.snapshot(Duration::ZERO).await;
+        assert!(observer.last_point().unwrap().grants_per_second > 0.0);
+        assert_eq!(observer.timeline(Kind::Semaphore, "second").len(), 1, "an event is not repeated");
     }
 
     #[test]

@@ -39,7 +39,6 @@ use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
-#[cfg(feature = "redlock")]
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Answer, Command, Resource, Token};
