@@ -1,6 +1,8 @@
 //! The arguments, and everything that is made of them: help, completions, man pages.
 
+mod complaint;
 mod help;
+mod lease;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -9,17 +11,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::error::{ContextKind, ErrorKind};
 use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
-use crate::text::printable;
+pub(crate) use complaint::complaint;
 #[cfg(feature = "serve")]
 use help::SERVE;
 use help::{ACQUIRE, DOCTOR, ELECT, EXAMPLES, RUN, SHOW, WATCH};
+pub(crate) use lease::{AcquireArgs, LeaseArgs, ReleaseArgs, RenewArgs};
 
 /// Runs commands under distributed locks, with FIFO wait queues and leases that expire.
 #[derive(Debug, Parser)]
@@ -276,35 +278,6 @@ pub(crate) struct DoctorArgs {
 }
 
 #[derive(Debug, Arguments)]
-pub(crate) struct AcquireArgs {
-    /// Don't wait: exit with 1 if the lock is held. Connecting to the store may take up to 1 s
-    #[arg(short = 'n', long, conflicts_with = "wait")]
-    pub(crate) no_wait: bool,
-    /// Wait at most this long, then exit with 1. This includes the time to connect, which may take up to 1 s in any case
-    #[arg(short, long, value_name = "SECS", value_parser = duration::parse, allow_negative_numbers = true)]
-    pub(crate) wait: Option<Duration>,
-    /// Exit code if the lock was not acquired
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
-    pub(crate) conflict_exit_code: u8,
-    /// Lifetime of the lease, from now and from each `leasehold renew`
-    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration::parse, allow_negative_numbers = true)]
-    pub(crate) ttl: Duration,
-    #[command(flatten)]
-    pub(crate) kind: KindArgs,
-    /// Text that is published with the lease
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) label: Option<String>,
-    /// Print JSON: the id, the token, and the time left in milliseconds
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Report progress, even if stderr is not a terminal
-    #[arg(short, long)]
-    pub(crate) verbose: bool,
-    /// The lock's name
-    pub(crate) name: OsString,
-}
-
-#[derive(Debug, Arguments)]
 pub(crate) struct WatchArgs {
     /// Print each change as a line; the default if stdout is not a terminal
     #[arg(long, conflicts_with = "json")]
@@ -365,44 +338,6 @@ pub(crate) struct HealthArgs {
     pub(crate) json: bool,
 }
 
-#[derive(Debug, Arguments)]
-pub(crate) struct RenewArgs {
-    /// Print JSON, as `leasehold status --json` does
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// The id that `leasehold acquire` printed
-    pub(crate) id: String,
-}
-
-#[derive(Debug, Arguments)]
-pub(crate) struct LeaseArgs {
-    /// Print JSON; times are in milliseconds
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// The id that `leasehold acquire` printed
-    pub(crate) id: String,
-}
-
-#[derive(Debug, Arguments)]
-pub(crate) struct ReleaseArgs {
-    /// Release the lock of this name without a lease id. The holder may still be working, and only tokens distinguish it from
-    /// the next holder
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// With --force: release only the holder with this token, which detects that at its next renewal
-    #[arg(long, value_name = "TOKEN", requires = "force")]
-    pub(crate) token: Option<u64>,
-    /// Print JSON: {"released": [...]}
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// With --force: the kind of lock, if several locks have this name
-    #[arg(long, value_name = "KIND", value_parser = kinds())]
-    pub(crate) kind: Option<Kind>,
-    /// The id that `leasehold acquire` printed; with --force the lock's name
-    #[arg(value_name = "ID|NAME")]
-    pub(crate) name: OsString,
-}
-
 /// The words that stand for kinds of lock.
 fn kinds() -> impl TypedValueParser<Value = Kind> {
     let words = Kind::ALL.iter().map(|kind| kind.as_str());
@@ -416,30 +351,6 @@ fn after(text: &str) -> String {
 /// A name that was typed, or what is wrong with it.
 pub(crate) fn name(typed: &OsString) -> Result<&str, Stop> {
     typed.to_str().ok_or_else(|| Stop::usage(format!("a lock's name is UTF-8, {} is not", typed.display())))
-}
-
-/// What is wrong with the arguments, in one line.
-pub(crate) fn complaint(error: &clap::Error) -> String {
-    let rendered = error.render().to_string();
-    // The usage that follows is for a screen of its own.
-    let what = rendered.split("Usage:").next().unwrap_or_default().split("For more information").next();
-    let words: Vec<&str> = what.unwrap_or_default().split_whitespace().collect();
-    let what = words.join(" ");
-    let what = printable(what.strip_prefix("error: ").unwrap_or(&what)).replace(" tip: ", "; ");
-    // `flock` needs no dashes there.
-    let is_about_it = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument);
-    let is_of_command = is_about_it && rendered.contains("-- <COMMAND>");
-    // Only the command can follow the two dashes, so clap's advice for a name is wrong here.
-    let what = if is_of_command { what.split("; to pass ").next().unwrap_or_default() } else { &what };
-    let unknown = error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument);
-    let dashes = match unknown {
-        Some(typed) if is_of_command && typed.to_string().starts_with('-') => {
-            "; a name that begins with a dash is passed by --name=NAME, and the command comes after --"
-        }
-        _ if is_of_command => "; the command comes after --",
-        _ => "",
-    };
-    format!("{what}{dashes}; see leasehold --help")
 }
 
 pub(crate) fn completions(shell: Shell) -> Result<Exit, Stop> {

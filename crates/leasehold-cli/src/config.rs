@@ -2,16 +2,19 @@
 //!
 //! Its keys are the names of the long options, at the top those of every command (`store`, `log`), and in a table those of the
 //! command with that name. The options of the file are added to the arguments, so that they are checked as typed ones are. An
-//! option is left out if the command line or the environment sets it, or sets one that excludes it.
+//! option is left out if it can't be used together with what the command line and the environment set (`applies.rs`).
 
-use std::collections::BTreeSet;
+mod applies;
+mod option;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use applies::Set;
 use clap::error::ErrorKind;
-use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command, Id};
+use clap::{ArgMatches, Command};
 use etcetera::BaseStrategy as _;
+use option::FileOption;
 use toml::{Table, Value};
 
 use crate::args::complaint;
@@ -19,9 +22,6 @@ use crate::exit::Stop;
 
 /// The variable that names another file.
 const VARIABLE: &str = "LEASEHOLD_CONFIG";
-
-/// Options that say what a single command is about, and are therefore no defaults.
-const NO_DEFAULTS: [&str; 3] = ["force", "name", "token"];
 
 /// Commands that use no defaults: an invalid file must not affect them.
 const WITHOUT_FILE: [&str; 3] = ["completions", "man", crate::watchdog::COMMAND];
@@ -118,62 +118,6 @@ fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Resul
         }
     }
     let Some(sub) = command.find_subcommand(name) else { return Ok(Vec::new()) };
-    let is_set =
-        |id: &Id| set.value_source(id.as_str()).is_some_and(|source| source != ValueSource::DefaultValue);
-    let set: BTreeSet<&Id> = sub.get_arguments().map(Arg::get_id).filter(|id| is_set(id)).collect();
-    let is_free = |default: &FileOption<'_>| {
-        let id = default.arg.get_id();
-        !is_set(id) && !set.iter().any(|typed| excludes(sub, typed, id))
-    };
-    Ok(found.iter().filter(|default| is_free(default)).filter_map(FileOption::argument).collect())
-}
-
-/// Whether two options of a command can't be used together.
-fn excludes(command: &Command, one: &Id, other: &Id) -> bool {
-    let declares = |one: &Id, other: &Id| {
-        let arg = command.get_arguments().find(|arg| arg.get_id() == one && !arg.is_global_set());
-        arg.is_some_and(|arg| command.get_arg_conflicts_with(arg).iter().any(|arg| arg.get_id() == other))
-    };
-    let is_in_one_group = command.get_groups().any(|group| {
-        let has = |id: &Id| group.get_args().any(|member| member == id);
-        !group.clone().is_multiple() && has(one) && has(other)
-    });
-    is_in_one_group || declares(one, other) || declares(other, one)
-}
-
-/// An option of the file.
-struct FileOption<'a> {
-    arg: &'a Arg,
-    key: &'a str,
-    /// A text, or whether a flag is set.
-    value: String,
-}
-
-impl<'a> FileOption<'a> {
-    fn new(command: &'a Command, key: &'a str, value: &Value) -> Result<Self, String> {
-        let is_meant = |arg: &&Arg| arg.get_long() == Some(key);
-        let Some(arg) = command.get_arguments().find(is_meant) else {
-            return Err(format!("there is no option --{key}"));
-        };
-        if NO_DEFAULTS.contains(&key) {
-            return Err(format!("--{key} can't be a default"));
-        }
-        let value = match value {
-            Value::Boolean(is_on) => is_on.to_string(),
-            _ if !arg.get_action().takes_values() => return Err(format!("{key} is true or false")),
-            Value::String(text) => text.clone(),
-            Value::Integer(number) => number.to_string(),
-            Value::Float(number) => number.to_string(),
-            _ => return Err(format!("{key} is a text, a number, true or false")),
-        };
-        Ok(Self { arg, key, value })
-    }
-
-    /// As it would be typed; nothing for a flag that is not set.
-    fn argument(&self) -> Option<OsString> {
-        match self.arg.get_action() {
-            ArgAction::SetTrue => (self.value == "true").then(|| format!("--{}", self.key).into()),
-            _ => Some(format!("--{}={}", self.key, self.value).into()),
-        }
-    }
+    Set::new(sub, set).retain_applicable(&mut found);
+    Ok(found.iter().flat_map(FileOption::arguments).collect())
 }

@@ -81,6 +81,15 @@ impl Exit {
     }
 }
 
+impl Exit {
+    /// Ends the process at once: nothing is released or cleaned up.
+    #[cfg(feature = "serve")]
+    pub(crate) fn end_now(self) -> ! {
+        let _ = self.end();
+        std::process::exit(self.code().into())
+    }
+}
+
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,7 +4,6 @@ use std::io::{self, Write as _};
 use std::time::Duration;
 
 use leasehold::{Client, Guard, HolderInfo, LeaseId};
-use rustix::fs::OFlags;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -31,9 +30,6 @@ pub(crate) async fn acquire(
     let (store, began) = (find()?, Instant::now());
     if store.is_memory() {
         return Err(Stop::usage("memory: ends with this process, and so does the lease: name another store"));
-    }
-    if is_stdout_closed() {
-        return Err(Stop::failure("stdout is closed, so the id of the lease can't be printed"));
     }
     let client = match connect(&store, limit.max(MIN_CONNECT_TIMEOUT), &mut signals).await? {
         Connected::Yes(client) => client,
@@ -92,19 +88,6 @@ fn write_line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()
-}
-
-/// Whether this program was started without stdout. The runtime has opened /dev/null in its place, for reading and writing;
-/// `> /dev/null` opens it for writing only.
-fn is_stdout_closed() -> bool {
-    let is_null = |there: &rustix::fs::Stat| {
-        rustix::fs::stat("/dev/null")
-            .is_ok_and(|null| (null.st_dev, null.st_ino) == (there.st_dev, there.st_ino))
-    };
-    let is_read_too = |flags: OFlags| flags.contains(OFlags::RDWR);
-    let stdout = io::stdout();
-    rustix::fs::fcntl_getfl(&stdout).is_ok_and(is_read_too)
-        && rustix::fs::fstat(&stdout).is_ok_and(|stat| is_null(&stat))
 }
 
 pub(crate) async fn renew(find: impl FnOnce() -> Result<Store, Stop>, args: RenewArgs) -> Result<Exit, Stop> {

@@ -131,10 +131,7 @@ pub(crate) fn grace(work: &WorkArgs) -> Result<Duration, Stop> {
     let grace = work.grace.unwrap_or_else(|| GRACE.min(ttl / 3));
     if grace > most {
         return Err(Stop::usage(format!(
-            "--grace {} does not fit into --ttl {}: it is at most half of it, {}",
-            duration::show(grace),
-            duration::show(ttl),
-            duration::show(most)
+            "--grace {grace:?} does not fit into --ttl {ttl:?}: it is at most half of it, {most:?}"
         )));
     }
     Ok(grace)

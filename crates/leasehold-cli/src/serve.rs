@@ -3,10 +3,13 @@
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
+use std::pin::pin;
 
 use etcetera::BaseStrategy as _;
 use leasehold_serve::{Config, Listen, Server, Tls, Tokens, install_recorder, raise_open_files};
+use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::args::ServeArgs;
 use crate::duration;
@@ -50,15 +53,27 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     // A closed stdout is no reason to fail.
     let _ = io::stdout().write_all(announced.as_bytes()).and_then(|()| io::stdout().flush());
     notify::ready();
-    let remaining = server
-        .run(async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            message(format_args!("draining for up to {}: nothing new is granted", duration::show(drain)));
-        })
-        .await;
+    let mut next_signal = async || {
+        tokio::select! {
+            _ = terminate.recv() => Signal::SIGTERM,
+            _ = interrupt.recv() => Signal::SIGINT,
+        }
+    };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let mut running = pin!(server.run(async { drop(stopped.await) }));
+    tokio::select! {
+        // It ends only after a signal.
+        _ = &mut running => {}
+        _ = next_signal() => drop(stop),
+    }
+    message(format_args!("draining for up to {}: nothing new is granted", duration::show(drain)));
+    let remaining = tokio::select! {
+        remaining = running => remaining,
+        signal = next_signal() => {
+            message("a second signal: leases that are not released expire within their ttl");
+            Exit::Signal(signal as i32).end_now()
+        }
+    };
     if remaining > 0 {
         let leases = if remaining == 1 { "lease was" } else { "leases were" };
         message(format_args!(

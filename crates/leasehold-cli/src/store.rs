@@ -88,6 +88,13 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Whether an address is that of another one with passwords, as a command gets it.
+    pub(crate) fn is_for_command(public: &str, url: &str) -> bool {
+        public != url && Self { url: url.to_owned() }.for_command() == public
+    }
+}
+
 fn print_warnings(client: &Client) {
     for warning in client.warnings() {
         message(format_args!("warning: {warning}; see leasehold doctor"));

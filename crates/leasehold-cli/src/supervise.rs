@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 
 use leasehold::Loss;
@@ -187,7 +188,7 @@ impl<'a> Supervision<'a> {
     }
 }
 
-/// The shell command of `--run-on-lost`. It is not part of the command's group, and nothing waits for it.
+/// The shell command of `--run-on-lost`. It is not part of the command's group, and the program does not wait for it.
 pub(crate) struct Alert<'a> {
     script: &'a OsStr,
     names: String,
@@ -208,8 +209,12 @@ impl<'a> Alert<'a> {
             .env("LEASEHOLD_NAME", self.names)
             .env("LEASEHOLD_TOKEN", self.tokens)
             .env("LEASEHOLD_LOSS", loss);
-        if let Err(error) = alert.spawn() {
-            message(format_args!("the command of --run-on-lost can't be started: {error}"));
+        match alert.spawn() {
+            // Only for its exit status, which the system keeps as a zombie until it is read. `elect` may run for long.
+            Ok(mut alert) => {
+                let _ = thread::Builder::new().name("alert".to_owned()).spawn(move || alert.wait());
+            }
+            Err(error) => message(format_args!("the command of --run-on-lost can't be started: {error}")),
         }
     }
 }

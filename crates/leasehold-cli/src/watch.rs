@@ -13,7 +13,7 @@ use crate::exit::{Exit, Stop};
 use crate::store::Store;
 use source::Source;
 
-/// The shortest interval: each look reads all locks.
+/// The shortest interval: each poll reads all locks.
 const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) async fn watch(find: impl FnOnce() -> Result<Store, Stop>, args: WatchArgs) -> Result<Exit, Stop> {

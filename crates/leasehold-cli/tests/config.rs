@@ -5,6 +5,7 @@ mod common;
 use std::process::Output;
 
 use common::{Place, Started, code};
+use leasehold_testkit::Server;
 use serde_json::Value;
 
 /// The program with a configuration file.
@@ -90,6 +91,7 @@ fn option_of_the_file_is_checked_as_a_typed_one() {
         ("[run]\nttl = \"soon\"", "write 10s"),
         ("[run]\nshared = \"yes\"", "run: shared is true or false"),
         ("[run]\nttl = [1]", "run: ttl is a text, a number"),
+        ("[doctor]\naccept = [[1]]", "doctor: accept is a text, a number, true or false, or a list of them"),
         ("[release]\nforce = true", "release: --force can't be a default"),
         ("[run]\nname = \"a\"", "run: --name can't be a default"),
         ("log = \"loud\"", "text, json"),
@@ -108,6 +110,77 @@ fn option_of_the_file_is_checked_as_a_typed_one() {
     assert_eq!(file.code(&["run", "--at-least-once", "b", "--", "true"]), (0, String::new()));
     assert_eq!(file.code(&["run", "b", "--", "true"]).0, 1);
     assert_eq!(with("[run]\nttl = \"20s\"").code(&["--log", "text", "run", "c", "--", "true"]).0, 0);
+}
+
+#[test]
+fn option_of_the_file_that_cannot_apply_to_what_is_typed_is_ignored() {
+    let place = Place::new();
+    let with = |text| Configured { place: &place, text };
+    // Several names are mutexes.
+    for line in [
+        "shared = true",
+        "exclusive = true",
+        "semaphore = 2",
+        "owner = \"me\"",
+        "once-per = \"1h\"\nat-least-once = true",
+    ] {
+        let text = format!("[run]\n{line}");
+        for _ in 0..2 {
+            let file = Configured { place: &place, text: &text };
+            assert_eq!(file.code(&["run", "-n", "a", "b", "--", "true"]), (0, String::new()), "{line}");
+            assert_eq!(file.code(&["run", "-n", "--name=a", "b", "--", "true"]).0, 0, "{line}");
+        }
+    }
+    assert_eq!(with("[run]\nshared = true").code(&["run", "-s", "a", "b", "--", "true"]).0, 2, "it is typed");
+    // A grace is at most half of the ttl.
+    let grace = with("[run]\ngrace = \"4s\"");
+    assert_eq!(grace.code(&["run", "--ttl", "5s", "a", "--", "true"]), (0, String::new()));
+    assert_eq!(grace.code(&["run", "--ttl", "8s", "a", "--", "true"]), (0, String::new()));
+    let ttl = with("[run]\nttl = \"5s\"");
+    assert_eq!(ttl.code(&["run", "--grace", "4s", "a", "--", "true"]), (0, String::new()));
+    assert_eq!(ttl.code(&["run", "--grace", "6s", "a", "--", "true"]).0, 2, "the default ttl is 10s");
+    let both = with("[run]\nttl = \"5s\"\ngrace = \"4s\"").code(&["run", "a", "--", "true"]);
+    assert!(both.0 == 2 && both.1.contains("at most half of it, 2.5s"), "{}", both.1);
+    // It needs --once-per.
+    let once = with("[run]\nat-least-once = true");
+    assert_eq!(once.code(&["run", "a", "--", "true"]), (0, String::new()));
+    assert_eq!(once.code(&["run", "--once-per", "1h", "b", "--", "true"]).0, 0);
+    assert_eq!(once.code(&["run", "--once-per", "1h", "b", "--", "true"]).0, 1);
+    assert_eq!(with("").code(&["run", "--at-least-once", "a", "--", "true"]).0, 2, "it is typed");
+}
+
+#[test]
+fn repeatable_option_is_a_list_in_the_file() {
+    let place = Place::new();
+    let sockets = ["one", "two", "three"].map(|name| format!("unix:{}", place.path(name).display()));
+    let text = format!("[serve]\nlisten = [{:?}, {:?}]\n[doctor]\naccept = []", sockets[0], sockets[1]);
+    let file = Configured { place: &place, text: &text };
+    assert_eq!(file.code(&["ls"]).0, 0, "a list stops no other command");
+    if cfg!(feature = "serve") {
+        let mut server = Started(file.command(&["serve"]).spawn().unwrap());
+        assert_eq!(server.line(), format!("listening on {}", sockets[0]));
+        assert_eq!(server.line(), format!("listening on {}", sockets[1]));
+        drop(server);
+        let mut server = Started(file.command(&["serve", "--listen", &sockets[2]]).spawn().unwrap());
+        assert_eq!(server.line(), format!("listening on {}", sockets[2]));
+    }
+}
+
+#[test]
+fn password_of_the_file_reaches_a_nested_run_and_is_not_in_its_environment() {
+    let server = Server::builder().password("s3cret").start();
+    assert!(server.url().contains("s3cret"));
+    let place = Place::new();
+    let text = format!("store = {:?}", server.url());
+    let file = Configured { place: &place, text: &text };
+    let inner = format!("env | grep -c s3cret; '{}' run inner -- echo done", env!("CARGO_BIN_EXE_leasehold"));
+    let mut command = file.command(&["run", "outer", "-c", &inner]);
+    let output = command.env_remove("LEASEHOLD_STORE").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0\ndone\n", "{output:?}");
+    // An address in the environment wins if it is another store.
+    let mut other = file.command(&["ls", "--json"]);
+    let listed: Value = serde_json::from_slice(&other.output().unwrap().stdout).unwrap();
+    assert_eq!(listed["store"], place.store());
 }
 
 #[test]

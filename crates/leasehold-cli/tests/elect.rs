@@ -45,6 +45,28 @@ fn another_host_takes_over_when_the_leader_ends_or_dies() {
 }
 
 #[test]
+fn alert_of_a_running_elect_leaves_no_zombie() {
+    let place = Place::new();
+    let (log, alerts) = (place.path("log"), place.path("alerts"));
+    let script = format!("echo $$ >> {}; exec sleep 60", log.display());
+    let alert = format!("echo $$ >> {}", alerts.display());
+    let mut elect = place.start(&["elect", "--backoff", "10ms", "--run-on-lost", &alert, "a", "-c", &script]);
+    let lines = |path: &std::path::Path| -> Vec<String> {
+        fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+    };
+    for round in 1..=2 {
+        until(|| (lines(&log).len() == round).then_some(()));
+        assert_eq!(place.code(&["release", "--force", "a"]).0, 0);
+        let alert = until(|| lines(&alerts).get(round - 1).cloned());
+        // A zombie is listed until its parent has read its exit status.
+        until(|| (!std::path::Path::new("/proc").join(&alert).exists()).then_some(()));
+        assert!(elect.0.try_wait().unwrap().is_none(), "it still runs");
+    }
+    elect.signal("TERM");
+    assert_eq!(elect.end(), 128 + 15);
+}
+
+#[test]
 fn elect_restarts_the_command_on_the_only_host() {
     let place = Place::new();
     let log = place.path("log");

@@ -55,6 +55,15 @@ fn argument_error_is_one_line_and_refers_to_help() {
         (&["run", "-w", "1e12", "a", "--", "true"], "more than 100 years"),
         (&["run", "--ttl", "soon", "a", "--", "true"], "write 10s"),
         (&["run", "--on-lost", "cry\n\x1b[31m", "a", "--", "true"], "kill, signal, ignore"),
+        (&["acquire", "-x1"], "unexpected argument '-1' found; a name that begins with a dash comes last"),
+        (
+            &["show", "-oops"],
+            "; a name that begins with a dash comes last: the options, then --, then the name",
+        ),
+        (&["wait", "--", "-x1", "-w", "1"], "a name that begins with a dash comes last"),
+        (&["renew", "-oops"], "a name that begins with a dash comes last"),
+        (&["run", "-oops", "--", "true"], "is passed by --name=NAME"),
+        (&["ls", "-x"], "unexpected argument '-x' found; see"),
         (&["rum"], "similar subcommand exists: 'run'"),
     ] {
         let (code, said) = place.code(args);
@@ -63,4 +72,14 @@ fn argument_error_is_one_line_and_refers_to_help() {
         assert!(said.ends_with("; see leasehold --help\n") && said.lines().count() == 1, "{said}");
         assert!(!said.contains('\x1b'), "{said:?}");
     }
+}
+
+#[test]
+fn name_that_begins_with_a_dash_comes_after_the_options() {
+    let place = Place::new();
+    assert_eq!(place.code(&["acquire", "-n", "--", "-x1"]).0, 0);
+    assert_eq!(place.code(&["acquire", "-n", "--", "-x1"]).0, 1);
+    assert_eq!(place.code(&["wait", "-w", "0", "--", "-x1"]).0, 1);
+    assert_eq!(place.code(&["show", "--", "-x1"]).0, 0);
+    assert_eq!(place.code(&["release", "--force", "--", "-x1"]).0, 0);
 }

@@ -224,6 +224,25 @@ fn terminated_server_drains_and_exits_with_0() {
 }
 
 #[test]
+fn second_signal_ends_a_draining_server_and_releases_nothing() {
+    for (second, code) in [("TERM", 128 + 15), ("INT", 128 + 2)] {
+        let place = Place::new();
+        let socket = format!("unix:{}", place.path("socket").display());
+        let program = place.start(&["serve", "--listen", &socket, "--drain", "1h"]);
+        let mut server = Server { place, program, url: String::new() };
+        assert_eq!(server.program.line(), format!("listening on {socket}"));
+        assert_eq!(server.call("POST", "/v1/locks/mutex/a/acquire", &json!({ "ttl_ms": 600_000 })).0, 200);
+        server.program.signal("TERM");
+        until(|| (server.call("GET", "/healthz", &Value::Null).0 == 503).then_some(()));
+        server.program.signal(second);
+        assert_eq!(server.program.end(), code);
+        let stderr = server.program.stderr();
+        assert!(stderr.contains("draining for up to 1h") && stderr.contains("a second signal"), "{stderr}");
+        assert_eq!(server.place.show("a")["holders"].as_array().unwrap().len(), 1);
+    }
+}
+
+#[test]
 fn wrong_settings_are_refused_with_the_fix() {
     let place = Place::new();
     let open = place.path("open");

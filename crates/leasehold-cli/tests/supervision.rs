@@ -148,7 +148,11 @@ fn grace_is_at_most_half_the_ttl() {
     assert_eq!(run("5s").0, 0);
     assert_eq!(
         run("5.001"),
-        (2, "leasehold: --grace 5s does not fit into --ttl 10s: it is at most half of it, 5s\n".to_owned())
+        (
+            2,
+            "leasehold: --grace 5.001s does not fit into --ttl 10s: it is at most half of it, 5s\n"
+                .to_owned()
+        )
     );
 }
 

@@ -48,6 +48,18 @@ fn changes_are_printed_as_lines_and_as_objects() {
 }
 
 #[test]
+fn lines_end_with_their_reader_though_nothing_changes() {
+    let place = Place::new();
+    let _holder = place.code(&["acquire", "a"]);
+    for form in ["--plain", "--json"] {
+        let mut watch = place.start(&["watch", form, "--interval", "1h"]);
+        assert!(watch.line().contains("granted"), "{form}");
+        drop(watch.0.stdout.take());
+        assert_eq!(watch.end(), 0, "{form}");
+    }
+}
+
+#[test]
 fn live_view_shows_a_lock_and_releases_its_holder_after_a_question() {
     let place = Place::new();
     let mut script = as_from_terminal("script");

@@ -19,7 +19,7 @@ use axum::routing::{MethodRouter, delete, get, post};
 use crate::app::App;
 use crate::problem::{Code, Problem};
 use crate::tokens::Access;
-use request::cut;
+use request::{cut, receive_body};
 
 /// How a request came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(from_fn(check_origin))
+        .layer(from_fn_with_state(app.clone(), receive_body))
         .layer(from_fn_with_state(app.clone(), count))
         .with_state(app)
 }
@@ -129,6 +130,7 @@ fn token_access(app: &App, headers: &HeaderMap) -> Result<Access, Problem> {
 /// not use that, even if its name was made to resolve to this host.
 async fn check_origin(request: Request, next: Next) -> Result<Response, Problem> {
     let headers = request.headers();
+    check_host(&request)?;
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(HOST);
     if let Some(origin) = text(ORIGIN)
@@ -142,6 +144,21 @@ async fn check_origin(request: Request, next: Next) -> Result<Response, Problem>
         return Err(Problem::new(Code::ForeignOrigin, what));
     }
     Ok(next.run(request).await)
+}
+
+/// Refuses a request that names two hosts: what is before this server may have checked the other one.
+fn check_host(request: &Request) -> Result<(), Problem> {
+    let invalid = |what| Err(Problem::new(Code::InvalidRequest, what));
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let host = hosts.next();
+    if hosts.next().is_some() {
+        return invalid("there are two headers `Host`");
+    }
+    let target = request.uri().authority().map(|authority| authority.as_str().as_bytes());
+    if target.is_some_and(|target| host.is_none_or(|host| host.as_bytes() != target)) {
+        return invalid("the request line and the header `Host` name different hosts");
+    }
+    Ok(())
 }
 
 /// Whether a name can't be a site of the internet.

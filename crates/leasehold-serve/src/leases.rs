@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use leasehold::{Guard, Kind, Token, WriteGuard};
@@ -81,18 +81,28 @@ pub(crate) struct Lease {
     pub(crate) name: String,
     pub(crate) token: Token,
     pub(crate) session: Option<Id>,
+    /// Other leases of this owner have the same token. The time after which this one has ended, whatever they do.
+    owner_ttl: Option<Duration>,
     /// Empty once a release has begun.
     held: RwLock<Option<Held>>,
     /// Its share of the limit.
     _permit: OwnedSemaphorePermit,
 }
 
+/// What tells a released lease from the other leases of its lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unconfirmed {
+    pub(crate) token: Token,
+    /// When it has ended although the store has a holder with this token, which is then another lease of the same owner.
+    pub(crate) shared_until: Option<Instant>,
+}
+
 /// How a lease ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     Released,
-    /// The store did not confirm the release yet.
-    ReleaseUnconfirmed,
+    /// The store did not confirm the release yet. The client repeats it.
+    ReleaseUnconfirmed(Unconfirmed),
     /// Its session ended, for this reason.
     Session(String),
     /// It was lost, for this reason.
@@ -103,7 +113,7 @@ impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Released => f.write_str("it was released"),
-            Self::ReleaseUnconfirmed => f.write_str("its release is not confirmed yet"),
+            Self::ReleaseUnconfirmed(_) => f.write_str("its release is not confirmed yet"),
             Self::Session(why) => write!(f, "its session ended: {why}"),
             Self::Lost(why) => f.write_str(why),
         }
@@ -171,6 +181,7 @@ impl Leases {
         lock: (Kind, &str),
         session: Option<Id>,
         held: Held,
+        owner_ttl: Option<Duration>,
         permit: OwnedSemaphorePermit,
     ) -> Result<Arc<Lease>, Problem> {
         let id = Id::random()?;
@@ -180,6 +191,7 @@ impl Leases {
             name: lock.1.to_owned(),
             token: held.token(),
             session,
+            owner_ttl,
             held: RwLock::new(Some(held)),
             _permit: permit,
         });
@@ -194,13 +206,7 @@ impl Leases {
         match (table.live.get(id), table.ended.get(id)) {
             (Some(lease), _) if of_lock(lease.kind, &lease.name) => Ok(lease.clone()),
             (None, Some((kind, name, ending))) if of_lock(*kind, name) => {
-                let what = format!("{kind} {name:?}: {ending}");
-                let code = if *ending == Ending::ReleaseUnconfirmed {
-                    Code::StoreUnavailable
-                } else {
-                    Code::LeaseEnded
-                };
-                Err(Problem::new(code, what))
+                Err(Problem::new(Code::LeaseEnded, format!("{kind} {name:?}: {ending}")))
             }
             _ => Err(Problem::new(
                 Code::UnknownLease,
@@ -213,12 +219,16 @@ impl Leases {
         self.table().live.get(id).cloned()
     }
 
-    /// Whether the caller has released the lease already.
-    pub(crate) fn is_released(&self, lock: (Kind, &str), id: &Id) -> bool {
+    /// How the lease of that lock with this id ended.
+    pub(crate) fn ending(&self, lock: (Kind, &str), id: &Id) -> Option<Ending> {
         let table = self.table();
-        let ended = table.ended.get(id);
-        ended
-            .is_some_and(|(kind, name, ending)| (*kind, name.as_str()) == lock && *ending == Ending::Released)
+        let ended = table.ended.get(id).filter(|(kind, name, _)| (*kind, name.as_str()) == lock);
+        ended.map(|(_, _, ending)| ending.clone())
+    }
+
+    /// The store has shown that a release was carried out.
+    pub(crate) fn confirm_release(&self, lock: (Kind, &str), id: &Id) {
+        self.table().ended.insert(id, (lock.0, lock.1.to_owned(), Ending::Released));
     }
 
     /// Renews the lease for its whole ttl, and returns the remaining time.
@@ -232,7 +242,9 @@ impl Leases {
 
     /// Releases the lease, and waits until the store has confirmed it.
     pub(crate) async fn release(&self, lease: &Lease) -> Result<(), Problem> {
-        self.end(lease, Ending::ReleaseUnconfirmed);
+        let shared_until = lease.owner_ttl.map(|ttl| Instant::now() + ttl);
+        let unconfirmed = Ending::ReleaseUnconfirmed(Unconfirmed { token: lease.token, shared_until });
+        self.end(lease, unconfirmed.clone());
         let Some(held) = lease.held.write().await.take() else {
             return Err(self.ended_problem(lease));
         };
@@ -240,7 +252,7 @@ impl Leases {
         let ending = match &released {
             Ok(()) => Ending::Released,
             Err(error) if error.is_lost() => Ending::Lost(error.to_string()),
-            Err(_) => Ending::ReleaseUnconfirmed,
+            Err(_) => unconfirmed,
         };
         self.end(lease, ending);
         released.map_err(Problem::from)

@@ -172,13 +172,13 @@ fn describe() {
         "leasehold_serve_refused_connections_total",
         "Connections that were refused, by reason"
     );
-    describe_gauge!("leasehold_store_up", "1 if the store answered the last look, or else 0");
+    describe_gauge!("leasehold_store_up", "1 if the store answered the last poll, or else 0");
     describe_gauge!(
         "leasehold_store_list_seconds",
         Unit::Seconds,
-        "How long the last look at all locks took"
+        "How long the last poll of all locks took"
     );
-    describe_gauge!("leasehold_store_age_seconds", Unit::Seconds, "How old the last look is");
+    describe_gauge!("leasehold_store_age_seconds", Unit::Seconds, "How old the last poll is");
     describe_gauge!("leasehold_store_locks_held", "Locks with a holder, by kind");
     describe_gauge!("leasehold_store_holders", "Holders, by kind");
     describe_gauge!("leasehold_store_waiters", "Waiters in queues, by kind");

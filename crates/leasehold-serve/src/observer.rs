@@ -1,15 +1,17 @@
-//! Looks at the store for the dashboard and the metrics, as seldom as possible.
+//! Polls the store for the dashboard and the metrics, as seldom as possible.
 //!
-//! A look lists all locks. There is one every half second while a watcher is connected, and otherwise one every five seconds, for
-//! the history. If a look takes long, looks become rarer, so that the store spends at most a tenth of its time on them.
+//! A poll lists all locks. There is one every half second while a watcher is connected, and otherwise one every five seconds, for
+//! the history. If a poll takes long, polls become rarer, so that they take at most half of the time while a watcher is connected,
+//! and otherwise a tenth. Between two long polls only the names of the locks are read, so that a new lock is shown soon.
 
 mod rows;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::future::join_all;
 use leasehold::{Client, Kind, LockInfo};
 use metrics::histogram;
 use serde::Serialize;
@@ -19,10 +21,16 @@ use tokio_util::sync::CancellationToken;
 use crate::time::millis;
 pub(crate) use rows::{Event, Key, Row};
 
-/// The pause between looks while a watcher is connected.
-const WATCHED: Duration = Duration::from_millis(500);
-/// The pause between looks without a watcher.
-const UNWATCHED: Duration = Duration::from_secs(5);
+/// The poll interval while a watcher is connected.
+const WATCHED_INTERVAL: Duration = Duration::from_millis(500);
+/// The poll interval without a watcher.
+const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+/// A poll that takes longer is long.
+const LONG_POLL: Duration = Duration::from_millis(100);
+/// The interval at which the names are read between two long polls.
+const NAMES_INTERVAL: Duration = Duration::from_millis(200);
+/// How many new locks are looked up after the names were read.
+const MAX_NEW: usize = 100;
 /// Points of the history: ten minutes while a watcher is connected.
 const MAX_POINTS: usize = 1200;
 /// Events of all locks that the timelines show.
@@ -32,20 +40,20 @@ const MAX_TIMELINE: usize = 200;
 /// The lock whose state is read to measure the store's latency. It is never acquired.
 const PROBE: &str = "leasehold:serve:probe";
 
-/// What a look has seen.
+/// The result of a poll.
 pub(crate) struct Snapshot {
-    /// When the look ended.
-    seen: Instant,
+    /// When the poll ended.
+    polled_at: Instant,
     pub(crate) took: Duration,
     pub(crate) locks: Vec<LockInfo>,
     pub(crate) rows: BTreeMap<Key, Arc<Row>>,
-    /// Why the store did not answer. The rest is then that of the last look.
+    /// Why the store did not answer. The rest is then that of the poll before.
     pub(crate) error: Option<String>,
 }
 
 impl Snapshot {
     pub(crate) fn age(&self) -> Duration {
-        self.seen.elapsed()
+        self.polled_at.elapsed()
     }
 }
 
@@ -55,7 +63,7 @@ pub(crate) struct Point {
     at_ms: u64,
     held: usize,
     waiting: usize,
-    /// New holders that the look saw, per second. Grants that begin and end between two looks are not seen.
+    /// New holders since the poll before, per second. A lease that begins and ends between two polls is not counted.
     grants_per_second: f64,
     /// The 99th percentile of the waits that last at this moment.
     p99_wait_ms: u64,
@@ -64,20 +72,22 @@ pub(crate) struct Point {
 }
 
 #[derive(Default)]
-struct Past {
+struct History {
     points: VecDeque<Point>,
     events: VecDeque<Event>,
     /// Losses at the last point.
     lost: u64,
+    /// Grants since the last point.
+    grants: usize,
 }
 
 /// Lists the locks of the store, for all callers.
 pub(crate) struct Observer {
     client: Client,
     latest: watch::Sender<Arc<Snapshot>>,
-    /// One look at a time.
-    looking: tokio::sync::Mutex<()>,
-    past: Mutex<Past>,
+    /// One poll at a time.
+    polling: tokio::sync::Mutex<()>,
+    history: Mutex<History>,
     watchers: AtomicUsize,
     /// Wakes the loop when the first watcher comes.
     watched: Notify,
@@ -87,17 +97,17 @@ pub(crate) struct Observer {
 impl Observer {
     pub(crate) fn new(client: Client) -> Self {
         let nothing = Snapshot {
-            seen: Instant::now(),
+            polled_at: Instant::now(),
             took: Duration::ZERO,
             locks: Vec::new(),
             rows: BTreeMap::new(),
-            error: Some("the store was not looked at yet".to_owned()),
+            error: Some("the store was not polled yet".to_owned()),
         };
         Self {
             client,
             latest: watch::Sender::new(Arc::new(nothing)),
-            looking: tokio::sync::Mutex::default(),
-            past: Mutex::default(),
+            polling: tokio::sync::Mutex::default(),
+            history: Mutex::default(),
             watchers: AtomicUsize::new(0),
             watched: Notify::new(),
             lost: AtomicU64::new(0),
@@ -122,51 +132,95 @@ impl Observer {
     }
 
     pub(crate) fn history(&self) -> Vec<Point> {
-        self.past().points.iter().cloned().collect()
+        self.locked_history().points.iter().cloned().collect()
     }
 
     pub(crate) fn last_point(&self) -> Option<Point> {
-        self.past().points.back().cloned()
+        self.locked_history().points.back().cloned()
     }
 
     /// The last events of a lock, the newest first.
     pub(crate) fn timeline(&self, kind: Kind, name: &str) -> Vec<Event> {
-        let past = self.past();
-        let of_lock = past.events.iter().rev().filter(|event| event.is_of(kind, name));
+        let history = self.locked_history();
+        let of_lock = history.events.iter().rev().filter(|event| event.is_of(kind, name));
         of_lock.take(MAX_TIMELINE).cloned().collect()
     }
 
-    /// Looks again and again until the server stops.
+    /// Polls until the server stops.
     pub(crate) async fn run(&self, stopping: &CancellationToken) {
         loop {
             let snapshot = tokio::select! {
-                snapshot = self.look(Duration::ZERO) => snapshot,
+                snapshot = self.snapshot(Duration::ZERO) => snapshot,
                 () = stopping.cancelled() => return,
             };
             let is_watched = self.watchers.load(Ordering::Relaxed) > 0;
-            let pause = if is_watched { WATCHED } else { UNWATCHED }.max(snapshot.took * 9);
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = self.pause(snapshot.took, is_watched) => {}
                 () = self.watched.notified(), if !is_watched => {}
                 () = stopping.cancelled() => return,
             }
         }
     }
 
-    /// What the store holds, at most this old. Several callers share one look.
-    pub(crate) async fn look(&self, max_age: Duration) -> Arc<Snapshot> {
-        let begin = Instant::now();
-        let _alone = self.looking.lock().await;
+    /// Waits for the time of the next poll. Meanwhile it reads the names, if polls are long and the names are far cheaper.
+    async fn pause(&self, took: Duration, is_watched: bool) {
+        let end = tokio::time::Instant::now() + pause(took, is_watched);
+        let mut is_cheap = is_watched && took > LONG_POLL;
+        while is_cheap && tokio::time::Instant::now() + NAMES_INTERVAL < end {
+            tokio::time::sleep(NAMES_INTERVAL).await;
+            let began = Instant::now();
+            self.poll_names().await;
+            is_cheap = began.elapsed() * 4 < took;
+        }
+        tokio::time::sleep_until(end).await;
+    }
+
+    /// Adds the locks that are new since the last poll, and removes those that are gone. The states of the others remain those of the
+    /// last poll, and so does the age of the snapshot.
+    async fn poll_names(&self) {
+        let Ok(names) = self.client.list_names().await else { return };
+        let names: BTreeSet<Key> = names.into_iter().collect();
+        let _alone = self.polling.lock().await;
         let latest = self.latest.borrow().clone();
-        // A look that began while this caller waited is as good as one of its own.
-        if latest.seen >= begin + latest.took || (latest.error.is_none() && latest.age() < max_age) {
+        let new = names.iter().filter(|key| !latest.rows.contains_key(*key)).take(MAX_NEW);
+        let found = join_all(new.map(|(kind, name)| self.client.inspect(*kind, name))).await;
+        let is_in_use =
+            |lock: &LockInfo| !lock.holders.is_empty() || !lock.waiters.is_empty() || lock.foreign.is_some();
+        let found: Vec<LockInfo> = found.into_iter().flatten().filter(is_in_use).collect();
+        if latest.error.is_some() || (found.is_empty() && latest.rows.keys().all(|key| names.contains(key))) {
+            return;
+        }
+        let at_ms = now_ms();
+        let mut rows = latest.rows.clone();
+        rows.retain(|key, _| names.contains(key));
+        rows.extend(found.iter().map(|lock| ((lock.kind, lock.name.clone()), Row::new(lock, None, at_ms))));
+        self.remember_events(rows::events(&latest.rows, &rows, at_ms));
+        let is_left = |lock: &&LockInfo| names.contains(&(lock.kind, lock.name.clone()));
+        let locks = latest.locks.iter().filter(is_left).cloned().chain(found).collect();
+        let (polled_at, took) = (latest.polled_at, latest.took);
+        self.latest.send_replace(Arc::new(Snapshot { polled_at, took, locks, rows, error: None }));
+    }
+
+    /// Whether the store answers: a look-up of one lock, whose cost does not depend on the number of locks.
+    pub(crate) async fn probe(&self) -> Result<(), leasehold::Error> {
+        let began = Instant::now();
+        self.client.inspect(Kind::Mutex, PROBE).await?;
+        histogram!("leasehold_store_latency_seconds").record(began.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// A snapshot with this maximum age. Several callers share one poll.
+    pub(crate) async fn snapshot(&self, max_age: Duration) -> Arc<Snapshot> {
+        let begin = Instant::now();
+        let _alone = self.polling.lock().await;
+        let latest = self.latest.borrow().clone();
+        // A poll that began while this caller waited is as good as one of its own.
+        if latest.polled_at >= begin + latest.took || (latest.error.is_none() && latest.age() < max_age) {
             return latest;
         }
         let started = Instant::now();
-        let probe = self.client.inspect(Kind::Mutex, PROBE).await;
-        if probe.is_ok() {
-            histogram!("leasehold_store_latency_seconds").record(started.elapsed().as_secs_f64());
-        }
+        // An error is that of the list, too.
+        let _ = self.probe().await;
         let listed = self.client.list().await;
         let snapshot = Arc::new(self.compare(&latest, listed, started));
         self.latest.send_replace(snapshot.clone());
@@ -179,13 +233,13 @@ impl Observer {
         listed: Result<Vec<LockInfo>, leasehold::Error>,
         started: Instant,
     ) -> Snapshot {
-        let (seen, took) = (Instant::now(), started.elapsed());
+        let (polled_at, took) = (Instant::now(), started.elapsed());
         let locks = match listed {
             Ok(locks) => locks,
             Err(error) => {
                 let error = Some(format!("{error:#}"));
                 return Snapshot {
-                    seen,
+                    polled_at,
                     took,
                     locks: before.locks.clone(),
                     rows: before.rows.clone(),
@@ -200,11 +254,11 @@ impl Observer {
             let row = Row::new(lock, before.rows.get(&key), at_ms);
             rows.insert(key, row);
         }
-        // The first look has nothing to compare with.
+        // The first poll has nothing to compare with.
         let is_first = before.error.is_some() && before.rows.is_empty();
         let events = if is_first { Vec::new() } else { rows::events(&before.rows, &rows, at_ms) };
-        self.remember(&locks, events, at_ms, seen.saturating_duration_since(before.seen));
-        Snapshot { seen, took, locks, rows, error: None }
+        self.remember(&locks, events, at_ms, polled_at.saturating_duration_since(before.polled_at));
+        Snapshot { polled_at, took, locks, rows, error: None }
     }
 
     fn remember(&self, locks: &[LockInfo], events: Vec<Event>, at_ms: u64, since: Duration) {
@@ -212,30 +266,96 @@ impl Observer {
         let mut waits: Vec<Duration> = waits.collect();
         waits.sort_unstable();
         let p99 = waits.get(waits.len() * 99 / 100).copied().unwrap_or_default();
-        let grants = events.iter().filter(|event| event.what == "acquired").count();
+        self.remember_events(events);
         let lost = self.lost.load(Ordering::Relaxed);
-        let mut past = self.past();
+        let mut history = self.locked_history();
         let point = Point {
             at_ms,
             held: locks.iter().filter(|lock| !lock.holders.is_empty()).count(),
             waiting: waits.len(),
-            grants_per_second: grants as f64 / since.as_secs_f64().max(0.001),
+            grants_per_second: history.grants as f64 / since.as_secs_f64().max(0.001),
             p99_wait_ms: millis(p99),
-            lost: lost - past.lost,
+            lost: lost - history.lost,
         };
-        past.lost = lost;
-        past.points.push_back(point);
-        past.events.extend(events);
-        let (points, events) = (past.points.len(), past.events.len());
-        past.points.drain(..points.saturating_sub(MAX_POINTS));
-        past.events.drain(..events.saturating_sub(MAX_EVENTS));
+        (history.lost, history.grants) = (lost, 0);
+        history.points.push_back(point);
+        let points = history.points.len();
+        history.points.drain(..points.saturating_sub(MAX_POINTS));
     }
 
-    fn past(&self) -> MutexGuard<'_, Past> {
-        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    fn remember_events(&self, events: Vec<Event>) {
+        let mut history = self.locked_history();
+        history.grants += events.iter().filter(|event| event.what == "acquired").count();
+        history.events.extend(events);
+        let events = history.events.len();
+        history.events.drain(..events.saturating_sub(MAX_EVENTS));
     }
+
+    fn locked_history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The pause after a poll that took this long.
+fn pause(took: Duration, is_watched: bool) -> Duration {
+    if is_watched { WATCHED_INTERVAL.saturating_sub(took).max(took) } else { IDLE_INTERVAL.max(took * 9) }
 }
 
 fn now_ms() -> u64 {
     millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn change_is_shown_within_a_second_while_a_poll_takes_a_third_of_one() {
+        for took in [0, 10, 100, 250, 333] {
+            let took = Duration::from_millis(took);
+            // The worst case: the lock changes just after the poll has read its page.
+            let latest = took + pause(took, true) + took;
+            assert!(latest <= Duration::from_secs(1), "{took:?}: {latest:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn names_between_two_polls_add_and_remove_locks() {
+        let store = leasehold::testing::TestStore::new();
+        let (observer, other) = (Observer::new(store.client().unwrap()), store.client().unwrap());
+        let first = other.mutex("first").lock().await.unwrap();
+        let _kept = other.mutex("kept").lock().await.unwrap();
+        let polled = observer.snapshot(Duration::ZERO).await;
+        first.release().await.unwrap();
+        let guard = other.semaphore("second", 2).acquire(1).await.unwrap();
+        observer.poll_names().await;
+        let latest = observer.subscribe().borrow().clone();
+        let names = |rows: &BTreeMap<Key, Arc<Row>>| rows.keys().map(|key| key.1.clone()).collect::<Vec<_>>();
+        assert_eq!(
+            (names(&polled.rows), names(&latest.rows)),
+            (vec!["first".into(), "kept".into()], vec!["kept".into(), "second".into()])
+        );
+        let mut locks: Vec<&str> = latest.locks.iter().map(|lock| lock.name.as_str()).collect();
+        locks.sort_unstable();
+        assert_eq!(locks, ["kept", "second"]);
+        assert_eq!(latest.polled_at, polled.polled_at, "the states of the others are not newer");
+        let event = observer.timeline(Kind::Semaphore, "second").remove(0);
+        assert_eq!(serde_json::to_value(&event).unwrap()["token"], guard.token().get());
+        assert_eq!(observer.timeline(Kind::Mutex, "first").len(), 1);
+        assert_eq!(observer.history().len(), 1);
+        // The next poll counts the grant.
+        observer.snapshot(Duration::ZERO).await;
+        assert!(observer.last_point().unwrap().grants_per_second > 0.0);
+        assert_eq!(observer.timeline(Kind::Semaphore, "second").len(), 1, "an event is not repeated");
+    }
+
+    #[test]
+    fn polls_leave_half_of_the_time_to_others_or_nine_tenths_without_a_watcher() {
+        for took in [1, 100, 1000, 60_000] {
+            let took = Duration::from_millis(took);
+            assert!(pause(took, true) >= took && pause(took, false) >= took * 9, "{took:?}");
+        }
+        assert_eq!(pause(Duration::ZERO, true), WATCHED_INTERVAL);
+        assert_eq!(pause(Duration::ZERO, false), IDLE_INTERVAL);
+    }
 }

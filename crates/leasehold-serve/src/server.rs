@@ -18,7 +18,7 @@ use crate::listener::{Listener, acceptor};
 /// How long a stopping server waits for the last answers, after its leases are released.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
-/// How often a stopping server looks whether its leases are released.
+/// The interval at which a stopping server checks whether its leases are released.
 const DRAIN_STEP: Duration = Duration::from_millis(20);
 
 /// Why a server can't start: the message names the setting and the fix.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -35,8 +35,8 @@ pub(crate) struct Session {
     pub(crate) label: Option<String>,
     /// Cancelled when the session ends.
     pub(crate) ended: CancellationToken,
-    /// Notified when a lease is lost.
-    pub(crate) news: Notify,
+    /// How many leases it has lost, for the streams of its events.
+    pub(crate) lost: watch::Sender<u64>,
     state: Mutex<State>,
 }
 
@@ -48,8 +48,6 @@ struct State {
     has_ended: bool,
     leases: HashSet<Id>,
     losses: VecDeque<Loss>,
-    /// Losses so far.
-    lost: u64,
 }
 
 impl State {
@@ -80,8 +78,11 @@ impl Session {
     /// The time until the session ends without a heartbeat.
     pub(crate) fn remaining(&self) -> Duration {
         let state = self.state();
-        let deadline = if state.requests > 0 { Instant::now() + self.heartbeat } else { state.deadline };
-        deadline.saturating_duration_since(Instant::now())
+        if state.requests > 0 {
+            self.heartbeat
+        } else {
+            state.deadline.saturating_duration_since(Instant::now())
+        }
     }
 
     pub(crate) fn leases(&self) -> Vec<Id> {
@@ -95,14 +96,13 @@ impl Session {
     pub(crate) fn lose(&self, lost: LostLease) {
         let mut state = self.state();
         state.leases.remove(&Id::from(lost.lease.as_str()));
-        state.lost += 1;
-        let loss = Loss { number: state.lost, lost, reported: None };
+        let number = *self.lost.borrow() + 1;
+        let loss = Loss { number, lost, reported: None };
         state.losses.push_back(loss);
         if state.losses.len() > MAX_LOSSES {
             state.losses.pop_front();
         }
-        drop(state);
-        self.news.notify_one();
+        self.lost.send_replace(number);
     }
 
     /// The losses after this number, with their own numbers, for an answer at this time.
@@ -155,14 +155,13 @@ impl Sessions {
             has_ended: false,
             leases: HashSet::new(),
             losses: VecDeque::new(),
-            lost: 0,
         };
         let session = Arc::new(Session {
             id: id.clone(),
             heartbeat,
             label,
             ended: CancellationToken::new(),
-            news: Notify::new(),
+            lost: watch::Sender::new(0),
             state: Mutex::new(state),
         });
         table.live.insert(id, session.clone());

@@ -5,8 +5,11 @@ mod common;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
-use common::{Place, READ, WRITE, checked, send, until};
+use common::{Place, READ, SOON, WRITE, checked, send, until};
+use leasehold::testing::TestStore;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
 
 const LOCK: &str = "/v1/locks/mutex/a";
 
@@ -40,6 +43,125 @@ async fn lock_is_acquired_renewed_shown_and_released() {
     assert_eq!(wrong.code(), "unknown-lease");
     let other_kind = place.post("/v1/locks/election/a/release", lease(&next)).await.expect(404);
     assert_eq!(other_kind.code(), "unknown-lease");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn repeated_release_tells_whether_the_first_one_was_carried_out() {
+    let store = TestStore::new();
+    let place = Place::of(store.client().unwrap()).await;
+    let first = place.acquire("a", json!({ "ttl_ms": 1000, "owner": "job-7" })).await;
+    let second = place.acquire("a", json!({ "ttl_ms": 60_000, "owner": "job-7" })).await;
+    assert_eq!(first["token"], second["token"]);
+    let release = async |grant: &Value| place.post(&format!("{LOCK}/release"), lease(grant)).await;
+    let other = place.acquire("b", json!({ "ttl_ms": 60_000 })).await;
+    let release_other = async || place.post("/v1/locks/mutex/b/release", lease(&other)).await;
+
+    store.set_reachable(false);
+    assert_eq!(release_other().await.expect(503).code(), "store-unavailable");
+    assert_eq!(release_other().await.expect(503).code(), "store-unavailable", "nothing is known yet");
+    assert_eq!(place.post("/v1/locks/mutex/b/renew", lease(&other)).await.expect(410).code(), "lease-ended");
+    store.set_reachable(true);
+    // The client repeats it by its own clock. Until then the answer is the error.
+    until(async || {
+        store.advance(Duration::from_secs(1));
+        release_other().await.status == 204
+    })
+    .await;
+    assert_eq!(place.state("b").await["holders"], json!([]));
+    release_other().await.expect(204);
+
+    // Leases of one owner have one token, so the store shows that token until the last of them ends.
+    place.post(&format!("{LOCK}/renew"), lease(&second)).await.expect(200);
+    store.set_reachable(false);
+    release(&first).await.expect(503);
+    store.set_reachable(true);
+    release(&first).await.expect(503);
+    until(async || release(&first).await.status == 204).await;
+    assert_eq!(place.state("a").await["holders"][0]["token"], second["token"]);
+    release(&second).await.expect(204);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_is_that_of_the_store_at_this_moment() {
+    let store = TestStore::new();
+    let place = Place::of(store.client().unwrap()).await;
+    place.get("/healthz").await.expect(200);
+    store.set_reachable(false);
+    assert_eq!(place.get("/healthz").await.expect(503).code(), "store-unavailable");
+    store.set_reachable(true);
+    place.get("/healthz").await.expect(200);
+}
+
+/// Sends a request in two parts. The answer follows the second one, and the connection can be used again.
+async fn send_in_two_parts(place: &Place, method: &str, path: &str, status: &str) {
+    let mut stream = place.unix().await;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(300), stream.read_u8()).await;
+    assert!(early.is_err(), "{method} {path} is answered before its body has arrived");
+    stream
+        .write_all(b"{}GET /v1/openapi.json HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answers = String::new();
+    tokio::time::timeout(SOON, stream.read_to_string(&mut answers)).await.unwrap().unwrap();
+    assert!(answers.starts_with(&format!("HTTP/1.1 {status}")), "{method} {path}: {answers:.300}");
+    assert!(answers.contains("\"openapi\""), "{method} {path}: {answers:.300}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answer_does_not_overtake_a_body_that_its_handler_ignores() {
+    let place = Place::new().await;
+    let session = place.call("POST", "/v1/sessions", None).await.expect(201).json();
+    let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
+    send_in_two_parts(&place, "POST", &format!("{path}/heartbeat"), "200").await;
+    send_in_two_parts(&place, "GET", &path, "200").await;
+    send_in_two_parts(&place, "DELETE", &path, "204").await;
+    send_in_two_parts(&place, "DELETE", &path, "410").await;
+    send_in_two_parts(&place, "POST", "/v1/nothing", "404").await;
+    send_in_two_parts(&place, "PUT", "/v1/locks", "405").await;
+}
+
+/// The stream of a session's events, after its first event.
+async fn open_stream(place: &Place, path: &str) -> BufReader<UnixStream> {
+    let mut stream = BufReader::new(place.unix().await);
+    let request = format!("GET {path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    until_line(&mut stream, "event: open").await;
+    stream
+}
+
+async fn until_line(stream: &mut BufReader<UnixStream>, begin: &str) {
+    let mut line = String::new();
+    while !line.starts_with(begin) {
+        line.clear();
+        let read = tokio::time::timeout(SOON, stream.read_line(&mut line)).await;
+        assert!(read.expect("in time").unwrap() > 0, "the stream ended");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_stream_of_a_session_reports_a_loss_at_once() {
+    let place = Place::new().await;
+    // Without a loss, a stream wakes up every 30 s.
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 90_000 })).await.expect(201).json();
+    let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
+    let mut streams = Vec::new();
+    for _ in 0..3 {
+        streams.push(open_stream(&place, &path).await);
+    }
+    for round in 0..2 {
+        let grant = place.acquire("a", json!({ "session": session["session"] })).await;
+        place.post(&format!("{LOCK}/force-release"), json!({})).await.expect(200);
+        let begin = Instant::now();
+        place.post(&format!("{LOCK}/renew"), lease(&grant)).await.expect(410);
+        for stream in &mut streams {
+            until_line(stream, "event: lost").await;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "round {round}: {:?}", begin.elapsed());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,7 +296,6 @@ async fn session_renews_its_leases_while_it_beats_and_frees_them_after_the_last_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn open_event_stream_keeps_a_session_alive_and_reports_a_loss() {
-    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
     let place = Place::new().await;
     let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 1500 })).await.expect(201).json();
     let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
@@ -186,7 +307,7 @@ async fn open_event_stream_keeps_a_session_alive_and_reports_a_loss() {
         let mut line = String::new();
         while !line.starts_with(wanted) {
             line.clear();
-            let read = tokio::time::timeout(common::SOON, stream.read_line(&mut line)).await;
+            let read = tokio::time::timeout(SOON, stream.read_line(&mut line)).await;
             assert!(read.expect("in time").unwrap() > 0, "the stream ended");
         }
         line
@@ -212,7 +333,6 @@ async fn open_event_stream_keeps_a_session_alive_and_reports_a_loss() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn loss_is_reported_again_if_an_answer_did_not_arrive() {
-    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
     let place = Place::new().await;
     let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 20_000 })).await.expect(201).json();
     let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
@@ -234,7 +354,7 @@ async fn loss_is_reported_again_if_an_answer_did_not_arrive() {
         let mut line = String::new();
         while !line.starts_with("event: lost") {
             line.clear();
-            let read = tokio::time::timeout(common::SOON, stream.read_line(&mut line)).await;
+            let read = tokio::time::timeout(SOON, stream.read_line(&mut line)).await;
             assert!(read.expect("in time").unwrap() > 0, "the stream ended");
         }
     }
@@ -363,8 +483,37 @@ async fn requests_of_another_site_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn request_for_two_hosts_is_refused() {
+    let place = Place::new().await;
+    for (head, status) in [
+        ("GET /v1/locks HTTP/1.1\r\nHost: localhost\r\nHost: evil.example", "400"),
+        ("GET /v1/locks HTTP/1.1\r\nHost: localhost\r\nHost: localhost", "400"),
+        ("GET http://evil.example/v1/locks HTTP/1.1\r\nHost: localhost", "400"),
+        ("GET http://localhost/v1/locks HTTP/1.1\r\nHost: localhost", "200"),
+        ("GET http://evil.example/v1/locks HTTP/1.1\r\nHost: evil.example", "403"),
+    ] {
+        let mut stream = place.unix().await;
+        stream.write_all(format!("{head}\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(SOON, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{head}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_a_kind_without_a_name_are_refused() {
+    let place = Place::new().await;
+    for query in ["kind=mutex", "name=a", "kind=queue&name=a"] {
+        // A stream of events would not end.
+        let path = format!("/v1/events?{query}");
+        let answer = tokio::time::timeout(SOON / 4, place.get(&path)).await.expect("no stream");
+        assert_eq!(answer.expect(400).code(), "invalid-request");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn stopping_server_refuses_new_grants_and_waits_for_the_release() {
-    let mut place = Place::with(|config| config.drain = common::SOON).await;
+    let mut place = Place::with(|config| config.drain = SOON).await;
     let held = place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
     let stream = place.unix().await;
     let wait = Some(json!({ "wait_ms": 60_000 }));

@@ -261,7 +261,8 @@ async fn client_that_sends_more_and_closes_leaves_the_queue() {
 #[tokio::test(flavor = "multi_thread")]
 async fn session_of_a_stream_whose_client_sent_more_and_closed_ends() {
     let place = Place::new().await;
-    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 500 })).await.expect(201).json();
+    // Longer than the pause after which the server writes into the stream, and so finds that it is closed.
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 60_000 })).await.expect(201).json();
     let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
     let mut stream = place.unix().await;
     let request = format!("GET {path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n\r\n");
@@ -269,8 +270,12 @@ async fn session_of_a_stream_whose_client_sent_more_and_closed_ends() {
     let mut first = [0; 15];
     stream.read_exact(&mut first).await.unwrap();
     assert_eq!(&first, b"HTTP/1.1 200 OK");
+    let is_open = async || place.get(&path).await.expect(200).json()["expires_in_ms"] == 60_000;
+    assert!(is_open().await, "an open stream holds the deadline");
     drop(stream);
-    until(async || place.get(&path).await.status == 410).await;
+    let begin = Instant::now();
+    until(async || !is_open().await).await;
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

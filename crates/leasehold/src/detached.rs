@@ -19,6 +19,9 @@ use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::inspect::HolderInfo;
 
+/// Part of the lease's time for which [`Guard::detach`] waits until the store has the client's metadata.
+const PUBLISH_FRACTION: u32 = 4;
+
 /// The format of an id. A later format has another name.
 const FORMAT: &str = "lease1";
 
@@ -179,7 +182,7 @@ impl Guard {
     ///
     /// If the future is dropped, the lease is released.
     pub async fn detach(mut self) -> Result<LeaseId, Error> {
-        self.store().await_published().await;
+        self.store().await_published(self.remaining() / PUBLISH_FRACTION).await;
         // A lease that was granted after a wait has a few seconds only.
         self.renew().await?;
         match self.forget_lease() {

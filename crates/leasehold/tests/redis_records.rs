@@ -4,7 +4,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, HolderMetadata, Kind, LockInfo};
-use leasehold_testkit::{Cluster, Flavor, Server, until};
+use leasehold_testkit::{Cluster, Flavor, Proxy, Server, until};
 
 const RECORDS: &str = "leasehold:3:client:*";
 
@@ -299,4 +299,23 @@ async fn holder_of_a_detached_lease_is_shown_for_as_long_as_others_renew_it() {
     let cluster = Cluster::start();
     // The replicas follow.
     record_lasts_as_long_as_a_detached_lease(&cluster.url(), &cluster.nodes[..3]).await;
+}
+
+/// Over a slow link, two round trips take longer than the 200 ms that a look-up waits for records.
+#[tokio::test]
+async fn renewal_over_a_slow_link_keeps_the_record_of_a_detached_lease() {
+    let server = Server::on_port();
+    let one = Client::connect(&server.url()).await.unwrap();
+    let mutex = one.mutex("a").ttl(Duration::from_secs(60));
+    let id = mutex.lock().await.unwrap().detach().await.unwrap();
+    let [record] = &records([&server])[..] else { panic!("{:?}", records([&server])) };
+    one.close().await.unwrap();
+    let proxy = Proxy::before(&server);
+    let other = Client::connect(&proxy.url()).await.unwrap();
+    server.query::<i64>(&["PEXPIRE", record, "50000"]).unwrap();
+    proxy.delay_requests(Duration::from_millis(100));
+    proxy.delay_replies(Duration::from_millis(100));
+    other.renew_lease(&id).await.unwrap();
+    let left = server.query::<i64>(&["PTTL", record]).unwrap();
+    assert!(left > 590_000, "{left}");
 }

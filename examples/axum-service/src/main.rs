@@ -16,6 +16,7 @@ use leasehold::Client;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::net::TcpListener;
 use tokio::time::{interval, sleep};
+use tokio_util::task::TaskTracker;
 
 use orders::Orders;
 use routes::router;
@@ -43,7 +44,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
             })
         }),
         metrics: metrics.clone(),
+        shipments: TaskTracker::new(),
     };
+    let shipments = service.shipments.clone();
     tokio::spawn(async move {
         let mut ticks = interval(Duration::from_secs(5));
         loop {
@@ -54,12 +57,22 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let listener = TcpListener::bind(setting("LISTEN", "127.0.0.1:3000")).await?;
     println!("listening on {}", listener.local_addr()?);
-    tokio::select! {
+    let served = async {
         // After the signal it accepts no connection, and waits for the requests in flight.
-        served = axum::serve(listener, router(service)).with_graceful_shutdown(terminated()) => served?,
-        () = async { terminated().await; sleep(GRACE).await } => eprintln!("requests took too long, and were dropped"),
+        axum::serve(listener, router(service)).with_graceful_shutdown(terminated()).await?;
+        shipments.close();
+        shipments.wait().await;
+        Ok::<_, Box<dyn Error>>(())
+    };
+    tokio::select! {
+        served = served => served?,
+        () = async { terminated().await; sleep(GRACE).await } => {
+            // Their locks are not released, because the carrier may be at work: they expire.
+            eprintln!("shipments took too long");
+            std::process::exit(1);
+        }
     }
-    // Releases what dropped requests held, and waits for the confirmation.
+    // Waits for the confirmation of all releases.
     locks.close().await?;
     Ok(())
 }

@@ -14,6 +14,7 @@ use http_body_util::BodyExt as _;
 use leasehold::testing::TestStore;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
 use tower_service::Service as _;
 
 use crate::order_lock::{MAX_WAIT, TTL};
@@ -48,6 +49,7 @@ impl Place {
         let (calls, answers) = (self.calls.clone(), self.answers.clone());
         router(Service {
             metrics: METRICS.clone(),
+            shipments: TaskTracker::new(),
             locks: self.store.client().expect("a client"),
             orders: self.orders.clone(),
             carrier: Arc::new(move |_order: &str| {
@@ -172,14 +174,29 @@ async fn request_whose_host_was_suspended_writes_nothing() {
 }
 
 #[tokio::test]
-async fn dropped_request_releases_the_lock() {
+async fn dropped_request_is_finished_and_calls_the_carrier_once() {
     let place = Place::new();
     let request = tokio::spawn(ship(place.host()));
     place.until_called(1).await;
     request.abort();
     assert!(request.await.unwrap_err().is_cancelled());
-    place.answers.add_permits(1);
-    assert_eq!(ship(place.host()).await.0, StatusCode::OK);
+    // The second click waits for the first one, and finds its parcel.
+    let second = tokio::spawn(ship(place.host()));
+    place.until_waiting(1).await;
+    place.answers.add_permits(2);
+    assert_eq!(second.await.unwrap(), (StatusCode::OK, SHIPPED.to_owned()));
+    assert_eq!(place.calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn dropped_request_that_waits_leaves_the_queue() {
+    let place = Place::new();
+    let _first = tokio::spawn(ship(place.host()));
+    place.until_called(1).await;
+    let second = tokio::spawn(ship(place.host()));
+    place.until_waiting(1).await;
+    second.abort();
+    place.until_waiting(0).await;
 }
 
 #[tokio::test]

@@ -35,7 +35,8 @@ one command in a table with its name:
   ttl = \"30s\"
 The command line takes precedence over the environment, and the environment over
 the file.
-An option of the file has no effect if another one excludes it that is set.
+An option of the file is ignored if it can't be used together with what is typed
+or in the environment. An option that is repeatable may be a list.
 For locks that several users share, create a directory for their group once:
   install -d -m 2770 -o root -g GROUP /var/lib/leasehold
 Then name the file in each job, also in crontabs:
@@ -53,7 +54,8 @@ If the lease has ended, renew, status and release exit with 1. leasehold status
 shows the lease without renewing it. These commands work on every host that
 reaches the store.
 
-If the id can't be written, the lease is released. > /dev/null discards the id.
+If the id can't be written, the lease is released. > /dev/null discards the id,
+and so does a closed stdout: the lease then lasts until its --ttl is over.
 
 Any client of the store can renew and release the lease with its id, so treat the
 id as a password: ls and show do not print it, and it can't be guessed. Without

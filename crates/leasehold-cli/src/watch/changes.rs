@@ -4,6 +4,7 @@ use std::io::{self, Write as _};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold::{HolderInfo, LockInfo};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::json;
 
 use super::source::Source;
@@ -13,27 +14,30 @@ use crate::inspect::{holder_json, identity};
 use crate::output::message;
 use crate::text::printable;
 
+/// The interval at which stdout is checked for a reader.
+const READER_INTERVAL: Duration = Duration::from_millis(100);
+
 #[derive(Clone, Copy)]
 pub(super) enum Form {
     Text,
     Json,
 }
 
-/// What happened to a lock between two looks.
+/// What happened to a lock between two polls.
 #[derive(Debug)]
 enum Change<'a> {
     Granted(&'a LockInfo, &'a HolderInfo),
-    /// The lock and the holder of the look before.
+    /// The lock and the holder of the poll before.
     Ended(&'a LockInfo, &'a HolderInfo),
     /// How many wait now.
     Waiting(&'a LockInfo, usize),
 }
 
-/// Prints changes until stdout is closed. A lease that begins and ends between two looks is not seen.
+/// Prints changes until stdout is closed. A lease that begins and ends between two polls is not printed.
 pub(super) async fn follow(source: &Source, interval: Duration, form: Form) -> Result<Exit, Stop> {
     let (mut before, mut outage) = (Vec::new(), None);
     loop {
-        match source.look().await {
+        match source.poll().await {
             Ok(now) => {
                 outage = None;
                 for change in changes(&before, &now) {
@@ -50,8 +54,26 @@ pub(super) async fn follow(source: &Source, interval: Duration, form: Form) -> R
                 }
             }
         }
-        tokio::time::sleep(interval).await;
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            () = until_unread() => return Ok(Exit::Success),
+        }
     }
+}
+
+/// Waits until the program that reads stdout has ended. A write would fail then, but a quiet store gives nothing to write.
+async fn until_unread() {
+    while is_read() {
+        tokio::time::sleep(READER_INTERVAL).await;
+    }
+}
+
+/// Whether stdout is no pipe without a reader.
+fn is_read() -> bool {
+    let stdout = io::stdout();
+    let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_err() || !polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
 }
 
 fn find<'a>(locks: &'a [LockInfo], like: &LockInfo) -> Option<&'a LockInfo> {

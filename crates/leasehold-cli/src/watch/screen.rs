@@ -1,6 +1,6 @@
 //! The live view on a terminal: a table of the locks, and one lock with its holders and its queue.
 //!
-//! [`View`] is a value: keys and looks go in, and what to do comes out, so it is tested without a terminal.
+//! [`View`] is a value: keys and polled locks go in, and actions come out, so it is tested without a terminal.
 
 use std::io;
 use std::time::Duration;
@@ -35,24 +35,24 @@ async fn run(terminal: &mut DefaultTerminal, source: &Source, interval: Duration
     let mut next = Instant::now();
     loop {
         terminal.draw(|frame| view.draw(frame))?;
-        let look = async {
+        let polled = async {
             sleep_until(next).await;
-            source.look().await
+            source.poll().await
         };
-        let wish = tokio::select! {
+        let action = tokio::select! {
             biased;
             _ = ends.recv() => return Ok(Exit::Signal(nix::sys::signal::Signal::SIGTERM as i32)),
-            key = keys.recv() => key.map_or(Wish::Quit, |key| view.handle_key(key)),
-            seen = look => {
+            key = keys.recv() => key.map_or(Action::Quit, |key| view.handle_key(key)),
+            polled = polled => {
                 next = Instant::now() + interval;
-                view.handle_look(seen.map_err(|error| error.to_string()));
-                Wish::Nothing
+                view.handle_locks(polled.map_err(|error| error.to_string()));
+                Action::Nothing
             }
         };
-        match wish {
-            Wish::Nothing => {}
-            Wish::Quit => return Ok(Exit::Success),
-            Wish::Release(kind, name, token) => {
+        match action {
+            Action::Nothing => {}
+            Action::Quit => return Ok(Exit::Success),
+            Action::Release(kind, name, token) => {
                 let released = source.release(kind, &name, token).await;
                 view.note = match released {
                     Ok(true) => format!("released {kind} {}, token {token}", printable(&name)),
@@ -85,9 +85,9 @@ fn read_keys() -> io::Result<Receiver<KeyEvent>> {
     Ok(keys)
 }
 
-/// What a key asks for.
+/// What a key makes the view do.
 #[derive(Debug, PartialEq, Eq)]
-enum Wish {
+enum Action {
     Nothing,
     Quit,
     Release(Kind, String, Token),
@@ -117,7 +117,7 @@ enum Mode {
 struct View {
     url: String,
     locks: Vec<LockInfo>,
-    /// Why the last look failed.
+    /// Why the last poll failed.
     outage: Option<String>,
     /// The result of the last release.
     note: String,
@@ -128,8 +128,8 @@ struct View {
 }
 
 impl View {
-    fn handle_look(&mut self, seen: Result<Vec<LockInfo>, String>) {
-        match seen {
+    fn handle_locks(&mut self, polled: Result<Vec<LockInfo>, String>) {
+        match polled {
             Ok(locks) => {
                 // The selection stays at its lock.
                 let selected = self.selected_lock().map(|lock| (lock.kind, lock.name.clone()));
@@ -172,14 +172,14 @@ impl View {
         }
     }
 
-    fn handle_key(&mut self, key: KeyEvent) -> Wish {
+    fn handle_key(&mut self, key: KeyEvent) -> Action {
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
-            return Wish::Quit;
+            return Action::Quit;
         }
         match (&self.mode, key.code) {
             (Mode::Filter, code) => self.edit_filter(code),
             (Mode::Confirm(..), code) => return self.handle_answer(code),
-            (_, KeyCode::Char('q')) => return Wish::Quit,
+            (_, KeyCode::Char('q')) => return Action::Quit,
             (_, KeyCode::Char('r')) => self.ask(),
             (Mode::Lock(..), KeyCode::Esc | KeyCode::Backspace | KeyCode::Left) => self.mode = Mode::List,
             (Mode::List, KeyCode::Char('/')) => self.mode = Mode::Filter,
@@ -202,7 +202,7 @@ impl View {
             }
             _ => {}
         }
-        Wish::Nothing
+        Action::Nothing
     }
 
     fn edit_filter(&mut self, code: KeyCode) {
@@ -231,15 +231,15 @@ impl View {
     }
 
     /// Only `y` releases.
-    fn handle_answer(&mut self, code: KeyCode) -> Wish {
+    fn handle_answer(&mut self, code: KeyCode) -> Action {
         if code == KeyCode::Null {
-            return Wish::Nothing;
+            return Action::Nothing;
         }
         match std::mem::take(&mut self.mode) {
             Mode::Confirm(kind, name, token) if code == KeyCode::Char('y') => {
-                Wish::Release(kind, name, token)
+                Action::Release(kind, name, token)
             }
-            _ => Wish::Nothing,
+            _ => Action::Nothing,
         }
     }
 
@@ -250,7 +250,8 @@ impl View {
             Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
                 .areas(frame.area());
         let waiting: usize = self.locks.iter().map(|lock| lock.waiters.len()).sum();
-        let title = format!("{}  {} locks, {waiting} waiting", self.url, self.locks.len());
+        let locks = if self.locks.len() == 1 { "lock" } else { "locks" };
+        let title = format!("{}  {} {locks}, {waiting} waiting", self.url, self.locks.len());
         frame.render_widget(Paragraph::new(title).style(Style::new().add_modifier(Modifier::BOLD)), head);
         match &self.mode {
             Mode::List | Mode::Filter => {
@@ -352,21 +353,21 @@ mod tests {
 
     fn view() -> View {
         let mut view = View { url: "memory:".to_owned(), ..View::default() };
-        view.handle_look(Ok(locks()));
+        view.handle_locks(Ok(locks()));
         view
     }
 
-    fn press(view: &mut View, keys: &str) -> Wish {
-        let mut wish = Wish::Nothing;
+    fn press(view: &mut View, keys: &str) -> Action {
+        let mut action = Action::Nothing;
         for key in keys.chars() {
             let code = match key {
                 '\n' => KeyCode::Enter,
                 '\x1b' => KeyCode::Esc,
                 c => KeyCode::Char(c),
             };
-            wish = view.handle_key(KeyEvent::new(code, KeyModifiers::NONE));
+            action = view.handle_key(KeyEvent::new(code, KeyModifiers::NONE));
         }
-        wish
+        action
     }
 
     fn picture(view: &View) -> String {
@@ -397,12 +398,12 @@ mod tests {
         press(&mut view, "j\n");
         let shown = picture(&view);
         assert!(shown.contains("mutex b") && shown.contains("1. ") && shown.contains("waits"), "{shown}");
-        assert_eq!(press(&mut view, "r"), Wish::Nothing);
+        assert_eq!(press(&mut view, "r"), Action::Nothing);
         assert!(picture(&view).contains("It may still be working"));
-        assert_eq!(press(&mut view, "q"), Wish::Nothing, "any other key means no");
+        assert_eq!(press(&mut view, "q"), Action::Nothing, "any other key means no");
         let token = view.locks[1].holders[0].token;
-        assert_eq!(press(&mut view, "jry"), Wish::Release(Kind::Mutex, "b".to_owned(), token));
-        assert_eq!(press(&mut view, "q"), Wish::Quit);
+        assert_eq!(press(&mut view, "jry"), Action::Release(Kind::Mutex, "b".to_owned(), token));
+        assert_eq!(press(&mut view, "q"), Action::Quit);
     }
 
     #[test]
@@ -411,9 +412,10 @@ mod tests {
         press(&mut view, "j");
         let locks = std::mem::take(&mut view.locks);
         view.locks.clone_from(&locks);
-        view.handle_look(Ok(locks[1..].to_vec()));
+        view.handle_locks(Ok(locks[1..].to_vec()));
+        assert!(picture(&view).contains("  1 lock, "));
         assert_eq!((view.selected, view.lock().map(|lock| lock.name.as_str())), (0, Some("b")));
-        view.handle_look(Err("connection refused".to_owned()));
+        view.handle_locks(Err("connection refused".to_owned()));
         assert!(picture(&view).contains("connection refused") && picture(&view).contains("(second)"));
     }
 }

@@ -15,7 +15,7 @@ pub(super) struct Source {
 
 impl Source {
     /// The locks in use, ordered by name.
-    pub(super) async fn look(&self) -> Result<Vec<LockInfo>, Error> {
+    pub(super) async fn poll(&self) -> Result<Vec<LockInfo>, Error> {
         let Some(name) = &self.name else { return self.client.list().await };
         let mut locks = Vec::new();
         for kind in Kind::ALL {
@@ -25,7 +25,7 @@ impl Source {
         Ok(locks)
     }
 
-    /// Releases the holder that was seen, and no later one.
+    /// Releases the holder with this token, and no later one.
     #[cfg_attr(not(feature = "watch"), allow(dead_code))]
     pub(super) async fn release(&self, kind: Kind, name: &str, token: Token) -> Result<bool, Error> {
         Ok(self.client.force_release_token(kind, name, token).await?.is_some())

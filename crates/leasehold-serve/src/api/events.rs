@@ -21,9 +21,12 @@ use crate::app::{App, Watcher};
 use crate::leases::Id;
 use crate::observer::{Key, Row, Snapshot};
 use crate::presence::{Presence, Watched};
-use crate::problem::Problem;
+use crate::problem::{Code, Problem};
 use crate::sessions::{OpenRequest, Session};
 use crate::time::millis;
+
+/// The pause after which a stream without events sends a comment, so that proxies keep its connection open.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Rows of one event.
 const MAX_ROWS: usize = 500;
@@ -49,7 +52,8 @@ pub(super) async fn locks(
 ) -> Result<Events, Problem> {
     let lock = match (parameters.kind, parameters.name) {
         (Some(kind), Some(name)) => Some(Lock::new(&kind, name)?),
-        _ => None,
+        (None, None) => None,
+        _ => return Err(Problem::new(Code::InvalidRequest, "kind and name are given together, or neither")),
     };
     let watcher = app.watch()?;
     let feed = Feed {
@@ -72,7 +76,7 @@ struct Feed {
     lock: Option<Lock>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     sent: BTreeMap<Key, Arc<Row>>,
-    /// Events of this look that are not sent yet, the last one first.
+    /// Events of this snapshot that are not sent yet, the last one first.
     ready: Vec<Event>,
     is_first: bool,
     stopping: CancellationToken,
@@ -151,8 +155,9 @@ pub(super) async fn session(
 ) -> Result<Events, Problem> {
     let open = app.sessions.enter(&Id::from(id.as_str()))?;
     let opened = event("open", &json!({ "heartbeat_ms": millis(open.0.heartbeat) }));
-    let line = Line {
+    let stream_state = SessionStream {
         app,
+        lost: open.0.lost.subscribe(),
         open,
         ready: vec![opened],
         sent_losses: 0,
@@ -160,13 +165,15 @@ pub(super) async fn session(
         told_stopping: false,
         _watched: presence.watch(),
     };
-    Ok(stream(unfold(line, async |mut line| line.next().await.map(|event| (Ok(event), line)))))
+    Ok(stream(unfold(stream_state, async |mut state| state.next().await.map(|event| (Ok(event), state)))))
 }
 
 /// The stream of one session.
-struct Line {
+struct SessionStream {
     app: Arc<App>,
     open: OpenRequest,
+    /// The number of the session's losses. Every stream of the session has a receiver of its own.
+    lost: watch::Receiver<u64>,
     ready: Vec<Event>,
     /// The number of the last loss that it has sent.
     sent_losses: u64,
@@ -175,7 +182,7 @@ struct Line {
     _watched: Watched,
 }
 
-impl Line {
+impl SessionStream {
     async fn next(&mut self) -> Option<Event> {
         let session: &Arc<Session> = &self.open.0;
         loop {
@@ -191,10 +198,10 @@ impl Line {
             if !self.ready.is_empty() {
                 continue;
             }
-            // A third of the heartbeat, so that a client that hears nothing for a heartbeat knows that its line is cut.
+            // A third of the heartbeat, so that a client that hears nothing for a heartbeat knows that its connection is cut.
             let pause = session.heartbeat / 3;
             tokio::select! {
-                () = session.news.notified() => {}
+                changed = self.lost.changed() => changed.ok()?,
                 () = session.ended.cancelled() => {
                     self.is_over = true;
                     self.ready.push(event("ended", &json!({})));
@@ -217,5 +224,5 @@ fn event(name: &str, data: &impl Serialize) -> Event {
 
 fn stream(events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static) -> Events {
     let events: std::pin::Pin<Box<dyn Stream<Item = _> + Send>> = Box::pin(events);
-    Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(5)))
+    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
 }

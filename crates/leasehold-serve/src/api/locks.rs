@@ -3,7 +3,7 @@
 mod attempt;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::{JsonBody, Lock, Parameters, span};
 use crate::app::App;
-use crate::leases::{Id, Lease};
+use crate::leases::{Ending, Id, Lease, Unconfirmed};
 use crate::metrics::AcquireTimer;
 use crate::presence::Presence;
 use crate::problem::{Code, Problem};
@@ -27,7 +27,7 @@ use attempt::Attempt;
 /// The ttl of a lease whose request names none.
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 
-/// What a list is at most old, so that several callers share one look at the store.
+/// The maximum age of a list, so that several callers share one poll of the store.
 const LIST_AGE: Duration = Duration::from_millis(100);
 
 /// Locks of one page of the list.
@@ -106,6 +106,7 @@ async fn acquire_now(app: &App, lock: &Lock, request: AcquireRequest) -> Result<
         owner: request.owner,
     };
     attempt.check()?;
+    let owner_ttl = attempt.owner.is_some().then_some(ttl);
     let permit = app.leases.reserve()?;
     let ended = session.as_ref().map(|open| open.0.ended.clone());
     let held = unless_ended(app, ended.as_ref(), attempt.run(&app.client, wait)).await?;
@@ -118,7 +119,7 @@ async fn acquire_now(app: &App, lock: &Lock, request: AcquireRequest) -> Result<
         return Err(error.into());
     }
     let id = session.as_ref().map(|open| open.0.id.clone());
-    let lease = app.leases.insert(lock.key(), id, held, permit)?;
+    let lease = app.leases.insert(lock.key(), id, held, owner_ttl, permit)?;
     if let Some(open) = &session {
         join(app, open, &lease)?;
     }
@@ -186,8 +187,10 @@ pub(super) async fn release(
     JsonBody(request): JsonBody<LeaseRequest>,
 ) -> Result<StatusCode, Problem> {
     let id = Id::from(request.lease.as_str());
-    if app.leases.is_released(lock.key(), &id) {
-        return Ok(StatusCode::NO_CONTENT);
+    match app.leases.ending(lock.key(), &id) {
+        Some(Ending::Released) => return Ok(StatusCode::NO_CONTENT),
+        Some(Ending::ReleaseUnconfirmed(lease)) => return confirm_release(&app, &lock, &id, &lease).await,
+        _ => {}
     }
     let lease = app.leases.get(lock.key(), &id)?;
     app.forget_lease(&lease);
@@ -197,6 +200,24 @@ pub(super) async fn release(
     ended.map_err(|error| {
         Problem::new(Code::StoreUnavailable, format!("the release has failed: {error}"))
     })??;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Looks up whether a release was carried out whose first answer was an error: the client has repeated it since, or the lease
+/// has expired.
+async fn confirm_release(
+    app: &App,
+    lock: &Lock,
+    id: &Id,
+    lease: &Unconfirmed,
+) -> Result<StatusCode, Problem> {
+    let info = app.client.inspect(lock.kind, &lock.name).await?;
+    let is_held = info.holders.iter().any(|holder| holder.token == lease.token && !holder.retained);
+    if is_held && lease.shared_until.is_none_or(|end| Instant::now() < end) {
+        let what = format!("{} {:?}: its release is not confirmed yet", lock.kind, lock.name);
+        return Err(Problem::new(Code::StoreUnavailable, what));
+    }
+    app.leases.confirm_release(lock.key(), id);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -260,7 +281,7 @@ pub(super) async fn list(
     if limit == 0 || limit > MAX_PAGE {
         return Err(Problem::new(Code::InvalidRequest, format!("limit is 1 to {MAX_PAGE}, not {limit}")));
     }
-    let snapshot = app.observer.look(LIST_AGE).await;
+    let snapshot = app.observer.snapshot(LIST_AGE).await;
     if let Some(error) = &snapshot.error {
         return Err(Problem::new(Code::StoreUnavailable, error.clone()));
     }

@@ -20,11 +20,8 @@ pub(super) const DESCRIPTION: &str = include_str!("../../openapi.json");
 
 const DASHBOARD: &str = include_str!("../dashboard.html");
 
-/// What metrics are at most old: two servers of Prometheus share one look.
+/// The maximum age of the metrics, so that two servers of Prometheus share one poll.
 const METRICS_AGE: Duration = Duration::from_secs(1);
-
-/// How old a look may be for the health: the pause between looks, and some more.
-const HEALTH_AGE: Duration = Duration::from_secs(10);
 
 pub(super) async fn description() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], DESCRIPTION)
@@ -48,7 +45,7 @@ pub(super) async fn dashboard() -> Result<Response, Problem> {
 }
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let snapshot = app.observer.look(METRICS_AGE).await;
+    let snapshot = app.observer.snapshot(METRICS_AGE).await;
     app.metrics.set_sizes(app.leases.len(), app.sessions.len());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render(&snapshot))
 }
@@ -56,11 +53,10 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
 /// Whether the server grants locks: for probes of load balancers and containers.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, Problem> {
     app.check_open()?;
-    let snapshot = app.observer.look(HEALTH_AGE).await;
-    match &snapshot.error {
-        None => Ok(Json(json!({ "status": "ok" }))),
+    match app.observer.probe().await {
+        Ok(()) => Ok(Json(json!({ "status": "ok" }))),
         // The message names the store, and this path needs no token.
-        Some(_) => Err(Problem::new(Code::StoreUnavailable, "the store did not answer the last look")),
+        Err(_) => Err(Problem::new(Code::StoreUnavailable, "the store did not answer")),
     }
 }
 

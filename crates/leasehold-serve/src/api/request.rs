@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, to_bytes};
-use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::body::{Body, HttpBody as _, to_bytes};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::Response;
 use http_body_util::LengthLimitError;
 use leasehold::{Kind, MAX_NAME_BYTES};
 use serde::de::DeserializeOwned;
@@ -92,13 +94,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for JsonBody<T> {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
-        let limit = app.limits.body_bytes;
-        let received = tokio::time::timeout(app.limits.receive_timeout, receive(&parts, body, limit));
-        let bytes = received.await.map_err(|_| {
-            let what = format!("the body did not end within {:?}", app.limits.receive_timeout);
-            Problem::new(Code::SlowBody, what)
-        })??;
-        let bytes = if bytes.is_empty() { b"{}".to_vec() } else { bytes };
+        let bytes = receive(body, app.limits.body_bytes).await?;
+        let bytes = if bytes.is_empty() { b"{}".to_vec() } else { json(&parts, bytes)? };
         // An array would be read as the values of the members.
         if bytes.trim_ascii_start().first() != Some(&b'{') {
             return Err(Problem::new(Code::InvalidRequest, "the body is no JSON object"));
@@ -109,9 +106,26 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for JsonBody<T> {
     }
 }
 
-async fn receive(parts: &Parts, body: Body, limit: usize) -> Result<Vec<u8>, Problem> {
-    let declared = parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
-    let media = declared.map(|value| value.split(';').next().unwrap_or_default().trim());
+/// Receives the whole body before the handler runs, also if the handler does not need one. An answer must not overtake the
+/// body: the connection would be closed while the client still sends, and the client would get an error instead of the answer.
+pub(super) async fn receive_body(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    if body.is_end_stream() {
+        return Ok(next.run(Request::from_parts(parts, body)).await);
+    }
+    let received = tokio::time::timeout(app.limits.receive_timeout, receive(body, app.limits.body_bytes));
+    let bytes = received.await.map_err(|_| {
+        let what = format!("the body did not end within {:?}", app.limits.receive_timeout);
+        Problem::new(Code::SlowBody, what)
+    })??;
+    Ok(next.run(Request::from_parts(parts, Body::from(bytes))).await)
+}
+
+async fn receive(body: Body, limit: usize) -> Result<Vec<u8>, Problem> {
     let bytes = to_bytes(body, limit).await.map_err(|error| {
         if error.into_inner().is::<LengthLimitError>() {
             Problem::new(Code::BodyTooLarge, format!("a body has at most {limit} bytes"))
@@ -119,12 +133,18 @@ async fn receive(parts: &Parts, body: Body, limit: usize) -> Result<Vec<u8>, Pro
             Problem::new(Code::InvalidRequest, "the body ended early")
         }
     })?;
-    // A page of another site can send anything but this type without asking first.
-    let is_json = media.is_some_and(|media| media.eq_ignore_ascii_case("application/json"));
-    if !bytes.is_empty() && !is_json {
-        return Err(Problem::new(Code::NotJson, "a body has the type application/json"));
-    }
     Ok(bytes.to_vec())
+}
+
+/// The body, if it is declared as JSON. A page of another site can send anything but this type without asking first.
+fn json(parts: &Parts, bytes: Vec<u8>) -> Result<Vec<u8>, Problem> {
+    let declared = parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
+    let media = declared.map(|value| value.split(';').next().unwrap_or_default().trim());
+    if media.is_some_and(|media| media.eq_ignore_ascii_case("application/json")) {
+        Ok(bytes)
+    } else {
+        Err(Problem::new(Code::NotJson, "a body has the type application/json"))
+    }
 }
 
 /// A time in milliseconds that is in a range.

@@ -1,4 +1,4 @@
-//! One row of the dashboard per lock, and what changed between two looks.
+//! One row of the dashboard per lock, and what changed between two polls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::time::millis;
 
 pub(crate) type Key = (Kind, String);
 
-/// Times of the same holder or waiter in two looks differ by the time of the looks; a smaller difference is no change.
+/// Times of the same holder or waiter in two polls differ by the duration of the polls; a smaller difference is no change.
 const SAME_MS: u64 = 2_000;
 
-/// How many holders of a lock are compared between two looks.
+/// How many holders of a lock are compared between two polls.
 const MAX_COMPARED: usize = 1000;
 
 /// What the list of locks shows of one of them.
@@ -41,7 +41,7 @@ pub(crate) struct Row {
     held_by: Vec<(u64, String)>,
 }
 
-/// Something that happened to a lock between two looks.
+/// Something that happened to a lock between two polls.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Event {
     at_ms: u64,
@@ -62,7 +62,7 @@ impl Event {
 }
 
 impl Row {
-    /// The row of a lock; that of the look before if nothing changed.
+    /// The row of a lock; that of the poll before if nothing changed.
     pub(super) fn new(lock: &LockInfo, before: Option<&Arc<Self>>, at_ms: u64) -> Arc<Self> {
         let first = lock.holders.first();
         let oldest = lock.waiters.iter().map(|waiter| waiter.waiting_for).max();
@@ -119,7 +119,7 @@ fn identity(metadata: &HolderMetadata, client: &str) -> String {
     }
 }
 
-/// The grants and ends between two looks.
+/// The grants and ends between two polls.
 pub(super) fn events(
     before: &BTreeMap<Key, Arc<Row>>,
     after: &BTreeMap<Key, Arc<Row>>,

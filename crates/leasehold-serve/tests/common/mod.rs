@@ -73,14 +73,29 @@ impl Place {
     pub(crate) async fn with(set: impl FnOnce(&mut Config)) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let store = format!("sqlite:{}", folder.path().join("locks.db").display());
+        leasehold_serve::install_recorder();
+        let client = Client::connect(&store).await.expect("a store");
+        Self::start(folder, store, client, set).await
+    }
+
+    /// A server with the locks of this client.
+    pub(crate) async fn of(client: Client) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        Self::start(folder, String::new(), client, |_| {}).await
+    }
+
+    async fn start(
+        folder: tempfile::TempDir,
+        store: String,
+        client: Client,
+        set: impl FnOnce(&mut Config),
+    ) -> Self {
         let mut config =
             Config::new([Listen::Unix(folder.path().join("socket")), Listen::Tcp("127.0.0.1:0".to_owned())]);
         config.tokens.add_write(WRITE).expect("a token");
         config.tokens.add_read(READ).expect("a token");
         config.drain = Duration::from_millis(500);
         set(&mut config);
-        leasehold_serve::install_recorder();
-        let client = Client::connect(&store).await.expect("a store");
         let server = Server::bind(config, client).await.expect("it listens");
         let tcp = server.addresses().into_iter().find(|address| address.starts_with("http")).expect("TCP");
         let (stop, stopped) = oneshot::channel();

@@ -112,8 +112,8 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
-    /// Waits until the store has what the client has published, for a bounded time: a lease is about to outlast the client.
-    fn await_published(&self) -> BoxFuture<()> {
+    /// Waits until the store has what the client has published, at most this long: a lease is about to outlast the client.
+    fn await_published(&self, _limit: Duration) -> BoxFuture<()> {
         Box::pin(ready(()))
     }
 

@@ -5,6 +5,7 @@
 
 use std::future::ready;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Resource, Token};
 use tokio::runtime::Handle;
@@ -82,8 +83,11 @@ impl Store for Lazy {
         self.capabilities
     }
 
-    fn await_published(&self) -> BoxFuture<()> {
-        self.opened().map_or_else(|| Box::pin(ready(())) as BoxFuture<()>, |store| store.await_published())
+    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
+        match self.opened() {
+            Some(store) => store.await_published(limit),
+            None => Box::pin(ready(())),
+        }
     }
 
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {

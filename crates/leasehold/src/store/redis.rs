@@ -39,7 +39,6 @@ use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
-#[cfg(feature = "redlock")]
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Answer, Command, Resource, Token};
@@ -180,9 +179,9 @@ impl Store for Redis {
         true
     }
 
-    fn await_published(&self) -> BoxFuture<()> {
+    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
         let nodes = self.nodes.clone();
-        self.run_on_runtime(async move { nodes.await_record().await }, || ())
+        self.run_on_runtime(async move { nodes.await_record(limit).await }, || ())
     }
 
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {

@@ -312,10 +312,10 @@ impl Store for Redlock {
         self.quorum.nodes.iter().all(|node| node.store.publish_client(metadata.clone()))
     }
 
-    fn await_published(&self) -> BoxFuture<()> {
+    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
         let quorum = self.quorum.clone();
         let work = async move {
-            join_all(quorum.nodes.iter().map(|node| node.store.await_published())).await;
+            join_all(quorum.nodes.iter().map(|node| node.store.await_published(limit))).await;
         };
         self.node_on_caller().run_on_runtime(work, || ())
     }

@@ -111,8 +111,8 @@ impl Store for Metered {
         self.store.publish_client(metadata)
     }
 
-    fn await_published(&self) -> BoxFuture<()> {
-        self.store.await_published()
+    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
+        self.store.await_published(limit)
     }
 
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {

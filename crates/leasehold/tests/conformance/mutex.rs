@@ -23,6 +23,7 @@ macro_rules! tests {
             invalid_input_is_refused_and_leaves_nothing
             full_queue_refuses_waiters
             inspect_reports_holders_and_waiters
+            list_reports_every_lock_in_use
             diagnose_succeeds_and_changes_no_lock
             tasks_of_several_clients_count_exactly
             thousand_waiters_of_one_client_are_all_granted
@@ -222,6 +223,18 @@ pub(crate) async fn inspect_reports_holders_and_waiters(store: Store) {
     assert!(!waiter.is_own && waiter.position == 1 && waiter.metadata.label.as_deref() == Some("second"));
     guard.release().await.unwrap();
     drop(waiting.await.unwrap());
+}
+
+/// More than a store reads at a time.
+pub(crate) async fn list_reports_every_lock_in_use(store: Store) {
+    let (one, other) = pair(&store).await;
+    let mut guards = Vec::new();
+    for number in 0..430 {
+        guards.push(one.mutex(format!("{number:03}")).ttl(Duration::from_secs(600)).lock().await.unwrap());
+    }
+    let names: Vec<String> = other.list().await.unwrap().into_iter().map(|view| view.name).collect();
+    let expected: Vec<String> = (0..430).map(|number| format!("{number:03}")).collect();
+    assert_eq!(names, expected);
 }
 
 pub(crate) async fn diagnose_succeeds_and_changes_no_lock(store: Store) {

@@ -26,12 +26,21 @@ pub(super) struct ClientRecord {
     /// The longest span in seconds for which the store keeps something after the client's end. Zero before the first attempt:
     /// a client that only looks has no record.
     covered: AtomicU64,
-    /// What the record at the server covers, as far as this client knows.
-    written: AtomicU64,
+    /// What is known of the record at the server.
+    written: Mutex<Written>,
     /// The record has to be written again.
     changed: Notify,
     /// When the records of other clients, whose leases this client renews, were kept, and for how long.
     kept: Mutex<BTreeMap<ClientId, (Instant, Duration)>>,
+}
+
+/// What the record at the server covers, as far as this client knows.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Written {
+    /// A span in seconds.
+    covered: u64,
+    /// How often the server may have lost the record.
+    losses: u64,
 }
 
 impl ClientRecord {
@@ -40,7 +49,7 @@ impl ClientRecord {
             client,
             metadata: OnceLock::new(),
             covered: AtomicU64::new(0),
-            written: AtomicU64::new(0),
+            written: Mutex::default(),
             changed: Notify::new(),
             kept: Mutex::default(),
         }
@@ -52,9 +61,16 @@ impl ClientRecord {
         let _ = self.metadata.set(metadata);
     }
 
-    /// The server may have lost the record.
     pub(super) fn request_write(&self) {
         self.changed.notify_one();
+    }
+
+    /// The server may have lost the record, after a reconnect for example.
+    pub(super) fn mark_lost(&self) {
+        let mut written = self.written();
+        *written = Written { covered: 0, losses: written.losses + 1 };
+        drop(written);
+        self.request_write();
     }
 
     /// Whether the record must be written, because these commands store something for longer than before. Returns true once per
@@ -130,14 +146,26 @@ impl ClientRecord {
         self.covered.load(Ordering::Relaxed)
     }
 
-    /// The record was written, and covers at least this span.
-    pub(super) fn set_written(&self, covered: u64) {
-        self.written.fetch_max(covered, Ordering::Relaxed);
+    /// What a write that begins now makes of the record.
+    pub(super) fn begin_write(&self) -> Written {
+        Written { covered: self.covered(), losses: self.written().losses }
     }
 
-    /// Whether the record was written for the span that it must cover. A server may have lost it since.
+    /// The write has succeeded. It does not count if the server may have lost the record since it began.
+    pub(super) fn set_written(&self, write: Written) {
+        let mut written = self.written();
+        if write.losses == written.losses {
+            written.covered = written.covered.max(write.covered);
+        }
+    }
+
+    /// Whether the record was written for the span that it must cover. A server may have lost it without this client's knowledge.
     pub(super) fn is_written(&self) -> bool {
-        self.written.load(Ordering::Relaxed) >= self.covered()
+        self.written().covered >= self.covered()
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the record has to be written again.
@@ -215,6 +243,24 @@ mod tests {
         assert_eq!(expiry(), 601);
         assert!(must_cover(acquire(3_600)));
         assert_eq!(expiry(), 3_961);
+    }
+
+    #[test]
+    fn record_that_may_be_lost_is_not_written_until_a_later_write() {
+        let record = ClientRecord::new(ClientId::new(1));
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        assert!(record.must_cover(&[(resource, acquire)]) && !record.is_written());
+        record.set_written(record.begin_write());
+        assert!(record.is_written());
+        let before = record.begin_write();
+        record.mark_lost();
+        assert!(!record.is_written(), "a detach waits for the record again");
+        record.set_written(before);
+        assert!(!record.is_written(), "this write may have come before the loss");
+        record.set_written(record.begin_write());
+        assert!(record.is_written());
     }
 
     #[test]

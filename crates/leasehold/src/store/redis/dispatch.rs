@@ -16,7 +16,6 @@ use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::limits::RECORD_TIMEOUT;
 use super::subscriptions::{require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
@@ -30,6 +29,15 @@ const TTL_FRACTION: u32 = 20;
 
 /// Pause before a command to a migrating slot is retried.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long the renewals in a batch wait for the records of other clients: only as long as their leases can bear.
+fn record_limit(batch: &[(Arc<Resource>, Command)]) -> Duration {
+    let limit = |(_, command): &(_, Command)| match command {
+        Command::Renew(renew) => Some(renew.ttl / TTL_FRACTION),
+        _ => None,
+    };
+    batch.iter().filter_map(limit).fold(ANSWER_TIMEOUT, Duration::min)
+}
 
 impl Nodes {
     /// Runs commands in order. Returns one result per command, in the same order.
@@ -65,14 +73,9 @@ impl Nodes {
         if others.is_empty() {
             return send.await;
         }
-        // A renewal waits for it only as long as its lease can bear.
-        let ttl = |(_, command): &(_, Command)| match command {
-            Command::Renew(renew) => Some(renew.ttl / TTL_FRACTION),
-            _ => None,
-        };
-        let limit = batch.iter().filter_map(ttl).min().unwrap_or(RECORD_TIMEOUT).min(RECORD_TIMEOUT);
+        let limit = record_limit(batch);
         let keep = async {
-            if timeout(limit, self.keep_others(&others)).await != Ok(true) {
+            if timeout(limit, self.keep_others(&others, limit)).await != Ok(true) {
                 others.iter().for_each(|(client, _)| self.record().retry_other(*client));
             }
         };
@@ -422,4 +425,26 @@ impl ClusterBatch<'_> {
 
 fn redirect_loop() -> StoreError {
     StoreError::new(Failure::Busy, "the cluster's nodes redirect in a loop: try again soon")
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::{Acquisition, Kind, Name, Renew};
+
+    use super::*;
+
+    #[test]
+    fn renewal_waits_for_the_record_a_twentieth_of_its_ttl() {
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        let renew = |ttl_ms| {
+            let acquisition = Acquisition { client: ClientId::new(2), sequence: 1 };
+            let ttl = Duration::from_millis(ttl_ms);
+            (resource.clone(), Command::Renew(Renew { acquisition, ttl, reserve: 0 }))
+        };
+        let limit_ms = |batch: &[_]| record_limit(batch).as_millis();
+        assert_eq!(limit_ms(&[renew(100)]), 5);
+        assert_eq!(limit_ms(&[renew(10_000)]), 500, "two round trips of a slow link");
+        assert_eq!(limit_ms(&[renew(3_600_000)]), 1_000, "no longer than an answer takes");
+        assert_eq!(limit_ms(&[renew(10_000), renew(1_000), (resource.clone(), Command::Inspect)]), 50);
+    }
 }

@@ -261,7 +261,7 @@ fn failed(cause: impl std::fmt::Display) -> CallError {
 
 /// Every resource stored on this server, with the reply to its `Inspect`, in the order of the keys. A resource may appear twice.
 ///
-/// Each round trip has the `Inspect`s of one page of keys, and the SCAN for the next page.
+/// Each round trip has the `Inspect`s of a page of keys, or of a part of it. The last one has the SCAN for the next page, too.
 pub(super) async fn inspect_all(
     mut connection: Wire,
     options: CallOptions<'_>,
@@ -270,17 +270,19 @@ pub(super) async fn inspect_all(
     let first = connection.send(&scan(0)).await;
     let (mut cursor, mut page) = read_page(first)?;
     loop {
+        let later = page.split_off(page.len().min(MAX_INSPECTS));
+        let has_scan = later.is_empty() && cursor != 0;
         let calls: Vec<(Arc<Resource>, Command)> =
             page.into_iter().map(|resource| (Arc::new(resource), Command::Inspect)).collect();
         let inspect = |(resource, command): &(Arc<Resource>, Command)| {
             codec::command(&options.variant.encode(resource, command, options.vote_args), false)
         };
         let mut commands: Vec<redis::Cmd> = calls.iter().map(inspect).collect();
-        if cursor != 0 {
+        if has_scan {
             commands.push(scan(cursor));
         }
         let mut values = connection.pipeline(commands, false).await;
-        let next = if cursor == 0 { None } else { values.pop() };
+        let next = if has_scan { values.pop() } else { None };
         if values.iter().any(is_noscript) {
             // At most once: the server then knows the script.
             let answers = run_several(connection.clone(), options, &calls.iter().collect::<Vec<_>>()).await;
@@ -291,10 +293,11 @@ pub(super) async fn inspect_all(
             };
             found.extend(calls.into_iter().zip(values).map(read));
         }
-        match next {
-            None => return Ok(found),
-            Some(next) => (cursor, page) = read_page(next)?,
-        }
+        (cursor, page) = match next {
+            Some(next) => read_page(next)?,
+            None if later.is_empty() => return Ok(found),
+            None => (cursor, later),
+        };
     }
 }
 
@@ -314,6 +317,10 @@ pub(super) async fn list(mut connection: Wire) -> Result<Vec<Resource>, StoreErr
 
 /// Number of keys that one SCAN call visits.
 const PAGE: usize = 1_000;
+
+/// Max number of `Inspect`s in one pipeline. The server must answer them within the time limit of an answer, also when it gets little
+/// CPU time.
+const MAX_INSPECTS: usize = 200;
 
 fn scan(cursor: u64) -> redis::Cmd {
     let mut scan = redis::cmd("SCAN");

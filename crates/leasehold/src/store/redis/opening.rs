@@ -187,7 +187,7 @@ impl Opening {
                     }
                 }),
                 on_reconnect: Arc::new(move |concerns| {
-                    record.request_write();
+                    record.mark_lost();
                     if let Some(inbox) = renewing.upgrade() {
                         inbox.reconnected(concerns);
                     }

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::endpoint::Endpoint;
 use super::error::CallError;
-use super::limits::{CONNECT_TIMEOUT, RECORD_REFRESH, RECORD_RETRY, RECORD_TIMEOUT};
+use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, RECORD_REFRESH, RECORD_RETRY, RECORD_TIMEOUT};
 use super::nodes::Nodes;
 use super::wire;
 use crate::metadata::HolderMetadata;
@@ -26,35 +26,35 @@ const MAX_ROUNDS: usize = 3;
 impl Nodes {
     /// Writes the client's record. Returns whether it is there, or need not be.
     pub(super) async fn write_record(&self) -> bool {
-        let covered = self.record().covered();
+        let write = self.record().begin_write();
         let Some(command) = self.record().command() else { return true };
         let commands = [(self.record().slot(), command)];
         let is_written = self.run_plain(&commands, CONNECT_TIMEOUT).await.iter().all(Option::is_some);
         if is_written {
-            self.record().set_written(covered);
+            self.record().set_written(write);
             return true;
         }
         tracing::debug!("the client's metadata could not be stored yet");
         false
     }
 
-    /// Waits until the record is there, for a bounded time.
-    pub(super) async fn await_record(&self) {
+    /// Waits until the record is there, at most this long, and at most as long as for an answer.
+    pub(super) async fn await_record(&self, limit: Duration) {
         if !self.record().is_written() {
             // Its keeper may be writing it: twice is as good as once.
-            let _ = timeout(RECORD_TIMEOUT, self.write_record()).await;
+            let _ = timeout(limit.min(ANSWER_TIMEOUT), self.write_record()).await;
         }
     }
 
     /// Lets the records of other clients last for at least this long. Returns whether they do, or are not there.
-    pub(super) async fn keep_others(&self, others: &[(ClientId, Duration)]) -> bool {
+    pub(super) async fn keep_others(&self, others: &[(ClientId, Duration)], limit: Duration) -> bool {
         let command = |name: &str, client: ClientId| {
             let mut command = redis::cmd(name);
             command.arg(client_key(client));
             (slot_of_client(client), command)
         };
         let reads: Vec<_> = others.iter().map(|(client, _)| command("PTTL", *client)).collect();
-        let left = self.run_plain(&reads, RECORD_TIMEOUT).await;
+        let left = self.run_plain(&reads, limit).await;
         let mut moves = Vec::new();
         for ((client, span), left) in others.iter().zip(left) {
             let Some(Value::Int(left)) = left else { return false };
@@ -66,7 +66,7 @@ impl Nodes {
                 moves.push((slot, expire));
             }
         }
-        self.run_plain(&moves, RECORD_TIMEOUT).await.iter().all(Option::is_some)
+        self.run_plain(&moves, limit).await.iter().all(Option::is_some)
     }
 
     /// Keeps the record while the client lives. Never ends.

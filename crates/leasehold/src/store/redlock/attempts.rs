@@ -31,6 +31,8 @@ pub(super) struct NodeAttempt {
     is_revoked: bool,
     /// How many guards of this client it has: an id can be attached more than once.
     guards: u32,
+    /// Another client acquired it. An `Acquire` of that client may still be on its way to a node.
+    pub(super) is_attached: bool,
     /// By node: its unanswered `Acquire`s.
     pub(super) requests: Arc<[NodeRequests]>,
 }
@@ -89,6 +91,7 @@ impl NodeAttempt {
             granted_by: Vec::new(),
             is_revoked: false,
             guards: 1,
+            is_attached: false,
             requests: (0..nodes).map(|_| NodeRequests::new()).collect(),
         }
     }
@@ -295,7 +298,7 @@ impl Attempts {
             return;
         }
         let known = NodeAttempt::new(resource.clone(), request, acquisition, self.nodes);
-        let active = NodeAttempt { token: Some(token), tries: 1, ..known };
+        let active = NodeAttempt { token: Some(token), tries: 1, is_attached: true, ..known };
         self.table().put(acquisition, Some(AttemptState::Active(active)));
     }
 

@@ -21,23 +21,29 @@ const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Text for a node that had no time to answer.
 const NOT_WAITED_FOR: &str = "not waited for: the other nodes had decided";
 
+/// The views in these answers, with their times on the clock that is furthest ahead, and the time of that clock. Each node has a
+/// clock of its own.
+pub(super) fn on_one_clock(answers: Vec<Answer>) -> (StoreTime, Vec<View>) {
+    let at = answers.iter().map(|answer| answer.at).max().unwrap_or(StoreTime::ZERO);
+    let mut views = Vec::new();
+    for answer in answers {
+        if let Reply::View(mut view) = answer.reply {
+            let behind = at.since(answer.at);
+            for holder in &mut view.holders {
+                holder.granted_at = holder.granted_at + behind;
+                holder.expires_at = holder.expires_at + behind;
+            }
+            views.push(view);
+        }
+    }
+    (at, views)
+}
+
 impl Quorum {
     /// The leases that a quorum may have granted, counting nodes that do not answer.
     pub(super) async fn inspect(self: &Arc<Self>, resource: Arc<Resource>) -> CallResult {
         let answers = self.call_all(&resource, Command::Inspect).await?;
-        let at = answers.iter().map(|answer| answer.at).max().unwrap_or(StoreTime::ZERO);
-        let mut views = Vec::new();
-        for answer in answers {
-            if let Reply::View(mut view) = answer.reply {
-                // Each node has a clock of its own.
-                let behind = at.since(answer.at);
-                for holder in &mut view.holders {
-                    holder.granted_at = holder.granted_at + behind;
-                    holder.expires_at = holder.expires_at + behind;
-                }
-                views.push(view);
-            }
-        }
+        let (at, views) = on_one_clock(answers);
         // The highest token that a quorum knows.
         let mut known: Vec<Token> = views.iter().filter_map(|view| view.last_token).collect();
         known.sort_unstable();

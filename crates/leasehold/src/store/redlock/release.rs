@@ -63,13 +63,14 @@ impl Quorum {
         may_have_nothing: bool,
     ) -> impl Future<Output = NodeReply> + Send + use<> {
         let (resource, requests) = (known.resource.clone(), known.requests.clone());
+        let is_attached = known.is_attached;
         let release = Release { min_hold, ..Release::now(known.acquisition) };
         // No earlier acquire can leave anything that lasts longer.
         let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
         // If this future is dropped before the answer, the release stays pending too.
         let mut guard =
             ReleaseGuard { quorum: self.clone(), node, resource, release, until, is_confirmed: false };
-        if requests[node].get().unanswered > 0 {
+        if is_attached || requests[node].get().unanswered > 0 {
             guard.release.tombstone = TOMBSTONE_TTL;
         }
         async move {
@@ -89,7 +90,7 @@ impl Quorum {
                 NodeReply::Failed => return first,
                 // The node released what its only acquire was granted.
                 NodeReply::Held { .. } => counts.unanswered == 0 || counts.sent == 1,
-                NodeReply::NotHeld => counts.unanswered == 0,
+                NodeReply::NotHeld => counts.unanswered == 0 && !is_attached,
             };
             if counts.unanswered > 0 {
                 let _ = guard.quorum.runtime.timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;
@@ -99,7 +100,8 @@ impl Quorum {
                 return first;
             }
             // A late acquire may have been granted since.
-            let tombstone = if requests[node].get().unanswered > 0 { TOMBSTONE_TTL } else { Duration::ZERO };
+            let may_follow = is_attached || requests[node].get().unanswered > 0;
+            let tombstone = if may_follow { TOMBSTONE_TTL } else { Duration::ZERO };
             let second = guard.send(tombstone).await;
             if second != NodeReply::Failed {
                 guard.confirm();

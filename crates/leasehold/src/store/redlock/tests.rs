@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Renew, Reply,
-    Resource, StoreTime, Token, WaitFor,
+    Acquire, Acquisition, Answer, ClientId, Command, Failure, Holder, Kind, Name, Push, Release, Renew,
+    Reply, Resource, StoreTime, Token, View, WaitFor,
 };
 use leasehold_testkit::{Proxy, Server, until};
 
-use super::inspect::merge_holder;
+use super::inspect::{merge_holder, on_one_clock};
 use super::{Quorum, Redlock};
 use crate::engine::clock::Clock;
 use crate::store::{Inbox, Store as _, admission_queue_of};
@@ -436,3 +436,61 @@ fn late_node_does_not_decide_the_expiry() {
     assert_eq!(together(&[(9, false)], 0), None, "fewer than a quorum have it");
     assert_eq!(together(&[(9, false)], 1), Some((9, false)), "the silent one may hold it too");
 }
+
+#[tokio::test]
+async fn release_of_an_attached_lease_rejects_an_acquire_that_arrives_late_at_a_node() {
+    let servers = servers();
+    let (first, second) = (QuorumClient::new(&servers, 1).await, QuorumClient::new(&servers, 2).await);
+    let request = Arc::new(Acquire::exclusive(first.attempt(1), Duration::from_secs(600)));
+    let answer = first.quorum().acquire(first.resource.clone(), request.clone()).await.unwrap();
+    let Reply::Granted(grant) = answer.reply else { panic!("{answer:?}") };
+    until(async || first.holding().await == 3).await;
+    let acquisition = first.quorum().attempts.detach(first.attempt(1));
+    let at_last_node = async |command: Command| {
+        let node = first.quorum().nodes[2].store.redis().unwrap();
+        node.call_batch(vec![(first.resource.clone(), command)], 0).await.remove(0).unwrap().reply
+    };
+    // As if the acquire of the first client were still on its way to the last node.
+    assert_eq!(at_last_node(Command::Release(Release::now(acquisition))).await, Reply::Released);
+    assert_eq!(first.holding().await, 2);
+    let late = Arc::new(Acquire { acquisition, ..(*request).clone() });
+    second.redlock.attach(&second.resource, late.clone(), grant.tokens.first);
+    let release = Release::now(acquisition);
+    let released = second.quorum().release(second.resource.clone(), release).await.unwrap();
+    assert_eq!(released.reply, Reply::Released);
+    let reply = at_last_node(Command::from((*late).clone())).await;
+    assert!(matches!(reply, Reply::Cancelled), "{reply:?}");
+    assert_eq!(first.holding().await, 0);
+}
+
+#[test]
+fn times_of_a_node_are_relative_to_its_own_clock() {
+    let second = |seconds: u64| StoreTime::from_micros(seconds * 1_000_000);
+    let answer = |at: u64| Answer {
+        at: second(at),
+        reply: Reply::View(View {
+            capacity: 1,
+            in_use: 1,
+            last_token: None,
+            holders: vec![Holder {
+                acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
+                owner: None,
+                weight: 1,
+                token: Token::new(1).unwrap(),
+                granted_at: second(at - 5),
+                expires_at: second(at + 60),
+                retained: false,
+                metadata: Arc::from(""),
+            }],
+            waiters: Vec::new(),
+        }),
+    };
+    // The second node's clock is five minutes ahead, and the third one's ten seconds behind.
+    let (at, views) = on_one_clock(vec![answer(1000), answer(1300), answer(990)]);
+    for holder in views.iter().flat_map(|view| &view.holders) {
+        assert_eq!((at.since(holder.granted_at), holder.expires_at.since(at)), (5 * SECOND, 60 * SECOND));
+    }
+    assert_eq!(views.len(), 3);
+}
+
+const SECOND: Duration = Duration::from_secs(1);

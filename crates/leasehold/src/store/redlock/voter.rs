@@ -1,6 +1,7 @@
 //! The server of a quorum node: Redis, or one of a simulation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Resource, Token};
 
@@ -58,9 +59,9 @@ impl Voter {
     }
 
     /// Waits for the client's record; see `Store::await_published`.
-    pub(super) fn await_published(&self) -> BoxFuture<()> {
+    pub(super) fn await_published(&self, limit: Duration) -> BoxFuture<()> {
         match self {
-            Self::Redis(store) => store.await_published(),
+            Self::Redis(store) => store.await_published(limit),
             #[cfg(feature = "_simulation")]
             Self::Simulated { .. } => Box::pin(std::future::ready(())),
         }

@@ -1,0 +1,110 @@
+//! Which options of the file apply to a command line. What is typed, or set in the environment, wins.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command, Id};
+
+use super::option::FileOption;
+use crate::duration;
+use crate::store::Store;
+
+/// The options of `run` that only a single lock can have.
+const OF_ONE_LOCK: [&str; 6] = ["shared", "exclusive", "semaphore", "owner", "once-per", "at-least-once"];
+
+/// Options with the option without which they mean nothing.
+const NEEDS: [(&str, &str); 1] = [("at-least-once", "once-per")];
+
+/// What is set already for a command.
+pub(super) struct Set<'a> {
+    command: &'a Command,
+    matches: &'a ArgMatches,
+    /// Those of the command itself.
+    ids: BTreeSet<&'a Id>,
+}
+
+impl<'a> Set<'a> {
+    pub(super) fn new(command: &'a Command, matches: &'a ArgMatches) -> Self {
+        let ids = command.get_arguments().map(Arg::get_id).filter(|id| is_set(matches, id)).collect();
+        Self { command, matches, ids }
+    }
+
+    /// Leaves those options of the file that can be used together with what is set.
+    pub(super) fn retain_applicable(&self, defaults: &mut Vec<FileOption<'_>>) {
+        let has_several_names = self.names() > 1;
+        defaults.retain(|default| {
+            self.is_free(default)
+                && !(has_several_names && OF_ONE_LOCK.contains(&default.key))
+                && self.fits(default)
+        });
+        let left: BTreeSet<&str> = defaults.iter().map(|default| default.key).collect();
+        let has = |key: &str| left.contains(key) || self.arg(key).is_some_and(|id| self.ids.contains(id));
+        let is_useless = |key: &str| NEEDS.iter().any(|(needing, needed)| *needing == key && !has(needed));
+        let useless: Vec<bool> = defaults.iter().map(|default| is_useless(default.key)).collect();
+        let mut useless = useless.into_iter();
+        defaults.retain(|_| useless.next() == Some(false));
+    }
+
+    fn is_free(&self, default: &FileOption<'_>) -> bool {
+        let id = default.arg.get_id();
+        if is_set(self.matches, id) {
+            return self.adds_password(default);
+        }
+        !self.ids.iter().any(|set| excludes(self.command, set, id))
+    }
+
+    /// Whether the environment names the store of the file, without its password. `run` sets such an address for its command, which
+    /// may be another `leasehold`.
+    fn adds_password(&self, default: &FileOption<'_>) -> bool {
+        let is_of_environment = self.matches.value_source("store") == Some(ValueSource::EnvVariable);
+        default.key == "store"
+            && is_of_environment
+            && self
+                .matches
+                .get_one::<String>("store")
+                .is_some_and(|set| default.values.iter().any(|url| Store::is_for_command(set, url)))
+    }
+
+    /// How many locks are named.
+    fn names(&self) -> usize {
+        let count = |id| self.matches.try_get_raw(id).ok().flatten().map_or(0, Iterator::count);
+        count("dashed") + count("typed")
+    }
+
+    /// Whether a ttl of the file has room for the grace that is set, or the other way round.
+    fn fits(&self, default: &FileOption<'_>) -> bool {
+        let own = default.values.first().and_then(|text| duration::parse(text).ok());
+        let set = |key: &str| {
+            let id = self.arg(key).filter(|id| self.ids.contains(id))?;
+            self.matches.try_get_one::<Duration>(id.as_str()).ok().flatten().copied()
+        };
+        match (default.key, own) {
+            ("grace", Some(grace)) => set("ttl").is_none_or(|ttl| grace <= ttl / 2),
+            ("ttl", Some(ttl)) => set("grace").is_none_or(|grace| grace <= ttl / 2),
+            _ => true,
+        }
+    }
+
+    /// The option with this long name.
+    fn arg(&self, key: &str) -> Option<&'a Id> {
+        self.command.get_arguments().find(|arg| arg.get_long() == Some(key)).map(Arg::get_id)
+    }
+}
+
+fn is_set(matches: &ArgMatches, id: &Id) -> bool {
+    matches.value_source(id.as_str()).is_some_and(|source| source != ValueSource::DefaultValue)
+}
+
+/// Whether two options of a command can't be used together.
+fn excludes(command: &Command, one: &Id, other: &Id) -> bool {
+    let declares = |one: &Id, other: &Id| {
+        let arg = command.get_arguments().find(|arg| arg.get_id() == one && !arg.is_global_set());
+        arg.is_some_and(|arg| command.get_arg_conflicts_with(arg).iter().any(|arg| arg.get_id() == other))
+    };
+    let is_in_one_group = command.get_groups().any(|group| {
+        let has = |id: &Id| group.get_args().any(|member| member == id);
+        !group.clone().is_multiple() && has(one) && has(other)
+    });
+    is_in_one_group || declares(one, other) || declares(other, one)
+}
