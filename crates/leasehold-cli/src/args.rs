@@ -12,6 +12,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use leasehold::bridge::Foreign;
 use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
@@ -222,6 +223,10 @@ pub(crate) struct WorkArgs {
     /// (at most half the ttl) [default: a third of the ttl, 5s at most]
     #[arg(long, env = "LEASEHOLD_GRACE", value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
+    /// Also hold the lock of another library on the same Redis server: redisson:NAME, redis-py:NAME, redsync:NAME,
+    /// node-redlock:NAME, rslock:NAME, or set-nx-px:KEY
+    #[arg(long, value_name = "LIBRARY:NAME", value_parser = bridge)]
+    pub(crate) bridge: Option<Foreign>,
     /// Text that is published instead of the command line
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
@@ -407,6 +412,11 @@ pub(crate) struct ReleaseArgs {
 fn kinds() -> impl TypedValueParser<Value = Kind> {
     let words = Kind::ALL.iter().map(|kind| kind.as_str());
     PossibleValuesParser::new(words).map(|word| Kind::parse(&word).expect("one of the possible values"))
+}
+
+/// The lock of another library.
+fn bridge(typed: &str) -> Result<Foreign, leasehold::Error> {
+    typed.parse()
 }
 
 fn after(text: &str) -> String {

@@ -8,6 +8,8 @@ pub(crate) mod driver;
 mod due;
 mod entry;
 mod leases;
+#[cfg(feature = "redis")]
+mod legs;
 mod local_queue;
 mod log_event;
 pub(crate) mod manual;

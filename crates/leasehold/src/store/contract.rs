@@ -79,6 +79,8 @@ pub(crate) struct Capabilities {
     pub(crate) needs_admission_queue: bool,
     /// Max ttl of a lease, if configured.
     pub(crate) max_ttl: Option<Duration>,
+    /// Locks may be bridged to keys of other libraries.
+    pub(crate) has_foreign_keys: bool,
 }
 
 impl Capabilities {
@@ -89,6 +91,7 @@ impl Capabilities {
             is_exclusive_only: false,
             needs_admission_queue: false,
             max_ttl: None,
+            has_foreign_keys: false,
         }
     }
 
@@ -167,6 +170,12 @@ pub(crate) trait Store: Send + Sync {
     /// such commands.
     fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
         None
+    }
+
+    /// The keys of other libraries on the same server, for bridges.
+    #[cfg(feature = "redis")]
+    fn foreign_keys(&self) -> Result<Arc<super::ForeignKeys>, StoreError> {
+        Err(StoreError::new(Failure::NotSent, "this store has no keys of other libraries"))
     }
 
     /// Batching key: commands with the same key go to the same node in one batch, so that a slow node delays no other.

@@ -20,6 +20,7 @@ mod doctor;
 mod endpoint;
 mod error;
 mod exec;
+mod foreign;
 mod handshake;
 mod limits;
 mod listing;
@@ -53,6 +54,7 @@ use caller_conn::Caller;
 use doctor::Address;
 pub(crate) use error::runtime_ended;
 use error::slot_unassigned;
+pub(crate) use foreign::{ForeignCall, ForeignKeys, ForeignScript, KeyWatch};
 use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_PAUSE};
 use nodes::Nodes;
 #[cfg(feature = "redlock")]
@@ -67,6 +69,8 @@ pub(crate) use wire::fuzz as fuzz_connection_info;
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
     calls: Arc<CallPool>,
+    /// For bridges.
+    foreign: Arc<ForeignKeys>,
     /// For `diagnose`, which opens connections of its own.
     address: Arc<Address>,
     /// The runtime of the client's thread.
@@ -167,7 +171,7 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
 
 /// What sets a Redis store apart, whether it is open or not.
 pub(crate) const fn capabilities() -> Capabilities {
-    Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
+    Capabilities { has_replicas: true, has_foreign_keys: true, ..Capabilities::new(POLL_INTERVALS) }
 }
 
 impl Store for Redis {
@@ -225,6 +229,13 @@ impl Store for Redis {
         let (nodes, count) = (self.nodes.clone(), batch.len());
         let work = async move { nodes.run_all(&batch).await };
         Some(self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect()))
+    }
+
+    fn foreign_keys(&self) -> Result<Arc<ForeignKeys>, StoreError> {
+        match &*self.nodes {
+            Nodes::Server { voting: None, .. } => Ok(self.foreign.clone()),
+            Nodes::Server { .. } | Nodes::Cluster { .. } => Err(foreign::no_cluster()),
+        }
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
