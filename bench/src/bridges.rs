@@ -10,6 +10,7 @@ use leasehold_bench_peer::clock::now_ns;
 use leasehold_bench_peer::counter::Counter;
 use leasehold_bench_peer::protocol::{Open, Order, Run};
 use leasehold_testkit::Server;
+use serde::Serialize;
 
 use crate::compare::process::Process;
 
@@ -37,7 +38,7 @@ const TTL: Duration = Duration::from_secs(10);
 const READY: Duration = Duration::from_secs(1);
 
 /// What a run has shown.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Mixed {
     /// The other library with its version.
     pub library: String,
@@ -49,7 +50,7 @@ pub struct Mixed {
     pub overlaps: usize,
     /// Attempts that failed, with the first reason.
     pub failures: Vec<String>,
-    /// Keys that are left on the server.
+    /// Own leases that are left on the server.
     pub left: Vec<String>,
     /// The median time from a release by one side until the other side has entered, if it waited: to the other library, and to
     /// leasehold.
@@ -133,10 +134,10 @@ fn handover(sections: &[(usize, Acquisition)], to: usize) -> Option<Duration> {
     times.get(times.len() / 2).copied().map(Duration::from_nanos)
 }
 
-/// The keys that are left and belong to a lock: those of the bridge, and own leases.
+/// The own leases that are left. A key of the other library may be left by its processes, which are killed in the end.
 fn left_over(server: &Server) -> Vec<String> {
     let keys: Vec<String> = server.query(&["KEYS", "*"]).unwrap_or_default();
-    keys.into_iter().filter(|key| key == NAME || key.contains("mutex")).collect()
+    keys.into_iter().filter(|key| key.contains(":mutex:")).collect()
 }
 
 impl Mixed {
@@ -152,20 +153,26 @@ impl Mixed {
     }
 }
 
-/// Runs the libraries one after the other, four processes of each side, and prints a table.
+/// Runs the libraries one after the other, four processes of each side, and prints a table, or a JSON value for each.
 ///
 /// # Errors
 ///
 /// A library that can't be run, or a lock that let two in.
-pub fn report(span: Duration, hold: Duration, only: &[String]) -> Result<(), String> {
-    println!(
-        "| library | its turns | leasehold's turns | waiting library enters after | waiting leasehold enters after |"
-    );
-    println!("|---|---|---|---|---|");
+pub fn report(span: Duration, hold: Duration, only: &[String], is_json: bool) -> Result<(), String> {
+    if !is_json {
+        println!(
+            "| library | its turns | leasehold's turns | a waiting library enters after | a waiting leasehold enters after |"
+        );
+        println!("|---|---|---|---|---|");
+    }
     let is_selected = |library: &Library| only.is_empty() || only.iter().any(|name| name == library.program);
     for library in LIBRARIES.into_iter().filter(is_selected) {
         let mixed = run(library, [4, 4], span, hold).map_err(|why| format!("{}: {why}", library.program))?;
         mixed.check()?;
+        if is_json {
+            println!("{}", serde_json::to_string(&mixed).map_err(|error| error.to_string())?);
+            continue;
+        }
         let [old, new] = mixed.turns;
         let [to_old, to_new] = mixed.handover.map(shown);
         println!("| {} | {old} | {new} | {to_old} | {to_new} |", mixed.library);

@@ -75,6 +75,9 @@ enum Command {
         /// Only these peers
         #[arg(long, value_delimiter = ',', value_name = "PROGRAM")]
         only: Vec<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Run as one of the peers that are part of this program
     #[command(hide = true)]
@@ -176,9 +179,9 @@ fn run_command(command: Command) {
                 fail(&error.to_string());
             }
         }
-        Command::Bridges { seconds, hold, only } => {
+        Command::Bridges { seconds, hold, only, json } => {
             let (span, hold) = (Duration::from_secs(seconds), Duration::from_micros(hold));
-            if let Err(error) = bridges::report(span, hold, &only) {
+            if let Err(error) = bridges::report(span, hold, &only, json) {
                 fail(&error);
             }
         }

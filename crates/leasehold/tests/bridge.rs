@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
-use leasehold::{Client, Kind, Loss, Mutex};
+use leasehold::{Client, Kind, Loss, Mutex, MutexSet};
 use leasehold_testkit::{Proxy, Server, until};
 use redis::Value;
 
@@ -331,4 +331,27 @@ async fn program_that_polls_gets_turns() {
     })
     .await;
     busy.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn set_of_bridged_mutexes_takes_all_foreign_locks_or_none() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    let bridged = |name: &str, key: &str| client.mutex(name).bridge(Foreign::set_nx_px(key));
+    let set = MutexSet::new([bridged("a", "2"), client.mutex("b"), bridged("c", "1")]);
+    let keys = || server.query::<i64>(&["EXISTS", "1", "2"]).unwrap();
+    let guard = set.lock().await.unwrap();
+    assert_eq!(keys(), 2);
+    assert_eq!(guard.guards().iter().map(leasehold::Guard::name).collect::<Vec<_>>(), ["a", "b", "c"]);
+    guard.release().await.unwrap();
+    assert_eq!(keys(), 0);
+    // Another program has the second one in the order of the keys.
+    server.run(&["SET", "2", "other", "PX", "60000"]);
+    assert!(set.try_lock().await.unwrap().is_none());
+    assert!(set.lock_timeout(Duration::from_millis(50)).await.unwrap().is_none());
+    assert_eq!(keys(), 1, "nothing is held in part");
+    assert!(client.mutex("b").try_lock().await.unwrap().is_some());
+    let twice = MutexSet::new([bridged("a", "1"), bridged("b", "1")]);
+    let error = twice.lock().await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("also bridged to the key"), "{error}");
 }

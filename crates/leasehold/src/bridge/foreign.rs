@@ -36,8 +36,11 @@ pub(super) enum Protocol {
     Redisson,
 }
 
+/// Makes a lock of its name.
+type Build = fn(&str) -> Foreign;
+
 /// What precedes the name in the text of a lock.
-const SCHEMES: [(&str, fn(&str) -> Foreign); 6] = [
+const SCHEMES: [(&str, Build); 6] = [
     ("set-nx-px", |key| Foreign::set_nx_px(key)),
     ("redisson", |name| Foreign::redisson_lock(name)),
     ("redis-py", |name| Foreign::redis_py(name)),

@@ -101,7 +101,7 @@ impl Leg {
                 MAX_WAIT
             } else {
                 poll = (poll * 2).min(MAX_POLL);
-                spread(poll, &self.holder)
+                spread(poll)
             };
             let pause = busy_for.map_or(limit, |left| limit.min(left + Duration::from_millis(1)));
             with_deadline(&self.session, Some(self.session.now() + pause), key.changed()).await;
@@ -196,8 +196,10 @@ fn is_final(error: &StoreError) -> bool {
     error.message.starts_with(OTHER_TYPE) || error.message.contains("NOPERM")
 }
 
-/// Between half of the time and all of it: another part for each holder and step.
-fn spread(time: Duration, holder: &str) -> Duration {
-    let byte = holder.bytes().nth(time.subsec_millis() as usize % 8).unwrap_or(b'8');
-    time / 2 + time * u32::from(byte % 16) / 32
+/// Between half of the time and all of it, at random, so that clients do not poll in step.
+fn spread(time: Duration) -> Duration {
+    let mut random = [128];
+    // Without random numbers the middle will do.
+    let _ = getrandom::fill(&mut random);
+    time / 2 + time * u32::from(random[0]) / 512
 }

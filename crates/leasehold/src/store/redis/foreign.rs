@@ -85,10 +85,13 @@ struct Open {
     is_tracking: bool,
 }
 
+/// Numbered registrations by key.
+type Watching = BTreeMap<String, Vec<(u64, Arc<Notify>)>>;
+
 /// The tasks that wait for a change of a key.
 #[derive(Default)]
 struct Watchers {
-    by_key: Mutex<BTreeMap<String, Vec<(u64, Arc<Notify>)>>>,
+    by_key: Mutex<Watching>,
     next: AtomicU64,
 }
 
@@ -253,7 +256,7 @@ fn push_handler(
 }
 
 impl Watchers {
-    fn by_key(&self) -> MutexGuard<'_, BTreeMap<String, Vec<(u64, Arc<Notify>)>>> {
+    fn by_key(&self) -> MutexGuard<'_, Watching> {
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
