@@ -32,8 +32,17 @@ pub const LIBRARIES: [Library; 5] = [
     Library { program: "rslock", scheme: "rslock" },
 ];
 
+/// The libraries whose deployment is replayed step by step.
+pub const REPLACED: [&str; 3] = ["redisson", "redsync", "redis-py"];
+
 const NAME: &str = "bridged";
 const TTL: Duration = Duration::from_secs(10);
+/// The ttl while processes are replaced: one that is ended may have taken the lock, and leaves it for so long.
+const SHORT_TTL: Duration = Duration::from_secs(3);
+/// How long a process runs at least before the next one is replaced.
+const STEP: Duration = Duration::from_secs(2);
+/// How many processes are replaced.
+const PROCESSES: u32 = 4;
 /// Time until all processes are ready.
 const READY: Duration = Duration::from_secs(1);
 
@@ -42,8 +51,8 @@ const READY: Duration = Duration::from_secs(1);
 pub struct Mixed {
     /// The other library with its version.
     pub library: String,
-    /// Critical sections of the other library and of leasehold.
-    pub turns: [usize; 2],
+    /// Critical sections of the other library, of leasehold with a bridge, and of leasehold alone.
+    pub turns: [usize; 3],
     /// What the counter says.
     pub counted: u64,
     /// Pairs of sections that overlapped in time.
@@ -57,32 +66,64 @@ pub struct Mixed {
     pub handover: [Option<Duration>; 2],
 }
 
-/// Runs processes of both sides for this long, with critical sections of `hold`.
+/// One process: its side, and when it works, from the start of the run.
+struct Shift {
+    side: usize,
+    from: Duration,
+    until: Duration,
+}
+
+/// Runs four processes of both sides for this long, with critical sections of `hold`.
 ///
 /// # Errors
 ///
 /// Why a peer does not run.
-pub fn run(library: Library, processes: [u32; 2], span: Duration, hold: Duration) -> Result<Mixed, String> {
+pub fn run(library: Library, span: Duration, hold: Duration) -> Result<Mixed, String> {
+    let shift = |side| Shift { side, from: Duration::ZERO, until: span };
+    let shifts = (0..2 * PROCESSES).map(|number| shift(usize::from(number >= PROCESSES))).collect();
+    work(library, shifts, hold, TTL)
+}
+
+/// Replaces four processes of the library one by one: first by leasehold with a bridge, and those by leasehold alone.
+///
+/// # Errors
+///
+/// Why a peer does not run.
+pub fn replace(library: Library, hold: Duration) -> Result<Mixed, String> {
+    let all = STEP * (PROCESSES + 1);
+    let shifts = (0..PROCESSES).flat_map(|number| {
+        let (bridged, alone) = (STEP * (number + 1), all + STEP * (number + 1));
+        [(Duration::ZERO, bridged), (bridged, alone), (alone, 2 * all + STEP)]
+            .into_iter()
+            .enumerate()
+            .map(|(side, (from, until))| Shift { side, from, until })
+    });
+    work(library, shifts.collect(), hold, SHORT_TTL)
+}
+
+fn work(library: Library, mut shifts: Vec<Shift>, hold: Duration, ttl: Duration) -> Result<Mixed, String> {
     let server = Server::on_port();
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let counter = folder.path().join("counter");
     let file = Counter::create(&counter).map_err(|error| error.to_string())?;
-    let own_lock = format!("bridge:{}", library.scheme);
-    let sides = [(library.program, "mutex"), ("leasehold", own_lock.as_str())];
+    let bridged = format!("bridge:{}", library.scheme);
+    let sides = [(library.program, "mutex"), ("leasehold", bridged.as_str()), ("leasehold", "mutex")];
+    // The first one to end is the first one to be ended.
+    shifts.sort_by_key(|shift| (shift.until, shift.side));
     let mut peers = Vec::new();
-    for (side, ((program, lock), count)) in sides.into_iter().zip(processes).enumerate() {
-        for _ in 0..count {
-            let mut peer = Process::start(program)?;
-            let ttl_ms = u64::try_from(TTL.as_millis()).unwrap_or(u64::MAX);
-            peer.ask(&Order::Open(Open { urls: vec![server.url()], clients: 1, ttl_ms }), TTL)?;
-            peers.push((side, lock, peer));
-        }
+    for shift in shifts {
+        let (program, lock) = sides[shift.side];
+        let mut peer = Process::start(program)?;
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        peer.ask(&Order::Open(Open { urls: vec![server.url()], clients: 1, ttl_ms }), TTL)?;
+        peers.push((shift, lock, peer));
     }
-    let library = peers.first().map(|(_, _, peer)| peer.hello.library.clone()).unwrap_or_default();
+    let of_library = peers.iter().find(|(shift, ..)| shift.side == 0);
+    let library = of_library.map(|(_, _, peer)| peer.hello.library.clone()).unwrap_or_default();
     let start_ns = now_ns() + nanos(READY);
     let all_tasks = u32::try_from(peers.len()).unwrap_or(u32::MAX);
     let log = |task: u32| folder.path().join(format!("log-{task}"));
-    for (task, (_, lock, peer)) in (0..).zip(&mut peers) {
+    for (task, (shift, lock, peer)) in (0..).zip(&mut peers) {
         peer.tell(&Order::Run(Run {
             lock: (*lock).to_owned(),
             name: NAME.to_owned(),
@@ -90,8 +131,8 @@ pub fn run(library: Library, processes: [u32; 2], span: Duration, hold: Duration
             first_task: task,
             all_tasks,
             hold_us: u64::try_from(hold.as_micros()).unwrap_or(u64::MAX),
-            start_ns,
-            end_ns: start_ns + nanos(span),
+            start_ns: start_ns + nanos(shift.from),
+            end_ns: start_ns + nanos(shift.until),
             permits: 1,
             counter: counter.display().to_string(),
             log: log(task).display().to_string(),
@@ -99,14 +140,13 @@ pub fn run(library: Library, processes: [u32; 2], span: Duration, hold: Duration
         }))?;
     }
     let (mut sections, mut failures) = (Vec::new(), Vec::new());
-    for (task, (side, _, peer)) in (0..).zip(&peers) {
-        let answer = peer.answer(READY + span + TTL)?;
+    for (task, (shift, _, peer)) in (0..).zip(peers) {
+        let answer = peer.answer(READY + shift.until + TTL)?;
         failures.extend(answer.failure);
-        sections.extend(read(&log(task))?.into_iter().map(|section| (*side, section)));
+        sections.extend(read(&log(task))?.into_iter().map(|section| (shift.side, section)));
     }
-    drop(peers);
     sections.sort_by_key(|(_, section)| section.entered);
-    let turns = [0, 1].map(|side| sections.iter().filter(|(of, _)| *of == side).count());
+    let turns = [0, 1, 2].map(|side| sections.iter().filter(|(of, _)| *of == side).count());
     let overlaps = sections.windows(2).filter(|pair| pair[1].1.entered < pair[0].1.left).count();
     let handover = [0, 1].map(|to| handover(&sections, to));
     let left = left_over(&server);
@@ -147,7 +187,7 @@ impl Mixed {
     ///
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
-        let sections = self.turns[0] + self.turns[1];
+        let sections: usize = self.turns.iter().sum();
         let is_exact = self.overlaps == 0 && usize::try_from(self.counted) == Ok(sections);
         if is_exact && self.left.is_empty() { Ok(()) } else { Err(format!("{self:?}")) }
     }
@@ -167,17 +207,44 @@ pub fn report(span: Duration, hold: Duration, only: &[String], is_json: bool) ->
     }
     let is_selected = |library: &Library| only.is_empty() || only.iter().any(|name| name == library.program);
     for library in LIBRARIES.into_iter().filter(is_selected) {
-        let mixed = run(library, [4, 4], span, hold).map_err(|why| format!("{}: {why}", library.program))?;
+        let mixed = run(library, span, hold).map_err(|why| format!("{}: {why}", library.program))?;
         mixed.check()?;
         if is_json {
             println!("{}", serde_json::to_string(&mixed).map_err(|error| error.to_string())?);
             continue;
         }
-        let [old, new] = mixed.turns;
+        let [old, new, _] = mixed.turns;
         let [to_old, to_new] = mixed.handover.map(shown);
         println!("| {} | {old} | {new} | {to_old} | {to_new} |", mixed.library);
         for failure in &mixed.failures {
             eprintln!("{}: {failure}", mixed.library);
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the processes of each library one by one, and prints a table, or a JSON value for each.
+///
+/// # Errors
+///
+/// As [`report`].
+pub fn report_replaced(hold: Duration, only: &[String], is_json: bool) -> Result<(), String> {
+    if !is_json {
+        println!("| library | its turns | leasehold's turns with a bridge | leasehold's turns alone |");
+        println!("|---|---|---|---|");
+    }
+    let is_selected = |library: &Library| {
+        REPLACED.contains(&library.program)
+            && (only.is_empty() || only.iter().any(|name| name == library.program))
+    };
+    for library in LIBRARIES.into_iter().filter(is_selected) {
+        let mixed = replace(library, hold).map_err(|why| format!("{}: {why}", library.program))?;
+        mixed.check()?;
+        if is_json {
+            println!("{}", serde_json::to_string(&mixed).map_err(|error| error.to_string())?);
+        } else {
+            let [old, bridged, alone] = mixed.turns;
+            println!("| {} | {old} | {bridged} | {alone} |", mixed.library);
         }
     }
     Ok(())

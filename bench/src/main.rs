@@ -75,6 +75,9 @@ enum Command {
         /// Only these peers
         #[arg(long, value_delimiter = ',', value_name = "PROGRAM")]
         only: Vec<String>,
+        /// Replace the processes one by one instead, first by leasehold with a bridge and then by leasehold alone
+        #[arg(long)]
+        replace: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -179,9 +182,13 @@ fn run_command(command: Command) {
                 fail(&error.to_string());
             }
         }
-        Command::Bridges { seconds, hold, only, json } => {
+        Command::Bridges { seconds, hold, only, replace, json } => {
             let (span, hold) = (Duration::from_secs(seconds), Duration::from_micros(hold));
-            if let Err(error) = bridges::report(span, hold, &only, json) {
+            let done = match replace {
+                true => bridges::report_replaced(hold, &only, json),
+                false => bridges::report(span, hold, &only, json),
+            };
+            if let Err(error) = done {
                 fail(&error);
             }
         }

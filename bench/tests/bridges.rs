@@ -7,20 +7,25 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs four processes of each side. Fails if the lock let two in.
-fn with(program: &str) -> Value {
+/// Fails if the lock let two in, and if one of the first `sides` has fewer than five turns.
+fn run(program: &str, arguments: &[&str], sides: usize) -> Value {
     let done = Command::new(env!("CARGO_BIN_EXE_leasehold-bench"))
-        .args(["bridges", "--seconds", "10", "--json", "--only", program])
+        .args(["bridges", "--json", "--only", program])
+        .args(arguments)
         .output()
         .unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     let mixed: Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(mixed["failures"], Value::Array(Vec::new()), "{mixed}");
-    // Neither side is starved: a library that polls gets a turn every other second at least.
-    for turns in mixed["turns"].as_array().unwrap() {
+    for turns in mixed["turns"].as_array().unwrap().iter().take(sides) {
         assert!(turns.as_u64().unwrap() >= 5, "{mixed}");
     }
     mixed
+}
+
+/// Runs four processes of each side. A library that polls gets a turn every other second at least.
+fn with(program: &str) -> Value {
+    run(program, &["--seconds", "10"], 2)
 }
 
 #[test]
@@ -55,4 +60,13 @@ fn node_redlock_shares_a_lock() {
 #[ignore = "needs the libraries that bench/setup builds: scripts/test bridges"]
 fn rslock_shares_a_lock() {
     with("rslock");
+}
+
+/// Old processes, then both legs, then leasehold alone: the three deployments of docs/migration.md.
+#[test]
+#[ignore = "needs the libraries that bench/setup builds: scripts/test bridges"]
+fn processes_of_redisson_redsync_and_redis_py_are_replaced_one_by_one() {
+    for program in ["redisson", "redsync", "redis-py"] {
+        run(program, &["--replace"], 3);
+    }
 }
