@@ -24,12 +24,14 @@ pub struct Library {
 }
 
 /// Every library whose bridge is tested against it.
-pub const LIBRARIES: [Library; 5] = [
+pub const LIBRARIES: [Library; 6] = [
     Library { program: "redisson", scheme: "redisson" },
     Library { program: "redis-py", scheme: "redis-py" },
     Library { program: "redsync", scheme: "redsync" },
     Library { program: "redlock", scheme: "node-redlock" },
     Library { program: "rslock", scheme: "rslock" },
+    // With one key, as its peer is set.
+    Library { program: "rueidislock", scheme: "set-nx-px:rueidislock:0" },
 ];
 
 /// The libraries whose deployment is replayed step by step.

@@ -70,3 +70,10 @@ fn processes_of_redisson_redsync_and_redis_py_are_replaced_one_by_one() {
         run(program, &["--replace"], 3);
     }
 }
+
+/// It is woken by key tracking, and so is leasehold.
+#[test]
+#[ignore = "needs the libraries that bench/setup builds: scripts/test bridges"]
+fn rueidislock_with_one_key_shares_a_lock() {
+    with("rueidislock");
+}

@@ -16,6 +16,7 @@ pub(crate) mod manual;
 mod number_map;
 mod releasing;
 mod request;
+mod second_leg;
 mod session;
 mod sleep;
 mod table;

@@ -1,6 +1,8 @@
 //! The stores, and how one is opened.
 
 mod contract;
+#[cfg(feature = "redis")]
+mod foreign;
 #[cfg(test)]
 mod histories;
 mod lazy;
@@ -18,14 +20,18 @@ use leasehold_core::ClientId;
 use tokio::runtime::Handle;
 
 // Some are for stores that are features.
+#[cfg(feature = "redis")]
+pub(crate) use self::contract::ForeignKeys;
 #[cfg_attr(not(all(unix, feature = "redlock", feature = "sqlite")), allow(unused_imports))]
 pub(crate) use self::contract::{
     Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
     PollIntervals, Store, StoreError, admission_queue_of, inspect_all, missing_response, only,
 };
+#[cfg(feature = "redis")]
+pub(crate) use self::foreign::{ForeignCall, ForeignScript, KeyWatch};
 pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
-pub(crate) use self::redis::{ForeignCall, ForeignKeys, ForeignScript, KeyWatch, SharedConnection};
+pub(crate) use self::redis::SharedConnection;
 #[cfg(all(feature = "_fuzzing", feature = "redlock"))]
 pub(crate) use self::redis::{fuzz_cluster_slots, fuzz_connection_info};
 #[cfg(feature = "redlock")]

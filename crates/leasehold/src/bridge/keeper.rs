@@ -18,14 +18,14 @@ use crate::store::{ForeignKeys, StoreError};
 /// The bridges of one client.
 pub(crate) struct Bridges {
     session: Arc<Session>,
-    keys: Arc<ForeignKeys>,
+    keys: Arc<dyn ForeignKeys>,
     turns: Arc<TurnTable>,
     /// New legs. There are no more of them than leases.
     legs: UnboundedSender<Arc<Leg>>,
 }
 
 impl Bridges {
-    pub(crate) fn start(session: Arc<Session>, keys: Arc<ForeignKeys>) -> Self {
+    pub(crate) fn start(session: Arc<Session>, keys: Arc<dyn ForeignKeys>) -> Self {
         let (legs, new) = unbounded_channel();
         keys.runtime().spawn(keep_all(new));
         Self { session, keys, turns: Arc::default(), legs }

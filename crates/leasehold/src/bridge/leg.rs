@@ -39,7 +39,7 @@ pub(crate) enum LegEnd {
 
 pub(crate) struct Leg {
     pub(super) session: Arc<Session>,
-    pub(super) keys: Arc<ForeignKeys>,
+    pub(super) keys: Arc<dyn ForeignKeys>,
     pub(super) foreign: Foreign,
     pub(super) turns: Arc<TurnTable>,
     /// What the key shows as its holder.
@@ -69,7 +69,7 @@ struct State {
 impl Leg {
     pub(super) fn new(
         session: Arc<Session>,
-        keys: Arc<ForeignKeys>,
+        keys: Arc<dyn ForeignKeys>,
         turns: Arc<TurnTable>,
         foreign: Foreign,
         holder: String,
@@ -201,10 +201,12 @@ impl Leg {
     async fn hold(&self) {
         let key = self.keys.watch(self.foreign.key());
         let mut own = self.session.watch(self.lease);
+        let mut is_lost = false;
         loop {
             let renew_at = {
                 let state = self.state();
-                if state.is_ending {
+                // A command to take the leg may be in flight until its attempt ends it.
+                if state.is_ending || is_lost && state.taken_at.is_some() {
                     return;
                 }
                 state.renew_at
@@ -212,13 +214,13 @@ impl Leg {
             let event = async {
                 tokio::select! {
                     biased;
-                    _ = poll_fn(|context| self.session.poll_lost(&mut own, context)) => Event::Lost,
+                    _ = poll_fn(|context| self.session.poll_lost(&mut own, context)), if !is_lost => Event::Lost,
                     () = self.changed.notified() => Event::Command,
                     () = key.changed(), if renew_at.is_some() => Event::Look,
                 }
             };
             match with_deadline(&self.session, renew_at, event).await {
-                Some(Event::Lost) => return,
+                Some(Event::Lost) => is_lost = true,
                 Some(Event::Command) => {}
                 Some(Event::Look) | None => {
                     if self.renew().await.is_err() {
@@ -235,7 +237,7 @@ impl Leg {
         if let Some(taken_at) = taken_at {
             self.turns.add(&self.foreign, self.session.now().since(taken_at));
         }
-        let mut is_confirmed = false;
+        let (mut is_confirmed, mut failures) = (false, 0);
         loop {
             let answers = self.keys.run(vec![self.foreign.release(&self.holder)]).await;
             let end = match answers.map(|answers| answers.into_iter().next()) {
@@ -244,6 +246,11 @@ impl Leg {
                 Ok(Some(Err(error))) if is_other_type(&error) => LegEnd::NotHeld,
                 _ => LegEnd::Unconfirmed,
             };
+            if end == LegEnd::Unconfirmed && failures == 0 {
+                // The connection may have been cut while it was idle.
+                failures += 1;
+                continue;
+            }
             if !is_confirmed {
                 self.publish(end);
                 is_confirmed = end != LegEnd::Unconfirmed;

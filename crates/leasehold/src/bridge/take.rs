@@ -13,9 +13,9 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::CANCEL_LIMIT;
-use crate::store::{ForeignCall, StoreError};
+use crate::store::{ForeignCall, KeyWatch, StoreError};
 
-/// Failed tries in a row before a waiting attempt fails.
+/// Failed tries in a row that are repeated: a connection may have been cut while it was idle.
 const MAX_FAILURES: u32 = 2;
 
 /// The longest time between two tries if the server reports changes of the key.
@@ -75,7 +75,7 @@ impl Leg {
     async fn take(&self, waits: bool) -> Result<bool, StoreError> {
         let key = self.keys.watch(self.foreign.key());
         if waits {
-            self.offer_turn(&key).await?;
+            self.offer_turn(&key).await;
         }
         let (mut is_repeated, mut failures, mut poll) = (false, 0, MIN_POLL);
         loop {
@@ -87,7 +87,7 @@ impl Leg {
                     self.turns.offered(&self.foreign, true);
                     left
                 }
-                Err(error) if !waits || failures == MAX_FAILURES || is_final(&error) => return Err(error),
+                Err(error) if failures == MAX_FAILURES || is_final(&error) => return Err(error),
                 Err(_) => {
                     failures += 1;
                     None
@@ -97,7 +97,7 @@ impl Leg {
                 // The next try also asks for word of changes.
                 continue;
             }
-            let limit = if self.keys.is_tracking().await {
+            let limit = if self.keys.is_tracking() {
                 MAX_WAIT
             } else {
                 poll = (poll * 2).min(MAX_POLL);
@@ -142,23 +142,23 @@ impl Leg {
     }
 
     /// Leaves the foreign lock to other programs for a bounded time, if it is their turn.
-    async fn offer_turn(&self, key: &crate::store::KeyWatch) -> Result<(), StoreError> {
-        let Some(offer) = self.turns.offer(&self.foreign) else { return Ok(()) };
+    async fn offer_turn(&self, key: &KeyWatch) {
+        let Some(offer) = self.turns.offer(&self.foreign) else { return };
         let mut exists = redis::cmd("EXISTS");
         exists.arg(self.foreign.key());
         let mut calls = vec![ForeignCall::track(), ForeignCall::Command(exists)];
         calls.extend(self.foreign.count_waiters().map(ForeignCall::Command));
-        let answers = self.keys.run(calls).await?;
+        // If the server does not answer, the next command says so.
+        let Ok(answers) = self.keys.run(calls).await else { return };
         let is_taken = matches!(answers.get(1), Some(Ok(Value::Int(1))));
         let has_no_waiters = matches!(answers.get(2), Some(Ok(answer)) if subscribers(answer) == Some(0));
         if is_taken || has_no_waiters {
             self.turns.offered(&self.foreign, is_taken);
-            return Ok(());
+            return;
         }
         let until = self.session.now() + offer;
         let was_taken = with_deadline(&self.session, Some(until), key.changed()).await.is_some();
         self.turns.offered(&self.foreign, was_taken);
-        Ok(())
     }
 }
 

@@ -14,9 +14,9 @@ use leasehold_core::{
     LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
 
-use self::bridge::SecondLeg;
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOutcome, Releasing};
+use super::second_leg::SecondLeg;
 use crate::store::{CallResult, StoreError};
 
 /// A command for the store, its entry, and when it was issued.

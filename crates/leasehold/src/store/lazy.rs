@@ -129,7 +129,7 @@ impl Store for Lazy {
     }
 
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self) -> Result<Arc<super::ForeignKeys>, StoreError> {
+    fn foreign_keys(&self) -> Result<Arc<dyn super::ForeignKeys>, StoreError> {
         match self.opened() {
             Some(store) => store.foreign_keys(),
             None => Err(StoreError::new(Failure::NotSent, "the store is not open yet")),

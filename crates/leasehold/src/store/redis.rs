@@ -48,13 +48,13 @@ pub(crate) use leasehold_redis_protocol::slot_of;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError, only};
+use super::{Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
 use caller_conn::Caller;
 use doctor::Address;
 pub(crate) use error::runtime_ended;
 use error::slot_unassigned;
-pub(crate) use foreign::{ForeignCall, ForeignKeys, ForeignScript, KeyWatch};
+use foreign::ServerKeys;
 use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_PAUSE};
 use nodes::Nodes;
 #[cfg(feature = "redlock")]
@@ -70,7 +70,7 @@ pub(crate) struct Redis {
     nodes: Arc<Nodes>,
     calls: Arc<CallPool>,
     /// For bridges.
-    foreign: Arc<ForeignKeys>,
+    foreign: ServerKeys,
     /// For `diagnose`, which opens connections of its own.
     address: Arc<Address>,
     /// The runtime of the client's thread.
@@ -231,9 +231,9 @@ impl Store for Redis {
         Some(self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect()))
     }
 
-    fn foreign_keys(&self) -> Result<Arc<ForeignKeys>, StoreError> {
+    fn foreign_keys(&self) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         match &*self.nodes {
-            Nodes::Server { voting: None, .. } => Ok(self.foreign.clone()),
+            Nodes::Server { voting: None, .. } => Ok(Arc::new(self.foreign.clone())),
             Nodes::Server { .. } | Nodes::Cluster { .. } => Err(foreign::no_cluster()),
         }
     }

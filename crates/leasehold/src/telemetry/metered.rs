@@ -172,7 +172,7 @@ impl Store for Metered {
     }
 
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self) -> Result<Arc<crate::store::ForeignKeys>, StoreError> {
+    fn foreign_keys(&self) -> Result<Arc<dyn crate::store::ForeignKeys>, StoreError> {
         self.store.foreign_keys()
     }
 

@@ -4,76 +4,35 @@
 //! invalidation means that the server was flushed. Without RESP3, or without the right to `CLIENT TRACKING`, no change is
 //! reported, and those who wait for one poll.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use leasehold_core::Failure;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, PushInfo, PushKind, RedisError, Value};
+use redis::{PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 use super::connections::{Connections, config};
 use super::error::{CallError, runtime_ended};
 use super::nodes::Nodes;
 use super::wire;
-use crate::store::{BoxFuture, StoreError};
+use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
+use crate::store::{BoxFuture, ForeignKeys, StoreError};
 
-/// A script on one key of another library.
-pub(crate) struct ForeignScript {
-    text: &'static str,
-    hash: OnceLock<String>,
-}
-
-impl ForeignScript {
-    pub(crate) const fn new(text: &'static str) -> Self {
-        Self { text, hash: OnceLock::new() }
-    }
-
-    fn hash(&self) -> &str {
-        self.hash.get_or_init(|| sha1_smol::Sha1::from(self.text).digest().to_string())
-    }
-}
-
-/// One command.
-pub(crate) enum ForeignCall {
-    Command(Cmd),
-    Script { script: &'static ForeignScript, key: String, arguments: Vec<String> },
-}
-
-impl ForeignCall {
-    /// Asks the server to report the next change of the keys that the next command reads.
-    pub(crate) fn track() -> Self {
-        let mut command = redis::cmd("CLIENT");
-        command.arg("CACHING").arg("YES");
-        Self::Command(command)
-    }
-
-    /// `with_text`: the server does not know the script yet.
-    fn encode(&self, with_text: bool) -> Cmd {
-        match self {
-            Self::Command(command) => command.clone(),
-            Self::Script { script, key, arguments } => {
-                let mut command = match with_text {
-                    false => redis::cmd("EVALSHA").arg(script.hash()).to_owned(),
-                    true => redis::cmd("EVAL").arg(script.text).to_owned(),
-                };
-                command.arg(1).arg(key).arg(arguments);
-                command
-            }
-        }
-    }
-}
-
-/// One result per command.
-pub(crate) type ForeignAnswers = Vec<Result<Value, RedisError>>;
-
-pub(crate) struct ForeignKeys {
-    nodes: Arc<Nodes>,
+/// The keys of one server.
+#[derive(Clone)]
+pub(super) struct ServerKeys {
+    shared: Arc<Shared>,
     runtime: Handle,
+}
+
+struct Shared {
+    nodes: Arc<Nodes>,
     connection: tokio::sync::Mutex<Option<Open>>,
+    /// Whether the server reports changes of keys over that connection.
+    is_tracking: AtomicBool,
     watchers: Arc<Watchers>,
 }
 
@@ -82,48 +41,46 @@ struct Open {
     connection: MultiplexedConnection,
     beside: Weak<Connections>,
     is_lost: Arc<AtomicBool>,
-    is_tracking: bool,
 }
 
-/// Numbered registrations by key.
-type Watching = BTreeMap<String, Vec<(u64, Arc<Notify>)>>;
-
-/// The tasks that wait for a change of a key.
-#[derive(Default)]
-struct Watchers {
-    by_key: Mutex<Watching>,
-    next: AtomicU64,
-}
-
-impl ForeignKeys {
+impl ServerKeys {
     pub(super) fn new(nodes: Arc<Nodes>, runtime: Handle) -> Self {
-        Self { nodes, runtime, connection: tokio::sync::Mutex::default(), watchers: Arc::default() }
+        let connection = tokio::sync::Mutex::default();
+        let is_tracking = AtomicBool::new(false);
+        let shared = Arc::new(Shared { nodes, connection, is_tracking, watchers: Arc::default() });
+        Self { shared, runtime }
     }
+}
 
-    /// The runtime of the client's thread.
-    pub(crate) fn runtime(&self) -> &Handle {
+impl ForeignKeys for ServerKeys {
+    fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// Runs commands in order, on the client's runtime. May be awaited on any executor. A pipeline in which the server did not
-    /// know a script is sent again as a whole.
-    pub(crate) fn run(
-        self: &Arc<Self>,
-        calls: Vec<ForeignCall>,
-    ) -> BoxFuture<Result<ForeignAnswers, StoreError>> {
+    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>> {
+        let shared = self.shared.clone();
         if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {
-            let keys = self.clone();
-            return Box::pin(async move { keys.send(&calls).await });
+            return Box::pin(async move { shared.send(&calls).await });
         }
         let (sender, receiver) = oneshot::channel();
-        let keys = self.clone();
         self.runtime.spawn(async move {
             // The receiver is gone if the caller's future was dropped.
-            let _ = sender.send(keys.send(&calls).await);
+            let _ = sender.send(shared.send(&calls).await);
         });
         Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(runtime_ended())) })
     }
 
+    fn is_tracking(&self) -> bool {
+        self.shared.is_tracking.load(Ordering::SeqCst)
+    }
+
+    fn watch(&self, key: &str) -> KeyWatch {
+        KeyWatch::new(&self.shared.watchers, key)
+    }
+}
+
+impl Shared {
+    /// Runs commands in order. A pipeline in which the server did not know a script is sent again as a whole.
     async fn send(&self, calls: &[ForeignCall]) -> Result<ForeignAnswers, StoreError> {
         let mut connection = self.connection().await?;
         let mut answers = pipeline(&mut connection, calls, false).await;
@@ -149,11 +106,6 @@ impl ForeignKeys {
             }
         }
         Ok(answers)
-    }
-
-    /// Whether the server reports changes of keys.
-    pub(crate) async fn is_tracking(&self) -> bool {
-        self.connection.lock().await.as_ref().is_some_and(|open| open.is_tracking)
     }
 
     async fn drop_connection(&self) {
@@ -201,14 +153,8 @@ impl ForeignKeys {
         }
         // Changes before this connection were missed.
         self.watchers.notify_all();
-        Ok(Open { connection, beside: Arc::downgrade(beside), is_lost, is_tracking })
-    }
-
-    /// Lets a task wait for changes of a key.
-    pub(crate) fn watch(&self, key: &str) -> KeyWatch {
-        let (notify, number) = (Arc::new(Notify::new()), self.watchers.next.fetch_add(1, Ordering::Relaxed));
-        self.watchers.by_key().entry(key.to_owned()).or_default().push((number, notify.clone()));
-        KeyWatch { watchers: self.watchers.clone(), key: key.to_owned(), number, notify }
+        self.is_tracking.store(is_tracking, Ordering::SeqCst);
+        Ok(Open { connection, beside: Arc::downgrade(beside), is_lost })
     }
 }
 
@@ -252,50 +198,5 @@ fn push_handler(
             _ => {}
         }
         Ok(())
-    }
-}
-
-impl Watchers {
-    fn by_key(&self) -> MutexGuard<'_, Watching> {
-        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn notify(&self, key: &Value) {
-        let Value::BulkString(key) = key else { return };
-        let Ok(key) = std::str::from_utf8(key) else { return };
-        let watching = self.by_key().get(key).cloned().unwrap_or_default();
-        watching.iter().for_each(|(_, notify)| notify.notify_one());
-    }
-
-    fn notify_all(&self) {
-        let watching: Vec<_> = self.by_key().values().flatten().cloned().collect();
-        watching.iter().for_each(|(_, notify)| notify.notify_one());
-    }
-}
-
-/// A task's registration for changes of a key. A change between two waits ends the next wait.
-pub(crate) struct KeyWatch {
-    watchers: Arc<Watchers>,
-    key: String,
-    number: u64,
-    notify: Arc<Notify>,
-}
-
-impl KeyWatch {
-    /// Waits until the key may have changed. Cancel safe.
-    pub(crate) async fn changed(&self) {
-        self.notify.notified().await;
-    }
-}
-
-impl Drop for KeyWatch {
-    fn drop(&mut self) {
-        let mut by_key = self.watchers.by_key();
-        if let Some(watching) = by_key.get_mut(&self.key) {
-            watching.retain(|(number, _)| *number != self.number);
-            if watching.is_empty() {
-                by_key.remove(&self.key);
-            }
-        }
     }
 }
