@@ -110,16 +110,6 @@ impl Guard {
         &self.handle.session
     }
 
-    pub(crate) fn handle(&self) -> &Arc<Handle> {
-        &self.handle
-    }
-
-    /// The guard also holds the lock of another library, and releases it first.
-    #[cfg(feature = "redis")]
-    pub(crate) fn set_leg(&mut self, leg: Arc<crate::bridge::Leg>) {
-        self.leg = Some(leg);
-    }
-
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }

@@ -56,36 +56,71 @@ const NO_FAIR_LOCK: &str = "Redisson's fair lock can't be bridged: its queue is 
 impl Foreign {
     /// A lock that is a key with a random value, taken by `SET key value NX PX ttl` and released by a compare and delete: the
     /// lock of most libraries, and of most programs without one. Waiters are expected to poll.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    /// assert_eq!(Foreign::set_nx_px("lock:jobs").key(), "lock:jobs");
+    /// ```
     pub fn set_nx_px(key: impl Into<String>) -> Self {
         Self { protocol: Protocol::SetNxPx, key: key.into() }
     }
 
     /// `redis.Redis.lock(name)` of redis-py, which uses the name as its key.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    /// assert_eq!(Foreign::redis_py("jobs").key(), "jobs");
+    /// ```
     pub fn redis_py(name: impl Into<String>) -> Self {
         Self::set_nx_px(name)
     }
 
     /// `Redsync.NewMutex(name)` of redsync with one server, which uses the name as its key.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    /// assert_eq!(Foreign::redsync("jobs").key(), "jobs");
+    /// ```
     pub fn redsync(name: impl Into<String>) -> Self {
         Self::set_nx_px(name)
     }
 
     /// `Redlock.acquire([resource])` of node-redlock with one server, which uses the resource as its key.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    /// assert_eq!(Foreign::node_redlock("jobs").key(), "jobs");
+    /// ```
     pub fn node_redlock(resource: impl Into<String>) -> Self {
         Self::set_nx_px(resource)
     }
 
     /// `LockManager::lock(resource)` of rslock with one server, which uses the resource as its key.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    /// assert_eq!(Foreign::rslock("jobs").key(), "jobs");
+    /// ```
     pub fn rslock(resource: impl Into<String>) -> Self {
         Self::set_nx_px(resource)
     }
 
     /// `RedissonClient.getLock(name)` of Redisson. Waiters in Java are woken by message.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    /// assert_eq!(Foreign::redisson_lock("jobs").key(), "jobs");
+    /// ```
     pub fn redisson_lock(name: impl Into<String>) -> Self {
         Self { protocol: Protocol::Redisson, key: name.into() }
     }
 
     /// The key of the lock on the server.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    /// assert_eq!(Foreign::redisson_lock("jobs").key(), "jobs");
+    /// ```
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key

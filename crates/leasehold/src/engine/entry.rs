@@ -166,9 +166,7 @@ impl Entry {
         match &self.stage {
             Stage::Attempt(machine) => machine.poll_timeout(),
             Stage::Lease { machine, .. } => {
-                let deadline = self.second_leg.deadline();
-                let expires = (deadline != LocalTime::NEVER).then_some(deadline);
-                machine.poll_timeout().into_iter().chain(expires).min()
+                machine.poll_timeout().into_iter().chain(self.second_leg.expiry()).min()
             }
             Stage::Releasing(releasing) => Some(releasing.poll_timeout()),
             Stage::Ended(_) => None,

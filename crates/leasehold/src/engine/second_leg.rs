@@ -23,9 +23,14 @@ impl SecondLeg {
 
     /// When the leg ends without a renewal.
     pub(super) fn deadline(self) -> LocalTime {
+        self.expiry().unwrap_or(LocalTime::NEVER)
+    }
+
+    /// When a timer must look at the leg.
+    pub(super) fn expiry(self) -> Option<LocalTime> {
         match self {
-            Self::TrustedUntil(until) => until,
-            Self::Absent | Self::Lost => LocalTime::NEVER,
+            Self::TrustedUntil(until) => Some(until),
+            Self::Absent | Self::Lost => None,
         }
     }
 }

@@ -1,18 +1,34 @@
 //! The lock of another library that a lease is bridged to.
 
 #[cfg(feature = "redis")]
+use std::sync::Arc;
+
+#[cfg(feature = "redis")]
 use leasehold_core::{LocalTime, Loss};
 
 use super::Guard;
 #[cfg(feature = "redis")]
-use crate::bridge::LegEnd;
+use crate::bridge::{Leg, LegEnd};
 #[cfg(feature = "redis")]
 use crate::engine::with_deadline;
 use crate::error::Error;
 #[cfg(feature = "redis")]
 use crate::error::ErrorKind;
+#[cfg(feature = "redis")]
+use crate::handle::Handle;
 
 impl Guard {
+    #[cfg(feature = "redis")]
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+
+    /// The guard also holds the lock of another library, and releases it first.
+    #[cfg(feature = "redis")]
+    pub(crate) fn set_leg(&mut self, leg: Arc<Leg>) {
+        self.leg = Some(leg);
+    }
+
     /// A bridged lease can't be detached: no other client knows its leg.
     #[cfg(feature = "redis")]
     pub(crate) fn check_detachable(&self) -> Result<(), Error> {

@@ -7,6 +7,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError, Value};
 
+use crate::diagnostics::{Check, Component};
+
 /// Pages of the keyspace that are looked at, for each type.
 const PAGES: u32 = 20;
 
@@ -18,6 +20,9 @@ const MAX_VALUE: isize = 64;
 
 /// A lock that lasts longer is more likely something else.
 const MAX_TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// How many of them are named.
+const SHOWN: usize = 10;
 
 /// A key, and the library that it looks like.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +148,26 @@ fn is_uuid(text: &str) -> bool {
         .iter()
         .all(|length| parts.next().is_some_and(|part| part.len() == *length && is_hex(part)))
         && parts.next().is_none()
+}
+
+/// Names a few of them.
+pub(super) fn show(locks: &[ForeignLock], component: &mut Component) {
+    if locks.is_empty() {
+        return;
+    }
+    let shown = locks.iter().take(SHOWN).map(|lock| format!("{:?} (like {})", lock.key, lock.library));
+    let mut shown = shown.collect::<Vec<_>>().join(", ");
+    if locks.len() > SHOWN {
+        shown += &format!(", and {} more", locks.len() - SHOWN);
+    }
+    component.fact("locks of other libraries", &shown);
+    let why = "programs with another library and programs with leasehold exclude each other only with a bridge, such as --bridge \
+               redisson:NAME: see docs/bridges.md";
+    component.fine(
+        Check::ForeignLocks,
+        format!("keys that look like locks of other libraries: {shown}"),
+        why,
+    );
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The checks of one server, from a snapshot of it. Pure: no server is asked here.
 
 use super::acl_check::{MissingRight, Purpose};
+use super::foreign_locks;
 use super::probe::{FailoverMode, Snapshot, Transport};
 use super::time_rules::{check_clock, check_speed, check_token_clock};
 use crate::diagnostics::{Check, Component};
@@ -10,9 +11,6 @@ const NEARLY_FULL_PERCENT: u64 = 80;
 
 /// Min output buffer in bytes of a client that receives pushes and lists many locks.
 const MIN_OUTPUT_BUFFER: u64 = 1 << 20;
-
-/// How many locks of other libraries are named.
-const SHOWN_LOCKS: usize = 10;
 
 pub(super) fn check_server(snapshot: &Snapshot) -> Component {
     let mut component = Component::new(snapshot.name.as_str());
@@ -24,7 +22,7 @@ pub(super) fn check_server(snapshot: &Snapshot) -> Component {
     check_transport(snapshot, &mut component);
     check_rights(snapshot, &mut component);
     show_release(snapshot, &mut component);
-    show_foreign_locks(snapshot, &mut component);
+    foreign_locks::show(&snapshot.foreign_locks, &mut component);
     check_speed(snapshot, &mut component);
     check_token_clock(snapshot, &mut component);
     if let Some(clock) = snapshot.clock {
@@ -400,27 +398,6 @@ fn show_release(snapshot: &Snapshot, component: &mut Component) {
         None => "a script: DELIFEQ needs Valkey 9, and DELEX Redis 8.4".to_owned(),
     };
     component.fact("release", by);
-}
-
-/// Names a few of the locks of other libraries.
-fn show_foreign_locks(snapshot: &Snapshot, component: &mut Component) {
-    let locks = &snapshot.foreign_locks;
-    if locks.is_empty() {
-        return;
-    }
-    let shown = locks.iter().take(SHOWN_LOCKS).map(|lock| format!("{:?} (like {})", lock.key, lock.library));
-    let mut shown = shown.collect::<Vec<_>>().join(", ");
-    if locks.len() > SHOWN_LOCKS {
-        shown += &format!(", and {} more", locks.len() - SHOWN_LOCKS);
-    }
-    component.fact("locks of other libraries", &shown);
-    let why = "programs with another library and programs with leasehold exclude each other only with a bridge, such as --bridge \
-               redisson:NAME: see docs/bridges.md";
-    component.fine(
-        Check::ForeignLocks,
-        format!("keys that look like locks of other libraries: {shown}"),
-        why,
-    );
 }
 
 #[cfg(test)]
