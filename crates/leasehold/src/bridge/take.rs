@@ -15,8 +15,9 @@ use crate::handle::Handle;
 use crate::locks::attempt::CANCEL_LIMIT;
 use crate::store::{ForeignCall, KeyWatch, StoreError};
 
-/// Failed tries in a row that are repeated: a connection may have been cut while it was idle.
-const MAX_FAILURES: u32 = 2;
+/// Failed tries in a row that are repeated, by an attempt that does not wait and by one that does: a connection may have been cut
+/// while it was idle.
+const MAX_FAILURES: [u32; 2] = [1, 2];
 
 /// The longest time between two tries if the server reports changes of the key.
 const MAX_WAIT: Duration = Duration::from_secs(1);
@@ -87,7 +88,9 @@ impl Leg {
                     self.turns.offered(&self.foreign, true);
                     left
                 }
-                Err(error) if failures == MAX_FAILURES || is_final(&error) => return Err(error),
+                Err(error) if failures == MAX_FAILURES[usize::from(waits)] || is_final(&error) => {
+                    return Err(error);
+                }
                 Err(_) => {
                     failures += 1;
                     None

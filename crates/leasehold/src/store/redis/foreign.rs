@@ -127,7 +127,10 @@ impl Shared {
         let opened = self.open(&beside).await.map_err(|error| StoreError::from(CallError::from(&error)));
         let open = opened.map_err(|error| StoreError { failure: Failure::NotSent, ..error })?;
         let connection = open.connection.clone();
-        *slot = Some(open);
+        if slot.replace(open).is_some() {
+            // Changes between the two connections were missed.
+            self.watchers.notify_all();
+        }
         Ok(connection)
     }
 
@@ -151,8 +154,6 @@ impl Shared {
                 Err(error) => return Err(error),
             };
         }
-        // Changes before this connection were missed.
-        self.watchers.notify_all();
         self.is_tracking.store(is_tracking, Ordering::SeqCst);
         Ok(Open { connection, beside: Arc::downgrade(beside), is_lost })
     }
