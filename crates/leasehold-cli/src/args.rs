@@ -13,6 +13,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use leasehold::bridge::Foreign;
 use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
@@ -224,6 +225,10 @@ pub(crate) struct WorkArgs {
     /// (at most half the ttl) [default: a third of the ttl, 5s at most]
     #[arg(long, env = "LEASEHOLD_GRACE", value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
+    /// Also hold the lock of another library on the same Redis server: redisson:NAME, redis-py:NAME, redsync:NAME,
+    /// node-redlock:NAME, rslock:NAME, or set-nx-px:KEY
+    #[arg(long, value_name = "LIBRARY:NAME", value_parser = bridge)]
+    pub(crate) bridge: Option<Foreign>,
     /// Text that is published instead of the command line
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
@@ -342,6 +347,11 @@ pub(crate) struct HealthArgs {
 fn kinds() -> impl TypedValueParser<Value = Kind> {
     let words = Kind::ALL.iter().map(|kind| kind.as_str());
     PossibleValuesParser::new(words).map(|word| Kind::parse(&word).expect("one of the possible values"))
+}
+
+/// The lock of another library.
+fn bridge(typed: &str) -> Result<Foreign, leasehold::Error> {
+    typed.parse()
 }
 
 fn after(text: &str) -> String {

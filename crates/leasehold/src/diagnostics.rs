@@ -255,6 +255,7 @@ checks! {
     RoundTrip => "round-trip",
     LockCost => "lock-cost",
     SlowCommands => "slow-commands",
+    ForeignLocks => "foreign-locks",
     LogSize => "log-size",
     ContainerFileSystem => "container-file-system",
     Sentinels => "sentinels",

@@ -24,6 +24,7 @@ pub mod guarantees {}
 #[doc = "[guarantees]: crate::guide::guarantees"]
 #[doc = "[metrics]: crate::guide::metrics"]
 #[doc = "[recipes-under-load]: https://github.com/leasehold/leasehold/blob/main/docs/recipes-under-load.md"]
+#[doc = "[bridges]: https://github.com/leasehold/leasehold/blob/main/docs/bridges.md"]
 #[doc = ""]
 #[doc = include_str!("../guide/operations.md")]
 pub mod operations {}

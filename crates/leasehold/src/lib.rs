@@ -80,6 +80,8 @@
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
+#[cfg(feature = "redis")]
+pub mod bridge;
 mod builder;
 mod client;
 mod detached;

@@ -1,6 +1,8 @@
 //! The stores, and how one is opened.
 
 mod contract;
+#[cfg(feature = "redis")]
+mod foreign;
 #[cfg(test)]
 mod histories;
 mod lazy;
@@ -18,11 +20,15 @@ use leasehold_core::ClientId;
 use tokio::runtime::Handle;
 
 // Some are for stores that are features.
+#[cfg(feature = "redis")]
+pub(crate) use self::contract::ForeignKeys;
 #[cfg_attr(not(all(unix, feature = "redlock", feature = "sqlite")), allow(unused_imports))]
 pub(crate) use self::contract::{
     Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
     PollIntervals, Store, StoreError, admission_queue_of, inspect_all, missing_response, only,
 };
+#[cfg(feature = "redis")]
+pub(crate) use self::foreign::{ForeignCall, ForeignScript, KeyWatch};
 pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::SharedConnection;
