@@ -1,0 +1,250 @@
+//! `postgres:`, the lease tables in a database that is there anyway.
+//!
+//! **Layout.** One row per resource, which also has its first lease, and one row per further lease, queue entry and tombstone
+//! (`schema.rs`). The rules are the model's: they are in no function of the database.
+//!
+//! **Round trips.** An uncontended acquire, release or renewal is one statement (`sql.rs`). All other commands are a transaction
+//! of two flights (`transaction.rs`): lock, read, run the model on what was read (`rows.rs`), write and commit. A row lock makes
+//! the commands of one resource follow each other, and no other isolation is needed.
+//!
+//! **Waiting.** A release also grants, in the same transaction, and notifies the waiter's client at its commit. A client
+//! listens on one connection (`listener.rs`), whatever the number of its waiters. Behind a pooler in transaction mode nothing can
+//! listen: its waiters look again a few times a second, unless `?listen=` names a way around it.
+//!
+//! **Time.** Leases and tokens use the server's clock, read after the row lock was granted.
+//!
+//! **Errors.** A transaction whose COMMIT was not sent has changed nothing (`NotSent`). If the connection is lost after that, its
+//! effect is unknown.
+
+mod alone;
+mod base;
+mod cache;
+mod conn;
+mod doctor;
+mod error;
+mod exec;
+mod limits;
+mod listener;
+mod params;
+mod pool;
+mod pooler;
+mod push;
+mod query;
+mod rows;
+mod schema;
+mod sql;
+mod tls;
+mod transaction;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, PollIntervals, Store, StoreError};
+use crate::diagnostics::Diagnosis;
+use crate::error::Error;
+use crate::url::{Pooler, PostgresUrl};
+use conn::Dialer;
+use exec::Executor;
+use limits::{POLL_INTERVALS, POLLING_INTERVALS, SWEEP_INTERVAL};
+use listener::Listening;
+use pool::Pool;
+pub(crate) use schema::{ddl, fence_ddl};
+use sql::Sql;
+use transaction::Session;
+
+/// What is known of a store that is not open yet. Whether a pooler is in between is not, so waiters look again as if one were, unless
+/// the address says otherwise.
+pub(crate) fn capabilities(url: &PostgresUrl) -> Capabilities {
+    let listens = url.listen.is_some() || url.pooler == Pooler::No;
+    Capabilities::new(if listens { POLL_INTERVALS } else { POLLING_INTERVALS })
+}
+
+/// Creates the tables, unless they exist.
+pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
+    let failed = |error| Error::from_store(url, &error);
+    let conn = Dialer::new(url)?.connect(None).await.map_err(failed)?;
+    schema::prepare(&conn.client, &url.schema).await.map_err(failed)
+}
+
+/// The lease tables of one database, for one client.
+pub(crate) struct Postgres {
+    executor: Arc<Executor>,
+    url: Arc<PostgresUrl>,
+    intervals: PollIntervals,
+    /// The runtime of the client's thread.
+    runtime: Handle,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Postgres {
+    /// Connects for this client, creates missing tables, and listens. Runs on the runtime of the client's thread.
+    pub(crate) async fn open(
+        url: &PostgresUrl,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+    ) -> Result<Arc<Self>, Error> {
+        let dialer = Dialer::new(url)?;
+        let opened = Opened::new(&dialer, url, client).await;
+        let Opened { listening, is_pooled, synchronous_commit } =
+            opened.map_err(|error| Error::from_store(url, &error))?;
+        let session = Session {
+            sql: Sql::new(&url.schema, None),
+            client,
+            inbox: inbox.clone(),
+            polls: listening.is_none(),
+            // After a crash the last transactions may be missing, and tokens ahead of the clock would be given again.
+            may_reserve: synchronous_commit != "off",
+        };
+        let pool = Pool::new(dialer, conn::settings(&synchronous_commit), is_pooled, url.connections);
+        let executor = Arc::new(Executor { session, pool, contended: Mutex::default() });
+        let intervals = if listening.is_some() { POLL_INTERVALS } else { POLLING_INTERVALS };
+        let mut tasks = vec![sweep_regularly(Arc::downgrade(&executor), client)];
+        if let Some((dialer, listening)) = listening {
+            tasks.push(listener::keep(dialer, listening, client, inbox));
+        }
+        let (url, runtime) = (Arc::new(url.clone()), Handle::current());
+        Ok(Arc::new(Self { executor, url, intervals, runtime, tasks }))
+    }
+
+    /// Does this on the client's thread. The answer is waited for on any executor.
+    fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+        otherwise: impl FnOnce(StoreError) -> T + Send + 'static,
+    ) -> BoxFuture<T> {
+        let (tell, told) = oneshot::channel();
+        self.runtime.spawn(async move {
+            // The receiver is gone if the caller's future was dropped.
+            let _ = tell.send(work.await);
+        });
+        Box::pin(async move {
+            told.await.unwrap_or_else(|_| {
+                otherwise(StoreError::new(Failure::Unknown, "the client's thread has ended"))
+            })
+        })
+    }
+}
+
+/// What a new client finds out about the way to the server.
+struct Opened {
+    listening: Option<(Dialer, Listening)>,
+    is_pooled: bool,
+    /// As the address has it, or else the server for this role and database. All transactions of the client keep it, because it
+    /// decides whether tokens may be reserved.
+    synchronous_commit: String,
+}
+
+impl Opened {
+    async fn new(dialer: &Dialer, url: &PostgresUrl, client: ClientId) -> Result<Self, StoreError> {
+        let first = dialer.connect(None).await?;
+        schema::prepare(&first.client, &url.schema).await?;
+        let synchronous_commit = match url.synchronous_commit {
+            Some(named) => named.to_owned(),
+            None => first.value("SHOW synchronous_commit").await?,
+        };
+        let is_pooled = match url.pooler {
+            Pooler::Yes => true,
+            Pooler::No => false,
+            Pooler::Detect => pooler::is_between(&first).await?,
+        };
+        let invalid = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
+        let listening = match &url.listen {
+            Some(direct) => {
+                let direct = Dialer::new(direct).map_err(invalid)?;
+                let listening = listener::listen(&direct, client).await?;
+                Some((direct, listening))
+            }
+            None if is_pooled => {
+                tracing::info!(
+                    "a pooler is in between: waiters of {url} look again instead of being notified"
+                );
+                None
+            }
+            None => {
+                let own = Dialer::new(url).map_err(invalid)?;
+                let listening = listener::listen(&own, client).await?;
+                Some((own, listening))
+            }
+        };
+        Ok(Self { listening, is_pooled, synchronous_commit })
+    }
+}
+
+/// Sweeps once a minute, at another time than other clients.
+fn sweep_regularly(executor: Weak<Executor>, client: ClientId) -> AbortHandle {
+    let offset = Duration::from_millis(push::presence_key(client).unsigned_abs() % 60_000);
+    let sweep = async move {
+        tokio::time::sleep(offset).await;
+        while let Some(executor) = executor.upgrade() {
+            if let Err(error) = executor.sweep().await {
+                tracing::debug!(error = error.message, "unused rows of PostgreSQL were not removed");
+            }
+            drop(executor);
+            tokio::time::sleep(SWEEP_INTERVAL).await;
+        }
+    };
+    tokio::spawn(sweep).abort_handle()
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Store for Postgres {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(self.intervals)
+    }
+
+    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+        let executor = self.executor.clone();
+        self.spawn(async move { executor.call(&resource, &command).await }, Err)
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        let (executor, count) = (self.executor.clone(), batch.len());
+        let failed = move |error: StoreError| vec![Err(error); count];
+        self.spawn(async move { executor.call_batch(&batch).await }, failed)
+    }
+
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
+        let resources: HashSet<_> = attempts.iter().map(|(resource, _)| resource).collect();
+        if resources.len() < attempts.len() {
+            return None;
+        }
+        let (executor, attempts, count) = (self.executor.clone(), attempts.to_vec(), attempts.len());
+        let failed = move |error: StoreError| vec![Err(error); count];
+        let work = async move {
+            match executor.acquire_all(&attempts).await {
+                Ok(answers) => answers.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); count],
+            }
+        };
+        Some(self.spawn(work, failed))
+    }
+
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
+        let executor = self.executor.clone();
+        self.spawn(async move { executor.list().await }, Err)
+    }
+
+    fn shard(&self, _resource: &Resource, command: &Command) -> u64 {
+        // Commands of holders do not wait for those of waiters, of which there may be thousands.
+        u64::from(matches!(command, Command::Acquire(_)))
+    }
+
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        let (url, polls) = (self.url.clone(), self.executor.session.polls);
+        self.spawn(async move { doctor::diagnose(&url, polls).await }, Err)
+    }
+}
+
+#[cfg(test)]
+mod tests;
