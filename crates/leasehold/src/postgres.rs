@@ -20,6 +20,10 @@ use leasehold_core::Name;
 /// [`Mutex`](crate::Mutex). Use it where the critical section is one transaction, and a `Mutex` where it is more. Its wait ends
 /// with the setting `lock_timeout` of the transaction, if there is one.
 ///
+/// The transaction must be READ COMMITTED, PostgreSQL's default. A stricter one reads what was committed before its first
+/// statement, which is the one that waits here: it would have the lock, and not see what the holder before it wrote. It is
+/// refused.
+///
 /// ```no_run
 /// # async fn example(mut database: tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {
 /// use leasehold::postgres::TransactionLock;
@@ -64,14 +68,15 @@ impl TransactionLock {
     ///
     /// # Errors
     ///
-    /// `is_timeout` if the transaction's `lock_timeout` passed. `is_unavailable` if the server ended the transaction, for
-    /// example after a deadlock.
+    /// `is_timeout` if the transaction's `lock_timeout` passed. `is_invalid` if the transaction is REPEATABLE READ or
+    /// SERIALIZABLE. `is_unavailable` if the server ended the transaction, for example after a deadlock.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the server goes on waiting: roll the transaction back.
     pub async fn lock(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
-        self.ask(transaction, "SELECT pg_advisory_xact_lock(").await.map(drop)
+        // It returns nothing, which as a text is an empty one.
+        self.ask(transaction, &format!("pg_advisory_xact_lock({KEY})::text = ''")).await.map(drop)
     }
 
     /// Acquires the lock if it is free. Returns whether the transaction holds it.
@@ -84,25 +89,29 @@ impl TransactionLock {
     ///
     /// # Errors
     ///
-    /// `is_unavailable` if the server is not reached.
+    /// `is_invalid` if the transaction is REPEATABLE READ or SERIALIZABLE. `is_unavailable` if the server is not reached.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the transaction may hold the lock.
     pub async fn try_lock(&self, transaction: &Transaction<'_>) -> Result<bool, Error> {
-        let rows = self.ask(transaction, "SELECT pg_try_advisory_xact_lock(").await?;
-        let held = rows.first().map(|row| row.try_get(0)).transpose();
-        held.map(|held| held.unwrap_or(false)).map_err(|error| self.failed(error))
+        self.ask(transaction, &format!("pg_try_advisory_xact_lock({KEY})")).await
     }
 
-    async fn ask(
-        &self,
-        transaction: &Transaction<'_>,
-        begin: &str,
-    ) -> Result<Vec<tokio_postgres::Row>, Error> {
-        let (sql, name) = (format!("{begin}{KEY})"), self.name.as_str());
+    async fn ask(&self, transaction: &Transaction<'_>, lock: &str) -> Result<bool, Error> {
+        let name = self.name.as_str();
+        let sql = format!(
+            "SELECT CASE WHEN current_setting('transaction_isolation') LIKE 'read %' THEN {lock} END"
+        );
         let rows = transaction.query_typed(&sql, &[(&name, Type::TEXT)]).await;
-        rows.map_err(|error| self.failed(error))
+        let row = rows.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
+        let held: Option<bool> = row.map_err(|error| self.failed(error))?.flatten();
+        held.ok_or_else(|| {
+            invalid(format!(
+                "transaction lock {name:?}: the transaction would not see what the holder before it wrote; begin it with \
+                 ISOLATION LEVEL READ COMMITTED"
+            ))
+        })
     }
 
     fn failed(&self, error: tokio_postgres::Error) -> Error {

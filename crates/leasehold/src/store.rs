@@ -96,7 +96,7 @@ pub(crate) fn capabilities(url: &StoreUrl) -> Capabilities {
         #[cfg(feature = "redis")]
         StoreUrl::Redis(_) => redis::capabilities(),
         #[cfg(feature = "postgres")]
-        StoreUrl::Postgres(url) => postgres::capabilities(url),
+        StoreUrl::Postgres(_) => postgres::capabilities(),
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
     }

@@ -4,7 +4,9 @@
 //! resource. If a newer holder has written there, it raises an error, so the transaction cannot commit. Until the transaction
 //! ends, a newer holder waits in its own check. So writes happen in the order of the tokens.
 //!
-//! Run it first in the transaction: what a transaction has written before is not undone by a wait. If another transaction
+//! Run it first in the transaction, and not in a savepoint (a nested `Transaction` of the driver is one): after ROLLBACK TO
+//! SAVEPOINT, the transaction can go on and commit as if there had been no check, whatever it said.
+//! What a transaction has written before the check is not undone by a wait. If another transaction
 //! keeps the fence for longer than `lock_timeout` (10 s unless the function is altered), the error names its session.
 //!
 //! The store of the lock may be any, for example Redis. [`create`] makes the table and the function; the store `postgres:`

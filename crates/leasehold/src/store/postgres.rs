@@ -9,7 +9,8 @@
 //!
 //! **Waiting.** A release also grants, in the same transaction, and notifies the waiter's client at its commit. A client
 //! listens on one connection (`listener.rs`), whatever the number of its waiters. Behind a pooler in transaction mode nothing can
-//! listen: its waiters look again a few times a second, unless `?listen=` names a way around it.
+//! listen, unless `?listen=` names a way around it: the transaction leaves its pushes in a table, where the client looks for those
+//! of all of its waiters a few times a second (`mail.rs`).
 //!
 //! **Time.** Leases and tokens use the server's clock, read after the row lock was granted.
 //!
@@ -17,14 +18,17 @@
 //! effect is unknown.
 
 mod alone;
+mod answers;
 mod base;
 mod cache;
 mod conn;
+mod dialer;
 mod doctor;
 mod error;
 mod exec;
 mod limits;
 mod listener;
+mod mail;
 mod params;
 mod pool;
 mod pooler;
@@ -33,6 +37,7 @@ mod query;
 mod rows;
 mod schema;
 mod sql;
+mod sweep;
 mod tls;
 mod transaction;
 
@@ -45,24 +50,22 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, PollIntervals, Store, StoreError};
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError};
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::url::{Pooler, PostgresUrl};
-use conn::Dialer;
+use dialer::Dialer;
 use exec::Executor;
-use limits::{POLL_INTERVALS, POLLING_INTERVALS, SWEEP_INTERVAL};
+use limits::{POLL_INTERVALS, SWEEP_INTERVAL};
 use listener::Listening;
+use mail::Mailbox;
 use pool::Pool;
 pub(crate) use schema::{ddl, fence_ddl};
 use sql::Sql;
 use transaction::Session;
 
-/// What is known of a store that is not open yet. Whether a pooler is in between is not, so waiters look again as if one were, unless
-/// the address says otherwise.
-pub(crate) fn capabilities(url: &PostgresUrl) -> Capabilities {
-    let listens = url.listen.is_some() || url.pooler == Pooler::No;
-    Capabilities::new(if listens { POLL_INTERVALS } else { POLLING_INTERVALS })
+pub(crate) const fn capabilities() -> Capabilities {
+    Capabilities::new(POLL_INTERVALS)
 }
 
 /// Creates the tables, unless they exist.
@@ -76,7 +79,6 @@ pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
 pub(crate) struct Postgres {
     executor: Arc<Executor>,
     url: Arc<PostgresUrl>,
-    intervals: PollIntervals,
     /// The runtime of the client's thread.
     runtime: Handle,
     tasks: Vec<AbortHandle>,
@@ -97,19 +99,22 @@ impl Postgres {
             sql: Sql::new(&url.schema, None),
             client,
             inbox: inbox.clone(),
-            polls: listening.is_none(),
+            mailbox: Mailbox::new(listening.is_none()),
             // After a crash the last transactions may be missing, and tokens ahead of the clock would be given again.
             may_reserve: synchronous_commit != "off",
         };
         let pool = Pool::new(dialer, conn::settings(&synchronous_commit), is_pooled, url.connections);
         let executor = Arc::new(Executor { session, pool, contended: Mutex::default() });
-        let intervals = if listening.is_some() { POLL_INTERVALS } else { POLLING_INTERVALS };
-        let mut tasks = vec![sweep_regularly(Arc::downgrade(&executor), client)];
+        let mailbox = &executor.session.mailbox;
+        let mut tasks = vec![
+            sweep_regularly(Arc::downgrade(&executor), client),
+            mail::keep(Arc::downgrade(&executor), mailbox.clone()),
+        ];
         if let Some((dialer, listening)) = listening {
-            tasks.push(listener::keep(dialer, listening, client, inbox));
+            tasks.push(listener::keep(dialer, listening, client, inbox, mailbox.clone()));
         }
         let (url, runtime) = (Arc::new(url.clone()), Handle::current());
-        Ok(Arc::new(Self { executor, url, intervals, runtime, tasks }))
+        Ok(Arc::new(Self { executor, url, runtime, tasks }))
     }
 
     /// Does this on the client's thread. The answer is waited for on any executor.
@@ -148,26 +153,28 @@ impl Opened {
             Some(named) => named.to_owned(),
             None => first.value("SHOW synchronous_commit").await?,
         };
-        let is_pooled = match url.pooler {
-            Pooler::Yes => true,
-            Pooler::No => false,
-            Pooler::Detect => pooler::is_between(&first).await?,
-        };
+        // With `pooler=no` the client listens, but its settings stay out of sessions that may be shared.
+        let is_pooled = url.pooler == Pooler::Yes || pooler::is_between(&first).await?;
         let invalid = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
         let listening = match &url.listen {
             Some(direct) => {
                 let direct = Dialer::new(direct).map_err(invalid)?;
                 let listening = listener::listen(&direct, client).await?;
+                let unseen = format!("SELECT pg_try_advisory_xact_lock({})", push::presence_key(client));
+                if first.value(&unseen).await? == "t" {
+                    let message = "?listen= leads to another database: a notification would never arrive";
+                    return Err(StoreError::new(Failure::NotSent, message));
+                }
                 Some((direct, listening))
             }
-            None if is_pooled => {
+            None if is_pooled && url.pooler != Pooler::No => {
                 tracing::info!(
-                    "a pooler is in between: waiters of {url} look again instead of being notified"
+                    "a pooler is in between: clients of {url} look for mail instead of being notified"
                 );
                 None
             }
             None => {
-                let own = Dialer::new(url).map_err(invalid)?;
+                let own = dialer.again();
                 let listening = listener::listen(&own, client).await?;
                 Some((own, listening))
             }
@@ -200,7 +207,7 @@ impl Drop for Postgres {
 
 impl Store for Postgres {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(self.intervals)
+        capabilities()
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
@@ -236,12 +243,16 @@ impl Store for Postgres {
     }
 
     fn shard(&self, _resource: &Resource, command: &Command) -> u64 {
-        // Commands of holders do not wait for those of waiters, of which there may be thousands.
-        u64::from(matches!(command, Command::Acquire(_)))
+        // Renewals wait for no row. The other commands of holders do not wait for those of waiters, of which there may be thousands.
+        match command {
+            Command::Renew(_) => 2,
+            Command::Acquire(_) => 1,
+            _ => 0,
+        }
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        let (url, polls) = (self.url.clone(), self.executor.session.polls);
+        let (url, polls) = (self.url.clone(), self.executor.session.mailbox.polls());
         self.spawn(async move { doctor::diagnose(&url, polls).await }, Err)
     }
 }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod kills;
+mod network;
 mod servers;
 mod transactions;
 

@@ -152,6 +152,48 @@ async fn check_that_waited_in_a_repeatable_read_transaction_asks_for_a_repeat() 
     again.commit().await.unwrap();
 }
 
+#[tokio::test]
+async fn transaction_lock_is_refused_where_the_transaction_would_not_see_what_the_holder_wrote() {
+    let server = Postgres::on_port();
+    let mut database = database(&server).await;
+    let balance = TransactionLock::new("balance:42").unwrap();
+    for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
+        let strict = database.build_transaction().isolation_level(level).start().await.unwrap();
+        let refused = [balance.lock(&strict).await.map(|()| true), balance.try_lock(&strict).await];
+        for refused in refused {
+            let error = refused.unwrap_err();
+            assert!(error.is_invalid() && error.to_string().contains("READ COMMITTED"), "{error}");
+        }
+        assert_eq!(server.run("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), "0");
+    }
+    let plain = database.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
+    let plain = plain.start().await.unwrap();
+    assert!(balance.try_lock(&plain).await.unwrap());
+}
+
+/// Documented: a check in a savepoint protects what is in it, and not the transaction.
+#[tokio::test]
+async fn check_in_a_savepoint_that_is_rolled_back_does_not_stop_the_transaction() {
+    let server = Postgres::on_port();
+    let mut database = database(&server).await;
+    create(&database).await.unwrap();
+    server.run("SELECT leasehold.check_fence('report', 6); CREATE TABLE report (body text)");
+    let token = Token::new(5).unwrap();
+    let mut late = database.transaction().await.unwrap();
+    let savepoint = late.transaction().await.unwrap();
+    assert!(check_token(&savepoint, "report", token).await.unwrap_err().is_stale());
+    savepoint.rollback().await.unwrap();
+    late.execute("INSERT INTO report VALUES ('late')", &[]).await.unwrap();
+    late.commit().await.unwrap();
+    assert_eq!(server.run("SELECT count(*) FROM report"), "1");
+    // In the transaction itself it does.
+    let late = database.transaction().await.unwrap();
+    assert!(check_token(&late, "report", token).await.unwrap_err().is_stale());
+    late.execute("INSERT INTO report VALUES ('late')", &[]).await.unwrap_err();
+    late.commit().await.unwrap();
+    assert_eq!(server.run("SELECT count(*) FROM report"), "1");
+}
+
 /// A holder whose lease ended before it wrote: with the fence its writes are refused, and without it some are not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_writes_are_refused_by_the_fence_and_only_by_it() {

@@ -21,10 +21,6 @@ impl Executor {
         command: &Command,
     ) -> Result<Option<Answer>, StoreError> {
         match command {
-            Command::Renew(renew) => {
-                let only = [(resource, renew)];
-                Ok(self.renew_all(progress, &only).await?.pop().flatten())
-            }
             Command::Acquire(acquire) if is_plain(acquire) && !self.is_contended(resource) => {
                 let answer = self.acquire_alone(progress, resource, acquire).await?;
                 self.set_contended(resource, answer.is_none());
@@ -40,13 +36,13 @@ impl Executor {
         }
     }
 
-    /// Runs one statement in a transaction of its own. A deadlock counts as no rows.
+    /// Runs one statement in a transaction of its own. `None` after a deadlock, or another failure that a repetition may not have.
     pub(super) async fn alone(
         &self,
         progress: &Progress,
         sql: &str,
         params: Vec<Param>,
-    ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+    ) -> Result<Option<Vec<tokio_postgres::Row>>, StoreError> {
         let lent = self.pool.take().await?;
         progress.set(true);
         let done = lent.conn().fly(Frame::Alone, &[Request::new(sql, params)]).await;
@@ -54,7 +50,7 @@ impl Executor {
         match done {
             Ok(mut rows) => {
                 lent.give_back();
-                Ok(rows.pop().unwrap_or_default())
+                Ok(Some(rows.pop().unwrap_or_default()))
             }
             Err(failed) => {
                 let can_repeat = is_transient(&failed);
@@ -62,7 +58,7 @@ impl Executor {
                 if failed.failure != Failure::Unknown {
                     lent.give_back();
                 }
-                if can_repeat { Ok(Vec::new()) } else { Err(failed) }
+                if can_repeat { Ok(None) } else { Err(failed) }
             }
         }
     }
@@ -79,7 +75,7 @@ impl Executor {
         params.push(stored_number(micros(acquire.ttl)).into());
         params.extend(of_key(acquire.acquisition));
         params.extend([acquire.owner.as_ref().into(), acquire.metadata.as_bytes().into()]);
-        let rows = self.alone(progress, &self.sql().acquire, params).await?;
+        let rows = self.alone(progress, &self.sql().acquire, params).await?.unwrap_or_default();
         let Some(row) = rows.first() else { return Ok(None) };
         let mut reader = Reader::new(row);
         let at = reader.time()?;
@@ -98,7 +94,7 @@ impl Executor {
     ) -> Result<Option<Answer>, StoreError> {
         let mut params = of_resource(resource);
         params.extend(of_key(release.acquisition));
-        let rows = self.alone(progress, &self.sql().release, params).await?;
+        let rows = self.alone(progress, &self.sql().release, params).await?.unwrap_or_default();
         let Some(row) = rows.first() else { return Ok(None) };
         Ok(Some(Answer { at: Reader::new(row).time()?, reply: Reply::Released }))
     }
@@ -134,7 +130,7 @@ impl Executor {
                 ((resource.name.as_str(), resource.kind.as_str()), (*index, *resource, renew.ttl))
             })
             .collect();
-        for row in self.alone(progress, &self.sql().renew, params).await? {
+        for row in self.alone(progress, &self.sql().renew, params).await?.unwrap_or_default() {
             let mut reader = Reader::new(&row);
             let (name, kind) = (reader.text()?, reader.text()?);
             let (at, contended) = (reader.time()?, reader.flag()?);

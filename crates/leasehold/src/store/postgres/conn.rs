@@ -1,83 +1,24 @@
 //! One connection, and flights: statements that are sent together and answered together.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Client, Error, Row, SimpleQueryMessage, Statement};
+use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, SimpleQueryMessage, Socket, Statement};
 
-use super::limits::{CONNECT_TIMEOUT, IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS};
+use super::error;
+use super::limits::{IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS};
 use super::params::Request;
-use super::tls::Connector;
-use super::{error, tls};
-use crate::error::Error as PublicError;
 use crate::store::StoreError;
-use crate::url::PostgresUrl;
-use leasehold_core::Failure;
 
 /// Largest number of statements that are polled in the order in which they are sent.
 const MAX_FLIGHT: usize = 24;
-
-/// Opens connections to one address.
-pub(super) struct Dialer {
-    url: PostgresUrl,
-    tls: Connector,
-}
-
-impl Dialer {
-    pub(super) fn new(url: &PostgresUrl) -> Result<Self, PublicError> {
-        Ok(Self { url: url.clone(), tls: tls::connector(url)? })
-    }
-
-    /// Connects. The connection's task runs on the current runtime. `messages` gets its notifications.
-    pub(super) async fn connect(
-        &self,
-        messages: Option<UnboundedSender<AsyncMessage>>,
-    ) -> Result<Conn, StoreError> {
-        let limit = self.url.config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
-        let connecting = self.url.config.connect(self.tls.clone());
-        let (client, mut connection) = within(limit, connecting).await?;
-        let task = tokio::spawn(async move {
-            loop {
-                match std::future::poll_fn(|context| connection.poll_message(context)).await {
-                    Some(Ok(message)) => {
-                        // A receiver that is gone listens no longer.
-                        if let Some(messages) = &messages {
-                            let _ = messages.send(message);
-                        }
-                    }
-                    Some(Err(error)) => {
-                        tracing::debug!(%error, "a connection to PostgreSQL ended");
-                        return;
-                    }
-                    None => return,
-                }
-            }
-        });
-        Ok(Conn {
-            client,
-            task: task.abort_handle(),
-            prepared: Mutex::default(),
-            settings: Settings::default(),
-            #[cfg(test)]
-            sent: std::sync::Arc::default(),
-        })
-    }
-}
-
-async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
-    match tokio::time::timeout(limit, work).await {
-        Ok(done) => done.map_err(|error| error::explain(error, false)),
-        Err(_) => {
-            Err(StoreError::new(Failure::NotSent, format!("the server did not answer within {limit:?}")))
-        }
-    }
-}
 
 /// How a connection keeps the settings of transactions.
 #[derive(Clone, Debug, Default)]
@@ -103,6 +44,10 @@ pub(super) fn settings(synchronous_commit: &str) -> Vec<(&'static str, String)> 
         ("enable_seqscan", "off".to_owned()),
     ]
 }
+
+/// Lets a session be silent, where the server knows a limit for that (PostgreSQL 14 and later).
+pub(super) const NO_IDLE_LIMIT: &str =
+    "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'";
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
@@ -133,6 +78,8 @@ pub(super) struct Conn {
     task: AbortHandle,
     prepared: Mutex<HashMap<String, Statement>>,
     settings: Settings,
+    /// Another server, or another session, should answer.
+    is_unfit: AtomicBool,
     /// Statements that were sent, for tests of what commands cost.
     #[cfg(test)]
     pub(super) sent: std::sync::Arc<std::sync::atomic::AtomicU64>,
@@ -146,6 +93,40 @@ impl Drop for Conn {
 }
 
 impl Conn {
+    /// The connection's task runs on the current runtime.
+    pub(super) fn new<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        client: Client,
+        mut connection: Connection<Socket, S>,
+        messages: Option<UnboundedSender<AsyncMessage>>,
+    ) -> Self {
+        let task = tokio::spawn(async move {
+            loop {
+                match std::future::poll_fn(|context| connection.poll_message(context)).await {
+                    Some(Ok(message)) => {
+                        // A receiver that is gone listens no longer.
+                        if let Some(messages) = &messages {
+                            let _ = messages.send(message);
+                        }
+                    }
+                    Some(Err(error)) => {
+                        tracing::debug!(%error, "a connection to PostgreSQL ended");
+                        return;
+                    }
+                    None => return,
+                }
+            }
+        });
+        Self {
+            client,
+            task: task.abort_handle(),
+            prepared: Mutex::default(),
+            settings: Settings::default(),
+            is_unfit: AtomicBool::new(false),
+            #[cfg(test)]
+            sent: std::sync::Arc::default(),
+        }
+    }
+
     /// Makes the settings part of the session, or of each transaction.
     pub(super) async fn set(
         &mut self,
@@ -156,7 +137,7 @@ impl Conn {
             self.settings = Settings::Transaction(begin_with(settings));
             return Ok(());
         }
-        let mut set = "SET default_transaction_isolation = 'read committed'".to_owned();
+        let mut set = format!("SET default_transaction_isolation = 'read committed'; {NO_IDLE_LIMIT}");
         for (name, value) in settings {
             set += &format!("; SET {name} = {value}");
         }
@@ -180,10 +161,15 @@ impl Conn {
         self.client.is_closed()
     }
 
+    /// Whether no further command should use it.
+    pub(super) fn is_unfit(&self) -> bool {
+        self.is_unfit.load(Ordering::Relaxed)
+    }
+
     /// Sends the statements together, and returns the rows of each. An error of a statement ends the transaction.
     pub(super) async fn fly(&self, frame: Frame, requests: &[Request<'_>]) -> Result<Vec<Vec<Row>>, Error> {
         #[cfg(test)]
-        self.sent.fetch_add(requests.len() as u64, std::sync::atomic::Ordering::Relaxed);
+        self.sent.fetch_add(requests.len() as u64, Ordering::Relaxed);
         let (before, after) = self.frame(frame);
         let statements = match &self.settings {
             Settings::Session => Some(self.prepare(requests).await?),
@@ -254,7 +240,11 @@ impl Conn {
         // Each future sends its message when it is polled first, which `join_all` does in this order.
         let mut answers = join_all(flying).await;
         if let Some(at) = answers.iter().position(Result::is_err) {
-            return Err(answers.swap_remove(at).err().unwrap_or_else(|| unreachable!("it is an error")));
+            let error = answers.swap_remove(at).err().unwrap_or_else(|| unreachable!("it is an error"));
+            if is_wrong_session(&error) {
+                self.is_unfit.store(true, Ordering::Relaxed);
+            }
+            return Err(error);
         }
         let skipped = usize::from(before.is_some());
         Ok(answers.into_iter().skip(skipped).take(requests.len()).flatten().collect())
@@ -285,6 +275,19 @@ impl Conn {
     pub(super) async fn roll_back(&self) -> Result<(), Error> {
         self.client.batch_execute("ROLLBACK").await
     }
+}
+
+/// Whether a new connection may lead to a server, or a session, that does not fail like this: the primary has become a standby, or
+/// a pooler has changed the session.
+fn is_wrong_session(error: &Error) -> bool {
+    matches!(
+        error.code(),
+        Some(
+            &(SqlState::READ_ONLY_SQL_TRANSACTION
+                | SqlState::INVALID_SQL_STATEMENT_NAME
+                | SqlState::DUPLICATE_PSTATEMENT)
+        )
+    )
 }
 
 /// Whether the transaction can be run again as a whole.

@@ -2,7 +2,8 @@
 
 use tokio_postgres::SimpleQueryMessage;
 
-use super::conn::{Conn, Dialer};
+use super::conn::Conn;
+use super::dialer::Dialer;
 use super::error::explain;
 use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::store::StoreError;
@@ -95,8 +96,7 @@ fn judge(seen: &Seen, url: &PostgresUrl) -> Component {
         );
     }
     if seen.polls {
-        let why =
-            "a waiter learns of its grant when it looks again, after a quarter of a second to two seconds";
+        let why = "a client learns of a grant when it looks for mail, up to a quarter of a second later";
         let remedy = "?listen=ADDRESS-WITHOUT-THE-POOLER".to_owned();
         component.advice(Check::Pooler, "a pooler in transaction mode is in between", why, Some(remedy));
     }

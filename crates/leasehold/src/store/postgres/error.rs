@@ -1,10 +1,12 @@
 //! Errors of the server and of the connection, with what to do, and what is known about the command.
 
+use std::time::Duration;
+
 use leasehold_core::Failure;
 use tokio_postgres::Error;
 use tokio_postgres::error::{Severity, SqlState};
 
-use super::limits::{ANSWER_TIMEOUT, LOCK_TIMEOUT_MS};
+use super::limits::LOCK_TIMEOUT_MS;
 use crate::store::StoreError;
 
 /// Maps an error. `may_be_done`: the statement, or the COMMIT behind it, had been sent.
@@ -79,9 +81,9 @@ fn of_connection(error: &Error) -> String {
 }
 
 /// The server did not answer in time.
-pub(super) fn late(may_be_done: bool) -> StoreError {
+pub(super) fn late(limit: Duration, may_be_done: bool) -> StoreError {
     let failure = if may_be_done { Failure::Unknown } else { Failure::NotSent };
-    StoreError::new(failure, format!("no answer within {ANSWER_TIMEOUT:?}"))
+    StoreError::new(failure, format!("no answer within {limit:?}"))
 }
 
 /// A row has a value that no store writes.

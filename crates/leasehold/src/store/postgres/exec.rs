@@ -2,17 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use leasehold_core::model::{CommandContext, apply, apply_all, sweep};
-use leasehold_core::{Acquire, Answer, Command, Failure, Kind, Name, Push, Renew, Reply, Resource};
+use leasehold_core::model::{CommandContext, apply, apply_all};
+use leasehold_core::{Acquire, Answer, Command, Failure, Push, Renew, Reply, Resource};
 use tokio::time::timeout;
 
 use super::cache::{CachedRows, Missing};
 use super::error;
-use super::limits::{ANSWER_TIMEOUT, ATTEMPTS, CONTENDED_FOR, MAX_CONTENDED, SWEEP_ROWS};
-use super::params::{Param, Reader};
-use super::pool::{Lent, Pool};
+use super::limits::{ANSWER_TIMEOUT, ATTEMPTS, CONTENDED_FOR, MAX_CONTENDED, MIN_RENEWAL_TIMEOUT};
+use super::pool::{Class, Lent, Pool};
 use super::query::usual_queries;
 use super::sql::Sql;
 use super::transaction::{Access, Failed, Plan, Progress, Session, Step, Transaction};
@@ -31,26 +30,59 @@ impl Executor {
         &self.session.sql
     }
 
-    /// Runs this within the time limit.
+    /// Runs this within the usual time limit, once a connection is free.
     pub(super) async fn in_time<T>(
         &self,
+        class: Class,
         work: impl AsyncFnOnce(&Progress) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        self.within(class, ANSWER_TIMEOUT, work).await
+    }
+
+    async fn within<T>(
+        &self,
+        class: Class,
+        limit: Duration,
+        work: impl AsyncFnOnce(&Progress) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let _turn = self.pool.turn(class).await?;
         let progress = Progress::default();
-        match timeout(ANSWER_TIMEOUT, work(&progress)).await {
+        match timeout(limit, work(&progress)).await {
             Ok(done) => done,
-            Err(_) => Err(error::late(progress.may_be_done())),
+            Err(_) => Err(error::late(limit, progress.may_be_done())),
         }
     }
 
     /// Runs one command.
     pub(super) async fn call(&self, resource: &Resource, command: &Command) -> CallResult {
-        let is_attempt = matches!(command, Command::Acquire(_));
-        let run = async |progress: &Progress| {
-            let _turn = if is_attempt { Some(self.pool.attempt().await?) } else { None };
-            self.run(progress, resource, command).await
+        let answer = match command {
+            Command::Renew(renew) => {
+                let alone = self.renew_alone(&[(resource, renew)]).await?.pop().flatten();
+                match alone {
+                    Some(answer) => answer,
+                    None => self.call_in_turn(resource, command).await?,
+                }
+            }
+            _ => self.call_in_turn(resource, command).await?,
         };
-        self.in_time(run).await
+        self.session.mailbox.note(command, &answer.reply);
+        Ok(answer)
+    }
+
+    async fn call_in_turn(&self, resource: &Resource, command: &Command) -> CallResult {
+        let (class, limit) = match command {
+            Command::Acquire(_) => (Class::Attempt, ANSWER_TIMEOUT),
+            Command::Renew(renew) => (Class::Command, renewal_timeout(renew.ttl)),
+            _ => (Class::Command, ANSWER_TIMEOUT),
+        };
+        self.within(class, limit, async |progress| self.run(progress, resource, command).await).await
+    }
+
+    /// Renews what one statement can, in a quarter of the shortest ttl: a failed renewal can then be repeated in time.
+    async fn renew_alone(&self, renewals: &[(&Resource, &Renew)]) -> Result<Vec<Option<Answer>>, StoreError> {
+        let shortest = renewals.iter().map(|(_, renew)| renew.ttl).min().unwrap_or(ANSWER_TIMEOUT);
+        let renew = async |progress: &Progress| self.renew_all(progress, renewals).await;
+        self.within(Class::Service, renewal_timeout(shortest), renew).await
     }
 
     async fn run(&self, progress: &Progress, resource: &Resource, command: &Command) -> CallResult {
@@ -103,7 +135,7 @@ impl Executor {
         contended.get(resource).is_some_and(|since| since.elapsed() < CONTENDED_FOR)
     }
 
-    async fn write<T>(
+    pub(super) async fn write<T>(
         &self,
         progress: &Progress,
         plan: &Plan<'_>,
@@ -157,10 +189,10 @@ impl Executor {
                 }
             }
         }
-        Err(last.unwrap_or_else(|| error::late(false)))
+        Err(last.unwrap_or_else(|| error::late(ANSWER_TIMEOUT, false)))
     }
 
-    fn deliver(&self, pushes: Vec<Push>) {
+    pub(super) fn deliver(&self, pushes: Vec<Push>) {
         let Some(inbox) = self.session.inbox.upgrade() else { return };
         pushes.into_iter().for_each(|push| inbox.deliver(push));
     }
@@ -205,10 +237,21 @@ impl Executor {
             })
             .collect();
         let plain: Vec<_> = renewals.iter().map(|(_, renewal)| *renewal).collect();
-        // What fails here is tried again one by one.
-        let answers = self.in_time(async |progress| self.renew_all(progress, &plain).await).await;
-        for ((at, _), answer) in renewals.iter().zip(answers.unwrap_or_default()) {
-            results[*at] = answer.map(Ok);
+        if plain.is_empty() {
+            return;
+        }
+        match self.renew_alone(&plain).await {
+            // What the statement leaves out takes a transaction.
+            Ok(answers) => {
+                for ((at, _), answer) in renewals.iter().zip(answers) {
+                    if let Some(answer) = &answer {
+                        self.session.mailbox.note(&batch[*at].1, &answer.reply);
+                    }
+                    results[*at] = answer.map(Ok);
+                }
+            }
+            // A second try here would take the time that the caller has for one over a new connection.
+            Err(error) => renewals.iter().for_each(|(at, _)| results[*at] = Some(Err(error.clone()))),
         }
     }
 
@@ -238,54 +281,18 @@ impl Executor {
                 places.into_iter().zip(attempts).map(|((rows, _), (_, acquire))| (rows, acquire)).collect();
             apply_all(context, &mut steps)
         };
-        let run = async |progress: &Progress| {
-            let _turn = self.pool.attempt().await?;
-            self.write(progress, &plan, &step).await
-        };
-        self.in_time(run).await
-    }
-
-    pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
-        self.in_time(async |progress| self.resources(progress, &self.sql().list, Vec::new()).await).await
-    }
-
-    async fn resources(
-        &self,
-        progress: &Progress,
-        sql: &str,
-        params: Vec<Param>,
-    ) -> Result<Vec<Resource>, StoreError> {
-        let rows = self.alone(progress, sql, params).await?;
-        let resource = |row| {
-            let mut reader = Reader::new(row);
-            let (kind, name) = (Kind::parse(reader.text()?), Name::new(reader.text()?));
-            let resource = kind.zip(name.ok()).map(|(kind, name)| Resource { kind, name });
-            resource.ok_or_else(|| error::damaged("the name of a resource"))
-        };
-        rows.iter().map(resource).collect()
-    }
-
-    /// Removes what has expired at resources that nobody uses, and rows that have been unused for long.
-    pub(super) async fn sweep(&self) -> Result<(), StoreError> {
-        let limit = || vec![Param::from(SWEEP_ROWS)];
-        let due =
-            self.in_time(async |progress| self.resources(progress, &self.sql().due, limit()).await).await?;
-        for resource in &due {
-            self.sweep_resource(resource).await?;
+        let answers =
+            self.in_time(Class::Attempt, async |progress| self.write(progress, &plan, &step).await).await?;
+        for ((_, acquire), answer) in attempts.iter().zip(&answers) {
+            self.session.mailbox.note(&Command::Acquire(acquire.clone()), &answer.reply);
         }
-        self.in_time(async |progress| self.alone(progress, &self.sql().sweep, limit()).await).await?;
-        Ok(())
+        Ok(answers)
     }
+}
 
-    /// Removes what has expired at one resource.
-    pub(super) async fn sweep_resource(&self, resource: &Resource) -> Result<(), StoreError> {
-        let step = |rows: &mut [CachedRows], context: CommandContext<'_>| match rows {
-            [rows] => sweep(rows, context).map(drop),
-            _ => Err(Missing),
-        };
-        let plan = [(resource, Vec::new())];
-        self.in_time(async |progress| self.write(progress, &plan, &step).await).await
-    }
+/// Max time for a renewal. It may fail because its connection is dead, and the next one must not be late.
+fn renewal_timeout(ttl: Duration) -> Duration {
+    (ttl / 4).clamp(MIN_RENEWAL_TIMEOUT, ANSWER_TIMEOUT)
 }
 
 /// Gives a connection back if the server still answers on it.

@@ -7,11 +7,28 @@ use leasehold_core::model::TOKEN_RETENTION;
 
 use crate::store::PollIntervals;
 
-/// Max time for a command, with all of its flights and the wait for a connection.
+/// Max time for a command, with all of its flights.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Min time for a renewal, which otherwise has a quarter of its ttl: then another one over a new connection is in time.
+pub(super) const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// Max time that a command waits for a free connection of its client.
+pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Max time to ask a server to cancel the statement of a connection that is given up.
+pub(super) const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Max time to connect, unless the address names one.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The same for each of several hosts. A command has the time to try two of them.
+pub(super) const HOST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// When a silent connection is probed, how often, and how many unanswered probes end it.
+pub(super) const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+pub(super) const KEEPALIVE_RETRIES: u32 = 3;
 
 /// How long the server lets a statement wait for the row lock of a resource. It is held for two flights.
 pub(super) const LOCK_TIMEOUT_MS: u32 = 2_000;
@@ -27,10 +44,23 @@ pub(super) const IDLE_TIMEOUT_MS: u32 = 1_000;
 pub(super) const POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(10), entry_ttl: Duration::from_secs(80) };
 
-/// Without notifications each waiter looks again this often: the head after `repoll_interval`, the others after a third of
-/// `entry_ttl`. So a grant is seen within its claim window.
-pub(super) const POLLING_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_millis(250), entry_ttl: Duration::from_secs(6) };
+/// The pause between two looks for mail after an attempt was queued, and after mail has come. It grows by half each time.
+pub(super) const MAIL_PAUSE: Duration = Duration::from_millis(10);
+
+/// The longest pause of a client with waiters.
+pub(super) const MAIL_PAUSE_WAITING: Duration = Duration::from_millis(250);
+
+/// The longest pause of a client that only holds leases, and is told that others want them.
+pub(super) const MAIL_PAUSE_HOLDING: Duration = Duration::from_secs(1);
+
+/// A waiter asks again at least this often: a third of `entry_ttl`, and some time for the answer.
+pub(super) const WAITING_FOR: Duration = Duration::from_secs(32);
+
+/// How long a client that has got or renewed a lease is taken for a holder.
+pub(super) const HOLDING_FOR: Duration = Duration::from_secs(60);
+
+/// Mail that its client has not taken is removed after this time. A grant has lapsed long before.
+pub(super) const MAIL_MICROS: u64 = 60_000_000;
 
 /// Backoff between failed attempts to listen again.
 pub(super) const RECONNECT_BACKOFF: RangeInclusive<Duration> =
@@ -48,10 +78,13 @@ pub(super) const MAX_READS: u32 = 100;
 /// Time between two sweeps of one client.
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Rows that one transaction of a sweep looks at.
+/// Rows that one transaction of a sweep looks at. It is repeated while there are as many.
 pub(super) const SWEEP_ROWS: i64 = 500;
 
-/// A row is removed this long after the sweep could have first looked at it: longer than an acquire lasts that read the clock
+/// Max time of a sweep. The next one goes on with what is left.
+pub(super) const SWEEP_TIME: Duration = Duration::from_secs(20);
+
+/// A row is removed this long after its token need not be remembered any more: longer than an acquire lasts that read the clock
 /// before, and inserts the row again.
 pub(super) const SWEEP_MARGIN_MICROS: u64 = 60_000_000;
 

@@ -48,6 +48,10 @@ CREATE TABLE {s}.tombstone (
     resource int8 NOT NULL, client bytea NOT NULL, sequence int8 NOT NULL, until int8 NOT NULL,
     PRIMARY KEY (resource, client, sequence)
 ) WITH ({vacuum});
+CREATE TABLE {s}.mail (
+    client bytea NOT NULL, id int8 GENERATED ALWAYS AS IDENTITY, message text NOT NULL, at int8 NOT NULL,
+    PRIMARY KEY (client, id)
+) WITH ({vacuum});
 {fence}CREATE VIEW {s}.holders AS
     SELECT kind, name, convert_from(owner, 'UTF8') AS owner, token, to_timestamp(granted_at / 1e6) AS granted_at,
         to_timestamp(expires_at / 1e6) AS expires_at, convert_from(metadata, 'UTF8') AS metadata
@@ -69,7 +73,8 @@ const FENCE: &str = "
 CREATE TABLE IF NOT EXISTS {s}.fence (
     resource text COLLATE \"C\", token int8 NOT NULL, CONSTRAINT fence_pkey PRIMARY KEY (resource)
 ) WITH (fillfactor = 50, {vacuum});
-CREATE OR REPLACE FUNCTION {s}.check_fence(text, int8) RETURNS void LANGUAGE plpgsql SET lock_timeout = '10s' AS $$
+CREATE OR REPLACE FUNCTION {s}.check_fence(text, int8) RETURNS void LANGUAGE plpgsql SET lock_timeout = '10s'
+    SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     lock_key int8 := hashtextextended('leasehold fence:' || $1, 0);
     found_token int8;

@@ -18,9 +18,13 @@ const HEADER: &str = "id, capacity, in_use, last_token, next_place, head, leases
 /// The resource's key.
 const ID: &str = "(SELECT id FROM {s}.resource WHERE name = $1 AND kind = $2)";
 
-/// Whether somebody holds the lock of a client that listens. Held for the moment of this transaction otherwise.
+/// Whether somebody holds the lock of a client that listens. If nobody does, this statement has it for a moment, and not for the
+/// transaction: another one that looks meanwhile would take the client for present.
 const PRESENT: &str =
-    "NOT pg_try_advisory_xact_lock(('x' || encode(substring(client FROM 1 FOR 8), 'hex'))::bit(64)::int8)";
+    "CASE WHEN pg_try_advisory_lock({presence}) THEN NOT pg_advisory_unlock({presence}) ELSE true END";
+
+/// The key of that lock.
+const PRESENCE: &str = "('x' || encode(substring(client FROM 1 FOR 8), 'hex'))::bit(64)::int8";
 
 /// An uncontended acquire. `$5` is the number of tokens to reserve, which are given only while the last one is not ahead of the
 /// clock: a standby that did not receive it would otherwise give tokens again.
@@ -84,6 +88,25 @@ WITH RECURSIVE resource (id) AS (SELECT {id}), each (client) AS (
 SELECT count(*) FROM each WHERE client IS NOT NULL AND NOT (SELECT parked FROM {s}.waiter AS w
     WHERE w.resource = (SELECT id FROM resource) AND w.client = each.client LIMIT 1)";
 
+/// Mail for the clients of which `$3` says that they cannot listen, and for those that do not listen now.
+const POST: &str = "
+INSERT INTO {s}.mail (client, message, at) SELECT client, message, {now}
+FROM unnest($1::bytea[], $2::text[], $3::int8[]) AS n (client, message, polls) WHERE polls = 1 OR NOT ({present})";
+
+/// A row is looked at `{margin}` after its visit is due. It is removed if it is unused, and was forgotten for as long: an acquire
+/// that read the clock before, and inserts the row again, has ended then.
+const SWEEP: &str = "
+WITH due AS MATERIALIZED (
+    SELECT id, leases + waiters + tombstones = 0 AND remember_until + {margin} <= t AS is_unused, remember_until, t
+    FROM (SELECT id, leases, waiters, tombstones, remember_until, {now} AS t FROM {s}.resource
+        WHERE visit <= {now} - {margin} ORDER BY visit LIMIT $1 FOR UPDATE SKIP LOCKED) AS found
+), removed AS (
+    DELETE FROM {s}.resource AS r USING due WHERE r.id = due.id AND is_unused
+), kept AS (
+    UPDATE {s}.resource AS r SET visit = greatest(due.remember_until, t) FROM due WHERE r.id = due.id AND NOT is_unused
+)
+SELECT count(*) FROM due";
+
 /// The text of every statement, in one schema.
 pub(super) struct Sql {
     pub(super) acquire: String,
@@ -100,6 +123,10 @@ pub(super) struct Sql {
     pub(super) put_tombstone: String,
     pub(super) remove_tombstones: String,
     pub(super) notify: String,
+    pub(super) post: String,
+    pub(super) read_mail: String,
+    pub(super) remove_mail: String,
+    pub(super) create_all: String,
     pub(super) list: String,
     pub(super) due: String,
     pub(super) sweep: String,
@@ -129,6 +156,8 @@ impl Sql {
     pub(super) fn new(schema: &str, now: Option<&str>) -> Self {
         let text = |template: &str| {
             let template = template
+                .replace("{present}", PRESENT)
+                .replace("{presence}", PRESENCE)
                 .replace("{header}", HEADER)
                 .replace("{lease}", LEASE)
                 .replace("{waiter}", WAITER)
@@ -138,6 +167,7 @@ impl Sql {
                 .replace("{now}", now.unwrap_or(CLOCK))
                 .replace("{retention}", &super::limits::RETENTION_MICROS.to_string())
                 .replace("{max_wall}", &super::limits::MAX_WALL.to_string())
+                .replace("{margin}", &super::limits::SWEEP_MARGIN_MICROS.to_string())
                 .replace("{never}", &i64::MAX.to_string())
         };
         Self {
@@ -178,26 +208,23 @@ impl Sql {
             remove_tombstones: text("DELETE FROM {s}.tombstone WHERE resource = $1 AND until <= $2"),
             notify: "SELECT pg_notify(n.channel, n.message) FROM unnest($1::text[], $2::text[]) AS n (channel, message)"
                 .to_owned(),
+            post: text(POST),
+            read_mail: text("DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message"),
+            remove_mail: text("DELETE FROM {s}.mail WHERE at < {now} - $1"),
+            create_all: text(
+                "INSERT INTO {s}.resource (name, kind, visit)
+                SELECT name, kind, {now} + {retention} FROM unnest($1::text[], $2::text[])
+                    WITH ORDINALITY AS n (name, kind, place) ORDER BY place
+                ON CONFLICT (name, kind) DO NOTHING",
+            ),
             list: text(
                 "SELECT kind, name FROM {s}.resource WHERE leases > 0 OR waiters > 0 OR tombstones > 0 ORDER BY name, kind",
             ),
             due: text(
                 "SELECT kind, name FROM {s}.resource WHERE visit <= {now} AND (leases > 0 OR waiters > 0 OR tombstones > 0)
-                AND next_expiry <= {now} ORDER BY visit LIMIT $1",
+                AND next_expiry <= {now} ORDER BY visit LIMIT $1 OFFSET $2",
             ),
-            sweep: text(
-                "WITH due AS MATERIALIZED (SELECT id, leases + waiters + tombstones = 0 AS is_idle, remember_until, visit,
-                    {now} AS t FROM {s}.resource WHERE visit <= {now} ORDER BY visit LIMIT $1 FOR UPDATE SKIP LOCKED),
-                removed AS (DELETE FROM {s}.resource AS r USING due WHERE r.id = due.id AND is_idle
-                    AND due.remember_until = 0 AND due.visit + {margin} <= t),
-                forgotten AS (UPDATE {s}.resource AS r SET capacity = 0, last_token = 0, next_place = 1, head = 0,
-                    remember_until = 0, visit = t
-                    FROM due WHERE r.id = due.id AND is_idle AND due.remember_until BETWEEN 1 AND t),
-                kept AS (UPDATE {s}.resource AS r SET visit = greatest(due.remember_until, t) + {margin}
-                    FROM due WHERE r.id = due.id AND (NOT is_idle OR due.remember_until > t))
-                SELECT count(*) FROM due",
-            )
-            .replace("{margin}", &super::limits::SWEEP_MARGIN_MICROS.to_string()),
+            sweep: text(SWEEP),
             queries: Queries::new(&text),
         }
     }
@@ -236,10 +263,10 @@ impl Queries {
             of_owner: lease("AND owner = $3 ORDER BY weight DESC, client DESC, sequence DESC LIMIT $4"),
             all_leases: lease(""),
             waiter: waiter("AND client = $3 AND sequence = $4"),
-            ready: text(&format!(
-                "SELECT {{waiter}}, {PRESENT} FROM (SELECT {{waiter}} FROM {{s}}.waiter
-                WHERE resource = {{id}} AND NOT parked ORDER BY place LIMIT $3) AS first ORDER BY place"
-            )),
+            ready: text(
+                "SELECT {waiter}, {present} FROM (SELECT {waiter} FROM {s}.waiter
+                WHERE resource = {id} AND NOT parked ORDER BY place LIMIT $3) AS first ORDER BY place",
+            ),
             deadlines: waiter("ORDER BY deadline, place LIMIT $3"),
             of_client: waiter("AND client = $3 ORDER BY place LIMIT $4"),
             count_of: text(
@@ -251,7 +278,7 @@ impl Queries {
                 "SELECT client, sequence, until FROM {s}.tombstone WHERE resource = {id} AND client = $3 AND sequence = $4",
             ),
             all_tombstones: text("SELECT client, sequence, until FROM {s}.tombstone WHERE resource = {id}"),
-            present: format!("SELECT {PRESENT} FROM (SELECT $1::bytea AS client) AS one"),
+            present: text("SELECT {present} FROM (SELECT $1::bytea AS client) AS one"),
             create: text(
                 "INSERT INTO {s}.resource (name, kind, visit) VALUES ($1, $2, {now} + {retention}) RETURNING id",
             ),

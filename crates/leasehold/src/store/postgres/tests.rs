@@ -5,7 +5,9 @@ mod comparison;
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Release, Reply, Resource, WaitFor};
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource, WaitFor,
+};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -152,6 +154,51 @@ fn unused_rows_are_swept_and_used_ones_are_kept() {
         comparison.sweep_rows();
         assert_eq!(comparison.count_rows(), 1);
     });
+}
+
+#[test]
+fn sweep_goes_on_while_there_is_more_and_passes_over_rows_that_it_cannot_have() {
+    let mut harness = Harness::new();
+    let resources = ["a", "b"].map(|name| Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
+    let mut comparison = Comparison::new(&mut harness, &resources);
+    (0..2).for_each(|at| drop(comparison.run(at, &acquire(0, at as u64))));
+    comparison.step(0, &Step::Pass(2 * 3_600_000));
+    comparison.sql(
+        "INSERT INTO leasehold.resource (name, kind, visit, remember_until)
+            SELECT 'old ' || n, 'mutex', 1, 1 FROM generate_series(1, 1700) AS n;
+        INSERT INTO leasehold.resource (name, kind, visit, leases, next_expiry) VALUES ('c', 'of a newer version', 0, 1, 0);
+        INSERT INTO leasehold.mail (client, message, at) VALUES ('x', '', 0)",
+    );
+    let kept = comparison.keep_row("a");
+    comparison.sweep_in_store();
+    assert_eq!(comparison.column("SELECT count(*) FROM leasehold.resource WHERE name LIKE 'old %'"), 0);
+    assert_eq!(comparison.column("SELECT leases FROM leasehold.resource WHERE name = 'b'"), 0);
+    assert_eq!(comparison.column("SELECT leases FROM leasehold.resource WHERE name = 'c'"), 1);
+    assert_eq!(comparison.column("SELECT count(*) FROM leasehold.mail"), 0);
+    drop(kept);
+    comparison.sweep_in_store();
+    assert_eq!(comparison.column("SELECT leases FROM leasehold.resource WHERE name = 'a'"), 0);
+}
+
+#[test]
+fn set_of_many_new_locks_is_acquired_at_once() {
+    let mut harness = Harness::new();
+    let resource =
+        |number| Resource { kind: Kind::Mutex, name: Name::new(&format!("new {number}")).unwrap() };
+    let resources: Vec<_> = (0..150).map(resource).collect();
+    let attempt = |sequence| Acquire {
+        wait: None,
+        ..Acquire::exclusive(Acquisition { client: client_id(0), sequence }, Duration::from_secs(10))
+    };
+    let attempts: Vec<_> = (0..150).map(|sequence| std::sync::Arc::new(attempt(sequence))).collect();
+    Comparison::new(&mut harness, &resources).run_all(&attempts);
+}
+
+#[test]
+fn transactions_that_look_for_the_same_absent_client_do_not_take_each_other_for_it() {
+    let harness = Harness::new();
+    assert_eq!(harness.look_twice(ClientId::new(77)), [false, false]);
+    assert_eq!(harness.look_twice(client_id(0)), [true, true]);
 }
 
 #[test]

@@ -172,13 +172,14 @@ mod with_tls {
         type Error = io::Error;
 
         fn make_tls_connect(&mut self, domain: &str) -> io::Result<Handshake> {
-            let name = ServerName::try_from(domain.to_owned());
+            // A Unix socket has no name. Nothing is encrypted there, and so the name is not needed.
+            let name = (!domain.is_empty()).then(|| ServerName::try_from(domain.to_owned())).transpose();
             let name = name.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
             Ok(Handshake(self.0.clone(), name))
         }
     }
 
-    pub(crate) struct Handshake(TlsConnector, ServerName<'static>);
+    pub(crate) struct Handshake(TlsConnector, Option<ServerName<'static>>);
 
     impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for Handshake {
         type Stream = Session<S>;
@@ -187,7 +188,10 @@ mod with_tls {
 
         fn connect(self, stream: S) -> Self::Future {
             let Self(connector, name) = self;
-            Box::pin(async move { connector.connect(name, stream).await.map(Session) })
+            Box::pin(async move {
+                let name = name.ok_or_else(|| io::Error::other("the server has no name to check"))?;
+                connector.connect(name, stream).await.map(Session)
+            })
         }
     }
 

@@ -6,20 +6,22 @@
 //! stopped.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Weak;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use leasehold_core::model::CommandContext;
-use leasehold_core::{ClientId, Failure, Now, Push, Resource, StoreTime};
+use leasehold_core::{ClientId, Failure, Now, Push, PushKind, Resource, StoreTime};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Error, Row};
 
-use super::base::{Base, ResourceRow, Window};
+use super::answers::keep;
+use super::base::ResourceRow;
 use super::cache::{CachedRows, Missing};
 use super::conn::{Conn, Frame, is_transient};
 use super::error;
 use super::limits::MAX_READS;
+use super::mail::Mailbox;
 use super::params::{Param, Reader, Request, of_key, of_lease, of_resource, of_resource_row, of_waiter};
 use super::push;
 use super::query::Query;
@@ -31,8 +33,8 @@ pub(super) struct Session {
     pub(super) sql: Sql,
     pub(super) client: ClientId,
     pub(super) inbox: Weak<dyn Inbox>,
-    /// This client gets no notifications, and its waiters poll.
-    pub(super) polls: bool,
+    /// Whether this client gets no notifications, and looks for mail.
+    pub(super) mailbox: Arc<Mailbox>,
     /// A crash loses no token, so tokens may be reserved.
     pub(super) may_reserve: bool,
 }
@@ -132,13 +134,23 @@ impl<'s> Transaction<'s> {
             Access::Write => (&sql.lock, Frame::Begin),
             Access::Read => (&sql.peek, Frame::Snapshot),
         };
-        let mut requests: Vec<_> =
-            plan.iter().map(|(resource, _)| Request::new(lock, of_resource(resource))).collect();
+        let mut requests = Vec::new();
+        // Missing rows of a set are inserted together, before any lock and in the order of the locks.
+        let creates = access == Access::Write && plan.len() > 1;
+        if creates {
+            let texts = |text: fn(&Resource) -> &str| {
+                Param::Texts(plan.iter().map(|(resource, _)| text(resource).to_owned()).collect())
+            };
+            let names = texts(|resource| resource.name.as_str());
+            requests
+                .push(Request::new(&sql.create_all, vec![names, texts(|resource| resource.kind.as_str())]));
+        }
+        requests.extend(plan.iter().map(|(resource, _)| Request::new(lock, of_resource(resource))));
         for (resource, queries) in plan {
             requests.extend(queries.iter().map(|query| self.request(resource, query)));
         }
         let answers = self.conn.fly(frame, &requests).await.map_err(|error| self.failed(error))?;
-        let mut answers = answers.into_iter();
+        let mut answers = answers.into_iter().skip(usize::from(creates));
         self.rows = plan.iter().map(|_| CachedRows::new()).collect();
         for (rows, answer) in self.rows.iter_mut().zip(answers.by_ref()) {
             let mut reader = Reader::new(first(&answer)?);
@@ -239,17 +251,36 @@ impl<'s> Transaction<'s> {
         for rows in &self.rows {
             self.write(rows, &mut requests);
         }
-        let polling: Vec<_> = self.rows.iter().flat_map(|rows| rows.base.polling.iter()).collect();
-        let others: Vec<_> = others.iter().filter(|push| !polling.contains(&&push.to())).collect();
-        if notifies && !others.is_empty() {
-            let channels = others.iter().map(|push| push::channel(push.to())).collect();
-            let messages = others.iter().map(|push| push::encode(push)).collect();
-            let params = vec![Param::Texts(channels), Param::Texts(messages)];
-            requests.push(Request::new(&self.session.sql.notify, params));
-        }
+        self.send(&others, notifies, &mut requests);
         self.progress.set(true);
         self.conn.fly(Frame::Commit, &requests).await.map_err(|error| self.failed(error))?;
         Ok(own)
+    }
+
+    /// Notifies other clients, and leaves mail for those that do not listen. The queue says of waiters whether they do; of holders
+    /// nothing does.
+    fn send<'r>(&self, pushes: &[Push], notifies: bool, requests: &mut Vec<Request<'r>>)
+    where
+        's: 'r,
+    {
+        let sql = &self.session.sql;
+        let polls = |push: &Push| self.rows.iter().any(|rows| rows.base.polling.contains(&push.to()));
+        let is_for_holder = |push: &Push| matches!(push.kind, PushKind::Contended | PushKind::Revoked);
+        let texts = |pushes: &[&Push], text: fn(&Push) -> String| {
+            Param::Texts(pushes.iter().map(|push| text(push)).collect())
+        };
+        let notified: Vec<_> = pushes.iter().filter(|push| !polls(push)).collect();
+        if notifies && !notified.is_empty() {
+            let channels = texts(&notified, |push| push::channel(push.to()));
+            requests.push(Request::new(&sql.notify, vec![channels, texts(&notified, push::encode)]));
+        }
+        let posted: Vec<_> = pushes.iter().filter(|push| polls(push) || is_for_holder(push)).collect();
+        if !posted.is_empty() {
+            let clients = posted.iter().map(|push| push.to().get().to_be_bytes().to_vec()).collect();
+            let polling = posted.iter().map(|push| i64::from(polls(push))).collect();
+            let params = vec![Param::ByteLists(clients), texts(&posted, push::encode), Param::Ints(polling)];
+            requests.push(Request::new(&sql.post, params));
+        }
     }
 
     fn write<'r>(&self, rows: &CachedRows, requests: &mut Vec<Request<'r>>)
@@ -281,7 +312,7 @@ impl<'s> Transaction<'s> {
                 None => Request::new(&sql.remove_waiter, with_id(of_key(*key).into())),
                 Some(waiter) => {
                     let polls = match key.client == self.session.client {
-                        true => self.session.polls,
+                        true => self.session.mailbox.polls(),
                         false => rows.base.polling.contains(&key.client),
                     };
                     Request::new(&sql.put_waiter, with_id(of_waiter(waiter, polls)))
@@ -318,76 +349,4 @@ impl<'s> Transaction<'s> {
 
 fn first(rows: &[Row]) -> Result<&Row, Failed> {
     rows.first().ok_or_else(|| Failed::Final(error::damaged("an empty answer")))
-}
-
-fn keep(
-    base: &mut Base,
-    present: &mut HashMap<ClientId, bool>,
-    query: &Query,
-    rows: &[Row],
-) -> Result<(), StoreError> {
-    let lease = |row: &Row| Reader::new(row).lease();
-    let leases = || rows.iter().map(lease).collect::<Result<Vec<_>, _>>();
-    let mut waiters = |polling: &mut std::collections::HashSet<ClientId>| {
-        let mut found = Vec::new();
-        for row in rows {
-            let mut reader = Reader::new(row);
-            let (waiter, polls) = reader.waiter()?;
-            let client = waiter.acquisition.client;
-            if polls {
-                polling.insert(client);
-            }
-            if matches!(query, Query::Ready(_)) {
-                present.insert(client, reader.flag()?);
-            }
-            found.push(waiter);
-        }
-        Ok::<_, StoreError>(found)
-    };
-    match query {
-        Query::Lease(key) => drop(base.leases.insert(*key, leases()?.pop())),
-        Query::Expiring(limit) => base.expiring = Some(Window::new(leases()?, *limit)),
-        Query::OfOwner(owner, limit) => {
-            base.owned.insert(owner.clone(), Window::new(leases()?, *limit));
-        }
-        Query::AllLeases => base.all_leases = Some(leases()?),
-        Query::Waiter(key) => {
-            let found = waiters(&mut base.polling)?.pop();
-            base.waiters.insert(*key, found);
-        }
-        Query::Ready(limit) => base.ready = Some(Window::new(waiters(&mut base.polling)?, *limit)),
-        Query::Deadlines(limit) => base.deadlines = Some(Window::new(waiters(&mut base.polling)?, *limit)),
-        Query::OfClient(client, limit) => {
-            let found = Window::new(waiters(&mut base.polling)?, *limit);
-            base.of_client.insert(*client, found);
-        }
-        Query::AllWaiters => base.all_waiters = Some(waiters(&mut base.polling)?),
-        Query::CountOf(client) => {
-            let mut reader = Reader::new(one(rows)?);
-            base.counts.insert(*client, (reader.count()?, reader.flag()?));
-        }
-        Query::ReadyClients => base.ready_clients = Some(Reader::new(one(rows)?).count()?),
-        Query::Tombstone(key) => {
-            base.tombstone.insert(*key, tombstones(rows)?.remove(key));
-        }
-        Query::AllTombstones => base.all_tombstones = Some(tombstones(rows)?),
-        Query::Present(client) => drop(present.insert(*client, Reader::new(one(rows)?).flag()?)),
-        Query::Create => {
-            let id = Reader::new(one(rows)?).id()?;
-            base.resource = Some(ResourceRow { id, header: super::base::new_header(), slot: None });
-        }
-    }
-    Ok(())
-}
-
-fn one(rows: &[Row]) -> Result<&Row, StoreError> {
-    rows.first().ok_or_else(|| error::damaged("an empty answer"))
-}
-
-fn tombstones(rows: &[Row]) -> Result<BTreeMap<leasehold_core::Acquisition, StoreTime>, StoreError> {
-    let read = |row| {
-        let mut reader = Reader::new(row);
-        Ok((reader.key()?, reader.time()?))
-    };
-    rows.iter().map(read).collect()
 }

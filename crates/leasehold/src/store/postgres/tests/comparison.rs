@@ -5,14 +5,18 @@ use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Renew, Reply, Resource, StoreTime};
-use leasehold_testkit::Postgres as Server;
+use leasehold_testkit::{Postgres as Server, Session as ServerSession, wait_until};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 
-use super::super::conn::{Conn, Dialer, settings};
+use super::super::conn::{Conn, Frame, settings};
+use super::super::dialer::Dialer;
 use super::super::exec::Executor;
+use super::super::mail::Mailbox;
+use super::super::params::Request;
 use super::super::pool::Pool;
+use super::super::query::Query;
 use super::super::sql::Sql;
 use super::super::transaction::Session;
 use super::super::{push, schema};
@@ -38,7 +42,7 @@ pub(super) struct Harness {
     conn: Conn,
     messages: UnboundedReceiver<AsyncMessage>,
     now: StoreTime,
-    _server: Server,
+    server: Server,
 }
 
 impl Harness {
@@ -63,13 +67,13 @@ impl Harness {
                 sql: Sql::new(SCHEMA, Some("(SELECT now FROM leasehold.clock)")),
                 client: ClientId::new(u128::MAX),
                 inbox: Weak::<NoInbox>::new(),
-                polls: false,
+                mailbox: Mailbox::new(false),
                 may_reserve: true,
             };
             let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 4);
             (Executor { session, pool, contended: Mutex::default() }, conn, messages)
         });
-        Self { runtime, executor, conn, messages, now, _server: server }
+        Self { runtime, executor, conn, messages, now, server }
     }
 
     fn sql(&self, sql: &str) {
@@ -101,6 +105,21 @@ impl Harness {
                 _ => None,
             });
             lines.collect::<Vec<_>>().join("\n")
+        })
+    }
+
+    /// Whether two transactions at the same time find the client present.
+    pub(super) fn look_twice(&self, client: ClientId) -> [bool; 2] {
+        let sql = self.executor.sql().of(&Query::Present(client));
+        self.runtime.block_on(async {
+            let look = async |conn: &Conn| {
+                conn.client.batch_execute("BEGIN").await.unwrap();
+                let rows = conn.fly(Frame::Within, &[Request::new(sql, vec![client.into()])]).await;
+                rows.unwrap()[0][0].get::<_, bool>(0)
+            };
+            let (one, two) =
+                (self.executor.pool.take().await.unwrap(), self.executor.pool.take().await.unwrap());
+            [look(one.conn()).await, look(two.conn()).await]
         })
     }
 
@@ -298,12 +317,31 @@ impl<'h> Comparison<'h> {
         self.harness.runtime.block_on(self.harness.executor.sweep()).unwrap();
     }
 
+    /// The same, without the model.
+    pub(super) fn sweep_in_store(&self) {
+        self.harness.runtime.block_on(self.harness.executor.sweep()).unwrap();
+    }
+
+    pub(super) fn sql(&self, sql: &str) {
+        self.harness.sql(sql);
+    }
+
+    /// The only number that a query returns.
+    pub(super) fn column(&self, sql: &str) -> i64 {
+        let rows = self.harness.runtime.block_on(self.harness.conn.client.query_typed(sql, &[]));
+        rows.unwrap()[0].get(0)
+    }
+
+    /// Another session has the row of this resource until the value is dropped.
+    pub(super) fn keep_row(&self, name: &str) -> ServerSession {
+        let row = format!("SELECT 1 FROM leasehold.resource WHERE name = '{name}' FOR UPDATE");
+        let session = self.harness.server.session(&format!("BEGIN; {row}"));
+        wait_until("it has the row", || self.harness.server.try_run(&format!("{row} NOWAIT")).is_err());
+        session
+    }
+
     pub(super) fn count_rows(&self) -> i64 {
-        let count = |table: &&str| {
-            let sql = format!("SELECT count(*) FROM leasehold.{table}");
-            let rows = self.harness.runtime.block_on(self.harness.conn.client.query_typed(&sql, &[]));
-            rows.unwrap()[0].get::<_, i64>(0)
-        };
+        let count = |table: &&str| self.column(&format!("SELECT count(*) FROM leasehold.{table}"));
         ["resource", "lease", "waiter", "tombstone"].iter().map(count).sum()
     }
 
