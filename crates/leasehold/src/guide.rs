@@ -26,6 +26,8 @@ pub mod guarantees {}
 #[doc = "[guarantees]: crate::guide::guarantees"]
 #[doc = "[metrics]: crate::guide::metrics"]
 #[doc = "[recipes-under-load]: https://github.com/leasehold/leasehold/blob/main/docs/recipes-under-load.md"]
+#[doc = "[postgres]: crate::guide::postgres"]
+#[doc = "[postgres-addresses]: crate::guide::postgres#addresses"]
 #[doc = ""]
 #[doc = include_str!("../guide/operations.md")]
 pub mod operations {}

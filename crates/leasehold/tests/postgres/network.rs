@@ -73,9 +73,7 @@ async fn sessions_of_a_pooler_keep_no_settings_and_no_locks_of_the_client() {
                     current_setting('lock_timeout'), current_setting('synchronous_commit')",
             );
             let rows = rows.await.unwrap();
-            let SimpleQueryMessage::Row(row) = &rows[1] else {
-                panic!("{rows:?}")
-            };
+            let SimpleQueryMessage::Row(row) = &rows[1] else { panic!("{rows:?}") };
             let settings: Vec<_> = (0..4).map(|at| row.get(at).unwrap()).collect();
             assert_eq!(settings, ["0", "on", "0", "on"], "{url}");
         }

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::cache::{CachedRows, Missing};
 use super::error;
-use super::limits::{ANSWER_TIMEOUT, ATTEMPTS, CONTENDED_FOR, MAX_CONTENDED, MIN_RENEWAL_TIMEOUT};
+use super::limits::{ANSWER_TIMEOUT, ATTEMPTS, CONTENDED_FOR, MAX_CONTENDED, RENEWAL_TIMEOUT};
 use super::pool::{Class, Lent, Pool};
 use super::query::usual_queries;
 use super::sql::Sql;
@@ -39,7 +39,8 @@ impl Executor {
         self.within(class, ANSWER_TIMEOUT, work).await
     }
 
-    async fn within<T>(
+    /// The same within another time limit.
+    pub(super) async fn within<T>(
         &self,
         class: Class,
         limit: Duration,
@@ -292,7 +293,7 @@ impl Executor {
 
 /// Max time for a renewal. It may fail because its connection is dead, and the next one must not be late.
 fn renewal_timeout(ttl: Duration) -> Duration {
-    (ttl / 4).clamp(MIN_RENEWAL_TIMEOUT, ANSWER_TIMEOUT)
+    (ttl / 4).clamp(*RENEWAL_TIMEOUT.start(), *RENEWAL_TIMEOUT.end())
 }
 
 /// Gives a connection back if the server still answers on it.

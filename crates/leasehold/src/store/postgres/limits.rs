@@ -10,11 +10,14 @@ use crate::store::PollIntervals;
 /// Max time for a command, with all of its flights.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Min time for a renewal, which otherwise has a quarter of its ttl: then another one over a new connection is in time.
-pub(super) const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_millis(250);
+/// Time for a renewal, at least and at most. In between it has a quarter of its ttl: then another one over a new connection is in
+/// time. The most is half of the claim window, whose renewal is sent after a third of it.
+pub(super) const RENEWAL_TIMEOUT: RangeInclusive<Duration> =
+    Duration::from_millis(250)..=Duration::from_millis(1_500);
 
-/// Max time that a command waits for a free connection of its client.
-pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Max time that a command waits for a free connection of its client. With [`ANSWER_TIMEOUT`], less than the time after which an
+/// attempt counts as lost.
+pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Max time to ask a server to cancel the statement of a connection that is given up.
 pub(super) const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -46,6 +49,9 @@ pub(super) const POLL_INTERVALS: PollIntervals =
 
 /// The pause between two looks for mail after an attempt was queued, and after mail has come. It grows by half each time.
 pub(super) const MAIL_PAUSE: Duration = Duration::from_millis(10);
+
+/// Max time to look for mail. Renewals wait for the same connection.
+pub(super) const MAIL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// The longest pause of a client with waiters.
 pub(super) const MAIL_PAUSE_WAITING: Duration = Duration::from_millis(250);

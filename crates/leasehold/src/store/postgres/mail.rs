@@ -14,7 +14,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::exec::Executor;
-use super::limits::{HOLDING_FOR, MAIL_PAUSE, MAIL_PAUSE_HOLDING, MAIL_PAUSE_WAITING, WAITING_FOR};
+use super::limits::{
+    HOLDING_FOR, MAIL_PAUSE, MAIL_PAUSE_HOLDING, MAIL_PAUSE_WAITING, MAIL_TIMEOUT, WAITING_FOR,
+};
 use super::params::Reader;
 use super::pool::Class;
 use super::push;
@@ -106,7 +108,7 @@ impl Executor {
         let read = async |progress: &Progress| {
             self.alone(progress, &self.sql().read_mail, vec![client.into()]).await
         };
-        let rows = self.in_time(Class::Service, read).await?.unwrap_or_default();
+        let rows = self.within(Class::Service, MAIL_TIMEOUT, read).await?.unwrap_or_default();
         let mut mail = rows
             .iter()
             .map(|row| {
