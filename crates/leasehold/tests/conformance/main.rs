@@ -34,6 +34,8 @@ struct Store {
 /// The servers and files of a store, which live as long as it is used.
 struct Backend {
     url: String,
+    /// Nothing can be pushed there: clients look for what concerns them.
+    is_polled: bool,
     servers: Servers,
     _certificates: Option<Certificates>,
     _folder: tempfile::TempDir,
@@ -106,7 +108,8 @@ impl Backend {
             }
             other => panic!("no test knows how to start a {other}: store"),
         };
-        Arc::new(Self { url, servers, _certificates: certificates, _folder: folder })
+        let is_polled = what == "postgres, pgbouncer";
+        Arc::new(Self { url, is_polled, servers, _certificates: certificates, _folder: folder })
     }
 
     /// Removes the locks of the last test.
@@ -152,6 +155,11 @@ impl Store {
 
     async fn client(&self) -> Client {
         Client::connect(&self.url).await.expect("the store opens")
+    }
+
+    /// How long a holder may need to learn that another client waits, beyond the time of a push. docs/postgres.md has the bound.
+    fn push_delay(&self) -> Duration {
+        Duration::from_secs(u64::from(self.backend.is_polled))
     }
 
     /// Asserts the condition; over a quorum, waits for it, since a node may be late.

@@ -89,7 +89,7 @@ async fn sessions_of_a_pooler_keep_no_settings_and_no_locks_of_the_client() {
 async fn listen_address_of_another_database_is_refused() {
     let server = Postgres::on_port();
     server.run("CREATE DATABASE other");
-    let other = server.url().replace("/postgres", "/other");
+    let other = format!("{}/other", server.url().trim_end_matches("/postgres"));
     assert_ne!(other, server.url());
     let error = refusal(&format!("{}?listen={other}", server.url())).await;
     assert!(error.to_string().contains("another database"), "{error}");
