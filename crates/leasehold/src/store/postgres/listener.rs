@@ -15,7 +15,7 @@ use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 use super::conn::{Conn, NO_IDLE_LIMIT};
 use super::dialer::Dialer;
 use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF};
-use super::mail::Mailbox;
+use super::mailbox::Mailbox;
 use super::{error, push};
 use crate::store::{Inbox, StoreError};
 

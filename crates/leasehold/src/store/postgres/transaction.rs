@@ -21,7 +21,7 @@ use super::cache::{CachedRows, Missing};
 use super::conn::{Conn, Frame, is_transient};
 use super::error;
 use super::limits::MAX_READS;
-use super::mail::Mailbox;
+use super::mailbox::Mailbox;
 use super::params::{Param, Reader, Request, of_key, of_lease, of_resource, of_resource_row, of_waiter};
 use super::push;
 use super::query::Query;

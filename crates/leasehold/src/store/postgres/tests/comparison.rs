@@ -13,7 +13,7 @@ use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 use super::super::conn::{Conn, Frame, settings};
 use super::super::dialer::Dialer;
 use super::super::exec::Executor;
-use super::super::mail::Mailbox;
+use super::super::mailbox::Mailbox;
 use super::super::params::Request;
 use super::super::pool::Pool;
 use super::super::query::Query;
