@@ -7,19 +7,23 @@ mod common;
 use common::Place;
 use leasehold_testkit::{PgBouncer, Postgres};
 
+fn token(line: &str) -> u64 {
+    line.parse().unwrap_or_else(|_| panic!("{line:?} is no token"))
+}
+
 /// One runs a command, another waits for it; who looks sees both; and who has to, takes it away.
 fn is_used_as_any_other(url: &str) {
     let place = Place::on(url);
     let gone = place.path("gone");
     let script = format!("echo $LEASEHOLD_TOKEN; until [ -e {} ]; do sleep 0.05; done", gone.display());
     let mut holder = place.start(&["run", "nightly", "--", "sh", "-c", &script]);
-    let first: u64 = holder.line().parse().expect("a token");
+    let first = token(&holder.line());
     assert_eq!(place.code(&["run", "-n", "nightly", "--", "true"]).0, 1, "it is held");
     let mut waiter = place.start(&["run", "nightly", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"]);
     place.until_waiting("nightly", 1);
     assert_eq!(place.locks().as_array().map(Vec::len), Some(1));
     std::fs::write(&gone, "").expect("the folder is there");
-    let second: u64 = waiter.line().parse().expect("a token");
+    let second = token(&waiter.line());
     assert!(holder.end() == 0 && waiter.end() == 0 && first < second);
 
     let mut stuck = place.start(&["run", "nightly", "--", "sleep", "600"]);
@@ -33,7 +37,9 @@ fn database_is_used_as_any_other_store_directly_and_through_a_pooler() {
     let server = Postgres::on_port();
     is_used_as_any_other(&server.url());
     is_used_as_any_other(&server.socket_url());
-    is_used_as_any_other(&format!("{}?listen={}", PgBouncer::start(&server).url(), server.url()));
+    let pooler = PgBouncer::start(&server);
+    is_used_as_any_other(&pooler.url());
+    is_used_as_any_other(&format!("{}?listen={}", pooler.url(), server.url()));
 }
 
 #[test]

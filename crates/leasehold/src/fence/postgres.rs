@@ -42,10 +42,18 @@ use leasehold_core::Token;
 /// ```
 pub const CHECK_SQL: &str = "SELECT leasehold.check_fence($1, $2)";
 
-/// SQLSTATE of a stale token.
-const STALE: &str = "LH001";
+/// SQLSTATE of the error for a stale token, for programs that run [`CHECK_SQL`] with another driver.
+///
+/// ```
+/// assert_eq!(leasehold::fence::postgres::STALE_SQLSTATE, "LH001");
+/// ```
+pub const STALE_SQLSTATE: &str = "LH001";
 
-/// Creates the table and the function of the fence in the schema `leasehold`, unless they exist.
+/// Whether the schema and the function are there.
+const EXISTS: &str = "SELECT to_regnamespace('leasehold') IS NOT NULL, to_regprocedure('leasehold.check_fence(text, int8)') IS NOT NULL";
+
+/// Creates the table and the function of the fence in the schema `leasehold`, unless they exist. What an administrator has changed
+/// in the function stays.
 ///
 /// ```no_run
 /// # async fn example(database: tokio_postgres::Client) -> Result<(), leasehold::Error> {
@@ -61,10 +69,16 @@ const STALE: &str = "LH001";
 ///
 /// If the future is dropped, either all is created or nothing.
 pub async fn create(database: &Client) -> Result<(), Error> {
-    let created = database.batch_execute(&format!("BEGIN; {} COMMIT", fence_ddl("leasehold"))).await;
+    let what = "the fence could not be created";
+    let row = database.query_typed(EXISTS, &[]).await.map_err(|error| failed(what, error))?;
+    let is_there = |at| row.first().is_some_and(|row| row.try_get(at).unwrap_or(false));
+    if is_there(1) {
+        return Ok(());
+    }
+    let created = database.batch_execute(&fence_ddl("leasehold", is_there(0))).await;
     if let Err(error) = created {
         let _ = database.batch_execute("ROLLBACK").await;
-        return Err(failed("the fence could not be created", error));
+        return Err(failed(what, error));
     }
     Ok(())
 }
@@ -112,7 +126,7 @@ pub async fn check_token(transaction: &Transaction<'_>, resource: &str, token: T
 
 pub(crate) fn failed(what: &str, error: tokio_postgres::Error) -> Error {
     let kind = match error.code() {
-        Some(code) if code.code() == STALE => ErrorKind::Stale,
+        Some(code) if code.code() == STALE_SQLSTATE => ErrorKind::Stale,
         Some(&SqlState::LOCK_NOT_AVAILABLE) => ErrorKind::Timeout,
         _ => ErrorKind::Unavailable,
     };

@@ -150,10 +150,15 @@ impl Opened {
     async fn new(dialer: &Dialer, url: &PostgresUrl, client: ClientId) -> Result<Self, StoreError> {
         let first = dialer.connect(None).await?;
         schema::prepare(&first.client, &url.schema).await?;
-        let synchronous_commit = match url.synchronous_commit {
-            Some(named) => named.to_owned(),
-            None => first.value("SHOW synchronous_commit").await?,
-        };
+        let settings = first
+            .value("SELECT concat_ws(' ', current_setting('synchronous_commit'), getdatabaseencoding())");
+        let settings = settings.await?;
+        let (commit, encoding) = settings.split_once(' ').unwrap_or((&settings, ""));
+        if encoding != "UTF8" {
+            let message = format!("the database has the encoding {encoding}, and names of locks need UTF8");
+            return Err(StoreError::new(Failure::NotSent, message));
+        }
+        let synchronous_commit = url.synchronous_commit.unwrap_or(commit).to_owned();
         // With `pooler=no` the client listens, but its settings stay out of sessions that may be shared.
         let is_pooled = url.pooler == Pooler::Yes || pooler::is_between(&first).await?;
         let invalid = |error: Error| StoreError::new(Failure::NotSent, error.to_string());

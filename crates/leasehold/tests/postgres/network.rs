@@ -1,7 +1,7 @@
 //! Hosts that do not answer, connections that vanish, and poolers.
 
 use std::net::TcpListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, select_all};
 use leasehold::Client;
@@ -118,4 +118,61 @@ async fn client_that_cannot_listen_any_more_is_granted_its_locks() {
     held.release().await.unwrap();
     let granted = tokio::time::timeout(Duration::from_secs(10), waiting).await;
     granted.expect("it finds its grant in a table").unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commits_that_wait_for_a_standby_leave_no_sessions_behind() {
+    let server = Postgres::on_port();
+    let client = client_of(&server).await;
+    lock(&client, "a").await.release().await.unwrap();
+    server.run("ALTER SYSTEM SET synchronous_standby_names = 'gone'");
+    server.run("SELECT pg_reload_conf()");
+    until(async || server.run("SHOW synchronous_standby_names") == "gone").await;
+    let attempts = (0..3).map(async |number| client.mutex(format!("lock {number}")).try_lock().await);
+    for attempt in join_all(attempts).await {
+        assert!(attempt.unwrap_err().is_unavailable());
+    }
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    // Those of the releases that follow end as well.
+    until(async || server.run(waiting).parse::<u32>().is_ok_and(|count| count <= 4)).await;
+    server.run("ALTER SYSTEM RESET synchronous_standby_names");
+    server.run("SELECT pg_reload_conf()");
+    lock(&client, "a").await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn database_with_another_encoding_is_refused() {
+    let server = Postgres::on_port();
+    server.run("CREATE DATABASE old ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'");
+    let error = refusal(&format!("{}/old", server.url().trim_end_matches("/postgres"))).await;
+    assert!(error.to_string().contains("UTF8"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_behind_a_pooler_send_no_more_than_their_clients_do() {
+    const SPAN: Duration = Duration::from_secs(5);
+    let server = Postgres::on_port();
+    let pooler = PgBouncer::start(&server);
+    let holder = client_of(&server).await;
+    let held = lock(&holder, "a").await;
+    let clients = join_all((0..3).map(async |_| Client::connect(&pooler.url()).await.unwrap())).await;
+    let waiting: Vec<_> = (0..300)
+        .map(|number| {
+            let mutex = clients[number % 3].mutex("a").global_fifo();
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    super::until_waiting(&holder, 300).await;
+    let count = || -> u64 {
+        let sql = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'postgres'";
+        server.run(sql).parse().unwrap()
+    };
+    let (before, begun) = (count(), Instant::now());
+    tokio::time::sleep(SPAN).await;
+    let per_second = Duration::from_secs(count() - before).div_duration_f64(begun.elapsed());
+    assert!(per_second < 100.0, "{per_second} transactions a second");
+    held.release().await.unwrap();
+    for task in waiting {
+        tokio::time::timeout(LONG, task).await.expect("each is granted").unwrap();
+    }
 }

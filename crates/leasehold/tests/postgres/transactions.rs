@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use leasehold::fence::postgres::{CHECK_SQL, check, check_token, create};
 use leasehold::postgres::TransactionLock;
 use leasehold::tokio_postgres::{Client as Database, IsolationLevel, NoTls, connect};
@@ -169,6 +170,36 @@ async fn transaction_lock_is_refused_where_the_transaction_would_not_see_what_th
     let plain = database.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
     let plain = plain.start().await.unwrap();
     assert!(balance.try_lock(&plain).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fence_is_created_by_several_programs_at_once_and_keeps_what_was_changed() {
+    let server = Postgres::on_port();
+    let databases = join_all((0..6).map(|_| database(&server))).await;
+    for created in join_all(databases.iter().map(create)).await {
+        created.unwrap();
+    }
+    server.run("ALTER FUNCTION leasehold.check_fence SET lock_timeout = '2s'");
+    server.run(
+        "CREATE ROLE app LOGIN; GRANT USAGE ON SCHEMA leasehold TO app;
+        GRANT SELECT, INSERT, UPDATE ON leasehold.fence TO app",
+    );
+    let (app, connection) = connect(&server.url().replace("postgres@", "app@"), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    create(&app).await.unwrap();
+    let changed =
+        "SELECT proconfig::text LIKE '%lock_timeout=2s%' FROM pg_proc WHERE proname = 'check_fence'";
+    assert_eq!(server.run(changed), "t");
+    // Functions of the caller's path are not the ones that the check calls.
+    server.run(
+        "CREATE SCHEMA evil; GRANT USAGE ON SCHEMA evil TO app; CREATE FUNCTION evil.hashtextextended(text, int8) RETURNS int8
+        LANGUAGE sql AS 'SELECT 0::int8'",
+    );
+    app.batch_execute("SET search_path = evil, pg_catalog").await.unwrap();
+    app.batch_execute("BEGIN; SELECT leasehold.check_fence('report', 1)").await.unwrap();
+    let key = "SELECT (classid::int8 << 32) | objid::int8 FROM pg_locks WHERE locktype = 'advisory'";
+    let expected = "SELECT hashtextextended('leasehold fence:report', 0)";
+    assert_eq!(server.run(key), server.run(expected));
 }
 
 /// Documented: a check in a savepoint protects what is in it, and not the transaction.

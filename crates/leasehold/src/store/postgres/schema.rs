@@ -98,10 +98,11 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 ";
 
-/// The statements that create the fence in a schema that may be missing.
-pub(crate) fn fence_ddl(schema: &str) -> String {
+/// The transaction that creates the fence. A role that may not create a schema can use one that exists.
+pub(crate) fn fence_ddl(schema: &str, exists: bool) -> String {
     let create = FENCE.replace("{vacuum}", VACUUM).replace("{s}", schema);
-    format!("CREATE SCHEMA IF NOT EXISTS {schema}; {create}")
+    let schema = if exists { String::new() } else { format!("CREATE SCHEMA IF NOT EXISTS {schema};") };
+    format!("BEGIN; {CREATION_LOCK}; {schema} {create} COMMIT")
 }
 
 /// The rows are few and change often: they are vacuumed by their number, not by a share of the table, and without pauses.
@@ -111,7 +112,7 @@ const VACUUM: &str = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_thre
 /// The statements that create the tables, with what an application's role needs.
 pub(crate) fn ddl(schema: &str) -> String {
     format!(
-        "CREATE SCHEMA {schema};{}\n-- for each role that uses the locks:\n\
+        "CREATE SCHEMA IF NOT EXISTS {schema};{}\n-- for each role that uses the locks:\n\
          -- GRANT USAGE ON SCHEMA {schema} TO app;\n\
          -- GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO app;\n",
         tables(schema)

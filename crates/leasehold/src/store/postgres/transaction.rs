@@ -93,12 +93,14 @@ pub(super) struct Transaction<'s> {
     present: HashMap<ClientId, bool>,
     /// Whether COMMIT was sent.
     progress: &'s Progress,
+    /// Whether notifications were sent with it.
+    has_notified: bool,
 }
 
 impl<'s> Transaction<'s> {
     pub(super) fn new(session: &'s Session, conn: &'s Conn, progress: &'s Progress) -> Self {
         let (now, rows, present) = (StoreTime::ZERO, Vec::new(), HashMap::new());
-        Self { session, conn, now, rows, present, progress }
+        Self { session, conn, now, rows, present, progress, has_notified: false }
     }
 
     /// Runs it. `notifies` is false if the notifications are to be left out.
@@ -251,7 +253,7 @@ impl<'s> Transaction<'s> {
         for rows in &self.rows {
             self.write(rows, &mut requests);
         }
-        self.send(&others, notifies, &mut requests);
+        self.has_notified = self.send(&others, notifies, &mut requests);
         self.progress.set(true);
         self.conn.fly(Frame::Commit, &requests).await.map_err(|error| self.failed(error))?;
         Ok(own)
@@ -259,7 +261,9 @@ impl<'s> Transaction<'s> {
 
     /// Notifies other clients, and leaves mail for those that do not listen. The queue says of waiters whether they do; of holders
     /// nothing does.
-    fn send<'r>(&self, pushes: &[Push], notifies: bool, requests: &mut Vec<Request<'r>>)
+    ///
+    /// Returns whether it notifies.
+    fn send<'r>(&self, pushes: &[Push], notifies: bool, requests: &mut Vec<Request<'r>>) -> bool
     where
         's: 'r,
     {
@@ -270,7 +274,8 @@ impl<'s> Transaction<'s> {
             Param::Texts(pushes.iter().map(|push| text(push)).collect())
         };
         let notified: Vec<_> = pushes.iter().filter(|push| !polls(push)).collect();
-        if notifies && !notified.is_empty() {
+        let notifies = notifies && !notified.is_empty();
+        if notifies {
             let channels = texts(&notified, |push| push::channel(push.to()));
             requests.push(Request::new(&sql.notify, vec![channels, texts(&notified, push::encode)]));
         }
@@ -281,6 +286,7 @@ impl<'s> Transaction<'s> {
             let params = vec![Param::ByteLists(clients), texts(&posted, push::encode), Param::Ints(polling)];
             requests.push(Request::new(&sql.post, params));
         }
+        notifies
     }
 
     fn write<'r>(&self, rows: &CachedRows, requests: &mut Vec<Request<'r>>)
@@ -336,7 +342,7 @@ impl<'s> Transaction<'s> {
 
     fn failed(&self, error: Error) -> Failed {
         let is_committing = self.progress.may_be_done();
-        let is_full = is_committing && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED);
+        let is_full = self.has_notified && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED);
         let is_transient = is_transient(&error);
         let error = error::explain(error, is_committing);
         match (is_full, is_transient) {
