@@ -83,8 +83,8 @@ impl World {
             }
             Fault::Cut { client, callers, driver, late } => {
                 let Some(process) = self.process_of(client) else { return };
-                for (is_cut, lane) in [(callers, 0), (driver, 1)] {
-                    let connection = self.processes[process].lanes[lane].connection;
+                for (is_cut, slot) in [(callers, 0), (driver, 1)] {
+                    let connection = self.processes[process].slots[slot].connection;
                     if let Some(connection) = connection.filter(|_| is_cut) {
                         self.cut(connection, late);
                     }
@@ -251,7 +251,7 @@ impl World {
             .servers
             .iter()
             .flat_map(|server| &server.connections)
-            .filter(|(_, (other, _))| *other == process)
+            .filter(|(_, peer)| peer.process == process)
             .map(|(connection, _)| *connection)
             .collect();
         for connection in theirs {
@@ -293,11 +293,11 @@ impl World {
             .servers
             .iter()
             .flat_map(|server| &server.connections)
-            .filter(|(connection, (process, _))| {
-                let known = &self.processes[*process];
+            .filter(|(connection, peer)| {
+                let known = &self.processes[peer.process];
                 !known.is_alive
-                    || known.lanes.iter().all(|lane| {
-                        lane.connection != Some(**connection) && lane.opening != Some(**connection)
+                    || known.slots.iter().all(|slot| {
+                        slot.connection != Some(**connection) && slot.opening != Some(**connection)
                     })
             })
             .map(|(connection, _)| *connection)
@@ -310,8 +310,8 @@ impl World {
             .processes
             .iter()
             .filter(|process| process.is_alive)
-            .flat_map(|process| &process.lanes)
-            .filter_map(|lane| lane.connection)
+            .flat_map(|process| &process.slots)
+            .filter_map(|slot| slot.connection)
             .filter(|connection| {
                 let server = self.connections[connection].server;
                 !self.servers[server].connections.contains_key(connection)

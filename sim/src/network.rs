@@ -1,5 +1,5 @@
 //! The network between processes and servers, as the Redis store of the library uses one: two connections for each client, each
-//! of which keeps the order of its messages, pushes over both, and a limit for answers. A connection that was cut is made again, and
+//! of which keeps the order of its messages, pushes over the driver's, and a limit for answers. A connection that was cut is made again, and
 //! the client is told. Renewals and releases whose connection was cut are sent once more.
 
 mod connections;
@@ -71,16 +71,16 @@ impl World {
         call.attempt += 1;
         let (attempt, process, thread, content) =
             (call.attempt, call.process, call.thread, call.content.clone());
-        let lanes = &mut self.processes[process].lanes;
+        let slots = &mut self.processes[process].slots;
         let connection = match thread {
-            Thread::Callers => lanes[0].connection.or(lanes[1].connection),
-            Thread::Driver => lanes[1].connection,
+            Thread::Callers => slots[0].connection.or(slots[1].connection),
+            Thread::Driver => slots[1].connection,
         };
         call.connection = connection;
         call.sent_at = self.now;
         let Some(connection) = connection else {
             if waits {
-                lanes[1].waiting.push(number);
+                slots[1].waiting.push(number);
                 self.after(ANSWER_TIMEOUT, Event::Timeout { call: number, attempt });
             } else {
                 self.fail(number, Failure::NotSent, "not connected");
@@ -153,7 +153,7 @@ impl World {
         let process = call.process;
         match call.connection {
             None => {
-                self.processes[process].lanes[1].waiting.retain(|other| *other != number);
+                self.processes[process].slots[1].waiting.retain(|other| *other != number);
                 self.fail(number, Failure::NotSent, "not connected in time");
             }
             Some(connection) => {
@@ -167,7 +167,7 @@ impl World {
     /// Closes a connection over which nothing has arrived since it was asked for, or that is still being made.
     fn ping(&mut self, connection: u64, asked_at: Micros) {
         let Some(known) = self.connections.get(&connection) else { return };
-        let slot = &self.processes[known.process].lanes[known.lane as usize];
+        let slot = &self.processes[known.process].slots[known.thread as usize];
         let is_silent = asked_at != Micros::MAX && known.heard < asked_at;
         if slot.opening == Some(connection) || is_silent {
             self.close_at_client(connection);
@@ -179,8 +179,8 @@ impl World {
     fn response(&mut self, connection: u64, number: u64, attempt: u32, answers: Vec<Answered>) -> Act {
         let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
         known.heard = self.now;
-        let (process, lane) = (known.process, known.lane);
-        if self.processes[process].lanes[lane as usize].connection != Some(connection) {
+        let (process, thread) = (known.process, known.thread);
+        if self.processes[process].slots[thread as usize].connection != Some(connection) {
             // Over a connection that was given up.
             return Act::None;
         }
@@ -196,8 +196,8 @@ impl World {
     fn push(&mut self, connection: u64, mut push: Push) -> Act {
         let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
         known.heard = self.now;
-        let (process, lane, server) = (known.process, known.lane, known.server);
-        if self.processes[process].lanes[lane as usize].connection != Some(connection) {
+        let (process, thread, server) = (known.process, known.thread, known.server);
+        if self.processes[process].slots[thread as usize].connection != Some(connection) {
             return Act::None;
         }
         if self.planted == Some(Planted::RestampedPush) {
@@ -218,7 +218,8 @@ impl World {
 
     /// Whose thread an event is for, if it is for a process.
     fn addressee(&self, event: &Event) -> Option<(ProcessId, Thread)> {
-        let of = |connection: &u64| self.connections.get(connection).map(|known| (known.process, known.lane));
+        let of =
+            |connection: &u64| self.connections.get(connection).map(|known| (known.process, known.thread));
         match event {
             Event::Response { connection, .. }
             | Event::Push { connection, .. }
@@ -226,7 +227,7 @@ impl World {
             | Event::ClosedAtClient { connection }
             | Event::Ping { connection, .. } => of(connection),
             Event::Timeout { call, .. } => self.calls.get(call).map(|call| (call.process, call.thread)),
-            Event::Connect { process, lane } => Some((*process, *lane)),
+            Event::Connect { process, thread } => Some((*process, *thread)),
             _ => None,
         }
     }
@@ -283,7 +284,7 @@ impl World {
             Event::ClosedAtServer { connection } => self.close_at_server(connection),
             Event::Timeout { call, attempt } => self.time_out(call, attempt),
             Event::Ping { connection, asked_at } => self.ping(connection, asked_at),
-            Event::Connect { process, lane } => self.connect(process, lane),
+            Event::Connect { process, thread } => self.connect(process, thread),
             other => self.disturb(&other),
         }
         Act::None

@@ -13,7 +13,7 @@ use crate::plan::{Case, Micros, Plan, SECOND};
 use crate::planted::Planted;
 use crate::transport::Wire;
 use crate::users;
-use crate::world::{self, Event, Lane, Process, World, run_as, with};
+use crate::world::{self, ConnectionSlot, Event, Process, World, run_as, with};
 
 /// More polls than this without any time passing are an endless loop.
 const POLLS_AT_ONCE: u64 = 100_000;
@@ -269,7 +269,7 @@ fn start(client: usize) {
             is_alive: true,
             inbox: None,
             handle: None,
-            lanes: [Lane::default(), Lane::default()],
+            slots: [ConnectionSlot::default(), ConnectionSlot::default()],
             stalls: [0, 0],
             parked: Vec::new(),
             backlog: Vec::new(),
@@ -282,8 +282,8 @@ fn start(client: usize) {
         world.machines[client].process = Some(process);
         let column = world.column(process);
         world.say(column, &[35, process as u64], || format!("process {process} starts"));
-        for lane in [Thread::Driver, Thread::Callers] {
-            world.at(world.now, Event::Connect { process, lane });
+        for thread in [Thread::Driver, Thread::Callers] {
+            world.at(world.now, Event::Connect { process, thread });
         }
         Some((process, id))
     }) else {

@@ -7,7 +7,7 @@ use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime};
 
 use crate::checks::Shadow;
-use crate::executor::ProcessId;
+use crate::executor::{ProcessId, Thread};
 use crate::plan::Micros;
 
 /// What a server's clock shows when true time is zero: some day in 2023.
@@ -40,6 +40,17 @@ pub struct Data {
     pub shadows: Vec<Shadow>,
 }
 
+/// The client's side of a connection.
+#[derive(Debug)]
+pub struct Peer {
+    /// The process that opened it.
+    pub process: ProcessId,
+    /// The process's client.
+    pub client: ClientId,
+    /// The thread that uses it. The driver's is subscribed to the inbox.
+    pub thread: Thread,
+}
+
 /// A server.
 #[derive(Debug)]
 pub struct Server {
@@ -56,7 +67,7 @@ pub struct Server {
     /// Counts up whenever leases may end early: data was lost, or the clock set forward.
     pub epoch: u32,
     /// The connections that are open on its side.
-    pub connections: BTreeMap<u64, (ProcessId, ClientId)>,
+    pub connections: BTreeMap<u64, Peer>,
     /// What arrived while it was paused.
     pub backlog: Vec<crate::world::Event>,
 }
@@ -79,10 +90,12 @@ impl Server {
         }
     }
 
-    /// Whether a client has an open connection, as far as the server knows.
-    #[must_use]
-    pub fn reaches(&self, client: ClientId) -> bool {
-        self.connections.values().any(|(_, other)| *other == client)
+    /// The connections that are subscribed to their client's inbox, as far as the server knows.
+    pub fn subscribers(&self) -> impl Iterator<Item = (u64, &Peer)> {
+        self.connections
+            .iter()
+            .filter(|(_, peer)| peer.thread == Thread::Driver)
+            .map(|(number, peer)| (*number, peer))
     }
 
     /// Runs one command on a resource.

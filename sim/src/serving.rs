@@ -87,7 +87,7 @@ impl World {
         let step = Step { now, resource: index, clock, command, epoch };
         books.before(step, &mut shadow, false);
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
-        let reachable: Vec<_> = this.connections.values().map(|(_, client)| *client).collect();
+        let reachable: Vec<_> = this.subscribers().map(|(_, peer)| peer.client).collect();
         let mut is_first = planted == Some(Planted::HeadSkipped) && chance;
         let mut is_reachable = |client| {
             let is_reachable = reachable.contains(&client);
@@ -169,7 +169,7 @@ impl World {
             this.data.shadows[*index] = shadow;
         }
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
-        let reachable: Vec<_> = this.connections.values().map(|(_, client)| *client).collect();
+        let reachable: Vec<_> = this.subscribers().map(|(_, peer)| peer.client).collect();
         let mut is_reachable = |client| {
             let is_reachable = reachable.contains(&client);
             if !is_reachable {
@@ -235,14 +235,13 @@ impl World {
         });
     }
 
-    /// Sends pushes over all connections of their clients.
+    /// Sends pushes to the subscribed connections of their clients.
     fn publish(&mut self, server: usize, pushes: Vec<Push>) {
         for push in pushes {
             let to: Vec<(u64, ProcessId)> = self.servers[server]
-                .connections
-                .iter()
-                .filter(|(_, (_, client))| *client == push.to())
-                .map(|(connection, (process, _))| (*connection, *process))
+                .subscribers()
+                .filter(|(_, peer)| peer.client == push.to())
+                .map(|(connection, peer)| (connection, peer.process))
                 .collect();
             for (connection, process) in to {
                 let column = self.column(process);

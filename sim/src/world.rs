@@ -51,7 +51,7 @@ pub struct Machine {
 
 /// One of the two connections of a process.
 #[derive(Debug, Default)]
-pub struct Lane {
+pub struct ConnectionSlot {
     /// The open connection.
     pub connection: Option<u64>,
     /// A connection that is being made.
@@ -68,7 +68,7 @@ pub struct Connection {
     /// Whose.
     pub process: ProcessId,
     /// Of which of its threads.
-    pub lane: Thread,
+    pub thread: Thread,
     /// To which server.
     pub server: usize,
     /// When the last message to the server arrives.
@@ -94,7 +94,7 @@ pub struct Process {
     /// The library's client.
     pub handle: Option<Client>,
     /// Its connections.
-    pub lanes: [Lane; 2],
+    pub slots: [ConnectionSlot; 2],
     /// How many faults stall each of its threads.
     pub stalls: [u32; 2],
     /// Ready tasks of stalled threads.

@@ -173,8 +173,8 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
 
     /// Notifies a newly contended holder and a new head, and stores the header.
     fn end(mut self) -> Result<bool, R::Error> {
-        let was_awaited = self.before.as_ref().is_some_and(Header::has_ready_waiter);
-        if !was_awaited && self.header.has_ready_waiter() {
+        let had_ready_waiter = self.before.as_ref().is_some_and(Header::has_ready_waiter);
+        if !had_ready_waiter && self.header.has_ready_waiter() {
             self.notify_holder()?;
         }
         if self.queue_moved {

@@ -87,10 +87,10 @@ impl Script {
                 // A voter may abstain first, and has a floor.
                 let (shortcut, shared) = match self {
                     Self::Acquire if guard.is_empty() => {
-                        (include_str!("scripts/enqueue.lua"), include_str!("scripts/share.lua"))
+                        (include_str!("scripts/enqueue.lua"), include_str!("scripts/acquire_shared.lua"))
                     }
                     Self::Release => {
-                        (include_str!("scripts/hand_over.lua"), include_str!("scripts/give_back.lua"))
+                        (include_str!("scripts/handoff.lua"), include_str!("scripts/release_shared.lua"))
                     }
                     _ => ("", ""),
                 };

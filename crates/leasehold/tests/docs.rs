@@ -365,3 +365,26 @@ fn every_function_that_the_architecture_names_is_in_its_file() {
     assert!(has_item(source, "Redis::call") && has_item(source, "call"));
     assert!(!has_item(source, "Redis::calls") && !has_item(source, "Sqlite::call"));
 }
+
+/// The functions of a script that implement the rules, without those of the clock and of the storage.
+fn rules_of<'s>(script: &'s str) -> Vec<&'s str> {
+    let names = script.lines().filter_map(|line| line.strip_prefix("local function "));
+    let own = ["draw", "try_draw", "raise_clock", "shown", "store"];
+    names.filter_map(|name| name.split('(').next()).filter(|name| !own.contains(name)).collect()
+}
+
+#[test]
+fn rules_of_scripts_have_names_of_the_model() {
+    let (mut model, scripts) = (String::new(), root().join("crates/leasehold-redis-protocol/src/scripts"));
+    sources(&root().join("crates/leasehold-core/src/model"), &mut model);
+    model += &fs::read_to_string(root().join("crates/leasehold-core/src/model.rs")).unwrap();
+    let mut seen = 0;
+    for file in ["model.lua", "acquire.lua", "release.lua"] {
+        let script = fs::read_to_string(scripts.join(file)).unwrap();
+        for name in rules_of(&script) {
+            assert!(model.contains(&format!("fn {name}(")), "{file}: `{name}` is no function of the model");
+            seen += 1;
+        }
+    }
+    assert!(seen > 30, "only {seen} functions were found");
+}

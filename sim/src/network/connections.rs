@@ -3,14 +3,15 @@
 use super::{Act, RECONNECT_MAX, RECONNECT_MIN};
 use crate::executor::{ProcessId, Thread};
 use crate::plan::{Micros, SECOND};
+use crate::server::Peer;
 use crate::world::{Connection, Event, World};
 
 impl World {
     /// The client closes a connection, or sees that it is closed.
     pub(super) fn close_at_client(&mut self, connection: u64) {
         let Some(known) = self.connections.get(&connection) else { return };
-        let (process, lane) = (known.process, known.lane);
-        let slot = &mut self.processes[process].lanes[lane as usize];
+        let (process, thread) = (known.process, known.thread);
+        let slot = &mut self.processes[process].slots[thread as usize];
         let was_open = slot.connection == Some(connection);
         if !was_open && slot.opening != Some(connection) {
             return;
@@ -23,7 +24,7 @@ impl World {
         self.say(column, &[2, connection], || format!("connection {connection} closed"));
         self.up(connection, Event::ClosedAtServer { connection });
         let pause = pause / 2 + self.rng.below(pause / 2);
-        self.after(pause, Event::Connect { process, lane });
+        self.after(pause, Event::Connect { process, thread });
         let over_it: Vec<u64> = self
             .calls
             .iter()
@@ -56,9 +57,9 @@ impl World {
         self.servers[server].connections.keys().copied().collect()
     }
 
-    pub(super) fn connect(&mut self, process: ProcessId, lane: Thread) {
+    pub(super) fn connect(&mut self, process: ProcessId, thread: Thread) {
         let known = &self.processes[process];
-        let slot = &known.lanes[lane as usize];
+        let slot = &known.slots[thread as usize];
         if !known.is_alive || slot.connection.is_some() || slot.opening.is_some() {
             return;
         }
@@ -66,20 +67,20 @@ impl World {
         let is_cut_off = self.now < machine.unconnected.max(machine.silent_up).max(machine.silent_down);
         let server = self.master;
         if is_cut_off || !self.servers[server].is_up {
-            let slot = &mut self.processes[process].lanes[lane as usize];
+            let slot = &mut self.processes[process].slots[thread as usize];
             slot.failures += 1;
             let pause = (RECONNECT_MIN << slot.failures.min(6)).min(RECONNECT_MAX);
             let pause = pause / 2 + self.rng.below(pause / 2);
-            self.after(pause, Event::Connect { process, lane });
+            self.after(pause, Event::Connect { process, thread });
             return;
         }
         let connection = self.number();
         let now = self.now;
         self.connections.insert(
             connection,
-            Connection { process, lane, server, up: now, down: now, heard: now, late: None },
+            Connection { process, thread, server, up: now, down: now, heard: now, late: None },
         );
-        self.processes[process].lanes[lane as usize].opening = Some(connection);
+        self.processes[process].slots[thread as usize].opening = Some(connection);
         self.up(connection, Event::Handshake { connection });
         // A server that stands still does not answer.
         self.after(2 * SECOND, Event::Ping { connection, asked_at: Micros::MAX });
@@ -87,7 +88,7 @@ impl World {
 
     pub(super) fn handshake(&mut self, connection: u64) {
         let Some(known) = self.connections.get(&connection) else { return };
-        let (server, process) = (known.server, known.process);
+        let (server, process, thread) = (known.server, known.process, known.thread);
         if !self.processes[process].is_alive {
             return;
         }
@@ -97,30 +98,30 @@ impl World {
             return;
         }
         let id = self.processes[process].id;
-        self.servers[server].connections.insert(connection, (process, id));
+        self.servers[server].connections.insert(connection, Peer { process, client: id, thread });
         self.down(connection, Event::Connected { connection });
     }
 
     pub(super) fn connected(&mut self, connection: u64) -> Act {
         let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
         known.heard = self.now;
-        let (process, lane, server) = (known.process, known.lane, known.server);
-        if self.processes[process].lanes[lane as usize].opening != Some(connection) {
+        let (process, thread, server) = (known.process, known.thread, known.server);
+        if self.processes[process].slots[thread as usize].opening != Some(connection) {
             return Act::None;
         }
         // All connections of a client lead to one server.
-        let other = self.processes[process].lanes[1 - lane as usize].connection;
+        let other = self.processes[process].slots[1 - thread as usize].connection;
         if let Some(other) = other.filter(|other| self.connections[other].server != server) {
             self.close_at_client(other);
         }
-        let slot = &mut self.processes[process].lanes[lane as usize];
+        let slot = &mut self.processes[process].slots[thread as usize];
         slot.opening = None;
         slot.connection = Some(connection);
         slot.failures = 0;
         let column = self.column(process);
         self.say(column, &[3, connection], || format!("connection {connection} to server {server}"));
-        if lane == Thread::Driver {
-            let waiting = std::mem::take(&mut self.processes[process].lanes[1].waiting);
+        if thread == Thread::Driver {
+            let waiting = std::mem::take(&mut self.processes[process].slots[1].waiting);
             for number in waiting {
                 if self.calls.get(&number).is_some_and(|call| call.result.is_none()) {
                     self.send(number);

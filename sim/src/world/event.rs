@@ -33,7 +33,7 @@ pub enum Event {
     /// A connection that gave no answer is checked, or one that is being made.
     Ping { connection: u64, asked_at: Micros },
     /// A client tries to connect.
-    Connect { process: ProcessId, lane: Thread },
+    Connect { process: ProcessId, thread: Thread },
     /// A fault of the plan begins.
     Fault(usize),
     /// A stalled thread continues.

@@ -8,8 +8,8 @@
 --           nothing to replace, and no quorum node; otherwise empty
 --       3 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua
 -- Returns the stream id that is the token if the first lines grant the lease; otherwise the time, and
---       1 first token, last token, lasts   granted
---       2 is head (0, 1), look again at    queued
+--       1 first token, last token, valid_for  granted
+--       2 is head (0, 1), repoll at         queued
 --       3                                  busy
 --       4                                  cancelled: the attempt was released before
 --       5                                  the queue is full
@@ -41,13 +41,13 @@ end
 local raw = redis.call('MGET', KEYS[1])[1]
 --@use rules
 
-local said = unpack_acquire(ARGV[1])
-local id, has_owner, owner, replaces = said.id, said.has_owner, said.owner, said.replaces
-local capacity, weight, ttl, reserve = said.capacity, said.weight, said.ttl, said.reserve
+local request = unpack_acquire(ARGV[1])
+local id, has_owner, owner, replaces = request.id, request.has_owner, request.owner, request.replaces
+local capacity, weight, ttl, reserve = request.capacity, request.weight, request.ttl, request.reserve
 
-local function lease_at_once(token, last, granted_at)
+local function grant_now(token, last, granted_at)
   add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = granted_at,
-    expires_at = now + ttl, claimed = 1, kept = 0, metadata = said.metadata })
+    expires_at = now + ttl, claimed = 1, retained = 0, metadata = request.metadata })
   return { now, 1, token, last, ttl }
 end
 
@@ -57,17 +57,17 @@ local function queued(place)
     h.head = place
     return { now, 2, 1, head_hint() }
   end
-  return { now, 2, 0, follower_looks_at(id, head_hint(), count_rows('q' .. client_of(id))) }
+  return { now, 2, 0, follower_repoll_at(id, head_hint(), count_rows('q' .. client_of(id))) }
 end
 
-local function look_again(w)
+local function recheck(w)
   local held = held_by(w.has_owner, w.owner)
   if held and w.weight <= held.weight then
     return { now, 1, lease_to_waiter(w, held) }
   end
-  if said.waits then
-    w.deadline = now + said.entry_ttl
-    soonest_expiry(w.deadline)
+  if request.waits then
+    w.deadline = now + request.entry_ttl
+    note_expiry(w.deadline)
     put_waiter(w)
   end
   return queued(w.place)
@@ -79,41 +79,42 @@ local function known_attempt()
   if h.tombstones > 0 and first_row_with('t' .. id) then return { now, 4 } end
   local l = h.leases > 0 and lease(id)
   if l then
-    if l.kept == 1 then return { now, 4 } end
+    if l.retained == 1 then return { now, 4 } end
     -- A clock that was set back leaves more than was asked for.
     return { now, 1, l.token, l.token, math.min(l.expires_at - now, ttl) }
   end
   local w = h.waiters > 0 and waiter(id)
-  if w then return look_again(w) end
+  if w then return recheck(w) end
 end
 
 local function enqueue()
-  if replaces == '' and h.waiters >= said.longest_queue then return { now, 5 } end
+  if replaces == '' and h.waiters >= request.max_queue then return { now, 5 } end
   local number = h.next_place
-  local place = replaces ~= '' and number or BEHIND_HOLDERS + number
-  local deadline = now + said.entry_ttl
+  local place = replaces ~= '' and number or FIRST_WAITER_PLACE + number
+  local deadline = now + request.entry_ttl
   put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
-    reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = asker_parked, metadata = said.metadata })
+    reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = requester_parked,
+    metadata = request.metadata })
   h.next_place = number + 1
   h.waiters = h.waiters + 1
-  h.parked = h.parked + asker_parked
-  soonest_expiry(deadline)
+  h.parked = h.parked + requester_parked
+  note_expiry(deadline)
   return queued(place)
 end
 
 local function replace(held)
   local further = math.max(weight - held.weight, 0)
   if not fits(further) then
-    if not said.waits then return { now, 3 } end
+    if not request.waits then return { now, 3 } end
     if held.weight > math.floor(h.capacity / 2) then return enqueue() end
     return { now, 6, 3, held.weight }
   end
   local token, last = held.token, held.token
   if further > 0 then token, last = next_tokens(reserve) end
   if not token then return nil end
-  make_way(held)
-  local reply = lease_at_once(token, last, held_since(held))
-  head_was_told_wrong()
+  remove_replaced(held)
+  local reply = grant_now(token, last, hold_start(held))
+  invalidate_head_hint()
   grant()
   return reply
 end
@@ -133,20 +134,20 @@ local function acquire()
   local held = held_by(has_owner, owner)
   if held then
     if weight > held.weight then return { now, 6, 3, held.weight } end
-    return lease_at_once(held.token, held.token, now)
+    return grant_now(held.token, held.token, now)
   end
   if h.waiters == h.parked and fits(weight) then
     local token, last = next_tokens(reserve)
     if not token then return nil end
-    return lease_at_once(token, last, now)
+    return grant_now(token, last, now)
   end
-  if not said.waits then return { now, 3 } end
+  if not request.waits then return { now, 3 } end
   return enqueue()
 end
 
 if not begin() then return { now, 13, foreign } end
-asker = id
-hear(id)
+requester = id
+mark_client_alive(id)
 grant()
 local reply, is_known = acquire()
 store()

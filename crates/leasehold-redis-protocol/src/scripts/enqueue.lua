@@ -8,18 +8,18 @@ local row = drawn and not raw and first_row('h')
 if row and #row >= struct.size(HEADER) then
   local _, capacity, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, stays, at =
     struct.unpack(HEADER, row)
-  local id, flags, wanted, weight, ttl, reserve, said_at = struct.unpack(ACQUIRE, ARGV[1])
-  if flags == 1 and leases == 1 and at <= #row and parked + tombstones == 0 and next_expiry > now and wanted == capacity
+  local id, flags, requested_capacity, weight, ttl, reserve, rest_at = struct.unpack(ACQUIRE, ARGV[1])
+  if flags == 1 and leases == 1 and at <= #row and parked + tombstones == 0 and next_expiry > now and requested_capacity == capacity
     and weight > 0 and weight <= capacity and weight > capacity - in_use then
-    local entry_ttl, longest_queue, said_at = struct.unpack('>I8I4', ARGV[1], said_at)
+    local entry_ttl, max_queue, rest_at = struct.unpack('>I8I4', ARGV[1], rest_at)
     local _, holder, _, token, _, ends = struct.unpack(LEASE, row, at)
     local client, sequence = struct.unpack('c16c8', id)
     local deadline = now + entry_ttl
     local others = count_rows('q' .. client)
-    -- A holder with reserved tokens has to be told of the first waiter.
-    if holder ~= id and waiters < longest_queue and stays > deadline + 1000000 and (waiters > 0 or token == last)
+    -- A holder with reserved tokens must be notified of the first waiter.
+    if holder ~= id and waiters < max_queue and stays > deadline + 1000000 and (waiters > 0 or token == last)
       and (others == 0 or count_rows('w' .. id) == 0) then
-      local place, metadata = BEHIND_HOLDERS + next_place, string.sub(ARGV[1], said_at)
+      local place, metadata = FIRST_WAITER_PLACE + next_place, string.sub(ARGV[1], rest_at)
       if waiters == 0 then head = place end
       local changed = struct.pack(HEADER, 'h', capacity, in_use, last, next_place + 1, head, leases, waiters + 1, 0, 0,
         math.min(next_expiry, deadline), stays) .. string.sub(row, at)
@@ -34,7 +34,7 @@ if row and #row >= struct.size(HEADER) then
       redis.call('ZADD', KEYS[1], unpack(rows))
       redis.call('ZREM', KEYS[1], row)
       if waiters == 0 then return { now, 2, 1, ends } end
-      return { now, 2, 0, follower_looks_at(id, ends, others + 1) }
+      return { now, 2, 0, follower_repoll_at(id, ends, others + 1) }
     end
   end
 end

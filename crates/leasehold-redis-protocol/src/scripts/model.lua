@@ -1,4 +1,5 @@
--- The rules: the counterpart of `model.rs`, rule by rule and name by name. `rows.lua` stores what they change.
+-- The rules: the counterpart of `model.rs`, function by function with the same names; `store` is its `end`, and the functions of
+-- the clock are its `Now`. `rows.lua` stores what they change.
 --
 -- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 the arguments of the command
@@ -10,15 +11,15 @@
 -- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.
 
 
-local asker = nil
-local asker_parked = 0 -- its client was found absent in this step
+local requester = nil
+local requester_parked = 0 -- its client was found absent in this step
 local queue_moved = false
-local was_awaited = false
+local had_ready_waiter = false
 local loaded = nil -- the plain form as it was
 local pushes = {}
 local clock_error = nil -- why the clock gave no token: nothing more is granted in this step, and everything else is stored
 
-local function soonest_expiry(expiry)
+local function note_expiry(expiry)
   if expiry < h.next_expiry then h.next_expiry = expiry end
 end
 
@@ -34,7 +35,7 @@ end
 local function add_lease(l)
   local before = 0
   if l.has_owner == 1 and h.leases > 0 then before = weight_of(l.owner) end
-  soonest_expiry(l.expires_at)
+  note_expiry(l.expires_at)
   put_lease(l)
   h.leases = h.leases + 1
   h.in_use = h.in_use + math.max(l.weight, before) - before
@@ -60,7 +61,7 @@ local function set_parked(id, parked)
   local changed = park(client, parked)
   h.parked = h.parked + (parked == 1 and changed or -changed)
   if changed > 0 then queue_moved = true end
-  if asker and client_of(asker) == client then asker_parked = changed > 0 and parked or 0 end
+  if requester and client_of(requester) == client then requester_parked = changed > 0 and parked or 0 end
 end
 
 local function expire()
@@ -102,18 +103,18 @@ end
 local function held_by(has_owner, owner)
   if has_owner == 1 and h.leases > 0 then
     local l = heaviest_lease_of(owner)
-    if l and l.kept == 0 then return l end
+    if l and l.retained == 0 then return l end
   end
 end
 
 local function held_lease(id)
   if h.leases == 0 then return nil end
   local l = lease(id)
-  if l and l.kept == 0 then return l end
+  if l and l.retained == 0 then return l end
 end
 
 -- Now, where the clock has been set back to before the grant.
-local function held_since(l)
+local function hold_start(l)
   return math.min(l.granted_at, now)
 end
 
@@ -127,7 +128,7 @@ local function take_back_grant(id)
   end
 end
 
-local function make_way(l)
+local function remove_replaced(l)
   take_back_grant(l.id)
   remove_lease(l)
 end
@@ -137,7 +138,7 @@ local function replaceable(id, sequence)
   if l and l.has_owner == 0 then return l end
 end
 
-local function head_was_told_wrong()
+local function invalidate_head_hint()
   h.head = 0
   queue_moved = true
 end
@@ -185,7 +186,7 @@ local function raise_clock()
 end
 
 -- What a waiter holds already, if anything; and whether it was to take the place of a lease that is gone.
-local function held_already(w)
+local function current_lease(w)
   if w.replaces == '' then return held_by(w.has_owner, w.owner), false end
   local held = replaceable(w.id, w.replaces)
   return held, not held
@@ -197,14 +198,14 @@ end
 
 -- Whether what it adds to what it holds fits; that; and whether what it was to take the place of is gone.
 local function fits_waiter(w)
-  local held, is_gone = held_already(w)
+  local held, is_gone = current_lease(w)
   return not is_gone and fits(math.max(w.weight - (held and held.weight or 0), 0)), held, is_gone
 end
 
--- The first that is not passed over. The attempt that asks is not, if it can have what it waits for now.
+-- The first waiter that is not parked; or the requester, though it is parked, if it is earlier and what it waits for fits.
 local function next_candidate()
   local first = first_ready()
-  local w = asker_parked == 1 and waiter(asker)
+  local w = requester_parked == 1 and waiter(requester)
   if w and (not first or w.place < first.place) then
     local does_fit, _, is_gone = fits_waiter(w)
     if does_fit or is_gone then return w end
@@ -214,7 +215,7 @@ end
 
 -- Returns nothing, and changes nothing, if the clock gives no token.
 local function lease_to_waiter(w, held)
-  local lasts = math.min(w.ttl, CLAIM_WINDOW)
+  local valid_for = math.min(w.ttl, CLAIM_WINDOW)
   local granted_at = now
   local token, last
   if held and w.replaces == '' then
@@ -225,12 +226,12 @@ local function lease_to_waiter(w, held)
   end
   remove_waiter(w)
   if held and w.replaces ~= '' then
-    make_way(held)
-    granted_at = held_since(held)
+    remove_replaced(held)
+    granted_at = hold_start(held)
   end
   add_lease({ id = w.id, has_owner = w.has_owner, owner = w.owner, weight = w.weight, token = token,
-    granted_at = granted_at, expires_at = now + lasts, claimed = 0, kept = 0, metadata = w.metadata })
-  return token, last, lasts
+    granted_at = granted_at, expires_at = now + valid_for, claimed = 0, retained = 0, metadata = w.metadata })
+  return token, last, valid_for
 end
 
 local function grant()
@@ -242,12 +243,12 @@ local function grant()
     if is_gone then
       remove_waiter(w)
       push(w.id, 3)
-    elseif asker ~= w.id and not is_there(w.id) then
+    elseif requester ~= w.id and not is_reachable(w.id) then
       set_parked(w.id, 1)
     else
-      local token, last, lasts = lease_to_waiter(w, held)
+      local token, last, valid_for = lease_to_waiter(w, held)
       if not token then break end
-      push(w.id, 1, token, last, lasts)
+      push(w.id, 1, token, last, valid_for)
     end
   end
 end
@@ -257,16 +258,16 @@ local function head_hint()
   return l and l.expires_at or now
 end
 
-local function is_awaited()
+local function has_ready_waiter()
   return h.waiters > h.parked
 end
 
-local function tell_holder()
+local function notify_holder()
   local l = h.leases == 1 and first_expiring_lease()
-  if l and l.kept == 0 and l.token < h.last_token then push(l.id, 4) end
+  if l and l.retained == 0 and l.token < h.last_token then push(l.id, 4) end
 end
 
-local function tell_head()
+local function notify_head()
   local w = first_ready()
   if not w then
     h.head = 0
@@ -277,17 +278,17 @@ local function tell_head()
 end
 
 local function shown(l)
-  return { l.id, l.has_owner, l.owner, l.weight, l.token, l.granted_at, l.expires_at, l.kept, l.metadata }
+  return { l.id, l.has_owner, l.owner, l.weight, l.token, l.granted_at, l.expires_at, l.retained, l.metadata }
 end
 
--- A client that takes or keeps something is awake.
-local function hear(id)
+-- A client that acquires or renews is reachable: its waiters are not parked any more.
+local function mark_client_alive(id)
   if h.parked > 0 then set_parked(id, 0) end
 end
 
 local function store()
-  if is_awaited() and not was_awaited then tell_holder() end
-  if queue_moved then tell_head() end
+  if has_ready_waiter() and not had_ready_waiter then notify_holder() end
+  if queue_moved then notify_head() end
   local only = h.leases == 1 and h.waiters + h.tombstones == 0 and first_expiring_lease()
   local plain = only and pack_plain(only)
   if h.leases + h.waiters + h.tombstones == 0 then
@@ -306,7 +307,7 @@ end
 -- Whether the key is leasehold's, or free.
 local function begin()
   load()
-  was_awaited = is_awaited()
+  had_ready_waiter = has_ready_waiter()
   if raw and first and not is_unbounded then loaded = pack_plain(first) end
   expire()
   return not foreign

@@ -13,19 +13,19 @@ local raw = redis.call('MGET', KEYS[1])[1]
 if raw and string.sub(raw, 1, #ARGV[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 --@use rules
 
-local id, at_least, tombstone = ARGV[1], 0, 0
-if #id > struct.size('c24') then at_least, tombstone, id = struct.unpack('>I8I8c24', id) end
+local id, min_hold, tombstone = ARGV[1], 0, 0
+if #id > struct.size('c24') then min_hold, tombstone, id = struct.unpack('>I8I8c24', id) end
 
-local function give_back(l)
+local function end_lease(l)
   remove_lease(l)
-  -- No longer than `at_least` from now, though the clock may have been set back since the grant.
-  local keep_for = at_least - math.max(now - l.granted_at, 0)
+  -- No longer than `min_hold` from now, though the clock may have been set back since the grant.
+  local keep_for = min_hold - math.max(now - l.granted_at, 0)
   if keep_for <= 0 or (l.has_owner == 1 and weight_of(l.owner) > 0) then return end
-  l.kept = 1
+  l.retained = 1
   l.claimed = 1
   l.expires_at = now + keep_for
   add_lease(l)
-  head_was_told_wrong()
+  invalidate_head_hint()
 end
 
 local function release()
@@ -33,12 +33,12 @@ local function release()
     local ends = now + tombstone
     if not first_row_with('t' .. id) then h.tombstones = h.tombstones + 1 end
     put_tombstone(id, ends)
-    soonest_expiry(ends)
+    note_expiry(ends)
   end
   local l = held_lease(id)
   local w = not l and h.waiters > 0 and waiter(id)
   if l then
-    give_back(l)
+    end_lease(l)
   elseif w then
     remove_waiter(w)
   else

@@ -5,7 +5,7 @@
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns the time alone if the lease is extended by that ttl, there are no waiters, and no tokens were requested; otherwise
 --       the time, and
---       7 lasts, contended (0, 1), first token, last token   extended; the tokens are 0 if none were requested
+--       7 valid_for, contended (0, 1), first token, last token   extended; the tokens are 0 if none were requested
 --       8                                                    not held
 
 local id, ttl, reserve = struct.unpack('>c24I8I4', ARGV[1])
@@ -19,15 +19,15 @@ end
 
 may_exceed_memory = true
 if not begin() then return { now, 8 } end
-hear(id)
+mark_client_alive(id)
 grant()
 local reply = { now, 8 }
 local l = held_lease(id)
 if l then
   l.claimed = 1
-  l.granted_at = held_since(l)
+  l.granted_at = hold_start(l)
   l.expires_at = now + ttl
-  soonest_expiry(l.expires_at)
+  note_expiry(l.expires_at)
   if floor > h.last_token then
     -- It is one lease at several stores, with one token.
     l.token = floor
@@ -36,7 +36,7 @@ if l then
   put_lease(l)
   local token, last = nil, nil
   if reserve > 0 then token, last = next_tokens(reserve) end
-  reply = { now, 7, ttl, is_awaited() and 1 or 0, token or 0, last or 0 }
+  reply = { now, 7, ttl, has_ready_waiter() and 1 or 0, token or 0, last or 0 }
 end
 store()
 return reply

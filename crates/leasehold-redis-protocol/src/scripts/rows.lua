@@ -10,7 +10,7 @@
 --
 -- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it.
 --
--- A plain value is what the `Acquire` said, ` leasehold:3@`, and the stream id that is the token; after it, where they
+-- A plain value is the argument of the `Acquire`, ` leasehold:3@`, and the stream id that is the token; after it, where they
 -- differ from the token, when the lease was granted and the last token that was reserved. Any other string is another program's.
 --
 -- The first byte of a row says what it is:
@@ -33,9 +33,9 @@ local NEVER = 9007199254740991
 local TOKENS_PER_MS = 2048
 
 local CLAIM_WINDOW = 3000000
-local FOLLOWERS_APART = 1500000
-local LOOKS_APART = 25000
-local BEHIND_HOLDERS = 1099511627776
+local REPOLL_JITTER = 1500000
+local REPOLL_SPACING = 25000
+local FIRST_WAITER_PLACE = 1099511627776
 local MAX_LEAD = 100 -- milliseconds
 
 local PLAIN = '^(.*) leasehold:3@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
@@ -65,7 +65,7 @@ local function inbox_of(id)
   return INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
 end
 
-local function is_there(id)
+local function is_reachable(id)
   return redis.call('PUBSUB', NUMSUB, inbox_of(id))[2] > 0
 end
 
@@ -83,10 +83,10 @@ end
 
 -- When a waiter looks again that is not the head: after the time that a head may need once the lease ends, in case that it is
 -- gone too. With many clients each looks the more seldom, and so does each of a client's many waiters.
-local function follower_looks_at(id, ends, waiters_of_client)
+local function follower_repoll_at(id, ends, waiters_of_client)
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
-  ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % FOLLOWERS_APART
-  return math.max(ends, now + LOOKS_APART * count_rows('r') * waiters_of_client)
+  ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % REPOLL_JITTER
+  return math.max(ends, now + REPOLL_SPACING * count_rows('r') * waiters_of_client)
 end
 --@use shortcut
 
@@ -96,7 +96,7 @@ local function unpack_acquire(text)
   a.id, flags, a.capacity, a.weight, a.ttl, a.reserve, at = struct.unpack(ACQUIRE, text)
   if flags % 2 == 1 then
     a.waits = true
-    a.entry_ttl, a.longest_queue, at = struct.unpack('>I8I4', text, at)
+    a.entry_ttl, a.max_queue, at = struct.unpack('>I8I4', text, at)
   end
   if flags % 4 > 1 then
     a.has_owner = 1
@@ -108,13 +108,13 @@ local function unpack_acquire(text)
 end
 
 local function pack_lease(kind, l)
-  return struct.pack(LEASE, kind, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.kept, l.has_owner,
+  return struct.pack(LEASE, kind, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.retained, l.has_owner,
     #l.owner, l.owner, #l.metadata, l.metadata)
 end
 
 local function unpack_lease(text)
   local l, _ = {}, nil
-  _, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.kept, l.has_owner, l.owner,
+  _, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.retained, l.has_owner, l.owner,
     l.metadata = struct.unpack(LEASE, text)
   return l
 end
@@ -134,11 +134,11 @@ end
 
 -- The lease of a plain value without its expiry, and the last token; nothing if the value is another program's.
 local function plain_lease()
-  local said, ms, sequence, granted_at, last = string.match(raw, PLAIN)
-  if not said or #said < struct.size(ACQUIRE) then return nil end
-  local a, token = unpack_acquire(said), ms * TOKENS_PER_MS + sequence
+  local request, ms, sequence, granted_at, last = string.match(raw, PLAIN)
+  if not request or #request < struct.size(ACQUIRE) then return nil end
+  local a, token = unpack_acquire(request), ms * TOKENS_PER_MS + sequence
   return { id = a.id, has_owner = 0, owner = '', weight = a.weight, token = token, granted_at = tonumber(granted_at) or ms * 1000,
-    claimed = 1, kept = 0, metadata = a.metadata, capacity = a.capacity, ttl = a.ttl }, tonumber(last) or token
+    claimed = 1, retained = 0, metadata = a.metadata, capacity = a.capacity, ttl = a.ttl }, tonumber(last) or token
 end
 
 -- When a plain lease ends that has this many milliseconds left.
@@ -289,7 +289,7 @@ end
 
 -- Of the only lease, if that tells all.
 local function pack_plain(l)
-  if l.claimed == 0 or l.kept == 1 or l.has_owner == 1 then return nil end
+  if l.claimed == 0 or l.retained == 1 or l.has_owner == 1 then return nil end
   local more = ''
   if l.granted_at ~= math.floor(l.token / TOKENS_PER_MS) * 1000 or h.last_token ~= l.token then
     more = string.format(' %.0f %.0f', l.granted_at, h.last_token)

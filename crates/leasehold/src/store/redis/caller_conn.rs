@@ -1,7 +1,5 @@
-//! The caller connection: opened in the caller's runtime, so that commands and pushes need no thread switch.
-//!
-//! The driver connection receives the same pushes, because the caller's runtime may be idle or may have ended. Duplicate
-//! pushes have no effect.
+//! The caller connection: opened in the caller's runtime, so that commands need no thread switch. Pushes come over the driver
+//! connection, because the caller's runtime may be idle or may have ended.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +11,7 @@ use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::connections::{ConnectionStatus, Connections, MessageHandler, config, handle_push};
+use super::connections::{Connections, config};
 use super::error::explain;
 use super::handshake;
 use super::limits::RECONNECT_BACKOFF;
@@ -23,10 +21,6 @@ pub(super) struct CallerConnection {
     pub(super) client: redis::Client,
     pub(super) caller: Handle,
     pub(super) connections: Weak<Connections>,
-    pub(super) status: Arc<ConnectionStatus>,
-    pub(super) on_message: MessageHandler,
-    /// The client's inbox channel, if it has only one.
-    pub(super) channel: Option<String>,
     /// Run id of the driver connection's server, if known.
     pub(super) server: Option<String>,
     pub(super) runtime: Arc<CallerRuntime>,
@@ -130,22 +124,17 @@ impl CallerConnection {
         lost: Arc<Notify>,
     ) -> impl Future<Output = redis::RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static
     {
-        let (client, channel) = (self.client.clone(), self.channel.clone());
-        let (on_message, status) = (self.on_message.clone(), self.status.clone());
+        let client = self.client.clone();
         let ending = Ending(lost);
         let push_handler = move |info: PushInfo| {
-            match info.kind {
-                PushKind::Disconnection => ending.0.notify_one(),
-                _ => handle_push(&info, &on_message, &status),
+            if info.kind == PushKind::Disconnection {
+                ending.0.notify_one();
             }
             Ok::<(), Infallible>(())
         };
         async move {
             let config = config().set_push_sender(push_handler);
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-            if let Some(channel) = channel {
-                connection.subscribe(channel).await?;
-            }
             let server = handshake::run_id(&mut connection).await?;
             Ok((connection, server))
         }

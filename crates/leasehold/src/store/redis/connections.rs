@@ -235,19 +235,14 @@ pub(super) fn push_handler(
             PushKind::SUnsubscribe | PushKind::Disconnection => status.close(),
             // No key is ever tracked, so this means FLUSHALL or FLUSHDB.
             PushKind::Invalidate if status.accepts_pushes() => emptied(&|_| true),
-            _ => handle_push(&info, &on_message, &status),
+            PushKind::Message | PushKind::SMessage if status.accepts_pushes() => {
+                if let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice() {
+                    on_message(channel, message);
+                }
+            }
+            _ => {}
         }
         Ok(())
-    }
-}
-
-/// Delivers a published message, unless the connection does not accept pushes.
-pub(super) fn handle_push(info: &PushInfo, on_message: &MessageHandler, status: &ConnectionStatus) {
-    if let PushKind::Message | PushKind::SMessage = info.kind
-        && let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice()
-        && status.accepts_pushes()
-    {
-        on_message(channel, message);
     }
 }
 

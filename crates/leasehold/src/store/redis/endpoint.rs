@@ -357,7 +357,7 @@ impl Reconnector {
             if self.is_resp2 {
                 let mut inbox = client.get_async_pubsub().await?;
                 inbox.subscribe(channel).await?;
-                tasks.spawn(forward_messages(inbox, on_message.clone(), status.clone()));
+                tasks.spawn(forward_messages(inbox, on_message, status.clone()));
             } else {
                 driver_conn.subscribe(channel).await?;
             }
@@ -371,8 +371,7 @@ impl Reconnector {
         }
         let server = facts.run_id.clone();
         let caller = self.endpoint_config.caller.as_ref().map(Handle::id);
-        let connections =
-            Arc::new(Connections::new(driver_conn, status.clone(), caller, client.clone(), facts));
+        let connections = Arc::new(Connections::new(driver_conn, status, caller, client.clone(), facts));
         let shared = self.endpoint_config.shared.clone();
         if let Some((connection, caller)) = shared.zip(self.endpoint_config.caller.clone()) {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));
@@ -383,9 +382,6 @@ impl Reconnector {
                 client,
                 caller: caller.clone(),
                 connections: Arc::downgrade(&connections),
-                status: status.clone(),
-                on_message,
-                channel: self.endpoint_config.channel.clone(),
                 server,
                 runtime: self.endpoint_config.runtime.clone(),
             };

@@ -4,7 +4,7 @@
 -- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. Nothing has expired, there is no waiter and
 -- no tombstone, and memory is not full, since an id was drawn. `row` is the header's, if there is one.
 
-local function share()
+local function acquire_shared()
   local a, s, first = unpack_acquire(ARGV[1]), nil, nil
   if raw then
     local l, last = plain_lease()
@@ -27,12 +27,12 @@ local function share()
     or token <= s.last_token or token > NEVER or not is_token then return end
   drawn = nil
   s.in_use, s.last_token, s.leases, s.next_expiry = s.in_use + a.weight, token, s.leases + 1, math.min(s.next_expiry, ends)
-  a.token, a.granted_at, a.expires_at, a.claimed, a.kept = token, now, ends, 1, 0
+  a.token, a.granted_at, a.expires_at, a.claimed, a.retained = token, now, ends, 1, 0
   if raw then redis.call('DEL', KEYS[1]) end
   redis.call('ZADD', KEYS[1], '0', pack_header(s, first), '0', pack_lease('l', a), '0', struct.pack(BY_TIME, 'e', ends, a.id))
   if raw then redis.call('PEXPIREAT', KEYS[1], math.ceil(s.stays / 1000)) else redis.call('ZREM', KEYS[1], row) end
   return { now, 1, token, token, a.ttl }
 end
 
-local shared = drawn and share()
+local shared = drawn and acquire_shared()
 if shared then return shared end

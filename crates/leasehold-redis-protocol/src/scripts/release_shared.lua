@@ -3,7 +3,7 @@
 -- KEYS, ARGV and replies are those of release.lua; without a reply the rules follow. The lease has no owner, and it is not the last
 -- one. Nothing has expired, and there is no waiter and no tombstone. `row` is the header's, if there is one.
 
-local function give_back()
+local function release_shared()
   local s, first = unpack_header(row)
   if s.leases < 2 or s.waiters + s.tombstones > 0 or s.next_expiry <= now then return end
   local gone, l = { row }, #first > 0 and unpack_lease(first)
@@ -15,7 +15,7 @@ local function give_back()
     l = unpack_lease(gone[2])
     gone[3] = struct.pack(BY_TIME, 'e', l.expires_at, l.id)
   end
-  if l.kept + l.has_owner > 0 then return end
+  if l.retained + l.has_owner > 0 then return end
   -- The other leases stay in their rows, also the last one: its next renewal makes it plain.
   s.leases, s.in_use = s.leases - 1, s.in_use - l.weight
   -- In this order, because an empty sorted set is deleted. Should memory be full, the rules know what to do.
@@ -25,5 +25,5 @@ local function give_back()
   return now
 end
 
-local given_back = row and #row >= struct.size(HEADER) and give_back()
-if given_back then return given_back end
+local released = row and #row >= struct.size(HEADER) and release_shared()
+if released then return released end
