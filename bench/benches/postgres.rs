@@ -19,7 +19,7 @@ const ROUNDS: usize = 300;
 const REST: Duration = Duration::from_millis(2);
 
 fn main() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime");
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     if let [peer, url] = &arguments[..]
