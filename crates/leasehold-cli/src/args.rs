@@ -38,6 +38,8 @@ pub(crate) struct Args {
     ///   redis-sentinel://HOST,HOST/SERVICE  the master that Sentinels name
     ///   redis-cluster://HOST,HOST           a cluster
     ///   redlock://HOST,HOST,HOST            a quorum of independent servers
+    ///   postgres://HOST/DATABASE            a database; postgresql: is the same
+    ///   postgresql://HOST/DATABASE          PGHOST, PGUSER, PGPASSWORD, PGDATABASE and others count
     ///   memory:                             this process only; excludes no other process
     #[arg(
         long,
@@ -95,6 +97,8 @@ pub(crate) enum Action {
     /// Check the store for settings that make locks unsafe, and print the fix
     #[command(after_long_help = after(DOCTOR))]
     Doctor(DoctorArgs),
+    /// Create the tables of a postgres: store, or print the statements that do
+    Migrate(MigrateArgs),
     /// Serve locks over HTTP, with a dashboard and metrics
     #[cfg(feature = "serve")]
     #[command(after_long_help = after(SERVE))]
@@ -112,6 +116,13 @@ pub(crate) enum Action {
         /// The command, run for example
         command: Option<String>,
     },
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct MigrateArgs {
+    /// Print the statements, and connect to nothing
+    #[arg(long)]
+    pub(crate) print: bool,
 }
 
 #[derive(Debug, Arguments)]

@@ -252,6 +252,7 @@ checks! {
     IdleTimeout => "idle-timeout",
     TcpKeepalive => "tcp-keepalive",
     OutputBuffer => "output-buffer",
+    Pooler => "pooler",
     RoundTrip => "round-trip",
     LockCost => "lock-cost",
     SlowCommands => "slow-commands",
