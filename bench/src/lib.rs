@@ -2,6 +2,7 @@
 //! machine. Figures are medians over the rounds; ratios are medians of the ratios within each round.
 
 pub mod bare;
+pub mod bridges;
 pub mod compare;
 pub mod handoff;
 pub mod local;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum};
+use leasehold_bench::bridges;
 use leasehold_bench::compare::catalog;
 use leasehold_bench::compare::scenarios::Scenario;
 use leasehold_bench::compare::{self, Options};
@@ -62,6 +63,24 @@ enum Command {
         /// The file with the results [default: target/bench/run.json]
         #[arg(long, value_name = "PATH")]
         from: Option<PathBuf>,
+    },
+    /// Run each library with a bridge and leasehold on one lock, and print who got how many turns
+    Bridges {
+        /// Duration for each library, in seconds
+        #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+        seconds: u64,
+        /// Duration of a critical section, in microseconds
+        #[arg(long, value_name = "MICROSECONDS", default_value_t = 5_000)]
+        hold: u64,
+        /// Only these peers
+        #[arg(long, value_delimiter = ',', value_name = "PROGRAM")]
+        only: Vec<String>,
+        /// Replace the processes one by one instead, first by leasehold with a bridge and then by leasehold alone
+        #[arg(long)]
+        replace: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Run as one of the peers that are part of this program
     #[command(hide = true)]
@@ -161,6 +180,16 @@ fn run_command(command: Command) {
         Command::Report { from } => {
             if let Err(error) = page::publish(&from.unwrap_or_else(|| compare::output(true))) {
                 fail(&error.to_string());
+            }
+        }
+        Command::Bridges { seconds, hold, only, replace, json } => {
+            let (span, hold) = (Duration::from_secs(seconds), Duration::from_micros(hold));
+            let done = match replace {
+                true => bridges::report_replaced(hold, &only, json),
+                false => bridges::report(span, hold, &only, json),
+            };
+            if let Err(error) = done {
+                fail(&error);
             }
         }
         Command::Peer { peer } => peers::run(peer),

@@ -11,6 +11,8 @@ use leasehold_bench_peer::serve;
 pub enum Peer {
     /// leasehold, as its documentation recommends.
     Leasehold,
+    /// The same in PostgreSQL.
+    LeaseholdPostgres,
     /// The same work without a lock library.
     Bounds,
 }
@@ -18,7 +20,7 @@ pub enum Peer {
 /// Executes orders until standard input ends.
 pub fn run(peer: Peer) {
     match peer {
-        Peer::Leasehold => serve(leasehold::Leasehold::default()),
+        Peer::Leasehold | Peer::LeaseholdPostgres => serve(leasehold::Leasehold::default()),
         Peer::Bounds => serve(bounds::Bounds::default()),
     }
 }

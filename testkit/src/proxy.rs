@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::port::Port;
+use crate::postgres::Postgres;
 use crate::server::Server;
 
 use link::{Direction, Link, lock};
@@ -39,14 +40,24 @@ impl Proxy {
     /// Starts a proxy in front of a server that has a port. The server may stop and restart meanwhile.
     #[must_use]
     pub fn before(server: &Server) -> Self {
+        Self::start(server.port(), |port| server.url_at(port))
+    }
+
+    /// As [`Proxy::before`], in front of a PostgreSQL server.
+    #[must_use]
+    pub fn before_postgres(server: &Postgres) -> Self {
+        Self::start(server.port(), |port| server.url_at(port))
+    }
+
+    fn start(server: u16, url_at: impl FnOnce(u16) -> String) -> Self {
         let port = Port::claim();
         let shared = Shared {
-            server: AtomicU16::new(server.port()),
+            server: AtomicU16::new(server),
             requests: Arc::default(),
             replies: Arc::default(),
             links: Mutex::default(),
         };
-        let url = server.url_at(port.number());
+        let url = url_at(port.number());
         let proxy = Self { port, url, acceptor: Mutex::new(None), shared: Arc::new(shared) };
         proxy.refuse(false);
         proxy

@@ -18,11 +18,11 @@ pub enum Fault {
     WorkerKill,
     /// SIGSTOP of a server, and later SIGCONT.
     ServerStop,
-    /// SIGKILL of a server, and a restart with its append-only file.
+    /// SIGKILL of a server (SIGQUIT of PostgreSQL, which has the same effect), and a restart with its files.
     ServerKill,
     /// SIGKILL of a server, and a restart without its files.
     ServerEmpty,
-    /// CLIENT KILL of all connections.
+    /// CLIENT KILL of all connections, or `pg_terminate_backend`.
     ClientKill,
     /// SCRIPT FLUSH.
     ScriptFlush,
@@ -70,6 +70,8 @@ pub enum StoreKind {
     Cluster,
     /// Five independent servers.
     Redlock,
+    /// The system's PostgreSQL, behind the testkit's proxy.
+    Postgres,
 }
 
 impl StoreKind {
@@ -113,10 +115,11 @@ pub struct Rule {
     pub delay: Option<Delay>,
 }
 
-use StoreKind::{Cluster, Memory, Redis, Redis62, Redlock, Sentinel, Sqlite, Valkey};
+use StoreKind::{Cluster, Memory, Postgres, Redis, Redis62, Redlock, Sentinel, Sqlite, Valkey};
 
-const ALL: &[StoreKind] = &[Memory, Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock];
-const SINGLE: &[StoreKind] = &[Redis, Redis62, Valkey];
+const ALL: &[StoreKind] = &[Memory, Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock, Postgres];
+const SINGLE: &[StoreKind] = &[Redis, Redis62, Valkey, Postgres];
+const REDIS: &[StoreKind] = &[Redis, Redis62, Valkey];
 const SERVERS: &[StoreKind] = &[Redis, Redis62, Valkey, Sentinel, Cluster, Redlock];
 const REPLICATED: &[StoreKind] = &[Sentinel, Cluster];
 
@@ -189,10 +192,13 @@ pub const TABLE: &[Rule] = &[
     rule(Fault::WorkerKill, ALL),
     Rule { delay: RECONNECT, ..rule(Fault::ServerStop, SINGLE) },
     Rule { delay: RECONNECT, ..rule(Fault::ServerKill, SINGLE) },
-    Rule { exemption: Some(EMPTY), delay: RECONNECT, ..rule(Fault::ServerEmpty, SINGLE) },
-    Rule { delay: RECONNECT, ..rule(Fault::ClientKill, &[Redis, Redis62, Valkey, Sentinel, Cluster]) },
+    Rule { exemption: Some(EMPTY), delay: RECONNECT, ..rule(Fault::ServerEmpty, REDIS) },
+    Rule {
+        delay: RECONNECT,
+        ..rule(Fault::ClientKill, &[Redis, Redis62, Valkey, Sentinel, Cluster, Postgres])
+    },
     rule(Fault::ScriptFlush, SERVERS),
-    Rule { exemption: Some(FLUSHED), ..rule(Fault::FlushAll, SINGLE) },
+    Rule { exemption: Some(FLUSHED), ..rule(Fault::FlushAll, REDIS) },
     rule(Fault::NetDelay, SINGLE),
     Rule { delay: RECONNECT, ..rule(Fault::NetCut, SINGLE) },
     Rule { delay: RECONNECT, ..rule(Fault::NetBlackHole, SINGLE) },

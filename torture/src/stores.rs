@@ -1,5 +1,6 @@
 //! The servers under torture, and the faults that are done to them.
 
+mod database;
 mod injection;
 mod nodes;
 mod replicated;
@@ -11,6 +12,7 @@ use leasehold_testkit::{Builder, Cluster, Flavor, Sentinels, Server};
 use tempfile::TempDir;
 
 use crate::faults::{Fault, StoreKind};
+use database::Database;
 use nodes::Nodes;
 
 pub(crate) use injection::Injection;
@@ -33,6 +35,7 @@ enum Servers {
     Nodes(Nodes),
     Sentinels(Sentinels),
     Cluster(Cluster),
+    Database(Box<Database>),
 }
 
 impl Stores {
@@ -55,6 +58,7 @@ impl Stores {
             StoreKind::Redlock => Servers::Nodes(Nodes::start(&server, QUORUM, None)),
             StoreKind::Sentinel => Servers::Sentinels(Sentinels::start()),
             StoreKind::Cluster => Servers::Cluster(Cluster::start()),
+            StoreKind::Postgres => Servers::Database(Box::new(Database::start())),
         };
         Ok(Self { kind, servers, folder })
     }
@@ -81,6 +85,7 @@ impl Stores {
             },
             Servers::Sentinels(sentinels) => sentinels.url(Sentinels::SERVICE),
             Servers::Cluster(cluster) => cluster.url(),
+            Servers::Database(database) => database.url(),
         }
     }
 
@@ -112,6 +117,7 @@ impl Stores {
             Servers::Nodes(nodes) => nodes.inject(injection),
             Servers::Sentinels(sentinels) => replicated::inject_sentinels(sentinels, injection),
             Servers::Cluster(cluster) => replicated::inject_cluster(cluster, injection),
+            Servers::Database(database) => database.inject(injection),
         }
     }
 }

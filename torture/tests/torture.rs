@@ -77,6 +77,12 @@ fn leasehold_passes_on_redis_with_faults() {
 }
 
 #[test]
+fn leasehold_passes_on_postgres_with_faults() {
+    let faults = "worker-stop,client-kill,net-cut,server-stop,server-kill";
+    passes(&["--store", "postgres", "--faults", faults, "--minutes", "0.2"]);
+}
+
+#[test]
 fn detached_leases_pass_on_redis_and_sqlite_with_faults() {
     let faults = "worker-stop,worker-kill,client-kill,net-cut";
     let detached = ["--target", "leasehold-detached"];

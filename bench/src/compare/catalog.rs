@@ -54,8 +54,8 @@ const fn tuned(name: &'static str, program: &'static str, promises: Promises) ->
     Row { name, program, lock: "mutex", is_tuned: true, promises, note }
 }
 
-/// leasehold's program, and the lower bounds': both are this one.
-pub const OWN: [&str; 2] = ["leasehold", "bounds"];
+/// leasehold's programs, and the lower bounds': all are this one.
+pub const OWN: [&str; 3] = ["leasehold", "leasehold-postgres", "bounds"];
 
 /// leasehold's mutex.
 pub const LEASEHOLD: Row = row("leasehold", "leasehold", "mutex", ALL, "default settings");
@@ -125,7 +125,14 @@ pub const QUORUM: [Row; 5] = [
 ];
 
 /// Locks on stores of other kinds, a class of their own.
-pub const OTHER_STORES: [Row; 3] = [
+pub const OTHER_STORES: [Row; 4] = [
+    row(
+        "leasehold postgres:",
+        "leasehold-postgres",
+        "mutex",
+        ALL,
+        "PostgreSQL; every lock and release is committed and synced",
+    ),
     row(
         "etcd concurrency.Mutex",
         "etcd",

@@ -22,7 +22,7 @@ pub enum Kind {
     Etcd,
     /// `ZooKeeper`: the same.
     ZooKeeper,
-    /// PostgreSQL: advisory locks are in memory only.
+    /// PostgreSQL: advisory locks are in memory only, and leases are committed.
     Postgres,
 }
 
@@ -33,7 +33,7 @@ impl Kind {
         match program {
             "etcd" => Some(Self::Etcd),
             "curator" => Some(Self::ZooKeeper),
-            "postgres" => Some(Self::Postgres),
+            "postgres" | "leasehold-postgres" => Some(Self::Postgres),
             _ => None,
         }
     }

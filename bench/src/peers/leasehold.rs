@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use leasehold::bridge::Foreign;
 use leasehold::{Client, Guard, Mutex, RwLock, Semaphore, WriteGuard};
 use leasehold_bench_peer::protocol::{Hello, Open, Run};
 use leasehold_bench_peer::{Failure, Library, Lock};
@@ -58,6 +59,10 @@ impl Library for Leasehold {
             "read-write" => Kind::RwLock(client.rw_lock(name).ttl(ttl)),
             "semaphore" => Kind::Semaphore(client.semaphore(name, run.permits).ttl(ttl)),
             "detached" => Kind::Detached(client.clone(), client.mutex(name).ttl(ttl), Cell::new(0)),
+            bridge if bridge.starts_with("bridge:") => {
+                let foreign = format!("{}:{name}", &bridge["bridge:".len()..]).parse::<Foreign>()?;
+                Kind::Mutex(client.mutex(name).ttl(ttl).bridge(foreign))
+            }
             other => return Err(format!("leasehold has no lock that is called {other}").into()),
         })
     }

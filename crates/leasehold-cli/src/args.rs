@@ -13,6 +13,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use leasehold::bridge::Foreign;
 use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
@@ -37,6 +38,8 @@ pub(crate) struct Args {
     ///   redis-sentinel://HOST,HOST/SERVICE  the master that Sentinels name
     ///   redis-cluster://HOST,HOST           a cluster
     ///   redlock://HOST,HOST,HOST            a quorum of independent servers
+    ///   postgres://HOST/DATABASE            a database; postgresql: is the same
+    ///   postgresql://HOST/DATABASE          PGHOST, PGUSER, PGPASSWORD, PGDATABASE and others count
     ///   memory:                             this process only; excludes no other process
     #[arg(
         long,
@@ -94,6 +97,8 @@ pub(crate) enum Action {
     /// Check the store for settings that make locks unsafe, and print the fix
     #[command(after_long_help = after(DOCTOR))]
     Doctor(DoctorArgs),
+    /// Create the tables of a postgres: store, or print the statements that do
+    Migrate(MigrateArgs),
     /// Serve locks over HTTP, with a dashboard and metrics
     #[cfg(feature = "serve")]
     #[command(after_long_help = after(SERVE))]
@@ -111,6 +116,13 @@ pub(crate) enum Action {
         /// The command, run for example
         command: Option<String>,
     },
+}
+
+#[derive(Debug, Arguments)]
+pub(crate) struct MigrateArgs {
+    /// Print the statements, and connect to nothing
+    #[arg(long)]
+    pub(crate) print: bool,
 }
 
 #[derive(Debug, Arguments)]
@@ -224,6 +236,10 @@ pub(crate) struct WorkArgs {
     /// (at most half the ttl) [default: a third of the ttl, 5s at most]
     #[arg(long, env = "LEASEHOLD_GRACE", value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
+    /// Also hold the lock of another library on the same Redis server: redisson:NAME, redis-py:NAME, redsync:NAME,
+    /// node-redlock:NAME, rslock:NAME, or set-nx-px:KEY
+    #[arg(long, value_name = "LIBRARY:NAME", value_parser = bridge)]
+    pub(crate) bridge: Option<Foreign>,
     /// Text that is published instead of the command line
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
@@ -342,6 +358,11 @@ pub(crate) struct HealthArgs {
 fn kinds() -> impl TypedValueParser<Value = Kind> {
     let words = Kind::ALL.iter().map(|kind| kind.as_str());
     PossibleValuesParser::new(words).map(|word| Kind::parse(&word).expect("one of the possible values"))
+}
+
+/// The lock of another library.
+fn bridge(typed: &str) -> Result<Foreign, leasehold::Error> {
+    typed.parse()
 }
 
 fn after(text: &str) -> String {

@@ -5,14 +5,16 @@
 //! option is left out if it can't be used together with what the command line and the environment set (`applies.rs`).
 
 mod applies;
+mod option;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use applies::Set;
 use clap::error::ErrorKind;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{ArgMatches, Command};
 use etcetera::BaseStrategy as _;
+use option::FileOption;
 use toml::{Table, Value};
 
 use crate::args::complaint;
@@ -20,9 +22,6 @@ use crate::exit::Stop;
 
 /// The variable that names another file.
 const VARIABLE: &str = "LEASEHOLD_CONFIG";
-
-/// Options that say what a single command is about, and are therefore no defaults.
-const NO_DEFAULTS: [&str; 3] = ["force", "name", "token"];
 
 /// Commands that use no defaults: an invalid file must not affect them.
 const WITHOUT_FILE: [&str; 3] = ["completions", "man", crate::watchdog::COMMAND];
@@ -121,56 +120,4 @@ fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Resul
     let Some(sub) = command.find_subcommand(name) else { return Ok(Vec::new()) };
     Set::new(sub, set).retain_applicable(&mut found);
     Ok(found.iter().flat_map(FileOption::arguments).collect())
-}
-
-/// A single value as it would be typed.
-fn text(value: &Value) -> Option<String> {
-    match value {
-        Value::Boolean(is_on) => Some(is_on.to_string()),
-        Value::String(text) => Some(text.clone()),
-        Value::Integer(number) => Some(number.to_string()),
-        Value::Float(number) => Some(number.to_string()),
-        _ => None,
-    }
-}
-
-/// An option of the file.
-struct FileOption<'a> {
-    arg: &'a Arg,
-    key: &'a str,
-    /// A text, or whether a flag is set. Only an option that can be repeated has several.
-    values: Vec<String>,
-}
-
-impl<'a> FileOption<'a> {
-    fn new(command: &'a Command, key: &'a str, value: &Value) -> Result<Self, String> {
-        let is_meant = |arg: &&Arg| arg.get_long() == Some(key);
-        let Some(arg) = command.get_arguments().find(is_meant) else {
-            return Err(format!("there is no option --{key}"));
-        };
-        if NO_DEFAULTS.contains(&key) {
-            return Err(format!("--{key} can't be a default"));
-        }
-        if !arg.get_action().takes_values() && !value.is_bool() {
-            return Err(format!("{key} is true or false"));
-        }
-        let values = match (value, arg.get_action()) {
-            (Value::Array(list), ArgAction::Append) => list.iter().map(text).collect(),
-            _ => text(value).map(|value| vec![value]),
-        };
-        let is_repeatable = matches!(arg.get_action(), ArgAction::Append);
-        let or_list = if is_repeatable { ", or a list of them" } else { "" };
-        let values = values.ok_or_else(|| format!("{key} is a text, a number, true or false{or_list}"))?;
-        Ok(Self { arg, key, values })
-    }
-
-    /// As it would be typed; nothing for a flag that is not set.
-    fn arguments(&self) -> Vec<OsString> {
-        let is_flag = !self.arg.get_action().takes_values();
-        let values = self.values.iter().filter(|value| !is_flag || *value == "true");
-        let argument = |value: &String| {
-            if is_flag { format!("--{}", self.key) } else { format!("--{}={value}", self.key) }
-        };
-        values.map(|value| argument(value).into()).collect()
-    }
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use leasehold::bridge::Foreign;
 use leasehold::{
     Client, Election, Error, Guard, Kind, LockInfo, Mutex, MutexSet, OncePer, ReentrantMutex, RwLock,
     Semaphore,
@@ -12,6 +13,10 @@ use crate::args::{KindArgs, RunArgs, WorkArgs, name};
 use crate::exit::Stop;
 use crate::held::Held;
 use crate::text::printable;
+
+/// Why a lock can't be bridged.
+const ONLY_MUTEXES: &str =
+    "--bridge is for a mutex or an election: leave out -s, -x, --semaphore, --owner and --once-per";
 
 pub(crate) struct Lock {
     client: Client,
@@ -48,6 +53,9 @@ impl Lock {
         let names = args.names();
         let [typed, others @ ..] = &names[..] else { return Err(Stop::usage("name a lock")) };
         if let Some(period) = args.once_per {
+            if args.work.bridge.is_some() {
+                return Err(Stop::usage(ONLY_MUTEXES));
+            }
             let name = name(typed)?.to_owned();
             let once = client.once_per(&name, period).ttl(*ttl).label(label);
             let once = if args.at_least_once { once.at_least_once() } else { once };
@@ -57,7 +65,11 @@ impl Lock {
         let waits = !args.no_wait && args.wait != Some(Duration::ZERO);
         let options = LeaseOptions { ttl: *ttl, min_hold: args.min_hold, label };
         if others.is_empty() {
-            return Self::of_kind(client, typed, &args.kind, &options, waits);
+            let lock = Self::of_kind(client, typed, &args.kind, &options, waits)?;
+            return lock.bridged(args.work.bridge.as_ref());
+        }
+        if args.work.bridge.is_some() {
+            return Err(Stop::usage("--bridge is for one name"));
         }
         Self::several(client, &names, &options, waits)
     }
@@ -102,6 +114,17 @@ impl Lock {
         Ok(Self { client: client.clone(), names: vec![name], owner: kind.owner.clone(), waits, variant })
     }
 
+    /// The same lock, bridged to the lock of another library.
+    fn bridged(mut self, foreign: Option<&Foreign>) -> Result<Self, Stop> {
+        let Some(foreign) = foreign else { return Ok(self) };
+        self.variant = match self.variant {
+            Variant::Mutex(mutex) => Variant::Mutex(mutex.bridge(foreign.clone())),
+            Variant::Leadership(election) => Variant::Leadership(election.bridge(foreign.clone())),
+            _ => return Err(Stop::usage(ONLY_MUTEXES)),
+        };
+        Ok(self)
+    }
+
     /// The election of `elect`.
     pub(crate) fn leadership(
         client: &Client,
@@ -111,7 +134,8 @@ impl Lock {
     ) -> Result<Self, Stop> {
         let name = name(typed)?.to_owned();
         let variant = Variant::Leadership(client.election(&name).ttl(work.ttl).label(label));
-        Ok(Self { client: client.clone(), names: vec![name], owner: None, waits: true, variant })
+        let lock = Self { client: client.clone(), names: vec![name], owner: None, waits: true, variant };
+        lock.bridged(work.bridge.as_ref())
     }
 
     fn kind(&self) -> Kind {

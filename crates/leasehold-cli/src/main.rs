@@ -16,6 +16,7 @@ mod held;
 mod inspect;
 mod lease;
 mod lock;
+mod migrate;
 mod nested;
 mod notify;
 mod output;
@@ -89,6 +90,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Wait(args) => probe::wait(store, args).await,
         Action::Health(args) => probe::health(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
+        Action::Migrate(args) => migrate::migrate(&store()?, &args).await,
         #[cfg(feature = "serve")]
         Action::Serve(args) => serve::serve(store, args).await,
         Action::Watchdog => Ok(watchdog::watch()),

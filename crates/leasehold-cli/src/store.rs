@@ -66,6 +66,11 @@ impl Store {
         Ok(client)
     }
 
+    /// The address, with its secrets.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     /// Whether the locks end with this process.
     pub(crate) fn is_memory(&self) -> bool {
         self.url.starts_with("memory:")
@@ -125,8 +130,8 @@ pub(crate) fn own_folder() -> Result<PathBuf, Stop> {
 
 // --- Secrets -------------------------------------------------------------------------------------
 
-/// The parameters whose values are secret.
-const SECRET: [&str; 3] = ["pass", "password", "sentinel_password"];
+/// The parameters whose values are secret, or may have a secret in them.
+const SECRET: [&str; 4] = ["pass", "password", "sentinel_password", "listen"];
 
 /// An address without its passwords. The rest is unchanged, so it still works for a user without a password.
 fn without_passwords(url: &str) -> String {
@@ -182,6 +187,10 @@ mod tests {
             (
                 "redis-sentinel://me:hunter2@a,b/service?sentinel_user=you&sentinel_password=hunter2",
                 "redis-sentinel://me@a,b/service?sentinel_user=you",
+            ),
+            (
+                "postgres://me:hunter2@db:1/app?schema=a&password=hunter2&listen=postgres://me:hunter2@db",
+                "postgres://me@db:1/app?schema=a",
             ),
             ("redlock://:hunter2@a,b,c?max_ttl_ms=5", "redlock://a,b,c?max_ttl_ms=5"),
             (

@@ -176,12 +176,14 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost`; `is_unavailable` if the store did not confirm the renewal. The lease is released in that case.
+    /// `is_lost`; `is_unavailable` if the store did not confirm the renewal; `is_invalid` for a bridged lock. The lease is
+    /// released in these cases.
     ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the lease is released.
     pub async fn detach(mut self) -> Result<LeaseId, Error> {
+        self.check_detachable()?;
         self.store().await_published(self.remaining() / PUBLISH_FRACTION).await;
         // A lease that was granted after a wait has a few seconds only.
         self.renew().await?;

@@ -8,12 +8,15 @@ pub(crate) mod driver;
 mod due;
 mod entry;
 mod leases;
+#[cfg(feature = "redis")]
+mod legs;
 mod local_queue;
 mod log_event;
 pub(crate) mod manual;
 mod number_map;
 mod releasing;
 mod request;
+mod second_leg;
 mod session;
 mod sleep;
 mod table;

@@ -1,5 +1,6 @@
 //! A held lease.
 
+mod leg;
 mod release;
 
 use std::fmt;
@@ -52,6 +53,9 @@ pub struct Guard {
     span: Span,
     /// The attempt waited before it reached the store.
     was_admitted: bool,
+    /// The lock of another library that the lease is bridged to.
+    #[cfg(feature = "redis")]
+    leg: Option<Arc<crate::bridge::Leg>>,
 }
 
 impl Guard {
@@ -72,6 +76,8 @@ impl Guard {
             hold: Hold::none(),
             span: Span::none(),
             was_admitted: false,
+            #[cfg(feature = "redis")]
+            leg: None,
         }
     }
 
@@ -320,7 +326,7 @@ impl Guard {
             session.poll_renewed(&mut watch, context)
         });
         match renewed.await {
-            Ok(()) => Ok(()),
+            Ok(()) => self.renew_leg().await,
             Err(RenewalError::Lost(loss)) => Err(self.lost_error(loss)),
             Err(RenewalError::Failed(error)) => Err(self.handle.store_error(&self.resource, &error)),
         }

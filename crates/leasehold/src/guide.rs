@@ -7,6 +7,7 @@
 //! | [`metrics`] | the metrics, their labels, and alerts |
 //! | [`redlock`] | a quorum of independent servers: how it votes, and what it can't do |
 //! | [`choosing`] | which kind and which store fit which job |
+//! | [`postgres`] | locks in PostgreSQL: addresses, tables, poolers, and locks inside a transaction |
 //! | [`testing`] | how to test code that uses locks |
 
 // The files in `guide/` are symbolic links into `docs/`, so that each document exists once: GitHub shows it in `docs/`,
@@ -16,6 +17,7 @@
 // first, so rustdoc takes them: the links lead to modules, and rustdoc checks them. A document that has no module leads to GitHub.
 
 #[doc = "[redlock]: crate::guide::redlock"]
+#[doc = "[postgres]: crate::guide::postgres"]
 #[doc = ""]
 #[doc = include_str!("../guide/guarantees.md")]
 pub mod guarantees {}
@@ -24,6 +26,9 @@ pub mod guarantees {}
 #[doc = "[guarantees]: crate::guide::guarantees"]
 #[doc = "[metrics]: crate::guide::metrics"]
 #[doc = "[recipes-under-load]: https://github.com/leasehold/leasehold/blob/main/docs/recipes-under-load.md"]
+#[doc = "[bridges]: https://github.com/leasehold/leasehold/blob/main/docs/bridges.md"]
+#[doc = "[postgres]: crate::guide::postgres"]
+#[doc = "[postgres-addresses]: crate::guide::postgres#addresses"]
 #[doc = ""]
 #[doc = include_str!("../guide/operations.md")]
 pub mod operations {}
@@ -33,9 +38,15 @@ pub mod operations {}
 #[doc = include_str!("../guide/redlock.md")]
 pub mod redlock {}
 
+#[doc = "[guarantees]: crate::guide::guarantees"]
+#[doc = ""]
+#[doc = include_str!("../guide/postgres.md")]
+pub mod postgres {}
+
 #[doc = "[kinds-limits]: crate::guide::guarantees#what-the-kinds-cant-do"]
 #[doc = "[server-settings]: crate::guide::operations#what-to-set-on-a-redis-server-and-why"]
 #[doc = "[redlock]: crate::guide::redlock"]
+#[doc = "[postgres]: crate::guide::postgres"]
 #[doc = "[benchmarks]: https://github.com/leasehold/leasehold/blob/main/docs/benchmarks.md"]
 #[doc = "[lease-limits]: crate::guide::guarantees#what-a-lease-cant-do"]
 #[doc = "[recipes]: https://github.com/leasehold/leasehold/blob/main/docs/recipes.md"]

@@ -56,6 +56,9 @@ pub(crate) struct Handle {
     /// The store keeps the client's part of the metadata once, and not with each attempt.
     keeps_client: bool,
     pub(crate) telemetry: ClientTelemetry,
+    /// From the first lock that is bridged.
+    #[cfg(feature = "redis")]
+    bridges: std::sync::OnceLock<crate::bridge::Bridges>,
 }
 
 impl Drop for Handle {
@@ -75,7 +78,25 @@ impl Handle {
         let keeps_client = store.publish_client(options.metadata.encode_client());
         let encoded_metadata = encode_metadata(&options.metadata, keeps_client);
         let capabilities = store.capabilities();
-        Self { session, store, capabilities, url, options, encoded_metadata, keeps_client, telemetry }
+        Self {
+            session,
+            store,
+            capabilities,
+            url,
+            options,
+            encoded_metadata,
+            keeps_client,
+            telemetry,
+            #[cfg(feature = "redis")]
+            bridges: std::sync::OnceLock::new(),
+        }
+    }
+
+    /// The client's bridges to locks of other libraries.
+    #[cfg(feature = "redis")]
+    pub(crate) fn bridges(&self) -> Result<&crate::bridge::Bridges, StoreError> {
+        let keys = self.store.foreign_keys()?;
+        Ok(self.bridges.get_or_init(|| crate::bridge::Bridges::start(self.session.clone(), keys)))
     }
 
     /// What an attempt with this metadata stores.

@@ -67,6 +67,7 @@
 //! | `tls` | `rediss:` and `tls=true`, with rustls; implies `redis` | |
 //! | `redlock` | `redlock:` and the type `Redlock`; implies `redis` | |
 //! | `sqlite` | `sqlite:`, with SQLite compiled in; only on Unix | |
+//! | `postgres` | `postgres:`, `postgresql:`, and the modules `postgres` and `fence::postgres` | |
 //! | `blocking` | the module `blocking` | |
 //! | `metrics` | [metrics](guide::metrics) for the `metrics` facade | |
 //! | `serde` | `Serialize` for [`LockInfo`] and [`Diagnosis`] with their parts, and for [`ErrorKind`] | |
@@ -76,10 +77,15 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 // Some functions serve one store or one of the two APIs only. A build with all features reports those that none uses.
-#![cfg_attr(not(all(unix, feature = "blocking", feature = "redlock", feature = "sqlite")), allow(dead_code))]
+#![cfg_attr(
+    not(all(unix, feature = "blocking", feature = "postgres", feature = "redlock", feature = "sqlite")),
+    allow(dead_code)
+)]
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
+#[cfg(feature = "redis")]
+pub mod bridge;
 mod builder;
 mod client;
 mod detached;
@@ -98,6 +104,8 @@ mod inspect;
 mod locks;
 mod metadata;
 mod options;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "redlock")]
 mod redlock;
 #[cfg(feature = "_simulation")]
@@ -135,6 +143,10 @@ pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
 pub use redis;
 #[cfg(feature = "redlock")]
 pub use redlock::{Redlock, RedlockBuilder};
+/// The client library of the modules [`postgres`] and [`fence::postgres`]. Its types are part of the public API, so a new major version
+/// of `tokio-postgres` requires a new major version of `leasehold`.
+#[cfg(feature = "postgres")]
+pub use tokio_postgres;
 pub use url::SCHEMES;
 
 /// The README's example is a test too.

@@ -6,8 +6,10 @@
 mod acquire;
 mod acquire_all;
 mod admission;
-mod attempt;
+pub(crate) mod attempt;
 pub(crate) mod barrier;
+#[cfg(feature = "redis")]
+mod bridged;
 pub(crate) mod election;
 pub(crate) mod latch;
 pub(crate) mod lock;

@@ -1,14 +1,20 @@
 //! The stores, and how one is opened.
 
 mod contract;
+#[cfg(feature = "redis")]
+mod foreign;
 #[cfg(test)]
 mod histories;
 mod lazy;
 pub(crate) mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redlock")]
 mod redlock;
+#[cfg(any(feature = "postgres", all(feature = "sqlite", unix)))]
+mod sql;
 #[cfg(all(feature = "sqlite", unix))]
 mod sqlite;
 
@@ -18,11 +24,18 @@ use leasehold_core::ClientId;
 use tokio::runtime::Handle;
 
 // Some are for stores that are features.
-#[cfg_attr(not(all(unix, feature = "redlock", feature = "sqlite")), allow(unused_imports))]
+#[cfg(feature = "redis")]
+pub(crate) use self::contract::ForeignKeys;
+#[cfg_attr(
+    not(all(unix, feature = "postgres", feature = "redlock", feature = "sqlite")),
+    allow(unused_imports)
+)]
 pub(crate) use self::contract::{
     Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
     PollIntervals, Store, StoreError, admission_queue_of, inspect_all, missing_response, only,
 };
+#[cfg(feature = "redis")]
+pub(crate) use self::foreign::{ForeignCall, ForeignScript, KeyWatch};
 pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::SharedConnection;
@@ -50,7 +63,10 @@ pub(crate) async fn open_own(
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
 /// created; callers' commands may run on it. The store reads the time of leases from `clock`.
-#[cfg_attr(not(all(unix, feature = "redlock", feature = "sqlite")), allow(unused_variables))]
+#[cfg_attr(
+    not(all(unix, feature = "postgres", feature = "redlock", feature = "sqlite")),
+    allow(unused_variables)
+)]
 pub(crate) async fn open(
     url: &StoreUrl,
     clock: Clock,
@@ -68,6 +84,8 @@ pub(crate) async fn open(
         StoreUrl::Redlock(url) => Ok(Redlock::open(url, clock, client, inbox, caller).await?),
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(redis::Redis::open(url, client, inbox, caller).await?),
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(url) => Ok(postgres::Postgres::open(url, client, inbox).await?),
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { path, is_durable } => {
             Ok(sqlite::Sqlite::open(path, *is_durable, clock, client, inbox)?)
@@ -83,6 +101,8 @@ pub(crate) fn capabilities(url: &StoreUrl) -> Capabilities {
         StoreUrl::Redlock(url) => redlock::capabilities(url.max_ttl),
         #[cfg(feature = "redis")]
         StoreUrl::Redis(_) => redis::capabilities(),
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(_) => postgres::capabilities(),
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
     }

@@ -1,5 +1,7 @@
 //! Parses the address of a store. The printable form of an address contains no secret.
 
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redlock")]
@@ -11,6 +13,10 @@ use std::path::PathBuf;
 
 use crate::error::{Error, ErrorKind, invalid, needs_feature};
 
+#[cfg(all(feature = "postgres", feature = "tls"))]
+pub(crate) use postgres::SslFiles;
+#[cfg(feature = "postgres")]
+pub(crate) use postgres::{Pooler, PostgresUrl, SslMode};
 #[cfg(feature = "redis")]
 pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
 #[cfg(feature = "redlock")]
@@ -21,8 +27,18 @@ pub(crate) use redlock::RedlockUrl;
 /// ```
 /// assert!(leasehold::SCHEMES.contains(&"memory"));
 /// ```
-pub const SCHEMES: &[&str] =
-    &["memory", "sqlite", "redis", "rediss", "redis+unix", "redis-sentinel", "redis-cluster", "redlock"];
+pub const SCHEMES: &[&str] = &[
+    "memory",
+    "sqlite",
+    "redis",
+    "rediss",
+    "redis+unix",
+    "redis-sentinel",
+    "redis-cluster",
+    "redlock",
+    "postgres",
+    "postgresql",
+];
 
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum StoreUrl {
@@ -33,6 +49,8 @@ pub(crate) enum StoreUrl {
     Redis(Box<RedisUrl>),
     #[cfg(feature = "redlock")]
     Redlock(Box<RedlockUrl>),
+    #[cfg(feature = "postgres")]
+    Postgres(Box<PostgresUrl>),
     #[cfg(all(feature = "sqlite", unix))]
     Sqlite {
         path: PathBuf,
@@ -56,6 +74,8 @@ impl StoreUrl {
             }
             #[cfg(feature = "redlock")]
             "redlock" => Ok(Self::Redlock(Box::new(RedlockUrl::parse(rest)?))),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => Ok(Self::Postgres(Box::new(PostgresUrl::parse(rest)?))),
             _ if SCHEMES.contains(&scheme) => Err(disabled(scheme)),
             _ if is_scheme(scheme) => {
                 Err(invalid(format!("no store has the scheme {scheme}:; the schemes are {}", schemes())))
@@ -115,6 +135,7 @@ fn disabled(scheme: &str) -> Error {
         "sqlite" => "sqlite",
         "rediss" => "tls",
         "redlock" => "redlock",
+        "postgres" | "postgresql" => "postgres",
         _ => "redis",
     };
     needs_feature(&format!("{scheme}:…"), feature)
@@ -143,6 +164,8 @@ impl fmt::Display for StoreUrl {
             Self::Redis(url) => url.fmt(f),
             #[cfg(feature = "redlock")]
             Self::Redlock(url) => url.fmt(f),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(url) => url.fmt(f),
             #[cfg(all(feature = "sqlite", unix))]
             Self::Sqlite { path, .. } => write!(f, "sqlite:{}", path.display()),
         }
@@ -170,7 +193,7 @@ mod tests {
 
     #[test]
     fn invalid_address_is_refused_with_the_list_of_schemes() {
-        for url in ["", "locks.db", "postgres://a", ":x", "a b:c"] {
+        for url in ["", "locks.db", "mysql://a", ":x", "a b:c"] {
             let error = StoreUrl::parse(url).unwrap_err();
             assert!(error.is_invalid() && error.to_string().contains("memory:, sqlite:"), "{error}");
         }
@@ -199,7 +222,7 @@ mod tests {
             "redlock:redis://a ?hunter2",
             "redis://:hunter2@",
             "redis://h?pass=hunter2",
-            "postgres://me:hunter2@host",
+            "mysql://me:hunter2@host",
             "hunter2",
             "hunter2 x:y",
         ] {

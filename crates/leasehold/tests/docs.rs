@@ -45,9 +45,14 @@ fn evidence(document: &str) -> Vec<String> {
 fn every_test_that_a_document_names_exists() {
     let mut code = String::new();
     sources(&root().join("crates"), &mut code);
-    for document in
-        ["README.md", "docs/guarantees.md", "docs/http-api.md", "docs/operations.md", "docs/redlock.md"]
-    {
+    for document in [
+        "README.md",
+        "docs/guarantees.md",
+        "docs/http-api.md",
+        "docs/operations.md",
+        "docs/postgres.md",
+        "docs/redlock.md",
+    ] {
         let names = evidence(&fs::read_to_string(root().join(document)).unwrap());
         assert!(names.len() > 5, "{document} shows no evidence");
         for name in names {

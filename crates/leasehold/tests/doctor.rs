@@ -374,3 +374,19 @@ async fn voting_servers_are_diagnosed_singly_and_as_a_quorum() {
     find(&diagnosis, Severity::Danger, "are replicas of one another");
     find(&diagnosis, Severity::Danger, "this server is a replica");
 }
+
+#[tokio::test]
+async fn locks_of_other_libraries_are_named() {
+    let server = sound(Flavor::Redis7).start();
+    let before = diagnose(&server.url()).await;
+    assert!(before.components[0].facts.iter().all(|fact| fact.name != "locks of other libraries"));
+    server.run(&["HSET", "jobs", "9557684a-c856-4883-9094-904228b43691:27", "1"]);
+    server.run(&["PEXPIRE", "jobs", "60000"]);
+    server.run(&["SET", "report", "UcCWk/JMjsVw3kqcyKZanQ==", "PX", "60000"]);
+    server.run(&["SET", "session", "UcCWk/JMjsVw3kqcyKZanQ=="]);
+    let diagnosis = diagnose(&server.url()).await;
+    let shown = fact(&diagnosis.components[0], "locks of other libraries");
+    assert_eq!(shown, "\"jobs\" (like Redisson RLock), \"report\" (like redsync)");
+    find(&diagnosis, Severity::Fine, "look like locks of other libraries");
+    assert!(troubles(&diagnosis, "").is_empty());
+}

@@ -3,7 +3,7 @@
 use leasehold::Client;
 
 /// Addresses that no store accepts, with the feature that reads them. Nothing is connected.
-const ADDRESSES: [(&str, &str, bool); 7] = [
+const ADDRESSES: [(&str, &str, bool); 9] = [
     ("sqlite:", "sqlite", cfg!(feature = "sqlite")),
     ("redis://:secret@host:port", "redis", cfg!(feature = "redis")),
     ("redis+unix://:secret@", "redis", cfg!(feature = "redis")),
@@ -11,6 +11,8 @@ const ADDRESSES: [(&str, &str, bool); 7] = [
     ("redis-cluster://:secret@host:port", "redis", cfg!(feature = "redis")),
     ("rediss://:secret@host/?ca=a&key=b", "tls", cfg!(feature = "tls")),
     ("redlock://:secret@host:port", "redlock", cfg!(feature = "redlock")),
+    ("postgres://:secret@host:port", "postgres", cfg!(feature = "postgres")),
+    ("postgresql://host/?secret=1", "postgres", cfg!(feature = "postgres")),
 ];
 
 fn error_of(address: &str) -> leasehold::Error {

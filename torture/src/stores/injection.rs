@@ -1,8 +1,9 @@
 //! What an injection needs to know, and what several kinds of servers share.
 
+use std::thread::sleep;
 use std::time::Duration;
 
-use leasehold_testkit::Server;
+use leasehold_testkit::{Proxy, Server};
 use redis::RedisResult;
 
 use crate::faults::Fault;
@@ -28,4 +29,42 @@ pub(super) fn kill_clients(server: &Server) {
     for kind in ["normal", "pubsub"] {
         let _: RedisResult<i64> = server.query(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
     }
+}
+
+/// Injects a fault of the network in front of one server.
+pub(super) fn disturb_network(proxy: &Proxy, injection: &mut Injection<'_>) -> String {
+    let time = injection.duration(5, 150);
+    let ways = injection.rng.between(1, 3);
+    let (requests, replies) = (ways & 1 > 0, ways & 2 > 0);
+    let mut what = format!("for {} ms", time.as_millis());
+    match injection.fault {
+        Fault::NetDelay => {
+            let delay = Duration::from_millis(injection.rng.between(5, 60));
+            proxy.delay_requests(if requests { delay } else { Duration::ZERO });
+            proxy.delay_replies(if replies { delay } else { Duration::ZERO });
+            what = format!("{} ms {what}", delay.as_millis());
+            sleep(time);
+            proxy.delay_requests(Duration::ZERO);
+            proxy.delay_replies(Duration::ZERO);
+        }
+        Fault::NetCut => {
+            proxy.refuse(true);
+            proxy.cut();
+            sleep(time);
+            proxy.refuse(false);
+        }
+        Fault::NetBlackHole => {
+            proxy.drop_requests(requests);
+            proxy.drop_replies(replies);
+            sleep(time);
+            proxy.drop_requests(false);
+            proxy.drop_replies(false);
+            proxy.cut();
+        }
+        other => unreachable!("{other:?} is no fault of an independent server"),
+    }
+    if injection.fault == Fault::NetCut {
+        return what;
+    }
+    format!("{what}, {}", ["", "requests", "replies", "both ways"][usize::try_from(ways).unwrap_or(0)])
 }

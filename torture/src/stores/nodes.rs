@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_testkit::{Builder, Proxy, Server};
 use redis::RedisResult;
 
-use super::injection::{Injection, kill_clients};
+use super::injection::{Injection, disturb_network, kill_clients};
 use crate::faults::{CLOCK_STEP, Fault};
 
 /// libfaketime reads its file again after a second.
@@ -94,7 +94,7 @@ impl Node {
             }
             Fault::ScriptFlush => self.command(&["SCRIPT", "FLUSH"]),
             Fault::FlushAll => self.command(&["FLUSHALL"]),
-            _ => self.disturb_network(injection),
+            _ => disturb_network(&self.proxy, injection),
         }
     }
 
@@ -112,42 +112,5 @@ impl Node {
         sleep(time);
         self.server.start();
         format!("down for {} ms", time.as_millis())
-    }
-
-    fn disturb_network(&self, injection: &mut Injection<'_>) -> String {
-        let (proxy, time) = (&self.proxy, injection.duration(5, 150));
-        let ways = injection.rng.between(1, 3);
-        let (requests, replies) = (ways & 1 > 0, ways & 2 > 0);
-        let mut what = format!("for {} ms", time.as_millis());
-        match injection.fault {
-            Fault::NetDelay => {
-                let delay = Duration::from_millis(injection.rng.between(5, 60));
-                proxy.delay_requests(if requests { delay } else { Duration::ZERO });
-                proxy.delay_replies(if replies { delay } else { Duration::ZERO });
-                what = format!("{} ms {what}", delay.as_millis());
-                sleep(time);
-                proxy.delay_requests(Duration::ZERO);
-                proxy.delay_replies(Duration::ZERO);
-            }
-            Fault::NetCut => {
-                proxy.refuse(true);
-                proxy.cut();
-                sleep(time);
-                proxy.refuse(false);
-            }
-            Fault::NetBlackHole => {
-                proxy.drop_requests(requests);
-                proxy.drop_replies(replies);
-                sleep(time);
-                proxy.drop_requests(false);
-                proxy.drop_replies(false);
-                proxy.cut();
-            }
-            other => unreachable!("{other:?} is no fault of an independent server"),
-        }
-        if injection.fault == Fault::NetCut {
-            return what;
-        }
-        format!("{what}, {}", ["", "requests", "replies", "both ways"][usize::try_from(ways).unwrap_or(0)])
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, Id};
 
-use super::FileOption;
+use super::option::FileOption;
 use crate::duration;
 use crate::store::Store;
 

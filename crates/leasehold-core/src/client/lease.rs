@@ -54,6 +54,8 @@ pub enum Loss {
     MaxHold,
     /// The client was closed, which released the lease.
     Closed,
+    /// The lock of another library that the lease is bridged to was lost: its key expired, was deleted, or has another holder.
+    Bridge,
 }
 
 impl fmt::Display for Loss {
@@ -63,6 +65,9 @@ impl fmt::Display for Loss {
             Self::Gone => "the store no longer has it: it was revoked or expired there",
             Self::MaxHold => "its maximum hold is over",
             Self::Closed => "the client was closed",
+            Self::Bridge => {
+                "the other library's lock that it is bridged to expired, was deleted or was taken over"
+            }
         })
     }
 }

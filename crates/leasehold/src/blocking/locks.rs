@@ -52,6 +52,20 @@ macro_rules! lease_settings {
     };
 }
 
+/// The bridge to the lock of another library.
+macro_rules! bridge {
+    ($kind:ident) => {
+        #[cfg(feature = "redis")]
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::bridge`].")]
+            #[must_use]
+            pub fn bridge(self, foreign: crate::bridge::Foreign) -> Self {
+                Self(self.0.bridge(foreign))
+            }
+        }
+    };
+}
+
 /// A kind of lock, its label, and its inspection.
 macro_rules! kind {
     ($kind:ident) => {
@@ -82,6 +96,7 @@ macro_rules! kind {
 
 kind!(Mutex);
 settings!(Mutex);
+bridge!(Mutex);
 
 impl Mutex {
     /// As [`crate::Mutex::local_handoff`], among the threads that share a client.
@@ -137,6 +152,7 @@ calls! { RwLock:
 
 kind!(Election);
 settings!(Election);
+bridge!(Election);
 calls! { Election:
     campaign(&self) -> Guard;
     try_campaign(&self) -> Option<Guard>;

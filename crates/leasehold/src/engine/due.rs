@@ -46,7 +46,7 @@ impl Table {
         let timer = self.timers.first().map_or(LocalTime::NEVER, |(time, _)| *time);
         let sleeper = self.sleepers.first_key_value().map_or(LocalTime::NEVER, |((time, _), _)| *time);
         self.driver_wakes_at = timer.min(sleeper);
-        let is_over = self.unsettled == 0 && (self.is_closed || self.has_no_handles);
+        let is_over = self.is_settled() && (self.is_closed || self.has_no_handles);
         DueWork { transmits, next: self.driver_wakes_at, is_over }
     }
 

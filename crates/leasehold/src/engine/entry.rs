@@ -1,5 +1,6 @@
 //! One row of the table: an attempt, then its lease, then its release.
 
+mod bridge;
 mod detach;
 mod holder;
 mod state;
@@ -15,6 +16,7 @@ use leasehold_core::{
 
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOutcome, Releasing};
+use super::second_leg::SecondLeg;
 use crate::store::{CallResult, StoreError};
 
 /// A command for the store, its entry, and when it was issued.
@@ -73,6 +75,8 @@ pub(super) struct Entry {
     pub(super) timer: Option<LocalTime>,
     /// The tasks that wait for this entry, by the key of their watch.
     pub(super) wakers: Vec<(u64, Waker)>,
+    /// Of a lease that is bridged to the lock of another library.
+    second_leg: SecondLeg,
 }
 
 enum Stage {
@@ -120,6 +124,7 @@ impl Entry {
             log_events: Vec::new(),
             timer: None,
             wakers: Vec::new(),
+            second_leg: SecondLeg::Absent,
         }
     }
 
@@ -160,7 +165,9 @@ impl Entry {
     pub(super) fn poll_timeout(&self) -> Option<LocalTime> {
         match &self.stage {
             Stage::Attempt(machine) => machine.poll_timeout(),
-            Stage::Lease { machine, .. } => machine.poll_timeout(),
+            Stage::Lease { machine, .. } => {
+                machine.poll_timeout().into_iter().chain(self.second_leg.expiry()).min()
+            }
             Stage::Releasing(releasing) => Some(releasing.poll_timeout()),
             Stage::Ended(_) => None,
         }
@@ -310,13 +317,18 @@ impl Entry {
     /// Advances the entry to the given time. Returns whether waiting tasks must be woken.
     pub(super) fn advance(&mut self, now: LocalTime) -> bool {
         self.end_attempt(now);
+        self.expire_bridge(now);
         match &mut self.stage {
             Stage::Releasing(releasing) if releasing.has_expired(now) => {
                 self.end(ReleaseOutcome::Unconfirmed);
             }
             Stage::Lease { machine, .. } => {
                 machine.handle_timeout(now);
-                if let LeaseState::Lost(loss) = machine.state(now)
+                let own = match machine.state(now) {
+                    LeaseState::Lost(loss) => Some(loss),
+                    LeaseState::Held | LeaseState::Uncertain => None,
+                };
+                if let Some(loss) = own.or(self.second_leg.loss(now))
                     && !self.is_loss_logged
                     && !self.is_replacing
                 {

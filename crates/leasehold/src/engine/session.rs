@@ -297,12 +297,12 @@ impl Session {
     /// Ready once the store keeps nothing for this client: how many releases it has not confirmed.
     pub(crate) fn poll_closed(&self, context: &mut Context<'_>) -> Poll<u64> {
         let mut table = self.table();
-        if table.unsettled == 0 {
+        if table.is_settled() {
             return Poll::Ready(table.unconfirmed);
         }
         if table.is_driver_gone {
             // It panicked. What it has not released expires by itself.
-            return Poll::Ready(table.unconfirmed + table.unsettled as u64);
+            return Poll::Ready(table.unconfirmed + (table.unsettled + table.open_legs) as u64);
         }
         table.register_close_waker(context);
         Poll::Pending

@@ -32,6 +32,8 @@ pub(super) struct Table {
     pub(super) driver_wakes_at: LocalTime,
     /// How many entries the store may still keep something for.
     pub(super) unsettled: usize,
+    /// Legs of bridged leases that have not ended.
+    pub(super) open_legs: usize,
     /// How many releases the store has not confirmed, since the client was closed.
     pub(super) unconfirmed: u64,
     /// Tasks that wait for `unsettled` to become zero, or for the driver to end.
@@ -63,6 +65,7 @@ impl Table {
             sleepers: BTreeMap::new(),
             driver_wakes_at: LocalTime::NEVER,
             unsettled: 0,
+            open_legs: 0,
             unconfirmed: 0,
             close_wakers: Vec::new(),
             is_driver_gone: false,
@@ -164,7 +167,16 @@ impl Table {
     fn on_settled(&mut self, released: Option<ReleaseOutcome>, effects: &mut Effects) {
         self.unsettled -= 1;
         self.unconfirmed += u64::from(released == Some(ReleaseOutcome::Unconfirmed));
-        if self.unsettled == 0 {
+        self.check_settled(effects);
+    }
+
+    /// Whether the store keeps nothing for this client.
+    pub(super) fn is_settled(&self) -> bool {
+        self.unsettled == 0 && self.open_legs == 0
+    }
+
+    pub(super) fn check_settled(&mut self, effects: &mut Effects) {
+        if self.is_settled() {
             effects.wakers.append(&mut self.close_wakers);
             // The driver may have nothing left to do.
             effects.wake_driver |= self.is_closed || self.has_no_handles;

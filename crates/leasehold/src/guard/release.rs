@@ -74,6 +74,14 @@ impl Guard {
     }
 
     async fn release_in(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {
+        #[cfg(feature = "redis")]
+        let leg = self.release_leg(deadline).await;
+        #[cfg(not(feature = "redis"))]
+        let leg = Ok(());
+        self.release_own(span, deadline).await.and(leg)
+    }
+
+    async fn release_own(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {
         let (queue, now) = (self.local_queue.take(), self.handle.now());
         let (transmit, loss) = match self.handle.session.end_hold(queue, self.sequence, now) {
             EndedHold::HandedOff => {
@@ -148,8 +156,16 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.is_over && !self.try_hand_off() {
-            release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.sequence);
+        if self.is_over || self.try_hand_off() {
+            return;
         }
+        #[cfg(feature = "redis")]
+        if let Some(leg) = self.leg.take() {
+            let (handle, resource, sequence) = (self.handle.clone(), self.resource.clone(), self.sequence);
+            let release = move || release_dropped(&handle.session, &*handle.store, &resource, sequence);
+            leg.abandon(Box::new(release));
+            return;
+        }
+        release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.sequence);
     }
 }

@@ -58,6 +58,10 @@ impl Lock {
         replaces: Option<&Guard>,
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
+        #[cfg(feature = "redis")]
+        if let Some(foreign) = &self.bridge {
+            return Box::pin(self.acquire_bridged(resource, foreign, wait)).await;
+        }
         if self.handle.capabilities.needs_admission_queue && resource.kind != Kind::Admission {
             return Box::pin(self.acquire_with_admission(weight, wait)).await;
         }

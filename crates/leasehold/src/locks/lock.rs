@@ -35,6 +35,9 @@ pub(crate) struct Lock {
     pub(crate) hand_off: Option<HandoffLimits>,
     pub(crate) metadata: Arc<str>,
     label_bytes: usize,
+    /// The lock of another library that is taken with this one.
+    #[cfg(feature = "redis")]
+    pub(crate) bridge: Option<Arc<crate::bridge::Foreign>>,
     pub(crate) telemetry: LockTelemetry,
 }
 
@@ -89,6 +92,8 @@ impl Lock {
             hand_off: None,
             metadata,
             label_bytes: 0,
+            #[cfg(feature = "redis")]
+            bridge: None,
             telemetry,
         }
     }
@@ -214,6 +219,8 @@ impl Lock {
             let what = "this store has no replicas to wait for";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
+        #[cfg(feature = "redis")]
+        self.check_bridge(resource)?;
         if self.min_hold > MAX_TTL {
             return invalid(format!("a minimum hold is at most 30 days, not {:?}", self.min_hold));
         }

@@ -92,6 +92,33 @@ impl Mutex {
         self
     }
 
+    /// Also takes the lock of another library on the same Redis server, so that programs with that library and programs with
+    /// leasehold exclude each other. [The guide](https://github.com/leasehold/leasehold/blob/main/docs/bridges.md) has the libraries, and [`crate::bridge`] how it works.
+    ///
+    /// The foreign lock is taken after this one and released before it, and its loss is the loss of the guard
+    /// ([`Loss::Bridge`](crate::Loss::Bridge)). [`Self::try_lock`] returns `None` if another leasehold client
+    /// waits for the foreign lock.
+    ///
+    /// A guard begins with at most 3 s of [`remaining`](Guard::remaining), and the first renewal makes it the whole ttl. Fencing tokens
+    /// order only the programs that use leasehold. Tasks of one client do not hand a bridged lock off among themselves.
+    /// [`auto_renew(false)`](Self::auto_renew) and [`min_hold`](Self::min_hold) are invalid with it, and so are other stores.
+    ///
+    /// ```no_run
+    /// # leasehold::doc_test(async {
+    /// use leasehold::bridge::Foreign;
+    ///
+    /// let client = leasehold::Client::connect("redis://127.0.0.1").await?;
+    /// let jobs = client.mutex("jobs").bridge(Foreign::redisson_lock("jobs"));
+    /// let guard = jobs.lock().await?;
+    /// # Ok(()) });
+    /// ```
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn bridge(mut self, foreign: crate::bridge::Foreign) -> Self {
+        self.0.set_bridge(foreign);
+        self
+    }
+
     /// Waits for the lock without a limit.
     ///
     /// ```

@@ -50,7 +50,7 @@ use crate::locks::mutex::Mutex;
 #[derive(Clone, Debug)]
 pub struct MutexSet {
     /// In the order in which they were passed.
-    mutexes: Vec<Mutex>,
+    pub(super) mutexes: Vec<Mutex>,
 }
 
 impl MutexSet {
@@ -149,8 +149,12 @@ impl MutexSet {
         self.acquire(WaitMode::AtMost(limit)).await
     }
 
-    async fn acquire(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
+    pub(super) async fn acquire(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
         let order = self.in_order()?;
+        #[cfg(feature = "redis")]
+        if order.iter().any(|mutex| mutex.0.bridge.is_some()) {
+            return Box::pin(self.acquire_bridged(wait)).await;
+        }
         let handle = &order.first().ok_or_else(empty_set)?.0.handle;
         let deadline = wait.deadline(handle.now());
         let locks: Vec<&Lock> = order.iter().map(|mutex| &mutex.0).collect();
@@ -238,7 +242,7 @@ fn empty_set() -> Error {
 #[must_use = "the locks are released when the guard is dropped"]
 #[derive(Debug)]
 pub struct SetGuard {
-    guards: Vec<Guard>,
+    pub(super) guards: Vec<Guard>,
 }
 
 impl SetGuard {

@@ -8,7 +8,11 @@ use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, Resource, Token};
 
+#[cfg(feature = "redis")]
+use super::foreign::{ForeignAnswers, ForeignCall, KeyWatch};
 use crate::diagnostics::Diagnosis;
+#[cfg(feature = "redis")]
+use tokio::runtime::Handle;
 
 /// The error of a driver or of the system.
 pub(crate) type Cause = Arc<dyn StdError + Send + Sync>;
@@ -79,6 +83,8 @@ pub(crate) struct Capabilities {
     pub(crate) needs_admission_queue: bool,
     /// Max ttl of a lease, if configured.
     pub(crate) max_ttl: Option<Duration>,
+    /// Locks may be bridged to keys of other libraries.
+    pub(crate) has_foreign_keys: bool,
 }
 
 impl Capabilities {
@@ -89,6 +95,7 @@ impl Capabilities {
             is_exclusive_only: false,
             needs_admission_queue: false,
             max_ttl: None,
+            has_foreign_keys: false,
         }
     }
 
@@ -169,6 +176,12 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
+    /// The keys of other libraries on the same server, for bridges.
+    #[cfg(feature = "redis")]
+    fn foreign_keys(&self) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+        Err(StoreError::new(Failure::NotSent, "this store has no keys of other libraries"))
+    }
+
     /// Batching key: commands with the same key go to the same node in one batch, so that a slow node delays no other.
     fn shard(&self, _resource: &Resource, _command: &Command) -> u64 {
         0
@@ -181,6 +194,22 @@ pub(crate) trait Store: Send + Sync {
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
+}
+
+/// The keys of other libraries' locks on a server.
+#[cfg(feature = "redis")]
+pub(crate) trait ForeignKeys: Send + Sync {
+    /// The runtime of the client's thread.
+    fn runtime(&self) -> &Handle;
+
+    /// Runs commands in order. May be awaited on any executor. Dropping the future does not stop them.
+    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>>;
+
+    /// Whether the server reports changes of keys.
+    fn is_tracking(&self) -> bool;
+
+    /// Lets a task wait for changes of a key.
+    fn watch(&self, key: &str) -> KeyWatch;
 }
 
 /// Resources whose state is asked for in one batch: enough to hide the round trip, few enough for a slow store.

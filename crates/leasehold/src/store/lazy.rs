@@ -132,6 +132,14 @@ impl Store for Lazy {
         self.opened().is_some_and(|store| store.in_restart_grace())
     }
 
+    #[cfg(feature = "redis")]
+    fn foreign_keys(&self) -> Result<Arc<dyn super::ForeignKeys>, StoreError> {
+        match self.opened() {
+            Some(store) => store.foreign_keys(),
+            None => Err(StoreError::new(Failure::NotSent, "the store is not open yet")),
+        }
+    }
+
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.with(|store| store.list(), Err)
     }

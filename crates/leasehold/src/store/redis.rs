@@ -20,6 +20,7 @@ mod doctor;
 mod endpoint;
 mod error;
 mod exec;
+mod foreign;
 mod handshake;
 mod limits;
 mod listing;
@@ -46,12 +47,13 @@ pub(crate) use leasehold_redis_protocol::slot_of;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError, only};
+use super::{Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
 use caller_conn::Caller;
 use doctor::Address;
 pub(crate) use error::runtime_ended;
 use error::slot_unassigned;
+use foreign::ServerKeys;
 use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_PAUSE};
 use nodes::Nodes;
 #[cfg(feature = "redlock")]
@@ -66,6 +68,8 @@ pub(crate) use wire::fuzz as fuzz_connection_info;
 pub(crate) struct Redis {
     nodes: Arc<Nodes>,
     calls: Arc<CallPool>,
+    /// For bridges.
+    foreign: ServerKeys,
     /// For `diagnose`, which opens connections of its own.
     address: Arc<Address>,
     /// The runtime of the client's thread.
@@ -166,7 +170,7 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
 
 /// What sets a Redis store apart, whether it is open or not.
 pub(crate) const fn capabilities() -> Capabilities {
-    Capabilities { has_replicas: true, ..Capabilities::new(POLL_INTERVALS) }
+    Capabilities { has_replicas: true, has_foreign_keys: true, ..Capabilities::new(POLL_INTERVALS) }
 }
 
 impl Store for Redis {
@@ -224,6 +228,13 @@ impl Store for Redis {
         let (nodes, count) = (self.nodes.clone(), batch.len());
         let work = async move { nodes.run_all(&batch).await };
         Some(self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect()))
+    }
+
+    fn foreign_keys(&self) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+        match &*self.nodes {
+            Nodes::Server { voting: None, .. } => Ok(Arc::new(self.foreign.clone())),
+            Nodes::Server { .. } | Nodes::Cluster { .. } => Err(foreign::no_cluster()),
+        }
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {

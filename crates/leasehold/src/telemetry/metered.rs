@@ -171,6 +171,11 @@ impl Store for Metered {
         self.store.in_restart_grace()
     }
 
+    #[cfg(feature = "redis")]
+    fn foreign_keys(&self) -> Result<Arc<dyn crate::store::ForeignKeys>, StoreError> {
+        self.store.foreign_keys()
+    }
+
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         self.store.list()
     }

@@ -135,6 +135,7 @@ impl ClientTelemetry {
             Loss::Gone => "gone",
             Loss::MaxHold => "max_hold",
             Loss::Closed => "closed",
+            Loss::Bridge => "bridge",
             _ => "other",
         };
         // A loss is rare enough for a look-up.

@@ -130,12 +130,19 @@ async fn one_contended_round(store: &Store, max_handoffs: u32, max_duration: Dur
 
 pub(crate) async fn contended_local_handoff_ends_after_max_handoffs(store: Store) {
     let grants = grants_before_another_client(&store, 20, Duration::MAX).await;
-    assert!(grants <= 21, "the other client waited for {grants} grants");
+    let most = 21 + grants_until_pushed(&store);
+    assert!(grants <= most, "the other client waited for {grants} grants");
+}
+
+/// Grants of 2 ms until a holder knows that another client waits, where no push says so.
+fn grants_until_pushed(store: &Store) -> u32 {
+    u32::try_from(store.push_delay().as_millis() / 2).expect("few")
 }
 
 pub(crate) async fn contended_local_handoff_ends_after_max_duration(store: Store) {
     let grants = grants_before_another_client(&store, u32::MAX, Duration::from_millis(40)).await;
-    assert!(grants <= 21, "the other client waited for {grants} grants of 2 ms");
+    let most = 21 + grants_until_pushed(&store);
+    assert!(grants <= most, "the other client waited for {grants} grants of 2 ms");
 }
 
 pub(crate) async fn cancelled_task_in_the_local_queue_is_skipped(store: Store) {

@@ -15,13 +15,15 @@ mod set;
 
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use leasehold::{Client, Kind, LockInfo};
-use leasehold_testkit::{Certificates, Cluster, Flavor, Sentinels, Server, retry_if_paused};
+use leasehold_testkit::{
+    Certificates, Cluster, Flavor, PgBouncer, Postgres, Sentinels, Server, retry_if_paused,
+};
 
 /// The store of one test, shared by several clients.
 struct Store {
@@ -32,6 +34,8 @@ struct Store {
 /// The servers and files of a store, which live as long as it is used.
 struct Backend {
     url: String,
+    /// Nothing can be pushed there: clients look for what concerns them.
+    is_polled: bool,
     servers: Servers,
     _certificates: Option<Certificates>,
     _folder: tempfile::TempDir,
@@ -91,9 +95,21 @@ impl Backend {
                 let cluster = Cluster::of(&of(Flavor::Redis62));
                 (cluster.url(), Servers::Cluster(Box::new(cluster)))
             }
+            "postgres" => (format!("{}?schema={}", postgres().url(), schema()), Servers::None),
+            // By its other name, on the socket, and without waiting for the disk.
+            "postgresql" => {
+                let url = postgres().socket_url();
+                (format!("{url}?schema={}&synchronous_commit=off", schema()), Servers::None)
+            }
+            "postgres, pgbouncer" => (format!("{}?schema={}", pgbouncer().url(), schema()), Servers::None),
+            "postgres, pgbouncer and listen" => {
+                let listen = postgres().url();
+                (format!("{}?schema={}&listen={listen}", pgbouncer().url(), schema()), Servers::None)
+            }
             other => panic!("no test knows how to start a {other}: store"),
         };
-        Arc::new(Self { url, servers, _certificates: certificates, _folder: folder })
+        let is_polled = what == "postgres, pgbouncer";
+        Arc::new(Self { url, is_polled, servers, _certificates: certificates, _folder: folder })
     }
 
     /// Removes the locks of the last test.
@@ -112,6 +128,22 @@ impl Backend {
     }
 }
 
+/// One server for all tests of this process, which have schemas of their own. It starts slowly.
+fn postgres() -> &'static Postgres {
+    static SERVER: OnceLock<Postgres> = OnceLock::new();
+    SERVER.get_or_init(Postgres::on_port)
+}
+
+fn pgbouncer() -> &'static PgBouncer {
+    static POOLER: OnceLock<PgBouncer> = OnceLock::new();
+    POOLER.get_or_init(|| PgBouncer::start(postgres()))
+}
+
+fn schema() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("locks_{}", COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
 impl Store {
     fn new(what: &str) -> Self {
         Self::at(Backend::new(what))
@@ -123,6 +155,11 @@ impl Store {
 
     async fn client(&self) -> Client {
         Client::connect(&self.url).await.expect("the store opens")
+    }
+
+    /// How long a holder may need to learn that another client waits, beyond the time of a push. docs/postgres.md has the bound.
+    fn push_delay(&self) -> Duration {
+        Duration::from_secs(u64::from(self.backend.is_polled))
     }
 
     /// Asserts the condition; over a quorum, waits for it, since a node may be late.
@@ -291,6 +328,10 @@ stores! {
     cluster: together "redis-cluster";
     cluster_6_2: together "redis-cluster 6.2";
     redlock: each "redlock" (mutex lease detach election once set);
+    postgres: each "postgres";
+    postgres_socket: each "postgresql";
+    pgbouncer: each "postgres, pgbouncer";
+    pgbouncer_listen: each "postgres, pgbouncer and listen";
 }
 
 /// The kinds that have a suite.

@@ -33,7 +33,10 @@ impl Entry {
         let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
         match machine.state(now) {
             LeaseState::Lost(loss) => Err(loss),
-            LeaseState::Held | LeaseState::Uncertain => Ok(machine.remaining(now)),
+            LeaseState::Held | LeaseState::Uncertain => match self.second_leg.loss(now) {
+                Some(loss) => Err(loss),
+                None => Ok(machine.remaining(now).min(self.second_leg.deadline().since(now))),
+            },
         }
     }
 

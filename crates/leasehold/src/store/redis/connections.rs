@@ -117,6 +117,11 @@ impl Connections {
         &self.deletes
     }
 
+    /// The settings of these connections, for further ones to the same server.
+    pub(super) fn client(&self) -> &redis::Client {
+        &self.client
+    }
+
     pub(super) fn driver_conn(&self) -> MultiplexedConnection {
         self.driver_conn.clone()
     }

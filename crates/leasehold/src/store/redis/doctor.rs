@@ -6,6 +6,7 @@
 //! No setting is changed. The check acquires and releases a lock with a unique name, and deletes its key.
 
 mod acl_check;
+mod foreign_locks;
 mod probe;
 mod query;
 mod server_rules;

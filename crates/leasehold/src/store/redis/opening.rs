@@ -17,6 +17,7 @@ use super::cluster::Cluster;
 use super::connect::Credentials;
 use super::doctor::Address;
 use super::endpoint::{Endpoint, EndpointConfig, Target};
+use super::foreign::ServerKeys;
 use super::limits::{ANSWER_TIMEOUT, REFRESH_INTERVAL};
 use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
@@ -227,6 +228,7 @@ impl Opening {
         let record_keeper = tokio::spawn(async move { kept.keep_record().await }).abort_handle();
         Arc::new(Redis {
             calls: Arc::new(CallPool::new(nodes.clone())),
+            foreign: ServerKeys::new(nodes.clone(), Handle::current()),
             nodes,
             address: Arc::new(address),
             runtime: Handle::current(),

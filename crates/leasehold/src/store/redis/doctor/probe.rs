@@ -12,6 +12,7 @@ use super::super::deletes::Deletes;
 use super::super::error::explain;
 use super::super::slot_map::{self, SlotRange};
 use super::acl_check::{self, Cost, MissingRight, Probe};
+use super::foreign_locks::{self, ForeignLock};
 use super::query::{ask, info_by, median};
 use crate::url::Host;
 
@@ -94,6 +95,8 @@ pub(super) struct Snapshot {
     pub(super) has_lost_clock: bool,
     /// Number of leasehold's scripts in the slow log, and the longest of them.
     pub(super) slow: Option<(usize, Duration)>,
+    /// Keys that look like locks of other libraries.
+    pub(super) foreign_locks: Vec<ForeignLock>,
     /// A quorum node that abstains after it may have lost leases.
     pub(super) abstains: bool,
     /// A quorum node.
@@ -159,6 +162,7 @@ pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
         failover: target.failover,
         cost: None,
         has_lost_clock: !target.variant.is_cluster() && acl_check::has_lost_clock(&mut connection).await,
+        foreign_locks: foreign_locks::search(&mut connection).await,
         abstains: false,
         votes: false,
         info,

@@ -1,6 +1,7 @@
 //! The checks of one server, from a snapshot of it. Pure: no server is asked here.
 
 use super::acl_check::{MissingRight, Purpose};
+use super::foreign_locks;
 use super::probe::{FailoverMode, Snapshot, Transport};
 use super::time_rules::{check_clock, check_speed, check_token_clock};
 use crate::diagnostics::{Check, Component};
@@ -21,6 +22,7 @@ pub(super) fn check_server(snapshot: &Snapshot) -> Component {
     check_transport(snapshot, &mut component);
     check_rights(snapshot, &mut component);
     show_release(snapshot, &mut component);
+    foreign_locks::show(&snapshot.foreign_locks, &mut component);
     check_speed(snapshot, &mut component);
     check_token_clock(snapshot, &mut component);
     if let Some(clock) = snapshot.clock {

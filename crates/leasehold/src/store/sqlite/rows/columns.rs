@@ -8,6 +8,8 @@ use leasehold_core::{Acquisition, ClientId, Owner, StoreTime, Token};
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, Value, ValueRef};
 use rusqlite::{Result, Row};
 
+use crate::store::sql::{read_number, read_time, stored_key, stored_number, stored_time};
+
 pub(super) fn read_lease(row: &Row<'_>) -> Result<Lease> {
     Ok(Lease {
         acquisition: read_key(row, 0)?,
@@ -38,9 +40,9 @@ pub(super) fn read_waiter(row: &Row<'_>) -> Result<Waiter> {
     })
 }
 
-/// How an acquisition is stored: bytes that sort as the number does.
-pub(super) fn key(acquisition: Acquisition) -> ([u8; 16], Number) {
-    (acquisition.client.get().to_be_bytes(), Number(acquisition.sequence))
+/// How an acquisition is stored.
+pub(super) fn key(acquisition: Acquisition) -> ([u8; 16], i64) {
+    stored_key(acquisition)
 }
 
 pub(super) fn read_key(row: &Row<'_>, at: usize) -> Result<Acquisition> {
@@ -48,36 +50,34 @@ pub(super) fn read_key(row: &Row<'_>, at: usize) -> Result<Acquisition> {
     Ok(Acquisition { client, sequence: row.get::<_, Number>(at + 1)?.0 })
 }
 
-/// A number below 2^63, which is what SQLite can store.
+/// A number below 2^63.
 pub(super) struct Number(pub(super) u64);
 
 impl ToSql for Number {
     fn to_sql(&self) -> Result<ToSqlOutput<'_>> {
-        Ok(ToSqlOutput::Owned(Value::Integer(i64::try_from(self.0).unwrap_or(i64::MAX))))
+        Ok(ToSqlOutput::Owned(Value::Integer(stored_number(self.0))))
     }
 }
 
 impl FromSql for Number {
     fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
         let number = value.as_i64()?;
-        u64::try_from(number).map(Self).map_err(|_| FromSqlError::OutOfRange(number))
+        read_number(number).map(Self).ok_or(FromSqlError::OutOfRange(number))
     }
 }
 
-/// A time, whose *never* is the largest number there.
+/// A time.
 pub(super) struct Time(pub(super) StoreTime);
 
 impl ToSql for Time {
     fn to_sql(&self) -> Result<ToSqlOutput<'_>> {
-        Ok(ToSqlOutput::Owned(Value::Integer(i64::try_from(self.0.as_micros()).unwrap_or(i64::MAX))))
+        Ok(ToSqlOutput::Owned(Value::Integer(stored_time(self.0))))
     }
 }
 
 impl FromSql for Time {
     fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
-        match value.as_i64()? {
-            i64::MAX => Ok(Self(StoreTime::NEVER)),
-            _ => Number::column_result(value).map(|number| Self(StoreTime::from_micros(number.0))),
-        }
+        let number = value.as_i64()?;
+        read_time(number).map(Self).ok_or(FromSqlError::OutOfRange(number))
     }
 }

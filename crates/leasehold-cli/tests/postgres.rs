@@ -1,0 +1,62 @@
+//! The program on PostgreSQL: run, wait, look, take away; and the tables.
+
+#![allow(missing_docs, reason = "a test")]
+
+mod common;
+
+use common::Place;
+use leasehold_testkit::{PgBouncer, Postgres};
+
+fn token(line: &str) -> u64 {
+    line.parse().unwrap_or_else(|_| panic!("{line:?} is no token"))
+}
+
+/// One runs a command, another waits for it; who looks sees both; and who has to, takes it away.
+fn is_used_as_any_other(url: &str) {
+    let place = Place::on(url);
+    let gone = place.path("gone");
+    let script = format!("echo $LEASEHOLD_TOKEN; until [ -e {} ]; do sleep 0.05; done", gone.display());
+    let mut holder = place.start(&["run", "nightly", "--", "sh", "-c", &script]);
+    let first = token(&holder.line());
+    assert_eq!(place.code(&["run", "-n", "nightly", "--", "true"]).0, 1, "it is held");
+    let mut waiter = place.start(&["run", "nightly", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"]);
+    place.until_waiting("nightly", 1);
+    assert_eq!(place.locks().as_array().map(Vec::len), Some(1));
+    std::fs::write(&gone, "").expect("the folder is there");
+    let second = token(&waiter.line());
+    assert!(holder.end() == 0 && waiter.end() == 0 && first < second);
+
+    let mut stuck = place.start(&["run", "nightly", "--", "sleep", "600"]);
+    place.until_held("nightly");
+    assert_eq!(place.code(&["release", "--force", "nightly"]).0, 0);
+    assert_eq!(stuck.end(), 124, "its command is stopped when the lease is taken away");
+}
+
+#[test]
+fn database_is_used_as_any_other_store_directly_and_through_a_pooler() {
+    let server = Postgres::on_port();
+    is_used_as_any_other(&server.url());
+    is_used_as_any_other(&server.socket_url());
+    let pooler = PgBouncer::start(&server);
+    is_used_as_any_other(&pooler.url());
+    is_used_as_any_other(&format!("{}?listen={}", pooler.url(), server.url()));
+}
+
+#[test]
+fn migrate_prints_or_creates_the_tables_and_doctor_looks_at_the_server() {
+    let server = Postgres::on_port();
+    let place = Place::on(&server.url());
+    let printed = place.output(&["migrate", "--print"]);
+    let printed = String::from_utf8(printed.stdout).expect("text");
+    assert!(printed.contains("CREATE TABLE leasehold.resource"), "{printed}");
+    assert!(server.try_run("SELECT * FROM leasehold.layout").is_err(), "it was only printed");
+    assert_eq!(place.code(&["migrate"]).0, 0);
+    assert_eq!(server.run("SELECT version FROM leasehold.layout"), "1");
+    assert_eq!(place.code(&["migrate"]).0, 0);
+    // The tests' servers do not wait for the disk.
+    let report = place.output(&["doctor"]);
+    let report = String::from_utf8(report.stdout).expect("text");
+    assert!(report.contains("fsync is off") && report.contains("ALTER SYSTEM SET fsync = on"), "{report}");
+    let elsewhere = Place::new();
+    assert_ne!(elsewhere.code(&["migrate"]).0, 0, "a file has no tables to create");
+}

@@ -1,0 +1,22 @@
+//! Bridges: a lock that is shared with programs that use another lock library on the same Redis server.
+//!
+//! A bridged lock has two legs. The *own leg* is leasehold's lock, with its queue, its pushes and its fencing tokens. Only the
+//! holder of the own leg takes the *foreign leg*, which is the lock of the other library: a key, in the form which that library
+//! writes. So the programs with leasehold keep their order among themselves, and contend with the other programs as one. Both
+//! legs are renewed, and the loss of one is the loss of the lock. The foreign leg is released first.
+//!
+//! Fencing tokens order the programs with leasehold only: the other library gives none, or other ones.
+//!
+//! What is not here: several servers that vote, and Redisson's fair lock, whose queue is ordered by the clocks of its clients.
+
+mod commands;
+mod foreign;
+mod keeper;
+mod leg;
+mod take;
+mod turns;
+
+pub use self::foreign::Foreign;
+pub(crate) use self::keeper::Bridges;
+pub(crate) use self::leg::{Leg, LegEnd};
+pub(crate) use self::take::take_leg;

@@ -1,0 +1,67 @@
+//! Keeps a client's foreign legs: one task on the client's thread, which has a future for each leg.
+//!
+//! The legs are not rows of the session's table, because their commands are not those of a store. One task for all of them means that
+//! a lock costs no task, and that legs which are due at the same time do not wait for each other's answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::foreign::Foreign;
+use super::leg::Leg;
+use super::turns::TurnTable;
+use crate::engine::Session;
+use crate::store::{ForeignKeys, StoreError};
+
+/// The bridges of one client.
+pub(crate) struct Bridges {
+    session: Arc<Session>,
+    keys: Arc<dyn ForeignKeys>,
+    turns: Arc<TurnTable>,
+    /// New legs. There are no more of them than leases.
+    legs: UnboundedSender<Arc<Leg>>,
+}
+
+impl Bridges {
+    pub(crate) fn start(session: Arc<Session>, keys: Arc<dyn ForeignKeys>) -> Self {
+        let (legs, new) = unbounded_channel();
+        keys.runtime().spawn(keep_all(new));
+        Self { session, keys, turns: Arc::default(), legs }
+    }
+
+    /// Begins a leg for this lease. Nothing is sent yet.
+    pub(super) fn begin(&self, foreign: &Foreign, lease: u64, ttl: Duration) -> Result<Arc<Leg>, StoreError> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| {
+            let what = format!("the system gave no random numbers: {error}");
+            StoreError::new(leasehold_core::Failure::NotSent, what)
+        })?;
+        let holder = foreign.holder(u128::from_be_bytes(random));
+        let (session, keys, turns) = (self.session.clone(), self.keys.clone(), self.turns.clone());
+        let leg = Arc::new(Leg::new(session, keys, turns, foreign.clone(), holder, lease, ttl));
+        self.session.begin_leg();
+        if self.legs.send(leg.clone()).is_err() {
+            self.session.end_leg();
+            let what = "the client's thread has ended";
+            return Err(StoreError::new(leasehold_core::Failure::NotSent, what));
+        }
+        Ok(leg)
+    }
+}
+
+async fn keep_all(mut new: UnboundedReceiver<Arc<Leg>>) {
+    let mut kept = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            leg = new.recv() => match leg {
+                Some(leg) => kept.push(leg.keep()),
+                // The client's handles are gone, so there is no new leg.
+                None => break,
+            },
+            Some(()) = kept.next() => {}
+        }
+    }
+    while kept.next().await.is_some() {}
+}

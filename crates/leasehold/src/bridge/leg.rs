@@ -1,0 +1,303 @@
+//! The foreign leg of one lease: it is renewed, watched and released by the client's keeper.
+
+use std::future::{pending, poll_fn};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_core::{LocalTime, drift_margin};
+use redis::Value;
+use tokio::sync::{Notify, watch};
+
+use super::commands::{is_other_type, is_yes};
+use super::foreign::Foreign;
+use super::turns::TurnTable;
+use crate::engine::{Session, with_deadline};
+use crate::store::{ForeignCall, ForeignKeys, StoreError};
+
+/// The ttl of a leg until its first renewal. A command to take it leaves no tombstone, so one that arrives late, after its attempt
+/// has been given up, may take the foreign lock for nobody: for this long at most.
+pub(super) const FIRST_TTL: Duration = Duration::from_secs(3);
+
+/// How much later than its time a command that was given up may arrive.
+const MAX_DELAY: Duration = Duration::from_secs(1);
+
+/// Pause between two tries to release.
+const RELEASE_PAUSE: Duration = Duration::from_millis(250);
+
+/// Work to do once the leg is released.
+pub(crate) type Then = Box<dyn FnOnce() + Send>;
+
+/// How a leg ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LegEnd {
+    Released,
+    /// Another program had it, or nobody.
+    NotHeld,
+    /// The server has not answered yet. The release is repeated until the leg has expired.
+    Unconfirmed,
+}
+
+pub(crate) struct Leg {
+    pub(super) session: Arc<Session>,
+    pub(super) keys: Arc<dyn ForeignKeys>,
+    pub(super) foreign: Foreign,
+    pub(super) turns: Arc<TurnTable>,
+    /// What the key shows as its holder.
+    pub(super) holder: String,
+    /// The lease of the own leg.
+    lease: u64,
+    ttl: Duration,
+    state: Mutex<State>,
+    /// Wakes the keeper.
+    changed: Notify,
+    end: watch::Sender<Option<LegEnd>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// When the leg was taken; none before.
+    taken_at: Option<LocalTime>,
+    renew_at: Option<LocalTime>,
+    /// When the server has certainly let the leg expire.
+    expires_at: LocalTime,
+    /// Until when a command without an answer may still take the foreign lock.
+    orphan_until: LocalTime,
+    is_ending: bool,
+    then: Option<Then>,
+}
+
+impl Leg {
+    pub(super) fn new(
+        session: Arc<Session>,
+        keys: Arc<dyn ForeignKeys>,
+        turns: Arc<TurnTable>,
+        foreign: Foreign,
+        holder: String,
+        lease: u64,
+        ttl: Duration,
+    ) -> Self {
+        let (end, _) = watch::channel(None);
+        let (state, changed) = (Mutex::default(), Notify::new());
+        Self { session, keys, foreign, turns, holder, lease, ttl, state, changed, end }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A command that may take the leg, or renew it, is about to be sent.
+    fn note_sent(&self, sent_at: LocalTime, ttl: Duration) {
+        let mut state = self.state();
+        state.expires_at = state.expires_at.max(sent_at + ttl + MAX_DELAY);
+    }
+
+    /// A command that may take the leg has no answer.
+    pub(super) fn note_unanswered(&self, sent_at: LocalTime) {
+        let mut state = self.state();
+        state.orphan_until = state.orphan_until.max(sent_at + FIRST_TTL + MAX_DELAY);
+    }
+
+    /// The ttl to take the leg with.
+    pub(super) fn first_ttl(&self, sent_at: LocalTime) -> Duration {
+        let ttl = self.ttl.min(FIRST_TTL);
+        self.note_sent(sent_at, ttl);
+        ttl
+    }
+
+    /// The server has confirmed the leg for `ttl` from `sent_at`.
+    pub(super) fn confirm(&self, sent_at: LocalTime, ttl: Duration) {
+        {
+            let mut state = self.state();
+            state.taken_at.get_or_insert(sent_at);
+            state.renew_at = Some(sent_at + ttl / 3);
+        }
+        let trusted_until = sent_at + ttl.saturating_sub(drift_margin(ttl));
+        self.session.trust_bridge(self.lease, trusted_until, self.session.now());
+        self.changed.notify_one();
+    }
+
+    /// Renews the leg. Returns false if it is lost. An error leaves it as it was.
+    pub(crate) async fn renew(&self) -> Result<bool, StoreError> {
+        let sent_at = self.session.now();
+        self.note_sent(sent_at, self.ttl);
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(self.foreign.key());
+        // A change of the key is reported from now on: somebody may delete it by hand.
+        let calls = vec![
+            self.foreign.renew(&self.holder, millis(self.ttl)),
+            ForeignCall::track(),
+            ForeignCall::Command(exists),
+        ];
+        let answer = self.keys.run(calls).await?.into_iter().next().unwrap_or(Ok(Value::Nil));
+        match answer {
+            Ok(answer) if is_yes(&answer) => {
+                self.confirm(sent_at, self.ttl);
+                Ok(true)
+            }
+            Ok(_) => self.lost("its key was deleted, has expired, or has another holder"),
+            Err(error) if is_other_type(&error) => self.lost("its key has another type now"),
+            Err(error) => Err(refused(&error)),
+        }
+    }
+
+    fn lost(&self, why: &str) -> Result<bool, StoreError> {
+        let is_held = self.session.remaining(self.lease, self.session.now()).is_ok();
+        if is_held {
+            tracing::warn!(foreign = %self.foreign, why, "the lock of the other library was lost");
+        }
+        self.session.lose_bridge(self.lease, self.session.now());
+        Ok(false)
+    }
+
+    /// Ends the leg, and waits until the server has released it, or has failed to once.
+    pub(crate) async fn release(&self) -> LegEnd {
+        let mut end = self.end.subscribe();
+        self.state().is_ending = true;
+        self.changed.notify_one();
+        let ended = end.wait_for(Option::is_some).await;
+        ended.ok().and_then(|end| *end).unwrap_or(LegEnd::Unconfirmed)
+    }
+
+    /// Ends the leg, and does something after that.
+    pub(crate) fn abandon(&self, then: Then) {
+        if self.end.borrow().is_some() {
+            return then();
+        }
+        {
+            let mut state = self.state();
+            state.is_ending = true;
+            state.then = Some(then);
+        }
+        self.changed.notify_one();
+        // It may have ended in between.
+        if self.end.borrow().is_some() {
+            self.run_then();
+        }
+    }
+
+    fn run_then(&self) {
+        let then = self.state().then.take();
+        if let Some(then) = then {
+            then();
+        }
+    }
+
+    fn publish(&self, end: LegEnd) {
+        self.end.send_replace(Some(end));
+        self.run_then();
+    }
+
+    // --- The keeper's part -----------------------------------------------------------------------
+
+    /// Renews the leg until it is lost, and releases it.
+    pub(super) async fn keep(self: Arc<Self>) {
+        // Also if the client's thread ends before.
+        let _ended = EndGuard(&self);
+        self.hold().await;
+        self.give_back().await;
+    }
+
+    /// Ends when the leg is to be released, or is lost.
+    async fn hold(&self) {
+        let key = self.keys.watch(self.foreign.key());
+        let mut own = self.session.watch(self.lease);
+        let mut is_lost = false;
+        loop {
+            let renew_at = {
+                let state = self.state();
+                // A command to take the leg may be in flight until its attempt ends it.
+                if state.is_ending || is_lost && state.taken_at.is_some() {
+                    return;
+                }
+                state.renew_at
+            };
+            let event = async {
+                tokio::select! {
+                    biased;
+                    _ = poll_fn(|context| self.session.poll_lost(&mut own, context)), if !is_lost => Event::Lost,
+                    () = self.changed.notified() => Event::Command,
+                    () = key.changed(), if renew_at.is_some() => Event::Look,
+                }
+            };
+            match with_deadline(&self.session, renew_at, event).await {
+                Some(Event::Lost) => is_lost = true,
+                Some(Event::Command) => {}
+                Some(Event::Look) | None => {
+                    if self.renew().await.is_err() {
+                        self.state().renew_at = Some(self.session.now() + retry_pause(self.ttl));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Releases the leg. Repeats that until the server has answered, and as long as a command without an answer may still take it.
+    async fn give_back(&self) {
+        let taken_at = self.state().taken_at;
+        if let Some(taken_at) = taken_at {
+            self.turns.add(&self.foreign, self.session.now().since(taken_at));
+        }
+        let (mut is_confirmed, mut failures) = (false, 0);
+        loop {
+            let answers = self.keys.run(vec![self.foreign.release(&self.holder)]).await;
+            let end = match answers.map(|answers| answers.into_iter().next()) {
+                Ok(Some(Ok(answer))) if is_yes(&answer) || taken_at.is_none() => LegEnd::Released,
+                Ok(Some(Ok(_))) => LegEnd::NotHeld,
+                Ok(Some(Err(error))) if is_other_type(&error) => LegEnd::NotHeld,
+                _ => LegEnd::Unconfirmed,
+            };
+            if end == LegEnd::Unconfirmed && failures == 0 {
+                // The connection may have been cut while it was idle.
+                failures += 1;
+                continue;
+            }
+            if !is_confirmed {
+                self.publish(end);
+                is_confirmed = end != LegEnd::Unconfirmed;
+            }
+            let (orphan_until, expires_at) = {
+                let state = self.state();
+                (state.orphan_until, state.expires_at)
+            };
+            let until = if is_confirmed { orphan_until } else { expires_at.max(orphan_until) };
+            let now = self.session.now();
+            if now >= until {
+                return;
+            }
+            with_deadline(&self.session, Some(now + RELEASE_PAUSE), pending::<()>()).await;
+        }
+    }
+}
+
+enum Event {
+    Lost,
+    Command,
+    Look,
+}
+
+/// Ends a leg whose future is over or was dropped.
+struct EndGuard<'a>(&'a Leg);
+
+impl Drop for EndGuard<'_> {
+    fn drop(&mut self) {
+        if self.0.end.borrow().is_none() {
+            self.0.publish(LegEnd::Unconfirmed);
+        }
+        self.0.run_then();
+        self.0.session.end_leg();
+    }
+}
+
+/// The pause before a failed renewal is repeated.
+fn retry_pause(ttl: Duration) -> Duration {
+    (ttl / 12).min(Duration::from_secs(1))
+}
+
+pub(super) fn millis(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The server refused a command, for example because the user may not run it.
+pub(super) fn refused(error: &redis::RedisError) -> StoreError {
+    StoreError::new(leasehold_core::Failure::Unknown, error.to_string()).caused_by(error.clone())
+}

@@ -1,0 +1,12 @@
+-- Releases a lock that is a hash with one field per holder, and wakes the waiters of the other library.
+--
+-- KEYS[1]  the lock
+-- ARGV[1]  the holder's field
+-- ARGV[2]  the channel that the waiters have subscribed to
+-- ARGV[3]  the message that wakes them
+--
+-- Returns 1, or 0 if the holder does not have the lock.
+if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('del', KEYS[1])
+redis.call('publish', ARGV[2], ARGV[3])
+return 1

@@ -1,0 +1,9 @@
+-- Renews a lock that is a hash with one field per holder.
+--
+-- KEYS[1]  the lock
+-- ARGV[1]  the holder's field
+-- ARGV[2]  the ttl in milliseconds
+--
+-- Returns 1, or 0 if the holder does not have the lock.
+if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return 0 end
+return redis.call('pexpire', KEYS[1], ARGV[2])

@@ -1,0 +1,17 @@
+-- Takes a lock that is a hash with one field per holder, for a holder that takes it once. A repeated call changes nothing.
+--
+-- KEYS[1]  the lock
+-- ARGV[1]  the holder's field
+-- ARGV[2]  the ttl in milliseconds
+--
+-- Returns 1 if the holder has the lock, or else 0.
+if redis.call('exists', KEYS[1]) == 0 then
+  -- First, the free lock: the field counts how often its holder has entered.
+  redis.call('hset', KEYS[1], ARGV[1], 1)
+elseif redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
+  -- Then, the lock of another holder.
+  return 0
+end
+-- Finally, the ttl: also of a lock that an earlier call has taken, whose answer was lost.
+redis.call('pexpire', KEYS[1], ARGV[2])
+return 1

@@ -1,0 +1,208 @@
+//! Takes the foreign leg for a lease that is held.
+
+use std::time::Duration;
+
+use leasehold_core::{Failure, LocalTime};
+use redis::Value;
+
+use super::commands::{is_other_type, is_yes};
+use super::foreign::Foreign;
+use super::leg::{Leg, millis, refused};
+use crate::engine::with_deadline;
+use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
+use crate::handle::Handle;
+use crate::locks::attempt::CANCEL_LIMIT;
+use crate::store::{ForeignCall, KeyWatch, StoreError};
+
+/// Failed tries in a row that are repeated, by an attempt that does not wait and by one that does: a connection may have been cut
+/// while it was idle.
+const MAX_FAILURES: [u32; 2] = [1, 2];
+
+/// The longest time between two tries if the server reports changes of the key.
+const MAX_WAIT: Duration = Duration::from_secs(1);
+
+/// The time between two tries if it does not: doubled from the first to the last value, and spread over half of that.
+const MIN_POLL: Duration = Duration::from_millis(5);
+const MAX_POLL: Duration = Duration::from_millis(100);
+
+/// What a try has found.
+enum Try {
+    Taken,
+    /// Another program has the lock, for as long as this if it does not renew it.
+    Busy(Option<Duration>),
+}
+
+/// Takes the foreign leg for this guard, and waits for it until the deadline; without one it does not wait. Returns `None`, with
+/// both legs released, if the leg is busy.
+pub(crate) async fn take_leg(
+    mut guard: Guard,
+    foreign: &Foreign,
+    ttl: Duration,
+    deadline: Option<LocalTime>,
+) -> Result<Option<Guard>, Error> {
+    let handle = guard.handle().clone();
+    let failed = |guard: &Guard, error: &StoreError| leg_error(&handle, guard, foreign, error);
+    let begun = handle.bridges().and_then(|bridges| bridges.begin(foreign, guard.sequence(), ttl));
+    let leg = begun.map_err(|error| failed(&guard, &error))?;
+    guard.set_leg(leg.clone());
+    let taking = guard.run(leg.take(deadline.is_some()));
+    let error = match with_deadline(&handle.session, deadline, taking).await {
+        Some(Ok(Ok(true))) => return Ok(Some(guard)),
+        Some(Ok(Ok(false))) | None => None,
+        Some(Ok(Err(error))) => Some(failed(&guard, &error)),
+        Some(Err(lost)) => Some(lost),
+    };
+    let released = guard.release_timeout(CANCEL_LIMIT).await;
+    match (error, released) {
+        (Some(error), _) => Err(error),
+        (None, Err(error)) if !error.is_lost() => Err(error),
+        (None, _) => Ok(None),
+    }
+}
+
+fn leg_error(handle: &Handle, guard: &Guard, foreign: &Foreign, error: &StoreError) -> Error {
+    let subject = format!("{} on {}, bridged to {foreign}", guard.resource(), handle.url);
+    if error.message.starts_with(OTHER_TYPE) {
+        return Error::new(ErrorKind::Invalid, format!("{subject}: {}", error.message));
+    }
+    Error::from_store(subject, error)
+}
+
+const OTHER_TYPE: &str = "its key has another type";
+
+impl Leg {
+    /// Takes the leg. Returns false if it is busy and the attempt does not wait.
+    async fn take(&self, waits: bool) -> Result<bool, StoreError> {
+        let key = self.keys.watch(self.foreign.key());
+        if waits {
+            self.offer_turn(&key).await;
+        }
+        let (mut is_repeated, mut failures, mut poll) = (false, 0, MIN_POLL);
+        loop {
+            let busy_for = match self.try_once(is_repeated).await {
+                Ok(Try::Taken) => return Ok(true),
+                Ok(Try::Busy(_)) if !waits => return Ok(false),
+                Ok(Try::Busy(left)) => {
+                    failures = 0;
+                    self.turns.offered(&self.foreign, true);
+                    left
+                }
+                Err(error) if failures == MAX_FAILURES[usize::from(waits)] || is_final(&error) => {
+                    return Err(error);
+                }
+                Err(_) => {
+                    failures += 1;
+                    None
+                }
+            };
+            if !std::mem::replace(&mut is_repeated, true) {
+                // The next try also asks for word of changes.
+                continue;
+            }
+            let limit = if self.keys.is_tracking() {
+                MAX_WAIT
+            } else {
+                poll = (poll * 2).min(MAX_POLL);
+                spread(poll)
+            };
+            let pause = busy_for.map_or(limit, |left| limit.min(left + Duration::from_millis(1)));
+            with_deadline(&self.session, Some(self.session.now() + pause), key.changed()).await;
+        }
+    }
+
+    /// Sends the command once. A repeated one also finds a leg that an earlier command without an answer has taken.
+    async fn try_once(&self, is_repeated: bool) -> Result<Try, StoreError> {
+        let sent_at = self.session.now();
+        let ttl = self.first_ttl(sent_at);
+        let take = self.foreign.take(&self.holder, millis(ttl));
+        let mut calls = Vec::new();
+        if is_repeated {
+            let mut left = redis::cmd("PTTL");
+            left.arg(self.foreign.key());
+            let holds = ForeignCall::Command(self.foreign.holds(&self.holder));
+            calls.extend([ForeignCall::track(), holds, ForeignCall::Command(left)]);
+        }
+        calls.push(take);
+        let unanswered = Unanswered { leg: self, sent_at };
+        let mut answers = self.keys.run(calls).await?;
+        std::mem::forget(unanswered);
+        let taken = answers.pop().unwrap_or(Ok(Value::Nil)).map_err(|error| explain(&error))?;
+        if is_yes(&taken) {
+            self.confirm(sent_at, ttl);
+            return Ok(Try::Taken);
+        }
+        let mut answers = answers.into_iter().skip(1);
+        let holds = answers.next().unwrap_or(Ok(Value::Nil)).map_err(|error| explain(&error))?;
+        if self.foreign.is_holder(&self.holder, &holds) && self.renew().await? {
+            return Ok(Try::Taken);
+        }
+        let left = match answers.next() {
+            Some(Ok(Value::Int(left))) => u64::try_from(left).ok().map(Duration::from_millis),
+            _ => None,
+        };
+        Ok(Try::Busy(left))
+    }
+
+    /// Leaves the foreign lock to other programs for a bounded time, if it is their turn.
+    async fn offer_turn(&self, key: &KeyWatch) {
+        let Some(offer) = self.turns.offer(&self.foreign) else { return };
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(self.foreign.key());
+        let mut calls = vec![ForeignCall::track(), ForeignCall::Command(exists)];
+        calls.extend(self.foreign.count_waiters().map(ForeignCall::Command));
+        // If the server does not answer, the next command says so.
+        let Ok(answers) = self.keys.run(calls).await else { return };
+        let is_taken = matches!(answers.get(1), Some(Ok(Value::Int(1))));
+        let has_no_waiters = matches!(answers.get(2), Some(Ok(answer)) if subscribers(answer) == Some(0));
+        if is_taken || has_no_waiters {
+            self.turns.offered(&self.foreign, is_taken);
+            return;
+        }
+        let until = self.session.now() + offer;
+        let was_taken = with_deadline(&self.session, Some(until), key.changed()).await.is_some();
+        self.turns.offered(&self.foreign, was_taken);
+    }
+}
+
+/// A command to take a leg whose answer has not come. Dropped, the command may still arrive.
+struct Unanswered<'a> {
+    leg: &'a Leg,
+    sent_at: LocalTime,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        self.leg.note_unanswered(self.sent_at);
+    }
+}
+
+/// The number in an answer to PUBSUB NUMSUB for one channel.
+fn subscribers(answer: &Value) -> Option<u64> {
+    match answer {
+        Value::Array(parts) => redis::from_redis_value_ref(parts.get(1)?).ok(),
+        Value::Map(parts) => redis::from_redis_value_ref(&parts.first()?.1).ok(),
+        _ => None,
+    }
+}
+
+fn explain(error: &redis::RedisError) -> StoreError {
+    if is_other_type(error) {
+        let what = format!("{OTHER_TYPE}: it is no lock of this library");
+        return StoreError::new(Failure::Unknown, what).caused_by(error.clone());
+    }
+    refused(error)
+}
+
+/// Whether trying again can't help.
+fn is_final(error: &StoreError) -> bool {
+    error.message.starts_with(OTHER_TYPE) || error.message.contains("NOPERM")
+}
+
+/// Between half of the time and all of it, at random, so that clients do not poll in step.
+fn spread(time: Duration) -> Duration {
+    let mut random = [128];
+    // Without random numbers the middle will do.
+    let _ = getrandom::fill(&mut random);
+    time / 2 + time * u32::from(random[0]) / 512
+}

@@ -1,0 +1,28 @@
+//! The second leg of a bridged lease is confirmed, or lost.
+
+use leasehold_core::LocalTime;
+
+use super::Entry;
+use crate::engine::second_leg::SecondLeg;
+
+impl Entry {
+    pub(in crate::engine) fn trust_bridge(&mut self, until: LocalTime) {
+        // A leg that was lost stays lost: another program may have had the lock.
+        if !matches!(self.second_leg, SecondLeg::Lost) {
+            self.second_leg = SecondLeg::TrustedUntil(until);
+            self.is_changed = true;
+        }
+    }
+
+    pub(in crate::engine) fn lose_bridge(&mut self) {
+        self.second_leg = SecondLeg::Lost;
+        self.is_changed = true;
+    }
+
+    /// The leg has expired by now.
+    pub(super) fn expire_bridge(&mut self, now: LocalTime) {
+        if self.second_leg.loss(now).is_some() {
+            self.second_leg = SecondLeg::Lost;
+        }
+    }
+}

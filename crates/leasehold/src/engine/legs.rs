@@ -1,0 +1,34 @@
+//! The second legs of bridged leases: when they are trusted, and that the client does not end before they have.
+
+use leasehold_core::LocalTime;
+
+use super::entry::Entry;
+use super::session::Session;
+use super::table::Effects;
+
+impl Session {
+    /// A leg begins. The client's thread does not end before the leg has.
+    pub(crate) fn begin_leg(&self) {
+        self.table().open_legs += 1;
+    }
+
+    pub(crate) fn end_leg(&self) {
+        let mut effects = Effects::default();
+        {
+            let mut table = self.table();
+            table.open_legs -= 1;
+            table.check_settled(&mut effects);
+        }
+        self.apply_effects(effects);
+    }
+
+    /// The second leg of this lease is trusted until then.
+    pub(crate) fn trust_bridge(&self, sequence: u64, until: LocalTime, now: LocalTime) {
+        self.step(sequence, now, |entry: &mut Entry| entry.trust_bridge(until));
+    }
+
+    /// The second leg of this lease is lost.
+    pub(crate) fn lose_bridge(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, Entry::lose_bridge);
+    }
+}

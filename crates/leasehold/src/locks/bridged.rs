@@ -1,0 +1,113 @@
+//! A lock that is bridged to the lock of another library.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leasehold_core::{LocalTime, Resource};
+
+use super::lock::{Lock, WaitMode};
+use super::mutex::Mutex;
+use super::mutex_set::{MutexSet, SetGuard};
+use crate::bridge::{Foreign, take_leg};
+use crate::error::{Error, ErrorKind};
+use crate::guard::Guard;
+
+impl Lock {
+    pub(crate) fn set_bridge(&mut self, foreign: Foreign) {
+        self.bridge = Some(Arc::new(foreign));
+        // Each turn takes the foreign lock and releases it: the other programs would wait for all turns of a local queue.
+        self.hand_off = None;
+    }
+
+    /// Whether the options and the store allow a bridge, if there is one.
+    pub(super) fn check_bridge(&self, resource: &Resource) -> Result<(), Error> {
+        if self.bridge.is_none() {
+            return Ok(());
+        }
+        let what = if !self.handle.capabilities.has_foreign_keys {
+            "a bridge needs a store on the Redis server that has the keys of the other library"
+        } else if !self.terms.renews {
+            "a bridged lock is always renewed, because the other library's lock is first taken for 3 s only"
+        } else if !self.min_hold.is_zero() {
+            "a bridged lock can't have a minimum hold, because the other library's lock is released at once"
+        } else {
+            return Ok(());
+        };
+        Err(self.handle.error(ErrorKind::Invalid, resource, what))
+    }
+
+    /// Acquires the own lease, and then the foreign lock.
+    pub(super) async fn acquire_bridged(
+        &self,
+        resource: &Arc<Resource>,
+        foreign: &Foreign,
+        wait: WaitMode,
+    ) -> Result<Option<Guard>, Error> {
+        let deadline = wait.deadline(self.handle.now());
+        let Some(guard) = self.attempt(resource, 1, None, wait).await? else { return Ok(None) };
+        take_leg(guard, foreign, self.terms.ttl, deadline).await
+    }
+}
+
+impl MutexSet {
+    /// Acquires all own leases, and then the foreign locks in the order of their keys. Two clients with leasehold never wait for
+    /// each other's foreign locks, because one of them has all own leases; programs with the other library have no such order, as
+    /// before.
+    pub(super) async fn acquire_bridged(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
+        let order = self.foreign_order()?;
+        let Some(first) = self.mutexes.first() else { return Ok(None) };
+        let deadline = wait.deadline(first.0.handle.now());
+        let own = Self { mutexes: self.mutexes.iter().map(Mutex::without_bridge).collect() };
+        let Some(mut held) = own.acquire(wait).await? else { return Ok(None) };
+        for position in order.into_values() {
+            let guard = held.guards.remove(position);
+            match self.take_next(position, guard, &held, deadline).await {
+                Ok(Some(guard)) => held.guards.insert(position, guard),
+                not_taken => {
+                    // The error or `None` below already says that nothing is held; unconfirmed releases are retried.
+                    let _ = held.release().await;
+                    return not_taken.map(|_| None);
+                }
+            }
+        }
+        match held.guards.iter().find_map(|guard| Some(guard.lost_error(guard.loss()?))) {
+            Some(lost) => Err(lost),
+            None => Ok(Some(held)),
+        }
+    }
+
+    /// Takes the foreign lock of one mutex, and fails if the lease of another one is lost meanwhile.
+    async fn take_next(
+        &self,
+        position: usize,
+        guard: Guard,
+        others: &SetGuard,
+        deadline: Option<LocalTime>,
+    ) -> Result<Option<Guard>, Error> {
+        let lock = &self.mutexes[position].0;
+        let Some(foreign) = &lock.bridge else { return Ok(Some(guard)) };
+        let taking = take_leg(guard, foreign, lock.terms.ttl, deadline);
+        if others.guards.is_empty() { taking.await } else { others.run(taking).await? }
+    }
+
+    /// The positions of the bridged mutexes by their foreign keys. One key twice would wait for itself.
+    fn foreign_order(&self) -> Result<BTreeMap<&str, usize>, Error> {
+        let mut order = BTreeMap::new();
+        for (position, mutex) in self.mutexes.iter().enumerate() {
+            let Some(foreign) = &mutex.0.bridge else { continue };
+            if order.insert(foreign.key(), position).is_some() {
+                let what = format!("another mutex in the set is also bridged to the key {:?}", foreign.key());
+                return Err(mutex.0.handle.error(ErrorKind::Invalid, mutex.0.checked_resource()?, what));
+            }
+        }
+        Ok(order)
+    }
+}
+
+impl Mutex {
+    fn without_bridge(&self) -> Self {
+        let mut mutex = self.clone();
+        mutex.0.bridge = None;
+        mutex
+    }
+}

@@ -1,0 +1,164 @@
+//! What PostgreSQL offers beyond the locks of every store: locks inside a transaction, and the tables of `postgres:`.
+
+use tokio_postgres::Transaction;
+use tokio_postgres::types::Type;
+
+use crate::error::{Error, invalid};
+use crate::fence::postgres::failed;
+use crate::store::postgres::{ddl, migrate as create_tables};
+use crate::url::StoreUrl;
+use leasehold_core::Name;
+
+/// A lock of a transaction of the program: held from [`lock`](Self::lock) until it commits or rolls back.
+///
+/// This is an advisory transaction lock of PostgreSQL with leasehold's names and errors. It has no lease and no renewal: it is
+/// held exactly as long as the transaction, and the server ends it with the connection. Its waiters queue in the server, in
+/// their order, each with a connection and an open transaction. It has no token, because the transaction itself is fenced: what
+/// it writes is committed or not.
+///
+/// It has names of its own. It excludes other `TransactionLock`s of the same name and database, and **no**
+/// [`Mutex`](crate::Mutex). Use it where the critical section is one transaction, and a `Mutex` where it is more. Its wait ends
+/// with the setting `lock_timeout` of the transaction, if there is one.
+///
+/// The transaction must be READ COMMITTED, PostgreSQL's default. A stricter one reads what was committed before its first
+/// statement, which is the one that waits here: it would have the lock, and not see what the holder before it wrote. It is
+/// refused.
+///
+/// ```no_run
+/// # async fn example(mut database: tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {
+/// use leasehold::postgres::TransactionLock;
+///
+/// let transaction = database.transaction().await?;
+/// TransactionLock::new("balance:42")?.lock(&transaction).await?;
+/// transaction.execute("UPDATE account SET balance = balance - 1 WHERE id = 42", &[]).await?;
+/// transaction.commit().await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct TransactionLock {
+    name: Name,
+}
+
+/// The key of an advisory lock has 64 bits. Those of names are spread over all of them.
+const KEY: &str = "hashtextextended('leasehold:' || $1, 5497853469226813764)";
+
+impl TransactionLock {
+    /// The lock of this name.
+    ///
+    /// ```
+    /// # use leasehold::postgres::TransactionLock;
+    /// assert!(TransactionLock::new("").is_err());
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` for a name that no lock can have.
+    pub fn new(name: &str) -> Result<Self, Error> {
+        let name = Name::new(name).map_err(|error| invalid(error.to_string()))?;
+        Ok(Self { name })
+    }
+
+    /// Waits for the lock. The transaction holds it until it ends.
+    ///
+    /// ```no_run
+    /// # async fn example(transaction: tokio_postgres::Transaction<'_>) -> Result<(), leasehold::Error> {
+    /// leasehold::postgres::TransactionLock::new("balance:42")?.lock(&transaction).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_timeout` if the transaction's `lock_timeout` passed. `is_invalid` if the transaction is REPEATABLE READ or
+    /// SERIALIZABLE. `is_unavailable` if the server ended the transaction, for example after a deadlock.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the server goes on waiting: roll the transaction back.
+    pub async fn lock(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
+        // It returns nothing, which as a text is an empty one.
+        self.ask(transaction, &format!("pg_advisory_xact_lock({KEY})::text = ''")).await.map(drop)
+    }
+
+    /// Acquires the lock if it is free. Returns whether the transaction holds it.
+    ///
+    /// ```no_run
+    /// # async fn example(transaction: tokio_postgres::Transaction<'_>) -> Result<(), leasehold::Error> {
+    /// if leasehold::postgres::TransactionLock::new("balance:42")?.try_lock(&transaction).await? { /* … */ }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` if the transaction is REPEATABLE READ or SERIALIZABLE. `is_unavailable` if the server is not reached.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the transaction may hold the lock.
+    pub async fn try_lock(&self, transaction: &Transaction<'_>) -> Result<bool, Error> {
+        self.ask(transaction, &format!("pg_try_advisory_xact_lock({KEY})")).await
+    }
+
+    async fn ask(&self, transaction: &Transaction<'_>, lock: &str) -> Result<bool, Error> {
+        let name = self.name.as_str();
+        let sql = format!(
+            "SELECT CASE WHEN current_setting('transaction_isolation') LIKE 'read %' THEN {lock} END"
+        );
+        let rows = transaction.query_typed(&sql, &[(&name, Type::TEXT)]).await;
+        let row = rows.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
+        let held: Option<bool> = row.map_err(|error| self.failed(error))?.flatten();
+        held.ok_or_else(|| {
+            invalid(format!(
+                "transaction lock {name:?}: the transaction would not see what the holder before it wrote; begin it with \
+                 ISOLATION LEVEL READ COMMITTED"
+            ))
+        })
+    }
+
+    fn failed(&self, error: tokio_postgres::Error) -> Error {
+        failed(&format!("transaction lock {:?}", self.name.as_str()), error)
+    }
+}
+
+/// The statements that create the tables of `postgres:`, for a database administrator to review and run.
+///
+/// ```
+/// let sql = leasehold::postgres::schema_sql("postgres://host/app?schema=locks")?;
+/// assert!(sql.contains("CREATE TABLE locks.resource"));
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// `is_invalid` for an invalid address.
+pub fn schema_sql(url: &str) -> Result<String, Error> {
+    Ok(ddl(&address(url)?.schema))
+}
+
+/// Creates the tables of `postgres:`, unless they exist. A client does the same when it connects, where its role may.
+///
+/// Call it in a tokio runtime.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), leasehold::Error> {
+/// leasehold::postgres::migrate("postgres://owner@host/app").await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// `is_invalid` for an invalid address; `is_unavailable` if the role may not create them, or the server is not reached.
+///
+/// # Cancel safety
+///
+/// If the future is dropped, either all is created or nothing.
+pub async fn migrate(url: &str) -> Result<(), Error> {
+    let url = address(url)?;
+    create_tables(&url).await
+}
+
+fn address(url: &str) -> Result<Box<crate::url::PostgresUrl>, Error> {
+    match StoreUrl::parse(url)? {
+        StoreUrl::Postgres(url) => Ok(url),
+        _ => Err(invalid("only postgres: has tables to create; the address begins with postgres:")),
+    }
+}

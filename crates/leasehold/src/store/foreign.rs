@@ -1,0 +1,118 @@
+//! Commands on keys of other libraries, and word of changes of such keys.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::Notify;
+
+/// A script on one key of another library.
+pub(crate) struct ForeignScript {
+    text: &'static str,
+    hash: OnceLock<String>,
+}
+
+impl ForeignScript {
+    pub(crate) const fn new(text: &'static str) -> Self {
+        Self { text, hash: OnceLock::new() }
+    }
+
+    fn hash(&self) -> &str {
+        self.hash.get_or_init(|| sha1_smol::Sha1::from(self.text).digest().to_string())
+    }
+}
+
+/// One command.
+pub(crate) enum ForeignCall {
+    Command(Cmd),
+    Script { script: &'static ForeignScript, key: String, arguments: Vec<String> },
+}
+
+impl ForeignCall {
+    /// Asks the server to report the next change of the keys that the next command reads.
+    pub(crate) fn track() -> Self {
+        let mut command = redis::cmd("CLIENT");
+        command.arg("CACHING").arg("YES");
+        Self::Command(command)
+    }
+
+    /// `with_text`: the server does not know the script yet.
+    pub(super) fn encode(&self, with_text: bool) -> Cmd {
+        match self {
+            Self::Command(command) => command.clone(),
+            Self::Script { script, key, arguments } => {
+                let mut command = match with_text {
+                    false => redis::cmd("EVALSHA").arg(script.hash()).to_owned(),
+                    true => redis::cmd("EVAL").arg(script.text).to_owned(),
+                };
+                command.arg(1).arg(key).arg(arguments);
+                command
+            }
+        }
+    }
+}
+
+/// One result per command.
+pub(crate) type ForeignAnswers = Vec<Result<Value, RedisError>>;
+
+/// Numbered registrations by key.
+type Watching = BTreeMap<String, Vec<(u64, Arc<Notify>)>>;
+
+/// The tasks that wait for a change of a key.
+#[derive(Default)]
+pub(super) struct Watchers {
+    by_key: Mutex<Watching>,
+    next: AtomicU64,
+}
+
+impl Watchers {
+    fn by_key(&self) -> MutexGuard<'_, Watching> {
+        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn notify(&self, key: &Value) {
+        let Value::BulkString(key) = key else { return };
+        let Ok(key) = std::str::from_utf8(key) else { return };
+        let watching = self.by_key().get(key).cloned().unwrap_or_default();
+        watching.iter().for_each(|(_, notify)| notify.notify_one());
+    }
+
+    pub(super) fn notify_all(&self) {
+        let watching: Vec<_> = self.by_key().values().flatten().cloned().collect();
+        watching.iter().for_each(|(_, notify)| notify.notify_one());
+    }
+}
+
+/// A task's registration for changes of a key. A change between two waits ends the next wait.
+pub(crate) struct KeyWatch {
+    watchers: Arc<Watchers>,
+    key: String,
+    number: u64,
+    notify: Arc<Notify>,
+}
+
+impl KeyWatch {
+    pub(super) fn new(watchers: &Arc<Watchers>, key: &str) -> Self {
+        let (notify, number) = (Arc::new(Notify::new()), watchers.next.fetch_add(1, Ordering::Relaxed));
+        watchers.by_key().entry(key.to_owned()).or_default().push((number, notify.clone()));
+        Self { watchers: watchers.clone(), key: key.to_owned(), number, notify }
+    }
+
+    /// Waits until the key may have changed. Cancel safe.
+    pub(crate) async fn changed(&self) {
+        self.notify.notified().await;
+    }
+}
+
+impl Drop for KeyWatch {
+    fn drop(&mut self) {
+        let mut by_key = self.watchers.by_key();
+        if let Some(watching) = by_key.get_mut(&self.key) {
+            watching.retain(|(number, _)| *number != self.number);
+            if watching.is_empty() {
+                by_key.remove(&self.key);
+            }
+        }
+    }
+}

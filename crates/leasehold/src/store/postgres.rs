@@ -1,0 +1,267 @@
+//! `postgres:`, the lease tables in a database that is there anyway.
+//!
+//! **Layout.** One row per resource, which also has its first lease, and one row per further lease, queue entry and tombstone
+//! (`schema.rs`). The rules are the model's: they are in no function of the database.
+//!
+//! **Round trips.** An uncontended acquire, release or renewal is one statement (`sql.rs`). All other commands are a transaction
+//! of two flights (`transaction.rs`): lock, read, run the model on what was read (`rows.rs`), write and commit. A row lock makes
+//! the commands of one resource follow each other, and no other isolation is needed.
+//!
+//! **Waiting.** A release also grants, in the same transaction, and notifies the waiter's client at its commit. A client
+//! listens on one connection (`listener.rs`), whatever the number of its waiters. Behind a pooler in transaction mode nothing can
+//! listen, unless `?listen=` names a way around it: the transaction leaves its pushes in a table, where the client looks for those
+//! of all of its waiters a few times a second (`mail.rs`).
+//!
+//! **Time.** Leases and tokens use the server's clock, read after the row lock was granted.
+//!
+//! **Errors.** A transaction whose COMMIT was not sent has changed nothing (`NotSent`). If the connection is lost after that, its
+//! effect is unknown.
+
+mod alone;
+mod answers;
+mod base;
+mod cache;
+mod conn;
+mod dialer;
+mod doctor;
+mod error;
+mod exec;
+mod limits;
+mod listener;
+mod mail;
+mod mailbox;
+mod params;
+mod pool;
+mod pooler;
+mod push;
+mod query;
+mod rows;
+mod schema;
+mod sql;
+mod sweep;
+mod tls;
+mod transaction;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError};
+use crate::diagnostics::Diagnosis;
+use crate::error::Error;
+use crate::url::{Pooler, PostgresUrl};
+use dialer::Dialer;
+use exec::Executor;
+use limits::{POLL_INTERVALS, SWEEP_INTERVAL};
+use listener::Listening;
+use mailbox::Mailbox;
+use pool::Pool;
+pub(crate) use schema::{ddl, fence_ddl};
+use sql::Sql;
+use transaction::Session;
+
+pub(crate) const fn capabilities() -> Capabilities {
+    Capabilities::new(POLL_INTERVALS)
+}
+
+/// Creates the tables, unless they exist.
+pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
+    let failed = |error| Error::from_store(url, &error);
+    let conn = Dialer::new(url)?.connect(None).await.map_err(failed)?;
+    schema::prepare(&conn.client, &url.schema).await.map_err(failed)
+}
+
+/// The lease tables of one database, for one client.
+pub(crate) struct Postgres {
+    executor: Arc<Executor>,
+    url: Arc<PostgresUrl>,
+    /// The runtime of the client's thread.
+    runtime: Handle,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Postgres {
+    /// Connects for this client, creates missing tables, and listens. Runs on the runtime of the client's thread.
+    pub(crate) async fn open(
+        url: &PostgresUrl,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+    ) -> Result<Arc<Self>, Error> {
+        let dialer = Dialer::new(url)?;
+        let opened = Opened::new(&dialer, url, client).await;
+        let Opened { listening, is_pooled, synchronous_commit } =
+            opened.map_err(|error| Error::from_store(url, &error))?;
+        let session = Session {
+            sql: Sql::new(&url.schema, None),
+            client,
+            inbox: inbox.clone(),
+            mailbox: Mailbox::new(listening.is_none()),
+            // After a crash the last transactions may be missing, and tokens ahead of the clock would be given again.
+            may_reserve: synchronous_commit != "off",
+        };
+        let pool = Pool::new(dialer, conn::settings(&synchronous_commit), is_pooled, url.connections);
+        let executor = Arc::new(Executor { session, pool, contended: Mutex::default() });
+        let mailbox = &executor.session.mailbox;
+        let mut tasks = vec![
+            sweep_regularly(Arc::downgrade(&executor), client),
+            mail::keep(Arc::downgrade(&executor), mailbox.clone()),
+        ];
+        if let Some((dialer, listening)) = listening {
+            tasks.push(listener::keep(dialer, listening, client, inbox, mailbox.clone()));
+        }
+        let (url, runtime) = (Arc::new(url.clone()), Handle::current());
+        Ok(Arc::new(Self { executor, url, runtime, tasks }))
+    }
+
+    /// Does this on the client's thread. The answer is waited for on any executor.
+    fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+        otherwise: impl FnOnce(StoreError) -> T + Send + 'static,
+    ) -> BoxFuture<T> {
+        let (tell, told) = oneshot::channel();
+        self.runtime.spawn(async move {
+            // The receiver is gone if the caller's future was dropped.
+            let _ = tell.send(work.await);
+        });
+        Box::pin(async move {
+            told.await.unwrap_or_else(|_| {
+                otherwise(StoreError::new(Failure::Unknown, "the client's thread has ended"))
+            })
+        })
+    }
+}
+
+/// What a new client finds out about the way to the server.
+struct Opened {
+    listening: Option<(Dialer, Listening)>,
+    is_pooled: bool,
+    /// As the address has it, or else the server for this role and database. All transactions of the client keep it, because it
+    /// decides whether tokens may be reserved.
+    synchronous_commit: String,
+}
+
+impl Opened {
+    async fn new(dialer: &Dialer, url: &PostgresUrl, client: ClientId) -> Result<Self, StoreError> {
+        let first = dialer.connect(None).await?;
+        schema::prepare(&first.client, &url.schema).await?;
+        let settings = first
+            .value("SELECT concat_ws(' ', current_setting('synchronous_commit'), getdatabaseencoding())");
+        let settings = settings.await?;
+        let (commit, encoding) = settings.split_once(' ').unwrap_or((&settings, ""));
+        if encoding != "UTF8" {
+            let message = format!("the database has the encoding {encoding}, and names of locks need UTF8");
+            return Err(StoreError::new(Failure::NotSent, message));
+        }
+        let synchronous_commit = url.synchronous_commit.unwrap_or(commit).to_owned();
+        // With `pooler=no` the client listens, but its settings stay out of sessions that may be shared.
+        let is_pooled = url.pooler == Pooler::Yes || pooler::is_between(&first).await?;
+        let invalid = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
+        let listening = match &url.listen {
+            Some(direct) => {
+                let direct = Dialer::new(direct).map_err(invalid)?;
+                let listening = listener::listen(&direct, client).await?;
+                let unseen = format!("SELECT pg_try_advisory_xact_lock({})", push::presence_key(client));
+                if first.value(&unseen).await? == "t" {
+                    let message = "?listen= leads to another database: a notification would never arrive";
+                    return Err(StoreError::new(Failure::NotSent, message));
+                }
+                Some((direct, listening))
+            }
+            None if is_pooled && url.pooler != Pooler::No => {
+                tracing::info!(
+                    "a pooler is in between: clients of {url} look for mail instead of being notified"
+                );
+                None
+            }
+            None => {
+                let own = dialer.again();
+                let listening = listener::listen(&own, client).await?;
+                Some((own, listening))
+            }
+        };
+        Ok(Self { listening, is_pooled, synchronous_commit })
+    }
+}
+
+/// Sweeps once a minute, at another time than other clients.
+fn sweep_regularly(executor: Weak<Executor>, client: ClientId) -> AbortHandle {
+    let offset = Duration::from_millis(push::presence_key(client).unsigned_abs() % 60_000);
+    let sweep = async move {
+        tokio::time::sleep(offset).await;
+        while let Some(executor) = executor.upgrade() {
+            if let Err(error) = executor.sweep().await {
+                tracing::debug!(error = error.message, "unused rows of PostgreSQL were not removed");
+            }
+            drop(executor);
+            tokio::time::sleep(SWEEP_INTERVAL).await;
+        }
+    };
+    tokio::spawn(sweep).abort_handle()
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Store for Postgres {
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+        let executor = self.executor.clone();
+        self.spawn(async move { executor.call(&resource, &command).await }, Err)
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        let (executor, count) = (self.executor.clone(), batch.len());
+        let failed = move |error: StoreError| vec![Err(error); count];
+        self.spawn(async move { executor.call_batch(&batch).await }, failed)
+    }
+
+    fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
+        let resources: HashSet<_> = attempts.iter().map(|(resource, _)| resource).collect();
+        if resources.len() < attempts.len() {
+            return None;
+        }
+        let (executor, attempts, count) = (self.executor.clone(), attempts.to_vec(), attempts.len());
+        let failed = move |error: StoreError| vec![Err(error); count];
+        let work = async move {
+            match executor.acquire_all(&attempts).await {
+                Ok(answers) => answers.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error); count],
+            }
+        };
+        Some(self.spawn(work, failed))
+    }
+
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
+        let executor = self.executor.clone();
+        self.spawn(async move { executor.list().await }, Err)
+    }
+
+    fn shard(&self, _resource: &Resource, command: &Command) -> u64 {
+        // Renewals wait for no row. The other commands of holders do not wait for those of waiters, of which there may be thousands.
+        match command {
+            Command::Renew(_) => 2,
+            Command::Acquire(_) => 1,
+            _ => 0,
+        }
+    }
+
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        let (url, polls) = (self.url.clone(), self.executor.session.mailbox.polls());
+        self.spawn(async move { doctor::diagnose(&url, polls).await }, Err)
+    }
+}
+
+#[cfg(test)]
+mod tests;

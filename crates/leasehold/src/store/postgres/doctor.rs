@@ -1,0 +1,168 @@
+//! Checks the server that locks depend on.
+
+use tokio_postgres::SimpleQueryMessage;
+
+use super::conn::Conn;
+use super::dialer::Dialer;
+use super::error::explain;
+use crate::diagnostics::{Check, Component, Diagnosis};
+use crate::store::StoreError;
+use crate::url::{PostgresUrl, SslMode};
+use leasehold_core::Failure;
+
+pub(super) async fn diagnose(url: &PostgresUrl, polls: bool) -> Result<Diagnosis, StoreError> {
+    let invalid = |error: crate::error::Error| StoreError::new(Failure::NotSent, error.to_string());
+    let conn = Dialer::new(url).map_err(invalid)?.connect(None).await?;
+    let seen = look(&conn, url, polls).await?;
+    Ok(Diagnosis { components: vec![judge(&seen, url)] })
+}
+
+/// A snapshot of a server.
+#[derive(Clone, Debug)]
+struct Seen {
+    version: String,
+    is_standby: bool,
+    fsync: String,
+    synchronous_commit: String,
+    synchronous_standbys: String,
+    standbys: u32,
+    connections: u32,
+    max_connections: u32,
+    table_bytes: String,
+    is_local: bool,
+    polls: bool,
+}
+
+async fn look(conn: &Conn, url: &PostgresUrl, polls: bool) -> Result<Seen, StoreError> {
+    let sql = format!(
+        "SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
+            current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
+            (SELECT count(*) FROM pg_stat_replication), (SELECT count(*) FROM pg_stat_activity),
+            current_setting('max_connections'), pg_size_pretty(pg_total_relation_size('{}.resource')),
+            coalesce(inet_server_addr() <<= '127.0.0.0/8' OR inet_server_addr() = '::1', true)",
+        url.schema
+    );
+    let messages = conn.client.simple_query(&sql).await.map_err(|error| explain(error, false))?;
+    let row = messages.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    });
+    let text = |at: usize| row.and_then(|row| row.get(at)).unwrap_or_default().to_owned();
+    let number = |at| text(at).parse().unwrap_or(0);
+    Ok(Seen {
+        version: text(0),
+        is_standby: text(1) == "t",
+        fsync: text(2),
+        synchronous_commit: url.synchronous_commit.map_or_else(|| text(3), ToOwned::to_owned),
+        synchronous_standbys: text(4),
+        standbys: number(5),
+        connections: number(6),
+        max_connections: number(7),
+        table_bytes: text(8),
+        is_local: text(9) == "t",
+        polls,
+    })
+}
+
+fn judge(seen: &Seen, url: &PostgresUrl) -> Component {
+    let mut component = Component::new(format!("server {url}"));
+    component.fact("version", &seen.version);
+    component.fact("synchronous_commit", &seen.synchronous_commit);
+    component.fact("standbys", seen.standbys);
+    component.fact("connections", format!("{} of {}", seen.connections, seen.max_connections));
+    component.fact("table of locks", &seen.table_bytes);
+    if seen.is_standby {
+        let why = "no lock can be acquired, renewed or released there";
+        component.danger(Check::Replica, "this server is a standby", why, None);
+    }
+    if seen.fsync == "off" {
+        let why = "a crash of the machine may damage the database, and forget leases that are held";
+        let remedy = "ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf();".to_owned();
+        component.danger(Check::Fsync, "fsync is off", why, Some(remedy));
+    }
+    judge_durability(&mut component, seen);
+    if seen.max_connections > 0 && seen.connections * 10 > seen.max_connections * 9 {
+        let why = "a client that cannot connect gets no lock, and cannot renew after a reconnect";
+        let what = format!("{} of {} connections are in use", seen.connections, seen.max_connections);
+        component.advice(Check::MaxClients, what, why, None);
+    }
+    if url.ssl_mode < SslMode::Require && !seen.is_local {
+        let why = "who reads the connection reads the password's proof and the names of locks";
+        component.advice(
+            Check::Encryption,
+            "TLS is not required",
+            why,
+            Some("?sslmode=verify-full".to_owned()),
+        );
+    }
+    if seen.polls {
+        let why = "a client learns of a grant when it looks for mail, up to a quarter of a second later";
+        let remedy = "?listen=ADDRESS-WITHOUT-THE-POOLER".to_owned();
+        component.advice(Check::Pooler, "a pooler in transaction mode is in between", why, Some(remedy));
+    }
+    component
+}
+
+fn judge_durability(component: &mut Component, seen: &Seen) {
+    if seen.synchronous_commit == "off" {
+        let why = "a crash may forget the last second of grants: a lock that is held can be granted again; tokens still rise";
+        component.advice(Check::Durability, "commits do not wait for the disk", why, None);
+    } else {
+        component.fine(
+            Check::Durability,
+            "a crash costs no lease",
+            "each change is on disk before it counts",
+        );
+    }
+    if seen.standbys > 0 && (seen.synchronous_standbys.is_empty() || seen.synchronous_commit == "local") {
+        let why = "a failover may forget the last grants: a lock that is held can be granted again; tokens tell them apart";
+        let remedy = "ALTER SYSTEM SET synchronous_standby_names = '*'; SELECT pg_reload_conf();".to_owned();
+        component.advice(Check::Persistence, "standbys replicate asynchronously", why, Some(remedy));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnostics::Severity;
+    use crate::url::StoreUrl;
+
+    fn sound() -> Seen {
+        Seen {
+            version: "15".to_owned(),
+            is_standby: false,
+            fsync: "on".to_owned(),
+            synchronous_commit: "on".to_owned(),
+            synchronous_standbys: String::new(),
+            standbys: 0,
+            connections: 10,
+            max_connections: 100,
+            table_bytes: "8 kB".to_owned(),
+            is_local: true,
+            polls: false,
+        }
+    }
+
+    fn troubles(seen: &Seen) -> Vec<(Severity, &'static str)> {
+        let StoreUrl::Postgres(url) = StoreUrl::parse("postgres://host/db?sslmode=disable").unwrap() else {
+            panic!("it is an address of PostgreSQL");
+        };
+        let findings = judge(seen, &url).findings.into_iter();
+        let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
+        troubles.map(|finding| (finding.severity, finding.id)).collect()
+    }
+
+    #[test]
+    fn each_problem_of_a_server_is_reported() {
+        use Severity::{Advice, Danger};
+        assert_eq!(troubles(&sound()), []);
+        assert_eq!(troubles(&Seen { is_standby: true, ..sound() }), [(Danger, "replica")]);
+        assert_eq!(troubles(&Seen { fsync: "off".to_owned(), ..sound() }), [(Danger, "fsync")]);
+        let hasty = Seen { synchronous_commit: "off".to_owned(), ..sound() };
+        assert_eq!(troubles(&hasty), [(Advice, "durability")]);
+        assert_eq!(troubles(&Seen { standbys: 1, ..sound() }), [(Advice, "persistence")]);
+        assert_eq!(troubles(&Seen { connections: 95, ..sound() }), [(Advice, "max-clients")]);
+        assert_eq!(troubles(&Seen { is_local: false, ..sound() }), [(Advice, "encryption")]);
+        assert_eq!(troubles(&Seen { polls: true, ..sound() }), [(Advice, "pooler")]);
+    }
+}

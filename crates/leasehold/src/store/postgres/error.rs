@@ -1,0 +1,95 @@
+//! Errors of the server and of the connection, with what to do, and what is known about the command.
+
+use std::time::Duration;
+
+use leasehold_core::Failure;
+use tokio_postgres::Error;
+use tokio_postgres::error::{Severity, SqlState};
+
+use super::limits::LOCK_TIMEOUT_MS;
+use crate::store::StoreError;
+
+/// Maps an error. `may_be_done`: the statement, or the COMMIT behind it, had been sent.
+pub(super) fn explain(error: Error, may_be_done: bool) -> StoreError {
+    let failure = failure_of(&error, may_be_done);
+    let message = match error.as_db_error() {
+        Some(db) => of_server(db.code(), db.message()),
+        None if error.is_closed() => "the connection to the server was closed".to_owned(),
+        None => of_connection(&error),
+    };
+    StoreError::new(failure, message).caused_by(error)
+}
+
+/// An ordinary error of the server has rolled the transaction back. After a fatal one nobody knows: a server that shuts down may
+/// end a connection whose COMMIT it has already written.
+fn failure_of(error: &Error, may_be_done: bool) -> Failure {
+    let is_fatal = error.as_db_error().is_none_or(|db| db.parsed_severity() != Some(Severity::Error));
+    match error.code() {
+        Some(&(SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED)) => Failure::Busy,
+        _ if may_be_done && is_fatal => Failure::Unknown,
+        _ => Failure::NotSent,
+    }
+}
+
+fn of_server(code: &SqlState, message: &str) -> String {
+    let remedy = match *code {
+        SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
+            "check the user, the password and pg_hba.conf"
+        }
+        SqlState::INVALID_CATALOG_NAME => "name a database that exists, as postgres://host/DATABASE",
+        SqlState::TOO_MANY_CONNECTIONS => {
+            "raise max_connections, lower ?connections=, or use a pooler with ?listen= for notifications"
+        }
+        SqlState::CANNOT_CONNECT_NOW => "the server starts, stops or recovers: it is tried again",
+        SqlState::ADMIN_SHUTDOWN | SqlState::CRASH_SHUTDOWN => "the server ended the connection",
+        SqlState::READ_ONLY_SQL_TRANSACTION => {
+            "this is a standby or a read-only database: name the primary, or several hosts with \
+             target_session_attrs=read-write"
+        }
+        SqlState::INSUFFICIENT_PRIVILEGE => {
+            "let the schema's owner grant SELECT, INSERT, UPDATE and DELETE on its tables"
+        }
+        SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => {
+            "the tables were dropped: open the client again, which creates them"
+        }
+        SqlState::DISK_FULL => "the server's disk is full: free some space",
+        SqlState::LOCK_NOT_AVAILABLE => {
+            return format!(
+                "another session has kept the lock's row for {LOCK_TIMEOUT_MS} ms (pg_blocking_pids names it): {message}"
+            );
+        }
+        SqlState::INVALID_SQL_STATEMENT_NAME => {
+            "another session answers: a pooler is in between, so use ?pooler=yes"
+        }
+        SqlState::QUERY_CANCELED => "the server's statement_timeout ended it, or somebody canceled it",
+        SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => {
+            "this process was stopped within a transaction, and the server rolled it back"
+        }
+        _ => return format!("PostgreSQL failed ({}): {message}", code.code()),
+    };
+    format!("{message} ({}): {remedy}", code.code())
+}
+
+fn of_connection(error: &Error) -> String {
+    let mut what = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        what = format!("{what}: {inner}");
+        source = inner.source();
+    }
+    what
+}
+
+/// The server did not answer in time.
+pub(super) fn late(limit: Duration, may_be_done: bool) -> StoreError {
+    let failure = if may_be_done { Failure::Unknown } else { Failure::NotSent };
+    StoreError::new(failure, format!("no answer within {limit:?}"))
+}
+
+/// A row has a value that no store writes.
+pub(super) fn damaged(what: &str) -> StoreError {
+    StoreError::new(
+        Failure::NotSent,
+        format!("a row has an unknown value in {what}: another program wrote it"),
+    )
+}

@@ -1,0 +1,147 @@
+//! Notifications: one connection that listens to the client's channel, and is replaced when it is lost.
+//!
+//! While it listens, it holds an advisory lock of its session, in shared mode. A transaction that grants to a waiter tries to lock
+//! it in exclusive mode: if that succeeds, the client does not listen, and is skipped. The lock ends with the connection. Until
+//! there is another one, the client looks for mail (`mail.rs`), and its waiters ask again, so that their entries say so.
+
+use std::sync::{Arc, Weak};
+
+use leasehold_core::{ClientId, Failure};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
+
+use super::conn::{Conn, NO_IDLE_LIMIT};
+use super::dialer::Dialer;
+use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF};
+use super::mailbox::Mailbox;
+use super::{error, push};
+use crate::store::{Inbox, StoreError};
+
+/// A connection that listens.
+pub(super) struct Listening {
+    conn: Conn,
+    messages: UnboundedReceiver<AsyncMessage>,
+}
+
+/// Listens to the client's channel.
+pub(super) async fn listen(dialer: &Dialer, client: ClientId) -> Result<Listening, StoreError> {
+    let (send, messages) = unbounded_channel();
+    let conn = dialer.connect(Some(send)).await?;
+    let (channel, key) = (push::channel(client), push::presence_key(client));
+    // As session settings, so that neither a role's limits nor a long silence ends the session.
+    let statements = format!(
+        "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; \
+         {NO_IDLE_LIMIT}; LISTEN {channel}; SELECT pg_advisory_lock_shared({key})"
+    );
+    let begun = timeout(ANSWER_TIMEOUT, conn.client.batch_execute(&statements)).await;
+    begun.map_err(|_| error::late(ANSWER_TIMEOUT, false))?.map_err(|error| error::explain(error, false))?;
+    Ok(Listening { conn, messages })
+}
+
+/// Keeps listening until the client is gone.
+pub(super) fn keep(
+    dialer: Dialer,
+    listening: Listening,
+    client: ClientId,
+    inbox: Weak<dyn Inbox>,
+    mailbox: Arc<Mailbox>,
+) -> AbortHandle {
+    // Notifications may have been missed, and the entries of waiters say how the next ones reach them.
+    let ask_again =
+        move |inbox: &Weak<dyn Inbox>| inbox.upgrade().map(|inbox| inbox.reconnected(&|_| true)).is_some();
+    let keep = async move {
+        let mut listening = listening;
+        loop {
+            let ended = deliver(&mut listening, client, &inbox).await;
+            drop(listening);
+            mailbox.set_polls(true);
+            if !ask_again(&inbox) {
+                return;
+            }
+            match ended {
+                Ended::Lost(error) => {
+                    tracing::debug!(error = error.message, "no notifications from PostgreSQL");
+                }
+                // There, each connection that listens would leave its settings to other clients.
+                Ended::Pooled => return,
+            }
+            let Some(next) = listen_again(&dialer, client, &inbox).await else { return };
+            listening = next;
+            mailbox.set_polls(false);
+            if !ask_again(&inbox) {
+                return;
+            }
+        }
+    };
+    tokio::spawn(keep).abort_handle()
+}
+
+async fn listen_again(dialer: &Dialer, client: ClientId, inbox: &Weak<dyn Inbox>) -> Option<Listening> {
+    let mut pause = *RECONNECT_BACKOFF.start();
+    while inbox.strong_count() > 0 {
+        match listen(dialer, client).await {
+            Ok(listening) => return Some(listening),
+            Err(error) => tracing::debug!(error = error.message, "PostgreSQL is not reached yet"),
+        }
+        sleep(pause).await;
+        pause = (2 * pause).min(*RECONNECT_BACKOFF.end());
+    }
+    None
+}
+
+/// Delivers notifications until the connection is lost.
+async fn deliver(listening: &mut Listening, client: ClientId, inbox: &Weak<dyn Inbox>) -> Ended {
+    loop {
+        match timeout(HEARTBEAT, listening.messages.recv()).await {
+            Ok(Some(AsyncMessage::Notification(notification))) => {
+                let Some(inbox) = inbox.upgrade() else { return lost("the client is gone") };
+                match push::decode(notification.payload(), client) {
+                    Some(push) => inbox.deliver(push),
+                    None => {
+                        tracing::warn!(channel = notification.channel(), "an unknown notification arrived");
+                    }
+                }
+            }
+            Ok(Some(_)) => {}
+            Ok(None) => return lost("the connection was closed"),
+            Err(_) => match check(&listening.conn, client).await {
+                Ok(true) => {}
+                Ok(false) => return Ended::Pooled,
+                Err(error) => return Ended::Lost(error),
+            },
+        }
+    }
+}
+
+/// Why a connection does not listen any more.
+enum Ended {
+    Lost(StoreError),
+    /// Another session answers, so a pooler is in between.
+    Pooled,
+}
+
+fn lost(message: &str) -> Ended {
+    Ended::Lost(StoreError::new(Failure::NotSent, message))
+}
+
+/// Whether the session still listens. Behind a pooler in transaction mode, with `pooler=no`, another one may answer.
+async fn check(conn: &Conn, client: ClientId) -> Result<bool, StoreError> {
+    let sql = format!(
+        "SELECT 1 FROM pg_listening_channels() AS channel WHERE channel = '{}'",
+        push::channel(client)
+    );
+    let answered = timeout(ANSWER_TIMEOUT, conn.client.simple_query(&sql)).await;
+    let messages = answered
+        .map_err(|_| error::late(ANSWER_TIMEOUT, false))?
+        .map_err(|error| error::explain(error, false))?;
+    if messages.iter().any(|message| matches!(message, SimpleQueryMessage::Row(_))) {
+        return Ok(true);
+    }
+    tracing::warn!(
+        "another session answers on the connection that listens: a pooler is in between, so waiters look for mail; use \
+         ?pooler=yes, or ?listen= with an address without it"
+    );
+    Ok(false)
+}

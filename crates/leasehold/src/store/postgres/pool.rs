@@ -1,0 +1,159 @@
+//! The connections for commands. A command has one for itself from its first flight to its last.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use leasehold_core::Failure;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+use super::conn::Conn;
+use super::dialer::Dialer;
+use super::limits::{CANCEL_TIMEOUT, QUEUE_TIMEOUT};
+use crate::store::StoreError;
+
+/// What a connection is needed for. No class waits for the connections of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// An attempt may wait for a row that another session keeps. One connection is left to the commands of holders.
+    Attempt,
+    Command,
+    /// Renewals and mail wait for no row, and have a connection of their own.
+    Service,
+}
+
+/// Connections that are opened when they are needed, and kept.
+pub(super) struct Pool {
+    dialer: Dialer,
+    settings: Vec<(&'static str, String)>,
+    /// A pooler is in between.
+    is_pooled: bool,
+    commands: Semaphore,
+    attempts: Semaphore,
+    service: Semaphore,
+    idle: Mutex<Vec<Conn>>,
+    #[cfg(test)]
+    sent: std::sync::Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Pool {
+    pub(super) fn new(
+        dialer: Dialer,
+        settings: Vec<(&'static str, String)>,
+        is_pooled: bool,
+        connections: usize,
+    ) -> Self {
+        Self {
+            dialer,
+            settings,
+            is_pooled,
+            commands: Semaphore::new(connections),
+            attempts: Semaphore::new(connections.saturating_sub(1).max(1)),
+            service: Semaphore::new(1),
+            idle: Mutex::default(),
+            #[cfg(test)]
+            sent: std::sync::Arc::default(),
+        }
+    }
+
+    /// The statements that its connections have sent.
+    #[cfg(test)]
+    pub(super) fn statements(&self) -> u64 {
+        self.sent.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Waits until the command may use a connection. Its own time limit begins after that.
+    pub(super) async fn turn(&self, class: Class) -> Result<Turn<'_>, StoreError> {
+        let permits = async {
+            let attempt = match class {
+                Class::Attempt => Some(self.attempts.acquire().await.map_err(|_| closed())?),
+                Class::Command | Class::Service => None,
+            };
+            let permits = if class == Class::Service { &self.service } else { &self.commands };
+            Ok(Turn { _attempt: attempt, _permit: permits.acquire().await.map_err(|_| closed())? })
+        };
+        timeout(QUEUE_TIMEOUT, permits).await.unwrap_or_else(|_| Err(busy(QUEUE_TIMEOUT)))
+    }
+
+    /// A connection, for a command that has its turn.
+    pub(super) async fn take(&self) -> Result<Lent<'_>, StoreError> {
+        let conn = match self.pop_idle() {
+            Some(conn) => conn,
+            None => {
+                let mut conn = self.dialer.connect(None).await?;
+                conn.set(&self.settings, self.is_pooled).await?;
+                #[cfg(test)]
+                {
+                    conn.sent = self.sent.clone();
+                }
+                conn
+            }
+        };
+        Ok(Lent { conn: Some(conn), pool: self })
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Conn>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop_idle(&self) -> Option<Conn> {
+        let mut idle = self.idle();
+        idle.retain(|conn| !conn.is_closed());
+        idle.pop()
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::new(Failure::NotSent, "the store is closed")
+}
+
+fn busy(limit: Duration) -> StoreError {
+    let message = format!(
+        "all connections of this client were in use for {limit:?}, so nothing was sent: raise ?connections="
+    );
+    StoreError::new(Failure::NotSent, message)
+}
+
+/// The right to use one connection.
+pub(super) struct Turn<'p> {
+    _attempt: Option<SemaphorePermit<'p>>,
+    _permit: SemaphorePermit<'p>,
+}
+
+/// A connection in use.
+pub(super) struct Lent<'p> {
+    conn: Option<Conn>,
+    pool: &'p Pool,
+}
+
+impl Lent<'_> {
+    pub(super) fn conn(&self) -> &Conn {
+        self.conn.as_ref().unwrap_or_else(|| unreachable!("it is there until it is given back"))
+    }
+
+    /// No transaction is open on it.
+    pub(super) fn give_back(mut self) {
+        if let Some(conn) = self.conn.take_if(|conn| !conn.is_closed() && !conn.is_unfit()) {
+            self.pool.idle().push(conn);
+        }
+    }
+}
+
+impl Drop for Lent<'_> {
+    /// Closes a connection that is not given back: its server did not answer, or is the wrong one now. The idle ones lead to the
+    /// same server, and each of them would cost a command its time limit.
+    fn drop(&mut self) {
+        let Some(conn) = self.conn.take() else { return };
+        self.pool.idle().clear();
+        let Ok(runtime) = Handle::try_current() else { return };
+        if !conn.is_closed() {
+            let tls = self.pool.dialer.tls();
+            // The statement may wait at the server, which does not notice that its client is gone.
+            runtime.spawn(async move {
+                // It may have ended meanwhile.
+                let _ = timeout(CANCEL_TIMEOUT, conn.client.cancel_token().cancel_query(tls)).await;
+            });
+        }
+    }
+}

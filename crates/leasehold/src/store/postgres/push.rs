@@ -1,0 +1,87 @@
+//! Pushes as the text of notifications.
+
+use std::time::Duration;
+
+use leasehold_core::{Acquisition, ClientId, Grant, HeadHint, Push, PushKind, StoreTime, Token, TokenRange};
+
+use super::params::micros;
+
+/// The channel of a client.
+pub(super) fn channel(client: ClientId) -> String {
+    format!("leasehold_{client}")
+}
+
+/// The advisory lock that a listening client holds.
+pub(super) fn presence_key(client: ClientId) -> i64 {
+    let [high, ..] = client_words(client);
+    high
+}
+
+fn client_words(client: ClientId) -> [i64; 2] {
+    let bytes = client.get().to_be_bytes();
+    let (high, low) = bytes.split_at(8);
+    let word = |half: &[u8]| half.try_into().map_or(0, i64::from_be_bytes);
+    [word(high), word(low)]
+}
+
+/// `SEQUENCE AT KIND …`, with times in microseconds.
+pub(super) fn encode(push: &Push) -> String {
+    let (sequence, at) = (push.acquisition.sequence, push.at.as_micros());
+    match push.kind {
+        PushKind::Granted(Grant { tokens, valid_for, .. }) => {
+            let TokenRange { first, last } = tokens;
+            format!("{sequence} {at} granted {first} {last} {}", micros(valid_for))
+        }
+        PushKind::Next(HeadHint { repoll_at }) => format!("{sequence} {at} next {}", repoll_at.as_micros()),
+        PushKind::Revoked => format!("{sequence} {at} revoked"),
+        PushKind::Contended => format!("{sequence} {at} contended"),
+    }
+}
+
+/// `None` for a text that no store sends.
+pub(super) fn decode(text: &str, client: ClientId) -> Option<Push> {
+    let mut words = text.split(' ');
+    let sequence = words.next()?.parse().ok()?;
+    let at = StoreTime::from_micros(words.next()?.parse().ok()?);
+    let kind = words.next()?;
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let kind = match kind {
+        "granted" => {
+            let tokens = TokenRange { first: Token::new(number()?)?, last: Token::new(number()?)? };
+            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(number()?), is_plain: false })
+        }
+        "next" => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(number()?) }),
+        "revoked" => PushKind::Revoked,
+        "contended" => PushKind::Contended,
+        _ => return None,
+    };
+    Some(Push { acquisition: Acquisition { client, sequence }, at, kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn push_is_decoded_as_it_was_encoded() {
+        let client = ClientId::new(7);
+        let token = |number| Token::new(number).unwrap();
+        for kind in [
+            PushKind::Granted(Grant {
+                tokens: TokenRange { first: token(5), last: token(9) },
+                valid_for: Duration::from_secs(3),
+                is_plain: false,
+            }),
+            PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(12) }),
+            PushKind::Revoked,
+            PushKind::Contended,
+        ] {
+            let acquisition = Acquisition { client, sequence: 3 };
+            let push = Push { acquisition, at: StoreTime::from_micros(11), kind };
+            assert_eq!(decode(&encode(&push), client), Some(push));
+        }
+        for text in ["", "1", "1 2", "1 2 other", "1 2 granted 0 1 1", "a 2 revoked"] {
+            assert_eq!(decode(text, client), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The statements. `{s}` is the schema, and `{now}` the server's clock in microseconds.
+//!
+//! A statement sees the rows that were committed when it began. One that waited for a row lock sees the locked row as it is
+//! now, and all others as they were before. So the lock is a statement of its own, and whatever else a transaction reads comes
+//! after it. For the same reason the clock is read in a projection above the lock, never beside it: below, it would be read
+//! before the wait. Times of one resource, and its tokens, then have the order of its row lock.
+
+use super::query::Query;
+
+/// Microseconds since 1970.
+const CLOCK: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
+
+const LEASE: &str = "client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata";
+const WAITER: &str = "place, client, sequence, owner, weight, ttl, reserve, since, deadline, parked, metadata, replaces, polls";
+const HEADER: &str = "id, capacity, in_use, last_token, next_place, head, leases, waiters, parked, tombstones, next_expiry, \
+    remember_until";
+
+/// The resource's key.
+const ID: &str = "(SELECT id FROM {s}.resource WHERE name = $1 AND kind = $2)";
+
+/// Whether somebody holds the lock of a client that listens. If nobody does, this statement has it for a moment, and not for the
+/// transaction: another one that looks meanwhile would take the client for present.
+const PRESENT: &str =
+    "CASE WHEN pg_try_advisory_lock({presence}) THEN NOT pg_advisory_unlock({presence}) ELSE true END";
+
+/// The key of that lock.
+const PRESENCE: &str = "('x' || encode(substring(client FROM 1 FOR 8), 'hex'))::bit(64)::int8";
+
+/// An uncontended acquire. `$5` is the number of tokens to reserve, which are given only while the last one is not ahead of the
+/// clock: a standby that did not receive it would otherwise give tokens again.
+const ACQUIRE: &str = "
+INSERT INTO {s}.resource AS r (name, kind, capacity, in_use, last_token, leases, next_expiry, remember_until, visit,
+    client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata)
+SELECT $1, $2, $3, $4, f + $5, 1, t + $6, greatest(f + $5 + 1, t + {retention}), t + {retention},
+    $7, $8, $9, $4, f, t, t + $6, true, false, $10
+FROM (SELECT t, least(t, {max_wall}) AS f FROM (SELECT {now} AS t OFFSET 0) AS clock OFFSET 0) AS new
+ON CONFLICT (name, kind) DO UPDATE SET (capacity, in_use, last_token, leases, next_expiry, remember_until,
+    client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata) = (
+    SELECT $3, $4, f + n, 1, t + $6, greatest(f + n + 1, t + {retention}), $7, $8, $9, $4, f, t, t + $6, true, false, $10
+    FROM (SELECT t, greatest(r.last_token + 1, least(t, {max_wall})) AS f,
+            CASE WHEN r.last_token <= t THEN $5 ELSE 0 END AS n
+        FROM (SELECT {now} AS t OFFSET 0) AS clock OFFSET 0) AS next)
+WHERE r.leases = 0 AND r.waiters = 0 AND r.tombstones = 0
+RETURNING granted_at, token, last_token";
+
+/// A release of the only lease, which nobody waits for, while the last token must be remembered.
+const RELEASE: &str = "
+UPDATE {s}.resource AS r SET in_use = 0, leases = 0, next_expiry = {never}, client = NULL, sequence = NULL, owner = NULL,
+    metadata = NULL
+WHERE name = $1 AND kind = $2 AND client = $3 AND sequence = $4 AND NOT kept AND leases = 1 AND waiters = 0
+    AND tombstones = 0 AND expires_at > {now} AND remember_until > {now}
+RETURNING {now}";
+
+/// Renewals of leases in their resources' rows, if nothing else happens at the resource. A row that is locked is left out, so that
+/// it delays no other.
+const RENEW: &str = "
+WITH held AS MATERIALIZED (
+    SELECT r.id, w.ttl FROM unnest($1::text[], $2::text[], $3::bytea[], $4::int8[], $5::int8[])
+        AS w (name, kind, client, sequence, ttl)
+    JOIN {s}.resource AS r ON r.name = w.name AND r.kind = w.kind AND r.client = w.client AND r.sequence = w.sequence
+    FOR NO KEY UPDATE OF r SKIP LOCKED
+), clock AS MATERIALIZED (SELECT {now} AS t FROM (SELECT count(*) AS n FROM held) AS locked WHERE n >= 0)
+UPDATE {s}.resource AS r SET granted_at = least(r.granted_at, t), expires_at = t + ttl, claimed = true,
+    next_expiry = CASE WHEN r.leases = 1 AND r.waiters = 0 AND r.tombstones = 0 THEN t + ttl
+        ELSE least(r.next_expiry, t + ttl) END
+FROM held, clock
+WHERE r.id = held.id AND NOT r.kept AND r.parked = 0 AND r.next_expiry > t AND r.leases > 0
+RETURNING r.name, r.kind, t, r.waiters > r.parked";
+
+const LOCK: &str = "
+SELECT {now}, {header}, {lease} FROM (SELECT 1) AS one
+LEFT JOIN (SELECT {header}, {lease} FROM {s}.resource WHERE name = $1 AND kind = $2 FOR NO KEY UPDATE) AS r ON true";
+
+const PEEK: &str = "
+SELECT {now}, {header}, {lease} FROM (SELECT 1) AS one
+LEFT JOIN (SELECT {header}, {lease} FROM {s}.resource WHERE name = $1 AND kind = $2) AS r ON true";
+
+/// Steps from client to client in the index, so the cost does not depend on the number of entries per client. All entries of a
+/// client are parked together.
+const READY_CLIENTS: &str = "
+WITH RECURSIVE resource (id) AS (SELECT {id}), each (client) AS (
+    (SELECT client FROM {s}.waiter WHERE resource = (SELECT id FROM resource) ORDER BY client LIMIT 1)
+    UNION ALL
+    SELECT (SELECT w.client FROM {s}.waiter AS w WHERE w.resource = (SELECT id FROM resource) AND w.client > each.client
+        ORDER BY w.client LIMIT 1)
+    FROM each WHERE each.client IS NOT NULL
+)
+SELECT count(*) FROM each WHERE client IS NOT NULL AND NOT (SELECT parked FROM {s}.waiter AS w
+    WHERE w.resource = (SELECT id FROM resource) AND w.client = each.client LIMIT 1)";
+
+/// Mail for the clients of which `$3` says that they cannot listen, and for those that do not listen now.
+const POST: &str = "
+INSERT INTO {s}.mail (client, message, at) SELECT client, message, {now}
+FROM unnest($1::bytea[], $2::text[], $3::int8[]) AS n (client, message, polls) WHERE polls = 1 OR NOT ({present})";
+
+/// A row is looked at `{margin}` after its visit is due. It is removed if it is unused, and was forgotten for as long: an acquire
+/// that read the clock before, and inserts the row again, has ended then.
+const SWEEP: &str = "
+WITH due AS MATERIALIZED (
+    SELECT id, leases + waiters + tombstones = 0 AND remember_until + {margin} <= t AS is_unused, remember_until, t
+    FROM (SELECT id, leases, waiters, tombstones, remember_until, {now} AS t FROM {s}.resource
+        WHERE visit <= {now} - {margin} ORDER BY visit LIMIT $1 FOR UPDATE SKIP LOCKED) AS found
+), removed AS (
+    DELETE FROM {s}.resource AS r USING due WHERE r.id = due.id AND is_unused
+), kept AS (
+    UPDATE {s}.resource AS r SET visit = greatest(due.remember_until, t) FROM due WHERE r.id = due.id AND NOT is_unused
+)
+SELECT count(*) FROM due";
+
+/// The text of every statement, in one schema.
+pub(super) struct Sql {
+    pub(super) acquire: String,
+    pub(super) release: String,
+    pub(super) renew: String,
+    pub(super) lock: String,
+    pub(super) peek: String,
+    pub(super) put_resource: String,
+    pub(super) put_lease: String,
+    pub(super) remove_lease: String,
+    pub(super) put_waiter: String,
+    pub(super) remove_waiter: String,
+    pub(super) set_parked: String,
+    pub(super) put_tombstone: String,
+    pub(super) remove_tombstones: String,
+    pub(super) notify: String,
+    pub(super) post: String,
+    pub(super) read_mail: String,
+    pub(super) remove_mail: String,
+    pub(super) create_all: String,
+    pub(super) list: String,
+    pub(super) due: String,
+    pub(super) sweep: String,
+    queries: Queries,
+}
+
+struct Queries {
+    lease: String,
+    expiring: String,
+    of_owner: String,
+    all_leases: String,
+    waiter: String,
+    ready: String,
+    deadlines: String,
+    of_client: String,
+    count_of: String,
+    ready_clients: String,
+    all_waiters: String,
+    tombstone: String,
+    all_tombstones: String,
+    present: String,
+    create: String,
+}
+
+impl Sql {
+    /// `now` replaces the server's clock in tests.
+    pub(super) fn new(schema: &str, now: Option<&str>) -> Self {
+        let text = |template: &str| {
+            let template = template
+                .replace("{present}", PRESENT)
+                .replace("{presence}", PRESENCE)
+                .replace("{header}", HEADER)
+                .replace("{lease}", LEASE)
+                .replace("{waiter}", WAITER)
+                .replace("{id}", ID)
+                .replace("{s}", schema);
+            template
+                .replace("{now}", now.unwrap_or(CLOCK))
+                .replace("{retention}", &super::limits::RETENTION_MICROS.to_string())
+                .replace("{max_wall}", &super::limits::MAX_WALL.to_string())
+                .replace("{margin}", &super::limits::SWEEP_MARGIN_MICROS.to_string())
+                .replace("{never}", &i64::MAX.to_string())
+        };
+        Self {
+            acquire: text(ACQUIRE),
+            release: text(RELEASE),
+            renew: text(RENEW),
+            lock: text(LOCK),
+            peek: text(PEEK),
+            put_resource: text(
+                "UPDATE {s}.resource SET capacity = $2, in_use = $3, last_token = $4, next_place = $5, head = $6,
+                leases = $7, waiters = $8, parked = $9, tombstones = $10, next_expiry = $11, remember_until = $12,
+                client = $13, sequence = $14, owner = $15, weight = $16, token = $17, granted_at = $18, expires_at = $19,
+                claimed = $20, kept = $21, metadata = $22 WHERE id = $1",
+            ),
+            put_lease: text(
+                "INSERT INTO {s}.lease (resource, {lease}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+                ON CONFLICT (resource, client, sequence) DO UPDATE SET owner = $4, weight = $5, token = $6,
+                granted_at = $7, expires_at = $8, claimed = $9, kept = $10, metadata = $11",
+            ),
+            remove_lease: text(
+                "DELETE FROM {s}.lease WHERE resource = $1 AND client = $2 AND sequence = $3",
+            ),
+            put_waiter: text(
+                "INSERT INTO {s}.waiter (resource, {waiter})
+                VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+                ON CONFLICT (resource, place) DO UPDATE SET deadline = $10, parked = $11, polls = $14",
+            ),
+            remove_waiter: text(
+                "DELETE FROM {s}.waiter WHERE resource = $1 AND client = $2 AND sequence = $3",
+            ),
+            set_parked: text(
+                "UPDATE {s}.waiter SET parked = $3 WHERE resource = $1 AND client = $2 AND parked <> $3",
+            ),
+            put_tombstone: text(
+                "INSERT INTO {s}.tombstone VALUES ($1, $2, $3, $4)
+                ON CONFLICT (resource, client, sequence) DO UPDATE SET until = $4",
+            ),
+            remove_tombstones: text("DELETE FROM {s}.tombstone WHERE resource = $1 AND until <= $2"),
+            notify: "SELECT pg_notify(n.channel, n.message) FROM unnest($1::text[], $2::text[]) AS n (channel, message)"
+                .to_owned(),
+            post: text(POST),
+            read_mail: text("DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message"),
+            remove_mail: text("DELETE FROM {s}.mail WHERE at < {now} - $1"),
+            create_all: text(
+                "INSERT INTO {s}.resource (name, kind, visit)
+                SELECT name, kind, {now} + {retention} FROM unnest($1::text[], $2::text[])
+                    WITH ORDINALITY AS n (name, kind, place) ORDER BY place
+                ON CONFLICT (name, kind) DO NOTHING",
+            ),
+            list: text(
+                "SELECT kind, name FROM {s}.resource WHERE leases > 0 OR waiters > 0 OR tombstones > 0 ORDER BY name, kind",
+            ),
+            due: text(
+                "SELECT kind, name FROM {s}.resource WHERE visit <= {now} AND (leases > 0 OR waiters > 0 OR tombstones > 0)
+                AND next_expiry <= {now} ORDER BY visit LIMIT $1 OFFSET $2",
+            ),
+            sweep: text(SWEEP),
+            queries: Queries::new(&text),
+        }
+    }
+
+    pub(super) fn of(&self, query: &Query) -> &str {
+        let queries = &self.queries;
+        match query {
+            Query::Lease(_) => &queries.lease,
+            Query::Expiring(_) => &queries.expiring,
+            Query::OfOwner(..) => &queries.of_owner,
+            Query::AllLeases => &queries.all_leases,
+            Query::Waiter(_) => &queries.waiter,
+            Query::Ready(_) => &queries.ready,
+            Query::Deadlines(_) => &queries.deadlines,
+            Query::OfClient(..) => &queries.of_client,
+            Query::CountOf(_) => &queries.count_of,
+            Query::ReadyClients => &queries.ready_clients,
+            Query::AllWaiters => &queries.all_waiters,
+            Query::Tombstone(_) => &queries.tombstone,
+            Query::AllTombstones => &queries.all_tombstones,
+            Query::Present(_) => &queries.present,
+            Query::Create => &queries.create,
+        }
+    }
+}
+
+impl Queries {
+    fn new(text: &impl Fn(&str) -> String) -> Self {
+        let lease =
+            |rest: &str| text(&format!("SELECT {{lease}} FROM {{s}}.lease WHERE resource = {{id}} {rest}"));
+        let waiter =
+            |rest: &str| text(&format!("SELECT {{waiter}} FROM {{s}}.waiter WHERE resource = {{id}} {rest}"));
+        Self {
+            lease: lease("AND client = $3 AND sequence = $4"),
+            expiring: lease("ORDER BY expires_at, client, sequence LIMIT $3"),
+            of_owner: lease("AND owner = $3 ORDER BY weight DESC, client DESC, sequence DESC LIMIT $4"),
+            all_leases: lease(""),
+            waiter: waiter("AND client = $3 AND sequence = $4"),
+            ready: text(
+                "SELECT {waiter}, {present} FROM (SELECT {waiter} FROM {s}.waiter
+                WHERE resource = {id} AND NOT parked ORDER BY place LIMIT $3) AS first ORDER BY place",
+            ),
+            deadlines: waiter("ORDER BY deadline, place LIMIT $3"),
+            of_client: waiter("AND client = $3 ORDER BY place LIMIT $4"),
+            count_of: text(
+                "SELECT count(*), coalesce(bool_or(parked), false) FROM {s}.waiter WHERE resource = {id} AND client = $3",
+            ),
+            ready_clients: text(READY_CLIENTS),
+            all_waiters: waiter("ORDER BY place"),
+            tombstone: text(
+                "SELECT client, sequence, until FROM {s}.tombstone WHERE resource = {id} AND client = $3 AND sequence = $4",
+            ),
+            all_tombstones: text("SELECT client, sequence, until FROM {s}.tombstone WHERE resource = {id}"),
+            present: text("SELECT {present} FROM (SELECT $1::bytea AS client) AS one"),
+            create: text(
+                "INSERT INTO {s}.resource (name, kind, visit) VALUES ($1, $2, {now} + {retention}) RETURNING id",
+            ),
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The store against the model, command by command, on a real server whose clock is a table.
+
+mod comparison;
+
+use std::cell::{Cell, RefCell};
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource, WaitFor,
+};
+use proptest::strategy::Strategy;
+use proptest::test_runner::{Config, TestRunner};
+
+use super::query::{Query, WINDOW};
+use super::sql::Sql;
+use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
+use comparison::{Comparison, Harness};
+
+/// Compares random histories. Each uses new resources, on one server.
+fn compare_histories<H: std::fmt::Debug>(
+    kind: Kind,
+    histories: &impl Strategy<Value = H>,
+    resources: usize,
+    play: impl Fn(&mut Comparison<'_>, &H),
+) {
+    let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 5_000 } else { 120 };
+    let harness = RefCell::new(Harness::new());
+    let count = Cell::new(0_u64);
+    let config = Config {
+        cases: cases / u32::try_from(resources).unwrap_or(1),
+        failure_persistence: None,
+        max_shrink_iters: 300,
+        ..Config::default()
+    };
+    let result = TestRunner::new(config).run(histories, |history| {
+        count.set(count.get() + 1);
+        let resource = |number| {
+            let name = Name::new(&format!("ä'b-{}-{number}", count.get())).unwrap();
+            Resource { kind, name }
+        };
+        let resources: Vec<_> = (0..resources).map(resource).collect();
+        let mut harness = harness.borrow_mut();
+        play(&mut Comparison::new(&mut harness, &resources), &history);
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
+}
+
+fn play(comparison: &mut Comparison<'_>, steps: &[Step]) {
+    steps.iter().for_each(|step| comparison.step(0, step));
+}
+
+fn play_joint(comparison: &mut Comparison<'_>, steps: &[Joint]) {
+    for step in steps {
+        match step {
+            Joint::At(at, step) => comparison.step(*at, step),
+            Joint::Together(attempts) => comparison.run_all(attempts),
+            Joint::Renewals(renewals) => comparison.renew_all(renewals),
+        }
+    }
+}
+
+#[test]
+fn tables_match_the_model() {
+    compare_histories(Kind::Mutex, &steps(1), 1, |comparison, steps| play(comparison, steps));
+}
+
+#[test]
+fn tables_match_the_model_for_shared_locks() {
+    compare_histories(Kind::Semaphore, &steps(4), 1, |comparison, steps| play(comparison, steps));
+}
+
+#[test]
+fn tables_match_the_model_for_acquire_all() {
+    compare_histories(Kind::Mutex, &joint_steps(1), RESOURCES, |comparison, steps| {
+        play_joint(comparison, steps);
+    });
+}
+
+#[test]
+fn tables_match_the_model_for_shared_acquire_all() {
+    compare_histories(Kind::ReadWrite, &joint_steps(4), RESOURCES, |comparison, steps| {
+        play_joint(comparison, steps);
+    });
+}
+
+fn acquire(client: u128, sequence: u64) -> Command {
+    let acquisition = Acquisition { client: client_id(client), sequence };
+    Command::from(Acquire {
+        wait: Some(WaitFor { entry_ttl: Duration::from_secs(60), max_queue: 100_000 }),
+        ..Acquire::exclusive(acquisition, Duration::from_secs(10))
+    })
+}
+
+fn with_comparison(test: impl FnOnce(&mut Comparison<'_>)) {
+    let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+    test(&mut Comparison::new(&mut Harness::new(), &[resource]));
+}
+
+#[test]
+#[should_panic(expected = "after")]
+fn tables_that_forget_a_row_fail_the_check() {
+    let mut harness = Harness::new();
+    harness.forget_waiters();
+    let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+    let mut comparison = Comparison::new(&mut harness, &[resource]);
+    (0..3).for_each(|client| comparison.step(0, &Step::Do(acquire(client, 1))));
+}
+
+#[test]
+fn tokens_rise_when_the_clock_is_set_back_and_after_the_row_was_swept() {
+    with_comparison(|comparison| {
+        let mut last = 0;
+        let hour = 3_600_000;
+        for (number, pass) in [0, 0, 2 * hour, 0, 5 * hour].into_iter().enumerate() {
+            let sequence = u64::try_from(number).unwrap();
+            comparison.step(0, &Step::Pass(pass));
+            comparison.sweep_rows();
+            let Reply::Granted(grant) = comparison.run(0, &acquire(0, sequence)) else {
+                panic!("it is free")
+            };
+            assert!(grant.tokens.first.get() > last, "{grant:?} after {last}");
+            last = grant.tokens.last.get();
+            let acquisition = Acquisition { client: client_id(0), sequence };
+            assert_eq!(comparison.run(0, &release_of(acquisition)), Reply::Released);
+            comparison.step(0, &Step::SetBack(hour / 2));
+        }
+    });
+}
+
+#[test]
+fn unused_rows_are_swept_and_used_ones_are_kept() {
+    with_comparison(|comparison| {
+        comparison.run(0, &acquire(0, 1));
+        let release = Release {
+            acquisition: Acquisition { client: client_id(0), sequence: 1 },
+            min_hold: Duration::ZERO,
+            tombstone: Duration::from_secs(60),
+            as_granted: None,
+        };
+        assert_eq!(comparison.run(0, &Command::Release(release)), Reply::Released);
+        assert_eq!(comparison.count_rows(), 2);
+        comparison.step(0, &Step::Pass(3_610_000));
+        comparison.sweep_rows();
+        // The tombstone has gone, and the row is looked at again once its token need not be kept.
+        assert_eq!(comparison.count_rows(), 1);
+        comparison.step(0, &Step::Pass(3_700_000));
+        comparison.sweep_rows();
+        assert_eq!(comparison.count_rows(), 0);
+        comparison.run(0, &acquire(0, 2));
+        comparison.step(0, &Step::Pass(5_000));
+        comparison.sweep_rows();
+        assert_eq!(comparison.count_rows(), 1);
+    });
+}
+
+#[test]
+fn sweep_goes_on_while_there_is_more_and_passes_over_rows_that_it_cannot_have() {
+    let mut harness = Harness::new();
+    let resources = ["a", "b"].map(|name| Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
+    let mut comparison = Comparison::new(&mut harness, &resources);
+    (0..2).for_each(|at| drop(comparison.run(at, &acquire(0, at as u64))));
+    let leased = |comparison: &Comparison<'_>, name: &str| {
+        let sql = format!("SELECT count(*) FROM leasehold.resource WHERE name = '{name}' AND leases > 0");
+        comparison.column(&sql)
+    };
+    comparison.sql(
+        "UPDATE leasehold.clock SET now = now + 7200000000;
+        INSERT INTO leasehold.resource (name, kind, visit, remember_until)
+            SELECT 'old ' || n, 'mutex', 1, 1 FROM generate_series(1, 1700) AS n;
+        INSERT INTO leasehold.resource (name, kind, visit, leases, next_expiry) VALUES ('c', 'of a newer version', 0, 1, 0);
+        INSERT INTO leasehold.mail (client, message, at) VALUES ('x', '', 0)",
+    );
+    let kept = comparison.keep_row("a");
+    comparison.sweep_in_store();
+    assert_eq!(leased(&comparison, "a"), 1);
+    assert_eq!(comparison.column("SELECT count(*) FROM leasehold.resource WHERE name LIKE 'old %'"), 0);
+    assert_eq!(leased(&comparison, "b"), 0);
+    assert_eq!(leased(&comparison, "c"), 1);
+    assert_eq!(comparison.column("SELECT count(*) FROM leasehold.mail"), 0);
+    drop(kept);
+    comparison.sweep_in_store();
+    assert_eq!(leased(&comparison, "a"), 0);
+}
+
+#[test]
+fn set_of_many_new_locks_is_acquired_at_once() {
+    let mut harness = Harness::new();
+    let resource =
+        |number| Resource { kind: Kind::Mutex, name: Name::new(&format!("new {number}")).unwrap() };
+    let resources: Vec<_> = (0..150).map(resource).collect();
+    let attempt = |sequence| Acquire {
+        wait: None,
+        ..Acquire::exclusive(Acquisition { client: client_id(0), sequence }, Duration::from_secs(10))
+    };
+    let attempts: Vec<_> = (0..150).map(|sequence| std::sync::Arc::new(attempt(sequence))).collect();
+    Comparison::new(&mut harness, &resources).run_all(&attempts);
+}
+
+#[test]
+fn transactions_that_look_for_the_same_absent_client_do_not_take_each_other_for_it() {
+    let harness = Harness::new();
+    assert_eq!(harness.look_twice(ClientId::new(77 << 64)), [false, false]);
+    assert_eq!(harness.look_twice(client_id(0)), [true, true]);
+}
+
+#[test]
+fn commands_of_a_queue_take_as_many_flights_with_a_thousand_waiters_as_with_one() {
+    with_comparison(|comparison| {
+        comparison.run(0, &acquire(0, 1));
+        let mut costs = Vec::new();
+        for number in 2..1_003 {
+            let next = acquire(u128::from(number % 4), number);
+            let cost = comparison.statements(|comparison| drop(comparison.run(0, &next)));
+            costs.push(cost);
+        }
+        // The first attempt also learns that the lock is contended.
+        assert!(costs[1..].iter().all(|cost| *cost == costs[1]), "{costs:?}");
+        let release = |client, sequence| release_of(Acquisition { client: client_id(client), sequence });
+        let cost_of_many = comparison.statements(|comparison| {
+            assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
+        });
+        for number in 2..1_001 {
+            comparison.run(0, &release(u128::from(number % 4), number));
+        }
+        let cost_of_few = comparison.statements(|comparison| {
+            assert_eq!(comparison.run(0, &release(1, 1_001)), Reply::Released);
+        });
+        assert_eq!(cost_of_many, cost_of_few);
+    });
+}
+
+#[test]
+fn full_queue_of_notifications_does_not_fail_a_release() {
+    with_comparison(|comparison| {
+        comparison.run(0, &acquire(0, 1));
+        comparison.run(0, &acquire(1, 1));
+        comparison.fail_next_notification();
+        let release = release_of(Acquisition { client: client_id(0), sequence: 1 });
+        assert_eq!(comparison.run_unnotified(0, &release), Reply::Released);
+        // It looks again, and has it.
+        assert!(matches!(comparison.run(0, &acquire(1, 1)), Reply::Granted(_)));
+    });
+}
+
+#[test]
+fn no_command_reads_a_whole_table_however_small_it_was_when_it_was_planned() {
+    let harness = Harness::new();
+    let sql = Sql::new("leasehold", None);
+    let acquisition = Acquisition { client: client_id(0), sequence: 1 };
+    let queries = [
+        Query::Lease(acquisition),
+        Query::Expiring(WINDOW),
+        Query::Waiter(acquisition),
+        Query::Ready(WINDOW),
+        Query::Deadlines(WINDOW),
+        Query::OfClient(client_id(0), WINDOW),
+        Query::CountOf(client_id(0)),
+        Query::ReadyClients,
+        Query::Tombstone(acquisition),
+    ];
+    let commands =
+        [&sql.acquire, &sql.release, &sql.renew, &sql.lock, &sql.peek, &sql.put_resource, &sql.remove_waiter];
+    let commands = commands.into_iter().map(String::as_str).chain(queries.iter().map(|query| sql.of(query)));
+    for statement in commands.chain([sql.due.as_str(), sql.sweep.as_str()]) {
+        let plan = harness.plan(statement);
+        assert!(!plan.contains("Seq Scan"), "{statement}\n{plan}");
+    }
+    // The check sees one.
+    assert!(harness.plan("SELECT metadata FROM leasehold.clock, leasehold.resource").contains("Seq Scan"));
+}

@@ -1,0 +1,203 @@
+//! The keys of other libraries' locks, for bridges: commands on them, and word of their changes.
+//!
+//! They have a connection of their own on the client's runtime, because the server tracks keys per connection: on the others an
+//! invalidation means that the server was flushed. Without RESP3, or without the right to `CLIENT TRACKING`, no change is
+//! reported, and those who wait for one poll.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use leasehold_core::Failure;
+use redis::aio::MultiplexedConnection;
+use redis::{PushInfo, PushKind, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::connections::{Connections, config};
+use super::error::{CallError, runtime_ended};
+use super::nodes::Nodes;
+use super::wire;
+use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
+use crate::store::{BoxFuture, ForeignKeys, StoreError};
+
+/// The keys of one server.
+#[derive(Clone)]
+pub(super) struct ServerKeys {
+    shared: Arc<Shared>,
+    runtime: Handle,
+}
+
+struct Shared {
+    nodes: Arc<Nodes>,
+    connection: tokio::sync::Mutex<Option<Open>>,
+    /// Whether the server reports changes of keys over that connection.
+    is_tracking: AtomicBool,
+    watchers: Arc<Watchers>,
+}
+
+/// The connection, and what it was opened beside.
+struct Open {
+    connection: MultiplexedConnection,
+    beside: Weak<Connections>,
+    is_lost: Arc<AtomicBool>,
+}
+
+impl ServerKeys {
+    pub(super) fn new(nodes: Arc<Nodes>, runtime: Handle) -> Self {
+        let connection = tokio::sync::Mutex::default();
+        let is_tracking = AtomicBool::new(false);
+        let shared = Arc::new(Shared { nodes, connection, is_tracking, watchers: Arc::default() });
+        Self { shared, runtime }
+    }
+}
+
+impl ForeignKeys for ServerKeys {
+    fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>> {
+        let shared = self.shared.clone();
+        if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {
+            return Box::pin(async move { shared.send(&calls).await });
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.runtime.spawn(async move {
+            // The receiver is gone if the caller's future was dropped.
+            let _ = sender.send(shared.send(&calls).await);
+        });
+        Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(runtime_ended())) })
+    }
+
+    fn is_tracking(&self) -> bool {
+        self.shared.is_tracking.load(Ordering::SeqCst)
+    }
+
+    fn watch(&self, key: &str) -> KeyWatch {
+        KeyWatch::new(&self.shared.watchers, key)
+    }
+}
+
+impl Shared {
+    /// Runs commands in order. A pipeline in which the server did not know a script is sent again as a whole.
+    async fn send(&self, calls: &[ForeignCall]) -> Result<ForeignAnswers, StoreError> {
+        let mut connection = self.connection().await?;
+        let mut answers = pipeline(&mut connection, calls, false).await;
+        if answers.iter().any(|answer| matches!(answer, Err(error) if is_noscript(error))) {
+            answers = pipeline(&mut connection, calls, true).await;
+        }
+        for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+            match CallError::from(error) {
+                failed @ (CallError::ConnectionLost(_) | CallError::Timeout(_)) => {
+                    self.drop_connection().await;
+                    return Err(failed.into());
+                }
+                failed @ CallError::ReadOnly(_) => {
+                    if let Nodes::Server { endpoint, .. } = &*self.nodes {
+                        endpoint.invalidate();
+                    }
+                    return Err(failed.into());
+                }
+                failed @ (CallError::Moved(_) | CallError::Ask(_) | CallError::TryAgain(_)) => {
+                    return Err(failed.into());
+                }
+                _ => {}
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn drop_connection(&self) {
+        *self.connection.lock().await = None;
+        self.watchers.notify_all();
+    }
+
+    /// The connection to the server that the store is connected to now.
+    async fn connection(&self) -> Result<MultiplexedConnection, StoreError> {
+        let Nodes::Server { endpoint, .. } = &*self.nodes else { return Err(no_cluster()) };
+        let mut slot = self.connection.lock().await;
+        let beside = endpoint.connections().await?;
+        if let Some(open) = &*slot
+            && !open.is_lost.load(Ordering::SeqCst)
+            && open.beside.upgrade().is_some_and(|known| Arc::ptr_eq(&known, &beside))
+        {
+            return Ok(open.connection.clone());
+        }
+        let opened = self.open(&beside).await.map_err(|error| StoreError::from(CallError::from(&error)));
+        let open = opened.map_err(|error| StoreError { failure: Failure::NotSent, ..error })?;
+        let connection = open.connection.clone();
+        if slot.replace(open).is_some() {
+            // Changes between the two connections were missed.
+            self.watchers.notify_all();
+        }
+        Ok(connection)
+    }
+
+    async fn open(&self, beside: &Arc<Connections>) -> Result<Open, RedisError> {
+        let is_lost = Arc::new(AtomicBool::new(false));
+        let client = beside.client();
+        let has_pushes =
+            client.get_connection_info().redis_settings().protocol() == redis::ProtocolVersion::RESP3;
+        let mut settings = config();
+        if has_pushes {
+            settings = settings.set_push_sender(push_handler(self.watchers.clone(), is_lost.clone()));
+        }
+        let mut connection = client.get_multiplexed_async_connection_with_config(&settings).await?;
+        let mut is_tracking = false;
+        if has_pushes {
+            let mut track = redis::cmd("CLIENT");
+            track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
+            is_tracking = match track.query_async::<Value>(&mut connection).await {
+                Ok(_) => true,
+                Err(error) if error.code().is_some() => false,
+                Err(error) => return Err(error),
+            };
+        }
+        self.is_tracking.store(is_tracking, Ordering::SeqCst);
+        Ok(Open { connection, beside: Arc::downgrade(beside), is_lost })
+    }
+}
+
+async fn pipeline(
+    connection: &mut MultiplexedConnection,
+    calls: &[ForeignCall],
+    with_text: bool,
+) -> ForeignAnswers {
+    let commands = calls.iter().map(|call| call.encode(with_text)).collect();
+    let answers = wire::pipeline(connection, commands, false).await;
+    answers.into_iter().map(|answer| answer.and_then(Value::extract_error)).collect()
+}
+
+fn is_noscript(error: &RedisError) -> bool {
+    error.code() == Some("NOSCRIPT")
+}
+
+/// The error for a cluster.
+pub(super) fn no_cluster() -> StoreError {
+    StoreError::new(
+        Failure::NotSent,
+        "a lock on a cluster can't be bridged: use the server that has the other library's keys",
+    )
+}
+
+fn push_handler(
+    watchers: Arc<Watchers>,
+    is_lost: Arc<AtomicBool>,
+) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
+    move |info| {
+        match info.kind {
+            PushKind::Invalidate => match info.data.first() {
+                Some(Value::Array(keys)) => keys.iter().for_each(|key| watchers.notify(key)),
+                // FLUSHALL or FLUSHDB.
+                _ => watchers.notify_all(),
+            },
+            PushKind::Disconnection => {
+                is_lost.store(true, Ordering::SeqCst);
+                watchers.notify_all();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,357 @@
+//! Locks that are shared with other libraries: the keys on the wire, the loss of a leg, and what is left behind.
+
+use std::time::{Duration, Instant};
+
+use leasehold::bridge::Foreign;
+use leasehold::{Client, Kind, Loss, Mutex, MutexSet};
+use leasehold_testkit::{Proxy, Server, until};
+use redis::Value;
+
+const KEY: &str = "jobs";
+
+fn both() -> [Foreign; 2] {
+    [Foreign::set_nx_px(KEY), Foreign::redisson_lock(KEY)]
+}
+
+async fn connect(server: &Server) -> Client {
+    Client::connect(&server.url()).await.unwrap()
+}
+
+fn mutex(client: &Client, foreign: &Foreign) -> Mutex {
+    client.mutex("own").bridge(foreign.clone())
+}
+
+fn exists(server: &Server) -> bool {
+    server.query::<i64>(&["EXISTS", KEY]).unwrap() == 1
+}
+
+fn pttl(server: &Server) -> i64 {
+    server.query(&["PTTL", KEY]).unwrap()
+}
+
+/// Takes the lock as another program would that uses the same library, and leaves it for this long.
+fn take_as_other(server: &Server, foreign: &Foreign, ttl_ms: &str) {
+    if foreign.to_string().starts_with("redisson") {
+        server.run(&["HSET", KEY, "7a79a1d0-961b-4a34-8777-c1a19aba6efa:28", "1"]);
+        server.run(&["PEXPIRE", KEY, ttl_ms]);
+    } else {
+        let taken: Value = server.run(&["SET", KEY, "other", "NX", "PX", ttl_ms]);
+        assert_eq!(taken, Value::Okay);
+    }
+}
+
+async fn own_is_free(client: &Client) -> bool {
+    client.inspect(Kind::Mutex, "own").await.unwrap().holders.is_empty()
+}
+
+#[tokio::test]
+async fn foreign_lock_is_held_as_long_as_the_guard() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        let guard = mutex(&client, &foreign).lock().await.unwrap();
+        assert!(exists(&server), "{foreign}");
+        // The server keeps what nobody holds for 3 s at most, until the first renewal.
+        assert!((1..=3_000).contains(&pttl(&server)), "{foreign}");
+        assert!(guard.remaining() <= Duration::from_secs(3));
+        until(async || guard.remaining() > Duration::from_secs(3)).await;
+        assert!(pttl(&server) > 3_000, "{foreign}");
+        guard.release().await.unwrap();
+        assert!(!exists(&server), "{foreign}");
+        let dropped = mutex(&client, &foreign).try_lock().await.unwrap().unwrap();
+        drop(dropped);
+        until(async || !exists(&server) && own_is_free(&client).await).await;
+    }
+}
+
+#[tokio::test]
+async fn redisson_lock_has_the_form_of_the_library() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    let mut admin = server.admin();
+    let mut channel = admin.as_pubsub();
+    channel.subscribe("redisson_lock__channel:{jobs}").unwrap();
+    let guard = mutex(&client, &Foreign::redisson_lock(KEY)).lock().await.unwrap();
+    let fields: Vec<(String, String)> = server.query(&["HGETALL", KEY]).unwrap();
+    let [(holder, count)] = &fields[..] else { panic!("{fields:?}") };
+    assert_eq!(count, "1");
+    let (uuid, thread) = holder.split_once(':').unwrap();
+    assert_eq!(uuid.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12]);
+    assert!(thread.parse::<i64>().is_ok());
+    guard.release().await.unwrap();
+    channel.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(channel.get_message().unwrap().get_payload::<String>().unwrap(), "0");
+}
+
+#[tokio::test]
+async fn busy_foreign_lock_is_not_waited_for_by_try_lock() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        take_as_other(&server, &foreign, "60000");
+        assert!(mutex(&client, &foreign).try_lock().await.unwrap().is_none(), "{foreign}");
+        assert!(own_is_free(&client).await);
+        let limit = Duration::from_millis(50);
+        assert!(mutex(&client, &foreign).lock_timeout(limit).await.unwrap().is_none(), "{foreign}");
+        assert!(own_is_free(&client).await);
+        assert!(pttl(&server) > 50_000, "the other program still has it");
+        server.run(&["DEL", KEY]);
+    }
+}
+
+#[tokio::test]
+async fn waiter_is_woken_when_the_other_program_releases_or_expires() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        // Faster than the longest time between two tries, which is 1 s.
+        let mut fastest = Duration::MAX;
+        for _ in 0..5 {
+            take_as_other(&server, &foreign, "60000");
+            let waiter = tokio::spawn({
+                let mutex = mutex(&client, &foreign);
+                async move { mutex.lock().await.map(|guard| (guard, Instant::now())) }
+            });
+            until_tracked(&server).await;
+            let released = Instant::now();
+            server.run(&["DEL", KEY]);
+            let (guard, granted) = waiter.await.unwrap().unwrap();
+            fastest = fastest.min(granted.duration_since(released));
+            guard.release().await.unwrap();
+        }
+        assert!(fastest < Duration::from_millis(200), "{foreign}: {fastest:?}");
+        // Its holder has crashed.
+        take_as_other(&server, &foreign, "300");
+        let began = Instant::now();
+        mutex(&client, &foreign).lock().await.unwrap().release().await.unwrap();
+        assert!(began.elapsed() >= Duration::from_millis(200));
+    }
+}
+
+/// The server reports the next change of the key.
+async fn until_tracked(server: &Server) {
+    let tracked = async || {
+        let stats: String = server.query(&["INFO", "stats"]).unwrap();
+        let keys = stats.lines().find_map(|line| line.strip_prefix("tracking_total_keys:"));
+        keys.is_some_and(|keys| keys.trim() != "0")
+    };
+    until(tracked).await;
+}
+
+#[tokio::test]
+async fn guard_is_lost_when_the_foreign_lock_is() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        let other_type = if foreign.to_string().starts_with("redisson") { "SET" } else { "RPUSH" };
+        let ways: [&[&[&str]]; 3] = [
+            &[&["DEL", KEY]],
+            &[&["DEL", KEY], &["HSET", KEY, "somebody", "1"]],
+            &[&["DEL", KEY], &[other_type, KEY, "somebody"]],
+        ];
+        for (number, way) in ways.into_iter().enumerate() {
+            let mutex = mutex(&client, &foreign).ttl(Duration::from_secs(2));
+            let guard = mutex.lock().await.unwrap();
+            way.iter().for_each(|words| drop(server.run(words)));
+            let changed = Instant::now();
+            assert_eq!(guard.lost().await, Loss::Bridge, "{foreign}, {number}");
+            assert!(changed.elapsed() < Duration::from_secs(2));
+            assert!(!guard.is_held() && guard.remaining().is_zero());
+            let error = guard.release().await.unwrap_err();
+            assert!(error.is_lost() && error.to_string().contains("other library"), "{error}");
+            until(async || own_is_free(&client).await).await;
+            // What somebody else has there is left alone.
+            assert_eq!(exists(&server), number > 0, "{foreign}, {number}");
+            server.run(&["DEL", KEY]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn key_of_another_type_is_an_error_that_names_the_bridge() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        server.run(&["RPUSH", KEY, "a"]);
+        let error = mutex(&client, &foreign).lock().await.unwrap_err();
+        assert!(error.is_invalid(), "{error}");
+        assert!(error.to_string().contains(&format!("bridged to {foreign}")), "{error}");
+        assert!(own_is_free(&client).await);
+        server.run(&["DEL", KEY]);
+    }
+}
+
+#[tokio::test]
+async fn foreign_lock_is_released_when_the_own_lease_is_lost() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        let mutex = mutex(&client, &foreign);
+        let guard = mutex.lock().await.unwrap();
+        mutex.force_release().await.unwrap();
+        until(async || !exists(&server)).await;
+        assert!(!guard.is_held());
+        assert!(guard.release().await.unwrap_err().is_lost());
+    }
+}
+
+#[tokio::test]
+async fn foreign_lock_is_released_when_the_client_is_closed() {
+    let server = Server::on_socket();
+    for foreign in both() {
+        let client = connect(&server).await;
+        let guard = mutex(&client, &foreign).lock().await.unwrap();
+        client.close().await.unwrap();
+        assert!(!exists(&server), "{foreign}");
+        assert!(!guard.is_held());
+    }
+}
+
+#[tokio::test]
+async fn dropped_attempt_leaves_nothing() {
+    let server = Server::on_port();
+    let client = connect(&server).await;
+    for foreign in both() {
+        take_as_other(&server, &foreign, "60000");
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign);
+            async move { mutex.lock().await }
+        });
+        until_tracked(&server).await;
+        waiter.abort();
+        until(async || own_is_free(&client).await).await;
+        server.run(&["DEL", KEY]);
+        let guard = mutex(&client, &foreign).try_lock().await.unwrap().unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn command_whose_answer_is_lost_leaves_no_orphan() {
+    let server = Server::on_port();
+    for foreign in both() {
+        let proxy = Proxy::before(&server);
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        // It is taken while its answers are lost, and its attempt is dropped.
+        take_as_other(&server, &foreign, "60000");
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign);
+            async move { mutex.lock().await }
+        });
+        until_tracked(&server).await;
+        proxy.hold_replies(true);
+        server.run(&["DEL", KEY]);
+        // The invalidation is held too: the attempt tries again after 1 s.
+        until(async || exists(&server)).await;
+        waiter.abort();
+        proxy.cut();
+        proxy.hold_replies(false);
+        let began = Instant::now();
+        until(async || !exists(&server)).await;
+        assert!(began.elapsed() < Duration::from_secs(4));
+        until(async || own_is_free(&client).await).await;
+    }
+}
+
+#[tokio::test]
+async fn uncontended_pair_costs_two_commands_more() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    let plain = client.mutex("own");
+    let commands = async |mutex: &Mutex| {
+        // The first one loads the scripts.
+        mutex.lock().await.unwrap().release().await.unwrap();
+        server.run(&["CONFIG", "RESETSTAT"]);
+        mutex.lock().await.unwrap().release().await.unwrap();
+        let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
+        let calls = |command: &str| -> u64 {
+            let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+            line.map_or(0, |line| line.split_once(',').unwrap().0.parse().unwrap())
+        };
+        // `set` is also what the script of an own lease runs.
+        (calls("evalsha") + calls("set"), calls("eval") + calls("client|caching"))
+    };
+    let (plain, _) = commands(&plain).await;
+    for foreign in both() {
+        let (sent, other) = commands(&mutex(&client, &foreign)).await;
+        assert_eq!((sent - plain, other), (2, 0), "{foreign}");
+    }
+}
+
+#[tokio::test]
+async fn bridge_is_refused_where_it_cannot_work() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    let foreign = Foreign::set_nx_px(KEY);
+    let refused = [
+        mutex(&client, &foreign).auto_renew(false),
+        mutex(&client, &foreign).min_hold(Duration::from_secs(1)),
+        mutex(&Client::connect("memory:").await.unwrap(), &foreign),
+    ];
+    for mutex in refused {
+        let error = mutex.lock().await.unwrap_err();
+        assert!(error.is_invalid(), "{error}");
+    }
+    assert!(!exists(&server));
+    let guard = mutex(&client, &foreign).lock().await.unwrap();
+    assert!(guard.detach().await.unwrap_err().is_invalid());
+    until(async || !exists(&server)).await;
+}
+
+/// A program that polls is not starved by leasehold clients that hand the lock on among themselves.
+#[tokio::test]
+async fn program_that_polls_gets_turns() {
+    let server = Server::on_socket();
+    let clients = [connect(&server).await, connect(&server).await];
+    let foreign = Foreign::set_nx_px(KEY);
+    let busy: Vec<_> = clients
+        .iter()
+        .map(|client| {
+            let mutex = mutex(client, &foreign);
+            tokio::spawn(async move {
+                loop {
+                    let guard = mutex.lock().await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    guard.release().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    // As redis-py does it, with its default pause.
+    let mut turns = 0;
+    until(async || {
+        let taken: Value = server.run(&["SET", KEY, "other", "NX", "PX", "5000"]);
+        if taken == Value::Okay {
+            turns += 1;
+            assert_eq!(server.query::<String>(&["GET", KEY]).unwrap(), "other");
+            server.run(&["DEL", KEY]);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        turns == 5
+    })
+    .await;
+    busy.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test]
+async fn set_of_bridged_mutexes_takes_all_foreign_locks_or_none() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    let bridged = |name: &str, key: &str| client.mutex(name).bridge(Foreign::set_nx_px(key));
+    let set = MutexSet::new([bridged("a", "2"), client.mutex("b"), bridged("c", "1")]);
+    let keys = || server.query::<i64>(&["EXISTS", "1", "2"]).unwrap();
+    let guard = set.lock().await.unwrap();
+    assert_eq!(keys(), 2);
+    assert_eq!(guard.guards().iter().map(leasehold::Guard::name).collect::<Vec<_>>(), ["a", "b", "c"]);
+    guard.release().await.unwrap();
+    assert_eq!(keys(), 0);
+    // Another program has the second one in the order of the keys.
+    server.run(&["SET", "2", "other", "PX", "60000"]);
+    assert!(set.try_lock().await.unwrap().is_none());
+    assert!(set.lock_timeout(Duration::from_millis(50)).await.unwrap().is_none());
+    assert_eq!(keys(), 1, "nothing is held in part");
+    assert!(client.mutex("b").try_lock().await.unwrap().is_some());
+    let twice = MutexSet::new([bridged("a", "1"), bridged("b", "1")]);
+    let error = twice.lock().await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("also bridged to the key"), "{error}");
+}

@@ -1,0 +1,190 @@
+//! Sessions that are killed in any step, and servers that stop, while clients contend.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::fence::postgres::{check_token, create};
+use leasehold::tokio_postgres::{Client as Database, Error as DatabaseError, NoTls, connect};
+use leasehold::{Client, Token};
+use leasehold_testkit::{PgBouncer, Postgres};
+
+/// How long clients contend: `scripts/test --long` wants more.
+fn duration() -> Duration {
+    let seconds = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 60 } else { 8 };
+    Duration::from_secs(seconds)
+}
+
+/// What the holders of one lock see of each other.
+#[derive(Default)]
+struct Witness {
+    is_held: AtomicBool,
+    last_token: AtomicU64,
+    grants: AtomicU64,
+    overlaps: AtomicU64,
+    falls: AtomicU64,
+}
+
+impl Witness {
+    async fn hold(&self, guard: leasehold::Guard, writer: &mut Writer) {
+        let token = guard.token().get();
+        if self.is_held.swap(true, Ordering::SeqCst) {
+            self.overlaps.fetch_add(1, Ordering::SeqCst);
+        }
+        if self.last_token.fetch_max(token, Ordering::SeqCst) >= token {
+            self.falls.fetch_add(1, Ordering::SeqCst);
+        }
+        self.grants.fetch_add(1, Ordering::SeqCst);
+        writer.write(guard.token()).await;
+        self.is_held.store(false, Ordering::SeqCst);
+        drop(guard.release().await);
+        // As a process that was stopped for longer than its lease: it writes once more, after others.
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            if self.last_token.load(Ordering::SeqCst) > token {
+                break;
+            }
+        }
+        writer.write(Token::new(token).unwrap()).await;
+    }
+}
+
+/// The writes of holders, in their order: with the fence's check, and without.
+const REGISTERS: &str = "CREATE TABLE fenced (at int8 GENERATED ALWAYS AS IDENTITY, token int8);
+    CREATE TABLE unfenced (at int8 GENERATED ALWAYS AS IDENTITY, token int8)";
+
+/// Writes of a holder after those of a newer one.
+fn late_writes(server: &Postgres, register: &str) -> u64 {
+    let late = format!(
+        "SELECT count(*) FROM (SELECT token < lag(token) OVER (ORDER BY at) AS is_late FROM {register}) AS writes
+        WHERE is_late"
+    );
+    server.run(&late).parse().unwrap()
+}
+
+/// Longer than a server is stopped for.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A connection of the program, which is killed as well.
+struct Writer {
+    url: String,
+    database: Option<Database>,
+}
+
+impl Writer {
+    /// Writes the token to both tables, unless the server is away. Who was refused is seen in the tables.
+    async fn write(&mut self, token: Token) {
+        let url = self.url.clone();
+        let written = tokio::time::timeout(WRITE_TIMEOUT, async {
+            let mut database = match self.database.take() {
+                Some(database) => database,
+                None => {
+                    let (database, connection) = connect(&url, NoTls).await?;
+                    tokio::spawn(connection);
+                    database
+                }
+            };
+            write(&mut database, token).await.map(|()| database)
+        });
+        self.database = written.await.ok().and_then(Result::ok);
+    }
+}
+
+async fn write(database: &mut Database, token: Token) -> Result<(), DatabaseError> {
+    let number = i64::from(token);
+    let transaction = database.transaction().await?;
+    if check_token(&transaction, "register", token).await.is_ok() {
+        transaction.execute("INSERT INTO fenced (token) VALUES ($1)", &[&number]).await?;
+        transaction.commit().await?;
+    } else {
+        transaction.rollback().await?;
+    }
+    database.execute("INSERT INTO unfenced (token) VALUES ($1)", &[&number]).await.map(drop)
+}
+
+async fn contend(server: &Postgres, urls: &[String], disturb: impl Fn(u32) + Send + 'static) -> Arc<Witness> {
+    let (setup, connection) = connect(&server.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    create(&setup).await.unwrap();
+    server.run(REGISTERS);
+    let witness = Arc::new(Witness::default());
+    let ends = Instant::now() + duration();
+    let mut workers = Vec::new();
+    for url in urls {
+        let client = Client::connect(url).await.unwrap();
+        for _ in 0..2 {
+            let (client, witness) = (client.clone(), witness.clone());
+            let mut writer = Writer { url: server.url(), database: None };
+            workers.push(tokio::spawn(async move {
+                while Instant::now() < ends {
+                    let mutex = client.mutex("a").global_fifo().ttl(Duration::from_secs(5));
+                    match mutex.lock_timeout(Duration::from_secs(3)).await {
+                        Ok(Some(guard)) => witness.hold(guard, &mut writer).await,
+                        Ok(None) => {}
+                        // The server is away.
+                        Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                    }
+                }
+            }));
+        }
+    }
+    let disturber = tokio::task::spawn_blocking(move || {
+        let mut round = 0;
+        while Instant::now() < ends {
+            disturb(round);
+            round += 1;
+        }
+    });
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    disturber.await.unwrap();
+    witness
+}
+
+fn check(server: &Postgres, witness: &Witness) {
+    let count = |of: &AtomicU64| of.load(Ordering::SeqCst);
+    let late = [late_writes(server, "fenced"), late_writes(server, "unfenced")];
+    eprintln!(
+        "{} grants, {} late writes with the fence, {} without",
+        count(&witness.grants),
+        late[0],
+        late[1]
+    );
+    assert!(late[0] == 0 && late[1] > 0, "late writes with and without the fence: {late:?}");
+    assert_eq!((count(&witness.overlaps), count(&witness.falls)), (0, 0), "holders, or tokens, overlapped");
+    assert!(count(&witness.grants) > 20, "{} grants", count(&witness.grants));
+}
+
+const KILL: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND random() < 0.3";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn killed_sessions_cause_no_overlap_and_no_falling_token() {
+    let server = Arc::new(Postgres::on_port());
+    let pooler = PgBouncer::start(&server);
+    let listening = format!("{}?listen={}", pooler.url(), server.url());
+    let urls = [server.url(), server.url(), server.url(), listening];
+    let killed = server.clone();
+    let witness = contend(&server, &urls, move |_| {
+        let _ = killed.try_run(KILL);
+        std::thread::sleep(Duration::from_millis(100));
+    })
+    .await;
+    check(&server, &witness);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn stopped_servers_cause_no_overlap_and_no_falling_token() {
+    let server = Arc::new(Postgres::on_port());
+    let urls = [server.url(), server.url()];
+    let stopped = server.clone();
+    let witness = contend(&server, &urls, move |round| {
+        std::thread::sleep(Duration::from_millis(700));
+        stopped.freeze();
+        std::thread::sleep(Duration::from_millis(u64::from(round % 4) * 400));
+        stopped.thaw();
+    })
+    .await;
+    check(&server, &witness);
+}

@@ -1,0 +1,178 @@
+//! Hosts that do not answer, connections that vanish, and poolers.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use futures_util::future::{join_all, select_all};
+use leasehold::Client;
+use leasehold::tokio_postgres::{NoTls, SimpleQueryMessage, connect};
+use leasehold_testkit::{PgBouncer, Postgres, Proxy, until};
+
+use super::{LONG, client_of, lock, refusal};
+
+fn url_of(ports: &[u16]) -> String {
+    let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("postgres://postgres@{}/postgres?sslmode=disable", hosts.join(","))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn host_that_accepts_and_never_answers_does_not_keep_the_client_from_the_next_one() {
+    let server = Postgres::on_port();
+    let silent = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let client = Client::connect(&url_of(&[port, server.port()])).await.unwrap();
+    lock(&client, "a").await.release().await.unwrap();
+    let error = refusal(&url_of(&[port])).await;
+    assert!(error.is_unavailable() && error.to_string().contains("did not answer"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_outlive_connections_that_vanish_while_another_host_answers() {
+    let server = Postgres::on_port();
+    let proxy = Proxy::before_postgres(&server);
+    let client = Client::connect(&url_of(&[proxy.port(), server.port()])).await.unwrap();
+    let of = |number: usize| client.mutex(format!("lock {number}")).ttl(Duration::from_secs(10));
+    // All connections of the client lead through the proxy.
+    let guards = join_all((0..16).map(|number| {
+        let mutex = of(number);
+        async move { mutex.lock_timeout(LONG).await.unwrap().expect("it is free") }
+    }))
+    .await;
+    assert!(proxy.connections() > 2, "{} connections", proxy.connections());
+    proxy.drop_requests(true);
+    proxy.drop_replies(true);
+    let lost = select_all(guards.iter().map(|guard| Box::pin(guard.lost())));
+    let lost = tokio::time::timeout(Duration::from_secs(12), lost).await;
+    assert!(lost.is_err(), "a lease was lost: {:?}", lost.map(|(loss, ..)| loss));
+    assert!(guards.iter().all(leasehold::Guard::is_held));
+    lock(&client, "another").await.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_of_a_pooler_keep_no_settings_and_no_locks_of_the_client() {
+    let server = Postgres::on_port();
+    let pooler = PgBouncer::start(&server);
+    let urls = [
+        pooler.url(),
+        format!("{}?pooler=yes", pooler.url()),
+        format!("{}?listen={}", pooler.url(), server.url()),
+        // It listens in a session that others use, but its commands leave nothing there.
+        format!("{}?pooler=no", pooler.url()),
+    ];
+    for url in urls {
+        let client = Client::connect(&url).await.unwrap();
+        join_all((0..8).map(async |number| {
+            lock(&client, &format!("lock {number}")).await.release().await.unwrap();
+        }))
+        .await;
+        let (database, connection) = connect(&pooler.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        for _ in 0..20 {
+            let rows = database.simple_query(
+                "SELECT current_setting('idle_in_transaction_session_timeout'), current_setting('enable_seqscan'),
+                    current_setting('lock_timeout'), current_setting('synchronous_commit')",
+            );
+            let rows = rows.await.unwrap();
+            let SimpleQueryMessage::Row(row) = &rows[1] else { panic!("{rows:?}") };
+            let settings: Vec<_> = (0..4).map(|at| row.get(at).unwrap()).collect();
+            assert_eq!(settings, ["0", "on", "0", "on"], "{url}");
+        }
+        if !url.contains("pooler=no") {
+            let through_pooler = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+                WHERE locktype = 'advisory' AND client_addr IS NULL";
+            assert_eq!(server.run(through_pooler), "0", "{url}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn listen_address_of_another_database_is_refused() {
+    let server = Postgres::on_port();
+    server.run("CREATE DATABASE other");
+    let other = format!("{}/other", server.url().trim_end_matches("/postgres"));
+    assert_ne!(other, server.url());
+    let error = refusal(&format!("{}?listen={other}", server.url())).await;
+    assert!(error.to_string().contains("another database"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_cannot_listen_any_more_is_granted_its_locks() {
+    let server = Postgres::on_port();
+    server.run("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
+    let app = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
+    let holder = client_of(&server).await;
+    // Its connections for commands are open.
+    join_all((0..8).map(async |number| lock(&app, &format!("lock {number}")).await.release().await.unwrap()))
+        .await;
+    let held = lock(&holder, "a").await;
+    let waiting = tokio::spawn({
+        let app = app.clone();
+        async move { lock(&app, "a").await }
+    });
+    super::until_waiting(&holder, 1).await;
+    server.run("ALTER ROLE app CONNECTION LIMIT 1");
+    server.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app' AND query ILIKE '%listen%'",
+    );
+    until(async || server.run("SELECT bool_and(polls) FROM leasehold.waiter") == "t").await;
+    held.release().await.unwrap();
+    let granted = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+    granted.expect("it finds its grant in a table").unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commits_that_wait_for_a_standby_leave_no_sessions_behind() {
+    let server = Postgres::on_port();
+    let client = client_of(&server).await;
+    lock(&client, "a").await.release().await.unwrap();
+    server.run("ALTER SYSTEM SET synchronous_standby_names = 'gone'");
+    server.run("SELECT pg_reload_conf()");
+    until(async || server.run("SHOW synchronous_standby_names") == "gone").await;
+    let attempts = (0..3).map(async |number| client.mutex(format!("lock {number}")).try_lock().await);
+    for attempt in join_all(attempts).await {
+        assert!(attempt.unwrap_err().is_unavailable());
+    }
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+    // Those of the releases that follow end as well.
+    until(async || server.run(waiting).parse::<u32>().is_ok_and(|count| count <= 4)).await;
+    server.run("ALTER SYSTEM RESET synchronous_standby_names");
+    server.run("SELECT pg_reload_conf()");
+    lock(&client, "a").await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn database_with_another_encoding_is_refused() {
+    let server = Postgres::on_port();
+    server.run("CREATE DATABASE old ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'");
+    let error = refusal(&format!("{}/old", server.url().trim_end_matches("/postgres"))).await;
+    assert!(error.to_string().contains("UTF8"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_behind_a_pooler_send_no_more_than_their_clients_do() {
+    const SPAN: Duration = Duration::from_secs(5);
+    let server = Postgres::on_port();
+    let pooler = PgBouncer::start(&server);
+    let holder = client_of(&server).await;
+    let held = lock(&holder, "a").await;
+    let clients = join_all((0..3).map(async |_| Client::connect(&pooler.url()).await.unwrap())).await;
+    let waiting: Vec<_> = (0..300)
+        .map(|number| {
+            let mutex = clients[number % 3].mutex("a").global_fifo();
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    super::until_waiting(&holder, 300).await;
+    let count = || -> u64 {
+        let sql = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = 'postgres'";
+        server.run(sql).parse().unwrap()
+    };
+    let (before, begun) = (count(), Instant::now());
+    tokio::time::sleep(SPAN).await;
+    let per_second = Duration::from_secs(count() - before).div_duration_f64(begun.elapsed());
+    assert!(per_second < 100.0, "{per_second} transactions a second");
+    held.release().await.unwrap();
+    for task in waiting {
+        tokio::time::timeout(LONG, task).await.expect("each is granted").unwrap();
+    }
+}

@@ -1,0 +1,232 @@
+//! Servers that refuse, and servers with other settings.
+
+use std::time::{Duration, Instant};
+
+use leasehold::Client;
+use leasehold_testkit::{Certificates, PgBouncer, Postgres};
+
+use super::{LONG, client_of, lock, refusal, until_waiting};
+
+#[tokio::test]
+async fn wrong_password_is_an_error_that_says_so() {
+    let server = Postgres::builder().password("right").start();
+    let guard = lock(&client_of(&server).await, "a").await;
+    guard.release().await.unwrap();
+    let error = refusal(&server.url().replace("right", "wrong")).await;
+    assert!(error.is_unavailable() && error.to_string().contains("pg_hba.conf"), "{error}");
+    assert!(!error.to_string().contains("wrong"), "{error}");
+}
+
+#[tokio::test]
+async fn server_that_requires_tls_is_used_with_it_and_checked_as_sslmode_says() {
+    let files = Certificates::new();
+    let server = Postgres::builder().tls(&files.server).start();
+    let with = |parameters: &str| format!("{}?{parameters}", server.url());
+    let authority = files.authority.display();
+    for parameters in [
+        "sslmode=prefer".to_owned(),
+        "sslmode=require".to_owned(),
+        format!("sslmode=verify-full&sslrootcert={authority}"),
+    ] {
+        let client = Client::connect(&with(&parameters)).await.unwrap();
+        lock(&client, "a").await.release().await.unwrap();
+    }
+    let error = refusal(&with("sslmode=disable")).await;
+    assert!(error.to_string().contains("pg_hba.conf"), "{error}");
+    // The system's authorities did not sign it.
+    assert!(refusal(&with("sslmode=verify-ca")).await.to_string().contains("certificate"));
+
+    let other = Postgres::builder().tls(&files.wrong_name).start();
+    let with = |mode: &str| format!("{}?sslmode={mode}&sslrootcert={authority}", other.url());
+    Client::connect(&with("verify-ca")).await.unwrap();
+    assert!(refusal(&with("verify-full")).await.to_string().contains("certificate"));
+}
+
+#[tokio::test]
+async fn standby_refuses_locks_and_says_what_to_name() {
+    let primary = Postgres::on_port();
+    lock(&client_of(&primary).await, "a").await.release().await.unwrap();
+    let standby = primary.standby();
+    leasehold_testkit::wait_until("the tables are replicated", || {
+        standby.try_run("SELECT count(*) FROM leasehold.resource").is_ok_and(|count| count == "1")
+    });
+    let error = refusal(&standby.url()).await;
+    assert!(error.is_unavailable() && error.to_string().contains("target_session_attrs"), "{error}");
+    let several = format!(
+        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?target_session_attrs=read-write",
+        standby.port(),
+        primary.port()
+    );
+    let client = Client::connect(&several).await.unwrap();
+    lock(&client, "a").await.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn server_without_free_connections_is_an_error_that_says_so() {
+    let server =
+        Postgres::builder().setting("max_connections=8").setting("superuser_reserved_connections=3").start();
+    server.run("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
+    let url = server.url().replace("postgres@", "app@");
+    let first = Client::connect(&url).await.unwrap();
+    let _idle: Vec<_> = (0..2).map(|_| server.session("SET ROLE app; SELECT pg_sleep(600)")).collect();
+    let _more: Vec<_> = (0..2).map(|_| server.session("SELECT pg_sleep(600)")).collect();
+    leasehold_testkit::wait_until("few are left", || {
+        server
+            .try_run("SELECT count(*) >= 6 FROM pg_stat_activity WHERE backend_type = 'client backend'")
+            .is_ok_and(|is_so| is_so == "t")
+    });
+    let error = refusal(&url).await;
+    assert!(error.is_unavailable() && error.to_string().contains("max_connections"), "{error}");
+    drop(first);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn role_whose_transactions_are_serializable_gets_its_locks() {
+    let server = Postgres::on_port();
+    server.run("ALTER ROLE postgres SET default_transaction_isolation = 'serializable'");
+    let pooler = PgBouncer::start(&server);
+    for url in [server.url(), pooler.url()] {
+        let clients = [Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap()];
+        let workers = (0..6).map(|number| {
+            let client = clients[number % 2].clone();
+            tokio::spawn(async move {
+                let mut tokens = Vec::new();
+                for _ in 0..5 {
+                    let guard = client.mutex("a").global_fifo().lock_timeout(LONG).await.unwrap().unwrap();
+                    tokens.push(guard.token());
+                    guard.release().await.unwrap();
+                }
+                tokens
+            })
+        });
+        let mut tokens = Vec::new();
+        for worker in workers.collect::<Vec<_>>() {
+            tokens.extend(worker.await.unwrap());
+        }
+        tokens.sort();
+        tokens.dedup();
+        assert_eq!(tokens.len(), 30, "each acquisition has a token of its own");
+    }
+}
+
+#[tokio::test]
+async fn role_without_rights_is_told_the_statements_that_its_owner_runs() {
+    let server = Postgres::on_port();
+    server.run("CREATE ROLE app LOGIN");
+    let url = server.url().replace("postgres@", "app@");
+    let error = refusal(&url).await.to_string();
+    assert!(
+        error.contains("leasehold migrate") && error.contains("CREATE TABLE leasehold.resource"),
+        "{error}"
+    );
+    leasehold::postgres::migrate(&server.url()).await.unwrap();
+    let error = refusal(&url).await.to_string();
+    assert!(error.contains("GRANT USAGE ON SCHEMA leasehold"), "{error}");
+    server.run("GRANT USAGE ON SCHEMA leasehold TO app");
+    server.run("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO app");
+    let clients = [Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap()];
+    let held = lock(&clients[0], "a").await;
+    let waiting = tokio::spawn({
+        let client = clients[1].clone();
+        async move { lock(&client, "a").await }
+    });
+    until_waiting(&clients[0], 1).await;
+    held.release().await.unwrap();
+    waiting.await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn printed_statements_create_the_tables() {
+    let server = Postgres::on_port();
+    server.run(&leasehold::postgres::schema_sql(&server.url()).unwrap());
+    lock(&client_of(&server).await, "a").await.release().await.unwrap();
+    server.run("UPDATE leasehold.layout SET version = 99");
+    let error = refusal(&server.url()).await.to_string();
+    assert!(error.contains("layout 99"), "{error}");
+    let missing = format!("{}nowhere", server.url().trim_end_matches("postgres"));
+    assert!(refusal(&missing).await.to_string().contains("postgres://host/DATABASE"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_behind_a_pooler_get_the_lock_within_two_seconds_without_a_notification() {
+    let server = Postgres::on_port();
+    let pooler = PgBouncer::start(&server);
+    let (holder, waiter) = (client_of(&server).await, Client::connect(&pooler.url()).await.unwrap());
+    let held = lock(&holder, "a").await;
+    let waiting = tokio::spawn(async move {
+        let guard = lock(&waiter, "a").await;
+        (Instant::now(), guard, waiter)
+    });
+    until_waiting(&holder, 1).await;
+    held.release().await.unwrap();
+    let released = Instant::now();
+    let (granted, guard, waiter) = waiting.await.unwrap();
+    assert!(granted - released < Duration::from_secs(2), "{:?}", granted - released);
+    // The other way round the holder's client is behind the pooler, and the waiter is notified.
+    let waiting = tokio::spawn(async move { lock(&holder, "a").await });
+    until_waiting(&waiter, 1).await;
+    guard.release().await.unwrap();
+    waiting.await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn database_administrator_sees_holders_and_waiters_in_views() {
+    let server = Postgres::on_port();
+    let client = client_of(&server).await;
+    let held = lock(&client, "orders:42").await;
+    let row = server.run("SELECT kind, name, token, metadata FROM leasehold.holders");
+    assert!(row.starts_with(&format!("mutex|orders:42|{}|", held.token())), "{row}");
+    let shared = client.semaphore("s", 3);
+    let _permits = [shared.acquire(1).await.unwrap(), shared.acquire(2).await.unwrap()];
+    assert_eq!(server.run("SELECT count(*) FROM leasehold.holders WHERE name = 's'"), "2");
+    assert_eq!(server.run("SELECT count(*) FROM leasehold.waiters"), "0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pooler_is_detected_by_clients_that_connect_at_the_same_time() {
+    let server = Postgres::on_port();
+    let pooler = PgBouncer::start(&server);
+    client_of(&server).await;
+    for url in [pooler.url(), server.url()] {
+        let opening = (0..12).map(|_| {
+            let url = url.clone();
+            tokio::spawn(async move { Client::connect(&url).await.unwrap().diagnose().await.unwrap() })
+        });
+        for opened in opening.collect::<Vec<_>>() {
+            let diagnosis = opened.await.unwrap();
+            let mut findings = diagnosis.components.iter().flat_map(|component| &component.findings);
+            assert_eq!(findings.any(|finding| finding.id == "pooler"), url == pooler.url(), "{url}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn time_of_a_grant_is_read_after_the_wait_for_the_row() {
+    let server = Postgres::on_port();
+    let (one, two) = (client_of(&server).await, client_of(&server).await);
+    server.run("CREATE TABLE freed (name text, at int8)");
+    for path in ["statement", "transaction"] {
+        let held = lock(&one, path).await;
+        if path == "transaction" {
+            // From now on its client expects others there.
+            assert!(two.mutex(path).try_lock().await.unwrap().is_none());
+        }
+        held.release().await.unwrap();
+        let row = format!("SELECT id FROM leasehold.resource WHERE name = '{path}' FOR UPDATE");
+        let _session = server.session(&format!(
+            "BEGIN; {row};
+            DO $$ BEGIN
+                WHILE NOT EXISTS (SELECT FROM pg_locks WHERE NOT granted) LOOP PERFORM pg_sleep(0.01); END LOOP;
+            END $$;
+            INSERT INTO freed SELECT '{path}', extract(epoch FROM clock_timestamp()) * 1000000;
+            COMMIT"
+        ));
+        leasehold_testkit::wait_until("it has the row", || server.try_run(&format!("{row} NOWAIT")).is_err());
+        let guard = two.mutex(path).try_lock().await.unwrap().expect("it is free");
+        let is_later = format!(
+            "SELECT granted_at > at FROM leasehold.resource JOIN freed USING (name) WHERE name = '{path}'"
+        );
+        assert_eq!(server.run(&is_later), "t", "{path}");
+        guard.release().await.unwrap();
+    }
+}
