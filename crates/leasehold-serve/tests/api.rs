@@ -49,7 +49,7 @@ async fn lock_is_acquired_renewed_shown_and_released() {
 async fn repeated_release_tells_whether_the_first_one_was_carried_out() {
     let store = TestStore::new();
     let place = Place::of(store.client().unwrap()).await;
-    let first = place.acquire("a", json!({ "ttl_ms": 1000, "owner": "job-7" })).await;
+    let first = place.acquire("a", json!({ "ttl_ms": 60_000, "owner": "job-7" })).await;
     let second = place.acquire("a", json!({ "ttl_ms": 60_000, "owner": "job-7" })).await;
     assert_eq!(first["token"], second["token"]);
     let release = async |grant: &Value| place.post(&format!("{LOCK}/release"), lease(grant)).await;
@@ -163,8 +163,6 @@ async fn token_and_origin_are_checked_before_the_body_arrives() {
     assert_eq!(answer(place.tcp().await, &format!("Host: {host}\r\n")).await, "HTTP/1.1 401");
     let foreign = format!("Host: {host}\r\nOrigin: http://example.com\r\nAuthorization: Bearer {WRITE}\r\n");
     assert_eq!(answer(place.tcp().await, &foreign).await, "HTTP/1.1 403");
-    let allowed = format!("Host: {host}\r\nAuthorization: Bearer {WRITE}\r\n");
-    assert_eq!(answer(place.tcp().await, &allowed).await, "HTTP/1.1 413");
 }
 
 #[tokio::test(flavor = "multi_thread")]
