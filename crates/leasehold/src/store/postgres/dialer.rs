@@ -40,11 +40,11 @@ impl Dialer {
     /// Another one, which begins with the host that this one has reached.
     pub(super) fn again(&self) -> Self {
         let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
-        Self { hosts: self.hosts.clone(), next, limit: self.limit, tls: self.tls.clone() }
+        Self { hosts: self.hosts.clone(), next, limit: self.limit, tls: Connector::clone(&self.tls) }
     }
 
     pub(super) fn tls(&self) -> Connector {
-        self.tls.clone()
+        Connector::clone(&self.tls)
     }
 
     /// Connects to the first host that lets it. The connection's task runs on the current runtime. `messages` gets its
@@ -76,7 +76,7 @@ impl Dialer {
         host: &Config,
         messages: Option<UnboundedSender<AsyncMessage>>,
     ) -> Result<Conn, StoreError> {
-        let (client, connection) = within(self.limit, host.connect(self.tls.clone())).await?;
+        let (client, connection) = within(self.limit, host.connect(Connector::clone(&self.tls))).await?;
         Ok(Conn::new(client, connection, messages))
     }
 }
