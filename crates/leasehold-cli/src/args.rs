@@ -3,11 +3,11 @@
 mod complaint;
 mod help;
 mod lease;
+#[cfg(feature = "serve")]
+mod serve;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-#[cfg(feature = "serve")]
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -23,6 +23,8 @@ pub(crate) use complaint::complaint;
 use help::SERVE;
 use help::{ACQUIRE, DOCTOR, ELECT, EXAMPLES, RUN, SHOW, WATCH};
 pub(crate) use lease::{AcquireArgs, LeaseArgs, ReleaseArgs, RenewArgs};
+#[cfg(feature = "serve")]
+pub(crate) use serve::ServeArgs;
 
 /// Runs commands under distributed locks, with FIFO wait queues and leases that expire.
 #[derive(Debug, Parser)]
@@ -318,30 +320,6 @@ pub(crate) struct WaitArgs {
     pub(crate) kind: Option<Kind>,
     /// The lock's name
     pub(crate) name: OsString,
-}
-
-#[cfg(feature = "serve")]
-#[derive(Debug, Arguments)]
-pub(crate) struct ServeArgs {
-    /// An address: unix:PATH (mode 0600, without tokens), or HOST:PORT (with tokens). Repeatable
-    /// [default: unix:$XDG_RUNTIME_DIR/leasehold.sock]
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) listen: Vec<leasehold_serve::Listen>,
-    /// File with the tokens for TCP: lines `read TOKEN` and `write TOKEN`
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tokens: Option<PathBuf>,
-    /// Certificate for TLS over TCP, a PEM file
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
-    pub(crate) tls_cert: Option<PathBuf>,
-    /// Its private key, a PEM file
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
-    pub(crate) tls_key: Option<PathBuf>,
-    /// Maximum number of open connections, each with at most one request
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
-    pub(crate) max_connections: usize,
-    /// After TERM: how long callers can release what they hold, before the server exits
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
-    pub(crate) drain: Duration,
 }
 
 #[derive(Debug, Arguments)]

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use etcetera::BaseStrategy as _;
 use leasehold_serve::{Config, Listen, Server, Tls, Tokens, install_recorder, raise_open_files};
@@ -24,6 +25,9 @@ const READ_TOKEN: &str = "LEASEHOLD_SERVE_READ_TOKEN";
 
 /// Descriptors that are no connections: the store's, the listening sockets, the runtime's.
 const OTHER_FILES: u64 = 64;
+
+/// Signals within this time are one request to stop: `timeout` and some supervisors signal the process and its group.
+const ONE_STOP: Duration = Duration::from_secs(1);
 
 pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: ServeArgs) -> Result<Exit, Stop> {
     let drain = args.drain;
@@ -67,18 +71,23 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
         _ = next_signal() => drop(stop),
     }
     message(format_args!("draining for up to {}: nothing new is granted", duration::show(drain)));
+    let since = Instant::now();
+    let mut second_signal = async || loop {
+        let signal = next_signal().await;
+        if since.elapsed() > ONE_STOP {
+            return signal;
+        }
+    };
     let remaining = tokio::select! {
         remaining = running => remaining,
-        signal = next_signal() => {
+        signal = second_signal() => {
             message("a second signal: leases that are not released expire within their ttl");
             Exit::Signal(signal as i32).end_now()
         }
     };
     if remaining > 0 {
         let leases = if remaining == 1 { "lease was" } else { "leases were" };
-        message(format_args!(
-            "{remaining} {leases} not released by the callers, and expire within their ttl"
-        ));
+        message(format_args!("{remaining} {leases} not released, and expire within their ttl"));
     }
     Ok(Exit::Success)
 }

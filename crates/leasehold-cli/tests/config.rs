@@ -137,8 +137,11 @@ fn option_of_the_file_that_cannot_apply_to_what_is_typed_is_ignored() {
     assert_eq!(grace.code(&["run", "--ttl", "5s", "a", "--", "true"]), (0, String::new()));
     assert_eq!(grace.code(&["run", "--ttl", "8s", "a", "--", "true"]), (0, String::new()));
     let ttl = with("[run]\nttl = \"5s\"");
-    assert_eq!(ttl.code(&["run", "--grace", "4s", "a", "--", "true"]), (0, String::new()));
-    assert_eq!(ttl.code(&["run", "--grace", "6s", "a", "--", "true"]).0, 2, "the default ttl is 10s");
+    for grace in ["4s", "6s"] {
+        let (code, said) = ttl.code(&["run", "--grace", grace, "a", "--", "true"]);
+        assert_eq!(code, 2, "the ttl of the file is used: {said}");
+        assert!(said.contains(&format!("--grace {grace}")) && said.contains("--ttl 5s"), "{said}");
+    }
     let both = with("[run]\nttl = \"5s\"\ngrace = \"4s\"").code(&["run", "a", "--", "true"]);
     assert!(both.0 == 2 && both.1.contains("at most half of it, 2.5s"), "{}", both.1);
     // It needs --once-per.

@@ -233,7 +233,11 @@ fn second_signal_ends_a_draining_server_and_releases_nothing() {
         assert_eq!(server.program.line(), format!("listening on {socket}"));
         assert_eq!(server.call("POST", "/v1/locks/mutex/a/acquire", &json!({ "ttl_ms": 600_000 })).0, 200);
         server.program.signal("TERM");
+        // Two signals at once are one request to stop: `timeout` signals the process and its group.
+        server.program.signal("TERM");
         until(|| (server.call("GET", "/healthz", &Value::Null).0 == 503).then_some(()));
+        let draining = Instant::now();
+        until(|| (draining.elapsed() > Duration::from_millis(1100)).then_some(()));
         server.program.signal(second);
         assert_eq!(server.program.end(), code);
         let stderr = server.program.stderr();

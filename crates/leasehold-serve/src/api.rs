@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
+use axum::handler::Handler as _;
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use axum::http::{HeaderMap, HeaderName, Method};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
@@ -68,15 +69,16 @@ fn routes() -> Vec<Route> {
 /// The service of all connections.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let mut router = Router::new();
+    let received = from_fn_with_state(app.clone(), receive_body);
     for Route { method: _, path, access, handler } in routes() {
         let checked = from_fn_with_state((app.clone(), access), check_access);
-        router = router.route(path, handler.layer(checked));
+        // The body is received after the checks: without a token, nothing is waited for.
+        router = router.route(path, handler.layer(received.clone()).layer(checked));
     }
     router
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(unknown_method)
+        .fallback(unknown_path.layer(received.clone()))
+        .method_not_allowed_fallback(unknown_method.layer(received))
         .layer(from_fn(check_origin))
-        .layer(from_fn_with_state(app.clone(), receive_body))
         .layer(from_fn_with_state(app.clone(), count))
         .with_state(app)
 }

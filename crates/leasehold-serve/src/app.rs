@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::Client;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Limits;
@@ -21,6 +21,9 @@ const SWEEP: Duration = Duration::from_millis(100);
 
 /// Leases are looked at in every fifth of these rounds, because there may be many.
 const LEASES_EVERY: u64 = 5;
+
+/// How long a request waits for the store's confirmation of a release.
+const RELEASE_WAIT: Duration = Duration::from_secs(2);
 
 /// Metrics are added up every five seconds.
 const UPKEEP_EVERY: u64 = 50;
@@ -92,15 +95,41 @@ impl App {
     }
 
     /// Releases the lease of a request that is no longer wanted, because its session has ended.
-    pub(crate) fn drop_lease(&self, lease: &Lease, why: &str) {
-        self.leases.end(lease, Ending::Session(why.to_owned()));
+    pub(crate) fn drop_lease(self: &Arc<Self>, lease: &Arc<Lease>, why: &str) {
+        self.begin_release(lease, Ending::Session(why.to_owned()));
     }
 
-    /// Takes a lease out of its session.
-    pub(crate) fn forget_lease(&self, lease: &Lease) {
-        if let Some(session) = self.session_of(lease) {
-            session.remove_lease(&lease.id);
+    /// Begins to release a lease, unless its release has begun.
+    ///
+    /// One task owns the release of a lease, so its outcome is kept although the request may be dropped. The lease stays in the
+    /// table and in its session until the store has confirmed the release, or until the lease has expired.
+    fn begin_release(self: &Arc<Self>, lease: &Arc<Lease>, ending: Ending) {
+        if !lease.begin_release() {
+            return;
         }
+        // A server that ends does not wait for it: its other leases are released too.
+        let (app, lease) = (Arc::downgrade(self), lease.clone());
+        tokio::spawn(async move {
+            let ending = lease.release(ending).await;
+            let Some(app) = app.upgrade() else { return };
+            if let Some(session) = app.session_of(&lease) {
+                session.remove_lease(&lease.id);
+            }
+            app.leases.end(&lease, ending);
+        });
+    }
+
+    /// Releases a lease: how it ended, or an error if the store has not confirmed that in time. Then the release goes on.
+    pub(crate) async fn release(
+        self: &Arc<Self>,
+        lease: &Arc<Lease>,
+        ending: Ending,
+    ) -> Result<Ending, Problem> {
+        self.begin_release(lease, ending);
+        timeout(RELEASE_WAIT, lease.ended()).await.map_err(|_| {
+            let what = format!("{} {:?}: its release is not confirmed yet", lease.kind, lease.name);
+            Problem::new(Code::StoreUnavailable, what)
+        })
     }
 
     fn session_of(&self, lease: &Lease) -> Option<Arc<Session>> {
@@ -108,7 +137,7 @@ impl App {
     }
 
     /// Ends overdue sessions and lost leases, until the server stops.
-    pub(crate) async fn sweep(&self) {
+    pub(crate) async fn sweep(self: &Arc<Self>) {
         let mut ticks = tokio::time::interval(SWEEP);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for round in 0_u64.. {
@@ -126,7 +155,7 @@ impl App {
         }
     }
 
-    fn end_overdue(&self) {
+    fn end_overdue(self: &Arc<Self>) {
         let now = Instant::now();
         for session in self.sessions.overdue(now) {
             let why = format!("there was no heartbeat for {:?}", session.heartbeat);
@@ -135,7 +164,7 @@ impl App {
             self.metrics.session_ended("heartbeat");
             for lease in ids.iter().filter_map(|id| self.leases.by_id(id)) {
                 // It is released in the background.
-                self.leases.end(&lease, Ending::Session(why.clone()));
+                self.begin_release(&lease, Ending::Session(why.clone()));
                 self.metrics.lease_lost(lease.kind, "heartbeat");
                 self.observer.count_loss();
             }

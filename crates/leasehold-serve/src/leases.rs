@@ -6,12 +6,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use leasehold::{Guard, Kind, Token, WriteGuard};
-use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore};
+use leasehold::{Guard, Kind, MAX_TTL, Token, WriteGuard};
+use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, watch};
 
 use crate::problem::{Code, Problem};
 
@@ -55,10 +56,13 @@ pub(crate) enum Held {
 }
 
 impl Held {
+    /// Repeats the release until the store has confirmed it, or until the lease has expired.
     async fn release(self) -> Result<(), leasehold::Error> {
+        // Longer than any lease.
+        let limit = 2 * MAX_TTL;
         match self {
-            Self::Guard(guard) => guard.release().await,
-            Self::Write(guard) => guard.release().await,
+            Self::Guard(guard) => guard.release_timeout(limit).await,
+            Self::Write(guard) => guard.release_timeout(limit).await,
         }
     }
 }
@@ -81,28 +85,21 @@ pub(crate) struct Lease {
     pub(crate) name: String,
     pub(crate) token: Token,
     pub(crate) session: Option<Id>,
-    /// Other leases of this owner have the same token. The time after which this one has ended, whatever they do.
-    owner_ttl: Option<Duration>,
     /// Empty once a release has begun.
     held: RwLock<Option<Held>>,
+    /// One task has begun to release it.
+    is_releasing: AtomicBool,
+    /// How it ended, for those who wait for the end of its release.
+    ending: watch::Sender<Option<Ending>>,
     /// Its share of the limit.
     _permit: OwnedSemaphorePermit,
-}
-
-/// What tells a released lease from the other leases of its lock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Unconfirmed {
-    pub(crate) token: Token,
-    /// When it has ended although the store has a holder with this token, which is then another lease of the same owner.
-    pub(crate) shared_until: Option<Instant>,
 }
 
 /// How a lease ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
+    /// The store has confirmed its release, or it has expired during the release.
     Released,
-    /// The store did not confirm the release yet. The client repeats it.
-    ReleaseUnconfirmed(Unconfirmed),
     /// Its session ended, for this reason.
     Session(String),
     /// It was lost, for this reason.
@@ -113,7 +110,6 @@ impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Released => f.write_str("it was released"),
-            Self::ReleaseUnconfirmed(_) => f.write_str("its release is not confirmed yet"),
             Self::Session(why) => write!(f, "its session ended: {why}"),
             Self::Lost(why) => f.write_str(why),
         }
@@ -151,6 +147,7 @@ impl<T> Endings<T> {
 
 #[derive(Default)]
 struct Table {
+    /// The leases that are held, and those whose release the store has not confirmed.
     live: HashMap<Id, Arc<Lease>>,
     ended: Endings<(Kind, String, Ending)>,
 }
@@ -181,7 +178,6 @@ impl Leases {
         lock: (Kind, &str),
         session: Option<Id>,
         held: Held,
-        owner_ttl: Option<Duration>,
         permit: OwnedSemaphorePermit,
     ) -> Result<Arc<Lease>, Problem> {
         let id = Id::random()?;
@@ -191,8 +187,9 @@ impl Leases {
             name: lock.1.to_owned(),
             token: held.token(),
             session,
-            owner_ttl,
             held: RwLock::new(Some(held)),
+            is_releasing: AtomicBool::new(false),
+            ending: watch::Sender::new(None),
             _permit: permit,
         });
         self.table().live.insert(id, lease.clone());
@@ -226,11 +223,6 @@ impl Leases {
         ended.map(|(_, _, ending)| ending.clone())
     }
 
-    /// The store has shown that a release was carried out.
-    pub(crate) fn confirm_release(&self, lock: (Kind, &str), id: &Id) {
-        self.table().ended.insert(id, (lock.0, lock.1.to_owned(), Ending::Released));
-    }
-
     /// Renews the lease for its whole ttl, and returns the remaining time.
     pub(crate) async fn renew(&self, lease: &Lease) -> Result<Duration, Problem> {
         let held = lease.held.read().await;
@@ -240,42 +232,27 @@ impl Leases {
         Ok(guard.remaining())
     }
 
-    /// Releases the lease, and waits until the store has confirmed it.
-    pub(crate) async fn release(&self, lease: &Lease) -> Result<(), Problem> {
-        let shared_until = lease.owner_ttl.map(|ttl| Instant::now() + ttl);
-        let unconfirmed = Ending::ReleaseUnconfirmed(Unconfirmed { token: lease.token, shared_until });
-        self.end(lease, unconfirmed.clone());
-        let Some(held) = lease.held.write().await.take() else {
-            return Err(self.ended_problem(lease));
-        };
-        let released = held.release().await;
-        let ending = match &released {
-            Ok(()) => Ending::Released,
-            Err(error) if error.is_lost() => Ending::Lost(error.to_string()),
-            Err(_) => unconfirmed,
-        };
-        self.end(lease, ending);
-        released.map_err(Problem::from)
-    }
-
-    /// Forgets the lease. If it is still held, it is released in the background.
-    pub(crate) fn end(&self, lease: &Lease, ending: Ending) {
+    /// Forgets the lease, unless it has ended before. If it is still held, it is released in the background.
+    pub(crate) fn end(&self, lease: &Lease, ending: Ending) -> bool {
         let mut table = self.table();
-        let removed = table.live.remove(&lease.id);
-        table.ended.insert(&lease.id, (lease.kind, lease.name.clone(), ending));
+        let Some(removed) = table.live.remove(&lease.id) else { return false };
+        table.ended.insert(&lease.id, (lease.kind, lease.name.clone(), ending.clone()));
+        lease.ending.send_replace(Some(ending));
         drop(table);
         drop(removed);
+        true
     }
 
     /// Ends the lease if it is lost: the reason, for one caller only.
     pub(crate) fn end_if_lost(&self, lease: &Lease) -> Option<String> {
         let why = lease.loss()?;
-        let mut table = self.table();
-        let removed = table.live.remove(&lease.id)?;
-        table.ended.insert(&lease.id, (lease.kind, lease.name.clone(), Ending::Lost(why.clone())));
-        drop(table);
-        drop(removed);
-        Some(why)
+        self.end(lease, Ending::Lost(why.clone())).then_some(why)
+    }
+
+    /// The leases of a session that have not ended.
+    pub(crate) fn of_session(&self, session: &Id) -> Vec<Arc<Lease>> {
+        let table = self.table();
+        table.live.values().filter(|lease| lease.session.as_ref() == Some(session)).cloned().collect()
     }
 
     /// The leases that have not ended.
@@ -296,9 +273,10 @@ impl Leases {
     fn ended_problem(&self, lease: &Lease) -> Problem {
         match self.get((lease.kind, &lease.name), &lease.id) {
             Err(problem) => problem,
-            Ok(_) => {
-                Problem::new(Code::LeaseEnded, format!("{} {:?}: it was released", lease.kind, lease.name))
-            }
+            Ok(_) => Problem::new(
+                Code::LeaseEnded,
+                format!("{} {:?}: it is being released", lease.kind, lease.name),
+            ),
         }
     }
 
@@ -308,6 +286,32 @@ impl Leases {
 }
 
 impl Lease {
+    /// Whether the caller has to release it. True for one caller only.
+    pub(crate) fn begin_release(&self) -> bool {
+        !self.is_releasing.swap(true, Ordering::Relaxed)
+    }
+
+    /// Releases it after [`Self::begin_release`]. Ready once the store no longer has it.
+    ///
+    /// `ending` is how it ends if it was not lost.
+    pub(crate) async fn release(&self, ending: Ending) -> Ending {
+        let held = self.held.write().await.take();
+        let Some(held) = held else { return ending };
+        match held.release().await {
+            Err(error) if error.is_lost() => Ending::Lost(error.to_string()),
+            // After any other error the lease has expired.
+            Ok(()) | Err(_) => ending,
+        }
+    }
+
+    /// Waits until it has ended.
+    pub(crate) async fn ended(&self) -> Ending {
+        let mut ending = self.ending.subscribe();
+        let ended = ending.wait_for(Option::is_some).await.ok().and_then(|ending| ending.clone());
+        // The sender is in this lease, so there always is an ending.
+        ended.unwrap_or_else(|| Ending::Lost("it has ended".to_owned()))
+    }
+
     /// The remaining time; zero if the lease has ended.
     pub(crate) fn remaining(&self) -> Duration {
         let held = self.held.try_read().ok();

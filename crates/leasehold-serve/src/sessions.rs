@@ -242,6 +242,11 @@ impl Sessions {
         Some(leases.into_iter().collect())
     }
 
+    /// Whether the session has ended for this reason.
+    pub(crate) fn ended_by(&self, id: &Id, why: &str) -> bool {
+        self.table().ended.get(id).is_some_and(|known| known == why)
+    }
+
     /// The sessions whose deadline has passed at this time.
     pub(crate) fn overdue(&self, now: Instant) -> Vec<Arc<Session>> {
         self.table().live.values().filter(|session| session.state().is_overdue(now)).cloned().collect()

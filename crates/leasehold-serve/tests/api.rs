@@ -49,7 +49,7 @@ async fn lock_is_acquired_renewed_shown_and_released() {
 async fn repeated_release_tells_whether_the_first_one_was_carried_out() {
     let store = TestStore::new();
     let place = Place::of(store.client().unwrap()).await;
-    let first = place.acquire("a", json!({ "ttl_ms": 1000, "owner": "job-7" })).await;
+    let first = place.acquire("a", json!({ "ttl_ms": 60_000, "owner": "job-7" })).await;
     let second = place.acquire("a", json!({ "ttl_ms": 60_000, "owner": "job-7" })).await;
     assert_eq!(first["token"], second["token"]);
     let release = async |grant: &Value| place.post(&format!("{LOCK}/release"), lease(grant)).await;
@@ -75,10 +75,94 @@ async fn repeated_release_tells_whether_the_first_one_was_carried_out() {
     store.set_reachable(false);
     release(&first).await.expect(503);
     store.set_reachable(true);
-    release(&first).await.expect(503);
-    until(async || release(&first).await.status == 204).await;
+    until(async || {
+        store.advance(Duration::from_secs(1));
+        release(&first).await.status == 204
+    })
+    .await;
     assert_eq!(place.state("a").await["holders"][0]["token"], second["token"]);
     release(&second).await.expect(204);
+}
+
+/// A session with a lease of these locks.
+async fn session_with(place: &Place, names: &[&str]) -> (String, Vec<Value>) {
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 60_000 })).await.expect(201).json();
+    let mut grants = Vec::new();
+    for name in names {
+        grants.push(place.acquire(name, json!({ "session": session["session"], "ttl_ms": 60_000 })).await);
+    }
+    (format!("/v1/sessions/{}", session["session"].as_str().unwrap()), grants)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn session_is_closed_once_the_releases_of_its_leases_are_confirmed() {
+    let store = TestStore::new();
+    let place = Place::of(store.client().unwrap()).await;
+    let (first, released) = session_with(&place, &["a"]).await;
+    let (second, closed) = session_with(&place, &["b"]).await;
+    let release_a = async || place.post(&format!("{LOCK}/release"), lease(&released[0])).await;
+    let release_b = async || place.post("/v1/locks/mutex/b/release", lease(&closed[0])).await;
+    let close = async |path: &str| place.call("DELETE", path, None).await;
+
+    store.set_reachable(false);
+    release_a().await.expect(503);
+    assert_eq!(place.get(&first).await.expect(200).json()["leases"][0]["expires_in_ms"], 0);
+    for _ in 0..2 {
+        let (first, second) = tokio::join!(close(&first), close(&second));
+        assert_eq!(first.expect(503).code(), "store-unavailable", "its lease is released before");
+        assert_eq!(second.expect(503).code(), "store-unavailable");
+    }
+    assert_eq!(release_b().await.expect(503).code(), "store-unavailable");
+    store.set_reachable(true);
+    for path in [&first, &second] {
+        until(async || {
+            store.advance(Duration::from_secs(1));
+            close(path).await.status == 204
+        })
+        .await;
+    }
+    assert_eq!(place.state("a").await["holders"], json!([]));
+    assert_eq!(place.state("b").await["holders"], json!([]));
+    release_a().await.expect(204);
+    assert_eq!(release_b().await.expect(410).code(), "lease-ended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn releases_of_one_lease_at_the_same_time_all_succeed() {
+    let store = TestStore::new();
+    let place = Place::of(store.client().unwrap()).await;
+    for _ in 0..200 {
+        let grant = place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
+        let release = async || place.post(&format!("{LOCK}/release"), lease(&grant)).await.expect(204);
+        tokio::join!(release(), release(), release());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_server_reports_a_release_that_the_store_has_not_confirmed() {
+    let store = TestStore::new();
+    let mut place = Place::of(store.client().unwrap()).await;
+    let grant = place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
+    store.set_reachable(false);
+    place.post(&format!("{LOCK}/release"), lease(&grant)).await.expect(503);
+    place.stop();
+    assert_eq!(place.ended().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn token_and_origin_are_checked_before_the_body_arrives() {
+    let place = Place::new().await;
+    let head = "POST /v1/sessions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 99999\r\n";
+    let answer = async |mut stream: tokio::net::TcpStream, headers: &str| {
+        stream.write_all(format!("{head}{headers}\r\n").as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        tokio::time::timeout(SOON, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+        String::from_utf8(answer.to_vec()).unwrap()
+    };
+    let host = place.tcp_address();
+    assert_eq!(answer(place.tcp().await, &format!("Host: {host}\r\n")).await, "HTTP/1.1 401");
+    let foreign = format!("Host: {host}\r\nOrigin: http://example.com\r\nAuthorization: Bearer {WRITE}\r\n");
+    assert_eq!(answer(place.tcp().await, &foreign).await, "HTTP/1.1 403");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +203,7 @@ async fn answer_does_not_overtake_a_body_that_its_handler_ignores() {
     send_in_two_parts(&place, "POST", &format!("{path}/heartbeat"), "200").await;
     send_in_two_parts(&place, "GET", &path, "200").await;
     send_in_two_parts(&place, "DELETE", &path, "204").await;
-    send_in_two_parts(&place, "DELETE", &path, "410").await;
+    send_in_two_parts(&place, "POST", &format!("{path}/heartbeat"), "410").await;
     send_in_two_parts(&place, "POST", "/v1/nothing", "404").await;
     send_in_two_parts(&place, "PUT", "/v1/locks", "405").await;
 }
@@ -372,7 +456,8 @@ async fn closed_session_has_released_its_leases() {
     for name in ["a", "b"] {
         assert_eq!(place.state(name).await["holders"], json!([]));
     }
-    assert_eq!(place.call("DELETE", &path, None).await.expect(410).code(), "session-ended");
+    place.call("DELETE", &path, None).await.expect(204);
+    assert_eq!(place.get(&path).await.expect(410).code(), "session-ended");
     assert_eq!(place.get("/v1/sessions/0123").await.expect(404).code(), "unknown-session");
 }
 

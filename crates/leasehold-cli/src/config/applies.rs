@@ -72,7 +72,8 @@ impl<'a> Set<'a> {
         count("dashed") + count("typed")
     }
 
-    /// Whether a ttl of the file has room for the grace that is set, or the other way round.
+    /// Whether a grace of the file fits into the ttl that is set. A ttl of the file is kept in any case: without it, the command
+    /// would run with a ttl that nobody chose.
     fn fits(&self, default: &FileOption<'_>) -> bool {
         let own = default.values.first().and_then(|text| duration::parse(text).ok());
         let set = |key: &str| {
@@ -81,7 +82,6 @@ impl<'a> Set<'a> {
         };
         match (default.key, own) {
             ("grace", Some(grace)) => set("ttl").is_none_or(|ttl| grace <= ttl / 2),
-            ("ttl", Some(ttl)) => set("grace").is_none_or(|grace| grace <= ttl / 2),
             _ => true,
         }
     }

@@ -3,7 +3,7 @@
 mod attempt;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::{JsonBody, Lock, Parameters, span};
 use crate::app::App;
-use crate::leases::{Ending, Id, Lease, Unconfirmed};
+use crate::leases::{Ending, Id, Lease};
 use crate::metrics::AcquireTimer;
 use crate::presence::Presence;
 use crate::problem::{Code, Problem};
@@ -88,7 +88,7 @@ pub(super) async fn acquire(
     result.map(Json)
 }
 
-async fn acquire_now(app: &App, lock: &Lock, request: AcquireRequest) -> Result<Grant, Problem> {
+async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Result<Grant, Problem> {
     let wait = span("wait_ms", request.wait_ms, Duration::ZERO, app.limits.max_wait)?;
     let ttl = request.ttl_ms.map_or(Ok(DEFAULT_TTL), |ms| span("ttl_ms", ms, MIN_TTL, MAX_TTL))?;
     let session = request.session.as_deref().map(|id| app.sessions.enter(&Id::from(id))).transpose()?;
@@ -106,7 +106,6 @@ async fn acquire_now(app: &App, lock: &Lock, request: AcquireRequest) -> Result<
         owner: request.owner,
     };
     attempt.check()?;
-    let owner_ttl = attempt.owner.is_some().then_some(ttl);
     let permit = app.leases.reserve()?;
     let ended = session.as_ref().map(|open| open.0.ended.clone());
     let held = unless_ended(app, ended.as_ref(), attempt.run(&app.client, wait)).await?;
@@ -119,7 +118,7 @@ async fn acquire_now(app: &App, lock: &Lock, request: AcquireRequest) -> Result<
         return Err(error.into());
     }
     let id = session.as_ref().map(|open| open.0.id.clone());
-    let lease = app.leases.insert(lock.key(), id, held, owner_ttl, permit)?;
+    let lease = app.leases.insert(lock.key(), id, held, permit)?;
     if let Some(open) = &session {
         join(app, open, &lease)?;
     }
@@ -127,7 +126,7 @@ async fn acquire_now(app: &App, lock: &Lock, request: AcquireRequest) -> Result<
 }
 
 /// Adds the lease to its session, which may have ended in the meantime.
-fn join(app: &App, open: &OpenRequest, lease: &Lease) -> Result<(), Problem> {
+fn join(app: &Arc<App>, open: &OpenRequest, lease: &Arc<Lease>) -> Result<(), Problem> {
     let joined = app.sessions.add_lease(&open.0, &lease.id);
     if joined.is_err() {
         app.drop_lease(lease, "it ended during the grant");
@@ -187,38 +186,14 @@ pub(super) async fn release(
     JsonBody(request): JsonBody<LeaseRequest>,
 ) -> Result<StatusCode, Problem> {
     let id = Id::from(request.lease.as_str());
-    match app.leases.ending(lock.key(), &id) {
-        Some(Ending::Released) => return Ok(StatusCode::NO_CONTENT),
-        Some(Ending::ReleaseUnconfirmed(lease)) => return confirm_release(&app, &lock, &id, &lease).await,
-        _ => {}
+    if app.leases.ending(lock.key(), &id) == Some(Ending::Released) {
+        return Ok(StatusCode::NO_CONTENT);
     }
     let lease = app.leases.get(lock.key(), &id)?;
-    app.forget_lease(&lease);
-    // A task of its own: its outcome is kept for a repeated release, although this request may be dropped.
-    let releasing = tokio::spawn(async move { app.leases.release(&lease).await });
-    let ended = releasing.await;
-    ended.map_err(|error| {
-        Problem::new(Code::StoreUnavailable, format!("the release has failed: {error}"))
-    })??;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// Looks up whether a release was carried out whose first answer was an error: the client has repeated it since, or the lease
-/// has expired.
-async fn confirm_release(
-    app: &App,
-    lock: &Lock,
-    id: &Id,
-    lease: &Unconfirmed,
-) -> Result<StatusCode, Problem> {
-    let info = app.client.inspect(lock.kind, &lock.name).await?;
-    let is_held = info.holders.iter().any(|holder| holder.token == lease.token && !holder.retained);
-    if is_held && lease.shared_until.is_none_or(|end| Instant::now() < end) {
-        let what = format!("{} {:?}: its release is not confirmed yet", lock.kind, lock.name);
-        return Err(Problem::new(Code::StoreUnavailable, what));
+    match app.release(&lease, Ending::Released).await? {
+        Ending::Released => Ok(StatusCode::NO_CONTENT),
+        ending => Err(Problem::new(Code::LeaseEnded, format!("{} {:?}: {ending}", lock.kind, lock.name))),
     }
-    app.leases.confirm_release(lock.key(), id);
-    Ok(StatusCode::NO_CONTENT)
 }
 
 #[derive(Debug, Deserialize)]

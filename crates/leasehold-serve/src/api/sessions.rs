@@ -19,6 +19,9 @@ use crate::sessions::{LostLease, Session};
 use crate::time::millis;
 
 const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(10);
+/// Why a session has ended that its caller closed.
+const CLOSED: &str = "it was closed";
+
 const MIN_HEARTBEAT: Duration = Duration::from_millis(500);
 const MAX_HEARTBEAT: Duration = Duration::from_secs(3600);
 
@@ -94,21 +97,22 @@ pub(super) async fn heartbeat(
     Ok(Json(SessionState::new(&app, &session, lost)))
 }
 
-/// Releases every lease of the session, waits until the store has confirmed that, and ends the session.
+/// Ends the session, and waits until the store has confirmed the release of its leases. A repeated request does the same.
 pub(super) async fn close(
     State(app): State<Arc<App>>,
     SessionPath(id): SessionPath,
 ) -> Result<StatusCode, Problem> {
-    let session = app.sessions.get(&Id::from(id.as_str()))?;
-    let why = "it was closed";
-    let leases = app.sessions.end(&session, why)?;
-    app.metrics.session_ended("closed");
-    let leases: Vec<_> = leases.iter().filter_map(|id| app.leases.by_id(id)).collect();
-    let releases = leases.iter().map(|lease| app.leases.release(lease));
-    let mut failed = None;
-    for (lease, released) in leases.iter().zip(futures_util::future::join_all(releases).await) {
-        app.leases.end(lease, Ending::Session(why.to_owned()));
-        failed = failed.or(released.err().filter(|problem| problem.code != Code::LeaseEnded));
-    }
-    failed.map_or(Ok(StatusCode::NO_CONTENT), Err)
+    let id = Id::from(id.as_str());
+    let leases = match app.sessions.get(&id).and_then(|session| app.sessions.end(&session, CLOSED)) {
+        Ok(leases) => {
+            app.metrics.session_ended("closed");
+            leases.iter().filter_map(|id| app.leases.by_id(id)).collect()
+        }
+        Err(_) if app.sessions.ended_by(&id, CLOSED) => app.leases.of_session(&id),
+        Err(problem) => return Err(problem),
+    };
+    let releases = leases.iter().map(|lease| app.release(lease, Ending::Session(CLOSED.to_owned())));
+    let released: Result<Vec<Ending>, Problem> =
+        futures_util::future::join_all(releases).await.into_iter().collect();
+    released.map(|_| StatusCode::NO_CONTENT)
 }

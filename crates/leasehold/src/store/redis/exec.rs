@@ -320,7 +320,7 @@ const PAGE: usize = 1_000;
 
 /// Max number of `Inspect`s in one pipeline. The server must answer them within the time limit of an answer, also when it gets little
 /// CPU time.
-const MAX_INSPECTS: usize = 200;
+pub(super) const MAX_INSPECTS: usize = 200;
 
 fn scan(cursor: u64) -> redis::Cmd {
     let mut scan = redis::cmd("SCAN");

@@ -12,7 +12,7 @@ use super::connections::Connections;
 use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::CallError;
-use super::exec::{self, CallOptions};
+use super::exec::{self, CallOptions, MAX_INSPECTS};
 use super::wire::Wire;
 use crate::store::StoreError;
 
@@ -50,9 +50,11 @@ impl Nodes {
             }
         }
         // A redirect, or a lost connection: the usual path follows the one and repeats after the other.
-        let retried = if failed.is_empty() { Vec::new() } else { self.run(&failed, 0, None).await };
-        for ((resource, _), answer) in failed.into_iter().zip(retried) {
-            listed.insert((resource.name.clone(), resource.kind), answer?);
+        for page in failed.chunks(MAX_INSPECTS) {
+            let retried = self.run(page, 0, None).await;
+            for ((resource, _), answer) in page.iter().zip(retried) {
+                listed.insert((resource.name.clone(), resource.kind), answer?);
+            }
         }
         self.add_clients(listed.values_mut()).await;
         Ok(listed.into_iter().map(|((name, kind), answer)| (Resource { kind, name }, answer)).collect())

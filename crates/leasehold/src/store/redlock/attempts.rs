@@ -108,6 +108,20 @@ enum AttemptState {
     Cancelled {
         until: LocalTime,
     },
+    /// A release was not confirmed by a quorum, and may be sent again. Forgotten at `until`, when the lease has expired.
+    Unreleased {
+        known: NodeAttempt,
+        until: LocalTime,
+    },
+}
+
+impl AttemptState {
+    fn forgotten_at(&self) -> Option<LocalTime> {
+        match self {
+            Self::Cancelled { until } | Self::Unreleased { until, .. } => Some(*until),
+            Self::Idle { .. } | Self::Active(_) => None,
+        }
+    }
 }
 
 /// All attempts and leases of one client.
@@ -146,6 +160,7 @@ impl AttemptTable {
                 self.attempts.remove(&known.acquisition);
                 Some(known)
             }
+            Some(AttemptState::Unreleased { known, .. }) => Some(known),
             _ => None,
         }
     }
@@ -173,7 +188,7 @@ impl Attempts {
     ) -> Option<(Acquisition, Arc<[NodeRequests]>)> {
         let mut table = self.table();
         let tries = match table.by_attempt.get_mut(&request.acquisition) {
-            Some(AttemptState::Cancelled { .. }) => return None,
+            Some(AttemptState::Cancelled { .. } | AttemptState::Unreleased { .. }) => return None,
             Some(AttemptState::Active(known)) => {
                 known.requests.iter().for_each(NodeRequests::ask);
                 return Some((known.acquisition, known.requests.clone()));
@@ -290,6 +305,12 @@ impl Attempts {
         self.table().put(attempt, until.map(|until| AttemptState::Cancelled { until }))
     }
 
+    /// Records that no quorum has confirmed a release. A repeated one is sent to the nodes again: without this, it would find
+    /// no lease, which means that it was released.
+    pub(super) fn unreleased(&self, attempt: Acquisition, known: NodeAttempt, until: LocalTime) {
+        self.table().put(attempt, Some(AttemptState::Unreleased { known, until }));
+    }
+
     /// Adds a lease that another client has acquired at the nodes. Here it has the same id as there.
     pub(super) fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
         let acquisition = request.acquisition;
@@ -316,7 +337,9 @@ impl Attempts {
 
     /// Whether it was released before its acquire arrived.
     pub(super) fn is_cancelled(&self, attempt: Acquisition) -> bool {
-        matches!(self.table().by_attempt.get(&attempt), Some(AttemptState::Cancelled { .. }))
+        let table = self.table();
+        let state = table.by_attempt.get(&attempt);
+        matches!(state, Some(AttemptState::Cancelled { .. } | AttemptState::Unreleased { .. }))
     }
 
     /// The attempt of a try.
@@ -326,13 +349,11 @@ impl Attempts {
 
     /// Removes old entries.
     pub(super) fn sweep(&self, now: LocalTime) {
-        self.table()
-            .by_attempt
-            .retain(|_, state| !matches!(state, AttemptState::Cancelled { until } if *until <= now));
+        self.table().by_attempt.retain(|_, state| state.forgotten_at().is_none_or(|until| until > now));
     }
 
     /// Whether there are entries that a later sweep will remove.
     pub(super) fn is_to_be_swept(&self) -> bool {
-        self.table().by_attempt.values().any(|state| matches!(state, AttemptState::Cancelled { .. }))
+        self.table().by_attempt.values().any(|state| state.forgotten_at().is_some())
     }
 }

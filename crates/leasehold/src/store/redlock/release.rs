@@ -48,6 +48,9 @@ impl Quorum {
             // The release is sent again to nodes that did not answer, until the lease has expired there.
             Some(Tally::Unknown) | None => {
                 let message = self.release_failure(&replies);
+                let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
+                self.attempts.unreleased(release.acquisition, known, until);
+                self.releases_pending.notify_one();
                 Err(StoreError::new(Failure::Unknown, message))
             }
         }
@@ -70,7 +73,9 @@ impl Quorum {
         // If this future is dropped before the answer, the release stays pending too.
         let mut guard =
             ReleaseGuard { quorum: self.clone(), node, resource, release, until, is_confirmed: false };
-        if is_attached || requests[node].get().unanswered > 0 {
+        // Acquires of an attached lease that another client sent may arrive after this release, at a node with the lease too.
+        let may_follow = is_attached || requests[node].get().unanswered > 0;
+        if may_follow {
             guard.release.tombstone = TOMBSTONE_TTL;
         }
         async move {
@@ -85,12 +90,13 @@ impl Quorum {
             let counts = requests[node].get();
             // An unanswered acquire usually arrives before this release. Only otherwise is a tombstone needed, which the store
             // must keep.
-            let first = guard.send(Duration::ZERO).await;
+            let first = guard.send(if is_attached { TOMBSTONE_TTL } else { Duration::ZERO }).await;
             let is_over = match first {
                 NodeReply::Failed => return first,
+                _ if is_attached => true,
                 // The node released what its only acquire was granted.
                 NodeReply::Held { .. } => counts.unanswered == 0 || counts.sent == 1,
-                NodeReply::NotHeld => counts.unanswered == 0 && !is_attached,
+                NodeReply::NotHeld => counts.unanswered == 0,
             };
             if counts.unanswered > 0 {
                 let _ = guard.quorum.runtime.timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;
@@ -100,7 +106,7 @@ impl Quorum {
                 return first;
             }
             // A late acquire may have been granted since.
-            let may_follow = is_attached || requests[node].get().unanswered > 0;
+            let may_follow = requests[node].get().unanswered > 0;
             let tombstone = if may_follow { TOMBSTONE_TTL } else { Duration::ZERO };
             let second = guard.send(tombstone).await;
             if second != NodeReply::Failed {

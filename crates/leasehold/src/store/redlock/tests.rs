@@ -438,7 +438,41 @@ fn late_node_does_not_decide_the_expiry() {
 }
 
 #[tokio::test]
+async fn release_can_be_repeated_until_a_quorum_has_confirmed_it() {
+    let servers = servers();
+    let client = QuorumClient::new(&servers, 1).await;
+    assert!(matches!(client.ask(1).await, Ok(Reply::Granted(_))));
+    until(async || client.holding().await == 3).await;
+    let writes_fail = |fail: &str| {
+        for server in &servers {
+            server.run(&["CONFIG", "SET", "min-replicas-to-write", fail]);
+        }
+    };
+    let release = async || {
+        let release = Release::now(client.attempt(1));
+        let answered = client.quorum().release(client.resource.clone(), release).await;
+        answered.map(|answer| answer.reply).map_err(|error| error.failure)
+    };
+    writes_fail("1");
+    for _ in 0..2 {
+        assert_eq!(release().await, Err(Failure::Unknown));
+        assert_eq!(client.holding().await, 3);
+    }
+    writes_fail("0");
+    assert!(release().await.is_ok());
+    until(async || client.holding().await == 0).await;
+    // After an answer there is nothing to repeat.
+    assert_eq!(release().await, Ok(Reply::NotHeld));
+}
+
+#[tokio::test]
 async fn release_of_an_attached_lease_rejects_an_acquire_that_arrives_late_at_a_node() {
+    late_acquire_is_rejected_after_the_release(false).await;
+    late_acquire_is_rejected_after_the_release(true).await;
+}
+
+/// With `rejoins`, the node has the lease again at the release: a later acquire with this id has arrived before.
+async fn late_acquire_is_rejected_after_the_release(rejoins: bool) {
     let servers = servers();
     let (first, second) = (QuorumClient::new(&servers, 1).await, QuorumClient::new(&servers, 2).await);
     let request = Arc::new(Acquire::exclusive(first.attempt(1), Duration::from_secs(600)));
@@ -454,6 +488,10 @@ async fn release_of_an_attached_lease_rejects_an_acquire_that_arrives_late_at_a_
     assert_eq!(at_last_node(Command::Release(Release::now(acquisition))).await, Reply::Released);
     assert_eq!(first.holding().await, 2);
     let late = Arc::new(Acquire { acquisition, ..(*request).clone() });
+    if rejoins {
+        let reply = at_last_node(Command::from((*late).clone())).await;
+        assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
+    }
     second.redlock.attach(&second.resource, late.clone(), grant.tokens.first);
     let release = Release::now(acquisition);
     let released = second.quorum().release(second.resource.clone(), release).await.unwrap();
