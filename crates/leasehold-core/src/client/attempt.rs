@@ -21,6 +21,9 @@ pub const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
 /// Max time to wait for an answer. Stores answer sooner, unless the task that sends the command is not polled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// Shortest time from an answer to the next re-check: while a clock that a test moves stands still, re-checks do not go on for ever.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+
 /// Backoff before the first retry; it doubles up to [`WaitPolicy::repoll_interval`].
 const RETRY_BACKOFF: Duration = Duration::from_millis(50);
 
@@ -328,8 +331,9 @@ impl AcquireMachine {
             // The answer in flight shows the remaining lifetime, or triggers a re-check.
             self.recheck_pending = true;
         } else if self.policy.is_some() {
-            // The grant arrived after its trust period. A re-check returns the remaining lifetime.
-            self.phase = Phase::SendAt { at: now };
+            // The grant arrived after its trust period. A re-check returns the remaining lifetime. If that is shorter than the
+            // margin, re-checks follow each other until the lease has expired.
+            self.phase = Phase::SendAt { at: now + SHORTEST_PAUSE };
         } else {
             self.finish_and_release(Outcome::Failed);
         }
@@ -364,7 +368,7 @@ impl AcquireMachine {
         // visible.
         let wait = repoll_at.since(answered_at);
         let due = sent_at + wait + drift_margin(wait);
-        seldom.min(due.max(now + Duration::from_millis(1)))
+        seldom.min(due.max(now + SHORTEST_PAUSE))
     }
 }
 

@@ -147,11 +147,22 @@ fn waiter_rechecks_after_a_late_grant() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(12_000), &answer(11_990, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.poll_outcome(), None);
-    assert!(matches!(attempt.poll_transmit(at(12_000)), Some(Command::Acquire(_))));
+    assert!(matches!(attempt.poll_transmit(at(12_001)), Some(Command::Acquire(_))));
     let left = Duration::from_millis(9_980);
     attempt.handle_answer(at(12_000), at(12_010), &answer(12_010, Reply::Granted(grant(left))));
     let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
     assert!(trusted_until > at(21_000) && trusted_until < at(21_990));
+}
+
+#[test]
+fn rechecks_of_a_grant_that_is_about_to_expire_do_not_follow_each_other_at_once() {
+    let mut attempt = asked(patient());
+    let nearly_over = Reply::Granted(grant(Duration::from_micros(1)));
+    attempt.handle_answer(at(0), at(0), &answer(0, nearly_over.clone()));
+    assert_eq!(attempt.poll_transmit(at(0)), None, "a clock that stands still would see endless ones");
+    assert!(matches!(attempt.poll_transmit(at(1)), Some(Command::Acquire(_))));
+    attempt.handle_answer(at(1), at(1), &answer(1, nearly_over));
+    assert_eq!(attempt.poll_timeout(), Some(at(2)));
 }
 
 #[test]
