@@ -138,6 +138,24 @@ async fn until_tracked(server: &Server) {
     until(tracked).await;
 }
 
+/// A command to take the lock that arrives after the renewal: its answer was lost, and a repeated one has taken it.
+#[test]
+fn late_take_of_a_redisson_lock_does_not_shorten_it() {
+    let server = Server::on_socket();
+    let call = |script: &str, ttl_ms: &str| {
+        assert_eq!(server.query::<i64>(&["EVAL", script, "1", KEY, "uuid:1", ttl_ms]).unwrap(), 1);
+    };
+    let take = include_str!("../src/bridge/scripts/take_hash.lua");
+    call(take, "3000");
+    assert!((1..=3_000).contains(&pttl(&server)));
+    call(include_str!("../src/bridge/scripts/renew_hash.lua"), "30000");
+    call(take, "3000");
+    assert!(pttl(&server) > 3_000);
+    // A repeated one does make it longer, because its holder trusts the answer.
+    call(take, "60000");
+    assert!(pttl(&server) > 30_000);
+}
+
 #[tokio::test]
 async fn guard_is_lost_when_the_foreign_lock_is() {
     let server = Server::on_socket();
