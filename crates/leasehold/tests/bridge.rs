@@ -272,6 +272,23 @@ async fn command_whose_answer_is_lost_leaves_no_orphan() {
 }
 
 #[tokio::test]
+async fn release_whose_answer_is_lost_is_not_a_loss() {
+    let server = Server::on_port();
+    for foreign in both() {
+        let proxy = Proxy::before(&server);
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        let guard = mutex(&client, &foreign).lock().await.unwrap();
+        proxy.hold_replies(true);
+        let released = tokio::spawn(guard.release());
+        until(async || !exists(&server)).await;
+        proxy.cut();
+        proxy.hold_replies(false);
+        let released = released.await.unwrap();
+        assert!(released.as_ref().err().is_none_or(|error| !error.is_lost()), "{foreign}: {released:?}");
+    }
+}
+
+#[tokio::test]
 async fn uncontended_pair_costs_two_commands_more() {
     let server = Server::on_socket();
     let client = connect(&server).await;

@@ -60,6 +60,8 @@ struct State {
     renew_at: Option<LocalTime>,
     /// When the server has certainly let the leg expire.
     expires_at: LocalTime,
+    /// Until when the client may rely on the leg, by the last confirmation.
+    trusted_until: LocalTime,
     /// Until when a command without an answer may still take the foreign lock.
     orphan_until: LocalTime,
     is_ending: bool,
@@ -106,12 +108,13 @@ impl Leg {
 
     /// The server has confirmed the leg for `ttl` from `sent_at`.
     pub(super) fn confirm(&self, sent_at: LocalTime, ttl: Duration) {
+        let trusted_until = sent_at + ttl.saturating_sub(drift_margin(ttl));
         {
             let mut state = self.state();
             state.taken_at.get_or_insert(sent_at);
             state.renew_at = Some(sent_at + ttl / 3);
+            state.trusted_until = trusted_until;
         }
-        let trusted_until = sent_at + ttl.saturating_sub(drift_margin(ttl));
         self.session.trust_bridge(self.lease, trusted_until, self.session.now());
         self.changed.notify_one();
     }
@@ -145,6 +148,7 @@ impl Leg {
         if is_held {
             tracing::warn!(foreign = %self.foreign, why, "the lock of the other library was lost");
         }
+        self.state().trusted_until = LocalTime::default();
         self.session.lose_bridge(self.lease, self.session.now());
         Ok(false)
     }
@@ -237,18 +241,18 @@ impl Leg {
         if let Some(taken_at) = taken_at {
             self.turns.add(&self.foreign, self.session.now().since(taken_at));
         }
-        let (mut is_confirmed, mut failures) = (false, 0);
+        let (mut is_confirmed, mut is_repeated) = (false, false);
         loop {
             let answers = self.keys.run(vec![self.foreign.release(&self.holder)]).await;
             let end = match answers.map(|answers| answers.into_iter().next()) {
                 Ok(Some(Ok(answer))) if is_yes(&answer) || taken_at.is_none() => LegEnd::Released,
+                Ok(Some(Ok(_))) if is_repeated => self.end_by_unanswered(),
                 Ok(Some(Ok(_))) => LegEnd::NotHeld,
                 Ok(Some(Err(error))) if is_other_type(&error) => LegEnd::NotHeld,
                 _ => LegEnd::Unconfirmed,
             };
-            if end == LegEnd::Unconfirmed && failures == 0 {
+            if end == LegEnd::Unconfirmed && !std::mem::replace(&mut is_repeated, true) {
                 // The connection may have been cut while it was idle.
-                failures += 1;
                 continue;
             }
             if !is_confirmed {
@@ -266,6 +270,12 @@ impl Leg {
             }
             with_deadline(&self.session, Some(now + RELEASE_PAUSE), pending::<()>()).await;
         }
+    }
+
+    /// The holder does not have the lock any more, after a release without an answer. While the leg is trusted, that release has ended it.
+    fn end_by_unanswered(&self) -> LegEnd {
+        let is_trusted = self.session.now() < self.state().trusted_until;
+        if is_trusted { LegEnd::Released } else { LegEnd::Unconfirmed }
     }
 }
 
