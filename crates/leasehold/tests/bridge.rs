@@ -370,6 +370,25 @@ async fn program_that_polls_gets_turns() {
     busy.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
+/// The limit is shorter than the time for which a free lock is left to other programs.
+#[tokio::test]
+async fn short_limit_is_enough_for_a_free_lock() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        let mutex = mutex(&client, &foreign);
+        let guard = mutex.lock().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        guard.release().await.unwrap();
+        let mut taken = None;
+        // More than one try, because a busy machine may need longer.
+        for _ in 0..5 {
+            taken = taken.or(mutex.lock_timeout(Duration::from_millis(40)).await.unwrap());
+        }
+        taken.expect("a free lock").release().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn set_of_bridged_mutexes_takes_all_foreign_locks_or_none() {
     let server = Server::on_socket();

@@ -46,7 +46,7 @@ pub(crate) async fn take_leg(
     let begun = handle.bridges().and_then(|bridges| bridges.begin(foreign, guard.sequence(), ttl));
     let leg = begun.map_err(|error| failed(&guard, &error))?;
     guard.set_leg(leg.clone());
-    let taking = guard.run(leg.take(deadline.is_some()));
+    let taking = guard.run(leg.take(deadline));
     let error = match with_deadline(&handle.session, deadline, taking).await {
         Some(Ok(Ok(true))) => return Ok(Some(guard)),
         Some(Ok(Ok(false))) | None => None,
@@ -72,11 +72,12 @@ fn leg_error(handle: &Handle, guard: &Guard, foreign: &Foreign, error: &StoreErr
 const OTHER_TYPE: &str = "its key has another type";
 
 impl Leg {
-    /// Takes the leg. Returns false if it is busy and the attempt does not wait.
-    async fn take(&self, waits: bool) -> Result<bool, StoreError> {
+    /// Takes the leg. Returns false if it is busy and the attempt does not wait. One that waits is dropped at its deadline.
+    async fn take(&self, deadline: Option<LocalTime>) -> Result<bool, StoreError> {
         let key = self.keys.watch(self.foreign.key());
-        if waits {
-            self.offer_turn(&key).await;
+        let waits = deadline.is_some();
+        if let Some(deadline) = deadline {
+            self.offer_turn(&key, deadline).await;
         }
         let (mut is_repeated, mut failures, mut poll) = (false, 0, MIN_POLL);
         loop {
@@ -144,9 +145,12 @@ impl Leg {
         Ok(Try::Busy(left))
     }
 
-    /// Leaves the foreign lock to other programs for a bounded time, if it is their turn.
-    async fn offer_turn(&self, key: &KeyWatch) {
+    /// Leaves the foreign lock to other programs for a bounded time, if it is their turn: for half of the time until the deadline at most.
+    async fn offer_turn(&self, key: &KeyWatch, deadline: LocalTime) {
         let Some(offer) = self.turns.offer(&self.foreign) else { return };
+        // Noted before, because this future may be dropped: the next attempt does not begin with the same offer.
+        self.turns.offered(&self.foreign, false);
+        let offer = offer.min(deadline.since(self.session.now()) / 2);
         let mut exists = redis::cmd("EXISTS");
         exists.arg(self.foreign.key());
         let mut calls = vec![ForeignCall::track(), ForeignCall::Command(exists)];
@@ -155,13 +159,12 @@ impl Leg {
         let Ok(answers) = self.keys.run(calls).await else { return };
         let is_taken = matches!(answers.get(1), Some(Ok(Value::Int(1))));
         let has_no_waiters = matches!(answers.get(2), Some(Ok(answer)) if subscribers(answer) == Some(0));
-        if is_taken || has_no_waiters {
-            self.turns.offered(&self.foreign, is_taken);
-            return;
-        }
         let until = self.session.now() + offer;
-        let was_taken = with_deadline(&self.session, Some(until), key.changed()).await.is_some();
-        self.turns.offered(&self.foreign, was_taken);
+        let was_taken = is_taken
+            || !has_no_waiters && with_deadline(&self.session, Some(until), key.changed()).await.is_some();
+        if was_taken {
+            self.turns.offered(&self.foreign, true);
+        }
     }
 }
 
