@@ -370,6 +370,28 @@ async fn program_that_polls_gets_turns() {
     busy.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
+/// A lease that was handed off to the next task would keep its foreign lock, for which that task waits.
+#[tokio::test]
+async fn tasks_with_a_set_of_bridged_mutexes_take_turns() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    let bridged = mutex(&client, &Foreign::set_nx_px(KEY)).local_handoff(64, Duration::from_secs(1));
+    let set = MutexSet::new([bridged, client.mutex("b")]);
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let set = set.clone();
+            tokio::spawn(async move {
+                for _ in 0..5 {
+                    drop(set.lock().await.unwrap());
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(30), task).await.expect("a turn").unwrap();
+    }
+}
+
 /// The limit is shorter than the time for which a free lock is left to other programs.
 #[tokio::test]
 async fn short_limit_is_enough_for_a_free_lock() {

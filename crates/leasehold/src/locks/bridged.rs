@@ -105,9 +105,12 @@ impl MutexSet {
 }
 
 impl Mutex {
+    /// The same mutex without its bridge, for a lease that gets its leg later.
     fn without_bridge(&self) -> Self {
         let mut mutex = self.clone();
         mutex.0.bridge = None;
+        // `local_handoff` after `bridge` has set it again. A lease that is handed off would keep its leg.
+        mutex.0.hand_off = None;
         mutex
     }
 }
