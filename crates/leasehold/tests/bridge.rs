@@ -289,6 +289,19 @@ async fn release_whose_answer_is_lost_is_not_a_loss() {
 }
 
 #[tokio::test]
+async fn lock_of_redisson_is_released_without_the_right_to_its_channel() {
+    let server = Server::on_port();
+    let mut rule = vec!["ACL", "SETUSER", "locks", "on", ">password", "~*", "+@all", "resetchannels"];
+    rule.push("&leasehold:*");
+    assert_eq!(server.run(&rule), Value::Okay);
+    let url = format!("redis://locks:password@127.0.0.1:{}", server.port());
+    let client = Client::connect(&url).await.unwrap();
+    let guard = mutex(&client, &Foreign::redisson_lock(KEY)).lock().await.unwrap();
+    guard.release().await.unwrap();
+    assert!(!exists(&server));
+}
+
+#[tokio::test]
 async fn uncontended_pair_costs_two_commands_more() {
     let server = Server::on_socket();
     let client = connect(&server).await;

@@ -1,14 +1,14 @@
 //! The foreign leg of one lease: it is renewed, watched and released by the client's keeper.
 
 use std::future::{pending, poll_fn};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::{LocalTime, drift_margin};
 use redis::Value;
 use tokio::sync::{Notify, watch};
 
-use super::commands::{is_other_type, is_yes};
+use super::commands::{is_other_type, is_silent, is_yes};
 use super::foreign::Foreign;
 use super::turns::TurnTable;
 use crate::engine::{Session, with_deadline};
@@ -245,6 +245,10 @@ impl Leg {
         loop {
             let answers = self.keys.run(vec![self.foreign.release(&self.holder)]).await;
             let end = match answers.map(|answers| answers.into_iter().next()) {
+                Ok(Some(Ok(answer))) if is_silent(&answer) => {
+                    self.warn_of_silence();
+                    LegEnd::Released
+                }
                 Ok(Some(Ok(answer))) if is_yes(&answer) || taken_at.is_none() => LegEnd::Released,
                 Ok(Some(Ok(_))) if is_repeated => self.end_by_unanswered(),
                 Ok(Some(Ok(_))) => LegEnd::NotHeld,
@@ -270,6 +274,14 @@ impl Leg {
             }
             with_deadline(&self.session, Some(now + RELEASE_PAUSE), pending::<()>()).await;
         }
+    }
+
+    fn warn_of_silence(&self) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let why = "the user has no right to the channel of the lock";
+            tracing::warn!(foreign = %self.foreign, why, "the waiters of the other library are not woken");
+        });
     }
 
     /// The holder does not have the lock any more, after a release without an answer. While the leg is trusted, that release has ended it.
