@@ -191,9 +191,13 @@ async fn key_of_another_type_is_an_error_that_names_the_bridge() {
     let client = connect(&server).await;
     for foreign in both() {
         server.run(&["RPUSH", KEY, "a"]);
-        let error = mutex(&client, &foreign).lock().await.unwrap_err();
-        assert!(error.is_invalid(), "{error}");
-        assert!(error.to_string().contains(&format!("bridged to {foreign}")), "{error}");
+        for error in [
+            mutex(&client, &foreign).lock().await.unwrap_err(),
+            mutex(&client, &foreign).try_lock().await.unwrap_err(),
+        ] {
+            assert!(error.is_invalid(), "{error}");
+            assert!(error.to_string().contains(&format!("bridged to {foreign}")), "{error}");
+        }
         assert!(own_is_free(&client).await);
         server.run(&["DEL", KEY]);
     }

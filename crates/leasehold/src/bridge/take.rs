@@ -83,7 +83,8 @@ impl Leg {
         loop {
             let busy_for = match self.try_once(is_repeated).await {
                 Ok(Try::Taken) => return Ok(true),
-                Ok(Try::Busy(_)) if !waits => return Ok(false),
+                // A first `SET` with NX does not say whether the key is a lock at all.
+                Ok(Try::Busy(_)) if !waits && is_repeated => return Ok(false),
                 Ok(Try::Busy(left)) => {
                     failures = 0;
                     self.turns.offered(&self.foreign, true);
@@ -98,7 +99,7 @@ impl Leg {
                 }
             };
             if !std::mem::replace(&mut is_repeated, true) {
-                // The next try also asks for word of changes.
+                // The next try also reads the holder, and asks for word of changes.
                 continue;
             }
             let limit = if self.keys.is_tracking() {
