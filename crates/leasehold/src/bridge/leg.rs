@@ -65,6 +65,8 @@ struct State {
     /// Until when a command without an answer may still take the foreign lock.
     orphan_until: LocalTime,
     is_ending: bool,
+    /// Whether the leg was trusted when its release began.
+    was_trusted: bool,
     then: Option<Then>,
 }
 
@@ -109,13 +111,16 @@ impl Leg {
     /// The server has confirmed the leg for `ttl` from `sent_at`.
     pub(super) fn confirm(&self, sent_at: LocalTime, ttl: Duration) {
         let trusted_until = sent_at + ttl.saturating_sub(drift_margin(ttl));
-        {
+        let is_ending = {
             let mut state = self.state();
             state.taken_at.get_or_insert(sent_at);
             state.renew_at = Some(sent_at + ttl / 3);
             state.trusted_until = trusted_until;
+            state.is_ending
+        };
+        if !is_ending {
+            self.session.trust_bridge(self.lease, trusted_until, self.session.now());
         }
-        self.session.trust_bridge(self.lease, trusted_until, self.session.now());
         self.changed.notify_one();
     }
 
@@ -123,16 +128,18 @@ impl Leg {
     pub(crate) async fn renew(&self) -> Result<bool, StoreError> {
         let sent_at = self.session.now();
         self.note_sent(sent_at, self.ttl);
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(self.foreign.key());
-        // A change of the key is reported from now on: somebody may delete it by hand.
+        // A change of the key is reported from now on: somebody may delete it by hand. What came before is in the answer.
         let calls = vec![
             self.foreign.renew(&self.holder, millis(self.ttl)),
             ForeignCall::track(),
-            ForeignCall::Command(exists),
+            ForeignCall::Command(self.foreign.holds(&self.holder)),
         ];
-        let answer = self.keys.run(calls).await?.into_iter().next().unwrap_or(Ok(Value::Nil));
-        match answer {
+        let mut answers = self.keys.run(calls).await?.into_iter();
+        let renewed = answers.next().unwrap_or(Ok(Value::Nil));
+        let is_gone =
+            matches!(answers.nth(1), Some(Ok(held)) if !self.foreign.is_holder(&self.holder, &held));
+        match renewed {
+            Ok(_) if is_gone => self.lost("its key was deleted, has expired, or has another holder"),
             Ok(answer) if is_yes(&answer) => {
                 self.confirm(sent_at, self.ttl);
                 Ok(true)
@@ -156,7 +163,14 @@ impl Leg {
     /// Ends the leg, and waits until the server has released it, or has failed to once.
     pub(crate) async fn release(&self) -> LegEnd {
         let mut end = self.end.subscribe();
-        self.state().is_ending = true;
+        let now = self.session.now();
+        {
+            let mut state = self.state();
+            state.is_ending = true;
+            state.was_trusted = now < state.trusted_until;
+        }
+        // From now on its expiry is no loss: an answer may take longer.
+        self.session.release_bridge(self.lease, now);
         self.changed.notify_one();
         let ended = end.wait_for(Option::is_some).await;
         ended.ok().and_then(|end| *end).unwrap_or(LegEnd::Unconfirmed)
@@ -284,10 +298,9 @@ impl Leg {
         });
     }
 
-    /// The holder does not have the lock any more, after a release without an answer. While the leg is trusted, that release has ended it.
+    /// The holder does not have the lock any more, after a release without an answer. That release has ended a leg which was trusted.
     fn end_by_unanswered(&self) -> LegEnd {
-        let is_trusted = self.session.now() < self.state().trusted_until;
-        if is_trusted { LegEnd::Released } else { LegEnd::Unconfirmed }
+        if self.state().was_trusted { LegEnd::Released } else { LegEnd::Unconfirmed }
     }
 }
 
