@@ -34,11 +34,12 @@ enum Try {
 }
 
 /// Takes the foreign leg for this guard, and waits for it until the deadline; without one it does not wait. Returns `None`, with
-/// both legs released, if the leg is busy.
+/// both legs released, if the leg is busy. The own leg was acquired since `began_at`.
 pub(crate) async fn take_leg(
     mut guard: Guard,
     foreign: &Foreign,
     ttl: Duration,
+    began_at: LocalTime,
     deadline: Option<LocalTime>,
 ) -> Result<Option<Guard>, Error> {
     let handle = guard.handle().clone();
@@ -46,7 +47,7 @@ pub(crate) async fn take_leg(
     let begun = handle.bridges().and_then(|bridges| bridges.begin(foreign, guard.sequence(), ttl));
     let leg = begun.map_err(|error| failed(&guard, &error))?;
     guard.set_leg(leg.clone());
-    let taking = guard.run(leg.take(deadline));
+    let taking = guard.run(leg.take(began_at, deadline));
     let error = match with_deadline(&handle.session, deadline, taking).await {
         Some(Ok(Ok(true))) => return Ok(Some(guard)),
         Some(Ok(Ok(false))) | None => None,
@@ -73,11 +74,12 @@ const OTHER_TYPE: &str = "its key has another type";
 
 impl Leg {
     /// Takes the leg. Returns false if it is busy and the attempt does not wait. One that waits is dropped at its deadline.
-    async fn take(&self, deadline: Option<LocalTime>) -> Result<bool, StoreError> {
+    async fn take(&self, began_at: LocalTime, deadline: Option<LocalTime>) -> Result<bool, StoreError> {
         let key = self.keys.watch(self.foreign.key());
         let waits = deadline.is_some();
         if let Some(deadline) = deadline {
-            self.offer_turn(&key, deadline).await;
+            let waited = self.session.now().since(began_at);
+            self.offer_turn(&key, waited, deadline).await;
         }
         let (mut is_repeated, mut failures, mut poll) = (false, 0, MIN_POLL);
         loop {
@@ -147,8 +149,8 @@ impl Leg {
     }
 
     /// Leaves the foreign lock to other programs for a bounded time, if it is their turn: for half of the time until the deadline at most.
-    async fn offer_turn(&self, key: &KeyWatch, deadline: LocalTime) {
-        let Some(offer) = self.turns.offer(&self.foreign) else { return };
+    async fn offer_turn(&self, key: &KeyWatch, waited: Duration, deadline: LocalTime) {
+        let Some(offer) = self.turns.offer(&self.foreign, waited) else { return };
         // Noted before, because this future may be dropped: the next attempt does not begin with the same offer.
         self.turns.offered(&self.foreign, false);
         let offer = offer.min(deadline.since(self.session.now()) / 2);
