@@ -1,5 +1,7 @@
 //! Locks that are shared with other libraries: the keys on the wire, the loss of a leg, and what is left behind.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
@@ -8,6 +10,10 @@ use leasehold_testkit::{Proxy, Server, until};
 use redis::Value;
 
 const KEY: &str = "jobs";
+
+/// A ttl, and a time in which a lock with it neither expires nor is renewed again.
+const LONG: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(10);
 
 fn both() -> [Foreign; 2] {
     [Foreign::set_nx_px(KEY), Foreign::redisson_lock(KEY)]
@@ -58,9 +64,12 @@ async fn foreign_lock_is_held_as_long_as_the_guard() {
         assert!(pttl(&server) > 3_000, "{foreign}");
         guard.release().await.unwrap();
         assert!(!exists(&server), "{foreign}");
-        let dropped = mutex(&client, &foreign).try_lock().await.unwrap().unwrap();
+        let dropped = mutex(&client, &foreign).ttl(LONG).try_lock().await.unwrap().unwrap();
+        until(async || pttl(&server) > 3_000).await;
         drop(dropped);
+        let began = Instant::now();
         until(async || !exists(&server) && own_is_free(&client).await).await;
+        assert!(began.elapsed() < SOON, "{foreign}");
     }
 }
 
@@ -168,12 +177,12 @@ async fn guard_is_lost_when_the_foreign_lock_is() {
             &[&["DEL", KEY], &[other_type, KEY, "somebody"]],
         ];
         for (number, way) in ways.into_iter().enumerate() {
-            let mutex = mutex(&client, &foreign).ttl(Duration::from_secs(2));
-            let guard = mutex.lock().await.unwrap();
+            let guard = mutex(&client, &foreign).ttl(LONG).lock().await.unwrap();
+            until(async || pttl(&server) > 3_000).await;
             way.iter().for_each(|words| drop(server.run(words)));
             let changed = Instant::now();
             assert_eq!(guard.lost().await, Loss::Bridge, "{foreign}, {number}");
-            assert!(changed.elapsed() < Duration::from_secs(2));
+            assert!(changed.elapsed() < SOON, "{foreign}, {number}");
             assert!(!guard.is_held() && guard.remaining().is_zero());
             let error = guard.release().await.unwrap_err();
             assert!(error.is_lost() && error.to_string().contains("other library"), "{error}");
@@ -208,10 +217,13 @@ async fn foreign_lock_is_released_when_the_own_lease_is_lost() {
     let server = Server::on_socket();
     let client = connect(&server).await;
     for foreign in both() {
-        let mutex = mutex(&client, &foreign);
+        let mutex = mutex(&client, &foreign).ttl(LONG);
         let guard = mutex.lock().await.unwrap();
+        until(async || pttl(&server) > 3_000).await;
         mutex.force_release().await.unwrap();
+        let began = Instant::now();
         until(async || !exists(&server)).await;
+        assert!(began.elapsed() < SOON, "{foreign}");
         assert!(!guard.is_held());
         assert!(guard.release().await.unwrap_err().is_lost());
     }
@@ -268,9 +280,11 @@ async fn command_whose_answer_is_lost_leaves_no_orphan() {
         waiter.abort();
         proxy.cut();
         proxy.hold_replies(false);
+        proxy.release_held();
+        // Sooner than it expires.
         let began = Instant::now();
         until(async || !exists(&server)).await;
-        assert!(began.elapsed() < Duration::from_secs(4));
+        assert!(began.elapsed() < Duration::from_secs(2), "{foreign}");
         until(async || own_is_free(&client).await).await;
     }
 }
@@ -427,6 +441,80 @@ async fn short_limit_is_enough_for_a_free_lock() {
             taken = taken.or(mutex.lock_timeout(Duration::from_millis(40)).await.unwrap());
         }
         taken.expect("a free lock").release().await.unwrap();
+    }
+}
+
+/// As in a shell loop around `leasehold run`: no client has held the lock before.
+#[tokio::test]
+async fn program_that_polls_gets_turns_beside_clients_without_history() {
+    let server = Server::on_socket();
+    let foreign = Foreign::set_nx_px(KEY);
+    let (url, held) = (server.url(), Arc::new(AtomicU32::new(0)));
+    let busy: Vec<_> = (0..3)
+        .map(|_| {
+            let (url, foreign, held) = (url.clone(), foreign.clone(), held.clone());
+            tokio::spawn(async move {
+                loop {
+                    let client = Client::connect(&url).await.unwrap();
+                    let guard = mutex(&client, &foreign).lock().await.unwrap();
+                    held.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    guard.release().await.unwrap();
+                    client.close().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut turns = 0;
+    until(async || {
+        let taken: Value = server.run(&["SET", KEY, "other", "NX", "PX", "5000"]);
+        if taken == Value::Okay {
+            turns += 1;
+            server.run(&["DEL", KEY]);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        turns == 5 || held.load(Ordering::SeqCst) > 100
+    })
+    .await;
+    busy.iter().for_each(tokio::task::JoinHandle::abort);
+    assert_eq!(turns, 5, "beside {held:?} turns of leasehold");
+}
+
+#[tokio::test]
+async fn foreign_lock_is_released_before_the_own_one() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        let guard = client.mutex("zebra").bridge(foreign.clone()).lock().await.unwrap();
+        // A log of all commands, the newest one first.
+        server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
+        guard.release().await.unwrap();
+        let log: Vec<Value> = server.query(&["SLOWLOG", "GET", "100"]).unwrap();
+        let log: Vec<_> = log.iter().map(|entry| format!("{entry:?}")).collect();
+        let age = |word: &str| log.iter().position(|entry| entry.contains(word)).expect("a command");
+        assert!(age("zebra") < age(KEY), "{foreign}: {log:#?}");
+        server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"]);
+        server.run(&["SLOWLOG", "RESET"]);
+    }
+}
+
+#[tokio::test]
+async fn waiter_polls_without_the_right_to_tracking() {
+    let server = Server::on_port();
+    let rule = ["ACL", "SETUSER", "locks", "on", ">password", "~*", "&*", "+@all", "-client|tracking"];
+    assert_eq!(server.run(&rule), Value::Okay);
+    let url = format!("redis://locks:password@127.0.0.1:{}", server.port());
+    let client = Client::connect(&url).await.unwrap();
+    for foreign in both() {
+        take_as_other(&server, &foreign, "60000");
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign);
+            async move { mutex.lock().await }
+        });
+        until(async || !own_is_free(&client).await).await;
+        server.run(&["DEL", KEY]);
+        let guard = tokio::time::timeout(SOON, waiter).await.expect("polls").unwrap().unwrap();
+        guard.release().await.unwrap();
     }
 }
 
