@@ -177,7 +177,7 @@ impl<'a> Supervision<'a> {
 
     /// Another client may already hold the lock, or the command got TERM before.
     fn must_kill(&self, event: &Event) -> bool {
-        let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::MaxHold));
+        let ran_out = matches!(event, Event::Lost(Loss::Expired | Loss::MaxHold | Loss::Bridge));
         ran_out || self.ending != Ending::NotYet
     }
 

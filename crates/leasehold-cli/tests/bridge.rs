@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use common::{Place, Started, is_alive, until};
 use leasehold_testkit::Server;
@@ -71,6 +72,25 @@ fn command_is_stopped_when_the_foreign_lock_is_lost() {
         server.run(&["DEL", "jobs"]);
         assert_eq!(held.end(), 124, "{bridge}");
         assert!(held.stderr().contains("other library"));
+        place.until_unused();
+    }
+}
+
+/// Another program may have the lock at once, so the command gets no grace.
+#[test]
+fn command_that_ignores_term_is_killed_when_the_foreign_lock_is_lost() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    for bridge in BRIDGES {
+        let script = "trap '' TERM; echo $$; while :; do sleep 0.1; done";
+        let limits = ["run", "--ttl", "40s", "--grace", "20s", "--bridge", bridge];
+        let mut held = place.start(&[&limits[..], &["own", "--", "sh", "-c", script]].concat());
+        let command: u32 = held.line().parse().expect("the command runs");
+        server.run(&["DEL", "jobs"]);
+        let deleted = Instant::now();
+        until(|| (!is_alive(command)).then_some(()));
+        assert!(deleted.elapsed() < Duration::from_secs(10), "{bridge}: {:?}", deleted.elapsed());
+        assert_eq!(held.end(), 124, "{bridge}");
         place.until_unused();
     }
 }

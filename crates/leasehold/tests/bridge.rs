@@ -1,5 +1,7 @@
 //! Locks that are shared with other libraries: the keys on the wire, the loss of a leg, and what is left behind.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
@@ -8,6 +10,10 @@ use leasehold_testkit::{Proxy, Server, until};
 use redis::Value;
 
 const KEY: &str = "jobs";
+
+/// A ttl, and a time in which a lock with it neither expires nor is renewed again.
+const LONG: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(10);
 
 fn both() -> [Foreign; 2] {
     [Foreign::set_nx_px(KEY), Foreign::redisson_lock(KEY)]
@@ -58,9 +64,12 @@ async fn foreign_lock_is_held_as_long_as_the_guard() {
         assert!(pttl(&server) > 3_000, "{foreign}");
         guard.release().await.unwrap();
         assert!(!exists(&server), "{foreign}");
-        let dropped = mutex(&client, &foreign).try_lock().await.unwrap().unwrap();
+        let dropped = mutex(&client, &foreign).ttl(LONG).try_lock().await.unwrap().unwrap();
+        until(async || pttl(&server) > 3_000).await;
         drop(dropped);
+        let began = Instant::now();
         until(async || !exists(&server) && own_is_free(&client).await).await;
+        assert!(began.elapsed() < SOON, "{foreign}");
     }
 }
 
@@ -138,6 +147,24 @@ async fn until_tracked(server: &Server) {
     until(tracked).await;
 }
 
+/// A command to take the lock that arrives after the renewal: its answer was lost, and a repeated one has taken it.
+#[test]
+fn late_take_of_a_redisson_lock_does_not_shorten_it() {
+    let server = Server::on_socket();
+    let call = |script: &str, ttl_ms: &str| {
+        assert_eq!(server.query::<i64>(&["EVAL", script, "1", KEY, "uuid:1", ttl_ms]).unwrap(), 1);
+    };
+    let take = include_str!("../src/bridge/scripts/take_hash.lua");
+    call(take, "3000");
+    assert!((1..=3_000).contains(&pttl(&server)));
+    call(include_str!("../src/bridge/scripts/renew_hash.lua"), "30000");
+    call(take, "3000");
+    assert!(pttl(&server) > 3_000);
+    // A repeated one does make it longer, because its holder trusts the answer.
+    call(take, "60000");
+    assert!(pttl(&server) > 30_000);
+}
+
 #[tokio::test]
 async fn guard_is_lost_when_the_foreign_lock_is() {
     let server = Server::on_socket();
@@ -150,12 +177,12 @@ async fn guard_is_lost_when_the_foreign_lock_is() {
             &[&["DEL", KEY], &[other_type, KEY, "somebody"]],
         ];
         for (number, way) in ways.into_iter().enumerate() {
-            let mutex = mutex(&client, &foreign).ttl(Duration::from_secs(2));
-            let guard = mutex.lock().await.unwrap();
+            let guard = mutex(&client, &foreign).ttl(LONG).lock().await.unwrap();
+            until(async || pttl(&server) > 3_000).await;
             way.iter().for_each(|words| drop(server.run(words)));
             let changed = Instant::now();
             assert_eq!(guard.lost().await, Loss::Bridge, "{foreign}, {number}");
-            assert!(changed.elapsed() < Duration::from_secs(2));
+            assert!(changed.elapsed() < SOON, "{foreign}, {number}");
             assert!(!guard.is_held() && guard.remaining().is_zero());
             let error = guard.release().await.unwrap_err();
             assert!(error.is_lost() && error.to_string().contains("other library"), "{error}");
@@ -173,9 +200,13 @@ async fn key_of_another_type_is_an_error_that_names_the_bridge() {
     let client = connect(&server).await;
     for foreign in both() {
         server.run(&["RPUSH", KEY, "a"]);
-        let error = mutex(&client, &foreign).lock().await.unwrap_err();
-        assert!(error.is_invalid(), "{error}");
-        assert!(error.to_string().contains(&format!("bridged to {foreign}")), "{error}");
+        for error in [
+            mutex(&client, &foreign).lock().await.unwrap_err(),
+            mutex(&client, &foreign).try_lock().await.unwrap_err(),
+        ] {
+            assert!(error.is_invalid(), "{error}");
+            assert!(error.to_string().contains(&format!("bridged to {foreign}")), "{error}");
+        }
         assert!(own_is_free(&client).await);
         server.run(&["DEL", KEY]);
     }
@@ -186,10 +217,13 @@ async fn foreign_lock_is_released_when_the_own_lease_is_lost() {
     let server = Server::on_socket();
     let client = connect(&server).await;
     for foreign in both() {
-        let mutex = mutex(&client, &foreign);
+        let mutex = mutex(&client, &foreign).ttl(LONG);
         let guard = mutex.lock().await.unwrap();
+        until(async || pttl(&server) > 3_000).await;
         mutex.force_release().await.unwrap();
+        let began = Instant::now();
         until(async || !exists(&server)).await;
+        assert!(began.elapsed() < SOON, "{foreign}");
         assert!(!guard.is_held());
         assert!(guard.release().await.unwrap_err().is_lost());
     }
@@ -246,11 +280,45 @@ async fn command_whose_answer_is_lost_leaves_no_orphan() {
         waiter.abort();
         proxy.cut();
         proxy.hold_replies(false);
+        proxy.release_held();
+        // Sooner than it expires.
         let began = Instant::now();
         until(async || !exists(&server)).await;
-        assert!(began.elapsed() < Duration::from_secs(4));
+        assert!(began.elapsed() < Duration::from_secs(2), "{foreign}");
         until(async || own_is_free(&client).await).await;
     }
+}
+
+#[tokio::test]
+async fn release_whose_answer_is_lost_is_not_a_loss() {
+    let server = Server::on_port();
+    for foreign in both() {
+        let proxy = Proxy::before(&server);
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        let guard = mutex(&client, &foreign).lock().await.unwrap();
+        proxy.hold_replies(true);
+        let released = tokio::spawn(guard.release());
+        until(async || !exists(&server)).await;
+        proxy.cut();
+        proxy.hold_replies(false);
+        // A new connection may have been opened in between.
+        proxy.release_held();
+        let released = released.await.unwrap();
+        assert!(released.as_ref().err().is_none_or(|error| !error.is_lost()), "{foreign}: {released:?}");
+    }
+}
+
+#[tokio::test]
+async fn lock_of_redisson_is_released_without_the_right_to_its_channel() {
+    let server = Server::on_port();
+    let mut rule = vec!["ACL", "SETUSER", "locks", "on", ">password", "~*", "+@all", "resetchannels"];
+    rule.push("&leasehold:*");
+    assert_eq!(server.run(&rule), Value::Okay);
+    let url = format!("redis://locks:password@127.0.0.1:{}", server.port());
+    let client = Client::connect(&url).await.unwrap();
+    let guard = mutex(&client, &Foreign::redisson_lock(KEY)).lock().await.unwrap();
+    guard.release().await.unwrap();
+    assert!(!exists(&server));
 }
 
 #[tokio::test]
@@ -333,6 +401,121 @@ async fn program_that_polls_gets_turns() {
     })
     .await;
     busy.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// A lease that was handed off to the next task would keep its foreign lock, for which that task waits.
+#[tokio::test]
+async fn tasks_with_a_set_of_bridged_mutexes_take_turns() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    let bridged = mutex(&client, &Foreign::set_nx_px(KEY)).local_handoff(64, Duration::from_secs(1));
+    let set = MutexSet::new([bridged, client.mutex("b")]);
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let set = set.clone();
+            tokio::spawn(async move {
+                for _ in 0..5 {
+                    drop(set.lock().await.unwrap());
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(30), task).await.expect("a turn").unwrap();
+    }
+}
+
+/// The limit is shorter than the time for which a free lock is left to other programs.
+#[tokio::test]
+async fn short_limit_is_enough_for_a_free_lock() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        let mutex = mutex(&client, &foreign);
+        let guard = mutex.lock().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        guard.release().await.unwrap();
+        let mut taken = None;
+        // More than one try, because a busy machine may need longer.
+        for _ in 0..5 {
+            taken = taken.or(mutex.lock_timeout(Duration::from_millis(40)).await.unwrap());
+        }
+        taken.expect("a free lock").release().await.unwrap();
+    }
+}
+
+/// As in a shell loop around `leasehold run`: no client has held the lock before.
+#[tokio::test]
+async fn program_that_polls_gets_turns_beside_clients_without_history() {
+    let server = Server::on_socket();
+    let foreign = Foreign::set_nx_px(KEY);
+    let (url, held) = (server.url(), Arc::new(AtomicU32::new(0)));
+    let busy: Vec<_> = (0..3)
+        .map(|_| {
+            let (url, foreign, held) = (url.clone(), foreign.clone(), held.clone());
+            tokio::spawn(async move {
+                loop {
+                    let client = Client::connect(&url).await.unwrap();
+                    let guard = mutex(&client, &foreign).lock().await.unwrap();
+                    held.fetch_add(1, Ordering::SeqCst);
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    guard.release().await.unwrap();
+                    client.close().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut turns = 0;
+    until(async || {
+        let taken: Value = server.run(&["SET", KEY, "other", "NX", "PX", "5000"]);
+        if taken == Value::Okay {
+            turns += 1;
+            server.run(&["DEL", KEY]);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        turns == 5 || held.load(Ordering::SeqCst) > 100
+    })
+    .await;
+    busy.iter().for_each(tokio::task::JoinHandle::abort);
+    assert_eq!(turns, 5, "beside {held:?} turns of leasehold");
+}
+
+#[tokio::test]
+async fn foreign_lock_is_released_before_the_own_one() {
+    let server = Server::on_socket();
+    let client = connect(&server).await;
+    for foreign in both() {
+        let guard = client.mutex("zebra").bridge(foreign.clone()).lock().await.unwrap();
+        // A log of all commands, the newest one first.
+        server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
+        guard.release().await.unwrap();
+        let log: Vec<Value> = server.query(&["SLOWLOG", "GET", "100"]).unwrap();
+        let log: Vec<_> = log.iter().map(|entry| format!("{entry:?}")).collect();
+        let age = |word: &str| log.iter().position(|entry| entry.contains(word)).expect("a command");
+        assert!(age("zebra") < age(KEY), "{foreign}: {log:#?}");
+        server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"]);
+        server.run(&["SLOWLOG", "RESET"]);
+    }
+}
+
+#[tokio::test]
+async fn waiter_polls_without_the_right_to_tracking() {
+    let server = Server::on_port();
+    let rule = ["ACL", "SETUSER", "locks", "on", ">password", "~*", "&*", "+@all", "-client|tracking"];
+    assert_eq!(server.run(&rule), Value::Okay);
+    let url = format!("redis://locks:password@127.0.0.1:{}", server.port());
+    let client = Client::connect(&url).await.unwrap();
+    for foreign in both() {
+        take_as_other(&server, &foreign, "60000");
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign);
+            async move { mutex.lock().await }
+        });
+        until(async || !own_is_free(&client).await).await;
+        server.run(&["DEL", KEY]);
+        let guard = tokio::time::timeout(SOON, waiter).await.expect("polls").unwrap().unwrap();
+        guard.release().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -109,6 +109,11 @@ pub(super) fn is_yes(answer: &Value) -> bool {
     matches!(answer, Value::Okay | Value::Int(1)) || *answer == Value::SimpleString("OK".to_owned())
 }
 
+/// Whether the answer to a release says that the lock is released, but that its waiters were not woken.
+pub(super) fn is_silent(answer: &Value) -> bool {
+    *answer == Value::Int(2)
+}
+
 /// Whether the key has another type, and is therefore no lock of this library.
 pub(super) fn is_other_type(error: &RedisError) -> bool {
     error.code() == Some("WRONGTYPE") || error.to_string().contains("WRONGTYPE")

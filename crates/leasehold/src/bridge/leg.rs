@@ -1,14 +1,14 @@
 //! The foreign leg of one lease: it is renewed, watched and released by the client's keeper.
 
 use std::future::{pending, poll_fn};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::{LocalTime, drift_margin};
 use redis::Value;
 use tokio::sync::{Notify, watch};
 
-use super::commands::{is_other_type, is_yes};
+use super::commands::{is_other_type, is_silent, is_yes};
 use super::foreign::Foreign;
 use super::turns::TurnTable;
 use crate::engine::{Session, with_deadline};
@@ -60,9 +60,13 @@ struct State {
     renew_at: Option<LocalTime>,
     /// When the server has certainly let the leg expire.
     expires_at: LocalTime,
+    /// Until when the client may rely on the leg, by the last confirmation.
+    trusted_until: LocalTime,
     /// Until when a command without an answer may still take the foreign lock.
     orphan_until: LocalTime,
     is_ending: bool,
+    /// Whether the leg was trusted when its release began.
+    was_trusted: bool,
     then: Option<Then>,
 }
 
@@ -106,13 +110,17 @@ impl Leg {
 
     /// The server has confirmed the leg for `ttl` from `sent_at`.
     pub(super) fn confirm(&self, sent_at: LocalTime, ttl: Duration) {
-        {
+        let trusted_until = sent_at + ttl.saturating_sub(drift_margin(ttl));
+        let is_ending = {
             let mut state = self.state();
             state.taken_at.get_or_insert(sent_at);
             state.renew_at = Some(sent_at + ttl / 3);
+            state.trusted_until = trusted_until;
+            state.is_ending
+        };
+        if !is_ending {
+            self.session.trust_bridge(self.lease, trusted_until, self.session.now());
         }
-        let trusted_until = sent_at + ttl.saturating_sub(drift_margin(ttl));
-        self.session.trust_bridge(self.lease, trusted_until, self.session.now());
         self.changed.notify_one();
     }
 
@@ -120,16 +128,18 @@ impl Leg {
     pub(crate) async fn renew(&self) -> Result<bool, StoreError> {
         let sent_at = self.session.now();
         self.note_sent(sent_at, self.ttl);
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(self.foreign.key());
-        // A change of the key is reported from now on: somebody may delete it by hand.
+        // A change of the key is reported from now on: somebody may delete it by hand. What came before is in the answer.
         let calls = vec![
             self.foreign.renew(&self.holder, millis(self.ttl)),
             ForeignCall::track(),
-            ForeignCall::Command(exists),
+            ForeignCall::Command(self.foreign.holds(&self.holder)),
         ];
-        let answer = self.keys.run(calls).await?.into_iter().next().unwrap_or(Ok(Value::Nil));
-        match answer {
+        let mut answers = self.keys.run(calls).await?.into_iter();
+        let renewed = answers.next().unwrap_or(Ok(Value::Nil));
+        let is_gone =
+            matches!(answers.nth(1), Some(Ok(held)) if !self.foreign.is_holder(&self.holder, &held));
+        match renewed {
+            Ok(_) if is_gone => self.lost("its key was deleted, has expired, or has another holder"),
             Ok(answer) if is_yes(&answer) => {
                 self.confirm(sent_at, self.ttl);
                 Ok(true)
@@ -145,6 +155,7 @@ impl Leg {
         if is_held {
             tracing::warn!(foreign = %self.foreign, why, "the lock of the other library was lost");
         }
+        self.state().trusted_until = LocalTime::default();
         self.session.lose_bridge(self.lease, self.session.now());
         Ok(false)
     }
@@ -152,7 +163,14 @@ impl Leg {
     /// Ends the leg, and waits until the server has released it, or has failed to once.
     pub(crate) async fn release(&self) -> LegEnd {
         let mut end = self.end.subscribe();
-        self.state().is_ending = true;
+        let now = self.session.now();
+        {
+            let mut state = self.state();
+            state.is_ending = true;
+            state.was_trusted = now < state.trusted_until;
+        }
+        // From now on its expiry is no loss: an answer may take longer.
+        self.session.release_bridge(self.lease, now);
         self.changed.notify_one();
         let ended = end.wait_for(Option::is_some).await;
         ended.ok().and_then(|end| *end).unwrap_or(LegEnd::Unconfirmed)
@@ -237,18 +255,22 @@ impl Leg {
         if let Some(taken_at) = taken_at {
             self.turns.add(&self.foreign, self.session.now().since(taken_at));
         }
-        let (mut is_confirmed, mut failures) = (false, 0);
+        let (mut is_confirmed, mut is_repeated) = (false, false);
         loop {
             let answers = self.keys.run(vec![self.foreign.release(&self.holder)]).await;
             let end = match answers.map(|answers| answers.into_iter().next()) {
+                Ok(Some(Ok(answer))) if is_silent(&answer) => {
+                    self.warn_of_silence();
+                    LegEnd::Released
+                }
                 Ok(Some(Ok(answer))) if is_yes(&answer) || taken_at.is_none() => LegEnd::Released,
+                Ok(Some(Ok(_))) if is_repeated => self.end_by_unanswered(),
                 Ok(Some(Ok(_))) => LegEnd::NotHeld,
                 Ok(Some(Err(error))) if is_other_type(&error) => LegEnd::NotHeld,
                 _ => LegEnd::Unconfirmed,
             };
-            if end == LegEnd::Unconfirmed && failures == 0 {
+            if end == LegEnd::Unconfirmed && !std::mem::replace(&mut is_repeated, true) {
                 // The connection may have been cut while it was idle.
-                failures += 1;
                 continue;
             }
             if !is_confirmed {
@@ -266,6 +288,19 @@ impl Leg {
             }
             with_deadline(&self.session, Some(now + RELEASE_PAUSE), pending::<()>()).await;
         }
+    }
+
+    fn warn_of_silence(&self) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let why = "the user has no right to the channel of the lock";
+            tracing::warn!(foreign = %self.foreign, why, "the waiters of the other library are not woken");
+        });
+    }
+
+    /// The holder does not have the lock any more, after a release without an answer. That release has ended a leg which was trusted.
+    fn end_by_unanswered(&self) -> LegEnd {
+        if self.state().was_trusted { LegEnd::Released } else { LegEnd::Unconfirmed }
     }
 }
 

@@ -34,11 +34,12 @@ enum Try {
 }
 
 /// Takes the foreign leg for this guard, and waits for it until the deadline; without one it does not wait. Returns `None`, with
-/// both legs released, if the leg is busy.
+/// both legs released, if the leg is busy. The own leg was acquired since `began_at`.
 pub(crate) async fn take_leg(
     mut guard: Guard,
     foreign: &Foreign,
     ttl: Duration,
+    began_at: LocalTime,
     deadline: Option<LocalTime>,
 ) -> Result<Option<Guard>, Error> {
     let handle = guard.handle().clone();
@@ -46,7 +47,7 @@ pub(crate) async fn take_leg(
     let begun = handle.bridges().and_then(|bridges| bridges.begin(foreign, guard.sequence(), ttl));
     let leg = begun.map_err(|error| failed(&guard, &error))?;
     guard.set_leg(leg.clone());
-    let taking = guard.run(leg.take(deadline.is_some()));
+    let taking = guard.run(leg.take(began_at, deadline));
     let error = match with_deadline(&handle.session, deadline, taking).await {
         Some(Ok(Ok(true))) => return Ok(Some(guard)),
         Some(Ok(Ok(false))) | None => None,
@@ -72,17 +73,20 @@ fn leg_error(handle: &Handle, guard: &Guard, foreign: &Foreign, error: &StoreErr
 const OTHER_TYPE: &str = "its key has another type";
 
 impl Leg {
-    /// Takes the leg. Returns false if it is busy and the attempt does not wait.
-    async fn take(&self, waits: bool) -> Result<bool, StoreError> {
+    /// Takes the leg. Returns false if it is busy and the attempt does not wait. One that waits is dropped at its deadline.
+    async fn take(&self, began_at: LocalTime, deadline: Option<LocalTime>) -> Result<bool, StoreError> {
         let key = self.keys.watch(self.foreign.key());
-        if waits {
-            self.offer_turn(&key).await;
+        let waits = deadline.is_some();
+        if let Some(deadline) = deadline {
+            let waited = self.session.now().since(began_at);
+            self.offer_turn(&key, waited, deadline).await;
         }
         let (mut is_repeated, mut failures, mut poll) = (false, 0, MIN_POLL);
         loop {
             let busy_for = match self.try_once(is_repeated).await {
                 Ok(Try::Taken) => return Ok(true),
-                Ok(Try::Busy(_)) if !waits => return Ok(false),
+                // A first `SET` with NX does not say whether the key is a lock at all.
+                Ok(Try::Busy(_)) if !waits && is_repeated => return Ok(false),
                 Ok(Try::Busy(left)) => {
                     failures = 0;
                     self.turns.offered(&self.foreign, true);
@@ -97,7 +101,7 @@ impl Leg {
                 }
             };
             if !std::mem::replace(&mut is_repeated, true) {
-                // The next try also asks for word of changes.
+                // The next try also reads the holder, and asks for word of changes.
                 continue;
             }
             let limit = if self.keys.is_tracking() {
@@ -144,9 +148,12 @@ impl Leg {
         Ok(Try::Busy(left))
     }
 
-    /// Leaves the foreign lock to other programs for a bounded time, if it is their turn.
-    async fn offer_turn(&self, key: &KeyWatch) {
-        let Some(offer) = self.turns.offer(&self.foreign) else { return };
+    /// Leaves the foreign lock to other programs for a bounded time, if it is their turn: for half of the time until the deadline at most.
+    async fn offer_turn(&self, key: &KeyWatch, waited: Duration, deadline: LocalTime) {
+        let Some(offer) = self.turns.offer(&self.foreign, waited) else { return };
+        // Noted before, because this future may be dropped: the next attempt does not begin with the same offer.
+        self.turns.offered(&self.foreign, false);
+        let offer = offer.min(deadline.since(self.session.now()) / 2);
         let mut exists = redis::cmd("EXISTS");
         exists.arg(self.foreign.key());
         let mut calls = vec![ForeignCall::track(), ForeignCall::Command(exists)];
@@ -155,13 +162,12 @@ impl Leg {
         let Ok(answers) = self.keys.run(calls).await else { return };
         let is_taken = matches!(answers.get(1), Some(Ok(Value::Int(1))));
         let has_no_waiters = matches!(answers.get(2), Some(Ok(answer)) if subscribers(answer) == Some(0));
-        if is_taken || has_no_waiters {
-            self.turns.offered(&self.foreign, is_taken);
-            return;
-        }
         let until = self.session.now() + offer;
-        let was_taken = with_deadline(&self.session, Some(until), key.changed()).await.is_some();
-        self.turns.offered(&self.foreign, was_taken);
+        let was_taken = is_taken
+            || !has_no_waiters && with_deadline(&self.session, Some(until), key.changed()).await.is_some();
+        if was_taken {
+            self.turns.offered(&self.foreign, true);
+        }
     }
 }
 

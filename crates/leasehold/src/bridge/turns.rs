@@ -5,6 +5,9 @@
 //! some time leaves it free for half of that time before its next turn: a third of the time is offered to the others. The client
 //! still holds its own leg then, so the offer is not taken by another leasehold client. An offer that nobody takes doubles the time
 //! until the next one.
+//!
+//! A client without a history of its own, for example a command that takes the lock once, counts the time for which it has waited for
+//! its own leg: other leasehold clients had the lock then.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -57,28 +60,31 @@ impl TurnTable {
 
     /// The foreign leg was held for this long.
     pub(super) fn add(&self, foreign: &Foreign, held: Duration) {
+        self.change(foreign, |turns| turns.held += held);
+    }
+
+    fn change(&self, foreign: &Foreign, change: impl FnOnce(&mut Turns)) {
         let mut table = self.table();
         if table.len() >= MAX_LOCKS && !table.contains_key(foreign.key()) {
             table.clear();
         }
-        let turns =
-            table.entry(foreign.key().to_owned()).or_insert(Turns { held: Duration::ZERO, factor: 1 });
-        turns.held += held;
+        change(table.entry(foreign.key().to_owned()).or_insert(Turns { held: Duration::ZERO, factor: 1 }));
     }
 
-    /// How long the next turn is offered to other programs; none if it is not.
-    pub(super) fn offer(&self, foreign: &Foreign) -> Option<Duration> {
-        let turns = *self.table().get(foreign.key())?;
+    /// How long the next turn is offered to other programs by a client that has waited for its own leg; none if it is not.
+    pub(super) fn offer(&self, foreign: &Foreign, waited: Duration) -> Option<Duration> {
+        let known = self.table().get(foreign.key()).copied();
+        let turns = known.unwrap_or(Turns { held: waited, factor: 1 });
         let terms = foreign.terms();
         (turns.held >= terms.hold * turns.factor).then_some(terms.offer)
     }
 
     /// An offer is over, or another program has had a turn.
     pub(super) fn offered(&self, foreign: &Foreign, was_taken: bool) {
-        if let Some(turns) = self.table().get_mut(foreign.key()) {
+        self.change(foreign, |turns| {
             let factor = if was_taken { 1 } else { (turns.factor * 2).min(MAX_FACTOR) };
             *turns = Turns { held: Duration::ZERO, factor };
-        }
+        });
     }
 }
 
@@ -89,18 +95,29 @@ mod tests {
     #[test]
     fn a_third_of_the_time_is_offered_and_less_while_nobody_takes_it() {
         let (turns, foreign) = (TurnTable::default(), Foreign::set_nx_px("jobs"));
-        assert_eq!(turns.offer(&foreign), None);
+        assert_eq!(turns.offer(&foreign, Duration::ZERO), None);
         turns.add(&foreign, Duration::from_millis(99));
-        assert_eq!(turns.offer(&foreign), None);
+        assert_eq!(turns.offer(&foreign, Duration::ZERO), None);
         turns.add(&foreign, Duration::from_millis(1));
-        assert_eq!(turns.offer(&foreign), Some(Duration::from_millis(50)));
+        assert_eq!(turns.offer(&foreign, Duration::ZERO), Some(Duration::from_millis(50)));
         turns.offered(&foreign, false);
         turns.add(&foreign, Duration::from_millis(199));
-        assert_eq!(turns.offer(&foreign), None);
+        assert_eq!(turns.offer(&foreign, Duration::ZERO), None);
         turns.add(&foreign, Duration::from_millis(1));
-        assert!(turns.offer(&foreign).is_some());
+        assert!(turns.offer(&foreign, Duration::ZERO).is_some());
         turns.offered(&foreign, true);
         turns.add(&foreign, Duration::from_millis(100));
-        assert!(turns.offer(&foreign).is_some());
+        assert!(turns.offer(&foreign, Duration::ZERO).is_some());
+    }
+
+    #[test]
+    fn client_without_history_counts_the_time_for_which_it_has_waited() {
+        let (turns, foreign) = (TurnTable::default(), Foreign::set_nx_px("jobs"));
+        let waited = Duration::from_millis(100);
+        assert_eq!(turns.offer(&foreign, waited / 2), None);
+        assert_eq!(turns.offer(&foreign, waited), Some(Duration::from_millis(50)));
+        // It has a history now.
+        turns.offered(&foreign, true);
+        assert_eq!(turns.offer(&foreign, waited), None);
     }
 }

@@ -24,7 +24,12 @@ impl Session {
 
     /// The second leg of this lease is trusted until then.
     pub(crate) fn trust_bridge(&self, sequence: u64, until: LocalTime, now: LocalTime) {
-        self.step(sequence, now, |entry: &mut Entry| entry.trust_bridge(until));
+        self.step(sequence, now, |entry: &mut Entry| entry.trust_bridge(until, now));
+    }
+
+    /// The second leg of this lease is about to be released. If it is not lost yet, it can't be lost any more by its expiry.
+    pub(crate) fn release_bridge(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry: &mut Entry| entry.release_bridge(now));
     }
 
     /// The second leg of this lease is lost.

@@ -26,6 +26,7 @@ impl Guard {
     /// The guard also holds the lock of another library, and releases it first.
     #[cfg(feature = "redis")]
     pub(crate) fn set_leg(&mut self, leg: Arc<Leg>) {
+        debug_assert!(self.local_queue.is_none(), "a lease with a leg is not handed off");
         self.leg = Some(leg);
     }
 

@@ -43,9 +43,10 @@ impl Lock {
         foreign: &Foreign,
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
-        let deadline = wait.deadline(self.handle.now());
+        let began_at = self.handle.now();
+        let deadline = wait.deadline(began_at);
         let Some(guard) = self.attempt(resource, 1, None, wait).await? else { return Ok(None) };
-        take_leg(guard, foreign, self.terms.ttl, deadline).await
+        take_leg(guard, foreign, self.terms.ttl, began_at, deadline).await
     }
 }
 
@@ -56,12 +57,13 @@ impl MutexSet {
     pub(super) async fn acquire_bridged(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
         let order = self.foreign_order()?;
         let Some(first) = self.mutexes.first() else { return Ok(None) };
-        let deadline = wait.deadline(first.0.handle.now());
+        let began_at = first.0.handle.now();
+        let deadline = wait.deadline(began_at);
         let own = Self { mutexes: self.mutexes.iter().map(Mutex::without_bridge).collect() };
         let Some(mut held) = own.acquire(wait).await? else { return Ok(None) };
         for position in order.into_values() {
             let guard = held.guards.remove(position);
-            match self.take_next(position, guard, &held, deadline).await {
+            match self.take_next(position, guard, &held, (began_at, deadline)).await {
                 Ok(Some(guard)) => held.guards.insert(position, guard),
                 not_taken => {
                     // The error or `None` below already says that nothing is held; unconfirmed releases are retried.
@@ -82,11 +84,11 @@ impl MutexSet {
         position: usize,
         guard: Guard,
         others: &SetGuard,
-        deadline: Option<LocalTime>,
+        (began_at, deadline): (LocalTime, Option<LocalTime>),
     ) -> Result<Option<Guard>, Error> {
         let lock = &self.mutexes[position].0;
         let Some(foreign) = &lock.bridge else { return Ok(Some(guard)) };
-        let taking = take_leg(guard, foreign, lock.terms.ttl, deadline);
+        let taking = take_leg(guard, foreign, lock.terms.ttl, began_at, deadline);
         if others.guards.is_empty() { taking.await } else { others.run(taking).await? }
     }
 
@@ -105,9 +107,12 @@ impl MutexSet {
 }
 
 impl Mutex {
+    /// The same mutex without its bridge, for a lease that gets its leg later.
     fn without_bridge(&self) -> Self {
         let mut mutex = self.clone();
         mutex.0.bridge = None;
+        // `local_handoff` after `bridge` has set it again. A lease that is handed off would keep its leg.
+        mutex.0.hand_off = None;
         mutex
     }
 }

@@ -5,8 +5,9 @@
 -- ARGV[2]  the channel that the waiters have subscribed to
 -- ARGV[3]  the message that wakes them
 --
--- Returns 1, or 0 if the holder does not have the lock.
+-- Returns 1, 2 if the user may not send the message, or 0 if the holder does not have the lock.
 if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('del', KEYS[1])
-redis.call('publish', ARGV[2], ARGV[3])
-return 1
+-- Without the right to the channel the lock is released all the same. An error here would make it look unconfirmed.
+local sent = redis.pcall('publish', ARGV[2], ARGV[3])
+return type(sent) == 'table' and 2 or 1

@@ -1,4 +1,4 @@
--- Takes a lock that is a hash with one field per holder, for a holder that takes it once. A repeated call changes nothing.
+-- Takes a lock that is a hash with one field per holder, for a holder that takes it once. A repeated call does not enter again.
 --
 -- KEYS[1]  the lock
 -- ARGV[1]  the holder's field
@@ -12,6 +12,7 @@ elseif redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
   -- Then, the lock of another holder.
   return 0
 end
--- Finally, the ttl: also of a lock that an earlier call has taken, whose answer was lost.
-redis.call('pexpire', KEYS[1], ARGV[2])
+-- Finally, the ttl: also of a lock that an earlier call has taken, whose answer was lost. A call that arrives after a renewal does not
+-- shorten what the renewal has set.
+if redis.call('pttl', KEYS[1]) < tonumber(ARGV[2]) then redis.call('pexpire', KEYS[1], ARGV[2]) end
 return 1

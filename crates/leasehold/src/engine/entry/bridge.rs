@@ -6,10 +6,19 @@ use super::Entry;
 use crate::engine::second_leg::SecondLeg;
 
 impl Entry {
-    pub(in crate::engine) fn trust_bridge(&mut self, until: LocalTime) {
+    pub(in crate::engine) fn trust_bridge(&mut self, until: LocalTime, now: LocalTime) {
+        // An answer that comes after the expiry is too late.
+        self.expire_bridge(now);
         // A leg that was lost stays lost: another program may have had the lock.
         if !matches!(self.second_leg, SecondLeg::Lost) {
             self.second_leg = SecondLeg::TrustedUntil(until);
+            self.is_changed = true;
+        }
+    }
+
+    pub(in crate::engine) fn release_bridge(&mut self, now: LocalTime) {
+        if self.second_leg.loss(now).is_none() {
+            self.second_leg = SecondLeg::Absent;
             self.is_changed = true;
         }
     }

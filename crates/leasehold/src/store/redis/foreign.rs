@@ -82,7 +82,7 @@ impl ForeignKeys for ServerKeys {
 impl Shared {
     /// Runs commands in order. A pipeline in which the server did not know a script is sent again as a whole.
     async fn send(&self, calls: &[ForeignCall]) -> Result<ForeignAnswers, StoreError> {
-        let mut connection = self.connection().await?;
+        let (mut connection, is_lost) = self.connection().await?;
         let mut answers = pipeline(&mut connection, calls, false).await;
         if answers.iter().any(|answer| matches!(answer, Err(error) if is_noscript(error))) {
             answers = pipeline(&mut connection, calls, true).await;
@@ -90,7 +90,7 @@ impl Shared {
         for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
             match CallError::from(error) {
                 failed @ (CallError::ConnectionLost(_) | CallError::Timeout(_)) => {
-                    self.drop_connection().await;
+                    self.drop_connection(&is_lost).await;
                     return Err(failed.into());
                 }
                 failed @ CallError::ReadOnly(_) => {
@@ -108,13 +108,17 @@ impl Shared {
         Ok(answers)
     }
 
-    async fn drop_connection(&self) {
-        *self.connection.lock().await = None;
-        self.watchers.notify_all();
+    /// Drops this connection, unless it has been replaced.
+    async fn drop_connection(&self, is_lost: &Arc<AtomicBool>) {
+        let mut slot = self.connection.lock().await;
+        if slot.as_ref().is_some_and(|open| Arc::ptr_eq(&open.is_lost, is_lost)) {
+            *slot = None;
+            self.watchers.notify_all();
+        }
     }
 
-    /// The connection to the server that the store is connected to now.
-    async fn connection(&self) -> Result<MultiplexedConnection, StoreError> {
+    /// The connection to the server that the store is connected to now, and whether it is lost.
+    async fn connection(&self) -> Result<(MultiplexedConnection, Arc<AtomicBool>), StoreError> {
         let Nodes::Server { endpoint, .. } = &*self.nodes else { return Err(no_cluster()) };
         let mut slot = self.connection.lock().await;
         let beside = endpoint.connections().await?;
@@ -122,16 +126,16 @@ impl Shared {
             && !open.is_lost.load(Ordering::SeqCst)
             && open.beside.upgrade().is_some_and(|known| Arc::ptr_eq(&known, &beside))
         {
-            return Ok(open.connection.clone());
+            return Ok((open.connection.clone(), open.is_lost.clone()));
         }
         let opened = self.open(&beside).await.map_err(|error| StoreError::from(CallError::from(&error)));
         let open = opened.map_err(|error| StoreError { failure: Failure::NotSent, ..error })?;
-        let connection = open.connection.clone();
+        let found = (open.connection.clone(), open.is_lost.clone());
         if slot.replace(open).is_some() {
             // Changes between the two connections were missed.
             self.watchers.notify_all();
         }
-        Ok(connection)
+        Ok(found)
     }
 
     async fn open(&self, beside: &Arc<Connections>) -> Result<Open, RedisError> {
