@@ -43,10 +43,6 @@ impl Dialer {
         Self { hosts: self.hosts.clone(), next, limit: self.limit, tls: Connector::clone(&self.tls) }
     }
 
-    pub(super) fn tls(&self) -> Connector {
-        Connector::clone(&self.tls)
-    }
-
     /// Connects to the first host that lets it. The connection's task runs on the current runtime. `messages` gets its
     /// notifications.
     pub(super) async fn connect(

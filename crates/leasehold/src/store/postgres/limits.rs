@@ -19,9 +19,6 @@ pub(super) const RENEWAL_TIMEOUT: RangeInclusive<Duration> =
 /// attempt counts as lost.
 pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Max time to ask a server to cancel the statement of a connection that is given up.
-pub(super) const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// Max time to connect, unless the address names one.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -54,9 +54,11 @@ impl Mailbox {
         match (command, reply) {
             (Command::Acquire(acquire), Reply::Queued(_)) => {
                 let mut expected = self.expected();
-                expected.queued = Some(now);
-                if acquire.acquisition.sequence > expected.newest {
-                    expected.newest = acquire.acquisition.sequence;
+                let before = expected.queued.replace(now);
+                let is_new = acquire.acquisition.sequence > expected.newest;
+                expected.newest = expected.newest.max(acquire.acquisition.sequence);
+                // After a disturbance a waiter may be the first to ask again.
+                if is_new || !is_recent(before, WAITING_FOR) {
                     self.more.notify_one();
                 }
             }
@@ -85,4 +87,29 @@ impl Mailbox {
 
 fn is_recent(at: Option<Instant>, within: Duration) -> bool {
     at.is_some_and(|at| at.elapsed() < within)
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::{Acquire, Acquisition, ClientId, Queued, StoreTime};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn waiter_that_asks_again_after_a_disturbance_makes_the_client_look_for_mail() {
+        let mailbox = Mailbox::new(true);
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let acquire = Command::Acquire(Acquire::exclusive(acquisition, Duration::from_secs(9)).into());
+        let queued = Reply::Queued(Queued { is_head: false, repoll_at: StoreTime::NEVER });
+        mailbox.note(&acquire, &queued);
+        mailbox.more.notified().await;
+        assert_eq!(mailbox.longest_pause(), Some(MAIL_PAUSE_WAITING));
+        // The store has not answered for a while.
+        mailbox.expected().queued = None;
+        assert_eq!(mailbox.longest_pause(), None);
+        mailbox.note(&acquire, &queued);
+        let notified = tokio::time::timeout(Duration::from_secs(5), mailbox.more.notified());
+        notified.await.expect("nothing looks for mail");
+        assert_eq!(mailbox.longest_pause(), Some(MAIL_PAUSE_WAITING));
+    }
 }

@@ -4,13 +4,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::Failure;
-use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::conn::Conn;
 use super::dialer::Dialer;
-use super::limits::{CANCEL_TIMEOUT, QUEUE_TIMEOUT};
+use super::limits::QUEUE_TIMEOUT;
 use crate::store::StoreError;
 
 /// What a connection is needed for. No class waits for the connections of another one.
@@ -143,17 +142,12 @@ impl Lent<'_> {
 impl Drop for Lent<'_> {
     /// Closes a connection that is not given back: its server did not answer, or is the wrong one now. The idle ones lead to the
     /// same server, and each of them would cost a command its time limit.
+    ///
+    /// Its statement is not cancelled. A commit that waits for a synchronous standby would become visible, and push a grant that
+    /// no standby has.
     fn drop(&mut self) {
-        let Some(conn) = self.conn.take() else { return };
-        self.pool.idle().clear();
-        let Ok(runtime) = Handle::try_current() else { return };
-        if !conn.is_closed() {
-            let tls = self.pool.dialer.tls();
-            // The statement may wait at the server, which does not notice that its client is gone.
-            runtime.spawn(async move {
-                // It may have ended meanwhile.
-                let _ = timeout(CANCEL_TIMEOUT, conn.client.cancel_token().cancel_query(tls)).await;
-            });
+        if self.conn.take().is_some() {
+            self.pool.idle().clear();
         }
     }
 }

@@ -99,7 +99,7 @@ const SWEEP: &str = "
 WITH due AS MATERIALIZED (
     SELECT id, leases + waiters + tombstones = 0 AND remember_until + {margin} <= t AS is_unused, remember_until, t
     FROM (SELECT id, leases, waiters, tombstones, remember_until, {now} AS t FROM {s}.resource
-        WHERE visit <= {now} - {margin} ORDER BY visit LIMIT $1 FOR UPDATE SKIP LOCKED) AS found
+        WHERE visit <= (SELECT {now} - {margin}) ORDER BY visit LIMIT $1 FOR UPDATE SKIP LOCKED) AS found
 ), removed AS (
     DELETE FROM {s}.resource AS r USING due WHERE r.id = due.id AND is_unused
 ), kept AS (
@@ -221,7 +221,7 @@ impl Sql {
                 "SELECT kind, name FROM {s}.resource WHERE leases > 0 OR waiters > 0 OR tombstones > 0 ORDER BY name, kind",
             ),
             due: text(
-                "SELECT kind, name FROM {s}.resource WHERE visit <= {now} AND (leases > 0 OR waiters > 0 OR tombstones > 0)
+                "SELECT kind, name FROM {s}.resource WHERE visit <= (SELECT {now}) AND (leases > 0 OR waiters > 0 OR tombstones > 0)
                 AND next_expiry <= {now} ORDER BY visit LIMIT $1 OFFSET $2",
             ),
             sweep: text(SWEEP),
