@@ -186,10 +186,14 @@ pub(super) async fn release(
     JsonBody(request): JsonBody<LeaseRequest>,
 ) -> Result<StatusCode, Problem> {
     let id = Id::from(request.lease.as_str());
-    if app.leases.ending(lock.key(), &id) == Some(Ending::Released) {
-        return Ok(StatusCode::NO_CONTENT);
-    }
-    let lease = app.leases.get(lock.key(), &id)?;
+    let lease = match app.leases.get(lock.key(), &id) {
+        Ok(lease) => lease,
+        // Asked after the look for the lease: another request may just have ended it.
+        Err(_) if app.leases.ending(lock.key(), &id) == Some(Ending::Released) => {
+            return Ok(StatusCode::NO_CONTENT);
+        }
+        Err(problem) => return Err(problem),
+    };
     match app.release(&lease, Ending::Released).await? {
         Ending::Released => Ok(StatusCode::NO_CONTENT),
         ending => Err(Problem::new(Code::LeaseEnded, format!("{} {:?}: {ending}", lock.kind, lock.name))),
