@@ -362,6 +362,8 @@ impl Attempts {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use leasehold_core::{Kind, Name};
 
     use super::*;
