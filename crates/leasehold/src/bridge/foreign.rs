@@ -3,7 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::libraries::{on_servers, with_prefix};
+use super::servers::Servers;
 use crate::error::{Error, invalid};
+use crate::url::RedisUrl;
 
 /// A lock of another library on the same Redis server.
 ///
@@ -25,6 +28,10 @@ use crate::error::{Error, invalid};
 pub struct Foreign {
     pub(super) protocol: Protocol,
     pub(super) key: String,
+    /// The channel or the list that wakes the library's waiters, if it can't be computed from the key.
+    pub(super) wakes: Option<String>,
+    /// The servers that vote; none: the client's own server.
+    pub(super) servers: Option<Servers>,
 }
 
 /// How a library writes its lock.
@@ -32,21 +39,41 @@ pub struct Foreign {
 pub(super) enum Protocol {
     /// A key with the holder's value: `SET key value NX PX ttl`.
     SetNxPx,
+    /// The same, and the release sends a message.
+    SpringIntegration,
+    /// The same, and the release adds an element to a list.
+    PythonRedisLock,
+    /// Several such keys on one server.
+    Rueidislock,
     /// Redisson's `RLock`: a hash with a field per holder.
     Redisson,
 }
 
 /// Makes a lock of its name.
-type Build = fn(&str) -> Foreign;
+type Build = fn(&str) -> Result<Foreign, Error>;
 
 /// What precedes the name in the text of a lock.
-const SCHEMES: [(&str, Build); 6] = [
-    ("set-nx-px", |key| Foreign::set_nx_px(key)),
-    ("redisson", |name| Foreign::redisson_lock(name)),
-    ("redis-py", |name| Foreign::redis_py(name)),
-    ("redsync", |name| Foreign::redsync(name)),
-    ("node-redlock", |name| Foreign::node_redlock(name)),
-    ("rslock", |name| Foreign::rslock(name)),
+const SCHEMES: [(&str, Build); 14] = [
+    ("set-nx-px", |key| Ok(Foreign::set_nx_px(key))),
+    ("redisson", |name| Ok(Foreign::redisson_lock(name))),
+    ("redis-py", |name| Ok(Foreign::redis_py(name))),
+    ("redsync", |name| Ok(Foreign::redsync(name))),
+    ("node-redlock", |name| Ok(Foreign::node_redlock(name))),
+    ("rslock", |name| Ok(Foreign::rslock(name))),
+    ("bsm", |key| Ok(Foreign::bsm_redislock(key))),
+    ("pottery", |name| Ok(Foreign::pottery(name))),
+    ("dapr", |text| with_prefix(|app, name| Foreign::dapr(app, name), text, "dapr:APP:NAME")),
+    ("spring", |text| {
+        with_prefix(
+            |registry, name| Foreign::spring_integration(registry, name),
+            text,
+            "spring:REGISTRY:NAME",
+        )
+    }),
+    ("python-redis-lock", |name| Ok(Foreign::python_redis_lock(name))),
+    ("rueidislock", |name| Ok(Foreign::rueidislock(name))),
+    ("redlock", |text| on_servers(|key| Foreign::set_nx_px(key), text)),
+    ("redisson-redlock", |text| on_servers(|name| Foreign::redisson_lock(name), text)),
 ];
 
 /// Why Redisson's fair lock has no bridge.
@@ -54,57 +81,6 @@ const NO_FAIR_LOCK: &str = "Redisson's fair lock can't be bridged: its queue is 
                             that has died delays the others by minutes. Use RLock (getLock) in the Java programs first";
 
 impl Foreign {
-    /// A lock that is a key with a random value, taken by `SET key value NX PX ttl` and released by a compare and delete: the
-    /// lock of most libraries, and of most programs without one. Waiters are expected to poll.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::set_nx_px("lock:jobs").key(), "lock:jobs");
-    /// ```
-    pub fn set_nx_px(key: impl Into<String>) -> Self {
-        Self { protocol: Protocol::SetNxPx, key: key.into() }
-    }
-
-    /// `redis.Redis.lock(name)` of redis-py, which uses the name as its key.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::redis_py("jobs").key(), "jobs");
-    /// ```
-    pub fn redis_py(name: impl Into<String>) -> Self {
-        Self::set_nx_px(name)
-    }
-
-    /// `Redsync.NewMutex(name)` of redsync with one server, which uses the name as its key.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::redsync("jobs").key(), "jobs");
-    /// ```
-    pub fn redsync(name: impl Into<String>) -> Self {
-        Self::set_nx_px(name)
-    }
-
-    /// `Redlock.acquire([resource])` of node-redlock with one server, which uses the resource as its key.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::node_redlock("jobs").key(), "jobs");
-    /// ```
-    pub fn node_redlock(resource: impl Into<String>) -> Self {
-        Self::set_nx_px(resource)
-    }
-
-    /// `LockManager::lock(resource)` of rslock with one server, which uses the resource as its key.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::rslock("jobs").key(), "jobs");
-    /// ```
-    pub fn rslock(resource: impl Into<String>) -> Self {
-        Self::set_nx_px(resource)
-    }
-
     /// `RedissonClient.getLock(name)` of Redisson. Waiters in Java are woken by message.
     ///
     /// ```
@@ -112,7 +88,28 @@ impl Foreign {
     /// assert_eq!(Foreign::redisson_lock("jobs").key(), "jobs");
     /// ```
     pub fn redisson_lock(name: impl Into<String>) -> Self {
-        Self { protocol: Protocol::Redisson, key: name.into() }
+        Self { protocol: Protocol::Redisson, key: name.into(), wakes: None, servers: None }
+    }
+
+    /// `RedissonRedLock` over `getLock(name)` of several Redisson clients, one for each server: the lock is held by the holder of
+    /// more than half of them. It also excludes a `RedissonMultiLock` over the same locks, which needs all of them.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    ///
+    /// let servers = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
+    /// assert_eq!(Foreign::redisson_redlock(servers, "jobs")?.key(), "jobs");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Foreign::redlock`].
+    pub fn redisson_redlock<U: AsRef<str>>(
+        servers: impl IntoIterator<Item = U>,
+        name: impl Into<String>,
+    ) -> Result<Self, Error> {
+        Ok(Self { servers: Some(Servers::parse(servers)?), ..Self::redisson_lock(name) })
     }
 
     /// The key of the lock on the server.
@@ -125,15 +122,27 @@ impl Foreign {
     pub fn key(&self) -> &str {
         &self.key
     }
+
+    /// The addresses of the servers that vote; none if it is the client's own server.
+    pub(crate) fn servers(&self) -> &[RedisUrl] {
+        self.servers.as_ref().map_or(&[], Servers::urls)
+    }
 }
 
+/// The text that [`FromStr`] reads, without the passwords of servers.
 impl fmt::Display for Foreign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.protocol {
-            Protocol::SetNxPx => "set-nx-px",
-            Protocol::Redisson => "redisson",
-        };
-        write!(f, "{scheme}:{}", self.key)
+        let key = &self.key;
+        let name = |prefix: &str| key.strip_prefix(prefix).unwrap_or(key).to_owned();
+        match (&self.servers, self.protocol) {
+            (Some(servers), Protocol::Redisson) => write!(f, "redisson-redlock:{key}@{servers}"),
+            (Some(servers), _) => write!(f, "redlock:{key}@{servers}"),
+            (None, Protocol::SetNxPx) => write!(f, "set-nx-px:{key}"),
+            (None, Protocol::Redisson) => write!(f, "redisson:{key}"),
+            (None, Protocol::SpringIntegration) => write!(f, "spring:{key}"),
+            (None, Protocol::PythonRedisLock) => write!(f, "python-redis-lock:{}", name("lock:")),
+            (None, Protocol::Rueidislock) => write!(f, "rueidislock:{}", name("rueidislock:0:")),
+        }
     }
 }
 
@@ -147,11 +156,13 @@ impl FromStr for Foreign {
         }
         let Some((_, build)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
             let known: Vec<_> = SCHEMES.iter().map(|(known, _)| format!("{known}:NAME")).collect();
-            return Err(invalid(format!("a bridge is one of {}, not {text:?}", known.join(", "))));
+            // The text may contain a password.
+            let scheme = scheme.chars().take(40).collect::<String>();
+            return Err(invalid(format!("a bridge is one of {}, not {scheme:?}", known.join(", "))));
         };
         if name.is_empty() {
             return Err(invalid(format!("a bridge has a name: {scheme}:NAME")));
         }
-        Ok(build(name))
+        build(name)
     }
 }

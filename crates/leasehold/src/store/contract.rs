@@ -12,6 +12,8 @@ use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Kind, Name,
 use super::foreign::{ForeignAnswers, ForeignCall, KeyWatch};
 use crate::diagnostics::Diagnosis;
 #[cfg(feature = "redis")]
+use crate::url::RedisUrl;
+#[cfg(feature = "redis")]
 use tokio::runtime::Handle;
 
 /// The error of a driver or of the system.
@@ -176,9 +178,9 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// The keys of other libraries on the same server, for bridges.
+    /// The keys of other libraries, for bridges: on the same server, or on these servers, which vote.
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, _servers: &[RedisUrl]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         Err(StoreError::new(Failure::NotSent, "this store has no keys of other libraries"))
     }
 
@@ -208,8 +210,8 @@ pub(crate) trait ForeignKeys: Send + Sync {
     /// Whether the server reports changes of keys.
     fn is_tracking(&self) -> bool;
 
-    /// Lets a task wait for changes of a key.
-    fn watch(&self, key: &str) -> KeyWatch;
+    /// Lets a task wait for changes of these keys.
+    fn watch(&self, keys: &[String]) -> KeyWatch;
 }
 
 /// Resources whose state is asked for in one batch: enough to hide the round trip, few enough for a slow store.
