@@ -127,9 +127,11 @@ async fn count(
         }
     }
     if votes.len() < quorum {
-        let (there, first) = (votes.len(), failures.first());
-        let why = first.map_or("", |error| &error.message);
-        let what = format!("{there} of the {servers} servers of the lock answer, {quorum} are needed: {why}");
+        let why = failures.first().map_or("", |error| &error.message);
+        let what = format!(
+            "{} of the {servers} servers of the lock do not answer, and {quorum} are needed: {why}",
+            failures.len()
+        );
         return Err(StoreError::new(Failure::Unknown, what));
     }
     let undecided = || Err(RedisError::from((ErrorKind::Client, UNDECIDED)));
@@ -207,7 +209,10 @@ mod tests {
             sender.send(Err(StoreError::new(Failure::NotSent, format!("{name}: refused")))).unwrap();
         }
         let error = count(ballots, 3, 1).await.unwrap_err();
-        assert_eq!(error.message, "1 of the 3 servers of the lock answer, 2 are needed: b: refused");
+        assert_eq!(
+            error.message,
+            "2 of the 3 servers of the lock do not answer, and 2 are needed: b: refused"
+        );
         assert_eq!(error.failure, Failure::Unknown);
     }
 }
