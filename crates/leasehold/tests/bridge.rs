@@ -178,7 +178,7 @@ async fn late_command_does_not_hide_that_the_lock_was_deleted() {
         let client = Client::connect(&url).await.unwrap();
         take_as_other(&server, &foreign, "60000");
         let waiter = tokio::spawn({
-            let mutex = mutex(&client, &foreign).ttl(Duration::from_secs(12));
+            let mutex = mutex(&client, &foreign).ttl(Duration::from_secs(6));
             async move { mutex.lock().await }
         });
         // It polls: the next try is held, and its connection is given up after a second.
@@ -194,7 +194,7 @@ async fn late_command_does_not_hide_that_the_lock_was_deleted() {
         server.run(&["DEL", KEY]);
         let guard = waiter.await.unwrap().unwrap();
         until(async || guard.remaining() > Duration::from_secs(3)).await;
-        // Between two renewals.
+        // Between two renewals, which are 2 s apart; what the late command takes lasts 3 s.
         server.run(&["DEL", KEY]);
         proxy.release_held();
         until(async || exists(&server)).await;
