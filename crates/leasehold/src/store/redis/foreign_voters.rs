@@ -20,7 +20,8 @@ use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
 use crate::url::RedisUrl;
 
-/// How long the other servers may take once a majority has answered, if its answers differ.
+/// How long the other servers may take once a majority has answered. They are waited for even if that decides: a release that has not
+/// been sent when the client ends would leave the key on its server.
 const GRACE: Duration = Duration::from_millis(50);
 
 /// Commands to one server that may wait for it. More are not sent there: it does not answer anyway.
@@ -99,7 +100,7 @@ impl Server {
     }
 }
 
-/// Counts votes until all is decided, or no more can be waited for.
+/// Counts votes until all servers have answered, or no more can be waited for.
 async fn count(
     mut ballots: UnboundedReceiver<Vote>,
     servers: usize,
@@ -121,8 +122,7 @@ async fn count(
         if votes.len() >= quorum {
             until.get_or_insert_with(|| Instant::now() + GRACE);
         }
-        let is_decided = (0..calls).all(|call| majority(&votes, call, servers).is_some());
-        if is_decided || failures.len() > servers - quorum {
+        if failures.len() > servers - quorum {
             break;
         }
     }
