@@ -142,6 +142,11 @@ impl Books {
         }
     }
 
+    /// Whether a guard of this lease exists.
+    pub(crate) fn has_guard(&self, acquisition: Acquisition) -> bool {
+        self.records.values().any(|record| record.probe.acquisition() == acquisition)
+    }
+
     /// How many grants there were.
     #[must_use]
     pub fn grants(&self) -> u64 {

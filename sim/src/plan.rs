@@ -4,10 +4,12 @@
 
 mod case;
 mod faults;
+mod network;
 
 use crate::rng::Rng;
 pub use case::{Case, Part};
 pub use faults::{Fault, FaultPlan};
+pub use network::NetworkPlan;
 
 /// Microseconds.
 pub type Micros = u64;
@@ -187,17 +189,6 @@ pub enum Next {
     Attach,
     /// `attach`, a section, and the guard is dropped.
     Drop,
-}
-
-/// The network without faults.
-#[derive(Clone, Debug)]
-pub struct NetworkPlan {
-    /// The shortest delay of a message.
-    pub base: Micros,
-    /// The usual extra delay.
-    pub jitter: Micros,
-    /// Without a connection, a command waits for one for a while. Otherwise it fails at once.
-    pub waits_for_connection: bool,
 }
 
 impl Plan {

@@ -140,6 +140,12 @@ impl World {
         }
         books.after(step, &mut shadow, &answer.reply, &pushes, &unreachable);
         this.data.shadows[index] = shadow;
+        // A guard whose lease is renewed holds the lock, also if its user does not notice a later loss.
+        if let (Command::Renew(renew), Reply::Renewed { .. }) = (command, &answer.reply)
+            && books.has_guard(renew.acquisition)
+        {
+            self.demand[index].busy_at = now;
+        }
         let column = self.column(process);
         self.note_command(column, server, resource, command, &answer);
         self.publish(server, pushes);

@@ -270,10 +270,7 @@ impl World {
             sleeps: BTreeMap::new(),
             loss: (0, false, 0),
             delay: (0, 0),
-            books: Books::new(
-                plan.locks.iter().map(|lock| lock.kind),
-                plan.network.base + 21 * plan.network.jitter,
-            ),
+            books: Books::new(plan.locks.iter().map(|lock| lock.kind), plan.network.slowest()),
             history: History::new(has_lines),
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
             detached: VecDeque::new(),

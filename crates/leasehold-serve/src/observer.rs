@@ -39,6 +39,8 @@ const MAX_EVENTS: usize = 20_000;
 const MAX_TIMELINE: usize = 200;
 /// The lock whose state is read to measure the store's latency. It is never acquired.
 const PROBE: &str = "leasehold:serve:probe";
+/// The maximum age of an answer to `/healthz`, so that any number of requests costs the store ten commands a second at most.
+const HEALTH_AGE: Duration = Duration::from_millis(100);
 
 /// The result of a poll.
 pub(crate) struct Snapshot {
@@ -92,6 +94,8 @@ pub(crate) struct Observer {
     /// Wakes the loop when the first watcher comes.
     watched: Notify,
     lost: AtomicU64,
+    /// The last probe for `/healthz`, and when it ended. One probe at a time.
+    health: tokio::sync::Mutex<Option<(Instant, Result<(), leasehold::Error>)>>,
 }
 
 impl Observer {
@@ -111,6 +115,7 @@ impl Observer {
             watchers: AtomicUsize::new(0),
             watched: Notify::new(),
             lost: AtomicU64::new(0),
+            health: tokio::sync::Mutex::default(),
         }
     }
 
@@ -202,11 +207,24 @@ impl Observer {
     }
 
     /// Whether the store answers: a look-up of one lock, whose cost does not depend on the number of locks.
-    pub(crate) async fn probe(&self) -> Result<(), leasehold::Error> {
+    async fn probe(&self) -> Result<(), leasehold::Error> {
         let began = Instant::now();
         self.client.inspect(Kind::Mutex, PROBE).await?;
         histogram!("leasehold_store_latency_seconds").record(began.elapsed().as_secs_f64());
         Ok(())
+    }
+
+    /// Whether the store answers, at most [`HEALTH_AGE`] ago. Requests at the same time share one probe.
+    pub(crate) async fn health(&self) -> Result<(), leasehold::Error> {
+        let mut last = self.health.lock().await;
+        if let Some((at, result)) = &*last
+            && at.elapsed() < HEALTH_AGE
+        {
+            return result.clone();
+        }
+        let result = self.probe().await;
+        *last = Some((Instant::now(), result.clone()));
+        result
     }
 
     /// A snapshot with this maximum age. Several callers share one poll.

@@ -169,11 +169,13 @@ async fn token_and_origin_are_checked_before_the_body_arrives() {
 async fn health_is_that_of_the_store_at_this_moment() {
     let store = TestStore::new();
     let place = Place::of(store.client().unwrap()).await;
+    let becomes = async |status: u16| until(async || place.get("/healthz").await.status == status).await;
     place.get("/healthz").await.expect(200);
     store.set_reachable(false);
+    becomes(503).await;
     assert_eq!(place.get("/healthz").await.expect(503).code(), "store-unavailable");
     store.set_reachable(true);
-    place.get("/healthz").await.expect(200);
+    becomes(200).await;
 }
 
 /// Sends a request in two parts. The answer follows the second one, and the connection can be used again.

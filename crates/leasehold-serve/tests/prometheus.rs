@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::Instant;
+
 use common::{Place, until};
 use prometheus_parse::{Scrape, Value};
 use serde_json::json;
@@ -81,6 +83,7 @@ async fn metrics_count_what_happened() {
         let name = sample.metric.trim_end_matches("_sum").trim_end_matches("_count");
         assert!(counted.docs.contains_key(name), "{name} has no description");
     }
+    health_look_ups_are_shared(&place).await;
 }
 
 #[test]
@@ -99,4 +102,17 @@ fn every_query_of_the_grafana_dashboard_and_of_the_alerts_names_a_metric() {
         count += 1;
     }
     assert!(count >= 10);
+}
+
+/// Requests for `/healthz` within a moment cost the store one command. Called by the one test.
+async fn health_look_ups_are_shared(place: &Place) {
+    let count = async || value(&scrape(place).await, "leasehold_store_latency_seconds", &[]);
+    let (before, began) = (count().await, Instant::now());
+    for _ in 0..200 {
+        place.get("/healthz").await.expect(200);
+    }
+    let made = count().await - before;
+    // Ten a second, and those of the polls: one of the last scrape, and one every five seconds.
+    let limit = began.elapsed().as_secs_f64() * 11.0 + 3.0;
+    assert!(made <= limit, "{made} look-ups, and the limit is {limit}");
 }

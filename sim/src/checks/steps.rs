@@ -83,6 +83,10 @@ impl Books {
         self.check_order(step, shadow, reply, pushes, &waited);
         self.note_grants(step, shadow, reply, pushes, &waited);
         self.note_reply(step, shadow, reply);
+        // Also what this command enqueued: a client may send commands before its other connection receives pushes again.
+        for client in unreachable {
+            shadow.excuse(*client, true);
+        }
     }
 
     /// What the command has revoked or removed, and which holders it has told of waiters.

@@ -53,7 +53,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
 /// Whether the server grants locks: for probes of load balancers and containers.
 pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, Problem> {
     app.check_open()?;
-    match app.observer.probe().await {
+    match app.observer.health().await {
         Ok(()) => Ok(Json(json!({ "status": "ok" }))),
         // The message names the store, and this path needs no token.
         Err(_) => Err(Problem::new(Code::StoreUnavailable, "the store did not answer")),
