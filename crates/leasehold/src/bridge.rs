@@ -19,6 +19,7 @@ mod leg;
 mod libraries;
 mod servers;
 mod take;
+mod text;
 mod turns;
 
 pub(crate) use self::commands::UNDECIDED;

@@ -1,12 +1,7 @@
 //! The locks of other libraries: their keys.
 
-use std::fmt;
-use std::str::FromStr;
-
-use super::libraries::{on_servers, with_prefix};
 use super::servers::Servers;
-use crate::error::{Error, invalid};
-use crate::url::RedisUrl;
+use crate::error::Error;
 
 /// A lock of another library on the same Redis server.
 ///
@@ -48,37 +43,6 @@ pub(super) enum Protocol {
     /// Redisson's `RLock`: a hash with a field per holder.
     Redisson,
 }
-
-/// Makes a lock of its name.
-type Build = fn(&str) -> Result<Foreign, Error>;
-
-/// What precedes the name in the text of a lock.
-const SCHEMES: [(&str, Build); 14] = [
-    ("set-nx-px", |key| Ok(Foreign::set_nx_px(key))),
-    ("redisson", |name| Ok(Foreign::redisson_lock(name))),
-    ("redis-py", |name| Ok(Foreign::redis_py(name))),
-    ("redsync", |name| Ok(Foreign::redsync(name))),
-    ("node-redlock", |name| Ok(Foreign::node_redlock(name))),
-    ("rslock", |name| Ok(Foreign::rslock(name))),
-    ("bsm", |key| Ok(Foreign::bsm_redislock(key))),
-    ("pottery", |name| Ok(Foreign::pottery(name))),
-    ("dapr", |text| with_prefix(|app, name| Foreign::dapr(app, name), text, "dapr:APP:NAME")),
-    ("spring", |text| {
-        with_prefix(
-            |registry, name| Foreign::spring_integration(registry, name),
-            text,
-            "spring:REGISTRY:NAME",
-        )
-    }),
-    ("python-redis-lock", |name| Ok(Foreign::python_redis_lock(name))),
-    ("rueidislock", |name| Ok(Foreign::rueidislock(name))),
-    ("redlock", |text| on_servers(|key| Foreign::set_nx_px(key), text)),
-    ("redisson-redlock", |text| on_servers(|name| Foreign::redisson_lock(name), text)),
-];
-
-/// Why Redisson's fair lock has no bridge.
-const NO_FAIR_LOCK: &str = "Redisson's fair lock can't be bridged: its queue is ordered by the clocks of its clients, and a waiter \
-                            that has died delays the others by minutes. Use RLock (getLock) in the Java programs first";
 
 impl Foreign {
     /// `RedissonClient.getLock(name)` of Redisson. Waiters in Java are woken by message.
@@ -124,45 +88,7 @@ impl Foreign {
     }
 
     /// The addresses of the servers that vote; none if it is the client's own server.
-    pub(crate) fn servers(&self) -> &[RedisUrl] {
+    pub(crate) fn servers(&self) -> &[String] {
         self.servers.as_ref().map_or(&[], Servers::urls)
-    }
-}
-
-/// The text that [`FromStr`] reads, without the passwords of servers.
-impl fmt::Display for Foreign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let key = &self.key;
-        let name = |prefix: &str| key.strip_prefix(prefix).unwrap_or(key).to_owned();
-        match (&self.servers, self.protocol) {
-            (Some(servers), Protocol::Redisson) => write!(f, "redisson-redlock:{key}@{servers}"),
-            (Some(servers), _) => write!(f, "redlock:{key}@{servers}"),
-            (None, Protocol::SetNxPx) => write!(f, "set-nx-px:{key}"),
-            (None, Protocol::Redisson) => write!(f, "redisson:{key}"),
-            (None, Protocol::SpringIntegration) => write!(f, "spring:{key}"),
-            (None, Protocol::PythonRedisLock) => write!(f, "python-redis-lock:{}", name("lock:")),
-            (None, Protocol::Rueidislock) => write!(f, "rueidislock:{}", name("rueidislock:0:")),
-        }
-    }
-}
-
-impl FromStr for Foreign {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let (scheme, name) = text.split_once(':').unwrap_or((text, ""));
-        if scheme == "redisson-fair" {
-            return Err(invalid(NO_FAIR_LOCK));
-        }
-        let Some((_, build)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
-            let known: Vec<_> = SCHEMES.iter().map(|(known, _)| format!("{known}:NAME")).collect();
-            // The text may contain a password.
-            let scheme = scheme.chars().take(40).collect::<String>();
-            return Err(invalid(format!("a bridge is one of {}, not {scheme:?}", known.join(", "))));
-        };
-        if name.is_empty() {
-            return Err(invalid(format!("a bridge has a name: {scheme}:NAME")));
-        }
-        build(name)
     }
 }

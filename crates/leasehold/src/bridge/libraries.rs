@@ -3,7 +3,7 @@
 
 use super::foreign::{Foreign, Protocol};
 use super::servers::Servers;
-use crate::error::{Error, invalid};
+use crate::error::Error;
 
 /// How many keys rueidislock takes by default (`KeyMajority: 2`).
 const RUEIDISLOCK_KEYS: usize = 3;
@@ -170,25 +170,3 @@ impl Foreign {
 }
 
 const RUEIDISLOCK_PREFIX: &str = "rueidislock:";
-
-/// What the text of a lock with a prefix looks like: the prefix is in front of the first colon.
-pub(super) fn with_prefix(
-    build: fn(&str, &str) -> Foreign,
-    text: &str,
-    form: &str,
-) -> Result<Foreign, Error> {
-    match text.split_once(':') {
-        Some((prefix, name)) if !prefix.is_empty() && !name.is_empty() => Ok(build(prefix, name)),
-        _ => Err(invalid(format!("a bridge of this library has the form {form}"))),
-    }
-}
-
-/// Parses `KEY@ADDRESS,ADDRESS,…`.
-pub(super) fn on_servers(build: fn(&str) -> Foreign, text: &str) -> Result<Foreign, Error> {
-    let Some(start) = text.find("@redis").filter(|start| *start > 0) else {
-        let form = "KEY@redis://HOST,redis://HOST,redis://HOST";
-        return Err(invalid(format!("a bridge to a lock on several servers has the form {form}")));
-    };
-    let (key, urls) = (&text[..start], &text[start + 1..]);
-    Ok(Foreign { servers: Some(Servers::parse(urls.split(','))?), ..build(key) })
-}

@@ -12,8 +12,6 @@ use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Kind, Name,
 use super::foreign::{ForeignAnswers, ForeignCall, KeyWatch};
 use crate::diagnostics::Diagnosis;
 #[cfg(feature = "redis")]
-use crate::url::RedisUrl;
-#[cfg(feature = "redis")]
 use tokio::runtime::Handle;
 
 /// The error of a driver or of the system.
@@ -178,9 +176,9 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// The keys of other libraries, for bridges: on the same server, or on these servers, which vote.
+    /// The keys of other libraries, for bridges: on the same server, or on the servers with these addresses, which vote.
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self, _servers: &[RedisUrl]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, _servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         Err(StoreError::new(Failure::NotSent, "this store has no keys of other libraries"))
     }
 

@@ -50,7 +50,6 @@ use tokio::sync::oneshot;
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
-use crate::url::RedisUrl;
 use caller_conn::Caller;
 use doctor::Address;
 pub(crate) use error::runtime_ended;
@@ -172,7 +171,7 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
 
 /// The keys of other libraries on servers that vote. Nothing is sent yet.
 pub(crate) fn foreign_voters(
-    servers: &[RedisUrl],
+    servers: &[String],
     runtime: Handle,
 ) -> Result<Arc<dyn ForeignKeys>, StoreError> {
     Ok(Arc::new(foreign_voters::Voters::new(servers, runtime)?))
@@ -240,7 +239,7 @@ impl Store for Redis {
         Some(self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect()))
     }
 
-    fn foreign_keys(&self, servers: &[RedisUrl]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         if !servers.is_empty() {
             return foreign_voters(servers, self.runtime.clone());
         }

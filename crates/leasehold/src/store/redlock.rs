@@ -45,7 +45,6 @@ use super::{
 };
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock::Clock;
-use crate::url::RedisUrl;
 use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use attempts::Attempts;
 use limits::{
@@ -311,7 +310,7 @@ impl Store for Redlock {
         capabilities(self.quorum.options.max_ttl)
     }
 
-    fn foreign_keys(&self, servers: &[RedisUrl]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         match &self.quorum.runtime {
             Runtime::Client(runtime) if !servers.is_empty() => foreign_voters(servers, runtime.clone()),
             _ => {

@@ -172,10 +172,7 @@ impl Store for Metered {
     }
 
     #[cfg(feature = "redis")]
-    fn foreign_keys(
-        &self,
-        servers: &[crate::url::RedisUrl],
-    ) -> Result<Arc<dyn crate::store::ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn crate::store::ForeignKeys>, StoreError> {
         self.store.foreign_keys(servers)
     }
 

@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::error::runtime_ended;
 use super::foreign::ServerKeys;
 use crate::bridge::UNDECIDED;
+use crate::error::Error;
 use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
 use crate::url::RedisUrl;
@@ -43,11 +44,12 @@ struct Server {
 type Vote = Result<ForeignAnswers, StoreError>;
 
 impl Voters {
-    pub(super) fn new(urls: &[RedisUrl], runtime: Handle) -> Result<Self, StoreError> {
+    pub(super) fn new(urls: &[String], runtime: Handle) -> Result<Self, StoreError> {
         let watchers = Arc::<Watchers>::default();
-        let open = |url: &RedisUrl| {
-            let keys = ServerKeys::at(url, runtime.clone(), watchers.clone());
-            let keys = keys.map_err(|error| StoreError::new(Failure::NotSent, error.to_string()))?;
+        let refused = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
+        let open = |url: &String| {
+            let url = RedisUrl::of_node(url).map_err(refused)?;
+            let keys = ServerKeys::at(&url, runtime.clone(), watchers.clone()).map_err(refused)?;
             let permits = Arc::new(tokio::sync::Semaphore::new(MAX_WAITING));
             Ok(Arc::new(Server { keys, name: url.to_string(), permits }))
         };
