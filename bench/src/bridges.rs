@@ -17,27 +17,60 @@ use crate::compare::process::Process;
 /// A library that has a bridge.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
+    /// What `--only` selects.
+    pub name: &'static str,
     /// Its peer, as `bench/setup` names it.
     pub program: &'static str,
+    /// The kind of lock, as the peer names it.
+    pub lock: &'static str,
     /// Its lock in the text of a bridge.
     pub scheme: &'static str,
+    /// How many servers vote; 1 if none does.
+    pub servers: usize,
+}
+
+impl Library {
+    const fn new(name: &'static str, scheme: &'static str) -> Self {
+        Self { name, program: name, lock: "mutex", scheme, servers: 1 }
+    }
+
+    const fn voting(name: &'static str, program: &'static str, scheme: &'static str) -> Self {
+        Self { name, program, servers: 3, ..Self::new(name, scheme) }
+    }
+
+    /// The lock of leasehold with a bridge, as its peer names it.
+    fn bridged(&self, urls: &[String]) -> String {
+        match urls {
+            [_] => format!("bridge:{}", self.scheme),
+            urls => format!("bridge:{}@{}", self.scheme, urls.join(",")),
+        }
+    }
 }
 
 /// Every library whose bridge is tested against it.
-pub const LIBRARIES: [Library; 6] = [
-    Library { program: "redisson", scheme: "redisson" },
-    Library { program: "redis-py", scheme: "redis-py" },
-    Library { program: "redsync", scheme: "redsync" },
-    Library { program: "redlock", scheme: "node-redlock" },
-    Library { program: "rslock", scheme: "rslock" },
-    // With one key, as its peer is set.
-    Library { program: "rueidislock", scheme: "set-nx-px:rueidislock:0" },
+pub const LIBRARIES: [Library; 13] = [
+    Library::new("redisson", "redisson"),
+    Library::new("redis-py", "redis-py"),
+    Library::new("redsync", "redsync"),
+    Library::new("redlock", "node-redlock"),
+    Library::new("rslock", "rslock"),
+    // With three keys, the default, and with one.
+    Library { lock: "majority", ..Library::new("rueidislock", "rueidislock") },
+    Library { program: "rueidislock", ..Library::new("rueidislock-1", "rueidislock") },
+    Library::new("bsm", "bsm"),
+    Library::new("pottery", "pottery"),
+    Library::new("python-redis-lock", "python-redis-lock"),
+    Library::voting("redsync-3", "redsync", "redlock"),
+    Library::voting("redlock-3", "redlock", "redlock"),
+    Library::voting("redisson-3", "redisson", "redisson-redlock"),
 ];
 
 /// The libraries whose deployment is replayed step by step.
 pub const REPLACED: [&str; 3] = ["redisson", "redsync", "redis-py"];
 
 const NAME: &str = "bridged";
+/// How long leasehold goes on alone: a key that is left after that is not the other library's.
+const TAIL: Duration = Duration::from_secs(2);
 const TTL: Duration = Duration::from_secs(10);
 /// The ttl while processes are replaced: one that is ended may have taken the lock, and leaves it for so long.
 const SHORT_TTL: Duration = Duration::from_secs(3);
@@ -49,19 +82,23 @@ const PROCESSES: u32 = 4;
 const READY: Duration = Duration::from_secs(1);
 
 /// What a run has shown.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Mixed {
     /// The other library with its version.
     pub library: String,
     /// Critical sections of the other library, of leasehold with a bridge, and of leasehold alone.
     pub turns: [usize; 3],
+    /// Sections of leasehold after the other library has ended.
+    pub after: usize,
+    /// For both sides, the share of turns in percent that went to the process which had just released the lock.
+    pub repeated: [usize; 2],
     /// What the counter says.
     pub counted: u64,
     /// Pairs of sections that overlapped in time.
     pub overlaps: usize,
     /// Attempts that failed, with the first reason.
     pub failures: Vec<String>,
-    /// Own leases that are left on the server.
+    /// Own leases that are left on the server, and keys of the other library that leasehold has left.
     pub left: Vec<String>,
     /// The median time from a release by one side until the other side has entered, if it waited: to the other library, and to
     /// leasehold.
@@ -81,8 +118,9 @@ struct Shift {
 ///
 /// Why a peer does not run.
 pub fn run(library: Library, span: Duration, hold: Duration) -> Result<Mixed, String> {
-    let shift = |side| Shift { side, from: Duration::ZERO, until: span };
-    let shifts = (0..2 * PROCESSES).map(|number| shift(usize::from(number >= PROCESSES))).collect();
+    let shift = |side, until| Shift { side, from: Duration::ZERO, until };
+    let both = (0..PROCESSES).flat_map(|_| [shift(0, span), shift(1, span + TAIL)]);
+    let shifts = both.collect();
     work(library, shifts, hold, TTL)
 }
 
@@ -104,24 +142,30 @@ pub fn replace(library: Library, hold: Duration) -> Result<Mixed, String> {
 }
 
 fn work(library: Library, mut shifts: Vec<Shift>, hold: Duration, ttl: Duration) -> Result<Mixed, String> {
-    let server = Server::on_port();
+    let servers: Vec<Server> = (0..library.servers).map(|_| Server::on_port()).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let counter = folder.path().join("counter");
     let file = Counter::create(&counter).map_err(|error| error.to_string())?;
-    let bridged = format!("bridge:{}", library.scheme);
-    let sides = [(library.program, "mutex"), ("leasehold", bridged.as_str()), ("leasehold", "mutex")];
+    let bridged = library.bridged(&urls);
+    let own = &urls[..1];
+    let sides = [
+        (library.program, library.lock, &urls[..]),
+        ("leasehold", &bridged, own),
+        ("leasehold", "mutex", own),
+    ];
     // The first one to end is the first one to be ended.
     shifts.sort_by_key(|shift| (shift.until, shift.side));
     let mut peers = Vec::new();
     for shift in shifts {
-        let (program, lock) = sides[shift.side];
+        let (program, lock, urls) = sides[shift.side];
         let mut peer = Process::start(program)?;
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
-        peer.ask(&Order::Open(Open { urls: vec![server.url()], clients: 1, ttl_ms }), TTL)?;
+        peer.ask(&Order::Open(Open { urls: urls.to_vec(), clients: 1, ttl_ms }), TTL)?;
         peers.push((shift, lock, peer));
     }
     let of_library = peers.iter().find(|(shift, ..)| shift.side == 0);
-    let library = of_library.map(|(_, _, peer)| peer.hello.library.clone()).unwrap_or_default();
+    let shown = of_library.map(|(_, _, peer)| peer.hello.library.clone()).unwrap_or_default();
     let start_ns = now_ns() + nanos(READY);
     let all_tasks = u32::try_from(peers.len()).unwrap_or(u32::MAX);
     let log = |task: u32| folder.path().join(format!("log-{task}"));
@@ -142,18 +186,51 @@ fn work(library: Library, mut shifts: Vec<Shift>, hold: Duration, ttl: Duration)
         }))?;
     }
     let (mut sections, mut failures) = (Vec::new(), Vec::new());
+    let (mut old_end, mut is_old_gone) = (start_ns, start_ns);
     for (task, (shift, _, peer)) in (0..).zip(peers) {
         let answer = peer.answer(READY + shift.until + TTL)?;
+        // Its process ends here.
+        drop(peer);
+        if shift.side == 0 {
+            old_end = old_end.max(start_ns + nanos(shift.until));
+            is_old_gone = now_ns();
+        }
         failures.extend(answer.failure);
         sections.extend(read(&log(task))?.into_iter().map(|section| (shift.side, section)));
     }
     sections.sort_by_key(|(_, section)| section.entered);
-    let turns = [0, 1, 2].map(|side| sections.iter().filter(|(of, _)| *of == side).count());
-    let overlaps = sections.windows(2).filter(|pair| pair[1].1.entered < pair[0].1.left).count();
-    let handover = [0, 1].map(|to| handover(&sections, to));
-    let left = left_over(&server);
+    // After the last process of the other library: its key was leasehold's then.
+    let is_ours = sections.iter().any(|(side, section)| *side == 1 && section.entered > is_old_gone);
+    let left = left_over(&servers, is_ours);
     let counted = file.get().map_err(|error| error.to_string())?;
-    Ok(Mixed { library, turns, counted, overlaps, failures, left, handover })
+    let summary = Mixed { library: shown, counted, failures, left, ..Mixed::default() };
+    Ok(summary.of(&sections, old_end))
+}
+
+impl Mixed {
+    fn of(self, sections: &[(usize, Acquisition)], old_end: u64) -> Self {
+        // Where processes are replaced, leasehold's turns after the last one of the other library count, too.
+        let is_tail = |section: &Acquisition| {
+            let tail = old_end..old_end + nanos(TAIL);
+            tail.contains(&section.entered) && !sections.iter().any(|(side, _)| *side == 2)
+        };
+        let count =
+            |side: usize| sections.iter().filter(|(of, section)| *of == side && !is_tail(section)).count();
+        let after = sections.iter().filter(|(side, section)| *side > 0 && is_tail(section)).count();
+        let repeated = |side: usize| {
+            let same =
+                sections.windows(2).filter(|pair| pair[1].0 == side && pair[0].1.task == pair[1].1.task);
+            100 * same.count() / count(side).max(1)
+        };
+        Self {
+            turns: [count(0), count(1), count(2)],
+            after,
+            repeated: [repeated(0), repeated(1)],
+            overlaps: sections.windows(2).filter(|pair| pair[1].1.entered < pair[0].1.left).count(),
+            handover: [0, 1].map(|to| handover(sections, to)),
+            ..self
+        }
+    }
 }
 
 fn read(log: &Path) -> Result<Vec<Acquisition>, String> {
@@ -176,10 +253,15 @@ fn handover(sections: &[(usize, Acquisition)], to: usize) -> Option<Duration> {
     times.get(times.len() / 2).copied().map(Duration::from_nanos)
 }
 
-/// The own leases that are left. A key of the other library may be left by its processes, which are killed in the end.
-fn left_over(server: &Server) -> Vec<String> {
-    let keys: Vec<String> = server.query(&["KEYS", "*"]).unwrap_or_default();
-    keys.into_iter().filter(|key| key.contains(":mutex:")).collect()
+/// The own leases that are left, and the keys of the other library if leasehold was the last one to have them: processes of the
+/// library that are killed in the end may leave it, too.
+fn left_over(servers: &[Server], is_ours: bool) -> Vec<String> {
+    let keys = |server: &Server| server.query::<Vec<String>>(&["KEYS", "*"]).unwrap_or_default();
+    let is_left = |key: &String| {
+        let is_foreign = !key.starts_with("leasehold:") && key.contains(NAME) && !key.contains("signal");
+        key.contains(":mutex:") || is_ours && is_foreign
+    };
+    servers.iter().flat_map(keys).filter(is_left).collect()
 }
 
 impl Mixed {
@@ -189,7 +271,7 @@ impl Mixed {
     ///
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
-        let sections: usize = self.turns.iter().sum();
+        let sections: usize = self.turns.iter().sum::<usize>() + self.after;
         let is_exact = self.overlaps == 0 && usize::try_from(self.counted) == Ok(sections);
         if is_exact && self.left.is_empty() { Ok(()) } else { Err(format!("{self:?}")) }
     }
@@ -203,13 +285,13 @@ impl Mixed {
 pub fn report(span: Duration, hold: Duration, only: &[String], is_json: bool) -> Result<(), String> {
     if !is_json {
         println!(
-            "| library | its turns | leasehold's turns | a waiting library enters after | a waiting leasehold enters after |"
+            "| library | its turns | leasehold's turns | by the last process again | a waiting library enters after | a waiting leasehold enters after |"
         );
-        println!("|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|");
     }
-    let is_selected = |library: &Library| only.is_empty() || only.iter().any(|name| name == library.program);
+    let is_selected = |library: &Library| only.is_empty() || only.iter().any(|name| name == library.name);
     for library in LIBRARIES.into_iter().filter(is_selected) {
-        let mixed = run(library, span, hold).map_err(|why| format!("{}: {why}", library.program))?;
+        let mixed = run(library, span, hold).map_err(|why| format!("{}: {why}", library.name))?;
         mixed.check()?;
         if is_json {
             println!("{}", serde_json::to_string(&mixed).map_err(|error| error.to_string())?);
@@ -217,7 +299,9 @@ pub fn report(span: Duration, hold: Duration, only: &[String], is_json: bool) ->
         }
         let [old, new, _] = mixed.turns;
         let [to_old, to_new] = mixed.handover.map(shown);
-        println!("| {} | {old} | {new} | {to_old} | {to_new} |", mixed.library);
+        let [again, _] = mixed.repeated;
+        let votes = if library.servers > 1 { ", three servers" } else { "" };
+        println!("| {}{votes} | {old} | {new} | {again} % | {to_old} | {to_new} |", mixed.library);
         for failure in &mixed.failures {
             eprintln!("{}: {failure}", mixed.library);
         }
@@ -236,11 +320,10 @@ pub fn report_replaced(hold: Duration, only: &[String], is_json: bool) -> Result
         println!("|---|---|---|---|");
     }
     let is_selected = |library: &Library| {
-        REPLACED.contains(&library.program)
-            && (only.is_empty() || only.iter().any(|name| name == library.program))
+        REPLACED.contains(&library.name) && (only.is_empty() || only.iter().any(|name| name == library.name))
     };
     for library in LIBRARIES.into_iter().filter(is_selected) {
-        let mixed = replace(library, hold).map_err(|why| format!("{}: {why}", library.program))?;
+        let mixed = replace(library, hold).map_err(|why| format!("{}: {why}", library.name))?;
         mixed.check()?;
         if is_json {
             println!("{}", serde_json::to_string(&mixed).map_err(|error| error.to_string())?);

@@ -1,8 +1,11 @@
 """redis-py's Lock as a peer of the benchmark; bench/peers/README.md says what the orders mean.
 
 A thread per task, and a connection for each, as its documentation has it. It polls every 100 ms; tuned, every 5 ms.
+
+With an argument it is the lock of another library over redis-py: pottery or python-redis-lock.
 """
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -15,12 +18,56 @@ import time
 import redis
 
 
+class Pottery:
+    """pottery's Redlock with one master, which polls after up to 200 ms."""
+
+    def __init__(self, client, name, ttl):
+        import pottery
+
+        self.lock = pottery.Redlock(key=name, masters={client}, auto_release_time=ttl, num_extensions=1_000_000)
+        self.error = pottery.PotteryError
+
+    def acquire(self):
+        self.guarded(self.lock.acquire)
+
+    def release(self):
+        self.guarded(self.lock.release)
+
+    def owned(self):
+        return self.lock.locked() > 0
+
+    def guarded(self, step):
+        try:
+            step()
+        except self.error as error:
+            raise redis.RedisError(repr(error)) from error
+
+
+class PythonRedisLock:
+    """python-redis-lock's Lock, whose waiters wait for an element of a list."""
+
+    def __init__(self, client, name, ttl):
+        import redis_lock
+
+        self.lock = redis_lock.Lock(client, name, expire=int(ttl))
+        self.error = RuntimeError
+
+    acquire, release, guarded = Pottery.acquire, Pottery.release, Pottery.guarded
+
+    def owned(self):
+        return self.lock._held
+
+
+OTHERS = {"pottery": Pottery, "python-redis-lock": PythonRedisLock}
+LIBRARY = sys.argv[1] if len(sys.argv) > 1 else "redis-py"
+
+
 class Client:
     """One client of the library, with a pool of its own, which has as many connections as there are threads."""
 
     def __init__(self, order):
         if len(order["urls"]) > 1:
-            raise ValueError("redis-py has no quorum of independent servers")
+            raise ValueError(f"{LIBRARY} is measured with one server")
         # It allows 100 connections unless told otherwise, and fails when a thread more wants one.
         self.redis = redis.Redis.from_url(order["urls"][0], max_connections=2_000 if order["clients"] == 1 else 1)
         self.redis.ping()
@@ -28,7 +75,9 @@ class Client:
 
     def lock(self, order, name):
         if order["lock"] != "mutex":
-            raise ValueError("redis-py has only a mutex")
+            raise ValueError(f"{LIBRARY} has only a mutex")
+        if LIBRARY in OTHERS:
+            return OTHERS[LIBRARY](self.redis, name, self.ttl)
         polling = {"sleep": 0.005} if order["is_tuned"] else {}
         return self.redis.lock(name, timeout=self.ttl, **polling)
 
@@ -246,7 +295,8 @@ def main():
         "held": peer.still_held,
         "close": peer.close,
     }
-    hello = {"library": f"redis-py {redis.__version__}", "runtime": f"CPython {platform.python_version()}"}
+    version = importlib.metadata.version("redis" if LIBRARY == "redis-py" else LIBRARY)
+    hello = {"library": f"{LIBRARY} {version}", "runtime": f"CPython {platform.python_version()}"}
     print(json.dumps(hello), flush=True)
     for line in sys.stdin:
         try:

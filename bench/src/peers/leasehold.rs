@@ -60,7 +60,8 @@ impl Library for Leasehold {
             "semaphore" => Kind::Semaphore(client.semaphore(name, run.permits).ttl(ttl)),
             "detached" => Kind::Detached(client.clone(), client.mutex(name).ttl(ttl), Cell::new(0)),
             bridge if bridge.starts_with("bridge:") => {
-                let foreign = format!("{}:{name}", &bridge["bridge:".len()..]).parse::<Foreign>()?;
+                let (scheme, servers) = bridge.split_at(bridge.find('@').unwrap_or(bridge.len()));
+                let foreign = format!("{}:{name}{servers}", &scheme["bridge:".len()..]).parse::<Foreign>()?;
                 Kind::Mutex(client.mutex(name).ttl(ttl).bridge(foreign))
             }
             other => return Err(format!("leasehold has no lock that is called {other}").into()),

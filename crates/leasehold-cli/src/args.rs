@@ -239,7 +239,9 @@ pub(crate) struct WorkArgs {
     #[arg(long, env = "LEASEHOLD_GRACE", value_name = "DURATION", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) grace: Option<Duration>,
     /// Also hold the lock of another library on the same Redis server: redisson:NAME, redis-py:NAME, redsync:NAME,
-    /// node-redlock:NAME, rslock:NAME, or set-nx-px:KEY
+    /// node-redlock:NAME, rslock:NAME, rueidislock:NAME, bsm:KEY, pottery:NAME, python-redis-lock:NAME, dapr:APP:NAME,
+    /// spring:REGISTRY:NAME, or set-nx-px:KEY; where several servers vote: redlock:KEY@URL,URL,URL or
+    /// redisson-redlock:NAME@URL,URL,URL
     #[arg(long, value_name = "LIBRARY:NAME", value_parser = bridge)]
     pub(crate) bridge: Option<Foreign>,
     /// Text that is published instead of the command line

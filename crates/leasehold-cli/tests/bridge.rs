@@ -12,12 +12,17 @@ use leasehold_testkit::Server;
 
 const BRIDGES: [&str; 2] = ["set-nx-px:jobs", "redisson:jobs"];
 
+/// One for each protocol, with the key.
+const PROTOCOLS: [(&str, &str); 5] = [
+    ("set-nx-px:jobs", "jobs"),
+    ("redisson:jobs", "jobs"),
+    ("spring:registry:jobs", "registry:jobs"),
+    ("python-redis-lock:jobs", "lock:jobs"),
+    ("rueidislock:jobs", "rueidislock:0:jobs"),
+];
+
 fn exists(server: &Server) -> bool {
     server.query::<i64>(&["EXISTS", "jobs"]).unwrap() == 1
-}
-
-fn until_exists(server: &Server, expected: bool) {
-    until(|| (exists(server) == expected).then_some(()));
 }
 
 fn hold(place: &Place, bridge: &str) -> Started {
@@ -99,14 +104,14 @@ fn command_that_ignores_term_is_killed_when_the_foreign_lock_is_lost() {
 fn killed_program_leaves_the_foreign_lock_for_its_ttl_only() {
     let server = Server::on_port();
     let place = Place::on(&server.url());
-    for bridge in BRIDGES {
+    for (bridge, key) in PROTOCOLS {
         let held = hold(&place, bridge);
         held.signal("KILL");
-        let left: i64 = server.query(&["PTTL", "jobs"]).unwrap();
+        let left: i64 = server.query(&["PTTL", key]).unwrap();
         assert!((1..=3_000).contains(&left), "{left}");
         let next = place.code(&["run", "--bridge", bridge, "own", "--", "true"]);
         assert_eq!(next.0, 0, "{next:?}");
-        assert!(!exists(&server));
+        assert_eq!(server.query::<i64>(&["EXISTS", key]).unwrap(), 0, "{bridge}");
     }
 }
 
@@ -114,27 +119,72 @@ fn killed_program_leaves_the_foreign_lock_for_its_ttl_only() {
 fn stopped_program_does_not_take_the_lock_of_its_successor() {
     let server = Server::on_port();
     let place = Place::on(&server.url());
-    let mut held = place.start(&[
-        "run",
-        "--ttl",
-        "3s",
-        "--bridge",
-        "set-nx-px:jobs",
-        "own",
-        "--",
-        "sh",
-        "-c",
-        "echo $$; exec sleep 600",
-    ]);
-    let command: u32 = held.line().parse().expect("the command runs");
-    held.signal("STOP");
-    until_exists(&server, false);
-    let taken: Option<String> = server.query(&["SET", "jobs", "other", "NX", "PX", "600000"]).unwrap();
-    assert!(taken.is_some());
-    held.signal("CONT");
+    for (bridge, key) in PROTOCOLS {
+        let mut held = place.start(&[
+            "run",
+            "--ttl",
+            "3s",
+            "--bridge",
+            bridge,
+            "own",
+            "--",
+            "sh",
+            "-c",
+            "echo $$; exec sleep 600",
+        ]);
+        let command: u32 = held.line().parse().expect("the command runs");
+        held.signal("STOP");
+        until(|| (server.query::<i64>(&["EXISTS", key]).unwrap() == 0).then_some(()));
+        if bridge.starts_with("redisson") {
+            server.run(&["HSET", key, "other:1", "1"]);
+        } else {
+            let taken: Option<String> = server.query(&["SET", key, "other", "NX", "PX", "600000"]).unwrap();
+            assert!(taken.is_some());
+        }
+        held.signal("CONT");
+        assert_eq!(held.end(), 124, "{bridge}");
+        until(|| (!is_alive(command)).then_some(()));
+        let is_kept = match bridge.starts_with("redisson") {
+            true => server.query::<i64>(&["HEXISTS", key, "other:1"]).unwrap() == 1,
+            false => server.query::<String>(&["GET", key]).unwrap() == "other",
+        };
+        assert!(is_kept, "{bridge}");
+        server.run(&["DEL", key]);
+        place.until_unused();
+    }
+}
+
+/// A program that took the lock, and was stopped for longer than it lasts, finds it with leasehold when it goes on.
+#[test]
+fn lock_of_a_stopped_program_is_taken_when_it_expires() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    server.run(&["SET", "jobs", "stopped", "NX", "PX", "1500"]);
+    let mut held = hold(&place, "set-nx-px:jobs");
+    // The release of the library: compare and delete.
+    let release =
+        "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
+    assert_eq!(server.query::<i64>(&["EVAL", release, "1", "jobs", "stopped"]).unwrap(), 0);
+    assert!(exists(&server));
+    held.signal("TERM");
+    held.end();
+    assert!(!exists(&server));
+}
+
+#[test]
+fn command_runs_while_a_majority_of_servers_has_its_lock() {
+    let servers = [Server::on_port(), Server::on_port(), Server::on_port()];
+    let own = Server::on_port();
+    let place = Place::on(&own.url());
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let mut held = hold(&place, &format!("redlock:jobs@{}", urls.join(",")));
+    until(|| servers.iter().all(exists).then_some(()));
+    servers[0].run(&["DEL", "jobs"]);
+    servers[2].run(&["DEL", "jobs"]);
     assert_eq!(held.end(), 124);
-    until(|| (!is_alive(command)).then_some(()));
-    assert_eq!(server.query::<String>(&["GET", "jobs"]).unwrap(), "other");
+    assert!(held.stderr().contains("other library"));
+    until(|| (!servers.iter().any(exists)).then_some(()));
+    place.until_unused();
 }
 
 #[test]
@@ -166,6 +216,8 @@ fn bridge_that_cannot_work_is_explained() {
         (&["--bridge", "redisson-fair:jobs", "own"][..], "clocks of its clients"),
         (&["--bridge", "jobs", "own"], "redisson:NAME"),
         (&["--bridge", "redisson:", "own"], "has a name"),
+        (&["--bridge", "dapr:jobs", "own"], "dapr:APP:NAME"),
+        (&["--bridge", "redlock:jobs", "own"], "KEY@redis://HOST"),
         (&["-s", "--bridge", "redisson:jobs", "own"], "leave out -s"),
         (&["--bridge", "redisson:jobs", "a", "b"], "one name"),
     ] {

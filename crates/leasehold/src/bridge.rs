@@ -7,15 +7,22 @@
 //!
 //! Fencing tokens order the programs with leasehold only: the other library gives none, or other ones.
 //!
-//! What is not here: several servers that vote, and Redisson's fair lock, whose queue is ordered by the clocks of its clients.
+//! The foreign leg may be a lock on several servers whose programs vote (`servers.rs`, `store/redis/voters.rs`).
+//!
+//! What is not here: Redisson's fair lock, whose queue is ordered by the clocks of its clients.
 
 mod commands;
 mod foreign;
+mod holders;
 mod keeper;
 mod leg;
+mod libraries;
+mod servers;
 mod take;
+mod text;
 mod turns;
 
+pub(crate) use self::commands::UNDECIDED;
 pub use self::foreign::Foreign;
 pub(crate) use self::keeper::Bridges;
 pub(crate) use self::leg::{Leg, LegEnd};

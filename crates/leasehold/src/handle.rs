@@ -92,11 +92,18 @@ impl Handle {
         }
     }
 
-    /// The client's bridges to locks of other libraries.
+    /// The client's bridges to locks of other libraries, of which this is one.
     #[cfg(feature = "redis")]
-    pub(crate) fn bridges(&self) -> Result<&crate::bridge::Bridges, StoreError> {
-        let keys = self.store.foreign_keys()?;
-        Ok(self.bridges.get_or_init(|| crate::bridge::Bridges::start(self.session.clone(), keys)))
+    pub(crate) fn bridges(
+        &self,
+        foreign: &crate::bridge::Foreign,
+    ) -> Result<&crate::bridge::Bridges, StoreError> {
+        if let Some(bridges) = self.bridges.get() {
+            return Ok(bridges);
+        }
+        let started = crate::bridge::Bridges::start(self.session.clone(), self.store.clone(), foreign)?;
+        // Another task may have been faster; the ones that are not kept have no legs, and end.
+        Ok(self.bridges.get_or_init(|| started))
     }
 
     /// What an attempt with this metadata stores.

@@ -165,6 +165,48 @@ fn late_take_of_a_redisson_lock_does_not_shorten_it() {
     assert!(pttl(&server) > 30_000);
 }
 
+/// A command to take the lock stays on its way, a second one takes it, somebody deletes it, and then the first one arrives.
+#[tokio::test]
+async fn late_command_does_not_hide_that_the_lock_was_deleted() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    // Without the right to hear of changes, renewals alone show a loss.
+    let rule = ["ACL", "SETUSER", "locks", "on", ">password", "~*", "&*", "+@all", "-client|tracking"];
+    assert_eq!(server.run(&rule), Value::Okay);
+    let url = format!("redis://locks:password@127.0.0.1:{}", proxy.port());
+    for foreign in both() {
+        let client = Client::connect(&url).await.unwrap();
+        take_as_other(&server, &foreign, "60000");
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign).ttl(Duration::from_secs(6));
+            async move { mutex.lock().await }
+        });
+        // It polls: the next try is held, and its connection is given up after a second.
+        server.run(&["CONFIG", "RESETSTAT"]);
+        let polls = async || {
+            let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
+            stats.contains("cmdstat_pttl")
+        };
+        until(polls).await;
+        proxy.hold_requests(true);
+        until(async || proxy.held() > 0).await;
+        proxy.hold_requests(false);
+        server.run(&["DEL", KEY]);
+        let guard = waiter.await.unwrap().unwrap();
+        until(async || guard.remaining() > Duration::from_secs(3)).await;
+        // Between two renewals, which are 2 s apart; what the late command takes lasts 3 s.
+        server.run(&["DEL", KEY]);
+        proxy.release_held();
+        until(async || exists(&server)).await;
+        let lost = tokio::time::timeout(SOON, guard.lost()).await;
+        assert_eq!(lost.expect("the renewal sees another holder"), Loss::Bridge, "{foreign}");
+        drop(guard);
+        // What the late command has taken is released, too.
+        until(async || !exists(&server)).await;
+        client.close().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn guard_is_lost_when_the_foreign_lock_is() {
     let server = Server::on_socket();

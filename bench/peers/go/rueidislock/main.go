@@ -1,4 +1,5 @@
-// rueidislock as a peer, with the options that its README shows: one key, and no invalidations of its own.
+// rueidislock as a peer, with the options that its README shows: one key, and no invalidations of its own. The lock that is called
+// majority has three keys instead, as by default.
 package main
 
 import (
@@ -11,7 +12,7 @@ import (
 	"leasehold/bench/work"
 )
 
-type client struct{ locker rueidislock.Locker }
+type client struct{ locker, majority rueidislock.Locker }
 
 type lock struct {
 	locker rueidislock.Locker
@@ -36,26 +37,36 @@ func open(order *work.Order) (work.Client, error) {
 		// Its buffers are for a client that a whole program shares: a megabyte each.
 		option.ReadBufferEachConn, option.WriteBufferEachConn, option.RingScaleEachConn = 1<<14, 1<<14, 6
 	}
-	locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
-		ClientOption:   option,
-		KeyMajority:    1,
-		KeyValidity:    order.TTL(),
-		NoLoopTracking: true,
-	})
-	if err != nil {
-		return nil, err
+	lockers := [2]rueidislock.Locker{}
+	for keys := range lockers {
+		lockers[keys], err = rueidislock.NewLocker(rueidislock.LockerOption{
+			ClientOption:   option,
+			KeyMajority:    int32(keys) + 1,
+			KeyValidity:    order.TTL(),
+			NoLoopTracking: true,
+		})
+		if err != nil {
+			return nil, err
+		}
 	}
-	return &client{locker}, nil
+	return &client{lockers[0], lockers[1]}, nil
 }
 
 func (c *client) Lock(run *work.Order, name string) (work.Lock, error) {
-	if run.Lock != "mutex" {
+	switch run.Lock {
+	case "mutex":
+		return &lock{locker: c.locker, name: name}, nil
+	case "majority":
+		return &lock{locker: c.majority, name: name}, nil
+	default:
 		return nil, errors.New("rueidislock has only a mutex")
 	}
-	return &lock{locker: c.locker, name: name}, nil
 }
 
-func (c *client) Close() { c.locker.Close() }
+func (c *client) Close() {
+	c.locker.Close()
+	c.majority.Close()
+}
 
 // Take waits under a context of its own, since the one that it is given would end the lock with the run.
 func (l *lock) Take(ctx context.Context) error {

@@ -1,9 +1,7 @@
 //! The locks of other libraries: their keys.
 
-use std::fmt;
-use std::str::FromStr;
-
-use crate::error::{Error, invalid};
+use super::servers::Servers;
+use crate::error::Error;
 
 /// A lock of another library on the same Redis server.
 ///
@@ -25,6 +23,10 @@ use crate::error::{Error, invalid};
 pub struct Foreign {
     pub(super) protocol: Protocol,
     pub(super) key: String,
+    /// The channel or the list that wakes the library's waiters, if it can't be computed from the key.
+    pub(super) wakes: Option<String>,
+    /// The servers that vote; none: the client's own server.
+    pub(super) servers: Option<Servers>,
 }
 
 /// How a library writes its lock.
@@ -32,79 +34,17 @@ pub struct Foreign {
 pub(super) enum Protocol {
     /// A key with the holder's value: `SET key value NX PX ttl`.
     SetNxPx,
+    /// The same, and the release sends a message.
+    SpringIntegration,
+    /// The same, and the release adds an element to a list.
+    PythonRedisLock,
+    /// Several such keys on one server.
+    Rueidislock,
     /// Redisson's `RLock`: a hash with a field per holder.
     Redisson,
 }
 
-/// Makes a lock of its name.
-type Build = fn(&str) -> Foreign;
-
-/// What precedes the name in the text of a lock.
-const SCHEMES: [(&str, Build); 6] = [
-    ("set-nx-px", |key| Foreign::set_nx_px(key)),
-    ("redisson", |name| Foreign::redisson_lock(name)),
-    ("redis-py", |name| Foreign::redis_py(name)),
-    ("redsync", |name| Foreign::redsync(name)),
-    ("node-redlock", |name| Foreign::node_redlock(name)),
-    ("rslock", |name| Foreign::rslock(name)),
-];
-
-/// Why Redisson's fair lock has no bridge.
-const NO_FAIR_LOCK: &str = "Redisson's fair lock can't be bridged: its queue is ordered by the clocks of its clients, and a waiter \
-                            that has died delays the others by minutes. Use RLock (getLock) in the Java programs first";
-
 impl Foreign {
-    /// A lock that is a key with a random value, taken by `SET key value NX PX ttl` and released by a compare and delete: the
-    /// lock of most libraries, and of most programs without one. Waiters are expected to poll.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::set_nx_px("lock:jobs").key(), "lock:jobs");
-    /// ```
-    pub fn set_nx_px(key: impl Into<String>) -> Self {
-        Self { protocol: Protocol::SetNxPx, key: key.into() }
-    }
-
-    /// `redis.Redis.lock(name)` of redis-py, which uses the name as its key.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::redis_py("jobs").key(), "jobs");
-    /// ```
-    pub fn redis_py(name: impl Into<String>) -> Self {
-        Self::set_nx_px(name)
-    }
-
-    /// `Redsync.NewMutex(name)` of redsync with one server, which uses the name as its key.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::redsync("jobs").key(), "jobs");
-    /// ```
-    pub fn redsync(name: impl Into<String>) -> Self {
-        Self::set_nx_px(name)
-    }
-
-    /// `Redlock.acquire([resource])` of node-redlock with one server, which uses the resource as its key.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::node_redlock("jobs").key(), "jobs");
-    /// ```
-    pub fn node_redlock(resource: impl Into<String>) -> Self {
-        Self::set_nx_px(resource)
-    }
-
-    /// `LockManager::lock(resource)` of rslock with one server, which uses the resource as its key.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::rslock("jobs").key(), "jobs");
-    /// ```
-    pub fn rslock(resource: impl Into<String>) -> Self {
-        Self::set_nx_px(resource)
-    }
-
     /// `RedissonClient.getLock(name)` of Redisson. Waiters in Java are woken by message.
     ///
     /// ```
@@ -112,7 +52,28 @@ impl Foreign {
     /// assert_eq!(Foreign::redisson_lock("jobs").key(), "jobs");
     /// ```
     pub fn redisson_lock(name: impl Into<String>) -> Self {
-        Self { protocol: Protocol::Redisson, key: name.into() }
+        Self { protocol: Protocol::Redisson, key: name.into(), wakes: None, servers: None }
+    }
+
+    /// `RedissonRedLock` over `getLock(name)` of several Redisson clients, one for each server: the lock is held by the holder of
+    /// more than half of them. It also excludes a `RedissonMultiLock` over the same locks, which needs all of them.
+    ///
+    /// ```
+    /// use leasehold::bridge::Foreign;
+    ///
+    /// let servers = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
+    /// assert_eq!(Foreign::redisson_redlock(servers, "jobs")?.key(), "jobs");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Foreign::redlock`].
+    pub fn redisson_redlock<U: AsRef<str>>(
+        servers: impl IntoIterator<Item = U>,
+        name: impl Into<String>,
+    ) -> Result<Self, Error> {
+        Ok(Self { servers: Some(Servers::parse(servers)?), ..Self::redisson_lock(name) })
     }
 
     /// The key of the lock on the server.
@@ -125,33 +86,9 @@ impl Foreign {
     pub fn key(&self) -> &str {
         &self.key
     }
-}
 
-impl fmt::Display for Foreign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = match self.protocol {
-            Protocol::SetNxPx => "set-nx-px",
-            Protocol::Redisson => "redisson",
-        };
-        write!(f, "{scheme}:{}", self.key)
-    }
-}
-
-impl FromStr for Foreign {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let (scheme, name) = text.split_once(':').unwrap_or((text, ""));
-        if scheme == "redisson-fair" {
-            return Err(invalid(NO_FAIR_LOCK));
-        }
-        let Some((_, build)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
-            let known: Vec<_> = SCHEMES.iter().map(|(known, _)| format!("{known}:NAME")).collect();
-            return Err(invalid(format!("a bridge is one of {}, not {text:?}", known.join(", "))));
-        };
-        if name.is_empty() {
-            return Err(invalid(format!("a bridge has a name: {scheme}:NAME")));
-        }
-        Ok(build(name))
+    /// The addresses of the servers that vote; none if it is the client's own server.
+    pub(crate) fn servers(&self) -> &[String] {
+        self.servers.as_ref().map_or(&[], Servers::urls)
     }
 }

@@ -3,32 +3,54 @@
 //! The legs are not rows of the session's table, because their commands are not those of a store. One task for all of them means that
 //! a lock costs no task, and that legs which are due at the same time do not wait for each other's answers.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::foreign::Foreign;
+use super::holders::Holders;
 use super::leg::Leg;
+use super::servers::Servers;
 use super::turns::TurnTable;
 use crate::engine::Session;
-use crate::store::{ForeignKeys, StoreError};
+use crate::store::{ForeignKeys, Store, StoreError};
 
 /// The bridges of one client.
 pub(crate) struct Bridges {
     session: Arc<Session>,
-    keys: Arc<dyn ForeignKeys>,
+    store: Arc<dyn Store>,
+    /// The connections to the servers that were used: to the client's own one, and to those of locks with several.
+    keys: Mutex<HashMap<Option<Servers>, Arc<dyn ForeignKeys>>>,
     turns: Arc<TurnTable>,
     /// New legs. There are no more of them than leases.
     legs: UnboundedSender<Arc<Leg>>,
 }
 
 impl Bridges {
-    pub(crate) fn start(session: Arc<Session>, keys: Arc<dyn ForeignKeys>) -> Self {
+    /// `first` is the lock that is used first.
+    pub(crate) fn start(
+        session: Arc<Session>,
+        store: Arc<dyn Store>,
+        first: &Foreign,
+    ) -> Result<Self, StoreError> {
+        let keys = store.foreign_keys(first.servers())?;
         let (legs, new) = unbounded_channel();
         keys.runtime().spawn(keep_all(new));
-        Self { session, keys, turns: Arc::default(), legs }
+        let keys = Mutex::new(HashMap::from([(first.servers.clone(), keys)]));
+        Ok(Self { session, store, keys, turns: Arc::default(), legs })
+    }
+
+    fn keys(&self, foreign: &Foreign) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+        let mut known = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(keys) = known.get(&foreign.servers) {
+            return Ok(keys.clone());
+        }
+        let keys = self.store.foreign_keys(foreign.servers())?;
+        known.insert(foreign.servers.clone(), keys.clone());
+        Ok(keys)
     }
 
     /// Begins a leg for this lease. Nothing is sent yet.
@@ -38,9 +60,9 @@ impl Bridges {
             let what = format!("the system gave no random numbers: {error}");
             StoreError::new(leasehold_core::Failure::NotSent, what)
         })?;
-        let holder = foreign.holder(u128::from_be_bytes(random));
-        let (session, keys, turns) = (self.session.clone(), self.keys.clone(), self.turns.clone());
-        let leg = Arc::new(Leg::new(session, keys, turns, foreign.clone(), holder, lease, ttl));
+        let holders = Holders::new(foreign.clone(), u128::from_be_bytes(random));
+        let (session, keys, turns) = (self.session.clone(), self.keys(foreign)?, self.turns.clone());
+        let leg = Arc::new(Leg::new(session, keys, turns, holders, lease, ttl));
         self.session.begin_leg();
         if self.legs.send(leg.clone()).is_err() {
             self.session.end_leg();

@@ -10,6 +10,7 @@ use tokio::sync::{Notify, watch};
 
 use super::commands::{is_other_type, is_silent, is_yes};
 use super::foreign::Foreign;
+use super::holders::Holders;
 use super::turns::TurnTable;
 use crate::engine::{Session, with_deadline};
 use crate::store::{ForeignCall, ForeignKeys, StoreError};
@@ -43,7 +44,7 @@ pub(crate) struct Leg {
     pub(super) foreign: Foreign,
     pub(super) turns: Arc<TurnTable>,
     /// What the key shows as its holder.
-    pub(super) holder: String,
+    pub(super) holders: Holders,
     /// The lease of the own leg.
     lease: u64,
     ttl: Duration,
@@ -75,14 +76,14 @@ impl Leg {
         session: Arc<Session>,
         keys: Arc<dyn ForeignKeys>,
         turns: Arc<TurnTable>,
-        foreign: Foreign,
-        holder: String,
+        holders: Holders,
         lease: u64,
         ttl: Duration,
     ) -> Self {
         let (end, _) = watch::channel(None);
         let (state, changed) = (Mutex::default(), Notify::new());
-        Self { session, keys, foreign, turns, holder, lease, ttl, state, changed, end }
+        let foreign = holders.foreign().clone();
+        Self { session, keys, foreign, turns, holders, lease, ttl, state, changed, end }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -95,10 +96,12 @@ impl Leg {
         state.expires_at = state.expires_at.max(sent_at + ttl + MAX_DELAY);
     }
 
-    /// A command that may take the leg has no answer.
-    pub(super) fn note_unanswered(&self, sent_at: LocalTime) {
+    /// A command that may take the leg for this holder has no answer.
+    pub(super) fn note_unanswered(&self, holder: &str, sent_at: LocalTime) {
+        let until = sent_at + FIRST_TTL + MAX_DELAY;
+        self.holders.give_up(holder, sent_at, until);
         let mut state = self.state();
-        state.orphan_until = state.orphan_until.max(sent_at + FIRST_TTL + MAX_DELAY);
+        state.orphan_until = state.orphan_until.max(until);
     }
 
     /// The ttl to take the leg with.
@@ -128,16 +131,16 @@ impl Leg {
     pub(crate) async fn renew(&self) -> Result<bool, StoreError> {
         let sent_at = self.session.now();
         self.note_sent(sent_at, self.ttl);
+        let holder = self.holders.current();
         // A change of the key is reported from now on: somebody may delete it by hand. What came before is in the answer.
         let calls = vec![
-            self.foreign.renew(&self.holder, millis(self.ttl)),
+            self.foreign.renew(&holder, millis(self.ttl)),
             ForeignCall::track(),
-            ForeignCall::Command(self.foreign.holds(&self.holder)),
+            ForeignCall::Command(self.foreign.holds(&holder)),
         ];
         let mut answers = self.keys.run(calls).await?.into_iter();
         let renewed = answers.next().unwrap_or(Ok(Value::Nil));
-        let is_gone =
-            matches!(answers.nth(1), Some(Ok(held)) if !self.foreign.is_holder(&self.holder, &held));
+        let is_gone = matches!(answers.nth(1), Some(Ok(held)) if !self.foreign.is_holder(&holder, &held));
         match renewed {
             Ok(_) if is_gone => self.lost("its key was deleted, has expired, or has another holder"),
             Ok(answer) if is_yes(&answer) => {
@@ -217,7 +220,7 @@ impl Leg {
 
     /// Ends when the leg is to be released, or is lost.
     async fn hold(&self) {
-        let key = self.keys.watch(self.foreign.key());
+        let key = self.keys.watch(&self.foreign.keys());
         let mut own = self.session.watch(self.lease);
         let mut is_lost = false;
         loop {
@@ -257,7 +260,7 @@ impl Leg {
         }
         let (mut is_confirmed, mut is_repeated) = (false, false);
         loop {
-            let answers = self.keys.run(vec![self.foreign.release(&self.holder)]).await;
+            let answers = self.keys.run(self.releases()).await;
             let end = match answers.map(|answers| answers.into_iter().next()) {
                 Ok(Some(Ok(answer))) if is_silent(&answer) => {
                     self.warn_of_silence();
@@ -290,10 +293,17 @@ impl Leg {
         }
     }
 
+    /// Releases the lock, and what commands without an answer may have taken.
+    pub(super) fn releases(&self) -> Vec<ForeignCall> {
+        let mut holders = vec![self.holders.current()];
+        holders.extend(self.holders.given_up());
+        holders.iter().map(|holder| self.foreign.release(holder)).collect()
+    }
+
     fn warn_of_silence(&self) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            let why = "the user has no right to the channel of the lock";
+            let why = "the user has no right to the channel or the list that wakes them";
             tracing::warn!(foreign = %self.foreign, why, "the waiters of the other library are not woken");
         });
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{Failure, LocalTime};
 use redis::Value;
 
-use super::commands::{is_other_type, is_yes};
+use super::commands::{is_other_type, is_undecided, is_yes};
 use super::foreign::Foreign;
 use super::leg::{Leg, millis, refused};
 use crate::engine::with_deadline;
@@ -44,7 +44,8 @@ pub(crate) async fn take_leg(
 ) -> Result<Option<Guard>, Error> {
     let handle = guard.handle().clone();
     let failed = |guard: &Guard, error: &StoreError| leg_error(&handle, guard, foreign, error);
-    let begun = handle.bridges().and_then(|bridges| bridges.begin(foreign, guard.sequence(), ttl));
+    let bridges = handle.bridges(foreign);
+    let begun = bridges.and_then(|bridges| bridges.begin(foreign, guard.sequence(), ttl));
     let leg = begun.map_err(|error| failed(&guard, &error))?;
     guard.set_leg(leg.clone());
     let taking = guard.run(leg.take(began_at, deadline));
@@ -75,7 +76,7 @@ const OTHER_TYPE: &str = "its key has another type";
 impl Leg {
     /// Takes the leg. Returns false if it is busy and the attempt does not wait. One that waits is dropped at its deadline.
     async fn take(&self, began_at: LocalTime, deadline: Option<LocalTime>) -> Result<bool, StoreError> {
-        let key = self.keys.watch(self.foreign.key());
+        let key = self.keys.watch(&self.foreign.keys());
         let waits = deadline.is_some();
         if let Some(deadline) = deadline {
             let waited = self.session.now().since(began_at);
@@ -104,7 +105,8 @@ impl Leg {
                 // The next try also reads the holder, and asks for word of changes.
                 continue;
             }
-            let limit = if self.keys.is_tracking() {
+            // Several programs that vote may each have a part of the servers, and no change of a key shows when all have given up.
+            let limit = if self.keys.is_tracking() && self.foreign.servers.is_none() {
                 MAX_WAIT
             } else {
                 poll = (poll * 2).min(MAX_POLL);
@@ -119,32 +121,55 @@ impl Leg {
     async fn try_once(&self, is_repeated: bool) -> Result<Try, StoreError> {
         let sent_at = self.session.now();
         let ttl = self.first_ttl(sent_at);
-        let take = self.foreign.take(&self.holder, millis(ttl));
+        let holder = self.holders.current();
+        let given_up = if is_repeated { self.holders.given_up() } else { Vec::new() };
         let mut calls = Vec::new();
         if is_repeated {
             let mut left = redis::cmd("PTTL");
             left.arg(self.foreign.key());
-            let holds = ForeignCall::Command(self.foreign.holds(&self.holder));
-            calls.extend([ForeignCall::track(), holds, ForeignCall::Command(left)]);
+            let holds = |holder: &String| ForeignCall::Command(self.foreign.holds(holder));
+            calls.extend([ForeignCall::track(), holds(&holder), ForeignCall::Command(left)]);
+            calls.extend(given_up.iter().map(holds));
         }
-        calls.push(take);
-        let unanswered = Unanswered { leg: self, sent_at };
+        calls.push(self.foreign.take(&holder, millis(ttl)));
+        let unanswered = Unanswered { leg: self, holder: &holder, sent_at };
         let mut answers = self.keys.run(calls).await?;
         std::mem::forget(unanswered);
-        let taken = answers.pop().unwrap_or(Ok(Value::Nil)).map_err(|error| explain(&error))?;
-        if is_yes(&taken) {
-            self.confirm(sent_at, ttl);
-            return Ok(Try::Taken);
+        match answers.pop().unwrap_or(Ok(Value::Nil)) {
+            Ok(taken) if is_yes(&taken) => {
+                self.confirm(sent_at, ttl);
+                return Ok(Try::Taken);
+            }
+            Err(error) if !is_undecided(&error) => return Err(explain(&error)),
+            _ => {}
         }
         let mut answers = answers.into_iter().skip(1);
-        let holds = answers.next().unwrap_or(Ok(Value::Nil)).map_err(|error| explain(&error))?;
-        if self.foreign.is_holder(&self.holder, &holds) && self.renew().await? {
-            return Ok(Try::Taken);
-        }
+        let mut is_held = |holder: &String| match answers.next() {
+            Some(Ok(held)) => Ok(self.foreign.is_holder(holder, &held)),
+            Some(Err(error)) if !is_undecided(&error) => Err(explain(&error)),
+            _ => Ok(false),
+        };
+        let is_taken = is_held(&holder)?;
         let left = match answers.next() {
             Some(Ok(Value::Int(left))) => u64::try_from(left).ok().map(Duration::from_millis),
             _ => None,
         };
+        let mut has_taken = if is_taken { Some(&holder) } else { None };
+        for (earlier, answer) in given_up.iter().zip(answers) {
+            if answer.is_ok_and(|held| self.foreign.is_holder(earlier, &held)) {
+                has_taken = Some(earlier);
+            }
+        }
+        if let Some(holder) = has_taken {
+            self.holders.adopt(holder);
+            if self.renew().await? {
+                return Ok(Try::Taken);
+            }
+        }
+        if self.foreign.servers.is_some() {
+            // A minority may have granted it. An error leaves it there until it expires, and the next try finds it.
+            let _ = self.keys.run(self.releases()).await;
+        }
         Ok(Try::Busy(left))
     }
 
@@ -174,12 +199,13 @@ impl Leg {
 /// A command to take a leg whose answer has not come. Dropped, the command may still arrive.
 struct Unanswered<'a> {
     leg: &'a Leg,
+    holder: &'a str,
     sent_at: LocalTime,
 }
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
-        self.leg.note_unanswered(self.sent_at);
+        self.leg.note_unanswered(self.holder, self.sent_at);
     }
 }
 

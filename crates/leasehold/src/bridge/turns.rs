@@ -30,14 +30,15 @@ struct Terms {
 /// For waiters that poll, every 50 ms to 250 ms by default in the libraries that are known.
 const POLLING: Terms = Terms { hold: Duration::from_millis(100), offer: Duration::from_millis(50) };
 
-/// For waiters that a message wakes.
+/// For waiters that a message, or a change of the key, wakes.
 const WOKEN: Terms = Terms { hold: Duration::from_millis(20), offer: Duration::from_millis(10) };
 
 impl Foreign {
     fn terms(&self) -> &'static Terms {
         match self.protocol {
-            Protocol::SetNxPx => &POLLING,
-            Protocol::Redisson => &WOKEN,
+            // Spring's waiters poll by default.
+            Protocol::SetNxPx | Protocol::SpringIntegration => &POLLING,
+            Protocol::Redisson | Protocol::PythonRedisLock | Protocol::Rueidislock => &WOKEN,
         }
     }
 }

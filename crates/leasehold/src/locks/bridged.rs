@@ -21,10 +21,13 @@ impl Lock {
 
     /// Whether the options and the store allow a bridge, if there is one.
     pub(super) fn check_bridge(&self, resource: &Resource) -> Result<(), Error> {
-        if self.bridge.is_none() {
-            return Ok(());
-        }
-        let what = if !self.handle.capabilities.has_foreign_keys {
+        let Some(foreign) = &self.bridge else { return Ok(()) };
+        let capabilities = &self.handle.capabilities;
+        let is_quorum = capabilities.needs_admission_queue;
+        let has_keys = capabilities.has_foreign_keys || is_quorum && !foreign.servers().is_empty();
+        let what = if !has_keys && is_quorum {
+            "a lock on a quorum can only be bridged to a lock on several servers: see Foreign::redlock"
+        } else if !has_keys {
             "a bridge needs a store on the Redis server that has the keys of the other library"
         } else if !self.terms.renews {
             "a bridged lock is always renewed, because the other library's lock is first taken for 3 s only"

@@ -176,9 +176,9 @@ pub(crate) trait Store: Send + Sync {
         None
     }
 
-    /// The keys of other libraries on the same server, for bridges.
+    /// The keys of other libraries, for bridges: on the same server, or on the servers with these addresses, which vote.
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, _servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         Err(StoreError::new(Failure::NotSent, "this store has no keys of other libraries"))
     }
 
@@ -208,8 +208,8 @@ pub(crate) trait ForeignKeys: Send + Sync {
     /// Whether the server reports changes of keys.
     fn is_tracking(&self) -> bool;
 
-    /// Lets a task wait for changes of a key.
-    fn watch(&self, key: &str) -> KeyWatch;
+    /// Lets a task wait for changes of these keys.
+    fn watch(&self, keys: &[String]) -> KeyWatch;
 }
 
 /// Resources whose state is asked for in one batch: enough to hide the round trip, few enough for a slow store.

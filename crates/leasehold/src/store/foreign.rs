@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::Notify;
 
-/// A script on one key of another library.
+/// A script on the keys of a lock of another library.
 pub(crate) struct ForeignScript {
     text: &'static str,
     hash: OnceLock<String>,
@@ -24,9 +24,10 @@ impl ForeignScript {
 }
 
 /// One command.
+#[derive(Clone)]
 pub(crate) enum ForeignCall {
     Command(Cmd),
-    Script { script: &'static ForeignScript, key: String, arguments: Vec<String> },
+    Script { script: &'static ForeignScript, keys: Vec<String>, arguments: Vec<String> },
 }
 
 impl ForeignCall {
@@ -41,12 +42,12 @@ impl ForeignCall {
     pub(super) fn encode(&self, with_text: bool) -> Cmd {
         match self {
             Self::Command(command) => command.clone(),
-            Self::Script { script, key, arguments } => {
+            Self::Script { script, keys, arguments } => {
                 let mut command = match with_text {
                     false => redis::cmd("EVALSHA").arg(script.hash()).to_owned(),
                     true => redis::cmd("EVAL").arg(script.text).to_owned(),
                 };
-                command.arg(1).arg(key).arg(arguments);
+                command.arg(keys.len()).arg(keys).arg(arguments);
                 command
             }
         }
@@ -84,22 +85,26 @@ impl Watchers {
     }
 }
 
-/// A task's registration for changes of a key. A change between two waits ends the next wait.
+/// A task's registration for changes of some keys. A change between two waits ends the next wait.
 pub(crate) struct KeyWatch {
     watchers: Arc<Watchers>,
-    key: String,
+    keys: Vec<String>,
     number: u64,
     notify: Arc<Notify>,
 }
 
 impl KeyWatch {
-    pub(super) fn new(watchers: &Arc<Watchers>, key: &str) -> Self {
+    pub(super) fn new(watchers: &Arc<Watchers>, keys: &[String]) -> Self {
         let (notify, number) = (Arc::new(Notify::new()), watchers.next.fetch_add(1, Ordering::Relaxed));
-        watchers.by_key().entry(key.to_owned()).or_default().push((number, notify.clone()));
-        Self { watchers: watchers.clone(), key: key.to_owned(), number, notify }
+        let mut by_key = watchers.by_key();
+        for key in keys {
+            by_key.entry(key.clone()).or_default().push((number, notify.clone()));
+        }
+        drop(by_key);
+        Self { watchers: watchers.clone(), keys: keys.to_vec(), number, notify }
     }
 
-    /// Waits until the key may have changed. Cancel safe.
+    /// Waits until one of the keys may have changed. Cancel safe.
     pub(crate) async fn changed(&self) {
         self.notify.notified().await;
     }
@@ -108,10 +113,12 @@ impl KeyWatch {
 impl Drop for KeyWatch {
     fn drop(&mut self) {
         let mut by_key = self.watchers.by_key();
-        if let Some(watching) = by_key.get_mut(&self.key) {
-            watching.retain(|(number, _)| *number != self.number);
-            if watching.is_empty() {
-                by_key.remove(&self.key);
+        for key in &self.keys {
+            if let Some(watching) = by_key.get_mut(key) {
+                watching.retain(|(number, _)| *number != self.number);
+                if watching.is_empty() {
+                    by_key.remove(key);
+                }
             }
         }
     }

@@ -133,9 +133,9 @@ impl Store for Lazy {
     }
 
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self) -> Result<Arc<dyn super::ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn super::ForeignKeys>, StoreError> {
         match self.opened() {
-            Some(store) => store.foreign_keys(),
+            Some(store) => store.foreign_keys(servers),
             None => Err(StoreError::new(Failure::NotSent, "the store is not open yet")),
         }
     }

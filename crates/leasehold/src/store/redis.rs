@@ -21,6 +21,7 @@ mod endpoint;
 mod error;
 mod exec;
 mod foreign;
+mod foreign_voters;
 mod handshake;
 mod limits;
 mod listing;
@@ -168,6 +169,14 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
     doctor::diagnose_voters(&voters, abstains_for).await
 }
 
+/// The keys of other libraries on servers that vote. Nothing is sent yet.
+pub(crate) fn foreign_voters(
+    servers: &[String],
+    runtime: Handle,
+) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+    Ok(Arc::new(foreign_voters::Voters::new(servers, runtime)?))
+}
+
 /// What sets a Redis store apart, whether it is open or not.
 pub(crate) const fn capabilities() -> Capabilities {
     Capabilities { has_replicas: true, has_foreign_keys: true, ..Capabilities::new(POLL_INTERVALS) }
@@ -230,7 +239,10 @@ impl Store for Redis {
         Some(self.run_on_runtime(work, move || (0..count).map(|_| Err(runtime_ended())).collect()))
     }
 
-    fn foreign_keys(&self) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+        if !servers.is_empty() {
+            return foreign_voters(servers, self.runtime.clone());
+        }
         match &*self.nodes {
             Nodes::Server { voting: None, .. } => Ok(Arc::new(self.foreign.clone())),
             Nodes::Server { .. } | Nodes::Cluster { .. } => Err(foreign::no_cluster()),

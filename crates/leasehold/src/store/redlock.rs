@@ -34,13 +34,15 @@ use std::time::Duration;
 
 use futures_util::future::{AbortHandle, join_all};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, LocalTime, Push, PushKind, Reply, Resource, StoreTime,
-    Token, quorum_of,
+    Acquire, Acquisition, Answer, ClientId, Command, Failure, LocalTime, Push, PushKind, Reply, Resource,
+    StoreTime, Token, quorum_of,
 };
 use tokio::sync::Notify;
 
-use super::redis::{runtime_ended, slot_of};
-use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError, missing_response, only};
+use super::redis::{foreign_voters, runtime_ended, slot_of};
+use super::{
+    Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, Inbox, Store, StoreError, missing_response, only,
+};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock::Clock;
 use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
@@ -306,6 +308,16 @@ pub(crate) const fn capabilities(max_ttl: Option<Duration>) -> Capabilities {
 impl Store for Redlock {
     fn capabilities(&self) -> Capabilities {
         capabilities(self.quorum.options.max_ttl)
+    }
+
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+        match &self.quorum.runtime {
+            Runtime::Client(runtime) if !servers.is_empty() => foreign_voters(servers, runtime.clone()),
+            _ => {
+                let what = "a lock on a quorum can only be bridged to a lock on several servers";
+                Err(StoreError::new(Failure::NotSent, what))
+            }
+        }
     }
 
     fn publish_client(&self, metadata: Arc<str>) -> bool {

@@ -172,8 +172,8 @@ impl Store for Metered {
     }
 
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self) -> Result<Arc<dyn crate::store::ForeignKeys>, StoreError> {
-        self.store.foreign_keys()
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn crate::store::ForeignKeys>, StoreError> {
+        self.store.foreign_keys(servers)
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {

@@ -10,26 +10,38 @@ use std::sync::{Arc, Weak};
 
 use leasehold_core::Failure;
 use redis::aio::MultiplexedConnection;
-use redis::{PushInfo, PushKind, RedisError, Value};
+use redis::{ConnectionAddr, ConnectionInfo, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::connect::{self, Credentials};
 use super::connections::{Connections, config};
+use super::endpoint::Endpoint;
 use super::error::{CallError, runtime_ended};
 use super::nodes::Nodes;
 use super::wire;
+use crate::error::{Error, invalid};
 use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
+use crate::url::{Place, RedisUrl};
 
 /// The keys of one server.
 #[derive(Clone)]
 pub(super) struct ServerKeys {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     runtime: Handle,
 }
 
-struct Shared {
-    nodes: Arc<Nodes>,
+/// The server.
+enum Source {
+    /// The one that the store is connected to.
+    Store(Arc<Nodes>),
+    /// Another one.
+    Other { info: Box<ConnectionInfo>, is_resp2: bool },
+}
+
+pub(super) struct Shared {
+    source: Source,
     connection: tokio::sync::Mutex<Option<Open>>,
     /// Whether the server reports changes of keys over that connection.
     is_tracking: AtomicBool,
@@ -39,15 +51,33 @@ struct Shared {
 /// The connection, and what it was opened beside.
 struct Open {
     connection: MultiplexedConnection,
-    beside: Weak<Connections>,
+    /// The connections of the store; none at another server.
+    beside: Option<Weak<Connections>>,
     is_lost: Arc<AtomicBool>,
 }
 
 impl ServerKeys {
     pub(super) fn new(nodes: Arc<Nodes>, runtime: Handle) -> Self {
-        let connection = tokio::sync::Mutex::default();
-        let is_tracking = AtomicBool::new(false);
-        let shared = Arc::new(Shared { nodes, connection, is_tracking, watchers: Arc::default() });
+        Self::of(Source::Store(nodes), runtime, Arc::default())
+    }
+
+    /// The keys of another server. Those who wait for its changes are among these.
+    pub(super) fn at(url: &RedisUrl, runtime: Handle, watchers: Arc<Watchers>) -> Result<Self, Error> {
+        let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+        let info = match &url.place {
+            Place::Server(host) => credentials.at(host)?,
+            Place::Socket(path) => credentials.info_for_addr(ConnectionAddr::Unix(path.clone()))?,
+            Place::Sentinels { .. } | Place::Cluster(_) => {
+                return Err(invalid(format!("{url} is not the address of one server")));
+            }
+        };
+        let source = Source::Other { info: Box::new(info), is_resp2: url.is_resp2 };
+        Ok(Self::of(source, runtime, watchers))
+    }
+
+    fn of(source: Source, runtime: Handle, watchers: Arc<Watchers>) -> Self {
+        let (connection, is_tracking) = (tokio::sync::Mutex::default(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { source, connection, is_tracking, watchers });
         Self { shared, runtime }
     }
 }
@@ -74,14 +104,14 @@ impl ForeignKeys for ServerKeys {
         self.shared.is_tracking.load(Ordering::SeqCst)
     }
 
-    fn watch(&self, key: &str) -> KeyWatch {
-        KeyWatch::new(&self.shared.watchers, key)
+    fn watch(&self, keys: &[String]) -> KeyWatch {
+        KeyWatch::new(&self.shared.watchers, keys)
     }
 }
 
 impl Shared {
-    /// Runs commands in order. A pipeline in which the server did not know a script is sent again as a whole.
-    async fn send(&self, calls: &[ForeignCall]) -> Result<ForeignAnswers, StoreError> {
+    /// Runs commands in order, on the runtime of the client's thread. A pipeline in which the server did not know a script is sent again as a whole.
+    pub(super) async fn send(&self, calls: &[ForeignCall]) -> Result<ForeignAnswers, StoreError> {
         let (mut connection, is_lost) = self.connection().await?;
         let mut answers = pipeline(&mut connection, calls, false).await;
         if answers.iter().any(|answer| matches!(answer, Err(error) if is_noscript(error))) {
@@ -94,7 +124,7 @@ impl Shared {
                     return Err(failed.into());
                 }
                 failed @ CallError::ReadOnly(_) => {
-                    if let Nodes::Server { endpoint, .. } = &*self.nodes {
+                    if let Some(endpoint) = self.endpoint() {
                         endpoint.invalidate();
                     }
                     return Err(failed.into());
@@ -117,18 +147,40 @@ impl Shared {
         }
     }
 
-    /// The connection to the server that the store is connected to now, and whether it is lost.
+    /// The endpoint of the store.
+    fn endpoint(&self) -> Option<&Endpoint> {
+        match &self.source {
+            Source::Store(nodes) => match &**nodes {
+                Nodes::Server { endpoint, .. } => Some(endpoint),
+                Nodes::Cluster { .. } => None,
+            },
+            Source::Other { .. } => None,
+        }
+    }
+
+    /// The connection to the server that the store is connected to now, or to the other one, and whether it is lost.
     async fn connection(&self) -> Result<(MultiplexedConnection, Arc<AtomicBool>), StoreError> {
-        let Nodes::Server { endpoint, .. } = &*self.nodes else { return Err(no_cluster()) };
         let mut slot = self.connection.lock().await;
-        let beside = endpoint.connections().await?;
+        let beside = match (self.endpoint(), &self.source) {
+            (Some(endpoint), _) => Some(endpoint.connections().await?),
+            (None, Source::Store(_)) => return Err(no_cluster()),
+            (None, Source::Other { .. }) => None,
+        };
+        let is_beside = |open: &Open| match (&open.beside, &beside) {
+            (Some(known), Some(beside)) => known.upgrade().is_some_and(|known| Arc::ptr_eq(&known, beside)),
+            (known, beside) => known.is_none() && beside.is_none(),
+        };
         if let Some(open) = &*slot
             && !open.is_lost.load(Ordering::SeqCst)
-            && open.beside.upgrade().is_some_and(|known| Arc::ptr_eq(&known, &beside))
+            && is_beside(open)
         {
             return Ok((open.connection.clone(), open.is_lost.clone()));
         }
-        let opened = self.open(&beside).await.map_err(|error| StoreError::from(CallError::from(&error)));
+        let opened = match &beside {
+            Some(beside) => self.open(beside.client(), Some(Arc::downgrade(beside))).await,
+            None => self.open_other().await,
+        };
+        let opened = opened.map_err(|error| StoreError::from(CallError::from(&error)));
         let open = opened.map_err(|error| StoreError { failure: Failure::NotSent, ..error })?;
         let found = (open.connection.clone(), open.is_lost.clone());
         if slot.replace(open).is_some() {
@@ -138,9 +190,20 @@ impl Shared {
         Ok(found)
     }
 
-    async fn open(&self, beside: &Arc<Connections>) -> Result<Open, RedisError> {
+    async fn open_other(&self) -> Result<Open, RedisError> {
+        let Source::Other { info, is_resp2 } = &self.source else {
+            return Err((redis::ErrorKind::Client, "the store has its own connection").into());
+        };
+        let client = redis::Client::open(connect::with_protocol(info, *is_resp2))?;
+        self.open(&client, None).await
+    }
+
+    async fn open(
+        &self,
+        client: &redis::Client,
+        beside: Option<Weak<Connections>>,
+    ) -> Result<Open, RedisError> {
         let is_lost = Arc::new(AtomicBool::new(false));
-        let client = beside.client();
         let has_pushes =
             client.get_connection_info().redis_settings().protocol() == redis::ProtocolVersion::RESP3;
         let mut settings = config();
@@ -159,7 +222,7 @@ impl Shared {
             };
         }
         self.is_tracking.store(is_tracking, Ordering::SeqCst);
-        Ok(Open { connection, beside: Arc::downgrade(beside), is_lost })
+        Ok(Open { connection, beside, is_lost })
     }
 }
 

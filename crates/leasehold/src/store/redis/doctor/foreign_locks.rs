@@ -132,7 +132,11 @@ fn library_of_value(key: &str, value: &[u8]) -> Option<&'static str> {
         32 if is_hex(text) && text.as_bytes()[12] == b'1' => Some("redis-py"),
         32 if is_hex(text) => Some("node-redlock, or a bridge of leasehold"),
         24 if is_base64(text) && text.ends_with("==") => Some("redsync"),
+        24 if is_base64(text) && key.starts_with("lock:") => Some("python-redis-lock"),
         22 if is_base64(text) => Some("bsm/redislock"),
+        36 if is_uuid(text) && key.contains(':') => {
+            Some("Spring Integration, or another lock by SET NX PX with a UUID")
+        }
         36 if is_uuid(text) => Some("a lock by SET NX PX with a UUID"),
         _ => None,
     }
@@ -189,6 +193,14 @@ mod tests {
         );
         assert_eq!(value(b"\x16\xcb\xe2F\xd1UZ\xdc\xa28\x06o\xb9\xa3\xbf,\xce47\x12"), Some("rslock"));
         assert_eq!(library_of_value("rueidislock:0:jobs", b"\xca\xac"), Some("rueidislock"));
+        let named = |key: &str, value: &[u8]| library_of_value(key, value);
+        assert_eq!(named("lock:jobs", b"fBEXfiPw2VNC3hwrJXrNRXUq"), Some("python-redis-lock"));
+        assert_eq!(named("other:jobs", b"fBEXfiPw2VNC3hwrJXrNRXUq"), None);
+        let uuid = b"0d3c1b52-6d1e-4c83-9a7e-3f4c5b6a7d8e";
+        assert!(named("registry:jobs", uuid).unwrap().starts_with("Spring Integration"));
+        assert_eq!(named("redlock:jobs", uuid), Some("pottery"));
+        assert_eq!(named("lock||billing||jobs", b"owner"), Some("Dapr"));
+        assert_eq!(value(b"DR5zQ7n5oQ3dqP1vOQ9V7w"), Some("bsm/redislock"));
         assert_eq!(value(b"a session of a user"), None);
     }
 }

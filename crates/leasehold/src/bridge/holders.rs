@@ -1,0 +1,93 @@
+//! The values with which one attempt takes a foreign lock.
+//!
+//! A command that takes a lock has no tombstone, so one without an answer may still run later. The command after it therefore has another
+//! value. If somebody deletes the lock, and the late command takes it once more, then its value is not the one that is renewed: the
+//! loss is seen. A value is sent in one command only, so one that is seen on the server can't come again, and the attempt may
+//! use it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use leasehold_core::LocalTime;
+
+use super::foreign::Foreign;
+
+pub(super) struct Holders {
+    foreign: Foreign,
+    random: u128,
+    state: Mutex<State>,
+}
+
+struct State {
+    current: String,
+    /// How many values there were before.
+    used: u32,
+    /// Values of commands without an answer, and until when these may still run.
+    given_up: Vec<(String, LocalTime)>,
+}
+
+impl Holders {
+    pub(super) fn new(foreign: Foreign, random: u128) -> Self {
+        let current = foreign.holder(random);
+        Self { foreign, random, state: Mutex::new(State { current, used: 0, given_up: Vec::new() }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn foreign(&self) -> &Foreign {
+        &self.foreign
+    }
+
+    /// The value for the next command, or that of the lock.
+    pub(super) fn current(&self) -> String {
+        self.state().current.clone()
+    }
+
+    /// The command with this value has no answer, and may run until then.
+    pub(super) fn give_up(&self, holder: &str, now: LocalTime, until: LocalTime) {
+        let mut state = self.state();
+        state.given_up.retain(|(_, until)| *until > now);
+        state.given_up.push((holder.to_owned(), until));
+        if state.current == holder {
+            state.used += 1;
+            state.current = self.foreign.holder(self.random.wrapping_add(u128::from(state.used)));
+        }
+    }
+
+    /// The values that were given up and may still take the lock.
+    pub(super) fn given_up(&self) -> Vec<String> {
+        self.state().given_up.iter().map(|(holder, _)| holder.clone()).collect()
+    }
+
+    /// A command that was given up has taken the lock.
+    pub(super) fn adopt(&self, holder: &str) {
+        let mut state = self.state();
+        state.given_up.retain(|(known, _)| known != holder);
+        state.current = holder.to_owned();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn value_of_an_unanswered_command_is_not_used_again_unless_it_has_the_lock() {
+        let holders = Holders::new(Foreign::set_nx_px("jobs"), u128::MAX);
+        let (now, first) = (LocalTime::default(), holders.current());
+        assert_eq!(holders.current(), first);
+        let until = now + Duration::from_secs(4);
+        holders.give_up(&first, now, until);
+        let second = holders.current();
+        assert_ne!(second, first);
+        assert_eq!(holders.given_up(), [first.clone()]);
+        holders.give_up(&second, until, until + Duration::from_secs(4));
+        assert_eq!(holders.given_up(), [second.clone()], "the first one is too old");
+        holders.adopt(&second);
+        assert_eq!(holders.current(), second);
+        assert!(holders.given_up().is_empty());
+    }
+}

@@ -1,0 +1,95 @@
+//! The text of a foreign lock, as on the command line: the library, a colon, and the name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::foreign::{Foreign, Protocol};
+use super::servers::Servers;
+use crate::error::{Error, invalid};
+
+/// Makes a lock of its name.
+type Build = fn(&str) -> Result<Foreign, Error>;
+
+/// What precedes the name in the text of a lock.
+const SCHEMES: [(&str, Build); 14] = [
+    ("set-nx-px", |key| Ok(Foreign::set_nx_px(key))),
+    ("redisson", |name| Ok(Foreign::redisson_lock(name))),
+    ("redis-py", |name| Ok(Foreign::redis_py(name))),
+    ("redsync", |name| Ok(Foreign::redsync(name))),
+    ("node-redlock", |name| Ok(Foreign::node_redlock(name))),
+    ("rslock", |name| Ok(Foreign::rslock(name))),
+    ("bsm", |key| Ok(Foreign::bsm_redislock(key))),
+    ("pottery", |name| Ok(Foreign::pottery(name))),
+    ("dapr", |text| with_prefix(|app, name| Foreign::dapr(app, name), text, "dapr:APP:NAME")),
+    ("spring", |text| {
+        with_prefix(
+            |registry, name| Foreign::spring_integration(registry, name),
+            text,
+            "spring:REGISTRY:NAME",
+        )
+    }),
+    ("python-redis-lock", |name| Ok(Foreign::python_redis_lock(name))),
+    ("rueidislock", |name| Ok(Foreign::rueidislock(name))),
+    ("redlock", |text| on_servers(|key| Foreign::set_nx_px(key), text)),
+    ("redisson-redlock", |text| on_servers(|name| Foreign::redisson_lock(name), text)),
+];
+
+/// Why Redisson's fair lock has no bridge.
+const NO_FAIR_LOCK: &str = "Redisson's fair lock can't be bridged: its queue is ordered by the clocks of its clients, and a waiter \
+                            that has died delays the others by minutes. Use RLock (getLock) in the Java programs first";
+
+/// The text that [`FromStr`] reads, without the passwords of servers.
+impl fmt::Display for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = &self.key;
+        let name = |prefix: &str| key.strip_prefix(prefix).unwrap_or(key).to_owned();
+        match (&self.servers, self.protocol) {
+            (Some(servers), Protocol::Redisson) => write!(f, "redisson-redlock:{key}@{servers}"),
+            (Some(servers), _) => write!(f, "redlock:{key}@{servers}"),
+            (None, Protocol::SetNxPx) => write!(f, "set-nx-px:{key}"),
+            (None, Protocol::Redisson) => write!(f, "redisson:{key}"),
+            (None, Protocol::SpringIntegration) => write!(f, "spring:{key}"),
+            (None, Protocol::PythonRedisLock) => write!(f, "python-redis-lock:{}", name("lock:")),
+            (None, Protocol::Rueidislock) => write!(f, "rueidislock:{}", name("rueidislock:0:")),
+        }
+    }
+}
+
+impl FromStr for Foreign {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (scheme, name) = text.split_once(':').unwrap_or((text, ""));
+        if scheme == "redisson-fair" {
+            return Err(invalid(NO_FAIR_LOCK));
+        }
+        let Some((_, build)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
+            let known: Vec<_> = SCHEMES.iter().map(|(known, _)| format!("{known}:NAME")).collect();
+            // The text may contain a password.
+            let scheme = scheme.chars().take(40).collect::<String>();
+            return Err(invalid(format!("a bridge is one of {}, not {scheme:?}", known.join(", "))));
+        };
+        if name.is_empty() {
+            return Err(invalid(format!("a bridge has a name: {scheme}:NAME")));
+        }
+        build(name)
+    }
+}
+
+/// What the text of a lock with a prefix looks like: the prefix is in front of the first colon.
+fn with_prefix(build: fn(&str, &str) -> Foreign, text: &str, form: &str) -> Result<Foreign, Error> {
+    match text.split_once(':') {
+        Some((prefix, name)) if !prefix.is_empty() && !name.is_empty() => Ok(build(prefix, name)),
+        _ => Err(invalid(format!("a bridge of this library has the form {form}"))),
+    }
+}
+
+/// Parses `KEY@ADDRESS,ADDRESS,…`.
+fn on_servers(build: fn(&str) -> Foreign, text: &str) -> Result<Foreign, Error> {
+    let Some(start) = text.find("@redis").filter(|start| *start > 0) else {
+        let form = "KEY@redis://HOST,redis://HOST,redis://HOST";
+        return Err(invalid(format!("a bridge to a lock on several servers has the form {form}")));
+    };
+    let (key, urls) = (&text[..start], &text[start + 1..]);
+    Ok(Foreign { servers: Some(Servers::parse(urls.split(','))?), ..build(key) })
+}

@@ -1,0 +1,220 @@
+//! The keys of other libraries' locks on several servers that vote.
+//!
+//! A command goes to all servers at once. Its answer is what a majority of them answers. A server that does not answer in time does not
+//! count: the command may still run there, as on a single server whose answer is lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Failure, quorum_of};
+use redis::{ErrorKind, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+
+use super::error::runtime_ended;
+use super::foreign::ServerKeys;
+use crate::bridge::UNDECIDED;
+use crate::error::Error;
+use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
+use crate::store::{BoxFuture, ForeignKeys, StoreError};
+use crate::url::RedisUrl;
+
+/// How long the other servers may take once a majority has answered. They are waited for even if that decides: a release that has not
+/// been sent when the client ends would leave the key on its server.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// Commands to one server that may wait for it. More are not sent there: it does not answer anyway.
+const MAX_WAITING: usize = 32;
+
+pub(super) struct Voters {
+    servers: Vec<Arc<Server>>,
+    watchers: Arc<Watchers>,
+    runtime: Handle,
+}
+
+struct Server {
+    keys: ServerKeys,
+    name: String,
+    permits: Arc<tokio::sync::Semaphore>,
+}
+
+/// What a server has answered.
+type Vote = Result<ForeignAnswers, StoreError>;
+
+impl Voters {
+    pub(super) fn new(urls: &[String], runtime: Handle) -> Result<Self, StoreError> {
+        let watchers = Arc::<Watchers>::default();
+        let refused = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
+        let open = |url: &String| {
+            let url = RedisUrl::of_node(url).map_err(refused)?;
+            let keys = ServerKeys::at(&url, runtime.clone(), watchers.clone()).map_err(refused)?;
+            let permits = Arc::new(tokio::sync::Semaphore::new(MAX_WAITING));
+            Ok(Arc::new(Server { keys, name: url.to_string(), permits }))
+        };
+        let servers = urls.iter().map(open).collect::<Result<_, StoreError>>()?;
+        Ok(Self { servers, watchers, runtime })
+    }
+}
+
+impl ForeignKeys for Voters {
+    fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>> {
+        let (calls, (votes, ballots)) = (Arc::new(calls), unbounded_channel());
+        for server in &self.servers {
+            let (server, calls, votes) = (server.clone(), calls.clone(), votes.clone());
+            self.runtime.spawn(async move {
+                let vote = server.ask(&calls).await;
+                // The others may have decided.
+                let _ = votes.send(vote);
+            });
+        }
+        let (result, decided) = oneshot::channel();
+        let (servers, calls) = (self.servers.len(), calls.len());
+        self.runtime.spawn(async move {
+            // The receiver is gone if the caller's future was dropped.
+            let _ = result.send(count(ballots, servers, calls).await);
+        });
+        Box::pin(async move { decided.await.unwrap_or_else(|_| Err(runtime_ended())) })
+    }
+
+    fn is_tracking(&self) -> bool {
+        self.servers.iter().all(|server| server.keys.is_tracking())
+    }
+
+    fn watch(&self, keys: &[String]) -> KeyWatch {
+        KeyWatch::new(&self.watchers, keys)
+    }
+}
+
+impl Server {
+    async fn ask(&self, calls: &[ForeignCall]) -> Vote {
+        let named =
+            |error: StoreError| StoreError { message: format!("{}: {}", self.name, error.message), ..error };
+        let Ok(_permit) = self.permits.try_acquire() else {
+            return Err(named(StoreError::new(Failure::NotSent, "it does not answer")));
+        };
+        self.keys.shared.send(calls).await.map_err(named)
+    }
+}
+
+/// Counts votes until all servers have answered, or no more can be waited for.
+async fn count(
+    mut ballots: UnboundedReceiver<Vote>,
+    servers: usize,
+    calls: usize,
+) -> Result<ForeignAnswers, StoreError> {
+    let quorum = quorum_of(servers);
+    let (mut votes, mut failures): (Vec<ForeignAnswers>, Vec<StoreError>) = Default::default();
+    let mut until = None;
+    loop {
+        let next = match until {
+            None => ballots.recv().await,
+            Some(until) => timeout_at(until, ballots.recv()).await.unwrap_or(None),
+        };
+        match next {
+            None => break,
+            Some(Ok(vote)) => votes.push(vote),
+            Some(Err(error)) => failures.push(error),
+        }
+        if votes.len() >= quorum {
+            until.get_or_insert_with(|| Instant::now() + GRACE);
+        }
+        if failures.len() > servers - quorum {
+            break;
+        }
+    }
+    if votes.len() < quorum {
+        let why = failures.first().map_or("", |error| &error.message);
+        let what = format!(
+            "{} of the {servers} servers of the lock do not answer, and {quorum} are needed: {why}",
+            failures.len()
+        );
+        return Err(StoreError::new(Failure::Unknown, what));
+    }
+    let undecided = || Err(RedisError::from((ErrorKind::Client, UNDECIDED)));
+    Ok((0..calls).map(|call| majority(&votes, call, servers).unwrap_or_else(undecided)).collect())
+}
+
+/// The answer to one call that a majority of the servers has given.
+fn majority(votes: &[ForeignAnswers], call: usize, servers: usize) -> Option<Result<Value, RedisError>> {
+    let quorum = quorum_of(servers);
+    let given: Vec<_> = votes.iter().filter_map(|vote| vote.get(call)).collect();
+    let values = || given.iter().filter_map(|answer| answer.as_ref().ok());
+    if let Some(value) = values().find(|value| values().filter(|other| other == value).count() >= quorum) {
+        return Some(Ok(value.clone()));
+    }
+    let mut errors = given.iter().filter_map(|answer| answer.as_ref().err());
+    if errors.clone().count() >= quorum {
+        return errors.next().map(|error| Err(error.clone()));
+    }
+    // What a majority has at least, of numbers: how many enough servers agree to, or the time after which enough of them are free.
+    let mut numbers: Vec<i64> = values()
+        .filter_map(|value| if let Value::Int(number) = value { Some(*number) } else { None })
+        .collect();
+    if numbers.len() == servers {
+        numbers.sort_unstable();
+        return Some(Ok(Value::Int(numbers[servers - quorum])));
+    }
+    // All have answered, and no value has a majority.
+    (values().count() == servers).then_some(Ok(Value::Nil))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn votes(answers: &[Option<i64>]) -> Vec<ForeignAnswers> {
+        answers.iter().flatten().map(|answer| vec![Ok(Value::Int(*answer))]).collect()
+    }
+
+    fn decided(answers: &[Option<i64>]) -> Option<i64> {
+        match majority(&votes(answers), 0, answers.len())? {
+            Ok(Value::Int(number)) => Some(number),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn more_than_half_of_the_servers_decide() {
+        let (yes, no, missing) = (Some(1), Some(0), None);
+        assert_eq!(decided(&[yes]), yes);
+        assert_eq!(decided(&[yes, yes, missing]), yes);
+        assert_eq!(decided(&[no, missing, no]), no);
+        assert_eq!(decided(&[yes, no, missing]), None);
+        assert_eq!(decided(&[yes, missing, missing]), None);
+        // Half of four is no majority.
+        assert_eq!(decided(&[yes, yes, no, no]), no);
+        assert_eq!(decided(&[yes, yes, yes, no]), yes);
+        assert_eq!(decided(&[yes, yes, missing, missing]), None);
+        // The time after which two of three are free.
+        assert_eq!(decided(&[Some(-2), Some(40), Some(5_000)]), Some(40));
+    }
+
+    #[test]
+    fn value_without_a_majority_is_nobodys() {
+        let value = |text: &str| vec![Ok(Value::BulkString(text.into()))];
+        let votes = vec![value("a"), value("b"), vec![Ok(Value::Nil)]];
+        assert!(matches!(majority(&votes, 0, 3), Some(Ok(Value::Nil))));
+        assert!(majority(&votes[..2], 0, 3).is_none());
+    }
+
+    #[tokio::test]
+    async fn majority_that_does_not_answer_is_an_error_that_names_the_first() {
+        let (sender, ballots) = unbounded_channel();
+        sender.send(Ok(vec![Ok(Value::Int(1))])).unwrap();
+        for name in ["b", "c"] {
+            sender.send(Err(StoreError::new(Failure::NotSent, format!("{name}: refused")))).unwrap();
+        }
+        let error = count(ballots, 3, 1).await.unwrap_err();
+        assert_eq!(
+            error.message,
+            "2 of the 3 servers of the lock do not answer, and 2 are needed: b: refused"
+        );
+        assert_eq!(error.failure, Failure::Unknown);
+    }
+}

@@ -1,0 +1,189 @@
+//! Bridged locks under faults: connections that are cut, servers that are replaced or forget their scripts, and servers that report
+//! nothing.
+
+use std::time::{Duration, Instant};
+
+use leasehold::bridge::Foreign;
+use leasehold::{Client, Kind, Loss, Mutex};
+use leasehold_testkit::{Proxy, Sentinels, Server, until};
+use redis::Value;
+
+const KEY: &str = "jobs";
+const LONG: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(10);
+
+/// One for each protocol.
+fn all() -> [Foreign; 5] {
+    [
+        Foreign::set_nx_px(KEY),
+        Foreign::redisson_lock(KEY),
+        Foreign::spring_integration("registry", KEY),
+        Foreign::python_redis_lock(KEY),
+        Foreign::rueidislock(KEY),
+    ]
+}
+
+fn mutex(client: &Client, foreign: &Foreign) -> Mutex {
+    client.mutex("own").bridge(foreign.clone())
+}
+
+/// How many keys there are besides leasehold's.
+fn keys(server: &Server) -> usize {
+    let keys: Vec<String> = server.query(&["KEYS", "*"]).unwrap();
+    keys.iter().filter(|key| !key.starts_with("leasehold:") && !key.contains("signal")).count()
+}
+
+fn pttl(server: &Server, foreign: &Foreign) -> i64 {
+    server.query(&["PTTL", foreign.key()]).unwrap()
+}
+
+fn take_as_other(server: &Server, foreign: &Foreign) {
+    if foreign.to_string().starts_with("redisson") {
+        server.run(&["HSET", foreign.key(), "7a79a1d0-961b-4a34-8777-c1a19aba6efa:28", "1"]);
+        server.run(&["PEXPIRE", foreign.key(), "60000"]);
+    } else {
+        let taken: Value = server.run(&["SET", foreign.key(), "other", "NX", "PX", "60000"]);
+        assert_eq!(taken, Value::Okay);
+    }
+}
+
+async fn own_is_free(client: &Client) -> bool {
+    client.inspect(Kind::Mutex, "own").await.unwrap().holders.is_empty()
+}
+
+#[tokio::test]
+async fn connection_cut_between_the_two_legs_leaves_one_holder_and_nothing_behind() {
+    let server = Server::on_port();
+    for foreign in all() {
+        let proxy = Proxy::before(&server);
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        take_as_other(&server, &foreign);
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign);
+            async move { mutex.lock().await }
+        });
+        // The own leg is held, and the foreign one is waited for.
+        until(async || !own_is_free(&client).await).await;
+        proxy.cut();
+        assert_eq!(keys(&server), 1, "{foreign}");
+        server.run(&["DEL", foreign.key()]);
+        let guard = tokio::time::timeout(SOON, waiter).await.expect("reconnects").unwrap().unwrap();
+        assert!(guard.is_held() && keys(&server) > 0, "{foreign}");
+        // While it is held, too.
+        proxy.cut();
+        guard.renew().await.unwrap();
+        guard.release().await.unwrap();
+        until(async || keys(&server) == 0 && own_is_free(&client).await).await;
+    }
+}
+
+#[tokio::test]
+async fn server_that_does_not_answer_between_the_two_legs_is_an_error_that_names_the_bridge() {
+    let server = Server::on_port();
+    let observer = Client::connect(&server.url()).await.unwrap();
+    for foreign in all() {
+        let proxy = Proxy::before(&server);
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        take_as_other(&server, &foreign);
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign);
+            async move { mutex.lock().await }
+        });
+        until(async || !own_is_free(&observer).await).await;
+        proxy.refuse(true);
+        proxy.cut();
+        let error = tokio::time::timeout(SOON, waiter).await.expect("gives up").unwrap().unwrap_err();
+        assert!(error.is_unavailable() || error.is_lost(), "{error}");
+        assert!(error.to_string().contains(&format!("bridged to {foreign}")), "{error}");
+        proxy.refuse(false);
+        server.run(&["DEL", foreign.key()]);
+        until(async || keys(&server) == 0 && own_is_free(&observer).await).await;
+    }
+}
+
+#[tokio::test]
+async fn server_that_forgets_its_scripts_is_sent_them_again() {
+    let server = Server::on_socket();
+    let client = Client::connect(&server.url()).await.unwrap();
+    for foreign in all() {
+        for step in 0..3 {
+            if step == 0 {
+                server.run(&["SCRIPT", "FLUSH"]);
+            }
+            let guard = mutex(&client, &foreign).ttl(LONG).lock().await.unwrap();
+            if step == 1 {
+                server.run(&["SCRIPT", "FLUSH"]);
+            }
+            guard.renew().await.unwrap();
+            assert!(pttl(&server, &foreign) > 3_000, "{foreign}");
+            if step == 2 {
+                server.run(&["SCRIPT", "FLUSH"]);
+            }
+            guard.release().await.unwrap();
+            assert_eq!(keys(&server), 0, "{foreign}");
+        }
+    }
+}
+
+/// Over RESP2, and for a user without the right to `CLIENT TRACKING`, nothing is reported.
+#[tokio::test]
+async fn loss_is_seen_by_the_next_renewal_where_nothing_is_reported() {
+    let server = Server::on_port();
+    let rule = ["ACL", "SETUSER", "locks", "on", ">password", "~*", "&*", "+@all", "-client|tracking"];
+    assert_eq!(server.run(&rule), Value::Okay);
+    let address = format!("127.0.0.1:{}", server.port());
+    for url in [format!("redis://{address}/?protocol=2"), format!("redis://locks:password@{address}")] {
+        let client = Client::connect(&url).await.unwrap();
+        for foreign in all() {
+            let ttl = Duration::from_secs(6);
+            let guard = mutex(&client, &foreign).ttl(ttl).lock().await.unwrap();
+            until(async || guard.remaining() > Duration::from_secs(3)).await;
+            server.run(&["DEL", foreign.key()]);
+            take_as_other(&server, &foreign);
+            let taken_over = Instant::now();
+            assert_eq!(guard.lost().await, Loss::Bridge, "{foreign}");
+            assert!(taken_over.elapsed() < ttl, "{foreign}: {:?}", taken_over.elapsed());
+            let error = guard.release().await.unwrap_err();
+            assert!(error.is_lost() && error.to_string().contains("other library"), "{error}");
+            assert!(pttl(&server, &foreign) > 30_000, "the other program still has it");
+            // A waiter polls.
+            let waiter = tokio::spawn({
+                let mutex = mutex(&client, &foreign);
+                async move { mutex.lock().await }
+            });
+            until(async || !own_is_free(&client).await).await;
+            server.run(&["DEL", foreign.key()]);
+            let guard = tokio::time::timeout(SOON, waiter).await.expect("polls").unwrap().unwrap();
+            guard.release().await.unwrap();
+            until(async || keys(&server) == 0).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn lock_goes_on_at_the_replica_that_becomes_the_master() {
+    let mut sentinels = Sentinels::start();
+    let client = Client::connect(&sentinels.url(Sentinels::SERVICE)).await.unwrap();
+    let foreign = Foreign::set_nx_px(KEY);
+    let limit = Duration::from_secs(60);
+    let guard = mutex(&client, &foreign).ttl(Duration::from_secs(40)).lock().await.unwrap();
+    until(async || guard.remaining() > Duration::from_secs(3)).await;
+    for is_crash in [false, true] {
+        let has_followed =
+            async || sentinels.master().query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count >= 1);
+        until(has_followed).await;
+        let new = if is_crash { sentinels.kill_master() } else { sentinels.fail_over() };
+        until(async || guard.renew().await.is_ok()).await;
+        assert!(guard.is_held());
+        assert_eq!(keys(&sentinels.servers[new]), 1);
+        assert!(pttl(&sentinels.servers[new], &foreign) > 3_000);
+    }
+    guard.release_timeout(limit).await.unwrap();
+    let master = sentinels.master_number();
+    assert_eq!(keys(&sentinels.servers[master]), 0);
+    // The lock of a master that had not reached its replica is lost.
+    let guard = mutex(&client, &foreign).ttl(Duration::from_secs(40)).lock().await.unwrap();
+    until(async || guard.remaining() > Duration::from_secs(3)).await;
+    sentinels.servers[master].run(&["DEL", KEY]);
+    assert_eq!(tokio::time::timeout(SOON, guard.lost()).await.expect("told"), Loss::Bridge);
+}

@@ -1,0 +1,241 @@
+//! Bridges to locks on several servers, which are held by the holder of a majority.
+
+use std::time::{Duration, Instant};
+
+use leasehold::bridge::Foreign;
+use leasehold::{Client, Guard, Kind, Loss, Mutex};
+use leasehold_testkit::{Server, until};
+use redis::Value;
+
+const KEY: &str = "jobs";
+const LONG: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(10);
+
+/// Three servers that vote. The client's own lease is on another one.
+struct Place {
+    servers: [Server; 3],
+    own: Server,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { servers: [Server::on_port(), Server::on_port(), Server::on_port()], own: Server::on_socket() }
+    }
+
+    fn foreign(&self) -> Foreign {
+        Foreign::redlock(self.servers.each_ref().map(Server::url), KEY).unwrap()
+    }
+
+    async fn client(&self) -> Client {
+        Client::connect(&self.own.url()).await.unwrap()
+    }
+
+    /// Whether each of the servers has the key.
+    fn keys(&self) -> [bool; 3] {
+        self.servers.each_ref().map(has_key)
+    }
+
+    /// Takes the lock on these servers, as another program would.
+    fn take_as_other(&self, servers: &[usize]) {
+        for server in servers {
+            let taken: Value = self.servers[*server].run(&["SET", KEY, "other", "NX", "PX", "60000"]);
+            assert_eq!(taken, Value::Okay);
+        }
+    }
+
+    fn delete(&self, servers: &[usize]) {
+        servers.iter().for_each(|server| drop(self.servers[*server].run(&["DEL", KEY])));
+    }
+}
+
+fn has_key(server: &Server) -> bool {
+    server.query::<i64>(&["EXISTS", KEY]).unwrap() == 1
+}
+
+fn mutex(client: &Client, foreign: &Foreign) -> Mutex {
+    client.mutex("own").bridge(foreign.clone())
+}
+
+async fn own_is_free(client: &Client) -> bool {
+    client.inspect(Kind::Mutex, "own").await.unwrap().holders.is_empty()
+}
+
+async fn until_renewed(guard: &Guard) {
+    until(async || guard.remaining() > Duration::from_secs(3)).await;
+}
+
+#[tokio::test]
+async fn lock_on_several_servers_is_taken_renewed_and_released_on_all() {
+    let place = Place::new();
+    let client = place.client().await;
+    let guard = mutex(&client, &place.foreign()).lock().await.unwrap();
+    until(async || place.keys() == [true; 3]).await;
+    let values = place.servers.each_ref().map(|server| server.query::<String>(&["GET", KEY]).unwrap());
+    assert!(values.iter().all(|value| *value == values[0]), "{values:?}");
+    assert!(guard.remaining() <= Duration::from_secs(3));
+    until_renewed(&guard).await;
+    let is_renewed = |server: &Server| server.query::<i64>(&["PTTL", KEY]).unwrap() > 3_000;
+    until(async || place.servers.iter().all(is_renewed)).await;
+    guard.release().await.unwrap();
+    until(async || place.keys() == [false; 3]).await;
+    // With a try, and dropped.
+    drop(mutex(&client, &place.foreign()).try_lock().await.unwrap().unwrap());
+    until(async || place.keys() == [false; 3] && own_is_free(&client).await).await;
+}
+
+#[tokio::test]
+async fn majority_of_the_servers_decides_who_has_the_lock() {
+    let place = Place::new();
+    let client = place.client().await;
+    let mutex = mutex(&client, &place.foreign());
+    // A minority of another program, which may have crashed, does not matter.
+    place.take_as_other(&[1]);
+    let guard = mutex.try_lock().await.unwrap().expect("two of three");
+    guard.release().await.unwrap();
+    until(async || place.keys() == [false, true, false]).await;
+    place.take_as_other(&[2]);
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    let limit = Duration::from_millis(300);
+    assert!(mutex.lock_timeout(limit).await.unwrap().is_none());
+    until(async || place.keys() == [false, true, true]).await;
+    assert!(own_is_free(&client).await);
+    // The waiter gets it when the other program has released it.
+    let waiter = tokio::spawn({
+        let mutex = mutex.clone();
+        async move { mutex.lock().await }
+    });
+    until(async || !own_is_free(&client).await).await;
+    place.delete(&[1, 2]);
+    let guard = tokio::time::timeout(SOON, waiter).await.expect("woken, or by polling").unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn lock_is_lost_with_its_majority() {
+    let place = Place::new();
+    let client = place.client().await;
+    let guard = mutex(&client, &place.foreign()).ttl(LONG).lock().await.unwrap();
+    until_renewed(&guard).await;
+    place.delete(&[0]);
+    guard.renew().await.unwrap();
+    assert!(guard.is_held());
+    place.delete(&[2]);
+    let deleted = Instant::now();
+    assert_eq!(guard.lost().await, Loss::Bridge);
+    assert!(deleted.elapsed() < SOON, "told by the servers");
+    assert!(guard.release().await.unwrap_err().is_lost());
+    until(async || place.keys() == [false; 3] && own_is_free(&client).await).await;
+}
+
+#[tokio::test]
+async fn one_of_three_servers_may_be_down() {
+    let mut place = Place::new();
+    let (client, foreign) = (place.client().await, place.foreign());
+    place.servers[0].stop();
+    let up = |place: &Place| [has_key(&place.servers[1]), has_key(&place.servers[2])];
+    for number in 0..2 {
+        let mutex = mutex(&client, &foreign);
+        let guard = match number {
+            0 => mutex.try_lock().await.unwrap().expect("two of three"),
+            _ => mutex.lock().await.unwrap(),
+        };
+        assert_eq!(up(&place), [true; 2]);
+        until_renewed(&guard).await;
+        guard.release().await.unwrap();
+        assert_eq!(up(&place), [false; 2]);
+    }
+    // It comes back while the lock is held, without the key.
+    let guard = mutex(&client, &foreign).lock().await.unwrap();
+    place.servers[0].start();
+    guard.renew().await.unwrap();
+    until_renewed(&guard).await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    assert_eq!(place.keys(), [false; 3]);
+}
+
+#[tokio::test]
+async fn without_a_majority_of_servers_nothing_is_held() {
+    let mut place = Place::new();
+    let (client, foreign) = (place.client().await, place.foreign());
+    place.servers[0].stop();
+    place.servers[1].stop();
+    for number in 0..2 {
+        let mutex = mutex(&client, &foreign);
+        let error = match number {
+            0 => mutex.try_lock().await.map(drop).unwrap_err(),
+            _ => mutex.lock().await.map(drop).unwrap_err(),
+        };
+        assert!(error.is_unavailable(), "{error}");
+        let what = "2 of the 3 servers of the lock do not answer, and 2 are needed";
+        assert!(error.to_string().contains(what), "{error}");
+        assert!(error.to_string().contains("bridged to redlock:jobs@"), "{error}");
+        until(async || own_is_free(&client).await && !has_key(&place.servers[2])).await;
+    }
+}
+
+#[tokio::test]
+async fn lock_is_lost_in_time_when_a_majority_of_servers_goes_down() {
+    let mut place = Place::new();
+    let client = place.client().await;
+    let ttl = Duration::from_secs(3);
+    let guard = mutex(&client, &place.foreign()).ttl(ttl).lock().await.unwrap();
+    until(async || place.keys() == [true; 3]).await;
+    place.servers[0].stop();
+    place.servers[1].stop();
+    let stopped = Instant::now();
+    assert_eq!(guard.lost().await, Loss::Bridge);
+    assert!(stopped.elapsed() <= ttl, "{:?}", stopped.elapsed());
+}
+
+#[tokio::test]
+async fn server_that_hangs_delays_nobody() {
+    let place = Place::new();
+    let client = place.client().await;
+    let mutex = mutex(&client, &place.foreign());
+    // Connections to all three.
+    mutex.lock().await.unwrap().release().await.unwrap();
+    place.servers[1].signal("STOP");
+    let others = [0, 2];
+    let began = Instant::now();
+    for _ in 0..3 {
+        let guard = mutex.try_lock().await.unwrap().expect("two of three");
+        assert!(others.iter().all(|server| has_key(&place.servers[*server])));
+        guard.release().await.unwrap();
+    }
+    // Less than the time for one answer.
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    place.servers[1].signal("CONT");
+    until(async || place.keys() == [false; 3]).await;
+}
+
+#[tokio::test]
+async fn own_lease_may_be_on_a_quorum() {
+    let place = Place::new();
+    let hosts: Vec<_> = place.servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+    let client = Client::connect(&format!("redlock://{}", hosts.join(","))).await.unwrap();
+    let guard = mutex(&client, &place.foreign()).lock().await.unwrap();
+    until(async || place.keys() == [true; 3]).await;
+    guard.release().await.unwrap();
+    until(async || place.keys() == [false; 3]).await;
+    let single = client.mutex("own").bridge(Foreign::set_nx_px(KEY)).lock().await.unwrap_err();
+    assert!(single.is_invalid() && single.to_string().contains("Foreign::redlock"), "{single}");
+}
+
+#[tokio::test]
+async fn lock_of_several_redisson_clients_is_a_hash_on_a_majority() {
+    let place = Place::new();
+    let client = place.client().await;
+    let foreign = Foreign::redisson_redlock(place.servers.each_ref().map(Server::url), KEY).unwrap();
+    let guard = mutex(&client, &foreign).lock().await.unwrap();
+    until(async || place.keys() == [true; 3]).await;
+    let fields: Vec<String> = place.servers[1].query(&["HKEYS", KEY]).unwrap();
+    assert_eq!(fields.len(), 1, "{fields:?}");
+    guard.release().await.unwrap();
+    until(async || place.keys() == [false; 3]).await;
+    for server in [0, 1] {
+        place.servers[server].run(&["HSET", KEY, "7a79a1d0-961b-4a34-8777-c1a19aba6efa:28", "1"]);
+    }
+    assert!(mutex(&client, &foreign).try_lock().await.unwrap().is_none());
+    until(async || place.keys() == [true, true, false]).await;
+}
