@@ -32,16 +32,18 @@ fn changes_are_printed_as_lines_and_as_objects() {
     assert_eq!((other.line(), holder.line()), ("on".to_owned(), "on".to_owned()));
     let mut waiter = place.start(&["run", "deploy", "--", "true"]);
     let printed = |text: &str| plain_lines.lock().unwrap().iter().any(|line| line.contains(text));
-    until(|| (printed("mutex deploy: granted to ") && printed("mutex deploy: 1 waiting")).then_some(()));
-    assert!(printed("(ci), token ") && printed("mutex other: granted"));
-    holder.signal("TERM");
-    assert_eq!(waiter.end(), 0);
-    until(|| (printed("mutex deploy: ended after ") && printed("mutex deploy: 0 waiting")).then_some(()));
     let events = || -> Vec<Value> {
         json_lines.lock().unwrap().iter().map(|line| serde_json::from_str(line).expect("an object")).collect()
     };
     let has = |event: &str| events().iter().any(|value| value["event"] == event);
-    until(|| (has("granted") && has("ended") && has("waiting")).then_some(()));
+    // Both have seen the holder and the waiter, before these end.
+    until(|| (printed("mutex deploy: granted to ") && printed("mutex deploy: 1 waiting")).then_some(()));
+    until(|| (has("granted") && has("waiting")).then_some(()));
+    assert!(printed("(ci), token ") && printed("mutex other: granted"));
+    holder.signal("TERM");
+    assert_eq!(waiter.end(), 0);
+    until(|| (printed("mutex deploy: ended after ") && printed("mutex deploy: 0 waiting")).then_some(()));
+    until(|| has("ended").then_some(()));
     assert!(events().iter().all(|value| value["name"] == "deploy"), "{:?}", events());
     let granted = events().into_iter().find(|value| value["event"] == "granted").unwrap();
     assert_eq!(granted["holder"]["metadata"]["label"], "ci");

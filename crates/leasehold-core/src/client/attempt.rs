@@ -21,7 +21,7 @@ pub const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
 /// Max time to wait for an answer. Stores answer sooner, unless the task that sends the command is not polled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Shortest time from an answer to the next re-check: while a clock that a test moves stands still, re-checks do not go on for ever.
+/// Shortest pause between re-checks that follow each other: while a clock that a test moves stands still, they do not go on for ever.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// Backoff before the first retry; it doubles up to [`WaitPolicy::repoll_interval`].
@@ -332,8 +332,9 @@ impl AcquireMachine {
             self.recheck_pending = true;
         } else if self.policy.is_some() {
             // The grant arrived after its trust period. A re-check returns the remaining lifetime. If that is shorter than the
-            // margin, re-checks follow each other until the lease has expired.
-            self.phase = Phase::SendAt { at: now + SHORTEST_PAUSE };
+            // margin, no answer can be soon enough, and re-checks follow each other until the lease has expired.
+            let pause = if trusted_until > since { Duration::ZERO } else { SHORTEST_PAUSE };
+            self.phase = Phase::SendAt { at: now + pause };
         } else {
             self.finish_and_release(Outcome::Failed);
         }

@@ -147,7 +147,7 @@ fn waiter_rechecks_after_a_late_grant() {
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(12_000), &answer(11_990, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.poll_outcome(), None);
-    assert!(matches!(attempt.poll_transmit(at(12_001)), Some(Command::Acquire(_))));
+    assert!(matches!(attempt.poll_transmit(at(12_000)), Some(Command::Acquire(_))));
     let left = Duration::from_millis(9_980);
     attempt.handle_answer(at(12_000), at(12_010), &answer(12_010, Reply::Granted(grant(left))));
     let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };

@@ -25,7 +25,7 @@ pub(super) struct NodeAttempt {
     pub(super) token: Option<Token>,
     /// Since when some nodes, but no quorum, have granted it.
     pub(super) partial_since: Option<LocalTime>,
-    /// Nodes that pushed a grant to this waiter.
+    /// Nodes that pushed a grant to this waiter since it last asked them.
     granted_by: Vec<usize>,
     /// A node's lease was revoked: no further node may join.
     is_revoked: bool,
@@ -190,6 +190,8 @@ impl Attempts {
         let tries = match table.by_attempt.get_mut(&request.acquisition) {
             Some(AttemptState::Cancelled { .. } | AttemptState::Unreleased { .. }) => return None,
             Some(AttemptState::Active(known)) => {
+                // What they pushed before is over, or is in their answers: the same node may grant it again later.
+                known.granted_by.clear();
                 known.requests.iter().for_each(NodeRequests::ask);
                 return Some((known.acquisition, known.requests.clone()));
             }
@@ -355,5 +357,27 @@ impl Attempts {
     /// Whether there are entries that a later sweep will remove.
     pub(super) fn is_to_be_swept(&self) -> bool {
         self.table().by_attempt.values().any(|state| state.forgotten_at().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold_core::{Kind, Name};
+
+    use super::*;
+
+    #[test]
+    fn grant_that_a_node_pushes_again_after_a_round_counts() {
+        let attempts = Attempts::new(ClientId::new(1), 3);
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        let attempt = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let request = Arc::new(Acquire::exclusive(attempt, Duration::from_secs(10)));
+        let (acquisition, _) = attempts.ask(&resource, &request).unwrap();
+        assert_eq!([0, 0, 1].map(|node| attempts.granted_by(acquisition, node)), [Some(1), None, Some(2)]);
+        // None of these grants was used, and they have lapsed.
+        assert_eq!(attempts.ask(&resource, &request).unwrap().0, acquisition);
+        assert_eq!([0, 1].map(|node| attempts.granted_by(acquisition, node)), [Some(1), Some(2)]);
     }
 }
