@@ -254,14 +254,17 @@ fn handover(sections: &[(usize, Acquisition)], to: usize) -> Option<Duration> {
 }
 
 /// The own leases that are left, and the keys of the other library if leasehold was the last one to have them: processes of the
-/// library that are killed in the end may leave it, too.
+/// library that are killed in the end may leave it, too. Where several servers vote, they may leave it on a minority at any time.
 fn left_over(servers: &[Server], is_ours: bool) -> Vec<String> {
     let keys = |server: &Server| server.query::<Vec<String>>(&["KEYS", "*"]).unwrap_or_default();
-    let is_left = |key: &String| {
+    let mut all: Vec<String> = servers.iter().flat_map(keys).collect();
+    all.sort();
+    let is_left = |keys: &[String]| {
+        let key = &keys[0];
         let is_foreign = !key.starts_with("leasehold:") && key.contains(NAME) && !key.contains("signal");
-        key.contains(":mutex:") || is_ours && is_foreign
+        key.contains(":mutex:") || is_ours && is_foreign && keys.len() > servers.len() / 2
     };
-    servers.iter().flat_map(keys).filter(is_left).collect()
+    all.chunk_by(|one, next| one == next).filter(|keys| is_left(keys)).map(|keys| keys[0].clone()).collect()
 }
 
 impl Mixed {

@@ -83,9 +83,9 @@ mod tests {
         holders.give_up(&first, now, until);
         let second = holders.current();
         assert_ne!(second, first);
-        assert_eq!(holders.given_up(), [first.clone()]);
+        assert_eq!(holders.given_up().join(","), first);
         holders.give_up(&second, until, until + Duration::from_secs(4));
-        assert_eq!(holders.given_up(), [second.clone()], "the first one is too old");
+        assert_eq!(holders.given_up().join(","), second, "the first one is too old");
         holders.adopt(&second);
         assert_eq!(holders.current(), second);
         assert!(holders.given_up().is_empty());
