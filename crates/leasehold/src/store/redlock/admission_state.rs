@@ -88,6 +88,8 @@ impl AdmissionNodes {
         let is_current = |route: &&mut Route| route.node == node && route.acquisition == sent;
         if let Some(route) = self.routes.get_mut(&attempt).filter(is_current) {
             let is_there = match (command, answered) {
+                // A node that was restarted may still have the entry of before, and says nothing of it.
+                (_, Ok(Answer { reply: Reply::Abstains(_), .. })) => route.is_used,
                 (_, Ok(Answer { reply, .. })) => {
                     route.is_used = true;
                     matches!(reply, Reply::Granted(_) | Reply::Queued(_) | Reply::Renewed { .. })
@@ -211,6 +213,23 @@ mod tests {
         assert_eq!((node_of(&nodes, first), node_of(&nodes, other)), (None, Some(0)));
         nodes.handle_answered(other, (0, other), &release, &answer(Reply::NotHeld), at(71));
         assert!(nodes.routes.is_empty());
+    }
+
+    #[test]
+    fn attempt_at_a_node_that_abstains_after_a_restart_is_released_there() {
+        let mut nodes = AdmissionNodes::default();
+        let abstains = || answer(Reply::Abstains(StoreTime::NEVER));
+        let (queued_before, acquire, release) = attempt(1);
+        nodes.send_to(queued_before, 2, &queue(), at(0));
+        nodes.handle_answered(queued_before, (2, queued_before), &acquire, &queued(), at(0));
+        nodes.handle_answered(queued_before, (2, queued_before), &acquire, &abstains(), at(1));
+        assert_eq!(node_of(&nodes, queued_before), Some(2));
+        nodes.handle_answered(queued_before, (2, queued_before), &release, &answer(Reply::Released), at(1));
+        assert!(nodes.routes.is_empty());
+        let (new, acquire, _) = attempt(2);
+        nodes.send_to(new, 2, &queue(), at(2));
+        nodes.handle_answered(new, (2, new), &acquire, &abstains(), at(2));
+        assert!(nodes.routes.is_empty(), "it was never queued there");
     }
 
     #[test]
