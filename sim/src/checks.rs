@@ -229,11 +229,13 @@ impl Books {
                 format!("process {process} holds r{resource} with token {token} beside{with}: {weight} of {capacity}")
             });
         }
-        // A master that took over may know the lease with a token of its own.
-        if self.locks[resource].kind == LockKind::Mutex && token_epoch == epoch {
+        // A master that took over may know the lease with a token of its own. It may also have a detached lease that had ended at
+        // the one before: a guard that is attached to it has the token of its grant.
+        let is_mutex = self.locks[resource].kind == LockKind::Mutex;
+        if is_mutex && token_epoch == epoch && !record.is_attached {
             if let Some((last, of)) = self.locks[resource].last_guard
                 && of == epoch
-                && (record.token < last || record.token == last && !record.is_attached)
+                && record.token <= last
             {
                 let token = record.token;
                 self.broken(now, Promise::TokensRise, || {

@@ -139,7 +139,7 @@ pub(crate) struct RunArgs {
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     pub(crate) conflict_exit_code: u8,
     /// Exit code if the lease was lost
-    #[arg(long, value_name = "CODE", default_value_t = 124)]
+    #[arg(long, value_name = "CODE", default_value_t = 124, value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) lost_exit_code: u8,
     #[command(flatten)]
     pub(crate) kind: KindArgs,

@@ -36,10 +36,10 @@ Exit codes:
   0..125   the exit code of the command
   1        the lock was held (-n) or was not free in time (-w); -E sets
            another code
-           ls, show, release: there is no such lock
+           release --force: the lock is not held
            renew, status, release: the lease with this id has ended
            wait: the lock was not free in time
-           health: no lock was granted in time
+           health: the store granted no lock, or not in time
            doctor: something is dangerous for locks
   2        the arguments are wrong; nothing was done
   124      the lease was lost, whatever the exit code of the command.

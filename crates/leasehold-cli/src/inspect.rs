@@ -151,7 +151,10 @@ pub(crate) async fn release(
             Exit::Conflict(1),
             match args.token {
                 None => format!("{} is not held on {}", printable(shown), printable(&store.public_url())),
-                Some(token) => format!("no holder of {} has the token {token}", printable(shown)),
+                Some(token) => {
+                    let url = store.public_url();
+                    format!("no holder of {} on {} has the token {token}", printable(shown), printable(&url))
+                }
             },
         ));
     }

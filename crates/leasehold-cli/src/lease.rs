@@ -131,7 +131,10 @@ async fn show(store: &Store, client: &Client, id: &LeaseId, is_json: bool) -> Re
     let Some(holder) = client.inspect_lease(id).await? else {
         let name = printable(id.name());
         let what = "there is no such lease: it was released, it has expired, or the id is wrong";
-        return Err(Stop::new(Exit::Conflict(1), format!("{} \"{name}\": {what}", id.kind())));
+        return Err(Stop::new(
+            Exit::Conflict(1),
+            format!("{} \"{name}\" on {}: {what}", id.kind(), printable(&store.public_url())),
+        ));
     };
     if is_json {
         return print_json(&status_json(store, id, &holder));

@@ -109,7 +109,8 @@ impl Job<'_> {
             .inspect_err(|_| guard.forget_min_hold())
             .map_err(|error| cannot_start(self.command, &error))?;
         notify::ready();
-        Supervision::new(&child, guard, self.work, self.grace).wait_for_exit(signals).await
+        let lock = format!("{} on {}", describe(guard), printable(&self.store.public_url()));
+        Supervision::new(&child, guard, lock, self.work, self.grace).wait_for_exit(signals).await
     }
 }
 
@@ -230,8 +231,10 @@ async fn release_and_report(guard: Held, is_verbose: bool) -> bool {
         }
         return false;
     };
-    if !error.is_lost() {
+    if error.is_timeout() {
         message(format_args!("{error:#}; the lease expires by itself"));
+    } else if !error.is_lost() {
+        message(format_args!("{error:#}"));
     } else if is_verbose {
         message(&error);
     }

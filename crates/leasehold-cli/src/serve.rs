@@ -86,8 +86,9 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
         }
     };
     if remaining > 0 {
-        let leases = if remaining == 1 { "lease was" } else { "leases were" };
-        message(format_args!("{remaining} {leases} not released, and expire within their ttl"));
+        let leases =
+            if remaining == 1 { "1 lease was".to_owned() } else { format!("{remaining} leases were") };
+        message(format_args!("{leases} not released before the end of --drain; the ttl ends what is left"));
     }
     Ok(Exit::Success)
 }

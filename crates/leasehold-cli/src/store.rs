@@ -121,6 +121,11 @@ pub(crate) fn own_folder() -> Result<PathBuf, Stop> {
         || Stop::failure("there is no home directory for the default store: set LEASEHOLD_STORE or --store");
     let strategy = etcetera::base_strategy::Xdg::new().map_err(|_| nowhere())?;
     let folder = strategy.state_dir().ok_or_else(nowhere)?.join("leasehold");
+    if folder.is_relative() {
+        // Each directory would have a store of its own.
+        let what = "is not an absolute path: set HOME to one, or set LEASEHOLD_STORE or --store";
+        return Err(Stop::failure(format!("the folder of the default store, {}, {what}", folder.display())));
+    }
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|error| {
         let shown = folder.display();
         Stop::failure(format!("{shown}: it can't be created: {error}; set LEASEHOLD_STORE or --store"))

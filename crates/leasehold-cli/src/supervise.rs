@@ -22,6 +22,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub(crate) struct Supervision<'a> {
     child: &'a Child,
     guard: &'a Held,
+    /// The names of the locks, and their store.
+    lock: String,
     on_lost: OnLost,
     /// Started at the loss, once.
     alert: Option<Alert<'a>>,
@@ -56,11 +58,18 @@ enum Event {
 }
 
 impl<'a> Supervision<'a> {
-    pub(crate) fn new(child: &'a Child, guard: &'a Held, work: &'a WorkArgs, grace: Duration) -> Self {
+    pub(crate) fn new(
+        child: &'a Child,
+        guard: &'a Held,
+        lock: String,
+        work: &'a WorkArgs,
+        grace: Duration,
+    ) -> Self {
         let alert = work.run_on_lost.as_deref().map(|script| Alert::new(script, guard));
         Self {
             child,
             guard,
+            lock,
             on_lost: work.on_lost,
             alert,
             grace,
@@ -157,18 +166,19 @@ impl<'a> Supervision<'a> {
         if let Some(alert) = self.alert.take() {
             alert.start(&what);
         }
+        let lock = &self.lock;
         self.ending = match self.on_lost {
             OnLost::Ignore => {
-                message(format_args!("{what}; the command continues, because of --on-lost ignore"));
+                message(format_args!("{lock}: {what}; the command continues, because of --on-lost ignore"));
                 Ending::Done
             }
             OnLost::Kill if self.must_kill(event) => {
-                message(format_args!("{what}: the command gets KILL"));
+                message(format_args!("{lock}: {what}: the command gets KILL"));
                 self.child.signal(Signal::SIGKILL);
                 Ending::Done
             }
             on_lost => {
-                message(format_args!("{what}: the command gets TERM"));
+                message(format_args!("{lock}: {what}: the command gets TERM"));
                 self.send_term();
                 if on_lost == OnLost::Kill { then } else { Ending::Done }
             }

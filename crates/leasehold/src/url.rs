@@ -86,12 +86,20 @@ impl StoreUrl {
 
     #[cfg(all(feature = "sqlite", unix))]
     fn parse_sqlite(rest: &str) -> Result<Self, Error> {
-        let (path, is_durable) = match rest.rsplit_once("?synchronous=") {
+        let parameter = rest.rsplit_once('?').and_then(|(path, query)| Some((path, query.split_once('=')?)));
+        let (path, is_durable) = match parameter {
             None => (rest, false),
-            Some((path, "normal")) => (path, false),
-            Some((path, "full")) => (path, true),
-            Some((_, other)) => {
+            Some((path, ("synchronous", "normal"))) => (path, false),
+            Some((path, ("synchronous", "full"))) => (path, true),
+            Some((_, ("synchronous", other))) => {
                 return Err(invalid(format!("synchronous is normal or full, not {other:?}")));
+            }
+            // As part of the name it would lead to another file, and so to another store.
+            Some((_, (other, _))) => {
+                let what = format!(
+                    "sqlite: has no parameter {other:?}: it has synchronous=normal and synchronous=full"
+                );
+                return Err(invalid(what));
             }
         };
         // `sqlite://relative` would name a host in any other URL; only `sqlite:///absolute` is meant.
@@ -197,7 +205,9 @@ mod tests {
             let error = StoreUrl::parse(url).unwrap_err();
             assert!(error.is_invalid() && error.to_string().contains("memory:, sqlite:"), "{error}");
         }
-        for url in ["sqlite:", "sqlite::memory:", "sqlite://host/a", "sqlite:a?synchronous=no"] {
+        for url in
+            ["sqlite:", "sqlite::memory:", "sqlite://host/a", "sqlite:a?synchronous=no", "sqlite:a?sync=full"]
+        {
             assert!(StoreUrl::parse(url).unwrap_err().is_invalid(), "{url}");
         }
     }

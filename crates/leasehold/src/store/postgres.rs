@@ -20,6 +20,7 @@
 mod alone;
 mod answers;
 mod base;
+mod batch;
 mod cache;
 mod conn;
 mod dialer;
@@ -55,10 +56,11 @@ use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::url::{Pooler, PostgresUrl};
+use conn::Conn;
 use dialer::Dialer;
 use exec::Executor;
 use limits::{POLL_INTERVALS, SWEEP_INTERVAL};
-use listener::Listening;
+use listener::{Ear, Listening};
 use mailbox::Mailbox;
 use pool::Pool;
 pub(crate) use schema::{ddl, fence_ddl};
@@ -111,8 +113,8 @@ impl Postgres {
             sweep_regularly(Arc::downgrade(&executor), client),
             mail::keep(Arc::downgrade(&executor), mailbox.clone()),
         ];
-        if let Some((dialer, listening)) = listening {
-            tasks.push(listener::keep(dialer, listening, client, inbox, mailbox.clone()));
+        if let Some((ear, listening)) = listening {
+            tasks.push(listener::keep(ear, listening, inbox, mailbox.clone()));
         }
         let (url, runtime) = (Arc::new(url.clone()), Handle::current());
         Ok(Arc::new(Self { executor, url, runtime, tasks }))
@@ -139,7 +141,7 @@ impl Postgres {
 
 /// What a new client finds out about the way to the server.
 struct Opened {
-    listening: Option<(Dialer, Listening)>,
+    listening: Option<(Ear, Listening)>,
     is_pooled: bool,
     /// As the address has it, or else the server for this role and database. All transactions of the client keep it, because it
     /// decides whether tokens may be reserved.
@@ -161,31 +163,39 @@ impl Opened {
         let synchronous_commit = url.synchronous_commit.unwrap_or(commit).to_owned();
         // With `pooler=no` the client listens, but its settings stay out of sessions that may be shared.
         let is_pooled = url.pooler == Pooler::Yes || pooler::is_between(&first).await?;
+        let listening = Self::listen(dialer, url, client, &first, is_pooled).await?;
+        Ok(Self { listening, is_pooled, synchronous_commit })
+    }
+
+    async fn listen(
+        dialer: &Dialer,
+        url: &PostgresUrl,
+        client: ClientId,
+        first: &Conn,
+        is_pooled: bool,
+    ) -> Result<Option<(Ear, Listening)>, StoreError> {
         let invalid = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
-        let listening = match &url.listen {
-            Some(direct) => {
-                let direct = Dialer::new(direct).map_err(invalid)?;
-                let listening = listener::listen(&direct, client).await?;
-                let unseen = format!("SELECT pg_try_advisory_xact_lock({})", push::presence_key(client));
-                if first.value(&unseen).await? == "t" {
-                    let message = "?listen= leads to another database: a notification would never arrive";
-                    return Err(StoreError::new(Failure::NotSent, message));
-                }
-                Some((direct, listening))
-            }
-            None if is_pooled && url.pooler != Pooler::No => {
+        let may_be_pooled = url.pooler == Pooler::No;
+        let Some(direct) = &url.listen else {
+            if is_pooled && !may_be_pooled {
                 tracing::info!(
                     "a pooler is in between: clients of {url} look for mail instead of being notified"
                 );
-                None
+                return Ok(None);
             }
-            None => {
-                let own = dialer.again();
-                let listening = listener::listen(&own, client).await?;
-                Some((own, listening))
-            }
+            let ear = Ear { dialer: dialer.again(), client, may_be_pooled };
+            let listening = ear.listen().await?;
+            return Ok(Some((ear, listening)));
         };
-        Ok(Self { listening, is_pooled, synchronous_commit })
+        let may_be_pooled = may_be_pooled || direct.pooler == Pooler::No;
+        let ear = Ear { dialer: Dialer::new(direct).map_err(invalid)?, client, may_be_pooled };
+        let listening = ear.listen().await?;
+        let unseen = format!("SELECT pg_try_advisory_xact_lock({})", push::presence_key(client));
+        if first.value(&unseen).await? == "t" {
+            let message = "?listen= leads to another database: a notification would never arrive";
+            return Err(StoreError::new(Failure::NotSent, message));
+        }
+        Ok(Some((ear, listening)))
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::Client;
+use futures_util::future::select_all;
+use leasehold::{Client, Guard};
 use leasehold_testkit::{Postgres, SmallDisk, until};
 
 use super::{client_of, lock, until_waiting};
@@ -164,6 +165,50 @@ async fn lease_is_renewed_while_many_attempts_wait_for_the_row_of_another_lock()
     let lost = tokio::time::timeout(Duration::from_secs(8), guard.run(std::future::pending::<()>())).await;
     assert!(lost.is_err() && guard.is_held(), "{lost:?}");
     attempts.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Attempts and cancels occupy all connections for commands, and a semaphore's leases are renewed by transactions.
+async fn keeps_its_leases(server: &Postgres, parameters: &str, kept: &str) {
+    let client = Client::connect(&format!("{}{parameters}", server.url())).await.unwrap();
+    let of = |name: &str| format!("{name} of {kept}");
+    lock(&client, kept).await.release().await.unwrap();
+    let ttl = Duration::from_secs(6);
+    let semaphore = client.semaphore(of("semaphore"), 2).ttl(ttl);
+    let guards = [
+        client.mutex(of("mutex")).ttl(ttl).lock().await.unwrap(),
+        semaphore.acquire(1).await.unwrap(),
+        semaphore.acquire(1).await.unwrap(),
+    ];
+    let row = format!("SELECT 1 FROM leasehold.resource WHERE name = '{kept}' FOR UPDATE");
+    let _session = server.session(&format!("BEGIN; {row}"));
+    leasehold_testkit::wait_until("it has the row", || server.try_run(&format!("{row} NOWAIT")).is_err());
+    let attempts: Vec<_> = (0..23)
+        .map(|number| {
+            let limit = if number < 3 { Duration::from_secs(60) } else { Duration::from_millis(500) };
+            let mutex = client.mutex(kept).global_fifo();
+            tokio::spawn(async move {
+                loop {
+                    let _ = mutex.lock_timeout(limit).await;
+                    tokio::task::yield_now().await;
+                }
+            })
+        })
+        .collect();
+    let lost = select_all(guards.iter().map(|guard| Box::pin(guard.lost())));
+    let lost = tokio::time::timeout(3 * ttl, lost).await;
+    assert!(lost.is_err(), "{parameters}: a lease was lost: {:?}", lost.map(|(loss, ..)| loss));
+    assert!(guards.iter().all(Guard::is_held));
+    attempts.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_all_kinds_are_renewed_while_attempts_and_cancels_wait_for_the_row_of_another_lock() {
+    let server = Postgres::on_port();
+    futures_util::future::join(
+        keeps_its_leases(&server, "", "a"),
+        keeps_its_leases(&server, "?connections=1", "b"),
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -50,7 +50,7 @@ async fn leases_outlive_connections_that_vanish_while_another_host_answers() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_of_a_pooler_keep_no_settings_and_no_locks_of_the_client() {
-    let server = Postgres::on_port();
+    let server = Postgres::builder().setting("lock_timeout=7s").start();
     let pooler = PgBouncer::start(&server);
     let urls = [
         pooler.url(),
@@ -75,7 +75,7 @@ async fn sessions_of_a_pooler_keep_no_settings_and_no_locks_of_the_client() {
             let rows = rows.await.unwrap();
             let SimpleQueryMessage::Row(row) = &rows[1] else { panic!("{rows:?}") };
             let settings: Vec<_> = (0..4).map(|at| row.get(at).unwrap()).collect();
-            assert_eq!(settings, ["0", "on", "0", "on"], "{url}");
+            assert_eq!(settings, ["0", "on", "7s", "on"], "{url}");
         }
         if !url.contains("pooler=no") {
             let through_pooler = "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
@@ -93,6 +93,75 @@ async fn listen_address_of_another_database_is_refused() {
     assert_ne!(other, server.url());
     let error = refusal(&format!("{}?listen={other}", server.url())).await;
     assert!(error.to_string().contains("another database"), "{error}");
+}
+
+#[tokio::test]
+async fn listen_address_of_a_pooler_is_refused() {
+    let server = Postgres::on_port();
+    let pooler = PgBouncer::start(&server);
+    let error = refusal(&format!("{}?listen={}", pooler.url(), pooler.url())).await;
+    assert!(error.to_string().contains("a pooler is in between"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn grant_whose_mail_is_lost_on_its_way_is_found_at_once() {
+    let server = Postgres::on_port();
+    let proxy = Proxy::before_postgres(&server);
+    let holder = client_of(&server).await;
+    let waiter = Client::connect(&format!("{}?pooler=yes", proxy.url())).await.unwrap();
+    let held = lock(&holder, "a").await;
+    let waiting = tokio::spawn(async move { (lock(&waiter, "a").await, waiter) });
+    super::until_waiting(&holder, 1).await;
+    server.run(
+        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN OLD; END $$;
+        CREATE TRIGGER slowly BEFORE DELETE ON leasehold.mail FOR EACH ROW EXECUTE FUNCTION slowly()",
+    );
+    held.release().await.unwrap();
+    until(async || server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1")
+        .await;
+    proxy.drop_replies(true);
+    // The client has read it, and gets no answer.
+    until(async || server.run("SELECT count(*) FROM leasehold.mail") == "0").await;
+    server.run("DROP TRIGGER slowly ON leasehold.mail");
+    proxy.drop_replies(false);
+    proxy.cut();
+    // Its next regular question is later.
+    let granted = tokio::time::timeout(Duration::from_secs(6), waiting).await;
+    let (guard, _waiter) = granted.expect("it asks again").unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_listens_again_gets_the_grant_of_an_entry_that_says_it_does_not() {
+    let server = Postgres::on_port();
+    let (holder, waiter) = (client_of(&server).await, client_of(&server).await);
+    let held = lock(&holder, "a").await;
+    let waiting: Vec<_> = (0..2)
+        .map(|_| {
+            let mutex = waiter.mutex("a").global_fifo();
+            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    super::until_waiting(&holder, 2).await;
+    let listening = |which: &str| {
+        format!(
+            "SELECT {which} FROM pg_stat_activity WHERE query ILIKE '%listen%' AND pid <> pg_backend_pid()"
+        )
+    };
+    let before = server.run(&listening("string_agg(pid::text, ',')"));
+    server.run(&listening("pg_terminate_backend(pid)"));
+    let new = listening(&format!("count(*) FILTER (WHERE pid NOT IN ({before}))"));
+    until(async || server.run(&new) == "2").await;
+    until(async || server.run("SELECT bool_or(polls) FROM leasehold.waiter") == "f").await;
+    // As long as it has not asked again for this one.
+    server.run(
+        "UPDATE leasehold.waiter SET polls = true WHERE place = (SELECT max(place) FROM leasehold.waiter)",
+    );
+    held.release().await.unwrap();
+    for task in waiting {
+        let granted = tokio::time::timeout(Duration::from_secs(6), task).await;
+        granted.expect("it looks for mail").unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -260,3 +260,14 @@ async fn late_writes_are_refused_by_the_fence_and_only_by_it() {
         server.run("UPDATE register SET token = 0");
     }
 }
+
+#[tokio::test]
+async fn tables_that_are_created_after_the_fence_leave_its_function_as_it_is() {
+    let server = Postgres::on_port();
+    create(&database(&server).await).await.unwrap();
+    server.run("ALTER FUNCTION leasehold.check_fence SET lock_timeout = '2s'");
+    lock(&client_of(&server).await, "a").await.release().await.unwrap();
+    let settings =
+        server.run("SELECT array_to_string(proconfig, ' ') FROM pg_proc WHERE proname = 'check_fence'");
+    assert!(settings.contains("lock_timeout=2s"), "{settings}");
+}

@@ -1,11 +1,16 @@
-//! Opens connections: to the first host of the address that lets it, each within its own time limit.
+//! Opens connections: to the first host of the address, and network address of the host, that lets it, each within its own time limit.
 
+use std::collections::HashSet;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_core::Failure;
+use tokio::net::lookup_host;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio_postgres::config::{Host, SslMode};
+use tokio::time::timeout;
+use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode};
 use tokio_postgres::{AsyncMessage, Config, Error};
 
 use super::conn::Conn;
@@ -20,27 +25,74 @@ use crate::url::PostgresUrl;
 
 /// Opens connections to one address.
 pub(super) struct Dialer {
-    /// One for each host. The driver would try them within one time limit, which the first one could use up.
-    hosts: Vec<Config>,
+    /// The driver would try them within one time limit, which the first one could use up.
+    hosts: Vec<Server>,
     /// The host to begin with: the last that answered.
     next: AtomicUsize,
-    /// Max time for each host, with its handshakes.
-    limit: Duration,
+    /// Max time for each network address, with its handshakes, if the address names one.
+    limit: Option<Duration>,
     tls: Connector,
+}
+
+/// One host.
+struct Server {
+    config: Config,
+    /// The network address to begin with, of those that its name has: the last that answered.
+    next: AtomicUsize,
+}
+
+impl Server {
+    fn new(config: Config) -> Self {
+        Self { config, next: AtomicUsize::new(0) }
+    }
+
+    /// One configuration for each network address. The driver would try them within one time limit, too.
+    async fn addresses(&self) -> Result<Vec<Config>, StoreError> {
+        let ([Host::Tcp(name)], []) = (self.config.get_hosts(), self.config.get_hostaddrs()) else {
+            return Ok(vec![self.config.clone()]);
+        };
+        let found = timeout(CONNECT_TIMEOUT, lookup_host((name.as_str(), 0))).await;
+        let not_found = |why: String| StoreError::new(Failure::NotSent, format!("the host {name:?}: {why}"));
+        let found =
+            found.map_err(|_| not_found(format!("its address was not found within {CONNECT_TIMEOUT:?}")))?;
+        let addresses = found.map_err(|error| not_found(error.to_string()))?;
+        Ok(self.at(addresses.map(|address| address.ip())))
+    }
+
+    /// The name is still what a certificate must have.
+    fn at(&self, addresses: impl Iterator<Item = IpAddr>) -> Vec<Config> {
+        let mut seen = HashSet::new();
+        let at = |address| {
+            let mut config = self.config.clone();
+            config.hostaddr(address);
+            config
+        };
+        addresses.filter(|address| seen.insert(*address)).map(at).collect()
+    }
 }
 
 impl Dialer {
     pub(super) fn new(url: &PostgresUrl) -> Result<Self, PublicError> {
-        let hosts = hosts_of(&url.config);
-        let usual = if hosts.len() > 1 { HOST_TIMEOUT } else { CONNECT_TIMEOUT };
-        let limit = url.config.get_connect_timeout().copied().unwrap_or(usual);
-        Ok(Self { hosts, next: AtomicUsize::new(0), limit, tls: tls::connector(url)? })
+        let hosts: Vec<_> = hosts_of(&url.config).into_iter().map(Server::new).collect();
+        let first = match url.config.get_load_balance_hosts() {
+            LoadBalanceHosts::Random => random(hosts.len()),
+            _ => 0,
+        };
+        let limit = url.config.get_connect_timeout().copied();
+        Ok(Self { hosts, next: AtomicUsize::new(first), limit, tls: tls::connector(url)? })
     }
 
     /// Another one, which begins with the host that this one has reached.
     pub(super) fn again(&self) -> Self {
-        let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
-        Self { hosts: self.hosts.clone(), next, limit: self.limit, tls: Connector::clone(&self.tls) }
+        let copy = |next: &AtomicUsize| AtomicUsize::new(next.load(Ordering::Relaxed));
+        let hosts = self.hosts.iter();
+        let hosts = hosts.map(|host| Server { config: host.config.clone(), next: copy(&host.next) });
+        Self {
+            hosts: hosts.collect(),
+            next: copy(&self.next),
+            limit: self.limit,
+            tls: Connector::clone(&self.tls),
+        }
     }
 
     /// Connects to the first host that lets it. The connection's task runs on the current runtime. `messages` gets its
@@ -49,15 +101,16 @@ impl Dialer {
         &self,
         messages: Option<UnboundedSender<AsyncMessage>>,
     ) -> Result<Conn, StoreError> {
-        let (first, count) = (self.next.load(Ordering::Relaxed), self.hosts.len());
         let mut refused: Vec<StoreError> = Vec::new();
-        for at in (0..count).map(|offset| (first + offset) % count) {
-            // If the command gives up during this one, the next command begins with the next host.
-            self.next.store((at + 1) % count, Ordering::Relaxed);
-            match self.connect_to(&self.hosts[at], messages.clone()).await {
-                Ok(conn) => {
-                    self.next.store(at, Ordering::Relaxed);
-                    return Ok(conn);
+        for at in in_turn(&self.next, self.hosts.len()) {
+            let host = &self.hosts[at];
+            match host.addresses().await {
+                Ok(addresses) => {
+                    let messages = messages.clone();
+                    if let Some(conn) = self.connect_to_any(host, &addresses, messages, &mut refused).await {
+                        self.next.store(at, Ordering::Relaxed);
+                        return Ok(conn);
+                    }
                 }
                 Err(error) => refused.push(error),
             }
@@ -67,14 +120,52 @@ impl Dialer {
         Err(StoreError { message: messages.join("; "), ..last })
     }
 
+    async fn connect_to_any(
+        &self,
+        host: &Server,
+        addresses: &[Config],
+        messages: Option<UnboundedSender<AsyncMessage>>,
+        refused: &mut Vec<StoreError>,
+    ) -> Option<Conn> {
+        let is_only = self.hosts.len() == 1 && addresses.len() == 1;
+        let limit = self.limit.unwrap_or(if is_only { CONNECT_TIMEOUT } else { HOST_TIMEOUT });
+        for at in in_turn(&host.next, addresses.len()) {
+            match self.connect_to(&addresses[at], limit, messages.clone()).await {
+                Ok(conn) => {
+                    host.next.store(at, Ordering::Relaxed);
+                    return Some(conn);
+                }
+                Err(error) => refused.push(error),
+            }
+        }
+        None
+    }
+
     async fn connect_to(
         &self,
-        host: &Config,
+        address: &Config,
+        limit: Duration,
         messages: Option<UnboundedSender<AsyncMessage>>,
     ) -> Result<Conn, StoreError> {
-        let (client, connection) = within(self.limit, host.connect(Connector::clone(&self.tls))).await?;
+        let (client, connection) = within(limit, address.connect(Connector::clone(&self.tls))).await?;
         Ok(Conn::new(client, connection, messages))
     }
+}
+
+/// A number below `count`.
+fn random(count: usize) -> usize {
+    let hash = RandomState::new().hash_one(());
+    usize::try_from(hash >> 33).unwrap_or(0) % count.max(1)
+}
+
+/// All of so many, from the last that answered on. If the command gives up during one, the next command begins with the one after it.
+fn in_turn(next: &AtomicUsize, count: usize) -> impl Iterator<Item = usize> {
+    let first = next.load(Ordering::Relaxed);
+    (0..count).map(move |offset| {
+        let at = (first % count + offset) % count;
+        next.store((at + 1) % count, Ordering::Relaxed);
+        at
+    })
 }
 
 /// A configuration for each host, which differs in nothing else.
@@ -138,10 +229,53 @@ fn without_host(all: &Config) -> Config {
 }
 
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>) -> Result<T, StoreError> {
-    match tokio::time::timeout(limit, work).await {
+    match timeout(limit, work).await {
         Ok(done) => done.map_err(|error| error::explain(error, false)),
         Err(_) => {
             Err(StoreError::new(Failure::NotSent, format!("the server did not answer within {limit:?}")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use leasehold_testkit::Postgres;
+
+    use super::*;
+    use crate::url::StoreUrl;
+
+    fn dialer(url: &str) -> Dialer {
+        let StoreUrl::Postgres(url) = StoreUrl::parse(url).unwrap() else { panic!("postgres") };
+        Dialer::new(&url).unwrap()
+    }
+
+    #[tokio::test]
+    async fn address_of_a_host_that_never_answers_does_not_keep_the_client_from_the_next_one() {
+        let server = Postgres::on_port();
+        let dead = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        let _silent = TcpListener::bind((dead, server.port())).unwrap();
+        let dialer = dialer(&server.url().replace("127.0.0.1", "localhost"));
+        let [host] = &dialer.hosts[..] else { panic!("one host") };
+        let addresses = host.at([dead, dead, IpAddr::V4(Ipv4Addr::LOCALHOST)].into_iter());
+        assert_eq!(addresses.len(), 2);
+        let mut refused = Vec::new();
+        let conn = dialer.connect_to_any(host, &addresses, None, &mut refused).await;
+        assert_eq!(conn.unwrap().value("SELECT 1").await.unwrap(), "1");
+        assert!(refused[0].message.contains("did not answer"), "{refused:?}");
+        // The next one begins with the address that answered.
+        refused.clear();
+        assert!(dialer.connect_to_any(host, &addresses, None, &mut refused).await.is_some());
+        assert!(refused.is_empty());
+        assert!(dialer.connect(None).await.is_ok());
+    }
+
+    #[test]
+    fn load_balance_hosts_lets_clients_begin_with_different_hosts() {
+        let url = "postgres://a@one,two,three,four/db?load_balance_hosts=random";
+        let firsts = || (0..64).map(|_| dialer(url).next.into_inner()).collect::<HashSet<_>>();
+        assert_eq!(firsts().len(), 4);
+        assert_eq!(dialer("postgres://a@one,two/db").next.into_inner(), 0);
     }
 }

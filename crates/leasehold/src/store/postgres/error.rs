@@ -6,7 +6,6 @@ use leasehold_core::Failure;
 use tokio_postgres::Error;
 use tokio_postgres::error::{Severity, SqlState};
 
-use super::limits::LOCK_TIMEOUT_MS;
 use crate::store::StoreError;
 
 /// Maps an error. `may_be_done`: the statement, or the COMMIT behind it, had been sent.
@@ -54,9 +53,7 @@ fn of_server(code: &SqlState, message: &str) -> String {
         }
         SqlState::DISK_FULL => "the server's disk is full: free some space",
         SqlState::LOCK_NOT_AVAILABLE => {
-            return format!(
-                "another session has kept the lock's row for {LOCK_TIMEOUT_MS} ms (pg_blocking_pids names it): {message}"
-            );
+            return format!("another session keeps the lock's row (pg_blocking_pids names it): {message}");
         }
         SqlState::INVALID_SQL_STATEMENT_NAME => {
             "another session answers: a pooler is in between, so use ?pooler=yes"

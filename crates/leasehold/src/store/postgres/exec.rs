@@ -1,21 +1,21 @@
-//! Runs commands: an uncontended one is one statement, all others are transactions of two flights.
+//! Runs one command: an uncontended one is one statement, all others are transactions of two flights.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use leasehold_core::model::{CommandContext, apply, apply_all};
-use leasehold_core::{Acquire, Answer, Command, Failure, Push, Renew, Reply, Resource};
+use leasehold_core::model::{CommandContext, apply};
+use leasehold_core::{Answer, Command, Failure, Push, Renew, Reply, Resource};
 use tokio::time::timeout;
 
 use super::cache::{CachedRows, Missing};
 use super::error;
-use super::limits::{ANSWER_TIMEOUT, ATTEMPTS, CONTENDED_FOR, MAX_CONTENDED, RENEWAL_TIMEOUT};
+use super::limits::{ANSWER_TIMEOUT, ATTEMPTS, CONTENDED_FOR, MAX_CONTENDED, QUEUE_TIMEOUT, RENEWAL_TIMEOUT};
 use super::pool::{Class, Lent, Pool};
 use super::query::usual_queries;
 use super::sql::Sql;
 use super::transaction::{Access, Failed, Plan, Progress, Session, Step, Transaction};
-use crate::store::{Batch, CallResult, StoreError};
+use crate::store::{CallResult, StoreError};
 
 /// The commands of one client.
 pub(super) struct Executor {
@@ -46,44 +46,77 @@ impl Executor {
         limit: Duration,
         work: impl AsyncFnOnce(&Progress) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let _turn = self.pool.turn(class).await?;
+        self.within_until(class, limit, Instant::now() + QUEUE_TIMEOUT, work).await
+    }
+
+    /// The same, if a connection is free until then.
+    pub(super) async fn within_until<T>(
+        &self,
+        class: Class,
+        limit: Duration,
+        until: Instant,
+        work: impl AsyncFnOnce(&Progress) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let _turn = self.pool.turn(class, until).await?;
         let progress = Progress::default();
-        match timeout(limit, work(&progress)).await {
-            Ok(done) => done,
-            Err(_) => Err(error::late(limit, progress.may_be_done())),
+        let Ok(done) = timeout(limit, work(&progress)).await else {
+            return Err(error::late(limit, progress.may_be_done()));
+        };
+        if done.is_ok() {
+            self.pool.note_answer();
         }
+        done
     }
 
     /// Runs one command.
     pub(super) async fn call(&self, resource: &Resource, command: &Command) -> CallResult {
-        let answer = match command {
+        let now = Instant::now();
+        let until = match command {
             Command::Renew(renew) => {
-                let alone = self.renew_alone(&[(resource, renew)]).await?.pop().flatten();
-                match alone {
-                    Some(answer) => answer,
-                    None => self.call_in_turn(resource, command).await?,
+                let until = now + renewals_timeout(renew.ttl);
+                match self.renew_alone(&[(resource, renew)]).await?.pop().flatten() {
+                    Some(answer) => {
+                        self.session.mailbox.note(command, &answer.reply);
+                        return Ok(answer);
+                    }
+                    None => until,
                 }
             }
-            _ => self.call_in_turn(resource, command).await?,
+            _ => now + QUEUE_TIMEOUT,
+        };
+        self.call_in_turn(resource, command, until).await
+    }
+
+    /// Runs one command that is no statement of its own, or not known to be one. `until`: its turn must have come by then, and a
+    /// renewal must have ended.
+    pub(super) async fn call_in_turn(
+        &self,
+        resource: &Resource,
+        command: &Command,
+        until: Instant,
+    ) -> CallResult {
+        let run = async |progress: &Progress| self.run(progress, resource, command).await;
+        let answer = match command {
+            Command::Renew(renew) => {
+                let left = until.saturating_duration_since(Instant::now());
+                let limit = renewal_timeout(renew.ttl).min(left);
+                self.within_until(Class::Renewal, limit, until, run).await?
+            }
+            Command::Acquire(_) => self.within_until(Class::Attempt, ANSWER_TIMEOUT, until, run).await?,
+            _ => self.within_until(Class::Command, ANSWER_TIMEOUT, until, run).await?,
         };
         self.session.mailbox.note(command, &answer.reply);
         Ok(answer)
     }
 
-    async fn call_in_turn(&self, resource: &Resource, command: &Command) -> CallResult {
-        let (class, limit) = match command {
-            Command::Acquire(_) => (Class::Attempt, ANSWER_TIMEOUT),
-            Command::Renew(renew) => (Class::Command, renewal_timeout(renew.ttl)),
-            _ => (Class::Command, ANSWER_TIMEOUT),
-        };
-        self.within(class, limit, async |progress| self.run(progress, resource, command).await).await
-    }
-
     /// Renews what one statement can, in a quarter of the shortest ttl: a failed renewal can then be repeated in time.
-    async fn renew_alone(&self, renewals: &[(&Resource, &Renew)]) -> Result<Vec<Option<Answer>>, StoreError> {
+    pub(super) async fn renew_alone(
+        &self,
+        renewals: &[(&Resource, &Renew)],
+    ) -> Result<Vec<Option<Answer>>, StoreError> {
         let shortest = renewals.iter().map(|(_, renew)| renew.ttl).min().unwrap_or(ANSWER_TIMEOUT);
         let renew = async |progress: &Progress| self.renew_all(progress, renewals).await;
-        self.within(Class::Service, renewal_timeout(shortest), renew).await
+        self.within(Class::Renewals, renewal_timeout(shortest), renew).await
     }
 
     async fn run(&self, progress: &Progress, resource: &Resource, command: &Command) -> CallResult {
@@ -100,13 +133,19 @@ impl Executor {
         {
             return Ok(answer);
         }
-        let answer = self.write(progress, &plan, &step).await?;
+        let access = match command {
+            // Its time limit would cost the connection, and this one does not.
+            Command::Renew(renew) => Access::Renew(renewal_timeout(renew.ttl) / 2),
+            _ => Access::Write,
+        };
+        let answer = self.transact(progress, access, &plan, &step).await?;
+        let answer = answer.ok_or_else(without_answer)?;
         self.note(resource, command, &answer.reply);
         Ok(answer)
     }
 
     /// Remembers whether other clients want the lock.
-    fn note(&self, resource: &Resource, command: &Command, reply: &Reply) {
+    pub(super) fn note(&self, resource: &Resource, command: &Command, reply: &Reply) {
         match (command, reply) {
             (_, Reply::Queued(_) | Reply::Busy | Reply::Renewed { contended: true, .. }) => {
                 self.set_contended(resource, true);
@@ -143,7 +182,7 @@ impl Executor {
         step: &impl Step<T>,
     ) -> Result<T, StoreError> {
         let done = self.transact(progress, Access::Write, plan, step).await?;
-        done.ok_or_else(|| StoreError::new(Failure::NotSent, "a transaction ended without an answer"))
+        done.ok_or_else(without_answer)
     }
 
     /// Runs the transaction until it is neither deadlocked nor overtaken by an insert, and delivers this client's pushes.
@@ -197,98 +236,16 @@ impl Executor {
         let Some(inbox) = self.session.inbox.upgrade() else { return };
         pushes.into_iter().for_each(|push| inbox.deliver(push));
     }
+}
 
-    /// Runs the commands: those of one resource in order, and renewals together.
-    pub(super) async fn call_batch(&self, batch: &Batch) -> Vec<CallResult> {
-        let mut results: Vec<Option<CallResult>> = batch.iter().map(|_| None).collect();
-        if batch.len() > 1 {
-            self.renew_batch(batch, &mut results).await;
-        }
-        let mut of_resource: HashMap<&Resource, Vec<usize>> = HashMap::new();
-        for (at, (resource, _)) in batch.iter().enumerate().filter(|(at, _)| results[*at].is_none()) {
-            of_resource.entry(resource).or_default().push(at);
-        }
-        let groups = of_resource.into_values().map(async |group| {
-            let mut done = Vec::new();
-            for at in group {
-                let (resource, command) = &batch[at];
-                done.push((at, self.call(resource, command).await));
-            }
-            done
-        });
-        for (at, result) in futures_util::future::join_all(groups).await.into_iter().flatten() {
-            results[at] = Some(result);
-        }
-        results.into_iter().map(|result| result.unwrap_or_else(crate::store::missing_response)).collect()
-    }
+fn without_answer() -> StoreError {
+    StoreError::new(Failure::NotSent, "a transaction ended without an answer")
+}
 
-    async fn renew_batch(&self, batch: &Batch, results: &mut [Option<CallResult>]) {
-        // A resource with other commands keeps their order.
-        let mut count: HashMap<&Resource, usize> = HashMap::with_capacity(batch.len());
-        for (resource, _) in batch {
-            *count.entry(resource).or_default() += 1;
-        }
-        let is_only = |resource: &Resource| count.get(resource) == Some(&1);
-        let renewals: Vec<(usize, (&Resource, &Renew))> = batch
-            .iter()
-            .enumerate()
-            .filter_map(|(at, (resource, command))| match command {
-                Command::Renew(renew) if is_only(resource) => Some((at, (&**resource, renew))),
-                _ => None,
-            })
-            .collect();
-        let plain: Vec<_> = renewals.iter().map(|(_, renewal)| *renewal).collect();
-        if plain.is_empty() {
-            return;
-        }
-        match self.renew_alone(&plain).await {
-            // What the statement leaves out takes a transaction.
-            Ok(answers) => {
-                for ((at, _), answer) in renewals.iter().zip(answers) {
-                    if let Some(answer) = &answer {
-                        self.session.mailbox.note(&batch[*at].1, &answer.reply);
-                    }
-                    results[*at] = answer.map(Ok);
-                }
-            }
-            // A second try here would take the time that the caller has for one over a new connection.
-            Err(error) => renewals.iter().for_each(|(at, _)| results[*at] = Some(Err(error.clone()))),
-        }
-    }
-
-    /// Runs attempts in one transaction: all are granted, or none.
-    pub(super) async fn acquire_all(
-        &self,
-        attempts: &[(Arc<Resource>, Arc<Acquire>)],
-    ) -> Result<Vec<Answer>, StoreError> {
-        // Every client locks the rows in the same order.
-        let mut order: Vec<usize> = (0..attempts.len()).collect();
-        order.sort_by_key(|at| {
-            let resource = &attempts[*at].0;
-            (resource.name.as_str(), resource.kind.as_str())
-        });
-        let plan: Vec<_> = order
-            .iter()
-            .map(|at| {
-                let (resource, acquire) = &attempts[*at];
-                (&**resource, usual_queries(resource, &Command::Acquire(acquire.clone())))
-            })
-            .collect();
-        let order = &order;
-        let step = move |rows: &mut [CachedRows], context: CommandContext<'_>| {
-            let mut places: Vec<_> = rows.iter_mut().zip(order).collect();
-            places.sort_by_key(|(_, at)| **at);
-            let mut steps: Vec<_> =
-                places.into_iter().zip(attempts).map(|((rows, _), (_, acquire))| (rows, acquire)).collect();
-            apply_all(context, &mut steps)
-        };
-        let answers =
-            self.in_time(Class::Attempt, async |progress| self.write(progress, &plan, &step).await).await?;
-        for ((_, acquire), answer) in attempts.iter().zip(&answers) {
-            self.session.mailbox.note(&Command::Acquire(acquire.clone()), &answer.reply);
-        }
-        Ok(answers)
-    }
+/// Max time for renewals that were asked for together, with their waits for connections and rows: the answers come together, and those
+/// of the others must not be late.
+pub(super) fn renewals_timeout(shortest: Duration) -> Duration {
+    (shortest / 4).clamp(*RENEWAL_TIMEOUT.start(), QUEUE_TIMEOUT)
 }
 
 /// Max time for a renewal. It may fail because its connection is dead, and the next one must not be late.

@@ -16,7 +16,7 @@ pub(super) const RENEWAL_TIMEOUT: RangeInclusive<Duration> =
     Duration::from_millis(250)..=Duration::from_millis(1_500);
 
 /// Max time that a command waits for a free connection of its client. With [`ANSWER_TIMEOUT`], less than the time after which an
-/// attempt counts as lost.
+/// attempt counts as lost. One that waits for the lock asks for its turn again, as long as the others get answers.
 pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Max time to connect, unless the address names one.
@@ -47,7 +47,7 @@ pub(super) const POLL_INTERVALS: PollIntervals =
 /// The pause between two looks for mail after an attempt was queued, and after mail has come. It grows by half each time.
 pub(super) const MAIL_PAUSE: Duration = Duration::from_millis(10);
 
-/// Max time to look for mail. Renewals wait for the same connection.
+/// Max time to look for mail. A grant must be claimed within three seconds, so the next look must not be late.
 pub(super) const MAIL_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// The longest pause of a client with waiters.
@@ -59,8 +59,8 @@ pub(super) const MAIL_PAUSE_HOLDING: Duration = Duration::from_secs(1);
 /// A waiter asks again at least this often: a third of `entry_ttl`, and some time for the answer.
 pub(super) const WAITING_FOR: Duration = Duration::from_secs(32);
 
-/// How long a client that has got or renewed a lease is taken for a holder.
-pub(super) const HOLDING_FOR: Duration = Duration::from_secs(60);
+/// How long a client that listens again goes on looking for mail: longer than its waiters take to ask again.
+pub(super) const MAIL_AFTER_POLLING: Duration = Duration::from_secs(15);
 
 /// Mail that its client has not taken is removed after this time. A grant has lapsed long before.
 pub(super) const MAIL_MICROS: u64 = 60_000_000;
@@ -71,6 +71,9 @@ pub(super) const RECONNECT_BACKOFF: RangeInclusive<Duration> =
 
 /// How often the listening connection is tried.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// Commands at one resource that share a transaction. Its row is locked for as long as they take.
+pub(super) const MAX_TOGETHER: usize = 16;
 
 /// How often a transaction is run again after a deadlock, a failed serialization or a row that another client inserted.
 pub(super) const ATTEMPTS: u32 = 10;

@@ -16,7 +16,7 @@ use super::conn::{Conn, NO_IDLE_LIMIT};
 use super::dialer::Dialer;
 use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF};
 use super::mailbox::Mailbox;
-use super::{error, push};
+use super::{error, pooler, push};
 use crate::store::{Inbox, StoreError};
 
 /// A connection that listens.
@@ -25,26 +25,59 @@ pub(super) struct Listening {
     messages: UnboundedReceiver<AsyncMessage>,
 }
 
-/// Listens to the client's channel.
-pub(super) async fn listen(dialer: &Dialer, client: ClientId) -> Result<Listening, StoreError> {
-    let (send, messages) = unbounded_channel();
-    let conn = dialer.connect(Some(send)).await?;
-    let (channel, key) = (push::channel(client), push::presence_key(client));
-    // As session settings, so that neither a role's limits nor a long silence ends the session.
-    let statements = format!(
-        "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; \
-         {NO_IDLE_LIMIT}; LISTEN {channel}; SELECT pg_advisory_lock_shared({key})"
-    );
-    let begun = timeout(ANSWER_TIMEOUT, conn.client.batch_execute(&statements)).await;
-    begun.map_err(|_| error::late(ANSWER_TIMEOUT, false))?.map_err(|error| error::explain(error, false))?;
-    Ok(Listening { conn, messages })
+/// Where to listen.
+pub(super) struct Ear {
+    pub(super) dialer: Dialer,
+    pub(super) client: ClientId,
+    /// A pooler may be in between: the address says that it is in session mode.
+    pub(super) may_be_pooled: bool,
+}
+
+impl Ear {
+    /// Listens to the client's channel.
+    pub(super) async fn listen(&self) -> Result<Listening, StoreError> {
+        let (send, messages) = unbounded_channel();
+        let conn = self.dialer.connect(Some(send)).await?;
+        let begun = timeout(ANSWER_TIMEOUT, self.begin(&conn)).await;
+        begun.map_err(|_| error::late(ANSWER_TIMEOUT, false))??;
+        Ok(Listening { conn, messages })
+    }
+
+    async fn begin(&self, conn: &Conn) -> Result<(), StoreError> {
+        let is_pooled = pooler::is_between(conn).await?;
+        if is_pooled && !self.may_be_pooled {
+            let message = "a pooler is in between, so no notification would arrive: name the server itself in ?listen=; or \
+                pooler=no, for a pooler in session mode";
+            return Err(StoreError::new(Failure::NotSent, message));
+        }
+        // As session settings, so that neither a role's limits nor a long silence ends the session. One that is shared keeps its own.
+        let settings = format!(
+            "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; {NO_IDLE_LIMIT};"
+        );
+        let (channel, key) = (push::channel(self.client), push::presence_key(self.client));
+        let settings = if is_pooled { "" } else { &settings };
+        let statements = format!("{settings} LISTEN {channel}; SELECT pg_advisory_lock_shared({key})");
+        conn.client.batch_execute(&statements).await.map_err(|error| error::explain(error, false))
+    }
+
+    async fn listen_again(&self, inbox: &Weak<dyn Inbox>) -> Option<Listening> {
+        let mut pause = *RECONNECT_BACKOFF.start();
+        while inbox.strong_count() > 0 {
+            match self.listen().await {
+                Ok(listening) => return Some(listening),
+                Err(error) => tracing::debug!(error = error.message, "PostgreSQL is not reached yet"),
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(*RECONNECT_BACKOFF.end());
+        }
+        None
+    }
 }
 
 /// Keeps listening until the client is gone.
 pub(super) fn keep(
-    dialer: Dialer,
+    ear: Ear,
     listening: Listening,
-    client: ClientId,
     inbox: Weak<dyn Inbox>,
     mailbox: Arc<Mailbox>,
 ) -> AbortHandle {
@@ -54,7 +87,7 @@ pub(super) fn keep(
     let keep = async move {
         let mut listening = listening;
         loop {
-            let ended = deliver(&mut listening, client, &inbox).await;
+            let ended = deliver(&mut listening, ear.client, &inbox).await;
             drop(listening);
             mailbox.set_polls(true);
             if !ask_again(&inbox) {
@@ -67,7 +100,7 @@ pub(super) fn keep(
                 // There, each connection that listens would leave its settings to other clients.
                 Ended::Pooled => return,
             }
-            let Some(next) = listen_again(&dialer, client, &inbox).await else { return };
+            let Some(next) = ear.listen_again(&inbox).await else { return };
             listening = next;
             mailbox.set_polls(false);
             if !ask_again(&inbox) {
@@ -76,19 +109,6 @@ pub(super) fn keep(
         }
     };
     tokio::spawn(keep).abort_handle()
-}
-
-async fn listen_again(dialer: &Dialer, client: ClientId, inbox: &Weak<dyn Inbox>) -> Option<Listening> {
-    let mut pause = *RECONNECT_BACKOFF.start();
-    while inbox.strong_count() > 0 {
-        match listen(dialer, client).await {
-            Ok(listening) => return Some(listening),
-            Err(error) => tracing::debug!(error = error.message, "PostgreSQL is not reached yet"),
-        }
-        sleep(pause).await;
-        pause = (2 * pause).min(*RECONNECT_BACKOFF.end());
-    }
-    None
 }
 
 /// Delivers notifications until the connection is lost.

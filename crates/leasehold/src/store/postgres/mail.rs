@@ -6,6 +6,7 @@
 
 use std::sync::{Arc, Weak};
 
+use leasehold_core::Failure;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
@@ -18,24 +19,42 @@ use super::push;
 use super::transaction::Progress;
 use crate::store::StoreError;
 
+/// In place of the number of a letter: the row says which server answers.
+const SERVER: i64 = 0;
+
 impl Executor {
-    /// Delivers the mail of this client. Returns how much there was.
-    pub(super) async fn read_mail(&self) -> Result<usize, StoreError> {
+    /// Delivers the mail of this client. Returns how much there was. `lost`: the answer to an earlier look, and with it some mail, may
+    /// be lost, so that the waiters ask again.
+    pub(super) async fn read_mail(&self, lost: bool) -> Result<usize, StoreError> {
         let client = self.session.client;
         let read = async |progress: &Progress| {
             self.alone(progress, &self.sql().read_mail, vec![client.into()]).await
         };
-        let rows = self.within(Class::Service, MAIL_TIMEOUT, read).await?.unwrap_or_default();
-        let mut mail = rows
-            .iter()
-            .map(|row| {
-                let mut reader = Reader::new(row);
-                Ok((reader.id()?, push::decode(reader.text()?, client)))
-            })
-            .collect::<Result<Vec<_>, StoreError>>()?;
+        let rows = self.within(Class::Mail, MAIL_TIMEOUT, read).await?.unwrap_or_default();
+        let mail = rows.iter().map(|row| {
+            let mut reader = Reader::new(row);
+            Ok((reader.id()?, reader.text()?))
+        });
+        let mut mail = mail.collect::<Result<Vec<_>, StoreError>>()?;
         mail.sort_by_key(|(id, _)| *id);
-        self.deliver(mail.into_iter().filter_map(|(_, push)| push).collect());
-        Ok(rows.len())
+        let mut is_other_server = false;
+        let mut pushes = Vec::new();
+        for (id, text) in mail {
+            if id == SERVER {
+                is_other_server = self.session.mailbox.note_server(text);
+            } else {
+                pushes.extend(push::decode(text, client));
+            }
+        }
+        // Before the mail: times in it may be of another clock than those that the waiters know.
+        if (lost || is_other_server)
+            && let Some(inbox) = self.session.inbox.upgrade()
+        {
+            inbox.reconnected(&|_| true);
+        }
+        let count = pushes.len();
+        self.deliver(pushes);
+        Ok(count)
     }
 }
 
@@ -43,6 +62,7 @@ impl Executor {
 pub(super) fn keep(executor: Weak<Executor>, mailbox: Arc<Mailbox>) -> AbortHandle {
     let keep = async move {
         let mut pause = MAIL_PAUSE;
+        let mut lost = false;
         loop {
             let Some(longest) = mailbox.longest_pause() else {
                 mailbox.more.notified().await;
@@ -55,7 +75,12 @@ pub(super) fn keep(executor: Weak<Executor>, mailbox: Arc<Mailbox>) -> AbortHand
                 sleep(pause).await;
             }
             let Some(executor) = executor.upgrade() else { return };
-            pause = match executor.read_mail().await {
+            let read = executor.read_mail(lost).await;
+            lost = match &read {
+                Ok(_) => false,
+                Err(error) => lost || error.failure == Failure::Unknown,
+            };
+            pause = match read {
                 Ok(0) => (pause * 3 / 2).min(longest),
                 Ok(_) => MAIL_PAUSE,
                 Err(error) => {

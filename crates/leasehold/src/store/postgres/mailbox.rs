@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold_core::{Command, Reply};
 use tokio::sync::Notify;
 
-use super::limits::{HOLDING_FOR, MAIL_PAUSE_HOLDING, MAIL_PAUSE_WAITING, WAITING_FOR};
+use super::limits::{MAIL_AFTER_POLLING, MAIL_PAUSE_HOLDING, MAIL_PAUSE_WAITING, WAITING_FOR};
 
 /// Whether the client looks for mail, and how often.
 #[derive(Default)]
@@ -26,8 +26,12 @@ struct Expected {
     newest: u64,
     /// When the store last said that an attempt is queued: each one asks at least once in [`WAITING_FOR`].
     queued: Option<Instant>,
-    /// When the store last granted or renewed a lease.
-    held: Option<Instant>,
+    /// Until when a lease that the store has granted or renewed may last.
+    held_until: Option<Instant>,
+    /// When the client began to listen again.
+    listens_since: Option<Instant>,
+    /// When the server that the mail comes from was started.
+    server: Option<String>,
 }
 
 impl Mailbox {
@@ -39,8 +43,11 @@ impl Mailbox {
         self.polls.load(Ordering::Relaxed)
     }
 
+    /// A client that listens again goes on looking for a while: queue entries say that it does not listen until it has asked again for
+    /// each, and a holder's mail may have been left before.
     pub(super) fn set_polls(&self, polls: bool) {
         self.polls.store(polls, Ordering::Relaxed);
+        self.expected().listens_since = (!polls).then(Instant::now);
         self.more.notify_one();
     }
 
@@ -58,56 +65,118 @@ impl Mailbox {
                 let is_new = acquire.acquisition.sequence > expected.newest;
                 expected.newest = expected.newest.max(acquire.acquisition.sequence);
                 // After a disturbance a waiter may be the first to ask again.
-                if is_new || !is_recent(before, WAITING_FOR) {
+                if is_new || !is_recent(before, WAITING_FOR, now) {
                     self.more.notify_one();
                 }
             }
-            (_, Reply::Granted(_) | Reply::Renewed { .. }) => {
-                let before = self.expected().held.replace(now);
-                if !is_recent(before, HOLDING_FOR) {
-                    self.more.notify_one();
-                }
-            }
+            (Command::Acquire(acquire), Reply::Granted(_)) => self.note_lease(now, acquire.ttl),
+            (Command::Renew(renew), Reply::Renewed { .. }) => self.note_lease(now, renew.ttl),
             _ => {}
         }
     }
 
+    /// A lease is looked after as long as it may last, however seldom it is renewed.
+    fn note_lease(&self, now: Instant, ttl: Duration) {
+        let until = now.checked_add(ttl).unwrap_or(now);
+        let mut expected = self.expected();
+        let before = expected.held_until;
+        expected.held_until = before.max(Some(until));
+        if before.is_none_or(|before| before <= now) {
+            self.more.notify_one();
+        }
+    }
+
+    /// Notes the server that the mail comes from. Returns whether it is another one than before, so that its clock is another one too.
+    pub(super) fn note_server(&self, server: &str) -> bool {
+        let mut expected = self.expected();
+        if expected.server.as_deref() == Some(server) {
+            return false;
+        }
+        expected.server.replace(server.to_owned()).is_some()
+    }
+
     /// The longest pause between two looks; `None` while no mail is expected.
     pub(super) fn longest_pause(&self) -> Option<Duration> {
-        if !self.polls() {
+        self.longest_pause_at(Instant::now())
+    }
+
+    fn longest_pause_at(&self, now: Instant) -> Option<Duration> {
+        let expected = self.expected();
+        if !self.polls() && !is_recent(expected.listens_since, MAIL_AFTER_POLLING, now) {
             return None;
         }
-        let expected = self.expected();
-        if is_recent(expected.queued, WAITING_FOR) {
+        if is_recent(expected.queued, WAITING_FOR, now) {
             return Some(MAIL_PAUSE_WAITING);
         }
-        is_recent(expected.held, HOLDING_FOR).then_some(MAIL_PAUSE_HOLDING)
+        expected.held_until.is_some_and(|until| now < until).then_some(MAIL_PAUSE_HOLDING)
     }
 }
 
-fn is_recent(at: Option<Instant>, within: Duration) -> bool {
-    at.is_some_and(|at| at.elapsed() < within)
+fn is_recent(at: Option<Instant>, within: Duration, now: Instant) -> bool {
+    at.is_some_and(|at| now.saturating_duration_since(at) < within)
 }
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, Acquisition, ClientId, Queued, StoreTime};
+    use leasehold_core::{Acquire, Acquisition, ClientId, Queued, Renew, StoreTime};
 
     use super::*;
+
+    const CLIENT: ClientId = ClientId::new(1);
+
+    fn acquire() -> Command {
+        let acquisition = Acquisition { client: CLIENT, sequence: 1 };
+        Command::Acquire(Acquire::exclusive(acquisition, Duration::from_secs(9)).into())
+    }
+
+    fn queued() -> Reply {
+        Reply::Queued(Queued { is_head: false, repoll_at: StoreTime::NEVER })
+    }
+
+    #[test]
+    fn holder_of_a_long_lease_looks_for_mail_as_long_as_it_lasts() {
+        let mailbox = Mailbox::new(true);
+        let ttl = Duration::from_secs(3600);
+        let acquisition = Acquisition { client: CLIENT, sequence: 1 };
+        let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
+        mailbox.note(&renew, &Reply::Renewed { valid_for: ttl, tokens: None, contended: false });
+        let after = |seconds| mailbox.longest_pause_at(Instant::now() + Duration::from_secs(seconds));
+        // It is renewed every 20 minutes.
+        assert_eq!([after(0), after(62), after(1_300)], [Some(MAIL_PAUSE_HOLDING); 3]);
+        assert_eq!(after(3_601), None);
+    }
+
+    #[test]
+    fn client_that_listens_again_looks_for_the_mail_that_was_left_before() {
+        let mailbox = Mailbox::new(false);
+        mailbox.note(&acquire(), &queued());
+        assert_eq!(mailbox.longest_pause(), None);
+        mailbox.set_polls(true);
+        mailbox.set_polls(false);
+        assert_eq!(mailbox.longest_pause(), Some(MAIL_PAUSE_WAITING));
+        let later = Instant::now() + MAIL_AFTER_POLLING;
+        assert_eq!(mailbox.longest_pause_at(later), None);
+    }
+
+    #[test]
+    fn another_server_behind_the_same_pooler_is_noticed() {
+        let mailbox = Mailbox::new(true);
+        assert_eq!(
+            ["1", "1", "2", "2"].map(|server| mailbox.note_server(server)),
+            [false, false, true, false]
+        );
+    }
 
     #[tokio::test]
     async fn waiter_that_asks_again_after_a_disturbance_makes_the_client_look_for_mail() {
         let mailbox = Mailbox::new(true);
-        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-        let acquire = Command::Acquire(Acquire::exclusive(acquisition, Duration::from_secs(9)).into());
-        let queued = Reply::Queued(Queued { is_head: false, repoll_at: StoreTime::NEVER });
-        mailbox.note(&acquire, &queued);
+        mailbox.note(&acquire(), &queued());
         mailbox.more.notified().await;
         assert_eq!(mailbox.longest_pause(), Some(MAIL_PAUSE_WAITING));
         // The store has not answered for a while.
         mailbox.expected().queued = None;
         assert_eq!(mailbox.longest_pause(), None);
-        mailbox.note(&acquire, &queued);
+        mailbox.note(&acquire(), &queued());
         let notified = tokio::time::timeout(Duration::from_secs(5), mailbox.more.notified());
         notified.await.expect("nothing looks for mail");
         assert_eq!(mailbox.longest_pause(), Some(MAIL_PAUSE_WAITING));

@@ -1,11 +1,11 @@
 //! The connections for commands. A command has one for itself from its first flight to its last.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::Instant;
 
 use leasehold_core::Failure;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 
 use super::conn::Conn;
 use super::dialer::Dialer;
@@ -18,8 +18,13 @@ pub(super) enum Class {
     /// An attempt may wait for a row that another session keeps. One connection is left to the commands of holders.
     Attempt,
     Command,
-    /// Renewals and mail wait for no row, and have a connection of their own.
-    Service,
+    /// The statement that renews waits for no row, and has a connection of its own.
+    Renewals,
+    /// The renewal of one lease as a transaction may wait for its row. It takes a free connection of commands, or else one that these
+    /// transactions have for themselves.
+    Renewal,
+    /// So has the statement that reads mail: a server that does not answer it may answer a renewal.
+    Mail,
 }
 
 /// Connections that are opened when they are needed, and kept.
@@ -30,7 +35,11 @@ pub(super) struct Pool {
     is_pooled: bool,
     commands: Semaphore,
     attempts: Semaphore,
-    service: Semaphore,
+    renewals: Semaphore,
+    renewal: Semaphore,
+    mail: Semaphore,
+    /// When a command last got an answer.
+    answered: Mutex<Option<Instant>>,
     idle: Mutex<Vec<Conn>>,
     #[cfg(test)]
     sent: std::sync::Arc<std::sync::atomic::AtomicU64>,
@@ -49,7 +58,10 @@ impl Pool {
             is_pooled,
             commands: Semaphore::new(connections),
             attempts: Semaphore::new(connections.saturating_sub(1).max(1)),
-            service: Semaphore::new(1),
+            renewals: Semaphore::new(1),
+            renewal: Semaphore::new(1),
+            mail: Semaphore::new(1),
+            answered: Mutex::default(),
             idle: Mutex::default(),
             #[cfg(test)]
             sent: std::sync::Arc::default(),
@@ -62,17 +74,43 @@ impl Pool {
         self.sent.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Waits until the command may use a connection. Its own time limit begins after that.
-    pub(super) async fn turn(&self, class: Class) -> Result<Turn<'_>, StoreError> {
+    /// Waits until the command may use a connection, for a limited time. Its own time limit begins after that.
+    pub(super) async fn turn(&self, class: Class, until: Instant) -> Result<Turn<'_>, StoreError> {
         let permits = async {
             let attempt = match class {
-                Class::Attempt => Some(self.attempts.acquire().await.map_err(|_| closed())?),
-                Class::Command | Class::Service => None,
+                Class::Attempt => Some(self.attempts.acquire().await),
+                _ => None,
             };
-            let permits = if class == Class::Service { &self.service } else { &self.commands };
-            Ok(Turn { _attempt: attempt, _permit: permits.acquire().await.map_err(|_| closed())? })
+            let permit = match class {
+                Class::Attempt | Class::Command => self.commands.acquire().await,
+                Class::Renewals => self.renewals.acquire().await,
+                Class::Mail => self.mail.acquire().await,
+                Class::Renewal => tokio::select! {
+                    biased;
+                    own = self.renewal.acquire() => own,
+                    common = self.commands.acquire() => common,
+                },
+            };
+            let attempt = attempt.transpose().map_err(|_| closed())?;
+            Ok(Turn { _attempt: attempt, _permit: permit.map_err(|_| closed())? })
         };
-        timeout(QUEUE_TIMEOUT, permits).await.unwrap_or_else(|_| Err(busy(QUEUE_TIMEOUT)))
+        timeout_at(until.into(), permits).await.unwrap_or_else(|_| Err(self.busy()))
+    }
+
+    /// While others get answers, one that waits for its turn in vain can ask for it again.
+    pub(super) fn busy(&self) -> StoreError {
+        let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let moves = answered.is_some_and(|at| at.elapsed() < QUEUE_TIMEOUT);
+        let failure = if moves { Failure::Busy } else { Failure::NotSent };
+        let message = format!(
+            "all connections of this client were in use for {QUEUE_TIMEOUT:?}, so nothing was sent: raise ?connections="
+        );
+        StoreError::new(failure, message)
+    }
+
+    /// Notes that a command got an answer.
+    pub(super) fn note_answer(&self) {
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// A connection, for a command that has its turn.
@@ -105,13 +143,6 @@ impl Pool {
 
 fn closed() -> StoreError {
     StoreError::new(Failure::NotSent, "the store is closed")
-}
-
-fn busy(limit: Duration) -> StoreError {
-    let message = format!(
-        "all connections of this client were in use for {limit:?}, so nothing was sent: raise ?connections="
-    );
-    StoreError::new(Failure::NotSent, message)
 }
 
 /// The right to use one connection.

@@ -61,6 +61,24 @@ pub(super) fn usual_queries(resource: &Resource, command: &Command) -> Vec<Query
     }
 }
 
+/// What commands at one resource read that are run in one transaction.
+pub(super) fn together(resource: &Resource, commands: &[&Command]) -> Vec<Query> {
+    let mut all = Vec::new();
+    for command in commands {
+        let mut queries = usual_queries(resource, command);
+        // One of them ends the lease, and the others were waiting.
+        if let Command::Release(release) = command {
+            queries.push(Query::Waiter(release.acquisition));
+        }
+        for query in queries {
+            if !all.contains(&query) {
+                all.push(query);
+            }
+        }
+    }
+    all
+}
+
 fn of_acquire(acquire: &Acquire, is_shared: bool) -> Vec<Query> {
     let mut queries = vec![Query::Waiter(acquire.acquisition), Query::Ready(WINDOW)];
     if is_shared {

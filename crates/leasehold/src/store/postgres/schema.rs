@@ -115,14 +115,14 @@ pub(crate) fn ddl(schema: &str) -> String {
         "CREATE SCHEMA IF NOT EXISTS {schema};{}\n-- for each role that uses the locks:\n\
          -- GRANT USAGE ON SCHEMA {schema} TO app;\n\
          -- GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO app;\n",
-        tables(schema)
+        tables(schema, FENCE)
     )
 }
 
-fn tables(schema: &str) -> String {
+fn tables(schema: &str, fence: &str) -> String {
     let layout = LAYOUT.to_string();
     TABLES
-        .replace("{fence}", FENCE)
+        .replace("{fence}", fence)
         .replace("{vacuum}", VACUUM)
         .replace("{s}", schema)
         .replace("{layout}", &layout)
@@ -137,12 +137,15 @@ pub(super) async fn prepare(client: &Client, schema: &str) -> Result<(), StoreEr
     if check(client, schema).await? {
         return Ok(());
     }
-    let exists = "SELECT to_regnamespace($1) IS NOT NULL";
-    let name: &(dyn tokio_postgres::types::ToSql + Sync) = &schema;
-    let exists = client.query_typed(exists, &[(name, tokio_postgres::types::Type::TEXT)]).await;
-    let exists: bool = exists.and_then(|rows| rows[0].try_get(0)).map_err(|error| explain(error, false))?;
-    let create = if exists { String::new() } else { format!("CREATE SCHEMA {schema};") };
-    let statements = format!("BEGIN; {CREATION_LOCK}; {create}{} COMMIT", tables(schema));
+    let exists = format!(
+        "SELECT to_regnamespace('{schema}') IS NOT NULL, to_regprocedure('{schema}.check_fence(text, int8)') IS NOT NULL"
+    );
+    let rows = client.query_typed(&exists, &[]).await.map_err(|error| explain(error, false))?;
+    let exists = |at| rows[0].try_get::<_, bool>(at).map_err(|error| explain(error, false));
+    let create = if exists(0)? { String::new() } else { format!("CREATE SCHEMA {schema};") };
+    // The program may have created the fence. What an administrator has changed in its function stays.
+    let fence = if exists(1)? { "" } else { FENCE };
+    let statements = format!("BEGIN; {CREATION_LOCK}; {create}{} COMMIT", tables(schema, fence));
     let created = client.batch_execute(&statements).await;
     let Err(error) = created else { return Ok(()) };
     // Whether or not the transaction began.

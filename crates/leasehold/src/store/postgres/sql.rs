@@ -93,6 +93,11 @@ const POST: &str = "
 INSERT INTO {s}.mail (client, message, at) SELECT client, message, {now}
 FROM unnest($1::bytea[], $2::text[], $3::int8[]) AS n (client, message, polls) WHERE polls = 1 OR NOT ({present})";
 
+/// The mail of a client, and as the row 0 when the server was started: behind a pooler nothing else shows that it is another one.
+const READ_MAIL: &str = "
+WITH taken AS (DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message)
+SELECT id, message FROM taken UNION ALL SELECT 0, extract(epoch FROM pg_postmaster_start_time())::text";
+
 /// A row is looked at `{margin}` after its visit is due. It is removed if it is unused, and was forgotten for as long: an acquire
 /// that read the clock before, and inserts the row again, has ended then.
 const SWEEP: &str = "
@@ -112,6 +117,8 @@ pub(super) struct Sql {
     pub(super) acquire: String,
     pub(super) release: String,
     pub(super) renew: String,
+    /// Limits the transaction's waits for rows further.
+    pub(super) limit_waits: String,
     pub(super) lock: String,
     pub(super) peek: String,
     pub(super) put_resource: String,
@@ -174,6 +181,7 @@ impl Sql {
             acquire: text(ACQUIRE),
             release: text(RELEASE),
             renew: text(RENEW),
+            limit_waits: "SELECT set_config('lock_timeout', $1, true)".to_owned(),
             lock: text(LOCK),
             peek: text(PEEK),
             put_resource: text(
@@ -209,7 +217,7 @@ impl Sql {
             notify: "SELECT pg_notify(n.channel, n.message) FROM unnest($1::text[], $2::text[]) AS n (channel, message)"
                 .to_owned(),
             post: text(POST),
-            read_mail: text("DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message"),
+            read_mail: text(READ_MAIL),
             remove_mail: text("DELETE FROM {s}.mail WHERE at < {now} - $1"),
             create_all: text(
                 "INSERT INTO {s}.resource (name, kind, visit)

@@ -3,17 +3,21 @@
 mod comparison;
 
 use std::cell::{Cell, RefCell};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource, WaitFor,
+    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Release, Reply, Resource, WaitFor,
 };
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 
+use super::conn::settings;
+use super::dialer::Dialer;
+use super::pool::{Class, Pool};
 use super::query::{Query, WINDOW};
 use super::sql::Sql;
 use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
+use crate::url::StoreUrl;
 use comparison::{Comparison, Harness};
 
 /// Compares random histories. Each uses new resources, on one server.
@@ -83,6 +87,46 @@ fn tables_match_the_model_for_acquire_all() {
 fn tables_match_the_model_for_shared_acquire_all() {
     compare_histories(Kind::ReadWrite, &joint_steps(4), RESOURCES, |comparison, steps| {
         play_joint(comparison, steps);
+    });
+}
+
+/// Plays the history with the attempts and the releases that follow each other in batches.
+fn play_together(comparison: &mut Comparison<'_>, steps: &[Step]) {
+    let kind = |step: &Step| match step {
+        Step::Do(Command::Acquire(_)) => 1,
+        Step::Do(Command::Release(_)) => 2,
+        _ => 0,
+    };
+    for run in steps.chunk_by(|one, next| kind(one) > 0 && kind(one) == kind(next)) {
+        let commands = run.iter().map_while(|step| match step {
+            Step::Do(command) => Some(command.clone()),
+            _ => None,
+        });
+        match run {
+            [step] => comparison.step(0, step),
+            _ => {
+                comparison.run_together(0, &commands.collect::<Vec<_>>());
+                comparison.run(0, &Command::Inspect);
+            }
+        }
+    }
+}
+
+#[test]
+fn tables_match_the_model_for_commands_that_come_together() {
+    compare_histories(Kind::Mutex, &steps(1), 1, |comparison, steps| play_together(comparison, steps));
+    compare_histories(Kind::Semaphore, &steps(4), 1, |comparison, steps| play_together(comparison, steps));
+}
+
+#[test]
+fn attempts_that_come_together_share_transactions() {
+    with_comparison(|comparison| {
+        comparison.run(0, &acquire(0, 1));
+        let attempts: Vec<_> = (1..=64).map(|sequence| acquire(1, sequence)).collect();
+        comparison.run_together(0, &attempts);
+        assert_eq!(comparison.column("SELECT count(*) FROM leasehold.waiter"), 64);
+        let rows = "SELECT count(DISTINCT xmin::text) FROM leasehold.waiter";
+        assert_eq!(comparison.column(rows), 4);
     });
 }
 
@@ -230,6 +274,26 @@ fn commands_of_a_queue_take_as_many_flights_with_a_thousand_waiters_as_with_one(
         });
         assert_eq!(cost_of_many, cost_of_few);
     });
+}
+
+#[tokio::test]
+async fn attempt_that_waits_for_its_turn_in_vain_asks_again_while_others_get_answers() {
+    let StoreUrl::Postgres(url) = StoreUrl::parse("postgres://a@localhost/b").unwrap() else {
+        panic!("postgres")
+    };
+    let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 1);
+    let soon = || Instant::now() + Duration::from_millis(10);
+    let _in_use = pool.turn(Class::Attempt, soon()).await.unwrap();
+    let refused = async || pool.turn(Class::Attempt, soon()).await.err().map(|error| error.failure);
+    assert_eq!(refused().await, Some(Failure::NotSent));
+    pool.note_answer();
+    assert_eq!(refused().await, Some(Failure::Busy));
+    // A renewal has a connection of its own, and others wait for none of each other's.
+    let _renewal = pool.turn(Class::Renewal, soon()).await.unwrap();
+    assert!(pool.turn(Class::Renewal, soon()).await.is_err());
+    for class in [Class::Renewals, Class::Mail] {
+        pool.turn(class, soon()).await.unwrap();
+    }
 }
 
 #[test]

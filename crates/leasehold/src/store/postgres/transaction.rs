@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use leasehold_core::model::CommandContext;
 use leasehold_core::{ClientId, Failure, Now, Push, PushKind, Resource, StoreTime};
@@ -67,6 +68,8 @@ pub(super) enum Failed {
 pub(super) enum Access {
     /// It locks the rows.
     Write,
+    /// The same, and waits for each of them so long at most. The others of the client would wait, too.
+    Renew(Duration),
     /// It reads a snapshot, without locks. `run` returns `None` if the model would change anything.
     Read,
 }
@@ -133,7 +136,7 @@ impl<'s> Transaction<'s> {
     async fn begin(&mut self, access: Access, plan: &Plan<'_>) -> Result<(), Failed> {
         let sql = &self.session.sql;
         let (lock, frame) = match access {
-            Access::Write => (&sql.lock, Frame::Begin),
+            Access::Write | Access::Renew(_) => (&sql.lock, Frame::Begin),
             Access::Read => (&sql.peek, Frame::Snapshot),
         };
         let mut requests = Vec::new();
@@ -147,12 +150,17 @@ impl<'s> Transaction<'s> {
             requests
                 .push(Request::new(&sql.create_all, vec![names, texts(|resource| resource.kind.as_str())]));
         }
+        if let Access::Renew(wait) = access {
+            let limit = wait.as_millis().to_string();
+            requests.push(Request::new(&sql.limit_waits, vec![limit.as_str().into()]));
+        }
+        let skipped = requests.len();
         requests.extend(plan.iter().map(|(resource, _)| Request::new(lock, of_resource(resource))));
         for (resource, queries) in plan {
             requests.extend(queries.iter().map(|query| self.request(resource, query)));
         }
         let answers = self.conn.fly(frame, &requests).await.map_err(|error| self.failed(error))?;
-        let mut answers = answers.into_iter().skip(usize::from(creates));
+        let mut answers = answers.into_iter().skip(skipped);
         self.rows = plan.iter().map(|_| CachedRows::new()).collect();
         for (rows, answer) in self.rows.iter_mut().zip(answers.by_ref()) {
             let mut reader = Reader::new(first(&answer)?);

@@ -202,7 +202,9 @@ pub(super) fn explain(error: &RedisError) -> String {
     }
     let text = error.to_string();
     let what = match code(error) {
-        Some("NOAUTH") => "the server wants a password: write redis://user:password@host",
+        Some("NOAUTH") => {
+            "the server wants a password: write redis://user:password@host, or redis+unix:///PATH?pass=PASSWORD"
+        }
         Some("WRONGPASS") => "the server does not accept this user and password",
         Some("NOPERM") => {
             "this user may not run scripts or use these keys and channels: docs/operations.md has the rule that suffices"

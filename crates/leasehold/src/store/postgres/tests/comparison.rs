@@ -240,6 +240,34 @@ impl<'h> Comparison<'h> {
         assert_eq!(sorted(self.harness.pushes()), sorted(theirs), "pushed after {batch:?}");
     }
 
+    /// Runs commands at one resource that come together.
+    pub(super) fn run_together(&mut self, at: usize, commands: &[Command]) {
+        let (mut expected, mut theirs) = (Vec::new(), Vec::new());
+        for command in commands {
+            let now = self.now(&[&self.resources[at].1]);
+            let (answer, mut pushes) = self.model(at, command, now);
+            expected.push(answer);
+            theirs.append(&mut pushes);
+        }
+        let resource = Arc::new(self.resources[at].0.clone());
+        let batch: Vec<_> = commands.iter().map(|command| (resource.clone(), command.clone())).collect();
+        let harness = &self.harness;
+        let found = harness.runtime.block_on(harness.executor.call_batch(&batch));
+        let found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+        assert_eq!(found, expected, "after {batch:?}");
+        // A server notifies once of what is the same in one transaction.
+        let once = |pushes: Vec<Push>| {
+            let mut once = Vec::new();
+            for push in pushes {
+                if !once.contains(&push) {
+                    once.push(push);
+                }
+            }
+            once
+        };
+        assert_eq!(once(self.harness.pushes()), once(theirs), "pushed after {batch:?}");
+    }
+
     pub(super) fn step(&mut self, at: usize, step: &Step) {
         match step {
             Step::Do(command) => drop(self.run(at, command)),
