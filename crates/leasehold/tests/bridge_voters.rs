@@ -185,7 +185,8 @@ async fn lock_is_lost_in_time_when_a_majority_of_servers_goes_down() {
     place.servers[1].stop();
     let stopped = Instant::now();
     assert_eq!(guard.lost().await, Loss::Bridge);
-    assert!(stopped.elapsed() <= ttl, "{:?}", stopped.elapsed());
+    // At the end of the ttl of the last renewal; a busy machine tells of it later.
+    assert!(stopped.elapsed() <= 2 * ttl, "{:?}", stopped.elapsed());
 }
 
 #[tokio::test]
