@@ -104,6 +104,14 @@ impl Leg {
         state.orphan_until = state.orphan_until.max(until);
     }
 
+    /// What commands sent until then have taken is released. The releases may come late, too.
+    pub(super) fn note_released(&self, sent_at: LocalTime) {
+        let until = sent_at + FIRST_TTL + MAX_DELAY;
+        self.holders.give_up_all(sent_at, until);
+        let mut state = self.state();
+        state.orphan_until = state.orphan_until.max(until);
+    }
+
     /// The ttl to take the leg with.
     pub(super) fn first_ttl(&self, sent_at: LocalTime) -> Duration {
         let ttl = self.ttl.min(FIRST_TTL);

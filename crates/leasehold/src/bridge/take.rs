@@ -122,7 +122,7 @@ impl Leg {
         let sent_at = self.session.now();
         let ttl = self.first_ttl(sent_at);
         let holder = self.holders.current();
-        let given_up = if is_repeated { self.holders.given_up() } else { Vec::new() };
+        let given_up = if is_repeated { self.holders.adoptable() } else { Vec::new() };
         let mut calls = Vec::new();
         if is_repeated {
             let mut left = redis::cmd("PTTL");
@@ -167,8 +167,10 @@ impl Leg {
             }
         }
         if self.foreign.servers.is_some() {
-            // A minority may have granted it. An error leaves it there until it expires, and the next try finds it.
-            let _ = self.keys.run(self.releases()).await;
+            // A minority may have granted it. An error leaves it there until it expires.
+            let releases = self.releases();
+            self.note_released(sent_at);
+            let _ = self.keys.run(releases).await;
         }
         Ok(Try::Busy(left))
     }

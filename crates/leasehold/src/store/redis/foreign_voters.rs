@@ -11,7 +11,7 @@ use redis::{ErrorKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::error::runtime_ended;
 use super::foreign::ServerKeys;
@@ -25,8 +25,11 @@ use crate::url::RedisUrl;
 /// been sent when the client ends would leave the key on its server.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Commands to one server that may wait for it. More are not sent there: it does not answer anyway.
+/// Commands to one server at the same time. More wait for their turn.
 const MAX_WAITING: usize = 32;
+
+/// How long a command waits for its turn. Later it is not sent: the server does not answer anyway.
+const MAX_TURN: Duration = Duration::from_secs(1);
 
 pub(super) struct Voters {
     servers: Vec<Arc<Server>>,
@@ -95,7 +98,7 @@ impl Server {
     async fn ask(&self, calls: &[ForeignCall]) -> Vote {
         let named =
             |error: StoreError| StoreError { message: format!("{}: {}", self.name, error.message), ..error };
-        let Ok(_permit) = self.permits.try_acquire() else {
+        let Ok(Ok(_permit)) = timeout(MAX_TURN, self.permits.acquire()).await else {
             return Err(named(StoreError::new(Failure::NotSent, "it does not answer")));
         };
         self.keys.shared.send(calls).await.map_err(named)
