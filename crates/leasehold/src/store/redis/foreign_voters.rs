@@ -155,6 +155,13 @@ fn majority(votes: &[ForeignAnswers], call: usize, servers: usize) -> Option<Res
     if errors.clone().count() >= quorum {
         return errors.next().map(|error| Err(error.clone()));
     }
+    // Without the error there could be a majority: it is the reason, and waiting does not help.
+    let agreeing = values().map(|value| values().filter(|other| *other == value).count()).max().unwrap_or(0);
+    if let Some(error) = errors.clone().next()
+        && agreeing + errors.clone().count() >= quorum
+    {
+        return Some(Err(error.clone()));
+    }
     // What a majority has at least, of numbers: how many enough servers agree to, or the time after which enough of them are free.
     let mut numbers: Vec<i64> = values()
         .filter_map(|value| if let Value::Int(number) = value { Some(*number) } else { None })
@@ -196,6 +203,15 @@ mod tests {
         assert_eq!(decided(&[yes, yes, missing, missing]), None);
         // The time after which two of three are free.
         assert_eq!(decided(&[Some(-2), Some(40), Some(5_000)]), Some(40));
+    }
+
+    #[test]
+    fn error_that_prevents_a_majority_is_the_answer() {
+        let (yes, no) = (|| vec![Ok(Value::Int(1))], || vec![Ok(Value::Int(0))]);
+        let refused = || vec![Err(RedisError::from((ErrorKind::Client, "refused")))];
+        assert!(matches!(majority(&[yes(), refused(), no()], 0, 3), Some(Err(_))));
+        assert!(matches!(majority(&[no(), refused(), no()], 0, 3), Some(Ok(Value::Int(0)))));
+        assert!(matches!(majority(&[yes(), refused(), yes()], 0, 3), Some(Ok(Value::Int(1)))));
     }
 
     #[test]
