@@ -1,5 +1,6 @@
 //! Errors of the server and of the connection, with what to do, and what is known about the command.
 
+use std::io;
 use std::time::Duration;
 
 use leasehold_core::Failure;
@@ -69,12 +70,24 @@ fn of_server(code: &SqlState, message: &str) -> String {
 
 fn of_connection(error: &Error) -> String {
     let mut what = error.to_string();
+    let mut kind = None;
     let mut source = std::error::Error::source(error);
     while let Some(inner) = source {
         what = format!("{what}: {inner}");
+        kind = inner.downcast_ref().map(io::Error::kind).or(kind);
         source = inner.source();
     }
-    what
+    match kind {
+        Some(io::ErrorKind::NotFound) => {
+            format!(
+                "{what}: there is no such Unix socket: check the folder in host=, and that the server runs"
+            )
+        }
+        Some(io::ErrorKind::ConnectionRefused) => {
+            format!("{what}: check the host and the port, and that the server runs")
+        }
+        _ => what,
+    }
 }
 
 /// The server did not answer in time.
@@ -89,4 +102,26 @@ pub(super) fn damaged(what: &str) -> StoreError {
         Failure::NotSent,
         format!("a row has an unknown value in {what}: another program wrote it"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_postgres::{Config, NoTls};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn connection_that_cannot_be_made_says_what_to_check() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut socket = Config::new();
+        socket.user("user").host_path(folder.path());
+        let mut port = Config::new();
+        // No program listens on this port.
+        port.user("user").host("127.0.0.1").port(1);
+        for (config, remedy) in [(socket, "no such Unix socket"), (port, "check the host and the port")] {
+            let error = config.connect(NoTls).await.err().expect("it is refused");
+            let message = explain(error, false).message;
+            assert!(message.contains(remedy) && message.contains("os error"), "{message}");
+        }
+    }
 }
