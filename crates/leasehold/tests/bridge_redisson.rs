@@ -224,6 +224,9 @@ fn late_commands_of_a_reader_neither_shorten_nor_double_anything() {
     assert_eq!(take("3000"), 1);
     assert!(pttl(&server, KEY) > 3_000 && pttl(&server, own_key) > 3_000);
     assert_eq!(server.query::<i64>(&["HGET", KEY, "uuid:1"]).unwrap(), 1);
+    // A watchdog in Java that lets the lock expire sooner is told apart.
+    server.run(&["PEXPIRE", KEY, "2000"]);
+    assert_eq!((renew("30000"), renew("30000")), (2, 1));
     read_in_java(&server, 60_000);
     assert_eq!((release(), release()), (1, 0));
     assert_eq!((fields(&server), pttl(&server, own_key)), (vec![JAVA.to_owned(), "mode".to_owned()], -2));

@@ -165,6 +165,9 @@ impl Leg {
         match renewed {
             Ok(_) if is_gone => self.lost("its key was deleted, has expired, or has another holder"),
             Ok(answer) if is_yes(&answer) => {
+                if self.foreign.is_shortened(&answer) {
+                    self.warn_of_watchdog();
+                }
                 self.confirm(sent_at, self.ttl, &answer);
                 Ok(true)
             }
@@ -327,6 +330,14 @@ impl Leg {
         ONCE.call_once(|| {
             let why = "the user has no right to the channel or the list that wakes them";
             tracing::warn!(foreign = %self.foreign, why, "the waiters of the other library are not woken");
+        });
+    }
+
+    fn warn_of_watchdog(&self) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let why = "a watchdog in Java sets the lock's time to less than this ttl: set a ttl of at most its lockWatchdogTimeout";
+            tracing::warn!(foreign = %self.foreign, ttl = ?self.ttl, why, "a reader's lock may expire too soon");
         });
     }
 

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use redis::Value;
+
 use super::foreign::{Foreign, Protocol};
 use super::servers::Servers;
 use crate::error::Error;
@@ -90,6 +92,11 @@ impl Foreign {
         if self.is_exclusive() { ttl } else { ttl.min(WATCHDOG) }
     }
 
+    /// Whether the answer to a reader's renewal says that another reader has let the lock expire sooner than this one's lease.
+    pub(super) fn is_shortened(&self, answer: &Value) -> bool {
+        !self.is_exclusive() && *answer == Value::Int(2)
+    }
+
     /// A holder: a client's UUID and the number of a thread.
     pub(super) fn redisson_holder(&self, random: u128) -> String {
         let hex = format!("{random:032x}");
@@ -109,7 +116,7 @@ impl Foreign {
     }
 
     /// The counter of a fenced lock's tokens.
-    pub(super) fn counter(&self) -> String {
+    pub(crate) fn counter(&self) -> String {
         self.beside("redisson_lock_token")
     }
 

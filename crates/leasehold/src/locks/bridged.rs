@@ -28,9 +28,9 @@ impl Lock {
         let has_keys = capabilities.has_foreign_keys || is_quorum && !foreign.servers().is_empty();
         let is_read_write = resource.kind == Kind::ReadWrite;
         let what = if is_read_write && !foreign.is_read_write() {
-            "a read-write lock can only be bridged to one: see Foreign::redisson_read_write_lock"
+            "a read-write lock can only be bridged to redisson-rw:NAME, Foreign::redisson_read_write_lock"
         } else if foreign.is_read_write() && !is_read_write {
-            "only a read-write lock can be bridged to Redisson's read-write lock"
+            "only a read-write lock (rw_lock, -s or -x) can be bridged to Redisson's read-write lock"
         } else if is_read_write && weight == UPGRADABLE {
             "an upgradable reader can't be bridged, because Redisson's readers can't become writers"
         } else if !has_keys && is_quorum {
