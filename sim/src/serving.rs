@@ -140,10 +140,13 @@ impl World {
         }
         books.after(step, &mut shadow, &answer.reply, &pushes, &unreachable);
         this.data.shadows[index] = shadow;
-        // A guard whose lease is renewed holds the lock, also if its user does not notice a later loss.
-        if let (Command::Renew(renew), Reply::Renewed { .. }) = (command, &answer.reply)
-            && books.has_guard(renew.acquisition)
-        {
+        // A guard whose lease is renewed, or ended by force, held the lock until now, also if its user looks for a loss later.
+        let was_held = match (command, &answer.reply) {
+            (Command::Renew(renew), Reply::Renewed { .. }) => books.has_guard(renew.acquisition),
+            (_, Reply::Forced(holders)) => holders.iter().any(|holder| books.has_guard(holder.acquisition)),
+            _ => false,
+        };
+        if was_held {
             self.demand[index].busy_at = now;
         }
         let column = self.column(process);

@@ -13,6 +13,7 @@ use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 use super::super::conn::{Conn, Frame, settings};
 use super::super::dialer::Dialer;
 use super::super::exec::Executor;
+use super::super::limits::MAX_TOGETHER;
 use super::super::mailbox::Mailbox;
 use super::super::params::Request;
 use super::super::pool::Pool;
@@ -193,11 +194,16 @@ impl<'h> Comparison<'h> {
 
     fn model(&mut self, at: usize, command: &Command, now: Now) -> (Answer, Vec<Push>) {
         let mut pushes = Vec::new();
+        (self.model_after(at, command, now, &mut pushes), pushes)
+    }
+
+    /// The model's answer in a transaction that has these pushes so far: it takes back one of a grant that it answers with.
+    fn model_after(&mut self, at: usize, command: &Command, now: Now, pushes: &mut Vec<Push>) -> Answer {
         let absent = &self.absent;
         let mut is_reachable = |client| !absent.contains(&client);
-        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
+        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes };
         let Ok(answer) = apply(&mut self.resources[at].1, context, command);
-        (answer, pushes)
+        answer
     }
 
     pub(super) fn run_all(&mut self, attempts: &[Arc<Acquire>]) {
@@ -243,10 +249,12 @@ impl<'h> Comparison<'h> {
     /// Runs commands at one resource that come together.
     pub(super) fn run_together(&mut self, at: usize, commands: &[Command]) {
         let (mut expected, mut theirs) = (Vec::new(), Vec::new());
-        for command in commands {
-            let now = self.now(&[&self.resources[at].1]);
-            let (answer, mut pushes) = self.model(at, command, now);
-            expected.push(answer);
+        for transaction in commands.chunks(MAX_TOGETHER) {
+            let mut pushes = Vec::new();
+            for command in transaction {
+                let now = self.now(&[&self.resources[at].1]);
+                expected.push(self.model_after(at, command, now, &mut pushes));
+            }
             theirs.append(&mut pushes);
         }
         let resource = Arc::new(self.resources[at].0.clone());
