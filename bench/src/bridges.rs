@@ -27,11 +27,13 @@ pub struct Library {
     pub scheme: &'static str,
     /// How many servers vote; 1 if none does.
     pub servers: usize,
+    /// Percentage of sections that are those of readers.
+    pub reads: u32,
 }
 
 impl Library {
     const fn new(name: &'static str, scheme: &'static str) -> Self {
-        Self { name, program: name, lock: "mutex", scheme, servers: 1 }
+        Self { name, program: name, lock: "mutex", scheme, servers: 1, reads: 0 }
     }
 
     const fn voting(name: &'static str, program: &'static str, scheme: &'static str) -> Self {
@@ -48,8 +50,15 @@ impl Library {
 }
 
 /// Every library whose bridge is tested against it.
-pub const LIBRARIES: [Library; 13] = [
+pub const LIBRARIES: [Library; 15] = [
     Library::new("redisson", "redisson"),
+    Library { program: "redisson", lock: "fenced", ..Library::new("redisson-fenced", "redisson-fenced") },
+    Library {
+        program: "redisson",
+        lock: "read-write",
+        reads: 50,
+        ..Library::new("redisson-rw", "redisson-rw")
+    },
     Library::new("redis-py", "redis-py"),
     Library::new("redsync", "redsync"),
     Library::new("redlock", "node-redlock"),
@@ -92,6 +101,10 @@ pub struct Mixed {
     pub after: usize,
     /// For both sides, the share of turns in percent that went to the process which had just released the lock.
     pub repeated: [usize; 2],
+    /// Those of readers, among all of them. They do not count in the file.
+    pub readers: usize,
+    /// Readers that entered while a reader of the other side was inside.
+    pub together: usize,
     /// What the counter says.
     pub counted: u64,
     /// Pairs of sections that overlapped in time.
@@ -180,6 +193,7 @@ fn work(library: Library, mut shifts: Vec<Shift>, hold: Duration, ttl: Duration)
             start_ns: start_ns + nanos(shift.from),
             end_ns: start_ns + nanos(shift.until),
             permits: 1,
+            reads_percent: library.reads,
             counter: counter.display().to_string(),
             log: log(task).display().to_string(),
             ..Run::default()
@@ -200,7 +214,9 @@ fn work(library: Library, mut shifts: Vec<Shift>, hold: Duration, ttl: Duration)
     }
     sections.sort_by_key(|(_, section)| section.entered);
     // After the last process of the other library: its key was leasehold's then.
-    let is_ours = sections.iter().any(|(side, section)| *side == 1 && section.entered > is_old_gone);
+    let is_ours = sections
+        .iter()
+        .any(|(side, section)| *side == 1 && !section.is_shared && section.entered > is_old_gone);
     let left = left_over(&servers, is_ours);
     let counted = file.get().map_err(|error| error.to_string())?;
     let summary = Mixed { library: shown, counted, failures, left, ..Mixed::default() };
@@ -226,7 +242,9 @@ impl Mixed {
             turns: [count(0), count(1), count(2)],
             after,
             repeated: [repeated(0), repeated(1)],
-            overlaps: sections.windows(2).filter(|pair| pair[1].1.entered < pair[0].1.left).count(),
+            readers: sections.iter().filter(|(_, section)| section.is_shared).count(),
+            together: together(sections),
+            overlaps: overlaps(sections),
             handover: [0, 1].map(|to| handover(sections, to)),
             ..self
         }
@@ -241,11 +259,38 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Sections that began while another one was inside, and one of both was a writer's. The sections are in the order of their beginnings.
+fn overlaps(sections: &[(usize, Acquisition)]) -> usize {
+    let (mut writer_until, mut all_until, mut count) = (0, 0, 0);
+    for (_, section) in sections {
+        let until = if section.is_shared { writer_until } else { all_until };
+        count += usize::from(section.entered < until);
+        all_until = section.left.max(all_until);
+        if !section.is_shared {
+            writer_until = section.left.max(writer_until);
+        }
+    }
+    count
+}
+
+/// Readers that entered while one of the other side was inside.
+fn together(sections: &[(usize, Acquisition)]) -> usize {
+    let mut until = [0; 3];
+    let mut count = 0;
+    for (side, section) in sections.iter().filter(|(_, section)| section.is_shared) {
+        let others = (0..until.len()).filter(|other| other != side);
+        count += usize::from(others.map(|other| until[other]).any(|until| section.entered < until));
+        until[*side] = section.left.max(until[*side]);
+    }
+    count
+}
+
 /// The median time from the end of a section of the other side until this side, which was waiting, has entered.
 fn handover(sections: &[(usize, Acquisition)], to: usize) -> Option<Duration> {
     let waited = |pair: &[(usize, Acquisition)]| {
         let ((from, last), (next_side, next)) = (pair[0], pair[1]);
-        let is_counted = from != to && next_side == to && next.asked < last.left;
+        // Readers overlap, so the end of one wakes nobody.
+        let is_counted = from != to && next_side == to && next.asked < last.left && !last.is_shared;
         is_counted.then(|| next.entered.saturating_sub(last.left))
     };
     let mut times: Vec<u64> = sections.windows(2).filter_map(waited).collect();
@@ -261,8 +306,11 @@ fn left_over(servers: &[Server], is_ours: bool) -> Vec<String> {
     all.sort();
     let is_left = |keys: &[String]| {
         let key = &keys[0];
-        let is_foreign = !key.starts_with("leasehold:") && key.contains(NAME) && !key.contains("signal");
-        key.contains(":mutex:") || is_ours && is_foreign && keys.len() > servers.len() / 2
+        let lasts = ["leasehold:", "signal", "token", "latch"].iter().any(|part| key.contains(part));
+        let is_foreign = key.contains(NAME) && !lasts;
+        key.contains(":mutex:")
+            || key.contains(":rw:")
+            || is_ours && is_foreign && keys.len() > servers.len() / 2
     };
     all.chunk_by(|one, next| one == next).filter(|keys| is_left(keys)).map(|keys| keys[0].clone()).collect()
 }
@@ -275,7 +323,7 @@ impl Mixed {
     /// What is wrong.
     pub fn check(&self) -> Result<(), String> {
         let sections: usize = self.turns.iter().sum::<usize>() + self.after;
-        let is_exact = self.overlaps == 0 && usize::try_from(self.counted) == Ok(sections);
+        let is_exact = self.overlaps == 0 && usize::try_from(self.counted) == Ok(sections - self.readers);
         if is_exact && self.left.is_empty() { Ok(()) } else { Err(format!("{self:?}")) }
     }
 }
@@ -340,4 +388,24 @@ pub fn report_replaced(hold: Duration, only: &[String], is_json: bool) -> Result
 
 fn shown(time: Option<Duration>) -> String {
     time.map_or_else(|| "-".to_owned(), |time| format!("{:.1} ms", time.as_secs_f64() * 1e3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn section(is_shared: bool, entered: u64, left: u64) -> Acquisition {
+        Acquisition { task: 0, is_shared, asked: 0, entered, left, done: left }
+    }
+
+    #[test]
+    fn readers_may_overlap_and_writers_may_not() {
+        let readers = [(0, section(true, 1, 9)), (1, section(true, 2, 4)), (1, section(true, 5, 6))];
+        assert_eq!((overlaps(&readers), together(&readers)), (0, 2));
+        // The first reader is inside for longer than those after it.
+        let writer = (1, section(false, 7, 8));
+        assert_eq!(overlaps(&[&readers[..], &[writer]].concat()), 1);
+        assert_eq!(overlaps(&[writer, (0, section(true, 7, 9))]), 1);
+        assert_eq!(overlaps(&[writer, (0, section(false, 8, 9))]), 0);
+    }
 }

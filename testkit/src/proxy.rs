@@ -49,6 +49,12 @@ impl Proxy {
         Self::start(server.port(), |port| server.url_at(port))
     }
 
+    /// As [`Proxy::before`], in front of a server of another kind on this port. `url_at` is the URL for clients, with the proxy's port.
+    #[must_use]
+    pub fn before_port(server: u16, url_at: impl FnOnce(u16) -> String) -> Self {
+        Self::start(server, url_at)
+    }
+
     fn start(server: u16, url_at: impl FnOnce(u16) -> String) -> Self {
         let port = Port::claim();
         let shared = Shared {

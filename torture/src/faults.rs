@@ -72,6 +72,8 @@ pub enum StoreKind {
     Redlock,
     /// The system's PostgreSQL, behind the testkit's proxy.
     Postgres,
+    /// One node of etcd, behind the testkit's proxy: only for its own lock.
+    Etcd,
 }
 
 impl StoreKind {
@@ -115,10 +117,11 @@ pub struct Rule {
     pub delay: Option<Delay>,
 }
 
-use StoreKind::{Cluster, Memory, Postgres, Redis, Redis62, Redlock, Sentinel, Sqlite, Valkey};
+use StoreKind::{Cluster, Etcd, Memory, Postgres, Redis, Redis62, Redlock, Sentinel, Sqlite, Valkey};
 
-const ALL: &[StoreKind] = &[Memory, Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock, Postgres];
-const SINGLE: &[StoreKind] = &[Redis, Redis62, Valkey, Postgres];
+const ALL: &[StoreKind] =
+    &[Memory, Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock, Postgres, Etcd];
+const SINGLE: &[StoreKind] = &[Redis, Redis62, Valkey, Postgres, Etcd];
 const REDIS: &[StoreKind] = &[Redis, Redis62, Valkey];
 const SERVERS: &[StoreKind] = &[Redis, Redis62, Valkey, Sentinel, Cluster, Redlock];
 const REPLICATED: &[StoreKind] = &[Sentinel, Cluster];

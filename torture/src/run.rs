@@ -49,9 +49,13 @@ struct Controller<'a> {
 ///
 /// A server or a worker does not start.
 pub fn run(options: &Options) -> Result<(Report, History), String> {
-    let stores = Stores::start(options.store, &options.faults)?;
+    let (target, store) = (options.target, options.store);
+    if !target.runs_on(store) {
+        return Err(format!("{} has no lock on {}", target.name, store.name()));
+    }
+    let stores = Stores::start(store, &options.faults)?;
     let resource = Resource::start(stores.folder(), Fence::Compares).map_err(|error| error.to_string())?;
-    let work = work(options, &stores, &resource)?;
+    let work = work(options, &stores, &resource);
     let rng = Rng::new(options.seed);
     let mut controller = Controller {
         options,
@@ -84,12 +88,12 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
     Ok((report, history))
 }
 
-fn work(options: &Options, stores: &Stores, resource: &Resource) -> Result<Work, String> {
+fn work(options: &Options, stores: &Stores, resource: &Resource) -> Work {
     let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
     let (processes, tasks) = options.workers;
     // `memory:` is within one process.
     let is_one = options.store == StoreKind::Memory;
-    let urls = if options.target.is_own() { vec![stores.url(options.ttl)] } else { stores.urls()? };
+    let urls = if options.target.is_own() { vec![stores.url(options.ttl)] } else { stores.urls(options.ttl) };
     let contend = Contend {
         lock: options.target.lock.to_owned(),
         name: "torture".to_owned(),
@@ -104,7 +108,14 @@ fn work(options: &Options, stores: &Stores, resource: &Resource) -> Result<Work,
         end_ns: 0,
         seed: options.seed,
     };
-    Ok(Work { urls, ttl: options.ttl, clients: if is_one { processes } else { 1 }, contend })
+    let clients = if is_one {
+        processes
+    } else if options.target.has_client_per_task() {
+        tasks
+    } else {
+        1
+    };
+    Work { urls, ttl: options.ttl, clients, contend }
 }
 
 impl Controller<'_> {
@@ -261,12 +272,14 @@ impl Controller<'_> {
         }
         let mut left = None;
         wait_until(PLACE, || {
-            left = match last.left() {
+            let listed = last.left();
+            left = match listed {
                 Ok(Some(left)) => Some(u64::from(left)),
-                Ok(None) => Some(self.stores.keys()),
+                Ok(None) => self.stores.keys(),
                 Err(_) => None,
             };
-            left == Some(0)
+            // Neither the library nor the servers can tell.
+            left == Some(0) || (left, listed) == (None, Ok(None))
         });
         Ok(left)
     }

@@ -1,6 +1,7 @@
 //! The servers under torture, and the faults that are done to them.
 
 mod database;
+mod etcd;
 mod injection;
 mod nodes;
 mod replicated;
@@ -13,6 +14,7 @@ use tempfile::TempDir;
 
 use crate::faults::{Fault, StoreKind};
 use database::Database;
+use etcd::Etcd;
 use nodes::Nodes;
 
 pub(crate) use injection::Injection;
@@ -36,6 +38,7 @@ enum Servers {
     Sentinels(Sentinels),
     Cluster(Cluster),
     Database(Box<Database>),
+    Etcd(Etcd),
 }
 
 impl Stores {
@@ -59,6 +62,7 @@ impl Stores {
             StoreKind::Sentinel => Servers::Sentinels(Sentinels::start()),
             StoreKind::Cluster => Servers::Cluster(Cluster::start()),
             StoreKind::Postgres => Servers::Database(Box::new(Database::start())),
+            StoreKind::Etcd => Servers::Etcd(Etcd::start()?),
         };
         Ok(Self { kind, servers, folder })
     }
@@ -69,7 +73,7 @@ impl Stores {
         self.folder.path()
     }
 
-    /// leasehold's address of this store.
+    /// The address of this store for the library that it is for: leasehold, but for etcd.
     #[must_use]
     pub fn url(&self, ttl: Duration) -> String {
         match &self.servers {
@@ -86,27 +90,25 @@ impl Stores {
             Servers::Sentinels(sentinels) => sentinels.url(Sentinels::SERVICE),
             Servers::Cluster(cluster) => cluster.url(),
             Servers::Database(database) => database.url(),
+            Servers::Etcd(etcd) => etcd.url(),
         }
     }
 
     /// The servers' addresses for libraries that know single servers, and quorums of them.
-    ///
-    /// # Errors
-    ///
-    /// The store has no such address.
-    pub fn urls(&self) -> Result<Vec<String>, String> {
+    #[must_use]
+    pub fn urls(&self, ttl: Duration) -> Vec<String> {
         match &self.servers {
-            Servers::Nodes(nodes) => Ok(nodes.urls()),
-            _ => Err(format!("the peers have no protocol for {}", self.kind.name())),
+            Servers::Nodes(nodes) => nodes.urls(),
+            _ => vec![self.url(ttl)],
         }
     }
 
-    /// Number of keys on the servers.
+    /// Number of keys on the servers. None: unknown.
     #[must_use]
-    pub fn keys(&self) -> u64 {
+    pub fn keys(&self) -> Option<u64> {
         match &self.servers {
-            Servers::Nodes(nodes) => nodes.keys(),
-            _ => 0,
+            Servers::Nodes(nodes) => Some(nodes.keys()),
+            _ => None,
         }
     }
 
@@ -118,6 +120,7 @@ impl Stores {
             Servers::Sentinels(sentinels) => replicated::inject_sentinels(sentinels, injection),
             Servers::Cluster(cluster) => replicated::inject_cluster(cluster, injection),
             Servers::Database(database) => database.inject(injection),
+            Servers::Etcd(etcd) => etcd.inject(injection),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What can be tortured: leasehold, the peers of the comparison, and specimens that are broken on purpose.
 
+use crate::faults::StoreKind;
+
 /// A lock of a library.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
@@ -49,7 +51,7 @@ const REDISSON: Target = Target {
 };
 
 /// The peers, each as its documentation advises.
-pub const PEERS: [Target; 8] = [
+pub const PEERS: [Target; 10] = [
     REDISSON,
     Target { name: "redisson-fair", lock: "fair", ..REDISSON },
     Target { name: "redisson-fenced", lock: "fenced", has_tokens: true, ..REDISSON },
@@ -81,6 +83,19 @@ pub const PEERS: [Target; 8] = [
         source: "documentation of LockGuard::release",
         ..peer("rslock", "rslock", "mutex")
     },
+    Target {
+        renews: true,
+        has_tokens: true,
+        promise: "Generally speaking, a lease-based lock service cannot provide mutual exclusion to processes.",
+        source: "etcd, contrib/lock/README.md",
+        ..peer("etcd", "etcd", "mutex")
+    },
+    Target {
+        renews: true,
+        promise: "Once acquired at session level, an advisory lock is held until explicitly released or the session ends.",
+        source: "documentation of PostgreSQL, chapter Explicit Locking",
+        ..peer("postgres-advisory", "postgres", "mutex")
+    },
 ];
 
 /// Locks that are broken on purpose: each must be caught by the checker that looks for its defect.
@@ -110,6 +125,24 @@ impl Target {
     #[must_use]
     pub fn is_own(&self) -> bool {
         self.is_leasehold() || SPECIMENS.iter().any(|specimen| specimen.name == self.name)
+    }
+
+    /// Whether it has a lock on this store.
+    #[must_use]
+    pub fn runs_on(&self, store: StoreKind) -> bool {
+        match (self.program, store) {
+            ("etcd", _) => store == StoreKind::Etcd,
+            ("postgres", _) => store == StoreKind::Postgres,
+            (_, StoreKind::Etcd) => false,
+            (_, StoreKind::Redis | StoreKind::Redis62 | StoreKind::Valkey | StoreKind::Redlock) => true,
+            _ => self.is_own(),
+        }
+    }
+
+    /// Whether all tasks of a client are the same holder to it, so that each task needs a client.
+    #[must_use]
+    pub fn has_client_per_task(&self) -> bool {
+        matches!(self.program, "etcd" | "postgres")
     }
 
     /// Whether leasehold's promises apply: to itself, and to the specimens that must break them.

@@ -40,13 +40,14 @@ impl Kind {
 }
 
 /// A running store, killed when this value is dropped.
-pub(crate) struct Store {
+pub struct Store {
+    kind: Kind,
     process: Child,
     /// The URL for clients.
     pub(crate) url: String,
     folder: TempDir,
     /// For clients, and for other servers of its kind.
-    _ports: [Port; 2],
+    ports: [Port; 2],
 }
 
 impl Store {
@@ -55,34 +56,58 @@ impl Store {
     /// # Errors
     ///
     /// Why it does not start.
-    pub(crate) fn start(kind: Kind) -> Result<Self, String> {
+    pub fn start(kind: Kind) -> Result<Self, String> {
         let folder =
             tempfile::Builder::new().prefix("store-").tempdir().map_err(|error| error.to_string())?;
-        let (port, peers) = (Port::claim(), Port::claim());
-        let number = port.number();
-        let (mut command, url) = prepare(kind, folder.path(), number, peers.number())?;
-        let log = File::create(folder.path().join("log")).map_err(|error| error.to_string())?;
-        let errors = log.try_clone().map_err(|error| error.to_string())?;
-        command.stdin(Stdio::null()).stdout(log).stderr(errors);
-        let process = command.spawn().map_err(|error| format!("{kind:?} does not start: {error}"))?;
-        let mut store = Self { process, url, folder, _ports: [port, peers] };
+        let ports = [Port::claim(), Port::claim()];
+        let (process, url) = launch(kind, folder.path(), &ports)?;
+        let mut store = Self { kind, process, url, folder, ports };
+        store.wait_until_ready()?;
+        Ok(store)
+    }
+
+    /// Kills it, as a crash does.
+    pub fn kill(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    /// Starts it again with its files and on its ports, after [`Store::kill`].
+    ///
+    /// # Errors
+    ///
+    /// Why it does not start.
+    pub fn restart(&mut self) -> Result<(), String> {
+        (self.process, _) = launch(self.kind, self.folder.path(), &self.ports)?;
+        self.wait_until_ready()
+    }
+
+    fn wait_until_ready(&mut self) -> Result<(), String> {
         let limit = Instant::now() + STARTING;
         loop {
-            let log = std::fs::read_to_string(store.folder.path().join("log")).unwrap_or_default();
+            let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
             // PostgreSQL accepts connections before it is ready, and then rejects them.
-            let is_ready = kind != Kind::Postgres || log.contains("ready to accept connections");
-            if is_ready && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_ok() {
-                return Ok(store);
+            let is_ready = self.kind != Kind::Postgres || log.contains("ready to accept connections");
+            if is_ready && TcpStream::connect((Ipv4Addr::LOCALHOST, self.port())).is_ok() {
+                return Ok(());
             }
-            if Instant::now() > limit || !matches!(store.process.try_wait(), Ok(None)) {
-                return Err(format!("{kind:?} does not start: {}", log.lines().last().unwrap_or_default()));
+            if Instant::now() > limit || !matches!(self.process.try_wait(), Ok(None)) {
+                let last = log.lines().last().unwrap_or_default();
+                return Err(format!("{:?} does not start: {last}", self.kind));
             }
             std::thread::sleep(STEP);
         }
     }
 
+    /// The port for clients.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.ports[0].number()
+    }
+
     /// Its process id.
-    pub(crate) fn pid(&self) -> u32 {
+    #[must_use]
+    pub fn pid(&self) -> u32 {
         self.process.id()
     }
 }
@@ -98,6 +123,15 @@ impl Drop for Store {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn launch(kind: Kind, folder: &Path, [port, peers]: &[Port; 2]) -> Result<(Child, String), String> {
+    let (mut command, url) = prepare(kind, folder, port.number(), peers.number())?;
+    let log = File::create(folder.join("log")).map_err(|error| error.to_string())?;
+    let errors = log.try_clone().map_err(|error| error.to_string())?;
+    command.stdin(Stdio::null()).stdout(log).stderr(errors);
+    let process = command.spawn().map_err(|error| format!("{kind:?} does not start: {error}"))?;
+    Ok((process, url))
 }
 
 fn prepare(kind: Kind, folder: &Path, port: u16, peers: u16) -> Result<(Command, String), String> {
@@ -125,7 +159,9 @@ fn prepare(kind: Kind, folder: &Path, port: u16, peers: u16) -> Result<(Command,
             Ok((command, format!("zookeeper://127.0.0.1:{port}")))
         }
         Kind::Postgres => {
-            postgres_data(folder, &data)?;
+            if !data.exists() {
+                postgres_data(folder, &data)?;
+            }
             let mut command = as_its_user("postgres");
             command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1"]);
             command.args(["-c", "unix_socket_directories=", "-c", "max_connections=200"]);

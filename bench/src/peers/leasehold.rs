@@ -62,7 +62,10 @@ impl Library for Leasehold {
             bridge if bridge.starts_with("bridge:") => {
                 let (scheme, servers) = bridge.split_at(bridge.find('@').unwrap_or(bridge.len()));
                 let foreign = format!("{}:{name}{servers}", &scheme["bridge:".len()..]).parse::<Foreign>()?;
-                Kind::Mutex(client.mutex(name).ttl(ttl).bridge(foreign))
+                match scheme {
+                    "bridge:redisson-rw" => Kind::RwLock(client.rw_lock(name).ttl(ttl).bridge(foreign)),
+                    _ => Kind::Mutex(client.mutex(name).ttl(ttl).bridge(foreign)),
+                }
             }
             other => return Err(format!("leasehold has no lock that is called {other}").into()),
         })

@@ -240,7 +240,7 @@ pub(crate) struct WorkArgs {
     pub(crate) grace: Option<Duration>,
     /// Also hold the lock of another library on the same Redis server: redisson:NAME, redis-py:NAME, redsync:NAME,
     /// node-redlock:NAME, rslock:NAME, rueidislock:NAME, bsm:KEY, pottery:NAME, python-redis-lock:NAME, dapr:APP:NAME,
-    /// spring:REGISTRY:NAME, or set-nx-px:KEY; where several servers vote: redlock:KEY@URL,URL,URL or
+    /// spring:REGISTRY:NAME, redisson-fenced:NAME, with -s or -x redisson-rw:NAME, or set-nx-px:KEY; where several servers vote: redlock:KEY@URL,URL,URL or
     /// redisson-redlock:NAME@URL,URL,URL
     #[arg(long, value_name = "LIBRARY:NAME", value_parser = bridge)]
     pub(crate) bridge: Option<Foreign>,

@@ -15,8 +15,8 @@ use crate::held::Held;
 use crate::text::printable;
 
 /// Why a lock can't be bridged.
-const ONLY_MUTEXES: &str =
-    "--bridge is for a mutex or an election: leave out -s, -x, --semaphore, --owner and --once-per";
+const NOT_BRIDGED: &str = "--bridge is for a mutex, an election, or with redisson-rw:NAME a read-write lock (-s, -x): leave out \
+                           --semaphore, --owner and --once-per";
 
 pub(crate) struct Lock {
     client: Client,
@@ -54,7 +54,7 @@ impl Lock {
         let [typed, others @ ..] = &names[..] else { return Err(Stop::usage("name a lock")) };
         if let Some(period) = args.once_per {
             if args.work.bridge.is_some() {
-                return Err(Stop::usage(ONLY_MUTEXES));
+                return Err(Stop::usage(NOT_BRIDGED));
             }
             let name = name(typed)?.to_owned();
             let once = client.once_per(&name, period).ttl(*ttl).label(label);
@@ -120,7 +120,9 @@ impl Lock {
         self.variant = match self.variant {
             Variant::Mutex(mutex) => Variant::Mutex(mutex.bridge(foreign.clone())),
             Variant::Leadership(election) => Variant::Leadership(election.bridge(foreign.clone())),
-            _ => return Err(Stop::usage(ONLY_MUTEXES)),
+            Variant::Shared(lock) => Variant::Shared(lock.bridge(foreign.clone())),
+            Variant::Exclusive(lock) => Variant::Exclusive(lock.bridge(foreign.clone())),
+            _ => return Err(Stop::usage(NOT_BRIDGED)),
         };
         Ok(self)
     }

@@ -13,9 +13,10 @@ use leasehold_testkit::Server;
 const BRIDGES: [&str; 2] = ["set-nx-px:jobs", "redisson:jobs"];
 
 /// One for each protocol, with the key.
-const PROTOCOLS: [(&str, &str); 5] = [
+const PROTOCOLS: [(&str, &str); 6] = [
     ("set-nx-px:jobs", "jobs"),
     ("redisson:jobs", "jobs"),
+    ("redisson-fenced:jobs", "jobs"),
     ("spring:registry:jobs", "registry:jobs"),
     ("python-redis-lock:jobs", "lock:jobs"),
     ("rueidislock:jobs", "rueidislock:0:jobs"),
@@ -188,6 +189,50 @@ fn command_runs_while_a_majority_of_servers_has_its_lock() {
 }
 
 #[test]
+fn readers_and_writers_share_the_read_write_lock_of_redisson() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    let java = "7a79a1d0-961b-4a34-8777-c1a19aba6efa:28";
+    server.run(&["HSET", "jobs", "mode", "read", java, "1"]);
+    server.run(&["SET", &format!("{{jobs}}:{java}:rwlock_timeout:1"), "1", "PX", "600000"]);
+    server.run(&["PEXPIRE", "jobs", "600000"]);
+    let run =
+        |side, wait| place.code(&["run", side, wait, "--bridge", "redisson-rw:jobs", "own", "--", "true"]).0;
+    assert_eq!((run("-s", "-n"), run("-x", "-n")), (0, 1), "a reader in Java has it");
+    server.run(&["DEL", "jobs"]);
+    let reading = ["run", "--ttl", "3s", "-s", "--bridge", "redisson-rw:jobs", "own", "--", "sh", "-c"];
+    let mut held = place.start(&[&reading[..], &["echo $$; exec sleep 600"]].concat());
+    let command: u32 = held.line().parse().expect("the command runs");
+    assert_eq!((run("-s", "-n"), run("-x", "-n")), (0, 1));
+    // A writer in Java that took it from a reader that was stopped for too long.
+    held.signal("STOP");
+    until(|| (!exists(&server)).then_some(()));
+    server.run(&["HSET", "jobs", "mode", "write", &format!("{java}:write"), "1"]);
+    held.signal("CONT");
+    assert_eq!(held.end(), 124);
+    until(|| (!is_alive(command)).then_some(()));
+    assert_eq!(server.query::<i64>(&["HLEN", "jobs"]).unwrap(), 2);
+    server.run(&["DEL", "jobs"]);
+    assert_eq!((run("-x", "-w10s"), run("-s", "-w10s")), (0, 0));
+    assert!(!exists(&server));
+    place.until_unused();
+}
+
+#[test]
+fn command_gets_the_token_of_redisson_s_fenced_lock() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    let ahead = (1_u64 << 52).to_string();
+    server.run(&["SET", "redisson_lock_token:{jobs}", &ahead]);
+    let script = "echo $LEASEHOLD_TOKEN";
+    let args = ["run", "--bridge", "redisson-fenced:jobs", "own", "--", "sh", "-c", script];
+    let output = place.output(&args);
+    let token: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+    assert_eq!(token, (1 << 52) + 1);
+    assert_eq!(server.query::<u64>(&["GET", "redisson_lock_token:{jobs}"]).unwrap(), token);
+}
+
+#[test]
 fn leader_of_a_bridged_election_holds_the_foreign_lock() {
     let server = Server::on_port();
     let place = Place::on(&server.url());
@@ -218,7 +263,10 @@ fn bridge_that_cannot_work_is_explained() {
         (&["--bridge", "redisson:", "own"], "has a name"),
         (&["--bridge", "dapr:jobs", "own"], "dapr:APP:NAME"),
         (&["--bridge", "redlock:jobs", "own"], "KEY@redis://HOST"),
-        (&["-s", "--bridge", "redisson:jobs", "own"], "leave out -s"),
+        (&["-s", "--bridge", "redisson:jobs", "own"], "redisson-rw:NAME"),
+        (&["--bridge", "redisson-rw:jobs", "own"], "-s or -x"),
+        (&["--semaphore", "2", "--bridge", "redisson:jobs", "own"], "leave out --semaphore"),
+        (&["--bridge", "redisson-semaphore:jobs", "own"], "no lease"),
         (&["--bridge", "redisson:jobs", "a", "b"], "one name"),
     ] {
         let all = [&["run"], args, &["--", "true"]].concat();

@@ -5,11 +5,12 @@
 //! writes. So the programs with leasehold keep their order among themselves, and contend with the other programs as one. Both
 //! legs are renewed, and the loss of one is the loss of the lock. The foreign leg is released first.
 //!
-//! Fencing tokens order the programs with leasehold only: the other library gives none, or other ones.
+//! Fencing tokens order the programs with leasehold only, because the other library gives none. With Redisson's fenced lock they come from
+//! its counter, and order both.
 //!
 //! The foreign leg may be a lock on several servers whose programs vote (`servers.rs`, `store/redis/voters.rs`).
 //!
-//! What is not here: Redisson's fair lock, whose queue is ordered by the clocks of its clients.
+//! What is not here: Redisson's fair lock and its semaphores (`text.rs` says why).
 
 mod commands;
 mod foreign;
@@ -17,6 +18,7 @@ mod holders;
 mod keeper;
 mod leg;
 mod libraries;
+mod redisson;
 mod servers;
 mod take;
 mod text;

@@ -56,6 +56,9 @@ pub struct Guard {
     /// The lock of another library that the lease is bridged to.
     #[cfg(feature = "redis")]
     leg: Option<Arc<crate::bridge::Leg>>,
+    /// The token of that lock, if it has tokens.
+    #[cfg(feature = "redis")]
+    foreign_token: Option<Token>,
 }
 
 impl Guard {
@@ -78,6 +81,8 @@ impl Guard {
             was_admitted: false,
             #[cfg(feature = "redis")]
             leg: None,
+            #[cfg(feature = "redis")]
+            foreign_token: None,
         }
     }
 
@@ -95,7 +100,7 @@ impl Guard {
     /// Begins the hold, after the attempt with this span.
     pub(crate) fn begin_hold(&mut self, hold: Hold, acquire: &Span) {
         self.hold = hold;
-        self.span = spans::hold(&self.resource, &self.handle.url, self.token, acquire);
+        self.span = spans::hold(&self.resource, &self.handle.url, self.token(), acquire);
     }
 
     /// Ends the hold, once.
@@ -202,6 +207,10 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn token(&self) -> Token {
+        #[cfg(feature = "redis")]
+        if let Some(token) = self.foreign_token {
+            return token;
+        }
         self.token
     }
 
@@ -389,6 +398,6 @@ impl Guard {
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Guard({} on {}, token {})", self.resource, self.handle.url, self.token)
+        write!(f, "Guard({} on {}, token {})", self.resource, self.handle.url, self.token())
     }
 }

@@ -13,10 +13,11 @@ const LONG: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(10);
 
 /// One for each protocol.
-fn all() -> [Foreign; 5] {
+fn all() -> [Foreign; 6] {
     [
         Foreign::set_nx_px(KEY),
         Foreign::redisson_lock(KEY),
+        Foreign::redisson_fenced_lock(KEY),
         Foreign::spring_integration("registry", KEY),
         Foreign::python_redis_lock(KEY),
         Foreign::rueidislock(KEY),
@@ -30,7 +31,8 @@ fn mutex(client: &Client, foreign: &Foreign) -> Mutex {
 /// How many keys there are besides leasehold's.
 fn keys(server: &Server) -> usize {
     let keys: Vec<String> = server.query(&["KEYS", "*"]).unwrap();
-    keys.iter().filter(|key| !key.starts_with("leasehold:") && !key.contains("signal")).count()
+    let is_lock = |key: &&String| !["leasehold:", "signal", "token"].iter().any(|part| key.contains(part));
+    keys.iter().filter(is_lock).count()
 }
 
 fn pttl(server: &Server, foreign: &Foreign) -> i64 {

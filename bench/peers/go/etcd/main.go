@@ -16,11 +16,13 @@ import (
 type client struct {
 	client  *clientv3.Client
 	session *concurrency.Session
+	ttl     int
 }
 
 type lock struct {
-	session *concurrency.Session
-	mutex   *concurrency.Mutex
+	*client
+	name  string
+	mutex *concurrency.Mutex
 }
 
 func main() {
@@ -33,11 +35,22 @@ func open(order *work.Order) (work.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	session, err := concurrency.NewSession(connection, concurrency.WithTTL(int(order.TTLMillis/1000)))
-	if err != nil {
-		return nil, err
+	c := &client{client: connection, ttl: int(order.TTLMillis / 1000)}
+	return c, c.start()
+}
+
+func (c *client) start() (err error) {
+	c.session, err = concurrency.NewSession(c.client, concurrency.WithTTL(c.ttl))
+	return err
+}
+
+func (c *client) hasEnded() bool {
+	select {
+	case <-c.session.Done():
+		return true
+	default:
+		return false
 	}
-	return &client{connection, session}, nil
 }
 
 // Lock is for one task of the client: to etcd all tasks of a session are the same holder.
@@ -45,7 +58,8 @@ func (c *client) Lock(run *work.Order, name string) (work.Lock, error) {
 	if run.Lock != "mutex" {
 		return nil, fmt.Errorf("etcd has no lock that is called %s", run.Lock)
 	}
-	return &lock{c.session, concurrency.NewMutex(c.session, "/bench/"+name)}, nil
+	name = "/bench/" + name
+	return &lock{c, name, concurrency.NewMutex(c.session, name)}, nil
 }
 
 func (c *client) Close() {
@@ -53,25 +67,25 @@ func (c *client) Close() {
 	_ = c.client.Close()
 }
 
-func (l *lock) Take(ctx context.Context) error { return l.mutex.Lock(ctx) }
+// Take starts a new session where the last one has ended.
+func (l *lock) Take(ctx context.Context) error {
+	if l.hasEnded() {
+		if err := l.start(); err != nil {
+			return err
+		}
+		l.mutex = concurrency.NewMutex(l.session, l.name)
+	}
+	return l.mutex.Lock(ctx)
+}
 
 func (l *lock) Give() error {
-	select {
-	case <-l.session.Done():
+	if l.hasEnded() {
 		return errors.New("the session has ended")
-	default:
-		return l.mutex.Unlock(context.Background())
 	}
+	return l.mutex.Unlock(context.Background())
 }
 
-func (l *lock) IsHeld() bool {
-	select {
-	case <-l.session.Done():
-		return false
-	default:
-		return true
-	}
-}
+func (l *lock) IsHeld() bool { return !l.hasEnded() }
 
 // Token is the store's revision at the grant.
 func (l *lock) Token() int64 { return l.mutex.Header().Revision }

@@ -18,8 +18,8 @@ type client struct {
 }
 
 type lock struct {
-	connection *pgx.Conn
-	key        int64
+	*client
+	key int64
 }
 
 func main() {
@@ -40,20 +40,20 @@ func (c *client) Lock(run *work.Order, name string) (work.Lock, error) {
 	if run.Lock != "mutex" {
 		return nil, fmt.Errorf("PostgreSQL has no lock that is called %s", run.Lock)
 	}
-	// A waiter that was cancelled has lost its connection: pgx cancels a running query that way.
-	if c.connection.IsClosed() {
-		if err := c.connect(); err != nil {
-			return nil, err
-		}
-	}
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(name))
-	return &lock{c.connection, int64(hash.Sum64())}, nil
+	return &lock{c, int64(hash.Sum64())}, nil
 }
 
 func (c *client) Close() { _ = c.connection.Close(context.Background()) }
 
+// Take connects again where the last connection is gone: pgx closes it after an error, and to cancel a waiter.
 func (l *lock) Take(ctx context.Context) error {
+	if l.connection.IsClosed() {
+		if err := l.connect(); err != nil {
+			return err
+		}
+	}
 	_, err := l.connection.Exec(ctx, "SELECT pg_advisory_lock($1)", l.key)
 	return err
 }
@@ -63,4 +63,5 @@ func (l *lock) Give() error {
 	return err
 }
 
-func (l *lock) IsHeld() bool { return !l.connection.IsClosed() }
+// IsHeld asks the server, because nothing else tells that the session has ended.
+func (l *lock) IsHeld() bool { return l.connection.Ping(context.Background()) == nil }

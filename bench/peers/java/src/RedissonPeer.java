@@ -86,6 +86,8 @@ final class RedissonPeer implements Client {
             }
             case "fair" -> first.getFairLock(name);
             case "fenced" -> first.getFencedLock(name);
+            case "read" -> first.getReadWriteLock(name).readLock();
+            case "write" -> first.getReadWriteLock(name).writeLock();
             default -> throw new IllegalArgumentException("Redisson's peer has no lock that is called " + kind);
         };
     }

@@ -138,6 +138,7 @@ calls! { Semaphore:
 
 kind!(RwLock);
 settings!(RwLock);
+bridge!(RwLock);
 calls! { RwLock:
     read(&self) -> Guard;
     try_read(&self) -> Option<Guard>;

@@ -1,12 +1,10 @@
 //! The commands on a foreign lock, and what their answers mean.
 
+use leasehold_core::Token;
 use redis::{Cmd, RedisError, Value};
 
 use super::foreign::{Foreign, Protocol};
 use crate::store::{ForeignCall, ForeignScript};
-
-/// What wakes a waiter of Redisson.
-const REDISSON_UNLOCKED: &str = "0";
 
 static TAKE_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/take_value.lua"));
 static RENEW_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/renew_value.lua"));
@@ -18,6 +16,11 @@ static TAKE_KEYS: ForeignScript = ForeignScript::new(include_str!("scripts/take_
 static RENEW_KEYS: ForeignScript = ForeignScript::new(include_str!("scripts/renew_keys.lua"));
 static RELEASE_KEYS: ForeignScript = ForeignScript::new(include_str!("scripts/release_keys.lua"));
 static TAKE_HASH: ForeignScript = ForeignScript::new(include_str!("scripts/take_hash.lua"));
+static TAKE_HASH_TOKEN: ForeignScript = ForeignScript::new(include_str!("scripts/take_hash_token.lua"));
+static TAKE_HASH_SHARED: ForeignScript = ForeignScript::new(include_str!("scripts/take_hash_shared.lua"));
+static RENEW_HASH_SHARED: ForeignScript = ForeignScript::new(include_str!("scripts/renew_hash_shared.lua"));
+static RELEASE_HASH_SHARED: ForeignScript =
+    ForeignScript::new(include_str!("scripts/release_hash_shared.lua"));
 static RENEW_HASH: ForeignScript = ForeignScript::new(include_str!("scripts/renew_hash.lua"));
 static RELEASE_HASH: ForeignScript = ForeignScript::new(include_str!("scripts/release_hash.lua"));
 
@@ -28,20 +31,23 @@ impl Foreign {
     /// A new holder's value. Every command to take the lock has another one if the one before is unanswered, so that a late command
     /// changes no later lock.
     pub(super) fn holder(&self, random: u128) -> String {
-        match self.protocol {
-            // A client's UUID and the number of a thread.
-            Protocol::Redisson => {
-                let hex = format!("{random:032x}");
-                format!("{}-{}-{}-{}-{}:1", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
-            }
-            _ => format!("{random:032x}"),
-        }
+        if self.protocol.is_redisson() { self.redisson_holder(random) } else { format!("{random:032x}") }
     }
 
-    pub(super) fn take(&self, holder: &str, ttl_ms: u64) -> ForeignCall {
-        let arguments = [holder, &ttl_ms.to_string()];
+    /// `token` is that of the own lease. A lock with tokens gives that one, or a higher one.
+    pub(super) fn take(&self, holder: &str, ttl_ms: u64, token: Token) -> ForeignCall {
+        let ttl_ms = ttl_ms.to_string();
+        let arguments = [holder, ttl_ms.as_str()];
         match self.protocol {
             Protocol::Redisson => self.script(&TAKE_HASH, arguments),
+            Protocol::RedissonWrite => self.script(&TAKE_HASH, [holder, &ttl_ms, "write"]),
+            Protocol::RedissonRead => {
+                self.script_beside(&TAKE_HASH_SHARED, self.reader_key(holder), arguments)
+            }
+            Protocol::RedissonFenced => {
+                let token = token.get().to_string();
+                self.script_beside(&TAKE_HASH_TOKEN, self.counter(), [holder, &ttl_ms, &token])
+            }
             Protocol::Rueidislock => self.script(&TAKE_KEYS, arguments),
             // A repeated vote of the same holder counts.
             _ if self.servers.is_some() => self.script(&TAKE_VALUE, arguments),
@@ -54,12 +60,16 @@ impl Foreign {
     }
 
     pub(super) fn renew(&self, holder: &str, ttl_ms: u64) -> ForeignCall {
-        let script = match self.protocol {
-            Protocol::Redisson => &RENEW_HASH,
-            Protocol::Rueidislock => &RENEW_KEYS,
-            _ => &RENEW_VALUE,
-        };
-        self.script(script, [holder, &ttl_ms.to_string()])
+        let arguments = [holder, &ttl_ms.to_string()];
+        match self.protocol {
+            Protocol::Redisson | Protocol::RedissonWrite => self.script(&RENEW_HASH, arguments),
+            Protocol::RedissonFenced => self.script_beside(&RENEW_HASH, self.counter(), arguments),
+            Protocol::RedissonRead => {
+                self.script_beside(&RENEW_HASH_SHARED, self.reader_key(holder), arguments)
+            }
+            Protocol::Rueidislock => self.script(&RENEW_KEYS, arguments),
+            _ => self.script(&RENEW_VALUE, arguments),
+        }
     }
 
     pub(super) fn release(&self, holder: &str) -> ForeignCall {
@@ -71,7 +81,13 @@ impl Foreign {
             }
             Protocol::PythonRedisLock => self.script(&RELEASE_VALUE_LIST, [holder, wakes, SIGNAL_TTL_MS]),
             Protocol::Rueidislock => self.script(&RELEASE_KEYS, [holder]),
-            Protocol::Redisson => self.script(&RELEASE_HASH, [holder, &self.channel(), REDISSON_UNLOCKED]),
+            Protocol::Redisson | Protocol::RedissonFenced | Protocol::RedissonWrite => {
+                self.script(&RELEASE_HASH, [holder, &self.channel(), self.unlock_message()])
+            }
+            Protocol::RedissonRead => {
+                let arguments = [holder, &self.channel(), self.unlock_message(), &self.tagged()];
+                self.script_beside(&RELEASE_HASH_SHARED, self.reader_key(holder), arguments)
+            }
         }
     }
 
@@ -79,7 +95,7 @@ impl Foreign {
     pub(super) fn holds(&self, holder: &str) -> Cmd {
         let mut command = Cmd::new();
         match self.protocol {
-            Protocol::Redisson => command.arg("HEXISTS").arg(&self.key).arg(holder),
+            protocol if protocol.is_redisson() => command.arg("HEXISTS").arg(&self.key).arg(holder),
             Protocol::Rueidislock => command.arg("MGET").arg(self.keys()),
             _ => command.arg("GET").arg(&self.key),
         };
@@ -91,8 +107,7 @@ impl Foreign {
         let is_value =
             |value: &Value| matches!(value, Value::BulkString(value) if value == holder.as_bytes());
         match (self.protocol, answer) {
-            (Protocol::Redisson, Value::Int(count)) => *count == 1,
-            (Protocol::Redisson, _) => false,
+            (protocol, answer) if protocol.is_redisson() => *answer == Value::Int(1),
             (Protocol::Rueidislock, Value::Array(values)) => {
                 let held = values.iter().filter(|value| is_value(value)).count();
                 values.first().is_some_and(is_value) && held > values.len() / 2
@@ -103,23 +118,19 @@ impl Foreign {
 
     /// Reads how many waiters of the other library will be woken by a message; none if that is not known, or they poll.
     pub(super) fn count_waiters(&self) -> Option<Cmd> {
-        match self.protocol {
-            Protocol::Redisson => {
-                let mut command = redis::cmd("PUBSUB");
-                command.arg("NUMSUB").arg(self.channel());
-                Some(command)
-            }
-            _ => None,
+        if !self.protocol.is_redisson() {
+            return None;
         }
+        let mut command = redis::cmd("PUBSUB");
+        command.arg("NUMSUB").arg(self.channel());
+        Some(command)
     }
 
-    /// The channel of a Redisson lock. A name with a hash tag keeps it, and any other one becomes the tag.
-    fn channel(&self) -> String {
-        let name = &self.key;
-        if name.contains('{') {
-            format!("redisson_lock__channel:{name}")
-        } else {
-            format!("redisson_lock__channel:{{{name}}}")
+    /// The token in an answer that says yes, if the lock has tokens.
+    pub(super) fn token(&self, answer: &Value) -> Option<Token> {
+        match (self.protocol, answer) {
+            (Protocol::RedissonFenced, Value::Int(number)) => Token::new(u64::try_from(*number).ok()?),
+            _ => None,
         }
     }
 
@@ -131,11 +142,22 @@ impl Foreign {
         let arguments = arguments.into_iter().map(str::to_owned).collect();
         ForeignCall::Script { script, keys: self.keys(), arguments }
     }
+
+    /// A script that also has a key beside the lock.
+    fn script_beside<'a>(
+        &self,
+        script: &'static ForeignScript,
+        beside: String,
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> ForeignCall {
+        let arguments = arguments.into_iter().map(str::to_owned).collect();
+        ForeignCall::Script { script, keys: vec![self.key.clone(), beside], arguments }
+    }
 }
 
-/// Whether an answer says yes: `SET` with OK, a script with 1.
+/// Whether an answer says yes: `SET` with OK, a script with 1, or with a token.
 pub(super) fn is_yes(answer: &Value) -> bool {
-    matches!(answer, Value::Okay | Value::Int(1)) || *answer == Value::SimpleString("OK".to_owned())
+    matches!(answer, Value::Okay | Value::Int(1..)) || *answer == Value::SimpleString("OK".to_owned())
 }
 
 /// The error of a call to which no majority of the servers gave the same answer, in time.
@@ -154,22 +176,4 @@ pub(super) fn is_silent(answer: &Value) -> bool {
 /// Whether the key has another type, and is therefore no lock of this library.
 pub(super) fn is_other_type(error: &RedisError) -> bool {
     error.code() == Some("WRONGTYPE") || error.to_string().contains("WRONGTYPE")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn holder_of_a_redisson_lock_is_a_uuid_and_a_thread() {
-        let holder = Foreign::redisson_lock("jobs").holder(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
-        assert_eq!(holder, "01234567-89ab-cdef-0123-456789abcdef:1");
-        assert_eq!(Foreign::set_nx_px("jobs").holder(7).len(), 32);
-    }
-
-    #[test]
-    fn channel_of_a_redisson_lock_keeps_the_hash_tag_of_its_name() {
-        assert_eq!(Foreign::redisson_lock("jobs").channel(), "redisson_lock__channel:{jobs}");
-        assert_eq!(Foreign::redisson_lock("a:{b}").channel(), "redisson_lock__channel:a:{b}");
-    }
 }

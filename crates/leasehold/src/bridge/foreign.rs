@@ -1,11 +1,10 @@
 //! The locks of other libraries: their keys.
 
 use super::servers::Servers;
-use crate::error::Error;
 
 /// A lock of another library on the same Redis server.
 ///
-/// [`Mutex::bridge`](crate::Mutex::bridge) and [`Election::bridge`](crate::Election::bridge) take it. The constructors build the
+/// [`Mutex::bridge`](crate::Mutex::bridge), [`Election::bridge`](crate::Election::bridge) and [`RwLock::bridge`](crate::RwLock::bridge) take it. The constructors build the
 /// key that the library itself uses for a lock of that name. [The guide](https://github.com/leasehold/leasehold/blob/main/docs/bridges.md) has the formats and versions.
 ///
 /// As text it is the library and the name, for example `redisson:jobs`, as in `leasehold run --bridge`:
@@ -42,40 +41,22 @@ pub(super) enum Protocol {
     Rueidislock,
     /// Redisson's `RLock`: a hash with a field per holder.
     Redisson,
+    /// The same with a counter of tokens: its `RFencedLock`.
+    RedissonFenced,
+    /// Its `RReadWriteLock`: a hash with the mode and the fields. The leg of a reader.
+    RedissonRead,
+    /// The leg of a writer.
+    RedissonWrite,
+}
+
+impl Protocol {
+    pub(super) fn is_redisson(self) -> bool {
+        use Protocol::{Redisson, RedissonFenced, RedissonRead, RedissonWrite};
+        matches!(self, Redisson | RedissonFenced | RedissonRead | RedissonWrite)
+    }
 }
 
 impl Foreign {
-    /// `RedissonClient.getLock(name)` of Redisson. Waiters in Java are woken by message.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    /// assert_eq!(Foreign::redisson_lock("jobs").key(), "jobs");
-    /// ```
-    pub fn redisson_lock(name: impl Into<String>) -> Self {
-        Self { protocol: Protocol::Redisson, key: name.into(), wakes: None, servers: None }
-    }
-
-    /// `RedissonRedLock` over `getLock(name)` of several Redisson clients, one for each server: the lock is held by the holder of
-    /// more than half of them. It also excludes a `RedissonMultiLock` over the same locks, which needs all of them.
-    ///
-    /// ```
-    /// use leasehold::bridge::Foreign;
-    ///
-    /// let servers = ["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"];
-    /// assert_eq!(Foreign::redisson_redlock(servers, "jobs")?.key(), "jobs");
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`Foreign::redlock`].
-    pub fn redisson_redlock<U: AsRef<str>>(
-        servers: impl IntoIterator<Item = U>,
-        name: impl Into<String>,
-    ) -> Result<Self, Error> {
-        Ok(Self { servers: Some(Servers::parse(servers)?), ..Self::redisson_lock(name) })
-    }
-
     /// The key of the lock on the server.
     ///
     /// ```

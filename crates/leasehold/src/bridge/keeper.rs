@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::foreign::Foreign;
 use super::holders::Holders;
-use super::leg::Leg;
+use super::leg::{Leg, OwnLease};
 use super::servers::Servers;
 use super::turns::TurnTable;
 use crate::engine::Session;
@@ -54,7 +54,12 @@ impl Bridges {
     }
 
     /// Begins a leg for this lease. Nothing is sent yet.
-    pub(super) fn begin(&self, foreign: &Foreign, lease: u64, ttl: Duration) -> Result<Arc<Leg>, StoreError> {
+    pub(super) fn begin(
+        &self,
+        foreign: &Foreign,
+        lease: OwnLease,
+        ttl: Duration,
+    ) -> Result<Arc<Leg>, StoreError> {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(|error| {
             let what = format!("the system gave no random numbers: {error}");
@@ -62,7 +67,7 @@ impl Bridges {
         })?;
         let holders = Holders::new(foreign.clone(), u128::from_be_bytes(random));
         let (session, keys, turns) = (self.session.clone(), self.keys(foreign)?, self.turns.clone());
-        let leg = Arc::new(Leg::new(session, keys, turns, holders, lease, ttl));
+        let leg = Arc::new(Leg::new(session, keys, turns, holders, lease, foreign.limit_ttl(ttl)));
         self.session.begin_leg();
         if self.legs.send(leg.clone()).is_err() {
             self.session.end_leg();

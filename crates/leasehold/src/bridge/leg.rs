@@ -4,7 +4,7 @@ use std::future::{pending, poll_fn};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::{LocalTime, drift_margin};
+use leasehold_core::{LocalTime, Token, drift_margin};
 use redis::Value;
 use tokio::sync::{Notify, watch};
 
@@ -38,6 +38,13 @@ pub(crate) enum LegEnd {
     Unconfirmed,
 }
 
+/// The lease of the own leg, and its token.
+#[derive(Clone, Copy)]
+pub(super) struct OwnLease {
+    pub(super) sequence: u64,
+    pub(super) token: Token,
+}
+
 pub(crate) struct Leg {
     pub(super) session: Arc<Session>,
     pub(super) keys: Arc<dyn ForeignKeys>,
@@ -45,8 +52,7 @@ pub(crate) struct Leg {
     pub(super) turns: Arc<TurnTable>,
     /// What the key shows as its holder.
     pub(super) holders: Holders,
-    /// The lease of the own leg.
-    lease: u64,
+    pub(super) own: OwnLease,
     ttl: Duration,
     state: Mutex<State>,
     /// Wakes the keeper.
@@ -58,6 +64,8 @@ pub(crate) struct Leg {
 struct State {
     /// When the leg was taken; none before.
     taken_at: Option<LocalTime>,
+    /// The token of the other library, if its lock has tokens.
+    token: Option<Token>,
     renew_at: Option<LocalTime>,
     /// When the server has certainly let the leg expire.
     expires_at: LocalTime,
@@ -77,13 +85,13 @@ impl Leg {
         keys: Arc<dyn ForeignKeys>,
         turns: Arc<TurnTable>,
         holders: Holders,
-        lease: u64,
+        own: OwnLease,
         ttl: Duration,
     ) -> Self {
         let (end, _) = watch::channel(None);
         let (state, changed) = (Mutex::default(), Notify::new());
         let foreign = holders.foreign().clone();
-        Self { session, keys, foreign, turns, holders, lease, ttl, state, changed, end }
+        Self { session, keys, foreign, turns, holders, own, ttl, state, changed, end }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -119,18 +127,24 @@ impl Leg {
         ttl
     }
 
-    /// The server has confirmed the leg for `ttl` from `sent_at`.
-    pub(super) fn confirm(&self, sent_at: LocalTime, ttl: Duration) {
+    /// The token of a lock with tokens: that of the other library, and at least the own one.
+    pub(super) fn token(&self) -> Option<Token> {
+        self.state().token.map(|token| token.max(self.own.token))
+    }
+
+    /// The server has confirmed the leg for `ttl` from `sent_at`, with this answer.
+    pub(super) fn confirm(&self, sent_at: LocalTime, ttl: Duration, answer: &Value) {
         let trusted_until = sent_at + ttl.saturating_sub(drift_margin(ttl));
         let is_ending = {
             let mut state = self.state();
             state.taken_at.get_or_insert(sent_at);
+            state.token = state.token.or(self.foreign.token(answer));
             state.renew_at = Some(sent_at + ttl / 3);
             state.trusted_until = trusted_until;
             state.is_ending
         };
         if !is_ending {
-            self.session.trust_bridge(self.lease, trusted_until, self.session.now());
+            self.session.trust_bridge(self.own.sequence, trusted_until, self.session.now());
         }
         self.changed.notify_one();
     }
@@ -140,19 +154,21 @@ impl Leg {
         let sent_at = self.session.now();
         self.note_sent(sent_at, self.ttl);
         let holder = self.holders.current();
-        // A change of the key is reported from now on: somebody may delete it by hand. What came before is in the answer.
-        let calls = vec![
-            self.foreign.renew(&holder, millis(self.ttl)),
-            ForeignCall::track(),
-            ForeignCall::Command(self.foreign.holds(&holder)),
-        ];
+        let mut calls = vec![self.foreign.renew(&holder, millis(self.ttl))];
+        if self.foreign.is_exclusive() {
+            // A change of the key is reported from now on: somebody may delete it by hand. What came before is in the answer.
+            calls.extend([ForeignCall::track(), ForeignCall::Command(self.foreign.holds(&holder))]);
+        }
         let mut answers = self.keys.run(calls).await?.into_iter();
         let renewed = answers.next().unwrap_or(Ok(Value::Nil));
         let is_gone = matches!(answers.nth(1), Some(Ok(held)) if !self.foreign.is_holder(&holder, &held));
         match renewed {
             Ok(_) if is_gone => self.lost("its key was deleted, has expired, or has another holder"),
             Ok(answer) if is_yes(&answer) => {
-                self.confirm(sent_at, self.ttl);
+                if self.foreign.is_shortened(&answer) {
+                    self.warn_of_watchdog();
+                }
+                self.confirm(sent_at, self.ttl, &answer);
                 Ok(true)
             }
             Ok(_) => self.lost("its key was deleted, has expired, or has another holder"),
@@ -162,12 +178,12 @@ impl Leg {
     }
 
     fn lost(&self, why: &str) -> Result<bool, StoreError> {
-        let is_held = self.session.remaining(self.lease, self.session.now()).is_ok();
+        let is_held = self.session.remaining(self.own.sequence, self.session.now()).is_ok();
         if is_held {
             tracing::warn!(foreign = %self.foreign, why, "the lock of the other library was lost");
         }
         self.state().trusted_until = LocalTime::default();
-        self.session.lose_bridge(self.lease, self.session.now());
+        self.session.lose_bridge(self.own.sequence, self.session.now());
         Ok(false)
     }
 
@@ -181,7 +197,7 @@ impl Leg {
             state.was_trusted = now < state.trusted_until;
         }
         // From now on its expiry is no loss: an answer may take longer.
-        self.session.release_bridge(self.lease, now);
+        self.session.release_bridge(self.own.sequence, now);
         self.changed.notify_one();
         let ended = end.wait_for(Option::is_some).await;
         ended.ok().and_then(|end| *end).unwrap_or(LegEnd::Unconfirmed)
@@ -229,7 +245,7 @@ impl Leg {
     /// Ends when the leg is to be released, or is lost.
     async fn hold(&self) {
         let key = self.keys.watch(&self.foreign.keys());
-        let mut own = self.session.watch(self.lease);
+        let mut own = self.session.watch(self.own.sequence);
         let mut is_lost = false;
         loop {
             let renew_at = {
@@ -245,7 +261,8 @@ impl Leg {
                     biased;
                     _ = poll_fn(|context| self.session.poll_lost(&mut own, context)), if !is_lost => Event::Lost,
                     () = self.changed.notified() => Event::Command,
-                    () = key.changed(), if renew_at.is_some() => Event::Look,
+                    // Each reader changes the key of all readers: only its renewals look at it.
+                    () = key.changed(), if renew_at.is_some() && self.foreign.is_exclusive() => Event::Look,
                 }
             };
             match with_deadline(&self.session, renew_at, event).await {
@@ -313,6 +330,14 @@ impl Leg {
         ONCE.call_once(|| {
             let why = "the user has no right to the channel or the list that wakes them";
             tracing::warn!(foreign = %self.foreign, why, "the waiters of the other library are not woken");
+        });
+    }
+
+    fn warn_of_watchdog(&self) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            let why = "a watchdog in Java sets the lock's time to less than this ttl: set a ttl of at most its lockWatchdogTimeout";
+            tracing::warn!(foreign = %self.foreign, ttl = ?self.ttl, why, "a reader's lock may expire too soon");
         });
     }
 

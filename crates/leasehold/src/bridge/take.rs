@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::commands::{is_other_type, is_undecided, is_yes};
 use super::foreign::Foreign;
-use super::leg::{Leg, millis, refused};
+use super::leg::{Leg, OwnLease, millis, refused};
 use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
@@ -44,13 +44,17 @@ pub(crate) async fn take_leg(
 ) -> Result<Option<Guard>, Error> {
     let handle = guard.handle().clone();
     let failed = |guard: &Guard, error: &StoreError| leg_error(&handle, guard, foreign, error);
+    let own = OwnLease { sequence: guard.sequence(), token: guard.token() };
     let bridges = handle.bridges(foreign);
-    let begun = bridges.and_then(|bridges| bridges.begin(foreign, guard.sequence(), ttl));
+    let begun = bridges.and_then(|bridges| bridges.begin(foreign, own, ttl));
     let leg = begun.map_err(|error| failed(&guard, &error))?;
     guard.set_leg(leg.clone());
     let taking = guard.run(leg.take(began_at, deadline));
     let error = match with_deadline(&handle.session, deadline, taking).await {
-        Some(Ok(Ok(true))) => return Ok(Some(guard)),
+        Some(Ok(Ok(true))) => {
+            guard.set_foreign_token(leg.token());
+            return Ok(Some(guard));
+        }
         Some(Ok(Ok(false))) | None => None,
         Some(Ok(Err(error))) => Some(failed(&guard, &error)),
         Some(Err(lost)) => Some(lost),
@@ -131,13 +135,13 @@ impl Leg {
             calls.extend([ForeignCall::track(), holds(&holder), ForeignCall::Command(left)]);
             calls.extend(given_up.iter().map(holds));
         }
-        calls.push(self.foreign.take(&holder, millis(ttl)));
+        calls.push(self.foreign.take(&holder, millis(ttl), self.own.token));
         let unanswered = Unanswered { leg: self, holder: &holder, sent_at };
         let mut answers = self.keys.run(calls).await?;
         std::mem::forget(unanswered);
         match answers.pop().unwrap_or(Ok(Value::Nil)) {
             Ok(taken) if is_yes(&taken) => {
-                self.confirm(sent_at, ttl);
+                self.confirm(sent_at, ttl, &taken);
                 return Ok(Try::Taken);
             }
             Err(error) if !is_undecided(&error) => return Err(explain(&error)),

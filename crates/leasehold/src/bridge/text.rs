@@ -11,9 +11,11 @@ use crate::error::{Error, invalid};
 type Build = fn(&str) -> Result<Foreign, Error>;
 
 /// What precedes the name in the text of a lock.
-const SCHEMES: [(&str, Build); 14] = [
+const SCHEMES: [(&str, Build); 16] = [
     ("set-nx-px", |key| Ok(Foreign::set_nx_px(key))),
     ("redisson", |name| Ok(Foreign::redisson_lock(name))),
+    ("redisson-fenced", |name| Ok(Foreign::redisson_fenced_lock(name))),
+    ("redisson-rw", |name| Ok(Foreign::redisson_read_write_lock(name))),
     ("redis-py", |name| Ok(Foreign::redis_py(name))),
     ("redsync", |name| Ok(Foreign::redsync(name))),
     ("node-redlock", |name| Ok(Foreign::node_redlock(name))),
@@ -34,9 +36,24 @@ const SCHEMES: [(&str, Build); 14] = [
     ("redisson-redlock", |text| on_servers(|name| Foreign::redisson_lock(name), text)),
 ];
 
-/// Why Redisson's fair lock has no bridge.
-const NO_FAIR_LOCK: &str = "Redisson's fair lock can't be bridged: its queue is ordered by the clocks of its clients, and a waiter \
-                            that has died delays the others by minutes. Use RLock (getLock) in the Java programs first";
+/// Why some locks of Redisson have no bridge.
+const REFUSED: [(&str, &str); 3] = [
+    (
+        "redisson-fair",
+        "Redisson's fair lock can't be bridged: its queue is ordered by the clocks of its clients, and a waiter that has died delays \
+         the others by minutes. Use RLock (getLock) in the Java programs first",
+    ),
+    (
+        "redisson-semaphore",
+        "Redisson's semaphore can't be bridged: its permits have no lease, so those of a program that has died are never returned. \
+         Move all programs to leasehold's semaphore in one step",
+    ),
+    (
+        "redisson-permit-expirable-semaphore",
+        "Redisson's RPermitExpirableSemaphore can't be bridged: its clients compare the end of each permit with their own clocks, so \
+         one whose clock is fast takes away permits that are in use. Move all programs to leasehold's semaphore in one step",
+    ),
+];
 
 /// The text that [`FromStr`] reads, without the passwords of servers.
 impl fmt::Display for Foreign {
@@ -48,6 +65,8 @@ impl fmt::Display for Foreign {
             (Some(servers), _) => write!(f, "redlock:{key}@{servers}"),
             (None, Protocol::SetNxPx) => write!(f, "set-nx-px:{key}"),
             (None, Protocol::Redisson) => write!(f, "redisson:{key}"),
+            (None, Protocol::RedissonFenced) => write!(f, "redisson-fenced:{key}"),
+            (None, Protocol::RedissonRead | Protocol::RedissonWrite) => write!(f, "redisson-rw:{key}"),
             (None, Protocol::SpringIntegration) => write!(f, "spring:{key}"),
             (None, Protocol::PythonRedisLock) => write!(f, "python-redis-lock:{}", name("lock:")),
             (None, Protocol::Rueidislock) => write!(f, "rueidislock:{}", name("rueidislock:0:")),
@@ -60,8 +79,8 @@ impl FromStr for Foreign {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let (scheme, name) = text.split_once(':').unwrap_or((text, ""));
-        if scheme == "redisson-fair" {
-            return Err(invalid(NO_FAIR_LOCK));
+        if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == scheme) {
+            return Err(invalid(*why));
         }
         let Some((_, build)) = SCHEMES.iter().find(|(known, _)| *known == scheme) else {
             let known: Vec<_> = SCHEMES.iter().map(|(known, _)| format!("{known}:NAME")).collect();

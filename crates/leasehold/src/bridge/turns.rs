@@ -38,7 +38,7 @@ impl Foreign {
         match self.protocol {
             // Spring's waiters poll by default.
             Protocol::SetNxPx | Protocol::SpringIntegration => &POLLING,
-            Protocol::Redisson | Protocol::PythonRedisLock | Protocol::Rueidislock => &WOKEN,
+            _ => &WOKEN,
         }
     }
 }

@@ -60,7 +60,7 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         #[cfg(feature = "redis")]
         if let Some(foreign) = &self.bridge {
-            return Box::pin(self.acquire_bridged(resource, foreign, wait)).await;
+            return Box::pin(self.acquire_bridged(resource, foreign, weight, wait)).await;
         }
         if self.handle.capabilities.needs_admission_queue && resource.kind != Kind::Admission {
             return Box::pin(self.acquire_with_admission(weight, wait)).await;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leasehold_core::{LocalTime, Resource};
+use leasehold_core::weight::{READER, UPGRADABLE};
+use leasehold_core::{Kind, LocalTime, Resource};
 
 use super::lock::{Lock, WaitMode};
 use super::mutex::Mutex;
@@ -20,12 +21,19 @@ impl Lock {
     }
 
     /// Whether the options and the store allow a bridge, if there is one.
-    pub(super) fn check_bridge(&self, resource: &Resource) -> Result<(), Error> {
+    pub(super) fn check_bridge(&self, resource: &Resource, weight: u32) -> Result<(), Error> {
         let Some(foreign) = &self.bridge else { return Ok(()) };
         let capabilities = &self.handle.capabilities;
         let is_quorum = capabilities.needs_admission_queue;
         let has_keys = capabilities.has_foreign_keys || is_quorum && !foreign.servers().is_empty();
-        let what = if !has_keys && is_quorum {
+        let is_read_write = resource.kind == Kind::ReadWrite;
+        let what = if is_read_write && !foreign.is_read_write() {
+            "a read-write lock can only be bridged to redisson-rw:NAME, Foreign::redisson_read_write_lock"
+        } else if foreign.is_read_write() && !is_read_write {
+            "only a read-write lock (rw_lock, -s or -x) can be bridged to Redisson's read-write lock"
+        } else if is_read_write && weight == UPGRADABLE {
+            "an upgradable reader can't be bridged, because Redisson's readers can't become writers"
+        } else if !has_keys && is_quorum {
             "a lock on a quorum can only be bridged to a lock on several servers: see Foreign::redlock"
         } else if !has_keys {
             "a bridge needs a store on the Redis server that has the keys of the other library"
@@ -44,12 +52,24 @@ impl Lock {
         &self,
         resource: &Arc<Resource>,
         foreign: &Foreign,
+        weight: u32,
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         let began_at = self.handle.now();
         let deadline = wait.deadline(began_at);
-        let Some(guard) = self.attempt(resource, 1, None, wait).await? else { return Ok(None) };
+        let Some(guard) = self.attempt(resource, weight, None, wait).await? else { return Ok(None) };
+        let is_reader = resource.kind == Kind::ReadWrite && weight == READER;
+        let foreign = if is_reader { &foreign.as_reader() } else { foreign };
         take_leg(guard, foreign, self.terms.ttl, began_at, deadline).await
+    }
+
+    /// Whether a lease of this lock may be exchanged for one with another weight.
+    pub(super) fn check_exchange(&self, resource: &Resource) -> Result<(), Error> {
+        if self.bridge.is_none() {
+            return Ok(());
+        }
+        let what = "a bridged writer can't become a reader: release the lock, and acquire it again";
+        Err(self.handle.error(ErrorKind::Invalid, resource, what))
     }
 }
 

@@ -132,6 +132,8 @@ impl Lock {
         if let Some(loss) = held.loss() {
             return Err(self.handle.lost(self.checked_resource()?, loss));
         }
+        #[cfg(feature = "redis")]
+        self.check_exchange(self.checked_resource()?)?;
         let session = &self.handle.session;
         session.set_replacing(held.sequence(), true, session.now());
         let ends_at = session.ends_at(held.sequence());
@@ -220,7 +222,7 @@ impl Lock {
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
         #[cfg(feature = "redis")]
-        self.check_bridge(resource)?;
+        self.check_bridge(resource, weight)?;
         if self.min_hold > MAX_TTL {
             return invalid(format!("a minimum hold is at most 30 days, not {:?}", self.min_hold));
         }

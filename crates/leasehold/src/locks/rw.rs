@@ -50,6 +50,33 @@ impl RwLock {
         Self(Lock::new(handle, Kind::ReadWrite, name, WRITER))
     }
 
+    /// Also takes the read-write lock of Redisson, [`Foreign::redisson_read_write_lock`](crate::bridge::Foreign::redisson_read_write_lock),
+    /// so that programs with Redisson and programs with leasehold exclude each other: [`crate::bridge`] has how it works.
+    ///
+    /// A reader takes its read lock, beside the readers of both sides, and a writer its write lock. The foreign lock is taken after
+    /// this one and released before it, and its loss is the loss of the guard ([`Loss::Bridge`](crate::Loss::Bridge)). Needs a
+    /// store on that server: `redis://`, or `redis-sentinel://`.
+    ///
+    /// A writer that waits for Redisson's readers holds this lock meanwhile: the readers with leasehold wait behind it, for as long as readers
+    /// with Redisson overlap without a gap. `upgradable_read`, [`WriteGuard::downgrade`], `auto_renew(false)`, `min_hold` and
+    /// `detach` can't be used. A reader's lease is trusted for 30 s at most, whatever its ttl: see the guide.
+    ///
+    /// ```no_run
+    /// # leasehold::doc_test(async {
+    /// use leasehold::bridge::Foreign;
+    ///
+    /// # let client = leasehold::Client::connect("redis://127.0.0.1").await?;
+    /// let prices = client.rw_lock("prices").bridge(Foreign::redisson_read_write_lock("prices"));
+    /// let guard = prices.read().await?;
+    /// # Ok(()) });
+    /// ```
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn bridge(mut self, foreign: crate::bridge::Foreign) -> Self {
+        self.0.set_bridge(foreign);
+        self
+    }
+
     /// Waits for a read lease without a limit.
     ///
     /// ```

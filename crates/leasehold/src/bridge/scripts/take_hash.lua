@@ -3,11 +3,13 @@
 -- KEYS[1]  the lock
 -- ARGV[1]  the holder's field
 -- ARGV[2]  the ttl in milliseconds
+-- ARGV[3]  the mode, of a read-write lock only
 --
 -- Returns 1 if the holder has the lock, or else 0.
 if redis.call('exists', KEYS[1]) == 0 then
   -- First, the free lock: the field counts how often its holder has entered.
   redis.call('hset', KEYS[1], ARGV[1], 1)
+  if ARGV[3] then redis.call('hset', KEYS[1], 'mode', ARGV[3]) end
 elseif redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
   -- Then, the lock of another holder.
   return 0

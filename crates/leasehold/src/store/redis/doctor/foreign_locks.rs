@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError, Value};
 
+use crate::bridge::Foreign;
 use crate::diagnostics::{Check, Component};
 
 /// Pages of the keyspace that are looked at, for each type.
@@ -18,8 +19,13 @@ const PAGE: u32 = 500;
 /// The longest value of a lock that is known, in bytes.
 const MAX_VALUE: isize = 64;
 
+/// The most fields of a lock that is looked at: the readers of a read-write lock.
+const MAX_FIELDS: i64 = 64;
+
 /// A lock that lasts longer is more likely something else.
 const MAX_TTL: Duration = Duration::from_secs(24 * 3600);
+
+const RLOCK: &str = "Redisson RLock";
 
 /// How many of them are named.
 const SHOWN: usize = 10;
@@ -71,7 +77,7 @@ async fn look(connection: &mut MultiplexedConnection, kind: &str, keys: &[String
     let ttl = u64::try_from(MAX_TTL.as_millis()).unwrap_or(u64::MAX);
     let is_candidate = |answers: &[Option<Value>]| match answers {
         [Some(Value::Int(left)), Some(Value::Int(size))] => {
-            let largest = if kind == "hash" { 8 } else { MAX_VALUE as i64 };
+            let largest = if kind == "hash" { MAX_FIELDS } else { MAX_VALUE as i64 };
             u64::try_from(*left).is_ok_and(|left| left <= ttl) && (1..=largest).contains(size)
         }
         _ => false,
@@ -94,9 +100,29 @@ async fn look(connection: &mut MultiplexedConnection, kind: &str, keys: &[String
             .and_then(|fields| library_of_fields(&fields)),
     };
     let named = candidates.into_iter().zip(&answers);
+    let named = named
+        .filter_map(|(key, answer)| Some(ForeignLock { key: key.clone(), library: library(key, answer)? }));
+    let mut named: Vec<ForeignLock> = named.collect();
+    find_fenced(connection, &mut named).await;
     named
-        .filter_map(|(key, answer)| Some(ForeignLock { key: key.clone(), library: library(key, answer)? }))
-        .collect()
+}
+
+/// A lock of Redisson's beside which there is a counter of tokens is a fenced one.
+async fn find_fenced(connection: &mut MultiplexedConnection, locks: &mut [ForeignLock]) {
+    let mut plain: Vec<_> = locks.iter_mut().filter(|lock| lock.library == RLOCK).collect();
+    if plain.is_empty() {
+        return;
+    }
+    let mut questions = redis::pipe();
+    questions.ignore_errors();
+    for lock in &plain {
+        questions.cmd("EXISTS").arg(Foreign::redisson_fenced_lock(lock.key.as_str()).counter());
+    }
+    for (lock, answer) in plain.iter_mut().zip(ask(connection, &questions).await) {
+        if answer == Some(Value::Int(1)) {
+            lock.library = "Redisson RFencedLock";
+        }
+    }
 }
 
 async fn ask(connection: &mut MultiplexedConnection, questions: &Pipeline) -> Vec<Option<Value>> {
@@ -105,14 +131,18 @@ async fn ask(connection: &mut MultiplexedConnection, questions: &Pipeline) -> Ve
 }
 
 fn library_of_fields(fields: &[String]) -> Option<&'static str> {
-    let is_holder = |field: &String| {
+    let is_holder = |field: &str| {
         field.split_once(':').is_some_and(|(uuid, thread)| {
             is_uuid(uuid) && thread.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
         })
     };
+    let is_side =
+        |field: &String| field == "mode" || is_holder(field.strip_suffix(":write").unwrap_or(field));
     match fields {
-        [holder] if is_holder(holder) => Some("Redisson RLock"),
-        _ if fields.iter().any(|field| field == "mode") => Some("Redisson RReadWriteLock"),
+        [holder] if is_holder(holder) => Some(RLOCK),
+        [_, _, ..] if fields.iter().any(|field| field == "mode") && fields.iter().all(is_side) => {
+            Some("Redisson RReadWriteLock")
+        }
         _ => None,
     }
 }
@@ -184,6 +214,12 @@ mod tests {
         let fields = |field: &str| library_of_fields(&[field.to_owned()]);
         assert_eq!(fields("9557684a-c856-4883-9094-904228b43691:27"), Some("Redisson RLock"));
         assert_eq!(fields("name"), None);
+        let both = |mode: &str, field: &str| library_of_fields(&[mode.to_owned(), field.to_owned()]);
+        let read_write = Some("Redisson RReadWriteLock");
+        assert_eq!(both("mode", "9557684a-c856-4883-9094-904228b43691:27"), read_write);
+        assert_eq!(both("mode", "9557684a-c856-4883-9094-904228b43691:27:write"), read_write);
+        assert_eq!(both("mode", "colour"), None);
+        assert_eq!(both("colour", "9557684a-c856-4883-9094-904228b43691:27"), None);
         let value = |value: &[u8]| library_of_value("jobs", value);
         assert_eq!(value(b"696bb90ee6de11f1a35602fc00000001"), Some("redis-py"));
         assert_eq!(value(b"UcCWk/JMjsVw3kqcyKZanQ=="), Some("redsync"));
