@@ -108,7 +108,8 @@ fn killed_program_leaves_the_foreign_lock_for_its_ttl_only() {
         let held = hold(&place, bridge);
         held.signal("KILL");
         let left: i64 = server.query(&["PTTL", key]).unwrap();
-        assert!((1..=3_000).contains(&left), "{left}");
+        // After a pause of the machine it is gone already, which is -2. Without an expiry it would be -1.
+        assert!(left <= 3_000 && left != -1, "{left}");
         let next = place.code(&["run", "--bridge", bridge, "own", "--", "true"]);
         assert_eq!(next.0, 0, "{next:?}");
         assert_eq!(server.query::<i64>(&["EXISTS", key]).unwrap(), 0, "{bridge}");
