@@ -15,10 +15,10 @@ async fn assert_not_delayed(client: &Client) {
     retry_if_paused(SOON / 4, async || {
         for number in 0..5 {
             let began = Instant::now();
-            let guard =
-                client.mutex(format!("a{number}")).try_lock().await.unwrap().expect("the lock is free");
+            let tried = client.mutex(format!("a{number}")).try_lock().await.map_err(|error| error.to_string())?;
+            let guard = tried.ok_or("the lock is free")?;
             let took = began.elapsed();
-            guard.release().await.unwrap();
+            guard.release().await.map_err(|error| error.to_string())?;
             if began.elapsed() > SOON {
                 return Err(format!("acquired after {took:?}, released after {:?}", began.elapsed()));
             }
@@ -196,7 +196,8 @@ async fn lock_waits_while_the_vote_is_split() {
 
 #[tokio::test]
 async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
-    const LIMIT: Duration = Duration::from_secs(5);
+    // Both wait long before it ends, on a busy machine too.
+    const LIMIT: Duration = Duration::from_secs(12);
     let nodes = Nodes::start(3);
     let (holder, client) = (nodes.client().await, nodes.client_with("node_timeout_ms=500").await);
     let guard = holder.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
@@ -220,12 +221,19 @@ async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
     }
     let once = client.once_per("p", Duration::from_secs(600));
     assert!(once.start().await.unwrap_err().is_unavailable());
-    assert!(client.election("e").campaign_timeout(LIMIT).await.unwrap_err().is_unavailable());
+    assert!(client.election("e").campaign_timeout(LIMIT / 4).await.unwrap_err().is_unavailable());
     for node in (0..3).filter(|node| *node != queue) {
         nodes.0[node].signal("CONT");
     }
     // All nodes answer again: the lock is held.
-    assert!(client.mutex("a").lock_timeout(Duration::from_millis(300)).await.unwrap().is_none());
+    until(async || match client.mutex("a").lock_timeout(Duration::from_millis(300)).await {
+        Ok(guard) => {
+            assert!(guard.is_none(), "two holders");
+            true
+        }
+        Err(_) => false,
+    })
+    .await;
     guard.release().await.unwrap();
     until(async || nodes.holding("a").await + nodes.admitting("a") == 0).await;
 }

@@ -31,7 +31,7 @@ async fn late_node_joins_the_lease_is_renewed_and_released() {
         if !guard.is_held() || !holds(&nodes.0[2], "a").await {
             return Err("the lease is not renewed".to_owned());
         }
-        guard.release().await.unwrap();
+        guard.release().await.map_err(|error| error.to_string())?;
         until(async || nodes.holding("a").await == 0).await;
         Ok(())
     })
