@@ -88,8 +88,8 @@ impl Drop for PauseDetector {
     }
 }
 
-/// Repeats a failed attempt, a few times, if the machine paused for longer than `allowed` meanwhile. A failure without such a
-/// pause is final.
+/// Repeats an attempt that failed or panicked, a few times, if the machine paused for longer than `allowed` meanwhile. A failure
+/// without such a pause is final.
 ///
 /// # Panics
 ///
@@ -97,27 +97,27 @@ impl Drop for PauseDetector {
 pub async fn retry_if_paused(allowed: Duration, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
     for _ in 0..ATTEMPTS {
         let pauses = PauseDetector::watch();
-        if pauses.judge(allowed, attempt().await) {
+        let mut attempt = pin!(attempt());
+        let ended = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| attempt.as_mut().poll(context))) {
+            Ok(polled) => polled,
+            Err(panic) => Poll::Ready(Err(text_of(&*panic))),
+        });
+        if pauses.judge(allowed, ended.await) {
             return;
         }
     }
     panic!("the machine paused for longer than {allowed:?} during every attempt");
 }
 
-/// As [`retry_if_paused`], for a test that fails by a panic. Each attempt has servers and clients of its own.
+/// As [`retry_if_paused`], for a test that fails by a panic only. Each attempt has servers and clients of its own.
 ///
 /// # Panics
 ///
 /// With the text of the attempt's panic, or if the machine paused during every attempt.
 pub async fn unless_paused(allowed: Duration, test: impl AsyncFn()) {
     retry_if_paused(allowed, async || {
-        let mut attempt = pin!(test());
-        poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| attempt.as_mut().poll(context))) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(())) => Poll::Ready(Ok(())),
-            Err(panic) => Poll::Ready(Err(text_of(&*panic))),
-        })
-        .await
+        test().await;
+        Ok(())
     })
     .await;
 }
