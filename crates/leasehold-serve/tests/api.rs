@@ -628,7 +628,7 @@ async fn lease_that_is_not_released_in_time_outlives_the_server_until_its_ttl() 
     assert_eq!(place.ended().await, 1);
     let info = observer.mutex("a").inspect().await.unwrap();
     assert_eq!(info.holders.len(), 1, "its caller may still be working");
-    until(async || observer.mutex("a").inspect().await.unwrap().holders.is_empty()).await;
+    until(async || observer.mutex("a").inspect().await.is_ok_and(|view| view.holders.is_empty())).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

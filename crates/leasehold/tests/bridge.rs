@@ -46,8 +46,15 @@ fn take_as_other(server: &Server, foreign: &Foreign, ttl_ms: &str) {
     }
 }
 
+/// As soon as the server answers.
 async fn own_is_free(client: &Client) -> bool {
-    client.inspect(Kind::Mutex, "own").await.unwrap().holders.is_empty()
+    let mut seen = None;
+    until(async || {
+        seen = client.inspect(Kind::Mutex, "own").await.ok();
+        seen.is_some()
+    })
+    .await;
+    seen.expect("it was waited for").holders.is_empty()
 }
 
 #[tokio::test]

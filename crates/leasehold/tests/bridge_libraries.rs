@@ -30,8 +30,15 @@ fn pttl(server: &Server, key: &str) -> i64 {
     server.query(&["PTTL", key]).unwrap()
 }
 
+/// As soon as the server answers.
 async fn own_is_free(client: &Client) -> bool {
-    client.inspect(Kind::Mutex, "own").await.unwrap().holders.is_empty()
+    let mut seen = None;
+    until(async || {
+        seen = client.inspect(Kind::Mutex, "own").await.ok();
+        seen.is_some()
+    })
+    .await;
+    seen.expect("it was waited for").holders.is_empty()
 }
 
 /// The text of a bridge, and the key of the library's lock.

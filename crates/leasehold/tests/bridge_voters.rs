@@ -56,8 +56,15 @@ fn mutex(client: &Client, foreign: &Foreign) -> Mutex {
     client.mutex("own").bridge(foreign.clone())
 }
 
+/// As soon as the server answers.
 async fn own_is_free(client: &Client) -> bool {
-    client.inspect(Kind::Mutex, "own").await.unwrap().holders.is_empty()
+    let mut seen = None;
+    until(async || {
+        seen = client.inspect(Kind::Mutex, "own").await.ok();
+        seen.is_some()
+    })
+    .await;
+    seen.expect("it was waited for").holders.is_empty()
 }
 
 async fn until_renewed(guard: &Guard) {

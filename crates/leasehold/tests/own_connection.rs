@@ -69,7 +69,7 @@ async fn commands_use_the_shared_connection_and_one_connection_is_opened() {
     let (waiting, released) = (client.mutex("a").global_fifo(), client.mutex("a").global_fifo());
     drop(released);
     let waiter = tokio::spawn(async move { waiting.lock().await });
-    until(async || client.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+    until(async || client.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
     guard.release().await.unwrap();
     waiter.await.unwrap().unwrap().release().await.unwrap();
 }

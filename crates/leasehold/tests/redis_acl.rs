@@ -60,7 +60,7 @@ async fn use_everything(url: &str) {
     assert!(other.mutex("a").try_lock().await.unwrap().is_none());
     let mutex = other.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
-    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+    until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
     assert_eq!(one.list().await.unwrap().len(), 1);
     guard.renew().await.unwrap();
     guard.release().await.unwrap();
@@ -75,7 +75,7 @@ async fn use_everything(url: &str) {
     let reader = one.rw_lock("r").read().await.unwrap();
     let lock = other.rw_lock("r");
     let writer = tokio::spawn(async move { lock.write().await.unwrap() });
-    until(async || one.inspect(Kind::ReadWrite, "r").await.unwrap().waiters.len() == 1).await;
+    until(async || one.inspect(Kind::ReadWrite, "r").await.is_ok_and(|view| view.waiters.len() == 1)).await;
     reader.release().await.unwrap();
     timeout(SOON, writer).await.unwrap().unwrap().release().await.unwrap();
     let owner = one.reentrant_mutex("o", "me");
@@ -160,7 +160,7 @@ async fn documented_rights_suffice_on_a_quorum_of(flavor: Flavor) {
     assert!(mutex(&other).try_lock().await.unwrap().is_none());
     let waiting = mutex(&other);
     let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
-    until(async || mutex(&one).inspect().await.unwrap().waiters.len() == 1).await;
+    until(async || mutex(&one).inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
     guard.renew().await.unwrap();
     guard.release().await.unwrap();
     let next = timeout(SOON, waiting).await.unwrap().unwrap();

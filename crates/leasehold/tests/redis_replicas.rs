@@ -37,14 +37,14 @@ async fn lease_counts_once_the_replica_has_it() {
         // The same for a waiter.
         let waiting = other.mutex("a").ttl(long).replicas(1);
         let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
-        until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+        until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
         guard.release().await.unwrap();
         let next = timeout(SOON, waiting).await.unwrap().unwrap();
         assert!(next.remaining() > long / 2, "it was claimed");
         next.release().await.unwrap();
         let error = mutex.clone().replicas(2).try_lock().await.unwrap_err();
         assert!(error.is_unavailable() && error.to_string().contains("only 1 of the 2 replicas"), "{error}");
-        until(async || one.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+        until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.holders.is_empty())).await;
     })
     .await;
 }
@@ -59,7 +59,7 @@ async fn missing_replica_releases_the_lease_and_voids_renewals() {
         let guard = one.mutex("a").replicas(1).ttl(ttl).lock().await.unwrap();
         let mutex = other.mutex("a").replicas(1);
         let waiting = tokio::spawn(async move { mutex.lock().await });
-        until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+        until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
 
         replica.signal("STOP");
         // The master renews it, but a failover would lose the renewal.
@@ -71,7 +71,7 @@ async fn missing_replica_releases_the_lease_and_voids_renewals() {
         assert!(error.is_unavailable() && error.to_string().contains("only 0 of the 1 replicas"), "{error}");
         let error = one.mutex("a").replicas(1).lock().await.unwrap_err();
         assert!(error.to_string().contains("only 0 of the 1 replicas"), "{error}");
-        until(async || one.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+        until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.holders.is_empty())).await;
         // An attempt without `replicas` does not need them.
         one.mutex("a").lock().await.unwrap().release().await.unwrap();
 

@@ -25,7 +25,7 @@ async fn holder_and_waiter_follow_a_planned_failover() {
     let guard = one.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
     let mutex = other.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
-    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+    until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
     until_followed(&sentinels).await;
     let old = sentinels.master_number();
     let new = sentinels.fail_over();

@@ -207,7 +207,7 @@ async fn release_that_waits_for_a_standby_grants_nothing() {
     let (client, other) = (client_of(&server).await, client_of(&server).await);
     let guard = client.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
     let mut waiter = tokio::spawn(async move { other.mutex("a").global_fifo().lock().await });
-    until(async || client.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+    until(async || client.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
     server.run("ALTER SYSTEM SET synchronous_standby_names = 'gone'");
     server.run("SELECT pg_reload_conf()");
     until(async || server.run("SHOW synchronous_standby_names") == "gone").await;

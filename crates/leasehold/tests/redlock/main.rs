@@ -34,7 +34,7 @@ async fn released_lock_is_granted_to_the_waiter() {
         let (one, other) = (nodes.client().await, nodes.client().await);
         let guard = one.mutex("a").lock().await.unwrap();
         let waiter = tokio::spawn(async move { other.mutex("a").lock().await.map(|guard| guard.token()) });
-        until(async || one.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+        until(async || one.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
         let token = guard.token();
         guard.release().await.unwrap();
         // Without a push the waiter re-polls every five seconds.
@@ -80,7 +80,7 @@ async fn queued_waiter_is_not_overtaken_by_new_attempts() {
         });
         for server in &nodes.0 {
             let single = Client::connect(&server.url()).await.unwrap();
-            until(async || single.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+            until(async || single.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
         }
         let trying = async {
             loop {
