@@ -72,7 +72,8 @@ impl PauseDetector {
             Ok(()) => true,
             Err(what) if self.longest() <= allowed => panic!("{what}"),
             Err(what) => {
-                eprintln!("the machine paused for {:?}, so this failure does not count: {what}", self.longest());
+                let longest = self.longest();
+                eprintln!("the machine paused for {longest:?}, so this failure does not count: {what}");
                 false
             }
         }
@@ -98,9 +99,9 @@ pub async fn retry_if_paused(allowed: Duration, mut attempt: impl AsyncFnMut() -
     for _ in 0..ATTEMPTS {
         let pauses = PauseDetector::watch();
         let mut attempt = pin!(attempt());
-        let ended = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| attempt.as_mut().poll(context))) {
-            Ok(polled) => polled,
-            Err(panic) => Poll::Ready(Err(text_of(&*panic))),
+        let ended = poll_fn(|context| {
+            let polled = catch_unwind(AssertUnwindSafe(|| attempt.as_mut().poll(context)));
+            polled.unwrap_or_else(|panic| Poll::Ready(Err(text_of(&*panic))))
         });
         if pauses.judge(allowed, ended.await) {
             return;

@@ -51,7 +51,8 @@ fn after(signal: &str, place: &Place, kind: &[&str]) -> Duration {
 fn assert_bounded_if_killed(place: &Place, kind: &[&str]) {
     unless_paused_blocking(PAUSE, || {
         let took = after("KILL", place, kind);
-        assert!(took < TTL + STEP + NOISE, "{kind:?} on {}, both killed: granted after {took:?}", place.store());
+        let store = place.store();
+        assert!(took < TTL + STEP + NOISE, "{kind:?} on {store}, both killed: granted after {took:?}");
     });
 }
 

@@ -145,7 +145,8 @@ async fn documented_rights_suffice_for_sentinels() {
 async fn documented_rights_suffice_for_redlock() {
     for flavor in Flavor::ALL {
         // The leases are short, because new servers abstain for as long.
-        unless_paused(Duration::from_millis(300), async || documented_rights_suffice_on_a_quorum_of(flavor).await).await;
+        let attempt = async || documented_rights_suffice_on_a_quorum_of(flavor).await;
+        unless_paused(Duration::from_millis(300), attempt).await;
     }
 }
 

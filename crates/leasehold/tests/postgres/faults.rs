@@ -179,7 +179,8 @@ async fn lease_is_renewed_while_many_attempts_wait_for_the_row_of_another_lock()
                 tokio::spawn(async move { client.mutex("a").global_fifo().lock().await.map(drop) })
             })
             .collect();
-        let lost = tokio::time::timeout(Duration::from_secs(8), guard.run(std::future::pending::<()>())).await;
+        let held = guard.run(std::future::pending::<()>());
+        let lost = tokio::time::timeout(Duration::from_secs(8), held).await;
         assert!(lost.is_err() && guard.is_held(), "{lost:?}");
         attempts.iter().for_each(tokio::task::JoinHandle::abort);
     })

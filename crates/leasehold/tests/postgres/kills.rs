@@ -194,7 +194,8 @@ fn check(server: &Postgres, witness: &Witness) {
     assert!(late[0] == 0 && late[1] > 0, "late writes with and without the fence: {late:?}");
     assert_eq!(witness.faults(), (0, 0), "sections overlapped, or tokens fell");
     let sections = witness.sections.lock().unwrap().len();
-    assert!(count(&witness.grants) > 20 && sections > 10, "{} grants, {sections} sections", count(&witness.grants));
+    let grants = count(&witness.grants);
+    assert!(grants > 20 && sections > 10, "{grants} grants, {sections} sections");
 }
 
 const KILL: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity

@@ -121,8 +121,8 @@ async fn grant_whose_mail_is_lost_on_its_way_is_found_at_once() {
             CREATE TRIGGER slowly BEFORE DELETE ON leasehold.mail FOR EACH ROW EXECUTE FUNCTION slowly()",
         );
         held.release().await.unwrap();
-        until(async || server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1")
-            .await;
+        let sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        until(async || server.run(sleeping) == "1").await;
         proxy.drop_replies(true);
         // The client has read it, and gets no answer.
         until(async || server.run("SELECT count(*) FROM leasehold.mail") == "0").await;

@@ -15,8 +15,8 @@ async fn assert_not_delayed(client: &Client) {
     retry_if_paused(SOON / 4, async || {
         for number in 0..5 {
             let began = Instant::now();
-            let tried = client.mutex(format!("a{number}")).try_lock().await.map_err(|error| error.to_string())?;
-            let guard = tried.ok_or("the lock is free")?;
+            let tried = client.mutex(format!("a{number}")).try_lock().await;
+            let guard = tried.map_err(|error| error.to_string())?.ok_or("the lock is free")?;
             let took = began.elapsed();
             guard.release().await.map_err(|error| error.to_string())?;
             if began.elapsed() > SOON {
