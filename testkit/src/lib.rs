@@ -24,7 +24,7 @@ mod wait;
 pub use builder::Builder;
 pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
-pub use pause_detector::{PauseDetector, retry_if_paused};
+pub use pause_detector::{PauseDetector, retry_if_paused, unless_paused, unless_paused_blocking};
 pub use port::Port;
 pub use postgres::{Filling, PgBouncer, Postgres, PostgresOptions, Session, SmallDisk};
 pub use program::Flavor;

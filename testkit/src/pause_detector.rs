@@ -1,41 +1,82 @@
 //! Detects pauses of the whole machine: a virtual machine may stall for seconds, and then a test of deadlines says nothing.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::any::Any;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Interval of the watcher's sleeps, each of which it compares with the clock.
 const TICK: Duration = Duration::from_millis(20);
 
+/// How often a test is attempted whose attempts fail during pauses.
+const ATTEMPTS: usize = 6;
+
 /// Records pauses of the whole machine until it is dropped.
 pub struct PauseDetector {
-    longest: Arc<AtomicU64>,
+    seen: Arc<Mutex<Seen>>,
     is_over: Arc<AtomicBool>,
     watcher: Option<JoinHandle<()>>,
+}
+
+/// What the watcher knows.
+struct Seen {
+    longest: Duration,
+    /// When its present sleep began.
+    since: Instant,
+}
+
+impl Seen {
+    /// By how much the present sleep is too long already.
+    fn late(&self) -> Duration {
+        self.since.elapsed().saturating_sub(TICK)
+    }
 }
 
 impl PauseDetector {
     /// Starts to record.
     #[must_use]
     pub fn watch() -> Self {
-        let (longest, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (noted, ended) = (longest.clone(), is_over.clone());
+        let seen = Arc::new(Mutex::new(Seen { longest: Duration::ZERO, since: Instant::now() }));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (noted, ended) = (seen.clone(), is_over.clone());
         let watcher = std::thread::spawn(move || {
             while !ended.load(Ordering::Relaxed) {
-                let began = Instant::now();
                 std::thread::sleep(TICK);
-                let late = began.elapsed().saturating_sub(TICK);
-                noted.fetch_max(u64::try_from(late.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+                let mut seen = noted.lock().unwrap_or_else(PoisonError::into_inner);
+                seen.longest = seen.longest.max(seen.late());
+                seen.since = Instant::now();
             }
         });
-        Self { longest, is_over, watcher: Some(watcher) }
+        Self { seen, is_over, watcher: Some(watcher) }
     }
 
-    /// The longest pause so far.
+    /// The longest pause so far, also if it has just ended and the watcher has not run since.
     #[must_use]
     pub fn longest(&self) -> Duration {
-        Duration::from_millis(self.longest.load(Ordering::Relaxed))
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.longest.max(seen.late())
+    }
+
+    /// Whether an attempt counts. It does if it succeeded, and not if the machine paused for longer than `allowed` meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// With the error of an attempt that failed without such a pause.
+    fn judge(&self, allowed: Duration, ended: Result<(), String>) -> bool {
+        match ended {
+            Ok(()) => true,
+            Err(what) if self.longest() <= allowed => panic!("{what}"),
+            Err(what) => {
+                let longest = self.longest();
+                eprintln!("the machine paused for {longest:?}, so this failure does not count: {what}");
+                false
+            }
+        }
     }
 }
 
@@ -48,39 +89,103 @@ impl Drop for PauseDetector {
     }
 }
 
-/// Repeats a failed attempt, a few times, if the machine paused for longer than `allowed` meanwhile. A failure without such a
-/// pause is final.
+/// Repeats an attempt that failed or panicked, a few times, if the machine paused for longer than `allowed` meanwhile. A failure
+/// without such a pause is final.
 ///
 /// # Panics
 ///
 /// With the attempt's error, or if the machine paused during every attempt.
 pub async fn retry_if_paused(allowed: Duration, mut attempt: impl AsyncFnMut() -> Result<(), String>) {
-    for _ in 0..6 {
+    for _ in 0..ATTEMPTS {
         let pauses = PauseDetector::watch();
-        match attempt().await {
-            Ok(()) => return,
-            Err(what) if pauses.longest() <= allowed => panic!("{what}"),
-            Err(what) => {
-                eprintln!(
-                    "the machine paused for {:?}, so this failure does not count: {what}",
-                    pauses.longest()
-                );
-            }
+        let mut attempt = pin!(attempt());
+        let ended = poll_fn(|context| {
+            let polled = catch_unwind(AssertUnwindSafe(|| attempt.as_mut().poll(context)));
+            polled.unwrap_or_else(|panic| Poll::Ready(Err(text_of(&*panic))))
+        });
+        if pauses.judge(allowed, ended.await) {
+            return;
         }
     }
     panic!("the machine paused for longer than {allowed:?} during every attempt");
 }
 
+/// As [`retry_if_paused`], for a test that fails by a panic only. Each attempt has servers and clients of its own.
+///
+/// # Panics
+///
+/// With the text of the attempt's panic, or if the machine paused during every attempt.
+pub async fn unless_paused(allowed: Duration, test: impl AsyncFn()) {
+    retry_if_paused(allowed, async || {
+        test().await;
+        Ok(())
+    })
+    .await;
+}
+
+/// As [`unless_paused`], for a test without a runtime.
+///
+/// # Panics
+///
+/// As [`unless_paused`].
+pub fn unless_paused_blocking(allowed: Duration, test: impl Fn()) {
+    for _ in 0..ATTEMPTS {
+        let pauses = PauseDetector::watch();
+        let ended = catch_unwind(AssertUnwindSafe(&test)).map_err(|panic| text_of(&*panic));
+        if pauses.judge(allowed, ended) {
+            return;
+        }
+    }
+    panic!("the machine paused for longer than {allowed:?} during every attempt");
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("the test failed").to_owned()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
+    use crate::wait::wait_until;
 
     #[test]
     #[should_panic(expected = "it went wrong")]
     fn a_failure_without_a_pause_is_final() {
         let attempt = async || Err("it went wrong".to_owned());
-        let mut attempts = std::pin::pin!(retry_if_paused(Duration::from_secs(60), attempt));
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        let _ = attempts.as_mut().poll(&mut context);
+        let mut attempts = pin!(retry_if_paused(Duration::from_secs(60), attempt));
+        let _ = attempts.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+
+    #[test]
+    #[should_panic(expected = "it went wrong")]
+    fn a_panic_without_a_pause_is_final() {
+        let mut attempts = pin!(unless_paused(Duration::from_secs(60), async || panic!("it went wrong")));
+        let _ = attempts.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    }
+
+    #[test]
+    fn a_failure_after_a_pause_that_has_just_ended_does_not_count() {
+        let pauses = PauseDetector::watch();
+        // The watcher has not run since.
+        let mut seen = pauses.seen.lock().unwrap();
+        seen.longest = Duration::ZERO;
+        seen.since = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        drop(seen);
+        assert!(!pauses.judge(Duration::from_millis(500), Err("late".to_owned())));
+        assert!(pauses.judge(Duration::ZERO, Ok(())));
+    }
+
+    #[test]
+    #[should_panic(expected = "during every attempt")]
+    fn a_test_is_not_attempted_for_ever() {
+        // Each attempt is a pause of the thread, which is longer than none.
+        unless_paused_blocking(Duration::ZERO, || {
+            let pauses = PauseDetector::watch();
+            wait_until("the watcher was late", || !pauses.longest().is_zero());
+            panic!("late");
+        });
     }
 }

@@ -48,19 +48,23 @@ fn each_direction_is_delayed_by_the_given_time_and_little_more() {
     let mut connection = try_connect(&proxy).unwrap();
     let bare = round_trip(&mut connection);
     let (there, back) = (Duration::from_millis(3), Duration::from_millis(5));
+    let mut is_delayed_by = |delay: Duration| {
+        // Other work on the machine may begin after the first measurement, and last for some time.
+        wait_until("a round trip takes little more than its delay", || {
+            let trip = round_trip(&mut connection);
+            assert!(trip >= delay, "{trip:?} is less than {delay:?}");
+            trip < bare + delay + Duration::from_millis(1)
+        });
+    };
     proxy.delay_requests(there);
-    let one_way = round_trip(&mut connection);
+    is_delayed_by(there);
     proxy.delay_replies(back);
-    let both_ways = round_trip(&mut connection);
-    for (trip, delay) in [(one_way, there), (both_ways, there + back)] {
-        assert!(trip >= delay, "{trip:?} is less than {delay:?}");
-        assert!(trip < bare + delay + Duration::from_millis(1), "{trip:?} is much more than {delay:?}");
-    }
+    is_delayed_by(there + back);
 }
 
 #[test]
 fn delays_of_several_pieces_run_in_parallel() {
-    const COUNT: i64 = 300;
+    const COUNT: i64 = 1_000;
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let mut connection = try_connect(&proxy).unwrap();
@@ -74,8 +78,8 @@ fn delays_of_several_pieces_run_in_parallel() {
     for expected in 1..=COUNT {
         assert_eq!(connection.recv_response().unwrap(), redis::Value::Int(expected));
     }
-    // One after the other they would take six seconds.
-    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    // One after the other they would take twenty seconds.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
 #[test]

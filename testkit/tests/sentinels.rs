@@ -27,7 +27,7 @@ fn a_planned_failover_promotes_a_replica_with_all_data() {
     let old = sentinels.master_number();
     let mut admin = sentinels.master().admin();
     let _: () = admin.set("a", 1).unwrap();
-    assert_eq!(redis::cmd("WAIT").arg(2).arg(5000).query::<i64>(&mut admin).unwrap(), 2);
+    assert_eq!(redis::cmd("WAIT").arg(2).arg(50_000).query::<i64>(&mut admin).unwrap(), 2);
     let new = sentinels.fail_over();
     assert_ne!(old, new);
     assert_eq!(master_by(&sentinels), sentinels.servers[new].port());

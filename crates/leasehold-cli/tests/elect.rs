@@ -19,7 +19,7 @@ fn another_host_takes_over_when_the_leader_ends_or_dies() {
     let place = Place::new();
     let log = place.path("log");
     let script = format!("echo $$ >> {}; exec sleep 60", log.display());
-    let args = ["elect", "--ttl", "1s", "--backoff", "20s", "a", "-c", &script];
+    let args = ["elect", "--ttl", "8s", "--backoff", "20s", "a", "-c", &script];
     let starts = || fs::read_to_string(&log).unwrap_or_default().lines().count();
     let mut first = place.start(&args);
     until(|| (starts() == 1).then_some(()));
@@ -92,7 +92,7 @@ fn store_outage_ends_the_command_and_elect_waits_for_the_store() {
     let log = place.path("log");
     let script = format!("echo $$ >> {}; exec sleep 60", log.display());
     let starts = || fs::read_to_string(&log).unwrap_or_default().lines().count();
-    let mut elected = place.start(&["elect", "--ttl", "1s", "--backoff", "100ms", "a", "-c", &script]);
+    let mut elected = place.start(&["elect", "--ttl", "8s", "--backoff", "100ms", "a", "-c", &script]);
     until(|| (starts() == 1).then_some(()));
     let command = fs::read_to_string(&log).unwrap().trim().parse().unwrap();
     server.stop();
@@ -163,7 +163,7 @@ fn store_outage_pauses_the_election_only_briefly() {
     let mut server = leasehold_testkit::Server::on_port();
     let place = Place::on(&server.url());
     let args =
-        ["elect", "--ttl", "1s", "--backoff", "60s", "--backoff-max", "600s", "a", "--", "sleep", "60"];
+        ["elect", "--ttl", "8s", "--backoff", "60s", "--backoff-max", "600s", "a", "--", "sleep", "60"];
     let mut elected = place.start(&args);
     place.until_held("a");
     server.stop();

@@ -55,7 +55,7 @@ fn lease_lives_across_commands_on_a_quorum() {
     let nodes: Vec<String> = servers.iter().map(Server::url).collect();
     lease_lives_across_commands(
         &Place::on(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" "))),
-        "20s",
+        "1m",
     );
 }
 
@@ -68,7 +68,7 @@ fn acquire(place: &Place, args: &[&str]) -> Value {
 #[test]
 fn unrenewed_lease_expires_and_renewed_lease_lasts() {
     let place = Place::new();
-    let lease = acquire(&place, &["--ttl", "4s", "kept"]);
+    let lease = acquire(&place, &["--ttl", "14s", "kept"]);
     let id = lease["id"].as_str().unwrap();
     assert_eq!((lease["name"].as_str(), lease["kind"].as_str()), (Some("kept"), Some("mutex")));
     let left = || {
@@ -78,7 +78,8 @@ fn unrenewed_lease_expires_and_renewed_lease_lasts() {
         assert_eq!(status["token"], lease["token"]);
         status["expires_in_ms"].as_u64()
     };
-    let half = until(|| left().filter(|left| *left < 3_000));
+    // On a busy machine each command may take seconds.
+    let half = until(|| left().filter(|left| *left < 7_000));
     assert_eq!(place.code(&["renew", id]).0, 0);
     assert!(left().unwrap() > half, "it was renewed");
     until(|| left().is_none().then_some(()));

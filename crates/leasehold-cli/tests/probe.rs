@@ -44,7 +44,7 @@ fn health_is_zero_only_if_the_store_grants() {
 fn release_by_token_frees_that_holder_only() {
     let server = Server::on_socket();
     for place in [Place::new(), Place::on(&server.url())] {
-        let run = ["run", "--ttl", "3s", "--semaphore", "2", "a", "--", "sh", "-c"];
+        let run = ["run", "--ttl", "15s", "--semaphore", "2", "a", "--", "sh", "-c"];
         let mut holders: Vec<_> = (0..2)
             .map(|_| place.start(&[&run[..], &["echo $LEASEHOLD_TOKEN; exec sleep 60"]].concat()))
             .collect();

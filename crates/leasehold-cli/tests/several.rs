@@ -149,7 +149,7 @@ fn defaults_come_from_the_environment_and_then_from_the_file() {
     let file = place.path("config.toml");
     std::fs::write(
         &file,
-        format!("store = {:?}\nlog = \"json\"\n[run]\nttl = \"20s\"\nverbose = true\n", place.store()),
+        format!("store = {:?}\nlog = \"json\"\n[run]\nttl = \"200s\"\nverbose = true\n", place.store()),
     )
     .unwrap();
     let run = |arguments: &[&str], variables: &[(&str, &str)]| {
@@ -165,10 +165,10 @@ fn defaults_come_from_the_environment_and_then_from_the_file() {
         let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
         shown["holders"][0]["expires_in_ms"].as_u64().unwrap()
     };
-    assert!((15_001..=20_000).contains(&left(&[], &[])), "the file");
-    assert!((25_001..=30_000).contains(&left(&[], &[("LEASEHOLD_TTL", "30s")])), "the environment");
+    assert!((150_001..=200_000).contains(&left(&[], &[])), "the file");
+    assert!((250_001..=300_000).contains(&left(&[], &[("LEASEHOLD_TTL", "300s")])), "the environment");
     assert!(
-        (35_001..=40_000).contains(&left(&["--ttl", "40s"], &[("LEASEHOLD_TTL", "30s")])),
+        (350_001..=400_000).contains(&left(&["--ttl", "400s"], &[("LEASEHOLD_TTL", "300s")])),
         "the argument"
     );
     for (text, says) in [

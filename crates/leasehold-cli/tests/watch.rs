@@ -85,7 +85,7 @@ fn live_view_shows_a_lock_and_releases_its_holder_after_a_question() {
     let until_drawn = |text: &str| until(|| seen.lock().unwrap().contains(text).then_some(()));
     until_drawn("0 locks");
     let mut holder =
-        place.start(&["run", "--ttl", "2s", "--label", "ci", "deploy", "-c", "echo on; exec sleep 60"]);
+        place.start(&["run", "--ttl", "15s", "--label", "ci", "deploy", "-c", "echo on; exec sleep 60"]);
     assert_eq!(holder.line(), "on");
     until_drawn("deploy");
     let mut press = |text: &str| {

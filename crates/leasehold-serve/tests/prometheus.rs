@@ -28,7 +28,7 @@ fn value(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> f64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_count_what_happened() {
     let place = Place::new().await;
-    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 8000 })).await.expect(201).json();
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 16_000 })).await.expect(201).json();
     place.acquire("a", json!({ "session": session["session"], "wait_ms": 1 })).await;
     place.post("/v1/locks/mutex/a/acquire", json!({})).await.expect(409);
     let other = place.client().await;

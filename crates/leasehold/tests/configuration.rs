@@ -142,7 +142,7 @@ async fn list_takes_one_round_trip_per_page() {
         assert_eq!(listed.len(), LOCKS);
         assert!(listed.is_sorted_by_key(|lock| lock.name.clone()));
         assert_eq!(listed[7].holders[0].token, guards[7].token());
-        assert!(took < DELAY * 100, "{took:?}");
+        assert!(took < DELAY * 200, "{took:?}");
     }
 }
 
@@ -209,18 +209,18 @@ mod without_async {
         told.recv_timeout(Duration::from_secs(60)).expect("the calls end").unwrap();
     }
 
-    /// A reply over the proxy takes 200 ms.
+    /// A reply over the proxy takes 500 ms, so one after the other they would take 12 s.
     #[test]
     fn blocking_set_releases_its_locks_at_the_same_time() {
         let server = Server::on_port();
         let proxy = Proxy::before(&server);
         let client = blocking::Client::connect(&proxy.url()).unwrap();
-        let set = blocking::MutexSet::new((0..8).map(|number| client.mutex(format!("lock {number}"))));
+        let set = blocking::MutexSet::new((0..24).map(|number| client.mutex(format!("lock {number}"))));
         let guard = set.lock().unwrap();
-        proxy.delay_replies(Duration::from_millis(200));
+        proxy.delay_replies(Duration::from_millis(500));
         let begun = Instant::now();
         guard.release().unwrap();
-        assert!(begun.elapsed() < Duration::from_millis(1_200), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -36,7 +36,8 @@ async fn lazy_client_waits_hands_over_and_loses_as_any_other() {
     let (one, other) = (lazy(&server.url()).await, lazy(&server.url()).await);
     let held = one.mutex("a").lock().await.unwrap();
     let waiting = tokio::spawn(async move { other.mutex("a").lock().await });
-    leasehold_testkit::until(async || one.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+    let is_queued = async || one.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1);
+    leasehold_testkit::until(is_queued).await;
     held.release().await.unwrap();
     let guard = waiting.await.unwrap().unwrap();
     assert!(!one.force_release(leasehold::Kind::Mutex, "a").await.unwrap().is_empty());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, Loss, MutexSet};
 use leasehold_testkit::{Server, until};
@@ -138,8 +138,12 @@ async fn waiter_is_counted_while_it_waits_and_measures_wait_hand_off_and_hold() 
     let (one, other) = (connect("memory:waits").await, connect("memory:waits").await);
     let labels = [("label", "waits"), ("store", "memory"), ("kind", "mutex")];
     let lock = |client: &Client| client.mutex("a").metrics_label("waits");
+    let began = Instant::now();
     let held = lock(&one).lock().await.unwrap();
+    let took = began.elapsed().as_secs_f64();
     assert_eq!(gauge("leasehold_leases_held", &labels), 1.0);
+    let uncontended = histogram("leasehold_wait_seconds", &labels);
+    assert!(uncontended.len() == 1 && uncontended[0] <= took, "{uncontended:?} in {took} s");
     let waiting = tokio::spawn(async move { lock(&other).lock().await.unwrap() });
     until(async || gauge("leasehold_attempts_waiting", &labels) == 1.0).await;
     tokio::time::sleep(SHORT).await;
@@ -148,10 +152,12 @@ async fn waiter_is_counted_while_it_waits_and_measures_wait_hand_off_and_hold() 
     assert_eq!(gauge("leasehold_attempts_waiting", &labels), 0.0);
     assert_eq!((acquisitions("waits", "immediate"), acquisitions("waits", "waited")), (1, 1));
     let mut waits = histogram("leasehold_wait_seconds", &labels);
-    waits.sort_by(f64::total_cmp);
-    assert!(waits.len() == 2 && waits[0] < 0.02 && waits[1] >= 0.02, "{waits:?}");
+    assert_eq!(waits.len(), 2);
+    let first = waits.iter().position(|wait| *wait == uncontended[0]).expect("it is kept");
+    waits.remove(first);
+    assert!(waits[0] >= 0.02, "{waits:?}");
     let handoffs = histogram("leasehold_handoff_seconds", &labels);
-    assert!(handoffs.len() == 1 && handoffs[0] < waits[1], "{handoffs:?} {waits:?}");
+    assert!(handoffs.len() == 1 && handoffs[0] < waits[0], "{handoffs:?} {waits:?}");
     drop(guard);
     assert_eq!(gauge("leasehold_leases_held", &labels), 0.0);
     let holds = histogram("leasehold_hold_seconds", &labels);
@@ -200,7 +206,8 @@ async fn label_is_the_kind_by_default_and_other_after_a_hundred() {
 #[tokio::test]
 async fn renewal_and_loss_are_counted() {
     let client = connect("memory:").await;
-    let lock = client.mutex("a").ttl(Duration::from_millis(150));
+    // The forced release is noticed long before the lease would expire, on a busy machine too.
+    let lock = client.mutex("a").ttl(Duration::from_secs(9));
     let guard = lock.lock().await.unwrap();
     until(async || counter("leasehold_renewals_total", &[("store", "memory"), ("outcome", "ok")]) > 0).await;
     assert!(!histogram("leasehold_renewal_seconds", &[("store", "memory")]).is_empty());
@@ -218,9 +225,11 @@ async fn outage_of_a_server_is_counted() {
     let server = Server::on_socket();
     let client = connect(&server.url()).await;
     let store = ("store", "redis+unix");
-    let guard = client.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    // Several renewals fail before it expires.
+    let guard = client.mutex("a").ttl(Duration::from_secs(9)).lock().await.unwrap();
     assert_eq!(histogram("leasehold_command_seconds", &[store, ("command", "acquire")]).len(), 1);
-    assert!(gauge("leasehold_clock_offset_seconds", &[store]).abs() < 0.5);
+    // Both clocks are this machine's. A pause during the measurement counts half.
+    assert!(gauge("leasehold_clock_offset_seconds", &[store]).abs() < 10.0);
     assert_ne!(gauge("leasehold_clock_offset_seconds", &[store]), 0.0);
 
     // The connections break, and are re-established.

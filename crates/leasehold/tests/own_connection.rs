@@ -69,7 +69,7 @@ async fn commands_use_the_shared_connection_and_one_connection_is_opened() {
     let (waiting, released) = (client.mutex("a").global_fifo(), client.mutex("a").global_fifo());
     drop(released);
     let waiter = tokio::spawn(async move { waiting.lock().await });
-    until(async || client.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+    until(async || client.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
     guard.release().await.unwrap();
     waiter.await.unwrap().unwrap().release().await.unwrap();
 }
@@ -79,7 +79,7 @@ async fn killed_shared_connection_costs_no_lock_and_a_manager_is_used_again() {
     let server = Server::on_port();
     let mut shared = manager(&server.url()).await;
     let client = connect(&server, &shared).await.unwrap();
-    let held = client.mutex("held").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    let held = client.mutex("held").ttl(Duration::from_secs(12)).lock().await.unwrap();
     let id = id_of(&mut shared).await;
     server.run(&["CLIENT", "KILL", "ID", &id.to_string()]);
     for number in 0..5 {
@@ -89,6 +89,13 @@ async fn killed_shared_connection_costs_no_lock_and_a_manager_is_used_again() {
         let id: Result<u64, _> = redis::cmd("CLIENT").arg("ID").query_async(&mut shared).await;
         drop(client.mutex("again").try_lock().await);
         id.is_ok_and(|id| is_used(&server, id))
+    })
+    .await;
+    // It is renewed, too.
+    let mut before = held.remaining();
+    until(async || {
+        let now = held.remaining();
+        now > std::mem::replace(&mut before, now)
     })
     .await;
     held.release().await.unwrap();
@@ -192,9 +199,9 @@ async fn lost_right_to_client_info_leaves_no_lease() {
     })
     .await;
     server.run(&["ACL", "SETUSER", "job", "-client|info"]);
-    drop(client.mutex("tried").try_lock().await);
+    drop(client.mutex("tried").ttl(Duration::from_secs(600)).try_lock().await);
     let other = Client::connect(&server.url()).await.unwrap();
-    let granted = other.mutex("tried").lock_timeout(Duration::from_secs(3)).await.unwrap();
+    let granted = other.mutex("tried").lock_timeout(Duration::from_secs(20)).await.unwrap();
     assert!(granted.is_some(), "the lease of the discarded answer was released");
 }
 

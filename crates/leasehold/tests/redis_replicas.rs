@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, Loss};
-use leasehold_testkit::{Server, until};
+use leasehold_testkit::{Server, unless_paused, until};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -23,55 +23,62 @@ fn has_it(replica: &Server) -> bool {
 
 #[tokio::test]
 async fn lease_counts_once_the_replica_has_it() {
-    let (master, replica) = master_and_replica().await;
-    let (one, other) =
-        (Client::connect(&master.url()).await.unwrap(), Client::connect(&master.url()).await.unwrap());
-    let mutex = one.mutex("a").replicas(1);
-    let guard = mutex.lock().await.unwrap();
-    assert!(has_it(&replica));
-    assert!(guard.remaining() > Duration::from_secs(5), "for its full ttl");
-    guard.renew().await.unwrap();
-    assert!(other.mutex("a").replicas(1).try_lock().await.unwrap().is_none());
-    // The same for a waiter.
-    let waiting = other.mutex("a").replicas(1);
-    let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
-    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
-    guard.release().await.unwrap();
-    let next = timeout(SOON, waiting).await.unwrap().unwrap();
-    assert!(next.remaining() > Duration::from_secs(5), "it was claimed");
-    next.release().await.unwrap();
-    let error = mutex.clone().replicas(2).try_lock().await.unwrap_err();
-    assert!(error.is_unavailable() && error.to_string().contains("only 1 of the 2 replicas"), "{error}");
-    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
+    unless_paused(Duration::from_millis(300), async || {
+        let (master, replica) = master_and_replica().await;
+        let (one, other) =
+            (Client::connect(&master.url()).await.unwrap(), Client::connect(&master.url()).await.unwrap());
+        let long = Duration::from_secs(60);
+        let mutex = one.mutex("a").ttl(long).replicas(1);
+        let guard = mutex.lock().await.unwrap();
+        assert!(has_it(&replica));
+        assert!(guard.remaining() > long / 2, "for its full ttl");
+        guard.renew().await.unwrap();
+        assert!(other.mutex("a").replicas(1).try_lock().await.unwrap().is_none());
+        // The same for a waiter.
+        let waiting = other.mutex("a").ttl(long).replicas(1);
+        let waiting = tokio::spawn(async move { waiting.lock().await.unwrap() });
+        until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
+        guard.release().await.unwrap();
+        let next = timeout(SOON, waiting).await.unwrap().unwrap();
+        assert!(next.remaining() > long / 2, "it was claimed");
+        next.release().await.unwrap();
+        let error = mutex.clone().replicas(2).try_lock().await.unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("only 1 of the 2 replicas"), "{error}");
+        until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.holders.is_empty())).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn missing_replica_releases_the_lease_and_voids_renewals() {
-    let (master, replica) = master_and_replica().await;
-    let (one, other) =
-        (Client::connect(&master.url()).await.unwrap(), Client::connect(&master.url()).await.unwrap());
-    let ttl = Duration::from_secs(3);
-    let guard = one.mutex("a").replicas(1).ttl(ttl).lock().await.unwrap();
-    let mutex = other.mutex("a").replicas(1);
-    let waiting = tokio::spawn(async move { mutex.lock().await });
-    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+    unless_paused(Duration::from_millis(300), async || {
+        let (master, replica) = master_and_replica().await;
+        let (one, other) =
+            (Client::connect(&master.url()).await.unwrap(), Client::connect(&master.url()).await.unwrap());
+        let ttl = Duration::from_secs(3);
+        let guard = one.mutex("a").replicas(1).ttl(ttl).lock().await.unwrap();
+        let mutex = other.mutex("a").replicas(1);
+        let waiting = tokio::spawn(async move { mutex.lock().await });
+        until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
 
-    replica.signal("STOP");
-    // The master renews it, but a failover would lose the renewal.
-    assert!(guard.remaining() <= ttl);
-    assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Expired);
-    drop(guard);
-    // A grant that only the master has does not count either.
-    let error = timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
-    assert!(error.is_unavailable() && error.to_string().contains("only 0 of the 1 replicas"), "{error}");
-    let error = one.mutex("a").replicas(1).lock().await.unwrap_err();
-    assert!(error.to_string().contains("only 0 of the 1 replicas"), "{error}");
-    until(async || one.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty()).await;
-    // An attempt without `replicas` does not need them.
-    one.mutex("a").lock().await.unwrap().release().await.unwrap();
+        replica.signal("STOP");
+        // The master renews it, but a failover would lose the renewal.
+        assert!(guard.remaining() <= ttl);
+        assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Expired);
+        drop(guard);
+        // A grant that only the master has does not count either.
+        let error = timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("only 0 of the 1 replicas"), "{error}");
+        let error = one.mutex("a").replicas(1).lock().await.unwrap_err();
+        assert!(error.to_string().contains("only 0 of the 1 replicas"), "{error}");
+        until(async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.holders.is_empty())).await;
+        // An attempt without `replicas` does not need them.
+        one.mutex("a").lock().await.unwrap().release().await.unwrap();
 
-    replica.signal("CONT");
-    until(async || one.mutex("a").replicas(1).try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+        replica.signal("CONT");
+        until(async || one.mutex("a").replicas(1).try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -88,7 +95,7 @@ async fn attempts_at_a_hung_server_time_out_together() {
     let client = Client::connect(&master.url()).await.unwrap();
     master.signal("STOP");
     let began = Instant::now();
-    let attempts = (0..4).map(|number| {
+    let attempts = (0..8).map(|number| {
         let mutex = client.mutex(format!("a{number}")).replicas(1);
         tokio::spawn(async move { mutex.try_lock().await })
     });
@@ -98,5 +105,6 @@ async fn attempts_at_a_hung_server_time_out_together() {
     }
     let took = began.elapsed();
     master.signal("CONT");
-    assert!(took < Duration::from_secs(5), "it took {took:?}");
+    // One after the other they would take 16 s.
+    assert!(took < Duration::from_secs(10), "it took {took:?}");
 }

@@ -114,7 +114,7 @@ async fn lost_response_only_delays_the_set() {
     let all = set(&client, &NAMES);
     proxy.drop_replies(true);
     let taking = tokio::spawn(async move { all.lock().await });
-    until(async || watcher.inspect(Kind::Mutex, "c").await.unwrap().holders.len() == 1).await;
+    until(async || watcher.inspect(Kind::Mutex, "c").await.is_ok_and(|view| view.holders.len() == 1)).await;
     proxy.cut();
     proxy.drop_replies(false);
     let guard = taking.await.unwrap().unwrap();

@@ -18,7 +18,7 @@ fn detached(stage: &Stage, ttl: Duration) -> LeaseId {
 
 /// The id of a lease that ends soon, and that a renewal extends by [`TTL`].
 fn ending_soon(stage: &Stage) -> LeaseId {
-    let short = Duration::from_secs(2);
+    let short = Duration::from_secs(8);
     let text = detached(stage, short).to_string();
     text.replace(&format!(".{}.", short.as_millis()), &format!(".{}.", TTL.as_millis())).parse().unwrap()
 }

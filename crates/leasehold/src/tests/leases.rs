@@ -30,7 +30,8 @@ fn reconnects_do_not_extend_a_lease_without_renewal() {
     assert!(!guard.is_held(), "it is still held after {:?}", began.elapsed());
     assert!(stage.view().holders.is_empty(), "the store still has it: {:?}", stage.view());
     // Manual renewal extends it.
-    let guard = block_on(mutex.lock()).unwrap();
+    let ttl = Duration::from_secs(12);
+    let guard = block_on(mutex.ttl(ttl).lock()).unwrap();
     reconnect_repeatedly(&stage.client, ttl / 4);
     block_on(guard.renew()).unwrap();
     assert!(guard.remaining() > ttl / 4 * 3, "after a manual renewal: {:?}", guard.remaining());
@@ -101,12 +102,12 @@ fn min_hold_above_the_limit_is_refused_and_changes_nothing() {
 
 // --- Closing -------------------------------------------------------------------------------------
 
-/// Closes a client with a lease, two local waiters and a queued waiter, over a store with this fault.
+/// Closes a client with a lease of this ttl, two local waiters and a queued waiter, over a store with this fault.
 fn close_over(
     fate: Fate,
+    ttl: Duration,
     close: impl FnOnce(Client) -> Result<(), Error> + Send,
 ) -> (Result<(), Error>, Duration) {
-    let ttl = Duration::from_secs(3);
     let stage = Stage::new();
     stage.other_takes_it();
     let client = stage.client.clone();
@@ -126,33 +127,41 @@ fn close_over(
     let closed = thread::scope(|scope| {
         let closed = scope.spawn(|| close(client));
         wait_until("the client is closed", || stage.client.handle.session.is_closed());
-        let began = Instant::now();
+        let closing = Instant::now();
         for waiting in waiting {
             assert!(block_on(waiting).unwrap_err().is_closed());
         }
-        assert!(block_on(overdue).unwrap_err().is_closed());
+        let error = block_on(overdue).unwrap_err();
+        // After a pause of the machine, the time for that answer is over.
+        assert!(error.is_closed() || error.is_unavailable() && began.elapsed() > limit, "{error}");
         assert!(!guard.is_held());
-        assert!(began.elapsed() < Duration::from_secs(2), "the waits ended after {:?}", began.elapsed());
+        assert!(closing.elapsed() < CLOSES_WITHIN, "the waits ended after {:?}", closing.elapsed());
         closed.join().unwrap()
     });
     (closed, began.elapsed())
 }
 
+/// Sooner than a command without an answer is given up, which takes 15 s, and with time for a pause of the machine.
+const CLOSES_WITHIN: Duration = Duration::from_secs(10);
+
 #[test]
 fn close_during_an_outage_takes_at_most_the_longest_lease() {
     for fate in [Fate::NeverDone, Fate::CommandLost, Fate::NotSent] {
-        let (closed, took) = close_over(fate, |client| block_on(client.close()));
+        let ttl = Duration::from_secs(3);
+        let (closed, took) = close_over(fate, ttl, |client| block_on(client.close()));
         assert!(closed.unwrap_err().is_unavailable());
-        assert!(took < Duration::from_secs(6), "{fate:?}: closing took {took:?}");
+        assert!(took < CLOSES_WITHIN, "{fate:?}: closing took {took:?}");
     }
 }
 
 #[test]
 fn close_timeout_returns_in_time() {
     let limit = Duration::from_millis(100);
-    let (closed, took) = close_over(Fate::NeverDone, |client| block_on(client.close_timeout(limit)));
+    let ttl = 2 * CLOSES_WITHIN;
+    let (closed, took) =
+        close_over(Fate::NeverDone, ttl, |client| block_on(client.close_timeout(limit)));
     assert!(closed.unwrap_err().is_timeout());
-    assert!(took >= limit && took < Duration::from_secs(2), "closing took {took:?}");
+    assert!(took >= limit && took < CLOSES_WITHIN, "closing took {took:?}");
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();
     block_on(stage.client.clone().close_timeout(Duration::from_secs(20))).unwrap();
@@ -187,7 +196,7 @@ fn limit_that_the_end_of_the_driver_cuts_short_drops_no_result() {
 #[test]
 fn panic_on_the_clients_thread_ends_its_leases_and_its_close() {
     let stage = Stage::new();
-    let guard = block_on(stage.client.mutex("a").ttl(Duration::from_millis(600)).lock()).unwrap();
+    let guard = block_on(stage.client.mutex("a").ttl(Duration::from_secs(9)).lock()).unwrap();
     stage.becomes(Fate::Panics);
     let (sender, receiver) = std::sync::mpsc::channel();
     let client = stage.client.clone();

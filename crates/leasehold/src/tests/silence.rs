@@ -45,7 +45,8 @@ fn assert_unavailable(case: &str, ended: &Result<bool, Error>) {
 /// Asserts that an attempt ends soon after its limit.
 fn assert_in_time(case: &str, began: Instant, limit: Duration) {
     let late = began.elapsed().saturating_sub(limit);
-    assert!(late < Duration::from_secs(6), "{case}: ended {late:?} after its limit");
+    // 2 s, and a pause of the machine. A command without an answer is given up after 15 s.
+    assert!(late < Duration::from_secs(10), "{case}: ended {late:?} after its limit");
 }
 
 #[test]

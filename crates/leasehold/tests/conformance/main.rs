@@ -14,12 +14,10 @@ mod semaphore;
 mod set;
 
 use std::cell::Cell;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt as _;
 use leasehold::{Client, Kind, LockInfo};
 use leasehold_testkit::{
     Certificates, Cluster, Flavor, PgBouncer, Postgres, Sentinels, Server, retry_if_paused,
@@ -269,14 +267,8 @@ pub(crate) use on_store;
 /// Runs a test. It repeats a failed one if the machine paused for longer than the deadlines of the tests allow.
 pub(crate) async fn run(attempt: impl AsyncFn()) {
     retry_if_paused(Duration::from_millis(250), async || {
-        let ended = AssertUnwindSafe(tokio::time::timeout(LIMIT, attempt())).catch_unwind().await;
-        match ended {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(format!("the test did not end within {LIMIT:?}")),
-            Err(panic) => {
-                Err(panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "the test failed".to_owned()))
-            }
-        }
+        let ended = tokio::time::timeout(LIMIT, attempt()).await;
+        ended.map_err(|_| format!("the test did not end within {LIMIT:?}"))
     })
     .await;
 }

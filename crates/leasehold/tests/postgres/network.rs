@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::{join_all, select_all};
 use leasehold::Client;
 use leasehold::tokio_postgres::{NoTls, SimpleQueryMessage, connect};
-use leasehold_testkit::{PgBouncer, Postgres, Proxy, until};
+use leasehold_testkit::{PgBouncer, Postgres, Proxy, unless_paused, until};
 
 use super::{LONG, client_of, lock, refusal};
 
@@ -28,24 +28,27 @@ async fn host_that_accepts_and_never_answers_does_not_keep_the_client_from_the_n
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_outlive_connections_that_vanish_while_another_host_answers() {
-    let server = Postgres::on_port();
-    let proxy = Proxy::before_postgres(&server);
-    let client = Client::connect(&url_of(&[proxy.port(), server.port()])).await.unwrap();
-    let of = |number: usize| client.mutex(format!("lock {number}")).ttl(Duration::from_secs(10));
-    // All connections of the client lead through the proxy.
-    let guards = join_all((0..16).map(|number| {
-        let mutex = of(number);
-        async move { mutex.lock_timeout(LONG).await.unwrap().expect("it is free") }
-    }))
+    unless_paused(Duration::from_millis(500), async || {
+        let server = Postgres::on_port();
+        let proxy = Proxy::before_postgres(&server);
+        let client = Client::connect(&url_of(&[proxy.port(), server.port()])).await.unwrap();
+        let of = |number: usize| client.mutex(format!("lock {number}")).ttl(Duration::from_secs(10));
+        // All connections of the client lead through the proxy.
+        let guards = join_all((0..16).map(|number| {
+            let mutex = of(number);
+            async move { mutex.lock_timeout(LONG).await.unwrap().expect("it is free") }
+        }))
+        .await;
+        assert!(proxy.connections() > 2, "{} connections", proxy.connections());
+        proxy.drop_requests(true);
+        proxy.drop_replies(true);
+        let lost = select_all(guards.iter().map(|guard| Box::pin(guard.lost())));
+        let lost = tokio::time::timeout(Duration::from_secs(12), lost).await;
+        assert!(lost.is_err(), "a lease was lost: {:?}", lost.map(|(loss, ..)| loss));
+        assert!(guards.iter().all(leasehold::Guard::is_held));
+        lock(&client, "another").await.release().await.unwrap();
+    })
     .await;
-    assert!(proxy.connections() > 2, "{} connections", proxy.connections());
-    proxy.drop_requests(true);
-    proxy.drop_replies(true);
-    let lost = select_all(guards.iter().map(|guard| Box::pin(guard.lost())));
-    let lost = tokio::time::timeout(Duration::from_secs(12), lost).await;
-    assert!(lost.is_err(), "a lease was lost: {:?}", lost.map(|(loss, ..)| loss));
-    assert!(guards.iter().all(leasehold::Guard::is_held));
-    lock(&client, "another").await.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -105,88 +108,97 @@ async fn listen_address_of_a_pooler_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_whose_mail_is_lost_on_its_way_is_found_at_once() {
-    let server = Postgres::on_port();
-    let proxy = Proxy::before_postgres(&server);
-    let holder = client_of(&server).await;
-    let waiter = Client::connect(&format!("{}?pooler=yes", proxy.url())).await.unwrap();
-    let held = lock(&holder, "a").await;
-    let waiting = tokio::spawn(async move { (lock(&waiter, "a").await, waiter) });
-    super::until_waiting(&holder, 1).await;
-    server.run(
-        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN OLD; END $$;
-        CREATE TRIGGER slowly BEFORE DELETE ON leasehold.mail FOR EACH ROW EXECUTE FUNCTION slowly()",
-    );
-    held.release().await.unwrap();
-    until(async || server.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "1")
-        .await;
-    proxy.drop_replies(true);
-    // The client has read it, and gets no answer.
-    until(async || server.run("SELECT count(*) FROM leasehold.mail") == "0").await;
-    server.run("DROP TRIGGER slowly ON leasehold.mail");
-    proxy.drop_replies(false);
-    proxy.cut();
-    // Its next regular question is later.
-    let granted = tokio::time::timeout(Duration::from_secs(6), waiting).await;
-    let (guard, _waiter) = granted.expect("it asks again").unwrap();
-    guard.release().await.unwrap();
+    unless_paused(Duration::from_secs(1), async || {
+        let server = Postgres::on_port();
+        let proxy = Proxy::before_postgres(&server);
+        let holder = client_of(&server).await;
+        let waiter = Client::connect(&format!("{}?pooler=yes", proxy.url())).await.unwrap();
+        let held = lock(&holder, "a").await;
+        let waiting = tokio::spawn(async move { (lock(&waiter, "a").await, waiter) });
+        super::until_waiting(&holder, 1).await;
+        server.run(
+            "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(1); RETURN OLD; END $$;
+            CREATE TRIGGER slowly BEFORE DELETE ON leasehold.mail FOR EACH ROW EXECUTE FUNCTION slowly()",
+        );
+        held.release().await.unwrap();
+        let sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        until(async || server.run(sleeping) == "1").await;
+        proxy.drop_replies(true);
+        // The client has read it, and gets no answer.
+        until(async || server.run("SELECT count(*) FROM leasehold.mail") == "0").await;
+        server.run("DROP TRIGGER slowly ON leasehold.mail");
+        proxy.drop_replies(false);
+        proxy.cut();
+        // Its next regular question is later.
+        let granted = tokio::time::timeout(Duration::from_secs(6), waiting).await;
+        let (guard, _waiter) = granted.expect("it asks again").unwrap();
+        guard.release().await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_that_listens_again_gets_the_grant_of_an_entry_that_says_it_does_not() {
-    let server = Postgres::on_port();
-    let (holder, waiter) = (client_of(&server).await, client_of(&server).await);
-    let held = lock(&holder, "a").await;
-    let waiting: Vec<_> = (0..2)
-        .map(|_| {
-            let mutex = waiter.mutex("a").global_fifo();
-            tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
-        })
-        .collect();
-    super::until_waiting(&holder, 2).await;
-    let listening = |which: &str| {
-        format!(
-            "SELECT {which} FROM pg_stat_activity WHERE query ILIKE '%listen%' AND pid <> pg_backend_pid()"
-        )
-    };
-    let before = server.run(&listening("string_agg(pid::text, ',')"));
-    server.run(&listening("pg_terminate_backend(pid)"));
-    let new = listening(&format!("count(*) FILTER (WHERE pid NOT IN ({before}))"));
-    until(async || server.run(&new) == "2").await;
-    until(async || server.run("SELECT bool_or(polls) FROM leasehold.waiter") == "f").await;
-    // As long as it has not asked again for this one.
-    server.run(
-        "UPDATE leasehold.waiter SET polls = true WHERE place = (SELECT max(place) FROM leasehold.waiter)",
-    );
-    held.release().await.unwrap();
-    for task in waiting {
-        let granted = tokio::time::timeout(Duration::from_secs(6), task).await;
-        granted.expect("it looks for mail").unwrap();
-    }
+    unless_paused(Duration::from_secs(1), async || {
+        let server = Postgres::on_port();
+        let (holder, waiter) = (client_of(&server).await, client_of(&server).await);
+        let held = lock(&holder, "a").await;
+        let waiting: Vec<_> = (0..2)
+            .map(|_| {
+                let mutex = waiter.mutex("a").global_fifo();
+                tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
+            })
+            .collect();
+        super::until_waiting(&holder, 2).await;
+        let listening = |which: &str| {
+            format!(
+                "SELECT {which} FROM pg_stat_activity WHERE query ILIKE '%listen%' AND pid <> pg_backend_pid()"
+            )
+        };
+        let before = server.run(&listening("string_agg(pid::text, ',')"));
+        server.run(&listening("pg_terminate_backend(pid)"));
+        let new = listening(&format!("count(*) FILTER (WHERE pid NOT IN ({before}))"));
+        until(async || server.run(&new) == "2").await;
+        until(async || server.run("SELECT bool_or(polls) FROM leasehold.waiter") == "f").await;
+        // As long as it has not asked again for this one.
+        server.run(
+            "UPDATE leasehold.waiter SET polls = true WHERE place = (SELECT max(place) FROM leasehold.waiter)",
+        );
+        held.release().await.unwrap();
+        for task in waiting {
+            let granted = tokio::time::timeout(Duration::from_secs(6), task).await;
+            granted.expect("it looks for mail").unwrap();
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_that_cannot_listen_any_more_is_granted_its_locks() {
-    let server = Postgres::on_port();
-    server.run("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
-    let app = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
-    let holder = client_of(&server).await;
-    // Its connections for commands are open.
-    join_all((0..8).map(async |number| lock(&app, &format!("lock {number}")).await.release().await.unwrap()))
-        .await;
-    let held = lock(&holder, "a").await;
-    let waiting = tokio::spawn({
-        let app = app.clone();
-        async move { lock(&app, "a").await }
-    });
-    super::until_waiting(&holder, 1).await;
-    server.run("ALTER ROLE app CONNECTION LIMIT 1");
-    server.run(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app' AND query ILIKE '%listen%'",
-    );
-    until(async || server.run("SELECT bool_and(polls) FROM leasehold.waiter") == "t").await;
-    held.release().await.unwrap();
-    let granted = tokio::time::timeout(Duration::from_secs(10), waiting).await;
-    granted.expect("it finds its grant in a table").unwrap().release().await.unwrap();
+    unless_paused(Duration::from_secs(1), async || {
+        let server = Postgres::on_port();
+        server.run("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
+        let app = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
+        let holder = client_of(&server).await;
+        // Its connections for commands are open.
+        join_all((0..8).map(async |number| lock(&app, &format!("lock {number}")).await.release().await.unwrap()))
+            .await;
+        let held = lock(&holder, "a").await;
+        let waiting = tokio::spawn({
+            let app = app.clone();
+            async move { lock(&app, "a").await }
+        });
+        super::until_waiting(&holder, 1).await;
+        server.run("ALTER ROLE app CONNECTION LIMIT 1");
+        server.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app' AND query ILIKE '%listen%'",
+        );
+        until(async || server.run("SELECT bool_and(polls) FROM leasehold.waiter") == "t").await;
+        held.release().await.unwrap();
+        let granted = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+        granted.expect("it finds its grant in a table").unwrap().release().await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,7 +207,7 @@ async fn release_that_waits_for_a_standby_grants_nothing() {
     let (client, other) = (client_of(&server).await, client_of(&server).await);
     let guard = client.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
     let mut waiter = tokio::spawn(async move { other.mutex("a").global_fifo().lock().await });
-    until(async || client.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+    until(async || client.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
     server.run("ALTER SYSTEM SET synchronous_standby_names = 'gone'");
     server.run("SELECT pg_reload_conf()");
     until(async || server.run("SHOW synchronous_standby_names") == "gone").await;
@@ -225,7 +237,7 @@ async fn waiters_behind_a_pooler_send_no_more_than_their_clients_do() {
     let server = Postgres::on_port();
     let pooler = PgBouncer::start(&server);
     let holder = client_of(&server).await;
-    let held = lock(&holder, "a").await;
+    let held = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
     let clients = join_all((0..3).map(async |_| Client::connect(&pooler.url()).await.unwrap())).await;
     let waiting: Vec<_> = (0..300)
         .map(|number| {

@@ -94,11 +94,11 @@ async fn clients_with_different_layouts_are_refused() {
 
 #[tokio::test]
 async fn loading_and_full_servers_are_explained() {
-    // Loading takes 50 ms a key, and the server answers its clients after each KiB.
+    // Loading takes 50 ms a key, 20 s in all, and the server answers its clients after each KiB.
     let builder = Server::builder().setting("save", "3600 1").setting("rdbcompression", "no");
     let builder = builder.setting("key-load-delay", "50000");
     let mut server = builder.setting("loading-process-events-interval-bytes", "1024").start();
-    for number in 0..60 {
+    for number in 0..400 {
         server.run(&["SET", &format!("filler:{number}"), &"x".repeat(1_024)]);
     }
     server.shut_down();
@@ -137,7 +137,8 @@ async fn wrong_addresses_fail_in_time_without_the_password() {
     {
         let began = Instant::now();
         let error = Client::connect(url).await.unwrap_err();
-        assert!(began.elapsed() < Duration::from_secs(7), "{url} took {:?}", began.elapsed());
+        // Five seconds, and a pause of the machine.
+        assert!(began.elapsed() < Duration::from_secs(15), "{url} took {:?}", began.elapsed());
         let text = format!("{error} {error:?}");
         assert!(error.is_unavailable() && text.contains(what) && text.contains("redis://"), "{text}");
         assert!(!text.contains("hunter2"), "{text}");

@@ -257,7 +257,7 @@ async fn queue_survives_a_clock_that_gives_no_token() {
 
 #[tokio::test]
 async fn renewed_lease_whose_key_lost_its_expiry_is_held_and_expires() {
-    const TTL: Duration = Duration::from_secs(2);
+    const TTL: Duration = Duration::from_secs(8);
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let mutex = client.mutex("a").ttl(TTL).auto_renew(false);
@@ -272,7 +272,7 @@ async fn renewed_lease_whose_key_lost_its_expiry_is_held_and_expires() {
     server.run(&["PERSIST", KEY]);
     assert!(client_of(&server).await.mutex("a").try_lock().await.unwrap().is_none());
     let left: i64 = server.query(&["PTTL", KEY]).unwrap();
-    assert!((1..=2_001).contains(&left), "the key has its expiry again: {left}");
+    assert!((1..=8_001).contains(&left), "the key has its expiry again: {left}");
     guard.renew().await.unwrap();
     drop(guard);
 }

@@ -2,10 +2,25 @@
 
 use std::time::Duration;
 
+use leasehold::Guard;
 use leasehold_testkit::{Server, until};
 use tokio::time::timeout;
 
 use super::{SOON, client_of, connections, until_waiting};
+
+/// Its renewals are due every four seconds, so that it outlasts a pause of the machine.
+const TTL: Duration = Duration::from_secs(12);
+
+/// Waits until more of the lease is left than before.
+async fn until_renewed(guard: &Guard) {
+    let mut before = guard.remaining();
+    until(async || {
+        let now = guard.remaining();
+        now > std::mem::replace(&mut before, now)
+    })
+    .await;
+    assert!(guard.is_held(), "it is renewed");
+}
 
 /// A runtime of one thread, which runs only while a caller blocks on it.
 fn idle_runtime() -> tokio::runtime::Runtime {
@@ -20,21 +35,20 @@ fn renewals_and_waiters_need_no_caller_runtime() {
     let guard = idle.block_on(async {
         // Until the caller connection is open.
         until(async || connections(&server).len() == 2).await;
-        client.mutex("held").ttl(Duration::from_secs(2)).lock().await.unwrap()
+        client.mutex("held").ttl(TTL).lock().await.unwrap()
     });
     // That runtime exists but is idle from now on.
     let other = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     other.block_on(async {
         let holder = client_of(&server).await;
-        let first = holder.mutex("a").lock().await.unwrap();
+        let first = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
         let mutex = client.mutex("a");
         let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
         until_waiting(&holder, 1).await;
         first.release().await.unwrap();
-        let next = timeout(Duration::from_secs(5), waiting).await.expect("its grant is pushed").unwrap();
-        // Beyond the first lease: only renewals can have kept it.
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        assert!(guard.is_held(), "it is renewed");
+        // A waiter asks again after 25 s.
+        let next = timeout(Duration::from_secs(15), waiting).await.expect("its grant is pushed").unwrap();
+        until_renewed(&guard).await;
         guard.release().await.unwrap();
         drop(next);
         timeout(SOON, client.close()).await.expect("the client closes").unwrap();
@@ -49,13 +63,12 @@ fn ended_runtime_loses_no_lock() {
     let (client, guard) = short.block_on(async {
         let client = client_of(&server).await;
         until(async || connections(&server).len() == 2).await;
-        let guard = client.mutex("held").ttl(Duration::from_secs(2)).lock().await.unwrap();
+        let guard = client.mutex("held").ttl(TTL).lock().await.unwrap();
         (client, guard)
     });
     drop(short);
     idle_runtime().block_on(async {
-        tokio::time::sleep(Duration::from_secs(3)).await;
-        assert!(guard.is_held(), "it is renewed");
+        until_renewed(&guard).await;
         guard.release().await.unwrap();
         client.mutex("a").lock().await.unwrap().release().await.unwrap();
     });

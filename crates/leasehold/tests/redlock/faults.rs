@@ -15,10 +15,10 @@ async fn assert_not_delayed(client: &Client) {
     retry_if_paused(SOON / 4, async || {
         for number in 0..5 {
             let began = Instant::now();
-            let guard =
-                client.mutex(format!("a{number}")).try_lock().await.unwrap().expect("the lock is free");
+            let tried = client.mutex(format!("a{number}")).try_lock().await;
+            let guard = tried.map_err(|error| error.to_string())?.ok_or("the lock is free")?;
             let took = began.elapsed();
-            guard.release().await.unwrap();
+            guard.release().await.map_err(|error| error.to_string())?;
             if began.elapsed() > SOON {
                 return Err(format!("acquired after {took:?}, released after {:?}", began.elapsed()));
             }
@@ -40,7 +40,7 @@ async fn lease_survives_two_of_five_nodes_restarting_empty() {
     let others = client.mutex("b").lock().await.unwrap();
     nodes.start_again([1, 3]);
     until(async || {
-        guard.renew().await.unwrap();
+        let _ = guard.renew().await;
         nodes.holding("a").await == 5
     })
     .await;
@@ -73,7 +73,7 @@ async fn two_frozen_nodes_delay_nothing_and_get_missed_releases() {
     }
     until(async || nodes.holding("a").await == 0).await;
     until(async || {
-        after.renew().await.unwrap();
+        let _ = after.renew().await;
         nodes.holding("b").await == 5
     })
     .await;
@@ -101,7 +101,7 @@ async fn two_slow_nodes_delay_nothing() {
     }
     let guard = client.mutex("a").lock().await.unwrap();
     until(async || {
-        guard.renew().await.unwrap();
+        let _ = guard.renew().await;
         nodes.holding("a").await == 5
     })
     .await;
@@ -196,7 +196,8 @@ async fn lock_waits_while_the_vote_is_split() {
 
 #[tokio::test]
 async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
-    const LIMIT: Duration = Duration::from_secs(5);
+    // Both wait long before it ends, on a busy machine too.
+    const LIMIT: Duration = Duration::from_secs(12);
     let nodes = Nodes::start(3);
     let (holder, client) = (nodes.client().await, nodes.client_with("node_timeout_ms=500").await);
     let guard = holder.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
@@ -220,12 +221,19 @@ async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
     }
     let once = client.once_per("p", Duration::from_secs(600));
     assert!(once.start().await.unwrap_err().is_unavailable());
-    assert!(client.election("e").campaign_timeout(LIMIT).await.unwrap_err().is_unavailable());
+    assert!(client.election("e").campaign_timeout(LIMIT / 4).await.unwrap_err().is_unavailable());
     for node in (0..3).filter(|node| *node != queue) {
         nodes.0[node].signal("CONT");
     }
     // All nodes answer again: the lock is held.
-    assert!(client.mutex("a").lock_timeout(Duration::from_millis(300)).await.unwrap().is_none());
+    until(async || match client.mutex("a").lock_timeout(Duration::from_millis(300)).await {
+        Ok(guard) => {
+            assert!(guard.is_none(), "two holders");
+            true
+        }
+        Err(_) => false,
+    })
+    .await;
     guard.release().await.unwrap();
     until(async || nodes.holding("a").await + nodes.admitting("a") == 0).await;
 }

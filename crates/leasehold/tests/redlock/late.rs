@@ -24,14 +24,15 @@ async fn late_node_joins_the_lease_is_renewed_and_released() {
         until(async || holds(&nodes.0[2], "a").await || !guard.is_held()).await;
         // Longer than the ttl.
         until(async || {
-            let view = single.mutex("a").inspect().await.unwrap();
-            view.holders.is_empty() || view.holders[0].held_for > Duration::from_secs(4)
+            single.mutex("a").inspect().await.is_ok_and(|view| {
+                view.holders.is_empty() || view.holders[0].held_for > Duration::from_secs(4)
+            })
         })
         .await;
         if !guard.is_held() || !holds(&nodes.0[2], "a").await {
             return Err("the lease is not renewed".to_owned());
         }
-        guard.release().await.unwrap();
+        guard.release().await.map_err(|error| error.to_string())?;
         until(async || nodes.holding("a").await == 0).await;
         Ok(())
     })

@@ -10,7 +10,7 @@ mod ways;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Loss, MutexSet, Redlock, blocking};
-use leasehold_testkit::{retry_if_paused, until, wait_until};
+use leasehold_testkit::{retry_if_paused, unless_paused, until, wait_until};
 use nodes::{Nodes, holds};
 
 #[tokio::test]
@@ -29,16 +29,19 @@ async fn lock_is_acquired_and_released_at_all_nodes() {
 
 #[tokio::test]
 async fn released_lock_is_granted_to_the_waiter() {
-    let nodes = Nodes::start(3);
-    let (one, other) = (nodes.client().await, nodes.client().await);
-    let guard = one.mutex("a").lock().await.unwrap();
-    let waiter = tokio::spawn(async move { other.mutex("a").lock().await.map(|guard| guard.token()) });
-    until(async || one.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
-    let token = guard.token();
-    guard.release().await.unwrap();
-    // Without a push the waiter re-polls every five seconds.
-    let next = tokio::time::timeout(Duration::from_secs(4), waiter).await.expect("the waiter is granted");
-    assert!(next.unwrap().unwrap() > token);
+    unless_paused(Duration::from_secs(1), async || {
+        let nodes = Nodes::start(3);
+        let (one, other) = (nodes.client().await, nodes.client().await);
+        let guard = one.mutex("a").lock().await.unwrap();
+        let waiter = tokio::spawn(async move { other.mutex("a").lock().await.map(|guard| guard.token()) });
+        until(async || one.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
+        let token = guard.token();
+        guard.release().await.unwrap();
+        // Without a push the waiter re-polls every five seconds.
+        let next = tokio::time::timeout(Duration::from_secs(4), waiter).await.expect("the waiter is granted");
+        assert!(next.unwrap().unwrap() > token);
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -77,7 +80,7 @@ async fn queued_waiter_is_not_overtaken_by_new_attempts() {
         });
         for server in &nodes.0 {
             let single = Client::connect(&server.url()).await.unwrap();
-            until(async || single.mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+            until(async || single.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
         }
         let trying = async {
             loop {
@@ -133,14 +136,17 @@ async fn node_order_does_not_matter_for_exclusion_and_queueing() {
 
 #[tokio::test]
 async fn waiters_are_admitted_with_a_short_max_ttl() {
-    let nodes = Nodes::start(3);
-    let client = nodes.client_with("max_ttl_ms=2000").await;
-    let mutex = client.mutex("a").ttl(Duration::from_secs(2));
-    let guard = mutex.lock().await.unwrap();
-    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
-    until(async || nodes.admitting("a") == 1).await;
-    guard.release().await.unwrap();
-    waiting.await.unwrap();
+    unless_paused(Duration::from_millis(500), async || {
+        let nodes = Nodes::start(3);
+        let client = nodes.client_with("max_ttl_ms=2000").await;
+        let mutex = client.mutex("a").ttl(Duration::from_secs(2));
+        let guard = mutex.lock().await.unwrap();
+        let waiting = tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() });
+        until(async || nodes.admitting("a") == 1).await;
+        guard.release().await.unwrap();
+        waiting.await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -181,7 +187,7 @@ fn redlock_works_without_a_caller_runtime_and_after_one_ended() {
     let own = runtime();
     let (client, guard) = own.block_on(async {
         let client = nodes.client().await;
-        let guard = client.mutex("b").ttl(Duration::from_secs(6)).lock().await.unwrap();
+        let guard = client.mutex("b").ttl(Duration::from_secs(12)).lock().await.unwrap();
         (client, guard)
     });
     drop(own);

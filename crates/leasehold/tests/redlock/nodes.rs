@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use leasehold::Client;
-use leasehold_testkit::{Proxy, Server};
+use leasehold::{Client, LockInfo};
+use leasehold_testkit::{Proxy, Server, until};
 
 /// Generous, so that a pause of the machine fails no test. An attempt with a certain outcome does not wait for it.
 const PATIENT: &str = "node_timeout_ms=5000";
@@ -54,9 +54,7 @@ impl Nodes {
     pub(crate) async fn holders(&self, name: &str) -> Vec<String> {
         let mut holders = Vec::new();
         for server in &self.0 {
-            let client = Client::connect(&server.url()).await.unwrap();
-            let view = client.mutex(name).inspect().await.unwrap();
-            holders.extend(view.holders.into_iter().map(|holder| holder.client));
+            holders.extend(look(server, name).await.holders.into_iter().map(|holder| holder.client));
         }
         holders
     }
@@ -80,10 +78,22 @@ pub(crate) fn url(nodes: &[String], parameters: &str) -> String {
     format!("redlock:{} ?{PATIENT}&{parameters}", nodes.join(" "))
 }
 
+/// The lock at this server, as soon as it answers.
+async fn look(server: &Server, name: &str) -> LockInfo {
+    let mut seen = None;
+    until(async || {
+        if let Ok(client) = Client::connect(&server.url()).await {
+            seen = client.mutex(name).inspect().await.ok();
+        }
+        seen.is_some()
+    })
+    .await;
+    seen.expect("it was waited for")
+}
+
 /// Whether the lock has a holder at this server.
 pub(crate) async fn holds(server: &Server, name: &str) -> bool {
-    let client = Client::connect(&server.url()).await.unwrap();
-    !client.mutex(name).inspect().await.unwrap().holders.is_empty()
+    !look(server, name).await.holders.is_empty()
 }
 
 /// Number of tokens that this server has given. A released lock leaves no other trace.

@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard};
-use leasehold_testkit::{Server, retry_if_paused, until};
+use leasehold_testkit::{Server, retry_if_paused, unless_paused, until};
 
 use crate::nodes::{Nodes, holds, tokens_given, url};
 
 const LONGEST: Duration = Duration::from_secs(2);
+
+/// A pause of the machine that such a lease, and the time for which a node abstains, outlast.
+const PAUSE: Duration = Duration::from_millis(500);
 const ABSTAINING: &str = "max_ttl_ms=2000";
 
 async fn try_lock(client: &Client, name: &str) -> Result<Option<Guard>, leasehold::Error> {
@@ -44,34 +47,40 @@ async fn node_restarted_empty_votes_at_once_without_max_ttl() {
 
 #[tokio::test]
 async fn forgotten_lease_is_not_granted_while_its_holder_trusts_it() {
-    let nodes = Nodes::start(3);
-    let (client, other) = (nodes.client_with(ABSTAINING).await, nodes.client_with(ABSTAINING).await);
-    let guard = client.mutex("a").ttl(LONGEST).auto_renew(false).lock().await.unwrap();
-    for server in &nodes.0 {
-        server.run(&["FLUSHALL"]);
-    }
-    assert!(other.mutex("b").ttl(LONGEST).try_lock().await.is_err(), "all abstain");
-    let next = taken(&other, "a").await;
-    assert!(!guard.is_held());
-    assert!(next.token() > guard.token());
+    unless_paused(PAUSE, async || {
+        let nodes = Nodes::start(3);
+        let (client, other) = (nodes.client_with(ABSTAINING).await, nodes.client_with(ABSTAINING).await);
+        let guard = client.mutex("a").ttl(LONGEST).auto_renew(false).lock().await.unwrap();
+        for server in &nodes.0 {
+            server.run(&["FLUSHALL"]);
+        }
+        assert!(other.mutex("b").ttl(LONGEST).try_lock().await.is_err(), "all abstain");
+        let next = taken(&other, "a").await;
+        assert!(!guard.is_held());
+        assert!(next.token() > guard.token());
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn new_servers_abstain_and_waiters_wait_for_them() {
-    for stopped in [None, Some(0)] {
-        let mut nodes = Nodes::start(3);
-        nodes.stop(stopped);
-        let began = Instant::now();
-        let client = nodes.client_with(ABSTAINING).await;
-        let error = try_lock(&client, "a").await.unwrap_err();
-        let said = error.to_string();
-        assert!(error.is_unavailable() && said.contains("does not vote yet"), "{said}");
-        let guard = client.mutex("a").ttl(LONGEST).lock().await.unwrap();
-        assert!(began.elapsed() >= LONGEST, "{:?}", began.elapsed());
-        // From then on they do.
-        guard.release().await.unwrap();
-        assert!(try_lock(&nodes.client_with(ABSTAINING).await, "a").await.unwrap().is_some());
-    }
+    unless_paused(PAUSE, async || {
+        for stopped in [None, Some(0)] {
+            let mut nodes = Nodes::start(3);
+            nodes.stop(stopped);
+            let began = Instant::now();
+            let client = nodes.client_with(ABSTAINING).await;
+            let error = try_lock(&client, "a").await.unwrap_err();
+            let said = error.to_string();
+            assert!(error.is_unavailable() && said.contains("does not vote yet"), "{said}");
+            let guard = client.mutex("a").ttl(LONGEST).lock().await.unwrap();
+            assert!(began.elapsed() >= LONGEST, "{:?}", began.elapsed());
+            // From then on they do.
+            guard.release().await.unwrap();
+            assert!(try_lock(&nodes.client_with(ABSTAINING).await, "a").await.unwrap().is_some());
+        }
+    })
+    .await;
 }
 
 /// Node 1 is stopped, and node 0 may have forgotten its grants: no lock is acquired before the longest ttl has passed.
@@ -93,16 +102,22 @@ async fn abstains_after(forget: impl Fn(&mut Server)) {
 
 #[tokio::test]
 async fn node_restarted_empty_abstains_for_max_ttl() {
-    abstains_after(|server| {
-        server.stop();
-        server.start();
+    unless_paused(PAUSE, async || {
+        abstains_after(|server| {
+            server.stop();
+            server.start();
+        })
+        .await;
     })
     .await;
 }
 
 #[tokio::test]
 async fn flushed_node_abstains_for_max_ttl() {
-    abstains_after(|server| drop(server.run(&["FLUSHALL"]))).await;
+    unless_paused(PAUSE, async || {
+        abstains_after(|server| drop(server.run(&["FLUSHALL"]))).await;
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -159,18 +174,21 @@ async fn restore_snapshot(nodes: &mut Nodes, lease: impl Future<Output = Guard>)
 
 #[tokio::test]
 async fn restored_node_with_old_snapshot_abstains_until_lost_leases_have_expired() {
-    let mut nodes = Nodes::start(3);
-    let client = nodes.client_with(ABSTAINING).await;
-    until_all_vote(&client).await;
-    let mutex = client.mutex("a").ttl(LONGEST).auto_renew(false);
-    let guard = restore_snapshot(&mut nodes, async { mutex.lock().await.unwrap() }).await;
-    let other = nodes.client_with(ABSTAINING).await;
-    // Nodes 0 and 1 abstain from their first vote on, so a node that answers at all has not waited long enough.
-    let error = try_lock(&other, "b").await.unwrap_err();
-    assert!(error.to_string().contains("does not vote yet"), "{error}");
-    let next = taken(&other, "a").await;
-    assert!(!guard.is_held());
-    assert!(next.token() > guard.token());
+    unless_paused(PAUSE, async || {
+        let mut nodes = Nodes::start(3);
+        let client = nodes.client_with(ABSTAINING).await;
+        until_all_vote(&client).await;
+        let mutex = client.mutex("a").ttl(LONGEST).auto_renew(false);
+        let guard = restore_snapshot(&mut nodes, async { mutex.lock().await.unwrap() }).await;
+        let other = nodes.client_with(ABSTAINING).await;
+        // Nodes 0 and 1 abstain from their first vote on, so a node that answers at all has not waited long enough.
+        let error = try_lock(&other, "b").await.unwrap_err();
+        assert!(error.to_string().contains("does not vote yet"), "{error}");
+        let next = taken(&other, "a").await;
+        assert!(!guard.is_held());
+        assert!(next.token() > guard.token());
+    })
+    .await;
 }
 
 const BORN_KEY: &str = "leasehold:3:born";
@@ -182,30 +200,33 @@ fn born_expires_in(server: &Server) -> i64 {
 
 #[tokio::test]
 async fn restart_guard_expires_unless_used_and_use_does_not_reset_it() {
-    const MAX_GRACE_SECONDS: i64 = 90 * 24 * 3600;
-    let nodes = Nodes::start(1);
-    let client = nodes.client_with(ABSTAINING).await;
-    until_all_vote(&client).await;
-    let remaining = born_expires_in(&nodes.0[0]);
-    assert!((MAX_GRACE_SECONDS - 3600..=MAX_GRACE_SECONDS).contains(&remaining), "{remaining}");
-    // As if it had been written long ago: two numbers, since when it may vote and when that was written, and the run id.
-    let mut admin = nodes.0[0].admin();
-    let mut born: Vec<u8> = redis::cmd("GET").arg(BORN_KEY).query(&mut admin).unwrap();
-    let micros = |of: &[u8]| f64::from_be_bytes(of.try_into().unwrap());
-    let hours_ago = |hours: f64, of: &[u8]| (micros(of) - hours * 3.6e9).to_be_bytes();
-    let (since, written) = (hours_ago(5.0, &born[..8]), hours_ago(2.0, &born[8..16]));
-    born[..8].copy_from_slice(&since);
-    born[8..16].copy_from_slice(&written);
-    let _: () = redis::cmd("SET").arg(BORN_KEY).arg(&born).arg("EX").arg(600).query(&mut admin).unwrap();
-    try_lock(&client, "a").await.unwrap().expect("it votes").release().await.unwrap();
-    assert!(born_expires_in(&nodes.0[0]) > MAX_GRACE_SECONDS - 3600);
-    let after: Vec<u8> = redis::cmd("GET").arg(BORN_KEY).query(&mut admin).unwrap();
-    assert_eq!(after[..8], since, "it is as old as before");
-    assert_eq!(after[16..], born[16..]);
-    // Once it has expired, the node may have forgotten something.
-    nodes.0[0].run(&["DEL", BORN_KEY]);
-    let error = try_lock(&client, "a").await.unwrap_err();
-    assert!(error.to_string().contains("does not vote yet"), "{error}");
+    unless_paused(PAUSE, async || {
+        const MAX_GRACE_SECONDS: i64 = 90 * 24 * 3600;
+        let nodes = Nodes::start(1);
+        let client = nodes.client_with(ABSTAINING).await;
+        until_all_vote(&client).await;
+        let remaining = born_expires_in(&nodes.0[0]);
+        assert!((MAX_GRACE_SECONDS - 3600..=MAX_GRACE_SECONDS).contains(&remaining), "{remaining}");
+        // As if it had been written long ago: two numbers, since when it may vote and when that was written, and the run id.
+        let mut admin = nodes.0[0].admin();
+        let mut born: Vec<u8> = redis::cmd("GET").arg(BORN_KEY).query(&mut admin).unwrap();
+        let micros = |of: &[u8]| f64::from_be_bytes(of.try_into().unwrap());
+        let hours_ago = |hours: f64, of: &[u8]| (micros(of) - hours * 3.6e9).to_be_bytes();
+        let (since, written) = (hours_ago(5.0, &born[..8]), hours_ago(2.0, &born[8..16]));
+        born[..8].copy_from_slice(&since);
+        born[8..16].copy_from_slice(&written);
+        let _: () = redis::cmd("SET").arg(BORN_KEY).arg(&born).arg("EX").arg(600).query(&mut admin).unwrap();
+        try_lock(&client, "a").await.unwrap().expect("it votes").release().await.unwrap();
+        assert!(born_expires_in(&nodes.0[0]) > MAX_GRACE_SECONDS - 3600);
+        let after: Vec<u8> = redis::cmd("GET").arg(BORN_KEY).query(&mut admin).unwrap();
+        assert_eq!(after[..8], since, "it is as old as before");
+        assert_eq!(after[16..], born[16..]);
+        // Once it has expired, the node may have forgotten something.
+        nodes.0[0].run(&["DEL", BORN_KEY]);
+        let error = try_lock(&client, "a").await.unwrap_err();
+        assert!(error.to_string().contains("does not vote yet"), "{error}");
+    })
+    .await;
 }
 
 /// A user of every server, who is not allowed INFO whenever the server starts.
@@ -221,31 +242,34 @@ fn blind_url(server: &Server) -> String {
 
 #[tokio::test]
 async fn restored_node_without_info_gets_no_vote_from_client() {
-    let mut nodes = blind_nodes(3);
-    for server in &nodes.0 {
-        server.run(&["ACL", "SETUSER", "blind", "+info"]);
-    }
-    let blind: Vec<String> = nodes.0.iter().map(blind_url).collect();
-    let (holder, blind) =
-        (nodes.client_with(ABSTAINING).await, Client::connect(&url(&blind, ABSTAINING)).await.unwrap());
-    until_all_vote(&blind).await;
-    let mutex = holder.mutex("a").ttl(LONGEST).auto_renew(false);
-    // The servers that are started again do not allow INFO.
-    let guard = restore_snapshot(&mut nodes, async { mutex.lock().await.unwrap() }).await;
-    until(async || match try_lock(&blind, "a").await {
-        Err(error) => error.to_string().contains("ACL SETUSER blind +info"),
-        Ok(taken) => {
-            assert!(taken.is_none() || !guard.is_held(), "two holders");
-            false
+    unless_paused(PAUSE, async || {
+        let mut nodes = blind_nodes(3);
+        for server in &nodes.0 {
+            server.run(&["ACL", "SETUSER", "blind", "+info"]);
         }
+        let blind: Vec<String> = nodes.0.iter().map(blind_url).collect();
+        let (holder, blind) =
+            (nodes.client_with(ABSTAINING).await, Client::connect(&url(&blind, ABSTAINING)).await.unwrap());
+        until_all_vote(&blind).await;
+        let mutex = holder.mutex("a").ttl(LONGEST).auto_renew(false);
+        // The servers that are started again do not allow INFO.
+        let guard = restore_snapshot(&mut nodes, async { mutex.lock().await.unwrap() }).await;
+        until(async || match try_lock(&blind, "a").await {
+            Err(error) => error.to_string().contains("ACL SETUSER blind +info"),
+            Ok(taken) => {
+                assert!(taken.is_none() || !guard.is_held(), "two holders");
+                false
+            }
+        })
+        .await;
+        for server in &nodes.0[..2] {
+            server.run(&["ACL", "SETUSER", "blind", "+info"]);
+        }
+        let next = taken(&blind, "a").await;
+        assert!(!guard.is_held());
+        assert!(next.token() > guard.token());
     })
     .await;
-    for server in &nodes.0[..2] {
-        server.run(&["ACL", "SETUSER", "blind", "+info"]);
-    }
-    let next = taken(&blind, "a").await;
-    assert!(!guard.is_held());
-    assert!(next.token() > guard.token());
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use leasehold::fence::FencedFile;
-use leasehold_testkit::{PauseDetector, Server, wait_until};
+use leasehold_testkit::{PauseDetector, Server, unless_paused_blocking, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use witness::{Witness, check};
 
@@ -105,12 +105,15 @@ fn a_frozen_holder_is_refused() {
     assert_eq!(std::fs::read(file.path()).expect("it was written"), b"ours");
 }
 
+/// A pause of the machine after which the holder, which is still being set up, has its lease.
+const PAUSE: Duration = Duration::from_millis(500);
+
 fn killed_holder_and_waiters() {
-    takeover_within(Signal::KILL, TTL + CLAIM_AND_LOOK);
+    unless_paused_blocking(PAUSE, || takeover_within(Signal::KILL, TTL + CLAIM_AND_LOOK));
 }
 
 fn frozen_holder_and_waiters() {
-    takeover_within(Signal::STOP, TTL + 3 * CLAIM_AND_LOOK);
+    unless_paused_blocking(PAUSE, || takeover_within(Signal::STOP, TTL + 3 * CLAIM_AND_LOOK));
 }
 
 /// How long a client that is frozen may delay those behind it: its claim window of 3 s, and 2 s until that is noticed.

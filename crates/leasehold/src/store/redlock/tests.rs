@@ -76,20 +76,21 @@ impl QuorumClient {
         self.quorum().release(self.resource.clone(), release).await.unwrap().reply
     }
 
-    /// Number of nodes at which the lock has a holder.
+    /// Number of nodes at which the lock has a holder, as soon as they answer.
     async fn holding(&self) -> usize {
         let mut count = 0;
         for node in &self.quorum().nodes {
-            let answers = node
-                .store
-                .redis()
-                .unwrap()
-                .call_batch(vec![(self.resource.clone(), Command::Inspect)], 0)
-                .await;
-            let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
-                panic!("{answers:?}")
-            };
-            count += view.holders.len();
+            let redis = node.store.redis().unwrap();
+            let mut holders = None;
+            until(async || {
+                let answers = redis.call_batch(vec![(self.resource.clone(), Command::Inspect)], 0).await;
+                if let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) {
+                    holders = Some(view.holders.len());
+                }
+                holders.is_some()
+            })
+            .await;
+            count += holders.expect("it was waited for");
         }
         count
     }
