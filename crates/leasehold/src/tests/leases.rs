@@ -158,8 +158,7 @@ fn close_during_an_outage_takes_at_most_the_longest_lease() {
 fn close_timeout_returns_in_time() {
     let limit = Duration::from_millis(100);
     let ttl = 2 * CLOSES_WITHIN;
-    let (closed, took) =
-        close_over(Fate::NeverDone, ttl, |client| block_on(client.close_timeout(limit)));
+    let (closed, took) = close_over(Fate::NeverDone, ttl, |client| block_on(client.close_timeout(limit)));
     assert!(closed.unwrap_err().is_timeout());
     assert!(took >= limit && took < CLOSES_WITHIN, "closing took {took:?}");
     let stage = Stage::new();
