@@ -56,9 +56,6 @@ pub struct Guard {
     /// The lock of another library that the lease is bridged to.
     #[cfg(feature = "redis")]
     leg: Option<Arc<crate::bridge::Leg>>,
-    /// The token of that lock, if it has tokens.
-    #[cfg(feature = "redis")]
-    foreign_token: Option<Token>,
 }
 
 impl Guard {
@@ -81,8 +78,6 @@ impl Guard {
             was_admitted: false,
             #[cfg(feature = "redis")]
             leg: None,
-            #[cfg(feature = "redis")]
-            foreign_token: None,
         }
     }
 
@@ -208,7 +203,7 @@ impl Guard {
     #[must_use]
     pub fn token(&self) -> Token {
         #[cfg(feature = "redis")]
-        if let Some(token) = self.foreign_token {
+        if let Some(token) = self.leg.as_ref().and_then(|leg| leg.token()) {
             return token;
         }
         self.token

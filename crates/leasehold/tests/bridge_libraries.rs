@@ -105,8 +105,11 @@ fn text_without_all_parts_is_explained() {
         assert!(error.is_invalid() && error.to_string().contains(why), "{text}: {error}");
         assert!(!error.to_string().contains("secret"), "{error}");
     }
-    let foreign: Foreign = "redlock:jobs@redis://:secret@a:1,redis://b:2".parse().unwrap();
-    assert!(!format!("{foreign} {foreign:?}").contains("secret"), "{foreign} {foreign:?}");
+    for servers in ["redis://:secret@a:1,redis://b:2", "redis://:first,secret@a:1,redis://b:2"] {
+        let foreign: Foreign = format!("redlock:jobs@{servers}").parse().unwrap();
+        assert_eq!(foreign.to_string(), "redlock:jobs@redis://a:1,redis://b:2");
+        assert!(!format!("{foreign:?}").contains("secret"), "{foreign:?}");
+    }
 }
 
 #[tokio::test]

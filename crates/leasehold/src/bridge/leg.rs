@@ -20,7 +20,7 @@ use crate::store::{ForeignCall, ForeignKeys, StoreError};
 pub(super) const FIRST_TTL: Duration = Duration::from_secs(3);
 
 /// How much later than its time a command that was given up may arrive.
-const MAX_DELAY: Duration = Duration::from_secs(1);
+pub(crate) const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// Pause between two tries to release.
 const RELEASE_PAUSE: Duration = Duration::from_millis(250);
@@ -128,7 +128,7 @@ impl Leg {
     }
 
     /// The token of a lock with tokens: that of the other library, and at least the own one.
-    pub(super) fn token(&self) -> Option<Token> {
+    pub(crate) fn token(&self) -> Option<Token> {
         self.state().token.map(|token| token.max(self.own.token))
     }
 

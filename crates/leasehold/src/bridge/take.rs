@@ -51,10 +51,7 @@ pub(crate) async fn take_leg(
     guard.set_leg(leg.clone());
     let taking = guard.run(leg.take(began_at, deadline));
     let error = match with_deadline(&handle.session, deadline, taking).await {
-        Some(Ok(Ok(true))) => {
-            guard.set_foreign_token(leg.token());
-            return Ok(Some(guard));
-        }
+        Some(Ok(Ok(true))) => return Ok(Some(guard)),
         Some(Ok(Ok(false))) | None => None,
         Some(Ok(Err(error))) => Some(failed(&guard, &error)),
         Some(Err(lost)) => Some(lost),

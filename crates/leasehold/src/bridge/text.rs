@@ -110,5 +110,13 @@ fn on_servers(build: fn(&str) -> Foreign, text: &str) -> Result<Foreign, Error> 
         return Err(invalid(format!("a bridge to a lock on several servers has the form {form}")));
     };
     let (key, urls) = (&text[..start], &text[start + 1..]);
-    Ok(Foreign { servers: Some(Servers::parse(urls.split(','))?), ..build(key) })
+    // A comma may also be in a password.
+    let mut servers: Vec<String> = Vec::new();
+    for part in urls.split(',') {
+        match servers.last_mut() {
+            Some(url) if !part.starts_with("redis") => url.extend([",", part]),
+            _ => servers.push(part.to_owned()),
+        }
+    }
+    Ok(Foreign { servers: Some(Servers::parse(servers)?), ..build(key) })
 }

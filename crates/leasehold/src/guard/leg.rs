@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 #[cfg(feature = "redis")]
-use leasehold_core::{LocalTime, Loss, Token};
+use leasehold_core::{LocalTime, Loss};
 
 use super::Guard;
 #[cfg(feature = "redis")]
@@ -28,12 +28,6 @@ impl Guard {
     pub(crate) fn set_leg(&mut self, leg: Arc<Leg>) {
         debug_assert!(self.local_queue.is_none(), "a lease with a leg is not handed off");
         self.leg = Some(leg);
-    }
-
-    /// The lock of the other library has tokens, and this one is its holder's.
-    #[cfg(feature = "redis")]
-    pub(crate) fn set_foreign_token(&mut self, token: Option<Token>) {
-        self.foreign_token = token;
     }
 
     /// A bridged lease can't be detached: no other client knows its leg.

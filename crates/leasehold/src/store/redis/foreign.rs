@@ -13,6 +13,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, ConnectionInfo, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::connect::{self, Credentials};
 use super::connections::{Connections, config};
@@ -20,6 +21,7 @@ use super::endpoint::Endpoint;
 use super::error::{CallError, runtime_ended};
 use super::nodes::Nodes;
 use super::wire;
+use crate::bridge::MAX_DELAY;
 use crate::error::{Error, invalid};
 use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
@@ -88,14 +90,14 @@ impl ForeignKeys for ServerKeys {
     }
 
     fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>> {
-        let shared = self.shared.clone();
+        let (shared, until) = (self.shared.clone(), Instant::now() + MAX_DELAY);
         if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {
-            return Box::pin(async move { shared.send(&calls).await });
+            return Box::pin(async move { shared.send(&calls, until).await });
         }
         let (sender, receiver) = oneshot::channel();
         self.runtime.spawn(async move {
             // The receiver is gone if the caller's future was dropped.
-            let _ = sender.send(shared.send(&calls).await);
+            let _ = sender.send(shared.send(&calls, until).await);
         });
         Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(runtime_ended())) })
     }
@@ -111,10 +113,21 @@ impl ForeignKeys for ServerKeys {
 
 impl Shared {
     /// Runs commands in order, on the runtime of the client's thread. A pipeline in which the server did not know a script is sent again as a whole.
-    pub(super) async fn send(&self, calls: &[ForeignCall]) -> Result<ForeignAnswers, StoreError> {
+    /// Nothing is sent after `until`: the caller may have given up, and counts on what it has sent to have expired by a certain time.
+    pub(super) async fn send(
+        &self,
+        calls: &[ForeignCall],
+        until: Instant,
+    ) -> Result<ForeignAnswers, StoreError> {
         let (mut connection, is_lost) = self.connection().await?;
+        if Instant::now() > until {
+            return Err(StoreError::new(Failure::NotSent, "connecting took too long"));
+        }
         let mut answers = pipeline(&mut connection, calls, false).await;
         if answers.iter().any(|answer| matches!(answer, Err(error) if is_noscript(error))) {
+            if Instant::now() > until {
+                return Err(StoreError::new(Failure::Unknown, "the server's answer took too long"));
+            }
             answers = pipeline(&mut connection, calls, true).await;
         }
         for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
@@ -266,5 +279,33 @@ fn push_handler(
             _ => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn call(words: &[&str]) -> ForeignCall {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        ForeignCall::Command(command)
+    }
+
+    #[tokio::test]
+    async fn command_is_not_sent_after_the_attempt_may_have_ended() {
+        let server = leasehold_testkit::Server::on_socket();
+        let url = RedisUrl::of_node(&server.url()).unwrap();
+        let keys = ServerKeys::at(&url, Handle::current(), Arc::default()).unwrap();
+        let (now, take) = (Instant::now(), [call(&["SET", "jobs", "holder"])]);
+        let late = keys.shared.send(&take, now - Duration::from_millis(1)).await.unwrap_err();
+        assert_eq!(late.failure, Failure::NotSent);
+        let count =
+            async || keys.shared.send(&[call(&["EXISTS", "jobs"])], now + MAX_DELAY).await.unwrap().remove(0);
+        assert_eq!(count().await.unwrap(), Value::Int(0));
+        keys.shared.send(&take, Instant::now() + MAX_DELAY).await.unwrap();
+        assert_eq!(count().await.unwrap(), Value::Int(1));
     }
 }

@@ -11,11 +11,11 @@ use redis::{ErrorKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::error::runtime_ended;
 use super::foreign::ServerKeys;
-use crate::bridge::UNDECIDED;
+use crate::bridge::{MAX_DELAY, UNDECIDED};
 use crate::error::Error;
 use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
@@ -25,11 +25,8 @@ use crate::url::RedisUrl;
 /// been sent when the client ends would leave the key on its server.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Commands to one server at the same time. More wait for their turn.
+/// Commands to one server at the same time. More wait for their turn, as long as a command may be late.
 const MAX_WAITING: usize = 32;
-
-/// How long a command waits for its turn. Later it is not sent: the server does not answer anyway.
-const MAX_TURN: Duration = Duration::from_secs(1);
 
 pub(super) struct Voters {
     servers: Vec<Arc<Server>>,
@@ -68,10 +65,11 @@ impl ForeignKeys for Voters {
 
     fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>> {
         let (calls, (votes, ballots)) = (Arc::new(calls), unbounded_channel());
+        let until = Instant::now() + MAX_DELAY;
         for server in &self.servers {
             let (server, calls, votes) = (server.clone(), calls.clone(), votes.clone());
             self.runtime.spawn(async move {
-                let vote = server.ask(&calls).await;
+                let vote = server.ask(&calls, until).await;
                 // The others may have decided.
                 let _ = votes.send(vote);
             });
@@ -95,13 +93,13 @@ impl ForeignKeys for Voters {
 }
 
 impl Server {
-    async fn ask(&self, calls: &[ForeignCall]) -> Vote {
+    async fn ask(&self, calls: &[ForeignCall], until: Instant) -> Vote {
         let named =
             |error: StoreError| StoreError { message: format!("{}: {}", self.name, error.message), ..error };
-        let Ok(Ok(_permit)) = timeout(MAX_TURN, self.permits.acquire()).await else {
+        let Ok(Ok(_permit)) = timeout_at(until, self.permits.acquire()).await else {
             return Err(named(StoreError::new(Failure::NotSent, "it does not answer")));
         };
-        self.keys.shared.send(calls).await.map_err(named)
+        self.keys.shared.send(calls, until).await.map_err(named)
     }
 }
 
