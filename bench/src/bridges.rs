@@ -50,7 +50,7 @@ impl Library {
 }
 
 /// Every library whose bridge is tested against it.
-pub const LIBRARIES: [Library; 15] = [
+pub const LIBRARIES: [Library; 17] = [
     Library::new("redisson", "redisson"),
     Library { program: "redisson", lock: "fenced", ..Library::new("redisson-fenced", "redisson-fenced") },
     Library {
@@ -59,6 +59,9 @@ pub const LIBRARIES: [Library; 15] = [
         reads: 50,
         ..Library::new("redisson-rw", "redisson-rw")
     },
+    // Its waiters poll by default.
+    Library::new("spring", "spring:registry"),
+    Library { program: "spring", lock: "pub-sub", ..Library::new("spring-pub-sub", "spring:registry") },
     Library::new("redis-py", "redis-py"),
     Library::new("redsync", "redsync"),
     Library::new("redlock", "node-redlock"),

@@ -135,6 +135,14 @@ fn leasehold() -> Process {
     Process::spawn(command).unwrap()
 }
 
+/// A process whose waiters poll has nearly all turns; leasehold gets those between them.
+#[test]
+#[ignore = "needs the libraries that bench/setup builds: scripts/test bridges"]
+fn spring_integration_shares_a_lock() {
+    with("spring");
+    with("spring-pub-sub");
+}
+
 #[test]
 #[ignore = "needs the libraries that bench/setup builds: scripts/test bridges"]
 fn redis_py_shares_a_lock() {

@@ -39,8 +39,11 @@ func open(order *work.Order) (work.Client, error) {
 	return c, c.start()
 }
 
-func (c *client) start() (err error) {
-	c.session, err = concurrency.NewSession(c.client, concurrency.WithTTL(c.ttl))
+func (c *client) start() error {
+	session, err := concurrency.NewSession(c.client, concurrency.WithTTL(c.ttl))
+	if err == nil {
+		c.session = session
+	}
 	return err
 }
 

@@ -31,8 +31,11 @@ func open(order *work.Order) (work.Client, error) {
 	return c, c.connect()
 }
 
-func (c *client) connect() (err error) {
-	c.connection, err = pgx.Connect(context.Background(), c.url)
+func (c *client) connect() error {
+	connection, err := pgx.Connect(context.Background(), c.url)
+	if err == nil {
+		c.connection = connection
+	}
 	return err
 }
 
