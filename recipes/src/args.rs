@@ -57,7 +57,7 @@ pub enum Action {
     /// One process of the flash sale's service: exits when its standard input ends
     #[command(hide = true)]
     Service {
-        /// A recipe, `leasehold`, or `none`
+        /// A recipe, `leasehold`, `leasehold-postgres`, or `none`
         #[arg(long)]
         lock: String,
         /// For a recipe: what a request does while the lock is held
@@ -72,7 +72,7 @@ pub enum Action {
 /// Arguments of the flash sale.
 #[derive(Args, Debug)]
 pub struct FlashSale {
-    /// A recipe, `leasehold`, or `none` for no lock; repeatable
+    /// A recipe, `leasehold`, `leasehold-postgres` for its mutex on PostgreSQL, or `none` for no lock; repeatable
     #[arg(long, value_name = "ID", default_values = ["set-nx-px", "leasehold"])]
     pub lock: Vec<String>,
     /// What a request does while the lock is held; repeatable [default: all that the recipe supports]

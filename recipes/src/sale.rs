@@ -100,8 +100,10 @@ pub enum Contender {
         /// What it does while the lock is held.
         retry: Retry,
     },
-    /// leasehold's mutex.
+    /// leasehold's mutex, on the server that counts the sales.
     Leasehold,
+    /// leasehold's mutex on PostgreSQL.
+    LeaseholdPostgres,
     /// No lock: shows that overselling is detected.
     Nothing,
 }
@@ -115,6 +117,7 @@ impl Contender {
     pub fn named(name: &str, retries: &[Retry]) -> Outcome<Vec<Self>> {
         let row = match name {
             "leasehold" => return Ok(vec![Self::Leasehold]),
+            "leasehold-postgres" => return Ok(vec![Self::LeaseholdPostgres]),
             "none" => return Ok(vec![Self::Nothing]),
             id => find(id)?,
         };
@@ -135,6 +138,7 @@ impl fmt::Display for Contender {
         match self {
             Self::Recipe { id, retry } => write!(f, "{id}, {retry}"),
             Self::Leasehold => f.write_str("leasehold"),
+            Self::LeaseholdPostgres => f.write_str("leasehold-postgres"),
             Self::Nothing => f.write_str("none"),
         }
     }

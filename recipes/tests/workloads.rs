@@ -33,6 +33,14 @@ async fn leasehold_counts_every_sale_with_one_and_with_two_services() {
 }
 
 #[tokio::test]
+async fn the_lock_on_postgres_counts_every_sale() {
+    let run = measure_contender(program(), &Contender::LeaseholdPostgres, 2, LOAD, false).await.unwrap();
+    assert_eq!((run.result.sold(), run.result.failed, run.oversold), (60, 0, 0));
+    // Only the sale's own commands are on Redis.
+    assert!((2.0..4.0).contains(&run.commands_per_sale), "{}", run.commands_per_sale);
+}
+
+#[tokio::test]
 async fn set_nx_px_never_oversells_under_any_retry_policy() {
     let load = Load { requests: 8, clients: 4, ..LOAD };
     for retry in Retry::POLICIES {

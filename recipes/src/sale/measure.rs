@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold_testkit::Server;
+use leasehold_testkit::{Postgres, Server};
 use tokio::process::Command;
 
 use super::driver::{Load, LoadResult, drive};
@@ -43,10 +43,11 @@ pub async fn measure_contender(
 ) -> Outcome<Run> {
     let nodes = match contender {
         Contender::Recipe { id, .. } => find(id)?.nodes,
-        Contender::Leasehold | Contender::Nothing => 1,
+        Contender::Leasehold | Contender::LeaseholdPostgres | Contender::Nothing => 1,
     };
     let servers: Vec<_> = (0..nodes).map(|_| Server::on_port()).collect();
-    let urls: Vec<_> = servers.iter().map(Server::url).collect();
+    let postgres = (*contender == Contender::LeaseholdPostgres).then(Postgres::on_port);
+    let urls: Vec<_> = servers.iter().map(Server::url).chain(postgres.as_ref().map(Postgres::url)).collect();
     let mut processes = Vec::new();
     for _ in 0..services {
         processes.push(ServiceProcess::start(program, contender, &urls).await?);

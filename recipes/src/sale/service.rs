@@ -70,11 +70,17 @@ pub async fn sell(
     urls: &[String],
     stop: impl Future<Output = ()>,
 ) -> Outcome<()> {
-    let leasehold = match contender {
-        Contender::Leasehold => Some(leasehold::Client::connect(&urls[0]).await?),
-        Contender::Recipe { .. } | Contender::Nothing => None,
+    // Where the lock has a server of its own, that is the last one.
+    let (nodes, store) = match (&contender, urls) {
+        (Contender::LeaseholdPostgres, [nodes @ .., store]) => (nodes, Some(store)),
+        (Contender::Leasehold, _) => (urls, urls.first()),
+        _ => (urls, None),
     };
-    let service = Service { contender, process: Process::connect(urls).await?, leasehold };
+    let leasehold = match store {
+        Some(url) => Some(leasehold::Client::connect(url).await?),
+        None => None,
+    };
+    let service = Service { contender, process: Process::connect(nodes).await?, leasehold };
     let app = Router::new().route("/buy", get(buy)).with_state(Arc::new(service));
     // Clients keep their connections open, so a graceful shutdown would never end.
     tokio::select! {
