@@ -1,8 +1,8 @@
 //! The scripts, one per command. Each implements the rules of `leasehold_core::model` with the same names.
 //!
-//! A script begins with the few lines that are the whole usual case. The line `--@use rules` stands for the shared part
-//! (`rows.lua`, `model.lua`), which costs more than most commands, and which only runs if these lines have not answered. The
-//! tests of the crate `leasehold` compare both with the model.
+//! A script begins with the few lines that are the whole usual case. The line `--@use rules` stands for the shared part, which
+//! costs more than most commands, and which only runs if these lines have not answered: `table.lua`, the shortcut of the command if it
+//! has one, `rows.lua` and `model.lua`. The tests of the crate `leasehold` compare all of it with the model.
 
 /// Commands for inboxes on plain channels: single servers, and clusters before Redis 7.
 pub(crate) const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n";
@@ -22,10 +22,9 @@ const NOT_DRAWN: &str = "local drawn = nil\n";
 const NO_FLOOR: &str = "local floor = 0\n";
 const FLOOR: &str = include_str!("scripts/floor.lua");
 const RESTART_GUARD: &str = include_str!("scripts/restart_guard.lua");
+const TABLE: &str = include_str!("scripts/table.lua");
 const RULES: &str = concat!(include_str!("scripts/rows.lua"), include_str!("scripts/model.lua"));
 const USE_RULES: &str = "--@use rules\n";
-const USE_SHORTCUT: &str = "--@use shortcut\n";
-const USE_SHARED: &str = "--@use shared\n";
 
 /// A command as a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,21 +83,20 @@ impl Script {
     fn step(self, inboxes: &str, guard: &str) -> String {
         match self.source().split_once(USE_RULES) {
             Some((first_lines, command)) => {
-                // A voter may abstain first, and has a floor.
-                let (shortcut, shared) = match self {
-                    Self::Acquire if guard.is_empty() => {
-                        (include_str!("scripts/enqueue.lua"), include_str!("scripts/acquire_shared.lua"))
-                    }
-                    Self::Release => {
-                        (include_str!("scripts/handoff.lua"), include_str!("scripts/release_shared.lua"))
-                    }
-                    _ => ("", ""),
-                };
-                let rules = RULES.replace(USE_SHORTCUT, shortcut).replace(USE_SHARED, shared);
-                let rules = [inboxes, &rules, guard, command].concat();
+                // A voter may abstain before anything else.
+                let rules = [inboxes, TABLE, guard, self.shortcut(), RULES, command].concat();
                 [first_lines, "return (function()\n", &rules, "end)()\n"].concat()
             }
             None => self.source().to_owned(),
+        }
+    }
+
+    /// What answers contended and shared locks before the rules.
+    const fn shortcut(self) -> &'static str {
+        match self {
+            Self::Acquire => include_str!("scripts/acquire_shortcut.lua"),
+            Self::Release => include_str!("scripts/release_shortcut.lua"),
+            _ => "",
         }
     }
 

@@ -64,7 +64,7 @@ pub fn publishing_to_wrong_channel(script: &str) -> String {
 pub fn repeating_tokens(script: &str) -> String {
     script
         .replace("      return id\n", "      return string.match(id, '^%d+-') .. '0'\n")
-        .replace("math.max(next_one, h.last_token + 1, floor)", "next_one - next_one % TOKENS_PER_MS")
+        .replace("math.max(next_one, last_token + 1, floor)", "next_one - next_one % TOKENS_PER_MS")
 }
 
 /// All of them.

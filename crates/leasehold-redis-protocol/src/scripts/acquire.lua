@@ -1,6 +1,6 @@
 -- Acquires a lease, or enqueues the attempt.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 '>c24BI4I4I8I4': acquisition, flags (1 waits, 2 has owner, 4 replaces), capacity, weight, ttl, reserve;
 --           with flag 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
 --           lease to replace; the rest is the metadata
@@ -41,76 +41,69 @@ end
 local raw = redis.call('MGET', KEYS[1])[1]
 --@use rules
 
-local request = unpack_acquire(ARGV[1])
-local id, has_owner, owner, replaces = request.id, request.has_owner, request.owner, request.replaces
-local capacity, weight, ttl, reserve = request.capacity, request.weight, request.ttl, request.reserve
-
 local function grant_now(token, last, granted_at)
-  add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = granted_at,
-    expires_at = now + ttl, claimed = 1, retained = 0, metadata = request.metadata })
-  return { now, 1, token, last, ttl }
+  a.token, a.granted_at, a.expires_at = token, granted_at, now + a.ttl
+  add_lease(a)
+  return { now, 1, token, last, a.ttl }
 end
 
 local function queued(place)
   local w = first_ready()
   if w and w.place == place then
-    h.head = place
+    head = place
     return { now, 2, 1, head_hint() }
   end
-  return { now, 2, 0, follower_repoll_at(id, head_hint(), count_rows('q' .. client_of(id))) }
+  return { now, 2, 0, follower_repoll_at(head_hint(), count_rows('q' .. client_of(a.id))) }
 end
 
 local function recheck(w)
-  local held = held_by(w.has_owner, w.owner)
-  if held and w.weight <= held.weight then
-    return { now, 1, lease_to_waiter(w, held) }
-  end
-  if request.waits then
-    w.deadline = now + request.entry_ttl
+  local held = held_by(w)
+  if held and w.weight <= held.weight then return { now, 1, lease_to_waiter(w, held) } end
+  if a.entry_ttl then
+    change(false, rows_of_waiter(w))
+    w.deadline = now + a.entry_ttl
+    change(true, rows_of_waiter(w))
     note_expiry(w.deadline)
-    put_waiter(w)
   end
   return queued(w.place)
 end
 
 local function known_attempt()
-  local granted = take_back_grant(id)
+  local granted = take_back_grant(a.id)
   if granted then return { now, 1, granted.a, granted.b, granted.c } end
-  if h.tombstones > 0 and first_row_with('t' .. id) then return { now, 4 } end
-  local l = h.leases > 0 and lease(id)
+  if tombstones > 0 and first_row('t' .. a.id) then return { now, 4 } end
+  local l = lease(a.id)
   if l then
     if l.retained == 1 then return { now, 4 } end
     -- A clock that was set back leaves more than was asked for.
-    return { now, 1, l.token, l.token, math.min(l.expires_at - now, ttl) }
+    return { now, 1, l.token, l.token, math.min(l.expires_at - now, a.ttl) }
   end
-  local w = h.waiters > 0 and waiter(id)
+  local w = waiters > 0 and waiter(a.id)
   if w then return recheck(w) end
 end
 
 local function enqueue()
-  if replaces == '' and h.waiters >= request.max_queue then return { now, 5 } end
-  local number = h.next_place
-  local place = replaces ~= '' and number or FIRST_WAITER_PLACE + number
-  local deadline = now + request.entry_ttl
-  put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
-    reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = requester_parked,
-    metadata = request.metadata })
-  h.next_place = number + 1
-  h.waiters = h.waiters + 1
-  h.parked = h.parked + requester_parked
-  note_expiry(deadline)
-  return queued(place)
+  if a.replaces == '' and waiters >= a.max_queue then return { now, 5 } end
+  a.place, a.since, a.deadline = next_place, now, now + a.entry_ttl
+  if a.replaces == '' then a.place = FIRST_WAITER_PLACE + next_place end
+  a.is_parked = requester_parked
+  change_waiter(true, a)
+  note_expiry(a.deadline)
+  next_place = next_place + 1
+  waiters = waiters + 1
+  if a.is_parked then parked = parked + 1 end
+  return queued(a.place)
 end
 
 local function replace(held)
-  local further = math.max(weight - held.weight, 0)
+  local further = math.max(a.weight - held.weight, 0)
   if not fits(further) then
-    if not request.waits then return { now, 3 } end
-    if held.weight > math.floor(h.capacity / 2) then return enqueue() end
+    if not a.entry_ttl then return { now, 3 } end
+    if held.weight > math.floor(capacity / 2) then return enqueue() end
     return { now, 6, 3, held.weight }
   end
   local token, last = held.token, held.token
-  if further > 0 then token, last = next_tokens(reserve) end
+  if further > 0 then token, last = next_tokens(a.reserve) end
   if not token then return nil end
   remove_replaced(held)
   local reply = grant_now(token, last, hold_start(held))
@@ -122,33 +115,25 @@ end
 local function acquire()
   local known = known_attempt()
   if known then return known, true end
-  if weight == 0 or weight > capacity then return { now, 6, 1, capacity } end
-  local replaced = replaces ~= '' and has_owner == 0 and replaceable(id, replaces)
-  if replaces ~= '' and not replaced then return { now, 6, 4, 0 } end
-  if h.leases == 0 and h.waiters == 0 then
-    h.capacity = capacity
-  elseif h.capacity ~= capacity then
-    return { now, 6, 2, h.capacity }
-  end
+  if a.weight == 0 or a.weight > a.capacity then return { now, 6, 1, a.capacity } end
+  local replaced = a.replaces ~= '' and a.has_owner == 0 and replaceable(a.id, a.replaces)
+  if a.replaces ~= '' and not replaced then return { now, 6, 4, 0 } end
+  if leases + waiters == 0 then capacity = a.capacity end
+  if capacity ~= a.capacity then return { now, 6, 2, capacity } end
   if replaced then return replace(replaced) end
-  local held = held_by(has_owner, owner)
+  local held = held_by(a)
   if held then
-    if weight > held.weight then return { now, 6, 3, held.weight } end
+    if a.weight > held.weight then return { now, 6, 3, held.weight } end
     return grant_now(held.token, held.token, now)
   end
-  if h.waiters == h.parked and fits(weight) then
-    local token, last = next_tokens(reserve)
+  if not has_ready_waiter() and fits(a.weight) then
+    local token, last = next_tokens(a.reserve)
     if not token then return nil end
     return grant_now(token, last, now)
   end
-  if not request.waits then return { now, 3 } end
+  if not a.entry_ttl then return { now, 3 } end
   return enqueue()
 end
 
-if not begin() then return { now, 13, foreign } end
-requester = id
-mark_client_alive(id)
-grant()
-local reply, is_known = acquire()
-store()
-return reply or redis.error_reply(clock_error), is_known
+requester = a.id
+return step(acquire, a.id)

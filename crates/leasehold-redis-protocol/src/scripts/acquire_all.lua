@@ -9,10 +9,8 @@
 -- one that is not granted, the earlier grants of this step are released, and the later attempts are not made. The same
 -- happens after an error, because a script that ends with an error keeps what it has written; the reply is then that error.
 
-local count = #KEYS - 1
-local replies, is_new = {}, {}
-local refused, failure = nil, nil
-local inbox = ARGV[#ARGV]
+local count, inbox = #KEYS - 1, ARGV[#ARGV]
+local replies, is_new, refused = {}, {}, nil
 
 local function keys_of(i)
   return { KEYS[i], KEYS[#KEYS] }
@@ -20,32 +18,24 @@ end
 
 for i = 1, count do
   local is_done, reply, is_known = pcall(acquire, keys_of(i), { ARGV[2 * i - 1], ARGV[2 * i], inbox })
-  if not is_done then
-    refused, failure = i, reply
-    break
-  end
-  if type(reply) == 'table' and reply.err then
-    refused, failure = i, reply
-    break
-  end
+  if not is_done and type(reply) == 'string' then reply = redis.error_reply(reply) end
   replies[i], is_new[i] = reply, not is_known
   if type(reply) == 'table' and reply[2] ~= 1 then
     refused = i
     break
   end
 end
+if not refused then return replies end
 
-if refused then
-  local time = redis.call('TIME')
-  local now = time[1] * 1000000 + time[2]
-  for i = 1, refused - 1 do
-    if is_new[i] then
-      release(keys_of(i), { (struct.unpack('c24', ARGV[2 * i - 1])), inbox })
-      replies[i] = { now, 3 }
-    end
+local time = redis.call('TIME')
+local busy = { time[1] * 1000000 + time[2], 3 }
+for i = 1, count do
+  if i < refused and is_new[i] then
+    release(keys_of(i), { (struct.unpack('c24', ARGV[2 * i - 1])), inbox })
+    replies[i] = busy
+  elseif i > refused then
+    replies[i] = busy
   end
-  for i = refused + 1, count do replies[i] = { now, 3 } end
 end
-
-if type(failure) == 'string' then return redis.error_reply(failure) end
-return failure or replies
+if replies[refused].err then return replies[refused] end
+return replies

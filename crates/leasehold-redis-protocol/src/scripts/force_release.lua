@@ -1,6 +1,6 @@
 -- Revokes all leases of the resource.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 empty
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns the time, and
@@ -10,19 +10,20 @@
 local raw = redis.call('MGET', KEYS[1])[1]
 --@use rules
 
-if not begin() then return { now, 13, foreign } end
-grant()
-local taken = each_lease()
-table.sort(taken, function(a, b)
-  if a.token ~= b.token then return a.token < b.token end
-  return a.id < b.id
-end)
-for i = 1, #taken do
-  local l = taken[i]
-  remove_lease(l)
-  push(l.id, 3)
-  taken[i] = shown(l)
+local function force_release()
+  local taken = each_lease()
+  table.sort(taken, function(one, other)
+    if one.token ~= other.token then return one.token < other.token end
+    return one.id < other.id
+  end)
+  for i, l in ipairs(taken) do
+    remove_lease(l)
+    flush()
+    push(l.id, 3)
+    taken[i] = shown(l)
+  end
+  grant()
+  return { now, 11, taken }
 end
-grant()
-store()
-return { now, 11, taken }
+
+return step(force_release)

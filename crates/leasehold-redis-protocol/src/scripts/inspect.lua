@@ -1,6 +1,6 @@
 -- Lists holders and waiters, after removing what has expired.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 empty
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns the time, and
@@ -12,19 +12,18 @@
 local raw = redis.call('MGET', KEYS[1])[1]
 --@use rules
 
-if not begin() then return { now, 13, foreign } end
-grant()
-local holders, waiters = each_lease(), {}
-for i = 1, #holders do holders[i] = shown(holders[i]) end
-if h.waiters > 0 then
-  local all, parked = rows_with('w'), {}
-  for _, row in ipairs(rows_with('p')) do parked[select(2, struct.unpack('c1c16', row))] = 1 end
-  for i = 1, #all do all[i] = unpack_waiter(all[i]) end
-  table.sort(all, function(a, b) return a.place < b.place end)
-  for i = 1, #all do
-    local w = all[i]
-    waiters[i] = { w.id, w.weight, w.since, w.deadline, parked[client_of(w.id)] or 0, w.metadata }
+local function inspect()
+  local holders, queue, absent = each_lease(), {}, {}
+  for i, l in ipairs(holders) do holders[i] = shown(l) end
+  if waiters > 0 then
+    for _, text in ipairs(rows_with('p')) do absent[text] = 1 end
+    for i, text in ipairs(rows_with('w')) do queue[i] = unpack_waiter(text) end
+    table.sort(queue, function(one, other) return one.place < other.place end)
+    for i, w in ipairs(queue) do
+      queue[i] = { w.id, w.weight, w.since, w.deadline, absent['p' .. client_of(w.id)] or 0, w.metadata }
+    end
   end
+  return { now, 10, capacity, in_use, last_token, holders, queue }
 end
-store()
-return { now, 10, h.capacity, h.in_use, h.last_token, holders, waiters }
+
+return step(inspect)

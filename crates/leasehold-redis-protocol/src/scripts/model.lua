@@ -1,7 +1,7 @@
--- The rules: the counterpart of `model.rs`, function by function with the same names; `store` is its `end`, and the functions of
--- the clock are its `Now`. `rows.lua` stores what they change.
+-- The rules: the counterpart of `model.rs`, function by function with the same names; `store` is its `end`. `table.lua` and `rows.lua`
+-- store what they change, and have the clock, which is its `Now`.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 the arguments of the command
 -- Returns nothing: it defines the functions that the commands use.
 --
@@ -10,105 +10,88 @@
 -- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
 -- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.
 
-
 local requester = nil
-local requester_parked = 0 -- its client was found absent in this step
+local requester_parked = false -- its client was found absent in this step
 local queue_moved = false
-local had_ready_waiter = false
-local loaded = nil -- the plain form as it was
+local had_ready_waiter = waiters > parked
 local pushes = {}
-local clock_error = nil -- why the clock gave no token: nothing more is granted in this step, and everything else is stored
-
-local function note_expiry(expiry)
-  if expiry < h.next_expiry then h.next_expiry = expiry end
-end
 
 local function push(id, kind, a, b, c)
   pushes[#pushes + 1] = { id = id, kind = kind, a = a or 0, b = b or 0, c = c or 0 }
 end
 
-local function weight_of(owner)
-  local l = heaviest_lease_of(owner)
+-- The weight of the entry's named owner: that of its heaviest lease.
+local function weight_of(entry)
+  local l = entry.has_owner == 1 and leases > 0 and heaviest_lease_of(entry.owner)
   return l and l.weight or 0
 end
 
 local function add_lease(l)
-  local before = 0
-  if l.has_owner == 1 and h.leases > 0 then before = weight_of(l.owner) end
-  note_expiry(l.expires_at)
+  local before = weight_of(l)
   put_lease(l)
-  h.leases = h.leases + 1
-  h.in_use = h.in_use + math.max(l.weight, before) - before
+  leases = leases + 1
+  in_use = in_use + math.max(l.weight - before, 0)
 end
 
 local function remove_lease(l)
   drop_lease(l)
-  h.leases = h.leases - 1
-  local after = 0
-  if l.has_owner == 1 then after = weight_of(l.owner) end
-  h.in_use = h.in_use - (math.max(l.weight, after) - after)
+  leases = leases - 1
+  in_use = in_use - math.max(l.weight - weight_of(l), 0)
 end
 
 local function remove_waiter(w)
-  drop_waiter(w)
-  h.waiters = h.waiters - 1
-  h.parked = h.parked - w.parked
+  change_waiter(false, w)
+  waiters = waiters - 1
+  if w.is_parked then parked = parked - 1 end
   queue_moved = true
 end
 
-local function set_parked(id, parked)
+local function set_parked(id, is_parked)
   local client = client_of(id)
-  local changed = park(client, parked)
-  h.parked = h.parked + (parked == 1 and changed or -changed)
-  if changed > 0 then queue_moved = true end
-  if requester and client_of(requester) == client then requester_parked = changed > 0 and parked or 0 end
+  local ready = ready_row_of(client)
+  if not ready or is_parked == (first_row('p' .. client) and true or false) then return end
+  change(not is_parked, ready)
+  change(is_parked, 'p' .. client)
+  local count = count_rows('q' .. client)
+  parked = parked + (is_parked and count or -count)
+  queue_moved = true
+  if requester and client_of(requester) == client then requester_parked = is_parked end
 end
 
 local function expire()
-  if h.next_expiry > now then return end
+  if next_expiry > now then return end
   -- Once in a while the key's expiry is set again, in case that another program took it away.
   stayed = 0
-  local next_expiry = NEVER
-  while h.leases > 0 do
-    local l = first_expiring_lease()
-    if not l then break end
-    if l.expires_at > now then
-      next_expiry = math.min(next_expiry, l.expires_at)
-      break
-    end
+  local l = first_expiring_lease()
+  while l and l.expires_at <= now do
     remove_lease(l)
-    if l.claimed == 0 then set_parked(l.id, 1) end
+    if l.claimed == 0 then set_parked(l.id, true) end
+    l = first_expiring_lease()
   end
-  while h.waiters > 0 do
-    local w = first_expiring_waiter()
-    if not w then break end
-    if w.deadline > now then
-      next_expiry = math.min(next_expiry, w.deadline)
-      break
-    end
+  local w = first_expiring_waiter()
+  while w and w.deadline <= now do
     remove_waiter(w)
+    w = first_expiring_waiter()
   end
-  if h.tombstones > 0 then
-    local removed, next_end = remove_tombstones()
-    h.tombstones = h.tombstones - removed
-    next_expiry = math.min(next_expiry, next_end)
+  local id, ends = first_tombstone()
+  while id and ends <= now do
+    change(false, rows_of_tombstone(id, ends))
+    tombstones = tombstones - 1
+    id, ends = first_tombstone()
   end
-  h.next_expiry = next_expiry
+  next_expiry = math.min(l and l.expires_at or NEVER, w and w.deadline or NEVER, ends or NEVER)
 end
 
 local function fits(weight)
-  return weight <= h.capacity - h.in_use
+  return weight <= capacity - in_use
 end
 
-local function held_by(has_owner, owner)
-  if has_owner == 1 and h.leases > 0 then
-    local l = heaviest_lease_of(owner)
-    if l and l.retained == 0 then return l end
-  end
+local function held_by(entry)
+  local l = entry.has_owner == 1 and leases > 0 and heaviest_lease_of(entry.owner)
+  if l and l.retained == 0 then return l end
 end
 
 local function held_lease(id)
-  if h.leases == 0 then return nil end
   local l = lease(id)
   if l and l.retained == 0 then return l end
 end
@@ -120,11 +103,7 @@ end
 
 local function take_back_grant(id)
   for i = 1, #pushes do
-    local p = pushes[i]
-    if p.id == id and p.kind == 1 then
-      table.remove(pushes, i)
-      return p
-    end
+    if pushes[i].id == id and pushes[i].kind == 1 then return table.remove(pushes, i) end
   end
 end
 
@@ -139,61 +118,23 @@ local function replaceable(id, sequence)
 end
 
 local function invalidate_head_hint()
-  h.head = 0
+  head = 0
   queue_moved = true
-end
-
--- The clock's next id, which follows the server's time and never falls, or this later one.
-local function draw(id)
-  return write('XADD', KEYS[2], 'MAXLEN', '0', id, 't', '')
-end
-
--- As `draw`; nothing if the clock refuses, for example because memory is full.
-local function try_draw(id)
-  local is_drawn, reply = pcall(draw, id)
-  if is_drawn then return reply end
-  clock_error = type(reply) == 'table' and reply.err or reply
-end
-
--- Takes the next token, but none below `floor`, and those up to `reserve` behind it; moves the clock behind the last. Returns
--- nothing if the clock gives none. It is called before anything is changed that depends on the token.
-local function next_tokens(reserve)
-  local id = drawn or try_draw('*')
-  drawn = nil
-  if not id then return nil end
-  local next_one, is_token = token_of(id)
-  local token = math.max(next_one, h.last_token + 1, floor)
-  local last = token
-  -- All locks share the clock, so it does not run far ahead for tokens that may never be used.
-  if token <= (now / 1000 + MAX_LEAD) * TOKENS_PER_MS then last = token + reserve end
-  if last > NEVER then
-    clock_error = 'CLOCKAHEAD ' .. KEYS[2] .. ' is too far ahead for tokens below 2^53'
-    return nil
-  end
-  if (last > next_one or not is_token) and not try_draw(id_of(last)) then return nil end
-  h.last_token = last
-  return token, last
-end
-
--- Makes `floor` the last token, and moves the clock there. What the clock gives meanwhile is kept, if it is later.
-local function raise_clock()
-  drawn = draw('*')
-  if token_of(drawn) < floor then
-    draw(id_of(floor))
-    drawn = nil
-  end
-  h.last_token = floor
 end
 
 -- What a waiter holds already, if anything; and whether it was to take the place of a lease that is gone.
 local function current_lease(w)
-  if w.replaces == '' then return held_by(w.has_owner, w.owner), false end
+  if w.replaces == '' then return held_by(w), false end
   local held = replaceable(w.id, w.replaces)
   return held, not held
 end
 
+local function has_ready_waiter()
+  return waiters > parked
+end
+
 local function first_ready()
-  if h.waiters > h.parked then return first_ready_waiter() end
+  return has_ready_waiter() and first_ready_waiter()
 end
 
 -- Whether what it adds to what it holds fits; that; and whether what it was to take the place of is gone.
@@ -204,20 +145,18 @@ end
 
 -- The first waiter that is not parked; or the requester, though it is parked, if it is earlier and what it waits for fits.
 local function next_candidate()
-  local first = first_ready()
-  local w = requester_parked == 1 and waiter(requester)
-  if w and (not first or w.place < first.place) then
+  local ready = first_ready()
+  local w = requester_parked and waiter(requester)
+  if w and (not ready or w.place < ready.place) then
     local does_fit, _, is_gone = fits_waiter(w)
     if does_fit or is_gone then return w end
   end
-  return first
+  return ready
 end
 
 -- Returns nothing, and changes nothing, if the clock gives no token.
 local function lease_to_waiter(w, held)
-  local valid_for = math.min(w.ttl, CLAIM_WINDOW)
-  local granted_at = now
-  local token, last
+  local token, last = nil, nil
   if held and w.replaces == '' then
     token, last = held.token, held.token
   else
@@ -225,12 +164,14 @@ local function lease_to_waiter(w, held)
     if not token then return nil end
   end
   remove_waiter(w)
+  w.token, w.granted_at, w.claimed, w.retained = token, now, 0, 0
   if held and w.replaces ~= '' then
     remove_replaced(held)
-    granted_at = hold_start(held)
+    w.granted_at = hold_start(held)
   end
-  add_lease({ id = w.id, has_owner = w.has_owner, owner = w.owner, weight = w.weight, token = token,
-    granted_at = granted_at, expires_at = now + valid_for, claimed = 0, retained = 0, metadata = w.metadata })
+  local valid_for = math.min(w.ttl, CLAIM_WINDOW)
+  w.expires_at = now + valid_for
+  add_lease(w)
   return token, last, valid_for
 end
 
@@ -239,12 +180,13 @@ local function grant()
     local w = next_candidate()
     if not w then break end
     local does_fit, held, is_gone = fits_waiter(w)
-    if not does_fit and not is_gone then break end
     if is_gone then
       remove_waiter(w)
       push(w.id, 3)
+    elseif not does_fit then
+      break
     elseif requester ~= w.id and not is_reachable(w.id) then
-      set_parked(w.id, 1)
+      set_parked(w.id, true)
     else
       local token, last, valid_for = lease_to_waiter(w, held)
       if not token then break end
@@ -258,45 +200,35 @@ local function head_hint()
   return l and l.expires_at or now
 end
 
-local function has_ready_waiter()
-  return h.waiters > h.parked
-end
-
 local function notify_holder()
-  local l = h.leases == 1 and first_expiring_lease()
-  if l and l.retained == 0 and l.token < h.last_token then push(l.id, 4) end
+  local l = leases == 1 and first_expiring_lease()
+  if l and l.retained == 0 and l.token < last_token then push(l.id, 4) end
 end
 
 local function notify_head()
   local w = first_ready()
-  if not w then
-    h.head = 0
-  elseif w.place ~= h.head then
-    h.head = w.place
-    push(w.id, 2, head_hint())
-  end
+  local place = w and w.place or 0
+  if w and place ~= head then push(w.id, 2, head_hint()) end
+  head = place
 end
 
 local function shown(l)
   return { l.id, l.has_owner, l.owner, l.weight, l.token, l.granted_at, l.expires_at, l.retained, l.metadata }
 end
 
--- A client that acquires or renews is reachable: its waiters are not parked any more.
-local function mark_client_alive(id)
-  if h.parked > 0 then set_parked(id, 0) end
-end
-
 local function store()
   if has_ready_waiter() and not had_ready_waiter then notify_holder() end
   if queue_moved then notify_head() end
-  local only = h.leases == 1 and h.waiters + h.tombstones == 0 and first_expiring_lease()
-  local plain = only and pack_plain(only)
-  if h.leases + h.waiters + h.tombstones == 0 then
+  if leases + waiters + tombstones == 0 then
     if raw or has_rows then redis.call('DEL', KEYS[1]) end
-  elseif not plain then
-    store_rows()
-  elseif has_rows or plain ~= loaded then
-    write('SET', KEYS[1], plain, 'PXAT', math.ceil(only.expires_at / 1000))
+  elseif has_rows or is_changed or next(changes) then
+    local only = leases == 1 and waiters + tombstones == 0 and first_expiring_lease()
+    local value = only and pack_plain(only)
+    if value then
+      redis.call('SET', KEYS[1], value, 'PXAT', math.ceil(only.expires_at / 1000))
+    else
+      store_rows()
+    end
   end
   for i = 1, #pushes do
     local p = pushes[i]
@@ -304,11 +236,13 @@ local function store()
   end
 end
 
--- Whether the key is leasehold's, or free.
-local function begin()
-  load()
-  had_ready_waiter = has_ready_waiter()
-  if raw and first and not is_unbounded then loaded = pack_plain(first) end
+-- Runs a command. One of a client that acquires or renews shows that it is reachable: its waiters are not parked any more.
+local function step(command, sender)
+  if foreign then return { now, 13, foreign } end
   expire()
-  return not foreign
+  if sender and parked > 0 then set_parked(sender, false) end
+  grant()
+  local reply, is_known = command()
+  store()
+  return reply or redis.error_reply(clock_error), is_known
 end

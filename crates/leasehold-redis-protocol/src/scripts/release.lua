@@ -1,6 +1,6 @@
 -- Releases a lease or a queue entry.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 'c24': acquisition; unless both are zero '>I8I8' before it: minimum hold, tombstone
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns a number if it is released; otherwise the time, and
@@ -20,23 +20,27 @@ local function end_lease(l)
   remove_lease(l)
   -- No longer than `min_hold` from now, though the clock may have been set back since the grant.
   local keep_for = min_hold - math.max(now - l.granted_at, 0)
-  if keep_for <= 0 or (l.has_owner == 1 and weight_of(l.owner) > 0) then return end
-  l.retained = 1
-  l.claimed = 1
-  l.expires_at = now + keep_for
+  if keep_for <= 0 or weight_of(l) > 0 then return end
+  l.retained, l.claimed, l.expires_at = 1, 1, now + keep_for
   add_lease(l)
   invalidate_head_hint()
 end
 
-local function release()
-  if tombstone > 0 then
-    local ends = now + tombstone
-    if not first_row_with('t' .. id) then h.tombstones = h.tombstones + 1 end
-    put_tombstone(id, ends)
-    note_expiry(ends)
+local function leave_tombstone()
+  local ends, old = now + tombstone, first_row('t' .. id)
+  if old then
+    change(false, rows_of_tombstone(id, (select(3, struct.unpack(BY_ID, old)))))
+  else
+    tombstones = tombstones + 1
   end
+  change(true, rows_of_tombstone(id, ends))
+  note_expiry(ends)
+end
+
+local function release()
+  if tombstone > 0 then leave_tombstone() end
   local l = held_lease(id)
-  local w = not l and h.waiters > 0 and waiter(id)
+  local w = not l and waiters > 0 and waiter(id)
   if l then
     end_lease(l)
   elseif w then
@@ -48,9 +52,6 @@ local function release()
   return now
 end
 
-may_exceed_memory = true
-if not begin() then return tombstone > 0 and { now, 13, foreign } or { now, 8 } end
-grant()
-local reply = release()
-store()
-return reply
+if foreign and tombstone == 0 then return { now, 8 } end
+exceed_memory()
+return step(release)

@@ -1,6 +1,6 @@
 -- Extends a lease, or claims a pushed one.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
 --       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
 -- Returns the time alone if the lease is extended by that ttl, there are no waiters, and no tokens were requested; otherwise
@@ -17,26 +17,27 @@ if raw and floor == 0 and reserve == 0 and string.sub(raw, 1, #id) == id then
 end
 --@use rules
 
-may_exceed_memory = true
-if not begin() then return { now, 8 } end
-mark_client_alive(id)
-grant()
-local reply = { now, 8 }
-local l = held_lease(id)
-if l then
-  l.claimed = 1
-  l.granted_at = hold_start(l)
-  l.expires_at = now + ttl
-  note_expiry(l.expires_at)
-  if floor > h.last_token then
-    -- It is one lease at several stores, with one token.
-    l.token = floor
-    raise_clock()
+local function renew()
+  local l = held_lease(id)
+  if not l then return { now, 8 } end
+  drop_lease(l)
+  l.claimed, l.granted_at, l.expires_at = 1, hold_start(l), now + ttl
+  if floor > last_token then
+    -- It is one lease at several stores, with one token. What the clock gives meanwhile is kept, if it is later.
+    drawn = draw('*')
+    if drawn and token_of(drawn) < floor then
+      draw(id_of(floor))
+      drawn = nil
+    end
+    if clock_error then error(clock_error, 0) end
+    l.token, last_token = floor, floor
   end
   put_lease(l)
   local token, last = nil, nil
   if reserve > 0 then token, last = next_tokens(reserve) end
-  reply = { now, 7, ttl, has_ready_waiter() and 1 or 0, token or 0, last or 0 }
+  return { now, 7, ttl, has_ready_waiter() and 1 or 0, token or 0, last or 0 }
 end
-store()
-return reply
+
+if foreign then return { now, 8 } end
+exceed_memory()
+return step(renew, id)

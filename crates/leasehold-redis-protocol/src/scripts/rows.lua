@@ -1,456 +1,141 @@
--- The storage of one resource's lease table: the counterpart of `model/rows.rs`. Every rule is in `model.lua`.
+-- Looks up and changes the rows of table.lua: the counterpart of `model/rows.rs`.
 --
--- KEYS  1 the resource, in one of three forms:
---         no key      free
---         string      plain: one claimed lease without an owner, and nothing else. The key's expiry is the lease's end.
---         sorted set  rows whose scores are all 0: a table in the order of its members
---       2 the clock   a stream without entries, whose last id is the last token of the server
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  none
 -- Returns nothing: it defines the functions that model.lua and the commands use.
---
--- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it.
---
--- A plain value is the argument of the `Acquire`, ` leasehold:3@`, and the stream id that is the token; after it, where they
--- differ from the token, when the lease was granted and the last token that was reserved. Any other string is another program's.
---
--- The first byte of a row says what it is:
---   h  the header, and the first lease       l  a further lease, by acquisition
---   e  its acquisition, by expiry            o  any lease's acquisition, by named owner and weight
---   w  a waiter, by acquisition              q  its acquisition, by client and place
---   d  its acquisition, by deadline          r  the acquisition of the first waiter of a client that is not parked, by place
---   t  a tombstone's end, by acquisition     p  a client that is parked, and has waiters
---   b  its acquisition, by end
---
--- Times are microseconds of the server's clock, acquisitions are 24 bytes: client and sequence number, the higher bytes
--- first, so that they sort as the numbers do. So do the numbers in rows, as doubles that are never negative.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
+local first = plain or first_at and unpack_lease(row, first_at) -- the lease that is kept with the header
+local stayed = row and stays or 0
 
--- How much longer than they have to the rows stay, so that their expiry is seldom moved.
-local SPARE = 3600000000
-local NEVER = 9007199254740991
-local TOKENS_PER_MS = 2048
-
-local CLAIM_WINDOW = 3000000
-local REPOLL_JITTER = 1500000
-local REPOLL_SPACING = 25000
-local FIRST_WAITER_PLACE = 1099511627776
-local MAX_LEAD = 100 -- milliseconds
-
-local PLAIN = '^(.*) leasehold:3@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
-local ACQUIRE = '>c24BI4I4I8I4'
-local HEADER = '>c1ddddddddddd'
-local LEASE = '>c1c24ddddBBBI4c0I4c0'
-local WAITER = '>c1c24ddddddBI4c0I4c0Bc0'
-local BY_TIME, BY_ID = '>c1dc24', '>c1c24d'
-local BY_CLIENT = '>c1c16dc8'
-
--- More than can follow a prefix of a row's text: after at most 28 bytes comes a number's first byte, or the end.
-local BEYOND = string.rep('\255', 32)
-
--- The stream id that is this token.
-local function id_of(token)
-  return string.format('%.0f-%.0f', math.floor(token / TOKENS_PER_MS), token % TOKENS_PER_MS)
+local function note_expiry(expiry)
+  next_expiry = math.min(next_expiry, expiry)
+  if stays < expiry + MARGIN then stays = expiry + SPARE end
 end
 
--- The token that an id of the clock stands for, and whether it does: a clock that stands still, or was set back, gives more ids in
--- one millisecond than there are tokens.
-local function token_of(id)
-  local ms, sequence = string.match(id, '(%d+)%-(%d+)')
-  return ms * TOKENS_PER_MS + sequence, tonumber(sequence) < TOKENS_PER_MS
-end
-
-local function inbox_of(id)
-  return INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
-end
-
-local function is_reachable(id)
-  return redis.call('PUBSUB', NUMSUB, inbox_of(id))[2] > 0
-end
-
-local function publish(id, kind, a, b, c)
-  redis.call(PUBLISH, inbox_of(id), struct.pack('>Bc24dddd', kind, id, now, a, b, c))
-end
-
-local function first_row(prefix)
-  return redis.call('ZRANGEBYLEX', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND, 'LIMIT', '0', '1')[1]
-end
-
-local function count_rows(prefix)
-  return redis.call('ZLEXCOUNT', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND)
-end
-
--- When a waiter looks again that is not the head: after the time that a head may need once the lease ends, in case that it is
--- gone too. With many clients each looks the more seldom, and so does each of a client's many waiters.
-local function follower_repoll_at(id, ends, waiters_of_client)
-  if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
-  ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % REPOLL_JITTER
-  return math.max(ends, now + REPOLL_SPACING * count_rows('r') * waiters_of_client)
-end
---@use shortcut
-
-local function unpack_acquire(text)
-  local a = { owner = '', has_owner = 0, replaces = '', waits = false }
-  local flags, at
-  a.id, flags, a.capacity, a.weight, a.ttl, a.reserve, at = struct.unpack(ACQUIRE, text)
-  if flags % 2 == 1 then
-    a.waits = true
-    a.entry_ttl, a.max_queue, at = struct.unpack('>I8I4', text, at)
-  end
-  if flags % 4 > 1 then
-    a.has_owner = 1
-    a.owner, at = struct.unpack('>I4c0', text, at)
-  end
-  if flags > 3 then a.replaces, at = struct.unpack('c8', text, at) end
-  a.metadata = string.sub(text, at)
-  return a
-end
-
-local function pack_lease(kind, l)
-  return struct.pack(LEASE, kind, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.retained, l.has_owner,
-    #l.owner, l.owner, #l.metadata, l.metadata)
-end
-
-local function unpack_lease(text)
-  local l, _ = {}, nil
-  _, l.id, l.weight, l.token, l.granted_at, l.expires_at, l.claimed, l.retained, l.has_owner, l.owner,
-    l.metadata = struct.unpack(LEASE, text)
-  return l
-end
-
-local function unpack_header(row)
-  local s, _, at = {}, nil, nil
-  _, s.capacity, s.in_use, s.last_token, s.next_place, s.head, s.leases, s.waiters, s.parked, s.tombstones, s.next_expiry,
-    s.stays, at = struct.unpack(HEADER, row)
-  return s, string.sub(row, at)
-end
-
--- The header, and the text of the first lease if there is one.
-local function pack_header(s, lease)
-  return struct.pack(HEADER, 'h', s.capacity, s.in_use, s.last_token, s.next_place, s.head, s.leases, s.waiters, s.parked,
-    s.tombstones, s.next_expiry, s.stays) .. lease
-end
-
--- The lease of a plain value without its expiry, and the last token; nothing if the value is another program's.
-local function plain_lease()
-  local request, ms, sequence, granted_at, last = string.match(raw, PLAIN)
-  if not request or #request < struct.size(ACQUIRE) then return nil end
-  local a, token = unpack_acquire(request), ms * TOKENS_PER_MS + sequence
-  return { id = a.id, has_owner = 0, owner = '', weight = a.weight, token = token, granted_at = tonumber(granted_at) or ms * 1000,
-    claimed = 1, retained = 0, metadata = a.metadata, capacity = a.capacity, ttl = a.ttl }, tonumber(last) or token
-end
-
--- When a plain lease ends that has this many milliseconds left.
-local function plain_end(left)
-  return math.floor(now / 1000) * 1000 + left * 1000
-end
---@use shared
-
-local h = {
-  capacity = 0, in_use = 0, last_token = 0, next_place = 1, head = 0, leases = 0, waiters = 0, parked = 0,
-  tombstones = 0, next_expiry = NEVER, stays = 0,
-}
-local first = nil -- the lease that is kept with the header
-local header = nil -- the header's row as it was
-local has_rows, stayed = false, 0
-local foreign = nil -- how many milliseconds another program's value stays, or -1 for ever
-local is_unbounded = false -- the plain form has lost its expiry
-
--- A server whose memory is full lets nothing be written, unless the script has written something that takes no memory. To
--- release or to renew must always work.
-local may_exceed_memory = false
-
-local function write(...)
-  local done = redis.pcall(...)
-  if type(done) == 'table' and done.err then
-    if not may_exceed_memory or not string.find(done.err, 'OOM', 1, true) then error(done.err, 0) end
-    redis.call('XTRIM', KEYS[2], 'MAXLEN', '0')
-    done = redis.call(...)
-  end
-  return done
-end
-
-local function outlive(moment)
-  if h.stays < moment + 1000000 then h.stays = moment + SPARE end
-end
-
--- A plain lease is in memory already, so its key can go before the first row comes.
-local function open_rows()
-  if raw and not has_rows then
-    -- Once something was deleted, nothing would be refused any more.
-    if not may_exceed_memory then redis.call('APPEND', KEYS[1], '') end
-    redis.call('DEL', KEYS[1])
-  end
-  has_rows = true
+local function change(is_added, ...)
+  for _, text in ipairs({ ... }) do changes[text] = is_added end
 end
 
 local function rows_with(prefix)
-  if not has_rows then return {} end
-  return redis.call('ZRANGEBYLEX', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND)
+  flush()
+  return has_rows and redis.call('ZRANGEBYLEX', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND) or {}
 end
 
-local function first_row_with(prefix)
-  return has_rows and first_row(prefix) or nil
-end
-
-local function add_row(row)
-  open_rows()
-  write('ZADD', KEYS[1], '0', row)
-end
-
--- What a lease or a waiter has in the table is remembered with it, so that it can be taken out when it has changed.
-local function take_out(entry)
-  if entry.rows and #entry.rows > 0 then redis.call('ZREM', KEYS[1], unpack(entry.rows)) end
-  entry.rows = nil
-end
-
-local function put_in(entry, rows)
-  take_out(entry)
-  entry.rows = rows
-  if #rows == 0 then return end
-  local scored = {}
-  for i = 1, #rows do
-    scored[2 * i - 1] = '0'
-    scored[2 * i] = rows[i]
+local function store_rows()
+  local text = pack_header(first and pack_lease(first) or '')
+  if text ~= row then
+    change(true, text)
+    if row then change(false, row) end
   end
-  open_rows()
-  write('ZADD', KEYS[1], unpack(scored))
-end
-
-local function client_of(id)
-  return (struct.unpack('c16c8', id))
-end
-
-local function rows_of_lease(l)
-  local rows = {}
-  if l.is_further then
-    rows[1] = pack_lease('l', l)
-    rows[2] = struct.pack(BY_TIME, 'e', l.expires_at, l.id)
-  end
-  if l.has_owner == 1 then
-    rows[#rows + 1] = struct.pack('>c1I4c0I4c24', 'o', #l.owner, l.owner, l.weight, l.id)
-  end
-  return rows
-end
-
-local function unpack_waiter(text)
-  local w, _ = {}, nil
-  _, w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.has_owner, w.owner, w.metadata,
-    w.replaces = struct.unpack(WAITER, text)
-  return w
-end
-
-local function rows_of_waiter(w)
-  local client, sequence = struct.unpack('c16c8', w.id)
-  return {
-    struct.pack(WAITER, 'w', w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.has_owner, #w.owner, w.owner,
-      #w.metadata, w.metadata, #w.replaces, w.replaces),
-    struct.pack('>c1ddc24', 'd', w.deadline, w.place, w.id),
-    struct.pack(BY_CLIENT, 'q', client, w.place, sequence),
-  }
-end
-
-local function load_plain()
-  local l, last = plain_lease()
-  local left = redis.call('PTTL', KEYS[1])
-  if not l then
-    foreign = left
-    return
-  end
-  l.expires_at = plain_end(left)
-  -- Another program took the key's expiry away. The last renewal is not known, so the lease gets its ttl from now on.
-  if left < 0 then
-    l.expires_at = now + l.ttl
-    is_unbounded = true
-  end
-  if l.expires_at <= now then return end
-  outlive(l.expires_at)
-  h.capacity, h.in_use, h.last_token, h.leases, h.next_expiry = l.capacity, l.weight, last, 1, l.expires_at
-  first = l
-end
-
-local function load()
-  if raw then return load_plain() end
-  header = redis.call('ZRANGEBYLEX', KEYS[1], '[h', '(i', 'LIMIT', '0', '1')[1]
-  if not header or #header < struct.size(HEADER) then
-    if redis.call('EXISTS', KEYS[1]) == 1 then error('WRONGTYPE ' .. KEYS[1] .. ' is a sorted set of another program', 0) end
-    return
-  end
-  has_rows = true
-  local lease
-  h, lease = unpack_header(header)
-  stayed = h.stays
-  if #lease > 0 then
-    first = unpack_lease(lease)
-    first.rows = rows_of_lease(first)
-  end
+  flush()
+  if stays ~= stayed then redis.call('PEXPIREAT', KEYS[1], math.ceil(stays / 1000)) end
 end
 
 -- Of the only lease, if that tells all.
 local function pack_plain(l)
   if l.claimed == 0 or l.retained == 1 or l.has_owner == 1 then return nil end
   local more = ''
-  if l.granted_at ~= math.floor(l.token / TOKENS_PER_MS) * 1000 or h.last_token ~= l.token then
-    more = string.format(' %.0f %.0f', l.granted_at, h.last_token)
+  if l.granted_at ~= math.floor(l.token / TOKENS_PER_MS) * 1000 or last_token ~= l.token then
+    more = string.format(' %.0f %.0f', l.granted_at, last_token)
   end
-  return struct.pack(ACQUIRE, l.id, 0, h.capacity, l.weight, l.expires_at - math.min(l.granted_at, now), 0) .. l.metadata
+  return struct.pack(ACQUIRE, l.id, 0, capacity, l.weight, l.expires_at - math.min(l.granted_at, now), 0) .. l.metadata
     .. ' leasehold:3@' .. id_of(l.token) .. more
-end
-
-local function store_rows()
-  open_rows()
-  local row = pack_header(h, first and pack_lease('l', first) or '')
-  if row ~= header then
-    -- In this order, because an empty sorted set is deleted, and its expiry with it.
-    write('ZADD', KEYS[1], '0', row)
-    if header then redis.call('ZREM', KEYS[1], header) end
-  end
-  if h.stays ~= stayed then redis.call('PEXPIREAT', KEYS[1], math.ceil(h.stays / 1000)) end
 end
 
 local function lease(id)
   if first and first.id == id then return first end
-  if h.leases > (first and 1 or 0) then
-    local found = first_row_with('l' .. id)
-    if found then
-      local l = unpack_lease(found)
-      l.is_further = true
-      l.rows = rows_of_lease(l)
-      return l
-    end
-  end
+  local found = leases > (first and 1 or 0) and first_row('l' .. id)
+  return found and unpack_lease(found)
+end
+
+local function rows_of_lease(l)
+  local by_owner = l.has_owner == 1 and struct.pack(BY_OWNER, 'o', #l.owner, l.owner, l.weight, l.id) or nil
+  if l == first then return by_owner end
+  return pack_lease(l), struct.pack(BY_TIME, 'e', l.expires_at, l.id), by_owner
 end
 
 local function put_lease(l)
-  outlive(l.expires_at)
-  -- One that has a row keeps it, though the place with the header has become free.
-  if not l.is_further and (not first or first.id == l.id) then
-    first = l
-  else
-    l.is_further = true
-  end
-  put_in(l, rows_of_lease(l))
+  note_expiry(l.expires_at)
+  first = first or l
+  is_changed = true
+  change(true, rows_of_lease(l))
 end
 
+-- A lease as it was found: it is changed after this.
 local function drop_lease(l)
-  if first and first.id == l.id then first = nil end
-  take_out(l)
-  l.is_further = nil
+  change(false, rows_of_lease(l))
+  if l == first then first = nil end
 end
 
 local function first_expiring_lease()
-  local other = nil
-  if h.leases > (first and 1 or 0) then
-    local found = first_row_with('e')
-    if found then other = lease((select(3, struct.unpack(BY_TIME, found)))) end
-  end
-  if not first then return other end
-  if not other or first.expires_at < other.expires_at then return first end
-  if first.expires_at == other.expires_at and first.id < other.id then return first end
-  return other
+  local found = leases > (first and 1 or 0) and first_row('e')
+  local other = found and lease((select(3, struct.unpack(BY_TIME, found))))
+  if first and other and other.expires_at < first.expires_at then return other end
+  return first or other
 end
 
 local function heaviest_lease_of(owner)
+  flush()
   local prefix = struct.pack('>c1I4c0', 'o', #owner, owner)
   local found = has_rows and redis.call('ZREVRANGEBYLEX', KEYS[1], '(' .. prefix .. BEYOND, '[' .. prefix, 'LIMIT', '0', '1')[1]
-  if found then return lease((select(4, struct.unpack('>c1I4c0I4c24', found)))) end
+  return found and lease((select(4, struct.unpack(BY_OWNER, found))))
 end
 
 local function each_lease()
   local all = rows_with('l')
-  for i = 1, #all do all[i] = lease((select(2, struct.unpack('c1c24', all[i])))) end
+  for i = 1, #all do all[i] = unpack_lease(all[i]) end
   if first then all[#all + 1] = first end
   return all
 end
 
-local function is_parked(client)
-  return h.parked > 0 and first_row_with('p' .. client) ~= nil
+local function waiter(id)
+  local found = first_row('w' .. id)
+  if not found then return nil end
+  local w = unpack_waiter(found)
+  w.is_parked = parked > 0 and first_row('p' .. client_of(id))
+  return w
 end
 
-local function waiter(id)
-  local found = first_row_with('w' .. id)
-  if found then
-    local w = unpack_waiter(found)
-    w.rows = rows_of_waiter(w)
-    w.parked = is_parked(client_of(id)) and 1 or 0
-    return w
-  end
+local function first_ready_waiter()
+  local found = first_row('r')
+  return found and waiter((select(3, struct.unpack(BY_TIME, found))))
+end
+
+local function first_expiring_waiter()
+  local found = first_row('d')
+  return found and waiter((select(4, struct.unpack(BY_DEADLINE, found))))
 end
 
 -- The row by which a client's first waiter stands for it among the others; nothing if it has none.
 local function ready_row_of(client)
-  local found = first_row_with('q' .. client)
+  local found = first_row('q' .. client)
   if not found then return nil end
   local _, _, place, sequence = struct.unpack(BY_CLIENT, found)
   return struct.pack(BY_TIME, 'r', place, client .. sequence)
 end
 
--- Changes which waiters a client has, and with that which one stands for it.
-local function change_waiters(w, change)
+-- Adds or removes a waiter, and with that changes which one stands for its client.
+local function change_waiter(is_added, w)
   local client = client_of(w.id)
   local before = ready_row_of(client)
-  change()
+  change(is_added, rows_of_waiter(w))
   local after = ready_row_of(client)
-  if w.parked == 1 then
-    if not after then redis.call('ZREM', KEYS[1], 'p' .. client) end
+  if w.is_parked then
+    if not after then change(false, 'p' .. client) end
   elseif before ~= after then
-    if before then redis.call('ZREM', KEYS[1], before) end
-    if after then add_row(after) end
+    if before then change(false, before) end
+    if after then change(true, after) end
   end
-end
-
-local function put_waiter(w)
-  outlive(w.deadline)
-  change_waiters(w, function() put_in(w, rows_of_waiter(w)) end)
-end
-
-local function drop_waiter(w)
-  change_waiters(w, function() take_out(w) end)
-end
-
--- Says how many waiters that changes.
-local function park(client, parked)
-  local place = ready_row_of(client)
-  if not place or is_parked(client) == (parked == 1) then return 0 end
-  local add, remove = place, 'p' .. client
-  if parked == 1 then add, remove = remove, place end
-  redis.call('ZREM', KEYS[1], remove)
-  add_row(add)
-  return count_rows('q' .. client)
-end
-
-local function first_ready_waiter()
-  local found = first_row_with('r')
-  if found then return waiter((select(3, struct.unpack(BY_TIME, found)))) end
-end
-
-local function first_expiring_waiter()
-  local found = first_row_with('d')
-  if found then return waiter((select(4, struct.unpack('>c1ddc24', found)))) end
 end
 
 local function rows_of_tombstone(id, ends)
-  return { struct.pack(BY_ID, 't', id, ends), struct.pack(BY_TIME, 'b', ends, id) }
+  return struct.pack(BY_ID, 't', id, ends), struct.pack(BY_TIME, 'b', ends, id)
 end
 
-local function put_tombstone(id, ends)
-  outlive(ends)
-  local tombstone = {}
-  local old = first_row_with('t' .. id)
-  if old then tombstone.rows = rows_of_tombstone(id, (select(3, struct.unpack(BY_ID, old)))) end
-  put_in(tombstone, rows_of_tombstone(id, ends))
-end
-
--- Removes those that end at `now` or before, and says how many, and when the next ends.
-local function remove_tombstones()
-  local removed = 0
-  while true do
-    local found = first_row_with('b')
-    if not found then return removed, NEVER end
-    local _, ends, id = struct.unpack(BY_TIME, found)
-    if ends > now then return removed, ends end
-    take_out({ rows = rows_of_tombstone(id, ends) })
-    removed = removed + 1
-  end
+-- The acquisition and the end of the first tombstone that ends.
+local function first_tombstone()
+  local found = first_row('b')
+  if not found then return nil end
+  local _, ends, id = struct.unpack(BY_TIME, found)
+  return id, ends
 end

@@ -102,7 +102,7 @@ pub(crate) fn has_queue(server: &Server, name: &str) -> bool {
     if server.query::<String>(&["TYPE", &key]).unwrap() == "string" {
         return true;
     }
-    // The header of `rows.lua` has the numbers of holders and waiters at 41.
+    // The header of `table.lua` has the numbers of holders and waiters at 41.
     let header: Vec<Vec<u8>> = server.query(&["ZRANGEBYLEX", &key, "[h", "(i"]).unwrap();
     header.first().is_some_and(|header| header[41..57].iter().any(|byte| *byte != 0))
 }
