@@ -20,6 +20,7 @@ if drawn and ARGV[2] ~= '' and leases > 0 and parked + tombstones == 0 and next_
   if waiters == 0 and a.weight <= capacity - in_use then
     if is_token and token > last_token and token <= NEVER and stays > a.expires_at + MARGIN
       and (leases == 1 and first_id or count_rows('l' .. a.id) == 0) then
+      drawn = nil
       in_use, last_token, leases, next_expiry = in_use + a.weight, token, leases + 1, math.min(next_expiry, a.expires_at)
       if plain then redis.call('DEL', KEYS[1]) end
       redis.call('ZADD', KEYS[1], '0', pack_header(plain and pack_lease(plain) or string.sub(row, first_at or #row + 1)),
