@@ -166,7 +166,7 @@ impl Drop for Peer {
     }
 }
 
-/// From a release in one process to the lock in another, against a notification in a transaction that changes a row.
+/// From a release in one process to the lock in another, against a bare notification, which writes nothing.
 async fn handover(server: &Postgres, url: &str) {
     let (database, _messages) = database(server).await;
     let client = Client::connect(url).await.expect("it connects");

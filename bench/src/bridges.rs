@@ -292,7 +292,7 @@ fn together(sections: &[(usize, Acquisition)]) -> usize {
 fn handover(sections: &[(usize, Acquisition)], to: usize) -> Option<Duration> {
     let waited = |pair: &[(usize, Acquisition)]| {
         let ((from, last), (next_side, next)) = (pair[0], pair[1]);
-        // Readers overlap, so the end of one wakes nobody.
+        // Readers overlap, so the end of one wakes no writer.
         let is_counted = from != to && next_side == to && next.asked < last.left && !last.is_shared;
         is_counted.then(|| next.entered.saturating_sub(last.left))
     };

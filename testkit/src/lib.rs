@@ -31,4 +31,4 @@ pub use program::Flavor;
 pub use proxy::Proxy;
 pub use sentinels::Sentinels;
 pub use server::Server;
-pub use wait::{LIMIT, until, wait_until};
+pub use wait::{LIMIT, until, until_some, wait_until};

@@ -21,6 +21,17 @@ pub async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     }
 }
 
+/// Waits until there is a value, in an async test.
+pub async fn until_some<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let mut found = None;
+    until(async || {
+        found = look().await;
+        found.is_some()
+    })
+    .await;
+    found.expect("it was waited for")
+}
+
 /// Waits until the condition holds, and adds an explanation to the panic's message.
 pub(crate) fn wait_or_explain(what: &str, mut is_so: impl FnMut() -> bool, explain: impl FnOnce() -> String) {
     if wait_for(|| is_so().then_some(())).is_none() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Kind, Loss, Mutex, MutexSet};
-use leasehold_testkit::{Proxy, Server, unless_paused, until};
+use leasehold_testkit::{Proxy, Server, unless_paused, until, until_some};
 use redis::Value;
 
 const KEY: &str = "jobs";
@@ -48,13 +48,7 @@ fn take_as_other(server: &Server, foreign: &Foreign, ttl_ms: &str) {
 
 /// As soon as the server answers.
 async fn own_is_free(client: &Client) -> bool {
-    let mut seen = None;
-    until(async || {
-        seen = client.inspect(Kind::Mutex, "own").await.ok();
-        seen.is_some()
-    })
-    .await;
-    seen.expect("it was waited for").holders.is_empty()
+    until_some(async || client.inspect(Kind::Mutex, "own").await.ok()).await.holders.is_empty()
 }
 
 #[tokio::test]
@@ -65,7 +59,7 @@ async fn foreign_lock_is_held_as_long_as_the_guard() {
         for foreign in both() {
             let guard = mutex(&client, &foreign).lock().await.unwrap();
             assert!(exists(&server), "{foreign}");
-            // The server keeps what nobody holds for 3 s at most, until the first renewal.
+            // Without a holder the key expires after 3 s at most, until the first renewal.
             assert!((1..=3_000).contains(&pttl(&server)), "{foreign}");
             assert!(guard.remaining() <= Duration::from_secs(3));
             until(async || guard.remaining() > Duration::from_secs(3)).await;

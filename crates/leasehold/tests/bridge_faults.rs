@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Kind, Loss, Mutex};
-use leasehold_testkit::{Proxy, Sentinels, Server, unless_paused, until};
+use leasehold_testkit::{Proxy, Sentinels, Server, unless_paused, until, until_some};
 use redis::Value;
 
 const KEY: &str = "jobs";
@@ -51,13 +51,7 @@ fn take_as_other(server: &Server, foreign: &Foreign) {
 
 /// As soon as the server answers.
 async fn own_is_free(client: &Client) -> bool {
-    let mut seen = None;
-    until(async || {
-        seen = client.inspect(Kind::Mutex, "own").await.ok();
-        seen.is_some()
-    })
-    .await;
-    seen.expect("it was waited for").holders.is_empty()
+    until_some(async || client.inspect(Kind::Mutex, "own").await.ok()).await.holders.is_empty()
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Kind, Loss, Mutex};
-use leasehold_testkit::{Server, unless_paused, until};
+use leasehold_testkit::{Server, unless_paused, until, until_some};
 use redis::Value;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -32,13 +32,7 @@ fn pttl(server: &Server, key: &str) -> i64 {
 
 /// As soon as the server answers.
 async fn own_is_free(client: &Client) -> bool {
-    let mut seen = None;
-    until(async || {
-        seen = client.inspect(Kind::Mutex, "own").await.ok();
-        seen.is_some()
-    })
-    .await;
-    seen.expect("it was waited for").holders.is_empty()
+    until_some(async || client.inspect(Kind::Mutex, "own").await.ok()).await.holders.is_empty()
 }
 
 /// The text of a bridge, and the key of the library's lock.

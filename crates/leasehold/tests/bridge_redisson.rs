@@ -180,7 +180,7 @@ async fn released_lock_lasts_for_as_long_as_the_longest_of_its_readers() {
 }
 
 #[tokio::test]
-async fn renewal_of_a_reader_changes_nobody_elses_time() {
+async fn renewal_of_a_reader_leaves_the_time_of_the_others() {
     let server = Server::on_socket();
     let client = connect(&server).await;
     read_in_java(&server, 60_000);
@@ -477,7 +477,7 @@ async fn fenced_lock_that_was_taken_by_a_command_without_an_answer_has_its_token
 async fn counter_that_is_none_is_an_error_and_nothing_is_held() {
     let server = Server::on_socket();
     let client = connect(&server).await;
-    for value in ["somebody's text", "9007199254740991"] {
+    for value in ["another program's text", "9007199254740991"] {
         server.run(&["SET", COUNTER, value]);
         assert!(fenced(&client).lock().await.is_err());
         until(async || client.inspect(Kind::Mutex, "own").await.unwrap().holders.is_empty()).await;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Guard, Kind, Loss, Mutex};
-use leasehold_testkit::{Server, until};
+use leasehold_testkit::{Server, until, until_some};
 use redis::Value;
 
 const KEY: &str = "jobs";
@@ -58,13 +58,7 @@ fn mutex(client: &Client, foreign: &Foreign) -> Mutex {
 
 /// As soon as the server answers.
 async fn own_is_free(client: &Client) -> bool {
-    let mut seen = None;
-    until(async || {
-        seen = client.inspect(Kind::Mutex, "own").await.ok();
-        seen.is_some()
-    })
-    .await;
-    seen.expect("it was waited for").holders.is_empty()
+    until_some(async || client.inspect(Kind::Mutex, "own").await.ok()).await.holders.is_empty()
 }
 
 async fn until_renewed(guard: &Guard) {

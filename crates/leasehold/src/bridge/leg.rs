@@ -156,7 +156,7 @@ impl Leg {
         let holder = self.holders.current();
         let mut calls = vec![self.foreign.renew(&holder, millis(self.ttl))];
         if self.foreign.is_exclusive() {
-            // A change of the key is reported from now on: somebody may delete it by hand. What came before is in the answer.
+            // A change of the key is reported from now on: an operator may delete it by hand. What came before is in the answer.
             calls.extend([ForeignCall::track(), ForeignCall::Command(self.foreign.holds(&holder))]);
         }
         let mut answers = self.keys.run(calls).await?.into_iter();

@@ -82,7 +82,7 @@ impl Foreign {
         Self { protocol: Protocol::RedissonRead, ..self.clone() }
     }
 
-    /// Whether nobody else changes the key while the lock is held, so that a change is a loss.
+    /// Whether no other program changes the key while the lock is held, so that a change is a loss.
     pub(super) fn is_exclusive(&self) -> bool {
         self.protocol != Protocol::RedissonRead
     }

@@ -1,4 +1,4 @@
--- Renews a reader of a read-write lock, and nobody else's time.
+-- Renews a reader of a read-write lock, and leaves the time of the others as it is.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the reader's own key

@@ -20,7 +20,7 @@ elseif redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
   -- Then, the lock of another holder.
   return 0
 end
--- Finally, the ttl, which a call that arrives late does not shorten. While the lock is held the counter stays as it is, unless somebody
--- deletes it.
+-- Finally, the ttl, which a call that arrives late does not shorten. While the lock is held the counter stays as it is, unless it is
+-- deleted by hand.
 if redis.call('pttl', KEYS[1]) < tonumber(ARGV[2]) then redis.call('pexpire', KEYS[1], ARGV[2]) end
 return math.max(count, 1)
