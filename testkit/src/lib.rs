@@ -10,6 +10,7 @@
 mod builder;
 mod certificates;
 mod cluster;
+mod extent;
 mod pause_detector;
 mod port;
 mod postgres;
@@ -24,6 +25,7 @@ mod wait;
 pub use builder::Builder;
 pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
+pub use extent::extent;
 pub use pause_detector::{PauseDetector, retry_if_paused, unless_paused, unless_paused_blocking};
 pub use port::Port;
 pub use postgres::{Filling, PgBouncer, Postgres, PostgresOptions, Session, SmallDisk};

@@ -62,11 +62,17 @@ impl PostgresOptions {
         self
     }
 
+    /// A new folder on a disk if that is what a test looks at, otherwise in memory.
+    fn folder(&self) -> TempDir {
+        let needs_disk = self.settings.iter().any(|setting| setting == "fsync=on");
+        new_folder(&if needs_disk { std::env::temp_dir() } else { fast_folder() })
+    }
+
     /// Starts the server and waits until it answers.
     #[must_use]
     pub fn start(self) -> Postgres {
-        let folder = new_folder();
-        let mut server = Postgres { process: None, port: Port::claim(), options: self, folder };
+        let mut server =
+            Postgres { process: None, port: Port::claim(), folder: self.folder(), options: self };
         server.make_data();
         server.start();
         server
@@ -219,9 +225,8 @@ impl Postgres {
     /// A standby that streams from this server.
     #[must_use]
     pub fn standby(&self) -> Self {
-        let folder = new_folder();
         let options = PostgresOptions { data: None, ..self.options.clone() };
-        let mut standby = Self { process: None, port: Port::claim(), options, folder };
+        let mut standby = Self { process: None, port: Port::claim(), folder: options.folder(), options };
         let mut backup = standby.as_user(&program("pg_basebackup"));
         backup.args(["-U", "postgres", "-R", "--no-sync", "-c", "fast", "-h"]).arg(self.folder());
         backup.arg("-p").arg(self.port().to_string()).arg("-D").arg(standby.data());
@@ -336,7 +341,7 @@ impl PgBouncer {
     /// Starts it.
     #[must_use]
     pub fn start(server: &Postgres) -> Self {
-        let (folder, port) = (new_folder(), Port::claim());
+        let (folder, port) = (new_folder(&fast_folder()), Port::claim());
         let at = folder.path().display();
         let settings = format!(
             "[databases]\n* = host={} port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\n\
@@ -376,7 +381,7 @@ impl SmallDisk {
     /// Mounts it, which root may do, also by `sudo`.
     #[must_use]
     pub fn mount(megabytes: u32) -> Self {
-        let disk = Self { folder: new_folder() };
+        let disk = Self { folder: new_folder(&std::env::temp_dir()) };
         let size = format!("size={megabytes}m,mode=777");
         let mut mount = Self::as_root("mount");
         succeed(mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(disk.folder.path()));
@@ -427,8 +432,19 @@ impl Drop for Filling {
     }
 }
 
-fn new_folder() -> TempDir {
-    let folder = tempfile::Builder::new().prefix("postgres-").tempdir().expect("a temporary folder");
+/// A folder in memory, if there is one with room: the disk of a busy machine stops a server for seconds, even one that does not
+/// wait for it.
+fn fast_folder() -> PathBuf {
+    const ROOM: u64 = 4 << 30;
+    let memory = Path::new("/dev/shm");
+    match rustix::fs::statvfs(memory) {
+        Ok(room) if room.f_bavail * room.f_frsize >= ROOM => memory.to_owned(),
+        _ => std::env::temp_dir(),
+    }
+}
+
+fn new_folder(parent: &Path) -> TempDir {
+    let folder = tempfile::Builder::new().prefix("postgres-").tempdir_in(parent).expect("a temporary folder");
     give_away(folder.path());
     folder
 }

@@ -151,8 +151,8 @@ async fn run(clients: &[Client; 2], server: &Server, next: &Arc<AtomicU64>, unti
 
 #[tokio::test]
 async fn long_lived_client_needs_no_more_after_eight_hours_of_operations() {
-    let is_long = std::env::var_os("LEASEHOLD_TEST_LONG").is_some();
-    let operations: u64 = if is_long { 8 * 3_600 * 100 } else { 60_000 };
+    const EIGHT_HOURS: u64 = 8 * 3_600 * 100;
+    let operations = leasehold_testkit::extent(60_000, EIGHT_HOURS, EIGHT_HOURS);
     let server = Server::on_socket();
     let clients =
         [Client::connect(&server.url()).await.unwrap(), Client::connect(&server.url()).await.unwrap()];

@@ -5,9 +5,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Number of random sequences per property; more with `scripts/test --long`.
+/// Number of random sequences per property; more with `scripts/test --long` and before a release.
 fn cases() -> u32 {
-    if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 200_000 } else { 4_000 }
+    match std::env::var("LEASEHOLD_TEST_LONG").as_deref() {
+        Err(_) => 4_000,
+        Ok("release") => 200_000,
+        Ok(_) => 50_000,
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -335,8 +335,7 @@ pub(crate) async fn different_names_are_different_locks(store: Store) {
 }
 
 pub(crate) async fn sixteen_clients_are_served_equally(store: Store) {
-    let is_long = std::env::var_os("LEASEHOLD_TEST_LONG").is_some();
-    let span = Duration::from_secs(if is_long { 30 } else { 1 });
+    let span = Duration::from_secs(leasehold_testkit::extent(1, 10, 30));
     let mut clients = Vec::new();
     for _ in 0..16 {
         clients.push(store.client().await);

@@ -33,10 +33,6 @@ pub(crate) use tests;
 
 pub(crate) const KIND: Kind = Kind::ReadWrite;
 
-fn is_long() -> bool {
-    std::env::var_os("LEASEHOLD_TEST_LONG").is_some()
-}
-
 async fn until_free(client: &Client) {
     until(client, KIND, "a", |view| view.holders.is_empty() && view.waiters.is_empty()).await;
 }
@@ -280,7 +276,7 @@ fn median(mut spans: Vec<Duration>) -> Duration {
 }
 
 pub(crate) async fn grant_cost_is_independent_of_the_number_of_readers(store: Store) {
-    let many = if is_long() { 5_000 } else { 500 };
+    let many = leasehold_testkit::extent(500, 5_000, 5_000);
     let (one, other) = pair(&store).await;
     let mut readers = Vec::new();
     for (name, count) in [("few", 10), ("many", many)] {
@@ -321,7 +317,7 @@ pub(crate) async fn readers_and_writers_do_not_starve(store: Store) {
         locks.push(store.client().await.rw_lock("a"));
     }
     // Starts after all are connected, which may take long on a busy machine.
-    let span = Duration::from_secs(if is_long() { 30 } else { 1 });
+    let span = Duration::from_secs(leasehold_testkit::extent(1, 10, 30));
     let end = Instant::now() + span;
     let mut tasks = Vec::new();
     for (number, lock) in locks.into_iter().enumerate() {

@@ -7,12 +7,11 @@ use std::time::{Duration, Instant};
 use leasehold::fence::postgres::{check_token, create};
 use leasehold::tokio_postgres::{Client as Database, Error as DatabaseError, NoTls, connect};
 use leasehold::{Client, Token};
-use leasehold_testkit::{LIMIT, PgBouncer, Postgres};
+use leasehold_testkit::{LIMIT, PgBouncer, Postgres, extent};
 
 /// How long clients contend: `scripts/test --long` wants more.
 fn duration() -> Duration {
-    let seconds = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 60 } else { 8 };
-    Duration::from_secs(seconds)
+    Duration::from_secs(extent(8, 60, 60))
 }
 
 /// What the holders of one lock see of each other.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Client;
 use leasehold::fence::FencedFile;
-use leasehold_testkit::{PauseDetector, Server, unless_paused_blocking, wait_until};
+use leasehold_testkit::{PauseDetector, Server, extent, unless_paused_blocking, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use witness::{Witness, check};
 
@@ -155,8 +155,8 @@ fn waiting(url: &str) -> usize {
 }
 
 fn no_fault_makes_two_holders() {
-    let is_long = std::env::var_os("LEASEHOLD_TEST_LONG").is_some();
-    let (count, span) = if is_long { (50, Duration::from_secs(60)) } else { (10, Duration::from_secs(8)) };
+    let (count, seconds) = extent((10, 8), (50, 60), (50, 60));
+    let span = Duration::from_secs(seconds);
     let (mut servers, url) = nodes(NODES);
     // New servers vote after the longest ttl.
     token_of_another(&url);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Release, Reply, Resource, WaitFor,
 };
+use leasehold_testkit::{extent, unless_paused_blocking};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -27,7 +28,7 @@ fn compare_histories<H: std::fmt::Debug>(
     resources: usize,
     play: impl Fn(&mut Comparison<'_>, &H),
 ) {
-    let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 5_000 } else { 120 };
+    let cases = extent(120_u32, 600, 5_000);
     let harness = RefCell::new(Harness::new());
     let count = Cell::new(0_u64);
     let config = Config {
@@ -36,15 +37,18 @@ fn compare_histories<H: std::fmt::Debug>(
         max_shrink_iters: 300,
         ..Config::default()
     };
+    // The server ends the transaction of a process that has stopped for a second.
     let result = TestRunner::new(config).run(histories, |history| {
-        count.set(count.get() + 1);
-        let resource = |number| {
-            let name = Name::new(&format!("ä'b-{}-{number}", count.get())).unwrap();
-            Resource { kind, name }
-        };
-        let resources: Vec<_> = (0..resources).map(resource).collect();
-        let mut harness = harness.borrow_mut();
-        play(&mut Comparison::new(&mut harness, &resources), &history);
+        unless_paused_blocking(Duration::from_millis(500), || {
+            count.set(count.get() + 1);
+            let resource = |number| {
+                let name = Name::new(&format!("ä'b-{}-{number}", count.get())).unwrap();
+                Resource { kind, name }
+            };
+            let resources: Vec<_> = (0..resources).map(resource).collect();
+            let mut harness = harness.borrow_mut();
+            play(&mut Comparison::new(&mut harness, &resources), &history);
+        });
         Ok(())
     });
     if let Err(error) = result {

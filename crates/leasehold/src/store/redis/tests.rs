@@ -11,7 +11,7 @@ use leasehold_core::{
 use leasehold_redis_protocol::{
     Channels, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, resource_key, slot_of,
 };
-use leasehold_testkit::Flavor;
+use leasehold_testkit::{Flavor, extent};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::ConnectionLike as _;
@@ -26,7 +26,7 @@ fn compare_histories<H: std::fmt::Debug>(
     resources: usize,
     play: impl Fn(&mut Comparison<'_, '_>, &H),
 ) {
-    let cases = if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 50_000 } else { 5_000 };
+    let cases = extent(2_000, 10_000, 50_000);
     compare_histories_on(Flavor::Redis7, cases, histories, resources, play);
 }
 

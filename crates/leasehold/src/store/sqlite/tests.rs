@@ -45,7 +45,7 @@ fn release(acquisition: Acquisition) -> Command {
 
 /// How many histories are compared: `scripts/test --long` wants more.
 fn cases() -> u32 {
-    if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() { 20_000 } else { 400 }
+    leasehold_testkit::extent(400, 4_000, 20_000)
 }
 
 /// Both do the same, and must say the same.
