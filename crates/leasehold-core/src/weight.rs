@@ -8,3 +8,6 @@ pub const UPGRADABLE: u32 = 1 << 31;
 
 /// A writer, and the lock's capacity.
 pub const WRITER: u32 = u32::MAX;
+
+const _: () =
+    assert!(UPGRADABLE > WRITER / 2 && WRITER - UPGRADABLE > READER, "one upgradable reader, beside readers");
