@@ -324,6 +324,7 @@ fn table_is_empty_until_a_token_is_drawn_and_shows_its_header() {
     let mut world = World::new();
     assert!(world.table.is_empty() && world.table.header().is_none());
     let token = world.granted(attempt(1, 1, (1, 1))).tokens.first;
+    assert_eq!(token.get(), START.as_micros(), "tokens follow the wall clock");
     assert!(!world.table.is_empty());
     assert_eq!(world.table.header().map(|header| header.last_token), Some(token.get()));
 }
