@@ -283,7 +283,6 @@ impl AcquireMachine {
                 self.phase = Phase::SendAt { at: now + pause.min(policy.repoll_interval) };
             }
             _ if failure == Failure::Unknown && self.failures == 1 => self.phase = Phase::SendAt { at: now },
-            _ if self.may_be_in_flight => self.finish_and_release(Outcome::Failed),
             _ => self.finish(Outcome::Failed),
         }
     }

@@ -211,4 +211,32 @@ mod tests {
         budget.handle_renewed(at(8), at(7), None, false);
         token(budget.hand_off(at(15)));
     }
+
+    #[test]
+    fn renewal_sent_when_contention_was_detected_does_not_clear_it() {
+        let mut budget = HandoffBudget::new(BOUND, tokens(10, 100));
+        budget.handle_contended(at(5));
+        budget.handle_renewed(at(6), at(5), None, false);
+        assert_eq!(budget.hand_off(at(15)), HandoffDecision::Release);
+    }
+
+    #[test]
+    fn tokens_are_requested_when_fewer_than_half_of_a_renewals_are_left() {
+        let half = RENEWAL_RESERVE / 2;
+        let mut budget = HandoffBudget::new(BOUND, tokens(10, half + 1));
+        token(budget.hand_off(at(0)));
+        assert_eq!(budget.reserve(), 0, "half of them are left");
+        token(budget.hand_off(at(0)));
+        assert_eq!(budget.reserve(), RENEWAL_RESERVE);
+    }
+
+    #[test]
+    fn acquire_reserves_a_token_per_handoff_but_no_more_than_a_renewal() {
+        for (max_handoffs, reserve) in
+            [(0, 0), (1, 1), (3, 3), (8_191, 8_191), (8_192, 8_192), (8_193, 8_192)]
+        {
+            let limits = HandoffLimits { max_handoffs, ..BOUND };
+            assert_eq!(HandoffBudget::initial_reserve(limits), reserve);
+        }
+    }
 }

@@ -474,3 +474,116 @@ fn refused_attempts_release_nothing() {
         assert_eq!(owed(&mut attempt), None);
     }
 }
+
+#[test]
+fn attempt_has_waited_once_it_was_queued() {
+    let mut attempt = asked(patient());
+    assert!(!attempt.has_waited());
+    attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+    assert!(attempt.has_waited());
+    attempt.handle_push(at(2), &pushed(2, PushKind::Granted(grant(TTL))));
+    assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
+    assert!(attempt.has_waited(), "others may be queued behind it");
+}
+
+#[test]
+fn queue_entry_lasts_as_long_as_the_command_says() {
+    assert_eq!(attempt(patient()).queue_entry_ttl(), TTL);
+    assert_eq!(attempt(None).queue_entry_ttl(), Duration::ZERO);
+    // A re-check comes at least three times within it, also if the head's re-checks are more frequent.
+    let mut follower =
+        asked(patient().map(|policy| WaitPolicy { repoll_interval: Duration::from_secs(1), ..policy }));
+    follower.handle_answer(at(0), at(0), &answer(0, queued(None)));
+    assert_eq!(follower.poll_timeout(), Some(at(0) + TTL / 3));
+}
+
+#[test]
+fn answer_to_a_later_request_leaves_a_lost_one_in_flight() {
+    let lost_once = || {
+        let mut attempt = asked(None);
+        attempt.handle_failure(at(1), Failure::Unknown);
+        assert!(attempt.poll_transmit(at(1)).is_some());
+        attempt
+    };
+    assert_eq!(lost_once().tombstone_once_answered(), TOMBSTONE_TTL);
+
+    let mut refused = lost_once();
+    refused.handle_answer(at(1), at(2), &answer(1, Reply::Busy));
+    assert_eq!(refused.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(owed(&mut refused), Some(TOMBSTONE_TTL));
+
+    let mut granted = lost_once();
+    granted.handle_answer(at(1), at(2), &answer(1, Reply::Granted(grant(TTL))));
+    assert!(matches!(granted.poll_outcome(), Some(Outcome::Granted { .. })));
+    assert_eq!(granted.tombstone(), TOMBSTONE_TTL, "the release of the lease needs one");
+    assert_eq!(owed(&mut granted), None, "the lease is held");
+
+    let mut not_sent = lost_once();
+    not_sent.handle_failure(at(2), Failure::NotSent);
+    assert_eq!(not_sent.poll_outcome(), Some(Outcome::Failed));
+    assert_eq!(owed(&mut not_sent), Some(TOMBSTONE_TTL));
+}
+
+#[test]
+fn cancelling_an_ended_attempt_changes_nothing() {
+    let mut refused = asked(None);
+    refused.handle_answer(at(0), at(1), &answer(0, Reply::Busy));
+    refused.handle_cancel();
+    assert_eq!(refused.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(owed(&mut refused), None);
+}
+
+#[test]
+fn push_between_a_reconnect_and_the_next_answer_triggers_a_recheck() {
+    let kinds = [
+        PushKind::Granted(grant(TTL)),
+        PushKind::Next(HeadHint { repoll_at: store(95_000) }),
+        PushKind::Revoked,
+        PushKind::Contended,
+    ];
+    for kind in kinds {
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+        attempt.handle_reconnected(at(5));
+        assert!(attempt.poll_transmit(at(5)).is_some());
+        // The push may come from the old server, whose clock is ahead of the one that answers.
+        attempt.handle_push(at(6), &pushed(90_000, kind));
+        attempt.handle_answer(at(5), at(7), &answer(4, queued(None)));
+        assert_eq!(attempt.poll_outcome(), None, "{kind:?}");
+        assert!(matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_))), "{kind:?}");
+    }
+}
+
+#[test]
+fn newest_early_grant_counts() {
+    let window = Duration::from_secs(3);
+    let mut attempt = asked(patient());
+    // The first lapsed unclaimed, and the attempt was granted again.
+    attempt.handle_push(at(6), &pushed(6, PushKind::Granted(grant(window))));
+    attempt.handle_push(at(4_000), &pushed(4_000, PushKind::Granted(grant(window))));
+    attempt.handle_push(at(4_001), &pushed(6, PushKind::Granted(grant(window))));
+    attempt.handle_answer(at(0), at(4_002), &answer(0, queued(None)));
+    let Some(Outcome::Granted { since, .. }) = attempt.poll_outcome() else { panic!("{attempt:?}") };
+    assert_eq!(since, at(4_000));
+}
+
+#[test]
+fn push_of_the_same_time_as_the_answer_is_newer() {
+    let mut attempt = asked(patient());
+    // An answer after the grant would have shown it.
+    attempt.handle_answer(at(0), at(1), &answer(5, queued(None)));
+    attempt.handle_push(at(2), &pushed(5, PushKind::Granted(grant(TTL))));
+    assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
+}
+
+#[test]
+fn pushed_grant_counts_if_at_least_half_of_it_is_left() {
+    // 10 s, less 1 % and 2 ms, from the time of the request.
+    let last = at(9_898 - 5_000);
+    for (received_at, is_granted) in [(last, true), (last + Duration::from_micros(1), false)] {
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
+        attempt.handle_push(received_at, &pushed(0, PushKind::Granted(grant(TTL))));
+        assert_eq!(attempt.poll_outcome().is_some(), is_granted, "received at {received_at:?}");
+    }
+}

@@ -218,3 +218,86 @@ fn only_a_healthy_lease_is_handed_off_and_tokens_are_requested_early() {
     assert!(matches!(lease.hand_off(at(8_000)), HandoffDecision::Next(_)));
     assert_eq!(lease.hand_off(at(8_500)), HandoffDecision::Release, "too little is left of it");
 }
+
+fn with_tokens(reserve: u32) -> LeaseMachine {
+    let limits = HandoffLimits { max_handoffs: 2, max_duration: TTL };
+    let tokens = TokenRange::next(0, reserve, StoreTime::ZERO);
+    lease(terms(), TTL).with_handoff_budget(HandoffBudget::new(limits, tokens))
+}
+
+#[test]
+fn contended_lease_is_handed_off_up_to_its_limit() {
+    let mut lease = with_tokens(100);
+    lease.handle_contended(at(1));
+    for _ in 0..2 {
+        assert!(matches!(lease.hand_off(at(2)), HandoffDecision::Next(_)));
+    }
+    assert_eq!(lease.hand_off(at(2)), HandoffDecision::Release);
+}
+
+#[test]
+fn lease_with_only_a_quarter_of_a_claim_window_left_is_not_handed_off() {
+    let mut lease = with_tokens(10_000);
+    let end = at(8_908);
+    let least = CLAIM_WINDOW / 4;
+    assert!(matches!(
+        lease.hand_off(end.saturating_sub(least + Duration::from_micros(1))),
+        HandoffDecision::Next(_)
+    ));
+    assert_eq!(lease.hand_off(end.saturating_sub(least)), HandoffDecision::Release);
+}
+
+#[test]
+fn handoff_with_enough_tokens_renews_no_earlier() {
+    let mut lease = with_tokens(10_000);
+    assert!(matches!(lease.hand_off(at(1)), HandoffDecision::Next(_)));
+    assert_eq!(lease.poll_renewal(), Some(at(3_000)));
+}
+
+#[test]
+fn tokens_are_requested_by_one_renewal() {
+    let mut lease = with_tokens(5);
+    assert!(matches!(lease.hand_off(at(1)), HandoffDecision::Next(_)));
+    assert!(lease.poll_transmit(at(1)).is_some());
+    assert!(matches!(lease.hand_off(at(2)), HandoffDecision::Next(_)), "while the renewal is in flight");
+    let tokens = Some(TokenRange::next(9, 10_000, StoreTime::ZERO));
+    lease.handle_reply(at(3), at(1), &Reply::Renewed { valid_for: TTL, tokens, contended: false });
+    assert_eq!(lease.poll_renewal(), Some(at(3_001)));
+}
+
+#[test]
+fn renewal_is_due_unless_one_is_in_flight_or_the_lease_ends_first() {
+    let mut lease = lease(terms(), TTL);
+    assert!(!lease.is_renewing());
+    assert_eq!(lease.poll_renewal(), Some(at(3_000)));
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    assert!(lease.is_renewing());
+    assert_eq!(lease.poll_renewal(), None);
+    lease.handle_failure(at(3_100));
+    assert!(!lease.is_renewing());
+    assert!(lease.poll_renewal() > Some(at(3_100)));
+    // The retry would be due when the lease is lost.
+    assert!(lease.poll_transmit(at(8_000)).is_some());
+    lease.handle_failure(at(8_908).saturating_sub(MIN_RETRY_DELAY));
+    assert_eq!(lease.poll_timeout(), Some(at(8_908)));
+    assert_eq!(lease.poll_renewal(), None);
+    lease.handle_timeout(at(8_908));
+    assert_eq!(lease.poll_renewal(), None);
+}
+
+#[test]
+fn each_loss_is_explained() {
+    let texts = [
+        (Loss::Expired, "it expired before a renewal succeeded"),
+        (Loss::Gone, "the store no longer has it: it was revoked or expired there"),
+        (Loss::MaxHold, "its maximum hold is over"),
+        (Loss::Closed, "the client was closed"),
+        (
+            Loss::Bridge,
+            "the other library's lock that it is bridged to expired, was deleted or was taken over",
+        ),
+    ];
+    for (loss, text) in texts {
+        assert_eq!(alloc::format!("{loss}"), text);
+    }
+}

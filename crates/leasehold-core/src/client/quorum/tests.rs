@@ -1,6 +1,7 @@
 //! Every combination of answers of one to seven nodes, in several orders.
 
 use super::*;
+use crate::command::{Queued, Refusal};
 use crate::time::StoreTime;
 use crate::token::Token;
 
@@ -342,6 +343,78 @@ fn every_combination_of_replies_has_its_tally() {
             let mut replies = NodeReplies::new(nodes);
             replies.handle_timeout();
             assert_eq!(replies.poll_tally(), Some(Tally::Unknown));
+        });
+    }
+}
+
+#[test]
+fn each_reply_to_an_acquire_is_a_vote() {
+    let grant = Grant { tokens: range(5), valid_for: LASTS, is_plain: true };
+    let queued = Queued { is_head: true, repoll_at: StoreTime::NEVER };
+    let votes = [
+        (Reply::Granted(grant), Vote::Yes(grant)),
+        (Reply::Busy, Vote::No),
+        (Reply::Queued(queued), Vote::No),
+        (Reply::QueueFull, Vote::No),
+        (Reply::Cancelled, Vote::Failed),
+        (Reply::Refused(Refusal::NotHeld), Vote::Failed),
+    ];
+    for (reply, vote) in votes {
+        assert_eq!(Vote::of(&Answer { at: StoreTime::ZERO, reply }), vote);
+    }
+}
+
+#[test]
+fn votes_and_replies_are_listed_by_node() {
+    let mut round = Round::new(3, true, at(0));
+    round.handle_vote(2, Vote::No);
+    assert_eq!(round.votes(), [None, None, Some(Vote::No)]);
+    let mut replies = NodeReplies::new(3);
+    replies.handle_reply(1, NodeReply::NotHeld);
+    assert_eq!(replies.replies(), [None, Some(NodeReply::NotHeld), None]);
+}
+
+#[test]
+fn timeout_keeps_the_votes_that_arrived() {
+    let mut round = Round::new(5, true, at(0));
+    for (node, vote) in [Vote::No, Vote::No, yes(5)].into_iter().enumerate() {
+        round.handle_vote(node, vote);
+    }
+    assert_eq!(round.poll_verdict(at(1)), None);
+    round.handle_timeout();
+    assert_eq!(round.poll_verdict(at(1)), Some(Verdict::Split), "a quorum answered");
+}
+
+#[test]
+fn highest_token_of_the_quorum_is_granted() {
+    for is_fenced in [false, true] {
+        for tokens in [[5, 9], [9, 5], [7, 7]] {
+            let mut round = Round::new(3, is_fenced, at(0));
+            for (node, token) in tokens.into_iter().enumerate() {
+                round.handle_vote(node, yes(token));
+            }
+            for node in round.poll_propagate().map_or(Vec::new(), |(nodes, _)| nodes) {
+                round.handle_propagated(node, true);
+            }
+            let Some(Verdict::Granted(grant)) = round.poll_verdict(at(1)) else { panic!("{round:?}") };
+            assert_eq!(grant.tokens, range(*tokens.iter().max().unwrap()), "{tokens:?}");
+        }
+    }
+}
+
+#[test]
+fn failed_and_missing_replies_make_no_quorum() {
+    let each = [NodeReply::Held { valid_for: LASTS }, NodeReply::NotHeld, NodeReply::Failed];
+    for nodes in 1..=5 {
+        each_list(&each, nodes, &mut |given| {
+            let mut replies = NodeReplies::new(nodes);
+            let mut answered = 0;
+            assert!(!replies.has_quorum());
+            for (node, reply) in given.iter().enumerate() {
+                replies.handle_reply(node, *reply);
+                answered += usize::from(*reply != NodeReply::Failed);
+                assert_eq!(replies.has_quorum(), 2 * answered > nodes, "{given:?} up to {node}");
+            }
         });
     }
 }
