@@ -171,6 +171,17 @@ mod tests {
     }
 
     #[test]
+    fn clock_and_inboxes_are_in_the_slot_of_the_resource() {
+        // As CLUSTER KEYSLOT has them; 12980 is the smallest number in slot 1637.
+        assert_eq!(slot_of(&mutex("orders:42")), 1_637);
+        assert_eq!(slot_of(&mutex("a}{b")), 5_221);
+        assert_eq!(clock_key(None), "leasehold:3:clock");
+        assert_eq!(clock_key(Some(1_637)), "leasehold:3:clock:{12980}");
+        assert_eq!(inbox_prefix(Some(1_637)), "leasehold:3:inbox:{12980}:");
+        assert_eq!(slot_of_inbox(b"leasehold:3:inbox:{12980}:7"), Some(1_637));
+    }
+
+    #[test]
     fn record_of_a_client_is_in_the_slot_of_its_id() {
         let key = client_key(ClientId::new(7));
         assert_eq!(key, "leasehold:3:client:{00000000000000000000000000000007}");
