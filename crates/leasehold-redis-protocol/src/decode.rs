@@ -260,8 +260,9 @@ fn push_of(message: &[u8]) -> Option<Push> {
     let (kind, rest) = message.split_first()?;
     let (acquisition, rest) = rest.split_at_checked(24)?;
     let mut numbers = [0; 4];
-    for (number, bytes) in numbers.iter_mut().zip(rest.chunks_exact(8)) {
-        *number = whole(f64::from_be_bytes(bytes.try_into().ok()?))?;
+    let mut rest = rest.chunks_exact(8);
+    for number in &mut numbers {
+        *number = whole(f64::from_be_bytes(rest.next()?.try_into().ok()?))?;
     }
     let [at, a, b, c] = numbers;
     let kind = match kind {
@@ -525,6 +526,16 @@ mod tests {
         message.extend(id());
         numbers.iter().for_each(|number| message.extend(number.to_be_bytes()));
         message
+    }
+
+    #[test]
+    fn truncated_push_is_an_error() {
+        for kind in 1..=4 {
+            let message = message(kind, [5.0, 6.0, 8.0, 9.0]);
+            for length in 0..message.len() {
+                assert_eq!(decode_push(&message[..length]), Err(UNKNOWN_PUSH), "{kind}, {length} bytes");
+            }
+        }
     }
 
     #[test]
