@@ -63,7 +63,9 @@ pub fn resource_of(key: &[u8]) -> Option<Resource> {
     let tag = key.strip_prefix(PREFIX)?.strip_prefix(":{")?.strip_suffix('}')?;
     let (kind, name) = tag.split_once(':')?;
     let name = name.replace("%7B", "{").replace("%7D", "}").replace("%25", "%");
-    Some(Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? })
+    let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
+    // A key of another program may have a name that is not escaped.
+    (resource_key(&resource) == key).then_some(resource)
 }
 
 /// The first part of inbox names, before the client id. A single server has one inbox per client. A cluster has one per
@@ -142,6 +144,13 @@ mod tests {
         }
         assert_eq!(resource_of(b"leasehold:3:{else:a}"), None);
         assert_eq!(inbox_of(ClientId::new(7), None), "leasehold:3:inbox:00000000000000000000000000000007");
+    }
+
+    #[test]
+    fn key_whose_name_is_not_escaped_is_no_resource() {
+        for key in ["{mutex:a}b}", "{mutex:a{b}", "{mutex:50%}", "{mutex:a%7db}"] {
+            assert_eq!(resource_of(format!("leasehold:3:{key}").as_bytes()), None, "{key}");
+        }
     }
 
     #[test]
