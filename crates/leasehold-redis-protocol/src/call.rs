@@ -82,3 +82,68 @@ impl ScriptCall {
         &self.bytes[start..self.ends[at]]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Renew, Resource};
+
+    use super::*;
+    use crate::encode::VoteArgs;
+    use crate::variant::Channels;
+
+    const ACQUISITION: Acquisition = Acquisition { client: ClientId::new(7), sequence: 1 };
+    const TTL: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn call_has_the_text_and_the_sha1_of_its_variants_script() {
+        for variant in ScriptVariant::ALL {
+            for script in Script::ALL {
+                let call = ScriptCall::new(variant, script, 0, 0);
+                assert_eq!((call.script(), call.text()), (script, variant.text(script).as_str()));
+                assert_eq!(call.sha1(), sha1_smol::Sha1::from(call.text()).digest().to_string());
+            }
+        }
+    }
+
+    #[test]
+    fn keys_and_arguments_are_returned_as_they_were_appended() {
+        let mut call = ScriptCall::new(ScriptVariant::Server, Script::Renew, 0, 0);
+        call.push_key(b"first");
+        call.push_key(b"2");
+        for arg in [b"".as_slice(), b"third", b"4"] {
+            call.push_arg(|bytes| bytes.extend(arg));
+        }
+        assert_eq!(call.keys().collect::<Vec<_>>(), [b"first".as_slice(), b"2"]);
+        assert_eq!(call.args().collect::<Vec<_>>(), [b"".as_slice(), b"third", b"4"]);
+        assert_eq!((call.keys().len(), call.args().len(), call.size()), (2, 3, 12));
+    }
+
+    /// Asserts that neither of the call's vectors has grown or has much spare room. A vector that grows doubles its capacity.
+    #[track_caller]
+    fn assert_allocated_once(call: &ScriptCall, resources: usize) {
+        assert_eq!(call.ends.capacity(), call.ends.len(), "parts");
+        let spare = call.bytes.capacity() - call.size();
+        assert!(spare <= 250 * resources, "{spare} of {} bytes are spare", call.bytes.capacity());
+    }
+
+    #[test]
+    fn encoded_call_is_allocated_once() {
+        let resource = Resource { kind: Kind::Mutex, name: Name::new(&"n".repeat(200)).unwrap() };
+        let metadata = Arc::from("m".repeat(1_000));
+        let acquire = Command::from(Acquire { metadata, ..Acquire::exclusive(ACQUISITION, TTL) });
+        let run_id = "r".repeat(500);
+        let vote_args = VoteArgs { floor: None, abstains_for: Some(TTL), run_id: &run_id };
+        assert_allocated_once(&ScriptVariant::Voter.encode(&resource, &acquire, vote_args), 1);
+
+        let attempts = [(&resource, &acquire); 5];
+        let cluster = ScriptVariant::Cluster(Channels::Sharded);
+        assert_allocated_once(&cluster.encode_acquire_all(attempts.into_iter()), 5);
+
+        let renew = Renew { acquisition: ACQUISITION, ttl: TTL, reserve: 0 };
+        let renewals = [(&resource, &renew); 5];
+        assert_allocated_once(&ScriptVariant::Voter.encode_renewals(&renewals, vote_args), 5);
+    }
+}

@@ -260,8 +260,9 @@ fn push_of(message: &[u8]) -> Option<Push> {
     let (kind, rest) = message.split_first()?;
     let (acquisition, rest) = rest.split_at_checked(24)?;
     let mut numbers = [0; 4];
-    for (number, bytes) in numbers.iter_mut().zip(rest.chunks_exact(8)) {
-        *number = whole(f64::from_be_bytes(bytes.try_into().ok()?))?;
+    let mut rest = rest.chunks_exact(8);
+    for number in &mut numbers {
+        *number = whole(f64::from_be_bytes(rest.next()?.try_into().ok()?))?;
     }
     let [at, a, b, c] = numbers;
     let kind = match kind {
@@ -389,27 +390,102 @@ mod tests {
         }
     }
 
+    fn holder(token: i64, owner: Option<&str>, retained: i64) -> Value {
+        let text = |text: &str| Value::Bytes(text.as_bytes().to_vec());
+        let is_named = i64::from(owner.is_some());
+        let [is_named, weight, token, granted, expires, retained] =
+            [is_named, 4, token, 6, 7, retained].map(Value::Int);
+        let (id, owner) = (Value::Bytes(id()), text(owner.unwrap_or_default()));
+        Value::List(vec![id, is_named, owner, weight, token, granted, expires, retained, text("{}")])
+    }
+
+    fn waiter(skipped: i64) -> Value {
+        let [weight, since, deadline, skipped] = [1, 2, 3, skipped].map(Value::Int);
+        let metadata = Value::Bytes(b"[]".to_vec());
+        Value::List(vec![Value::Bytes(id()), weight, since, deadline, skipped, metadata])
+    }
+
+    fn view(last_token: i64, holders: Vec<Value>, waiters: Vec<Value>) -> Value {
+        let [at, number, capacity, in_use, last] = [5, 10, 8, 4, last_token].map(Value::Int);
+        Value::List(vec![at, number, capacity, in_use, last, Value::List(holders), Value::List(waiters)])
+    }
+
     #[test]
     fn view_lists_holders_by_token_and_waiters_in_order() {
-        let text = |text: &str| Value::Bytes(text.as_bytes().to_vec());
-        let holder = |token| {
-            let (before, after) = ([1, 4, token, 6, 7, 0], text("{}"));
-            let [named, weight, token, granted, expires, retained] = before.map(Value::Int);
-            let id = Value::Bytes(id());
-            Value::List(vec![id, named, text("me"), weight, token, granted, expires, retained, after])
+        let decoded = |token, owner: Option<&str>, retained| Holder {
+            acquisition: ID,
+            owner: owner.map(Owner::new),
+            weight: 4,
+            token: Token::new(token).unwrap(),
+            granted_at: StoreTime::from_micros(6),
+            expires_at: StoreTime::from_micros(7),
+            retained,
+            metadata: Arc::from("{}"),
         };
-        let [weight, since, deadline, skipped] = [1, 2, 3, 1].map(Value::Int);
-        let waiter = Value::List(vec![Value::Bytes(id()), weight, since, deadline, skipped, text("")]);
-        let mut view = vec![Value::Int(5), Value::Int(10), Value::Int(8), Value::Int(4), Value::Int(0)];
-        view.extend([Value::List(vec![holder(12), holder(11)]), Value::List(vec![waiter])]);
-        let Ok(Reply::View(view)) = reply(&Command::Inspect, &Value::List(view)) else { panic!("no view") };
-        assert_eq!((view.capacity, view.in_use, view.last_token), (8, 4, None));
-        assert_eq!(view.holders.iter().map(|holder| holder.token.get()).collect::<Vec<_>>(), [11, 12]);
-        assert_eq!(view.holders[0].owner, Some(Owner::new("me")));
-        assert_eq!((view.waiters[0].acquisition, view.waiters[0].skipped), (ID, true));
-        let forced = Value::List(vec![Value::Int(5), Value::Int(11), Value::List(vec![holder(12)])]);
-        let Ok(Reply::Forced(holders)) = reply(&Command::ForceRelease, &forced) else { panic!("none") };
-        assert_eq!(holders, view.holders[1..]);
+        let queue_entry = |skipped| QueueEntry {
+            acquisition: ID,
+            weight: 1,
+            since: StoreTime::from_micros(2),
+            deadline: StoreTime::from_micros(3),
+            skipped,
+            metadata: Arc::from("[]"),
+        };
+        let (me, nobody) = (holder(12, Some("me"), 0), holder(11, None, 1));
+        let value = view(0, vec![me.clone(), nobody.clone()], vec![waiter(1), waiter(0)]);
+        let holders = vec![decoded(11, None, true), decoded(12, Some("me"), false)];
+        let waiters = vec![queue_entry(true), queue_entry(false)];
+        let expected = View { capacity: 8, in_use: 4, last_token: None, holders: holders.clone(), waiters };
+        assert_eq!(reply(&Command::Inspect, &value), Ok(Reply::View(expected)));
+        let Ok(Reply::View(empty)) = reply(&Command::Inspect, &view(9, vec![], vec![])) else {
+            panic!("no view")
+        };
+        assert_eq!((empty.last_token, empty.holders.len(), empty.waiters.len()), (Token::new(9), 0, 0));
+        let forced = Value::List(vec![Value::Int(5), Value::Int(11), Value::List(vec![me, nobody])]);
+        assert_eq!(reply(&Command::ForceRelease, &forced), Ok(Reply::Forced(holders)));
+    }
+
+    /// Copies of a reply in which one part is missing, has another type, or is out of range.
+    fn damaged(value: &Value) -> Vec<Value> {
+        let parts = match value {
+            Value::Nil => return Vec::new(),
+            Value::Int(_) => return vec![Value::Nil, Value::Int(-1)],
+            Value::Bytes(_) => return vec![Value::Nil, Value::Bytes(vec![0xFF])],
+            Value::List(parts) => parts,
+        };
+        let mut copies = vec![Value::Nil];
+        // A list of holders or waiters may have any length.
+        if !parts.iter().all(|part| matches!(part, Value::List(_))) {
+            copies.push(Value::List(parts[..parts.len() - 1].to_vec()));
+        }
+        for (at, part) in parts.iter().enumerate() {
+            copies.extend(damaged(part).into_iter().map(|part| {
+                let mut parts = parts.clone();
+                parts[at] = part;
+                Value::List(parts)
+            }));
+        }
+        copies
+    }
+
+    #[test]
+    fn reply_with_a_missing_or_invalid_part_is_an_error() {
+        let holders = vec![holder(12, Some("me"), 0), holder(11, Some("you"), 1)];
+        let replies = [
+            numbers(&[5, 1, 6, 8, 9]),
+            numbers(&[5, 2, 1, 9]),
+            numbers(&[5, 3]),
+            numbers(&[5, 6, 1, 7]),
+            numbers(&[5, 7, 9, 1, 6, 8]),
+            view(9, holders.clone(), vec![waiter(0), waiter(1)]),
+            Value::List(vec![Value::Int(5), Value::Int(11), Value::List(holders)]),
+            numbers(&[5, 12, 9]),
+        ];
+        for value in replies {
+            assert!(reply(&acquire(0), &value).is_ok(), "{value:?}");
+            for damaged in damaged(&value) {
+                assert_eq!(reply(&acquire(0), &damaged), Err(UNKNOWN_REPLY), "{damaged:?}");
+            }
+        }
     }
 
     #[test]
@@ -425,6 +501,7 @@ mod tests {
             numbers(&[5, 1, 6]),
             numbers(&[5, 1, 0, 8, 9]),
             numbers(&[5, 6, 5, 0]),
+            numbers(&[5, 6, 1, 1 << 32]),
         ];
         for value in values {
             assert_eq!(reply(&acquire(0), &value), Err(UNKNOWN_REPLY), "{value:?}");
@@ -444,14 +521,25 @@ mod tests {
         assert_eq!(decode(&Value::Nil), Err(UNKNOWN_REPLY));
     }
 
+    fn message(kind: u8, numbers: [f64; 4]) -> Vec<u8> {
+        let mut message = vec![kind];
+        message.extend(id());
+        numbers.iter().for_each(|number| message.extend(number.to_be_bytes()));
+        message
+    }
+
+    #[test]
+    fn truncated_push_is_an_error() {
+        for kind in 1..=4 {
+            let message = message(kind, [5.0, 6.0, 8.0, 9.0]);
+            for length in 0..message.len() {
+                assert_eq!(decode_push(&message[..length]), Err(UNKNOWN_PUSH), "{kind}, {length} bytes");
+            }
+        }
+    }
+
     #[test]
     fn pushes_are_decoded() {
-        let message = |kind: u8, numbers: [f64; 4]| {
-            let mut message = vec![kind];
-            message.extend(id());
-            numbers.iter().for_each(|number| message.extend(number.to_be_bytes()));
-            message
-        };
         let push = |kind| Push { acquisition: ID, at: StoreTime::from_micros(5), kind };
         let grant = Grant { tokens: tokens(6, 8), valid_for: Duration::from_micros(9), is_plain: false };
         let head = HeadHint { repoll_at: StoreTime::from_micros(6) };
@@ -470,6 +558,7 @@ mod tests {
             message(3, [-5.0, 0.0, 0.0, 0.0]),
             message(3, [f64::NAN, 0.0, 0.0, 0.0]),
             message(3, [0.5, 0.0, 0.0, 0.0]),
+            message(3, [f64::from(1 << 27) * f64::from(1 << 26), 0.0, 0.0, 0.0]),
         ];
         for message in refused {
             assert_eq!(decode_push(&message), Err(UNKNOWN_PUSH), "{message:?}");

@@ -272,6 +272,45 @@ mod tests {
     }
 
     #[test]
+    fn ttl_is_an_argument_of_its_own_if_the_first_lines_can_grant() {
+        let plain =
+            Acquire { capacity: 3, weight: 3, ..Acquire::exclusive(acquisition(), Duration::from_secs(1)) };
+        let ttl_arg = |variant, acquire: &Acquire| {
+            let call = encode(variant, &Command::from(acquire.clone()), VoteArgs::default());
+            args(&call).swap_remove(1)
+        };
+        for variant in ScriptVariant::ALL {
+            let expected = if variant.is_voter() { "" } else { "1000" };
+            assert_eq!(ttl_arg(variant, &plain), expected.as_bytes(), "{variant:?}");
+        }
+        for acquire in [
+            Acquire { owner: Some(Owner::new("me")), ..plain.clone() },
+            Acquire { replaces: Some(2), ..plain.clone() },
+            Acquire { reserve: 1, ..plain.clone() },
+            Acquire { weight: 0, ..plain.clone() },
+            Acquire { weight: 4, ..plain.clone() },
+            Acquire { ttl: Duration::ZERO, ..plain },
+        ] {
+            assert_eq!(ttl_arg(ScriptVariant::Server, &acquire), b"", "{acquire:?}");
+        }
+    }
+
+    #[test]
+    fn each_option_of_an_acquire_has_its_own_flag() {
+        let plain = Acquire::exclusive(acquisition(), Duration::from_secs(1));
+        let wait = Some(WaitFor { entry_ttl: Duration::from_micros(7), max_queue: 8 });
+        for (acquire, flag, option) in [
+            (Acquire { wait, ..plain.clone() }, 1, b"\0\0\0\0\0\0\0\x07\0\0\0\x08".as_slice()),
+            (Acquire { owner: Some(Owner::new("me")), ..plain.clone() }, 2, b"\0\0\0\x02me"),
+            (Acquire { replaces: Some(9), ..plain }, 4, b"\0\0\0\0\0\0\0\x09"),
+        ] {
+            let call = encode(ScriptVariant::Server, &Command::from(acquire), VoteArgs::default());
+            let arg = &args(&call)[0];
+            assert_eq!((arg[24], &arg[45..]), (flag, option));
+        }
+    }
+
+    #[test]
     fn renew_and_release_are_encoded_as_documented() {
         let renew = Renew { acquisition: acquisition(), ttl: Duration::from_micros(9), reserve: 4 };
         let call = encode(ScriptVariant::Server, &Command::Renew(renew), VoteArgs::default());
@@ -281,9 +320,24 @@ mod tests {
         let release = Release::now(acquisition());
         let call = encode(ScriptVariant::Server, &Command::Release(release.clone()), VoteArgs::default());
         assert_eq!((call.script(), args(&call)), (Script::Release, vec![id()]));
-        let release = Release { tombstone: Duration::from_micros(6), ..release };
-        let call = encode(ScriptVariant::Server, &Command::Release(release), VoteArgs::default());
-        assert_eq!(args(&call), [[vec![0; 15], vec![6], id()].concat()]);
+        for (min_hold, tombstone) in [(0, 6), (5, 0), (5, 6)] {
+            let spans = [vec![0; 7], vec![min_hold], vec![0; 7], vec![tombstone]].concat();
+            let [min_hold, tombstone] =
+                [min_hold, tombstone].map(|micros| Duration::from_micros(micros.into()));
+            let release = Command::Release(Release { min_hold, tombstone, ..release.clone() });
+            let call = encode(ScriptVariant::Server, &release, VoteArgs::default());
+            assert_eq!(args(&call), [[spans, id()].concat()]);
+        }
+    }
+
+    #[test]
+    fn inspect_and_force_release_have_an_empty_argument() {
+        for (command, script) in
+            [(Command::Inspect, Script::Inspect), (Command::ForceRelease, Script::ForceRelease)]
+        {
+            let call = encode(ScriptVariant::Server, &command, VoteArgs::default());
+            assert_eq!((call.script(), args(&call)), (script, vec![Vec::new()]));
+        }
     }
 
     #[test]
@@ -315,6 +369,24 @@ mod tests {
     }
 
     #[test]
+    fn several_attempts_have_one_clock_and_two_arguments_each() {
+        let acquire = |sequence| {
+            let acquisition = Acquisition { sequence, ..acquisition() };
+            Command::from(Acquire::exclusive(acquisition, Duration::from_secs(sequence)))
+        };
+        let (a, b, first, second) = (resource("a"), resource("b"), acquire(3), acquire(4));
+        let call = ScriptVariant::Server.encode_acquire_all([(&a, &first), (&b, &second)].into_iter());
+        let keys: Vec<&[u8]> = call.keys().collect();
+        assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes(), b"leasehold:3:clock"]);
+        let alone =
+            |resource, command| args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default()));
+        assert_eq!(
+            (call.script(), args(&call)),
+            (Script::AcquireAll, [alone(&a, &first), alone(&b, &second)].concat())
+        );
+    }
+
+    #[test]
     fn renewals_have_one_ttl_and_an_id_each() {
         let renew = |sequence| Renew {
             acquisition: Acquisition { sequence, ..acquisition() },
@@ -325,9 +397,12 @@ mod tests {
         let (first, second) = (renew(3), renew(4));
         let call = ScriptVariant::Server.encode_renewals(&[(&a, &first), (&b, &second)], VoteArgs::default());
         let other = [&id()[..23], &[4]].concat();
-        assert_eq!(args(&call), [b"2".to_vec(), id(), other]);
+        assert_eq!((call.script(), args(&call)), (Script::RenewAll, vec![b"2".to_vec(), id(), other]));
         let keys: Vec<&[u8]> = call.keys().collect();
         assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes()]);
+        let vote_args = VoteArgs { floor: Token::new(3), ..VoteArgs::default() };
+        let call = ScriptVariant::Voter.encode_renewals(&[(&a, &first)], vote_args);
+        assert_eq!(args(&call), [b"2".to_vec(), id(), 3_f64.to_be_bytes().to_vec()]);
     }
 
     #[test]

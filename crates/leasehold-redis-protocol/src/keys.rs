@@ -63,7 +63,9 @@ pub fn resource_of(key: &[u8]) -> Option<Resource> {
     let tag = key.strip_prefix(PREFIX)?.strip_prefix(":{")?.strip_suffix('}')?;
     let (kind, name) = tag.split_once(':')?;
     let name = name.replace("%7B", "{").replace("%7D", "}").replace("%25", "%");
-    Some(Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? })
+    let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
+    // A key of another program may have a name that is not escaped.
+    (resource_key(&resource) == key).then_some(resource)
 }
 
 /// The first part of inbox names, before the client id. A single server has one inbox per client. A cluster has one per
@@ -145,6 +147,13 @@ mod tests {
     }
 
     #[test]
+    fn key_whose_name_is_not_escaped_is_no_resource() {
+        for key in ["{mutex:a}b}", "{mutex:a{b}", "{mutex:50%}", "{mutex:a%7db}"] {
+            assert_eq!(resource_of(format!("leasehold:3:{key}").as_bytes()), None, "{key}");
+        }
+    }
+
+    #[test]
     fn pattern_finds_resources_and_nothing_else() {
         let (before, after) = RESOURCE_PATTERN.split_once('*').unwrap();
         let key = resource_key(&mutex("a}{b"));
@@ -168,6 +177,17 @@ mod tests {
             assert_eq!(super::slot(tag.trim_end_matches('}')), slot);
         }
         assert_eq!(slot_of_inbox(b"leasehold:3:inbox:7"), None);
+    }
+
+    #[test]
+    fn clock_and_inboxes_are_in_the_slot_of_the_resource() {
+        // As CLUSTER KEYSLOT has them; 12980 is the smallest number in slot 1637.
+        assert_eq!(slot_of(&mutex("orders:42")), 1_637);
+        assert_eq!(slot_of(&mutex("a}{b")), 5_221);
+        assert_eq!(clock_key(None), "leasehold:3:clock");
+        assert_eq!(clock_key(Some(1_637)), "leasehold:3:clock:{12980}");
+        assert_eq!(inbox_prefix(Some(1_637)), "leasehold:3:inbox:{12980}:");
+        assert_eq!(slot_of_inbox(b"leasehold:3:inbox:{12980}:7"), Some(1_637));
     }
 
     #[test]

@@ -51,6 +51,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn layout_is_stored_for_thirty_days_as_documented() {
+        assert_eq!((LAYOUT_KEY, LAYOUT, LAYOUT_KEY_TTL.as_secs()), ("leasehold:layout", "3", 2_592_000));
+    }
+
+    #[test]
     fn token_follows_the_time_until_2109() {
         let at = |micros| token_at(StoreTime::from_micros(micros)).map(Token::get);
         assert_eq!(at(7_000), Some(7 * TOKENS_PER_MS));

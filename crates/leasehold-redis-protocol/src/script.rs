@@ -115,3 +115,41 @@ impl Script {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::variant::ScriptVariant;
+
+    #[test]
+    fn script_has_the_parts_that_its_variant_needs() {
+        let (enqueue, handoff) = (include_str!("scripts/enqueue.lua"), include_str!("scripts/handoff.lua"));
+        let acquire_shared = include_str!("scripts/acquire_shared.lua");
+        let release_shared = include_str!("scripts/release_shared.lua");
+        for (script, variant) in Script::ALL.into_iter().flat_map(|s| ScriptVariant::ALL.map(|v| (s, v))) {
+            let text = variant.text(script);
+            // It contains the scripts of an acquire and of a release.
+            let is_batch = script == Script::AcquireAll;
+            let is_voter = variant.is_voter();
+            // Abstaining comes before all else, so a voter has no shortcut.
+            let may_join = is_batch || script == Script::Acquire && !is_voter;
+            let may_hand_off = is_batch || script == Script::Release;
+            for (part, is_needed) in [
+                (NOT_DRAWN, true),
+                (FLOOR, is_voter && !is_batch),
+                (NO_FLOOR, !is_voter || is_batch),
+                (RESTART_GUARD, is_voter && script == Script::Acquire),
+                (SLOT_GUARD, variant.is_cluster() && script != Script::RenewAll),
+                (enqueue, may_join),
+                (acquire_shared, may_join),
+                (handoff, may_hand_off),
+                (release_shared, may_hand_off),
+            ] {
+                assert_eq!(text.contains(part), is_needed, "{script:?} of {variant:?}: {part}");
+            }
+            let own = script.source().split(USE_RULES);
+            assert!(own.into_iter().all(|part| text.contains(part)), "{script:?} of {variant:?}");
+            assert!(!text.contains("--@use"), "{script:?} of {variant:?}");
+        }
+    }
+}

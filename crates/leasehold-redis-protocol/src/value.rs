@@ -60,3 +60,21 @@ impl ReplyValue for redis::Value {
         }
     }
 }
+
+#[cfg(all(test, feature = "redis"))]
+mod tests {
+    use redis::Value::{Array, BulkString, Int, Nil, Okay, SimpleString};
+
+    use super::*;
+
+    #[test]
+    fn values_of_the_redis_crate_are_read_as_they_are() {
+        assert!(matches!(Nil.view(), ValueRef::Nil));
+        assert!(matches!(Int(-5).view(), ValueRef::Int(-5)));
+        assert!(matches!(BulkString(b"a".to_vec()).view(), ValueRef::Bytes(b"a")));
+        assert!(matches!(Array(vec![Nil, Int(5)]).view(), ValueRef::List([Nil, Int(5)])));
+        for other in [Okay, SimpleString("a".to_owned())] {
+            assert!(matches!(other.view(), ValueRef::Other), "{other:?}");
+        }
+    }
+}

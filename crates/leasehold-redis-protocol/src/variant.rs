@@ -151,4 +151,19 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn client_subscribes_to_the_channels_on_which_the_scripts_publish() {
+        let plain = ("SUBSCRIBE", "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n");
+        let sharded = ("SSUBSCRIBE", "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n");
+        for (variant, (subscribe, publish)) in
+            ScriptVariant::ALL.into_iter().zip([plain, plain, plain, sharded])
+        {
+            assert_eq!(variant.channels().subscribe_command(), subscribe, "{variant:?}");
+            let text = variant.text(Script::Acquire);
+            assert!(text.contains(publish), "{variant:?}");
+            let inbox = "local INBOX = 'leasehold:3:inbox:'\n";
+            assert_eq!(text.contains(inbox), !variant.is_cluster(), "{variant:?}");
+        }
+    }
 }
