@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::model::{CLAIM_WINDOW, CommandContext, Rows as _, Table, apply};
+use leasehold_core::model::{CLAIM_WINDOW, CommandContext, Rows, Table, apply};
 use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Grant, Kind, Name, Now, Owner, Push, PushKind, Refusal, Release,
     Renew, Reply, Resource, StoreTime, Token, View, WaitFor,
@@ -215,6 +215,20 @@ fn holder_that_waits_for_more_goes_ahead_of_earlier_waiters() {
     world.release(id(2, 1), Duration::ZERO);
     let holders: Vec<_> = world.view().holders.iter().map(|holder| holder.acquisition).collect();
     assert_eq!(holders, [id(1, 2)]);
+}
+
+#[test]
+fn queue_goes_on_after_a_billion_places() {
+    let mut world = World::new();
+    world.granted(attempt(1, 1, (1, 1)));
+    let Ok(Some(mut header)) = Rows::header(&mut world.table) else { panic!("no header") };
+    header.next_place = 1 << 30;
+    let Ok(()) = world.table.put_header(&header);
+    for client in 2..5 {
+        world.queued(waiting(attempt(client, 1, (1, 1))));
+    }
+    let order: Vec<_> = world.view().waiters.iter().map(|waiter| waiter.acquisition.client.get()).collect();
+    assert_eq!(order, [2, 3, 4]);
 }
 
 #[test]
