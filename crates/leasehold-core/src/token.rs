@@ -124,6 +124,8 @@ mod tests {
         assert_eq!(TokenRange::next(0, 0, at(50)).first.get(), 50);
         assert_eq!(TokenRange::next(50, 0, at(50)).first.get(), 51);
         assert_eq!(TokenRange::next(90, 0, at(50)).first.get(), 91);
+        let in_the_year_2200 = 7_258_118_400_000_000;
+        assert_eq!(TokenRange::next(90, 0, at(in_the_year_2200)).first.get(), in_the_year_2200);
     }
 
     #[test]

@@ -90,6 +90,20 @@ fn free_resources_are_granted_together_and_a_repeat_is_idempotent() {
 }
 
 #[test]
+fn tokens_rise_from_each_resource_to_the_next() {
+    let mut world = World::of(3);
+    let ahead = Acquire { reserve: 9, ..attempt(2, 1) };
+    assert!(is_granted(&world.take(1, ahead.clone())));
+    world.end_lease(1, &ahead, Duration::ZERO);
+    let token = |reply: &Reply| match reply {
+        Reply::Granted(grant) => grant.tokens.first.get() - NOW.as_micros(),
+        other => panic!("{other:?}"),
+    };
+    let tokens: Vec<_> = world.acquire_all(&attempt(1, 1)).iter().map(token).collect();
+    assert_eq!(tokens, [0, 10, 11]);
+}
+
+#[test]
 fn first_busy_resource_rolls_back_all_without_pushes() {
     for taken in 0..3 {
         let mut world = World::of(3);

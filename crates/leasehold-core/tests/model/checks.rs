@@ -1,6 +1,6 @@
 //! The promises, each checked after every step of random command sequences.
 
-use leasehold_core::{Holder, Owner, PushKind, Token};
+use leasehold_core::{Holder, Owner, Refusal, Token};
 use proptest::prelude::*;
 
 use super::*;
@@ -61,10 +61,10 @@ fn ops(capacity: u32) -> impl Strategy<Value = Vec<Op>> {
     // A replacement is renewed, released and replaced too.
     let either = || (0..CLIENTS, 0..2 * REPLACING);
     let op = prop_oneof![
-        8 => (who(), 1..=capacity, any::<bool>(), proptest::option::weighted(0.2, 0..2_u8)).prop_map(
+        8 => (who(), 0..=capacity + 1, any::<bool>(), proptest::option::weighted(0.2, 0..2_u8)).prop_map(
             |((client, sequence), weight, wait, owner)| Op::Acquire { client, sequence, weight, wait, owner }
         ),
-        3 => (who(), 1..=capacity, any::<bool>()).prop_map(
+        3 => (who(), 0..=capacity + 1, any::<bool>()).prop_map(
             |((client, sequence), weight, wait)| Op::Replace { client, sequence, weight, wait }
         ),
         4 => (either(), 0..3_u32).prop_map(|((client, sequence), reserve)| Op::Renew { client, sequence, reserve }),
@@ -128,7 +128,10 @@ pub(super) fn check<R: Rows<Error = Infallible>>(rows: R, capacity: u32, ops: &[
         no_waiter_is_overtaken(&world, &before, &after, &command)?;
         highest = tokens_rise(highest, &before, &after, &reply)?;
         pushes_match_the_table(&after, &pushes)?;
-        release_retains_at_most_min_hold(&world, (&command, &reply), &after)?;
+        answer_follows_from_the_table(&world, &before, (&command, &reply))?;
+        hold_counts_from_its_grant(&world, &before, &after)?;
+        head_of_the_queue_knows(&world, &after)?;
+        release_retains_the_rest_of_min_hold(&world, (&command, &reply), (&before, &after))?;
         grant_lasts_at_most_its_ttl(&command, &reply)?;
         let repeated = world.run(&command);
         let again = world.view();
@@ -210,20 +213,133 @@ fn tokens_rise(highest: u64, before: &View, after: &View, reply: &Reply) -> Resu
     Ok(highest.max(held).max(after.last_token.map_or(0, Token::get)))
 }
 
-/// Also if the clock was set back since the grant.
-fn release_retains_at_most_min_hold<R>(
-    world: &World<R>,
-    said: (&Command, &Reply),
-    after: &View,
-) -> Result<(), String> {
-    let (Command::Release(release), Reply::Released) = said else { return Ok(()) };
-    let kept =
-        after.holders.iter().find(|holder| holder.acquisition == release.acquisition && holder.retained);
-    match kept {
-        Some(kept) if kept.expires_at > world.now + release.min_hold => {
-            Err(format!("{release:?} retains it until {:?}, and it is {:?}", kept.expires_at, world.now))
+/// The lease of this owner, or of this attempt, that counts: the heaviest one. A retained lease has no holder.
+fn live(view: &View, is_it: impl Fn(&Holder) -> bool) -> Option<&Holder> {
+    let heaviest = view.holders.iter().filter(|holder| is_it(holder)).max_by_key(|holder| holder.weight);
+    heaviest.filter(|holder| !holder.retained)
+}
+
+/// What the answer to an attempt must be.
+#[derive(Debug)]
+enum Expected {
+    /// A lease with this token, or with a new one.
+    Granted(Option<Token>),
+    Queued,
+    Answer(Reply),
+}
+
+/// The answer to an attempt, from what `Inspect` showed before it; `None` for a waiter, and for a client that is parked.
+fn expected<R>(world: &World<R>, before: &View, acquire: &Acquire) -> Option<Expected> {
+    let Acquire { acquisition, weight, ref owner, .. } = *acquire;
+    let free = before.capacity - before.in_use;
+    let has_waiters = before.waiters.iter().any(|waiter| !waiter.skipped);
+    let or_wait = || if acquire.wait.is_some() { Expected::Queued } else { Expected::Answer(Reply::Busy) };
+    let refused = |refusal| Some(Expected::Answer(Reply::Refused(refusal)));
+    let is_parked =
+        |client| before.waiters.iter().any(|other| other.acquisition.client == client && other.skipped);
+    if world.tombstones.contains_key(&acquisition) {
+        return Some(Expected::Answer(Reply::Cancelled));
+    }
+    if let Some(known) = before.holders.iter().find(|holder| holder.acquisition == acquisition) {
+        let cancelled = Expected::Answer(Reply::Cancelled);
+        return Some(if known.retained { cancelled } else { Expected::Granted(Some(known.token)) });
+    }
+    if before.waiters.iter().any(|waiter| waiter.acquisition == acquisition) || is_parked(acquisition.client)
+    {
+        return None;
+    }
+    if weight == 0 || weight > acquire.capacity {
+        return refused(Refusal::Weight { capacity: acquire.capacity });
+    }
+    if let Some(sequence) = acquire.replaces {
+        let replaced = Acquisition { sequence, ..acquisition };
+        let held = live(before, |holder| holder.acquisition == replaced && holder.owner.is_none());
+        let Some(held) = held else { return refused(Refusal::NotHeld) };
+        return Some(match weight.saturating_sub(held.weight) {
+            0 => Expected::Granted(Some(held.token)),
+            further if further <= free => Expected::Granted(None),
+            _ if acquire.wait.is_none() || 2 * held.weight > acquire.capacity => or_wait(),
+            _ => return refused(Refusal::HeavierReentry { held: held.weight }),
+        });
+    }
+    if let Some(held) = live(before, |holder| owner.is_some() && holder.owner == *owner) {
+        if weight > held.weight {
+            return refused(Refusal::HeavierReentry { held: held.weight });
         }
-        _ => Ok(()),
+        return Some(Expected::Granted(Some(held.token)));
+    }
+    let is_free = before.holders.is_empty() && before.waiters.is_empty() || weight <= free;
+    Some(if is_free && !has_waiters { Expected::Granted(None) } else { or_wait() })
+}
+
+fn answer_follows_from_the_table<R>(
+    world: &World<R>,
+    before: &View,
+    (command, reply): (&Command, &Reply),
+) -> Result<(), String> {
+    let Command::Acquire(acquire) = command else { return Ok(()) };
+    let Some(expected) = expected(world, before, acquire) else { return Ok(()) };
+    let held = |token| before.holders.iter().any(|holder| holder.token == token);
+    let is_right = match (&expected, reply) {
+        (Expected::Granted(Some(token)), Reply::Granted(grant)) => grant.tokens.first == *token,
+        (Expected::Granted(None), Reply::Granted(grant)) => !held(grant.tokens.first),
+        (Expected::Queued, Reply::Queued(_)) => true,
+        (Expected::Answer(expected), reply) => expected == reply,
+        _ => false,
+    };
+    if is_right { Ok(()) } else { Err(format!("{acquire:?} was answered {reply:?} instead of {expected:?}")) }
+}
+
+/// From the grant of the lease that it replaced, if it did; from now, if the clock was set back to before the grant.
+fn hold_counts_from_its_grant<R>(world: &World<R>, before: &View, after: &View) -> Result<(), String> {
+    for holder in &after.holders {
+        let of = |acquisition| before.holders.iter().find(move |old| old.acquisition == acquisition);
+        let Acquisition { client, sequence } = holder.acquisition;
+        let replaced =
+            sequence.checked_sub(REPLACING).and_then(|sequence| of(Acquisition { client, sequence }));
+        let is_right = match of(holder.acquisition) {
+            Some(same) if same.granted_at <= world.now => holder.granted_at == same.granted_at,
+            Some(same) => [same.granted_at, world.now].contains(&holder.granted_at),
+            None => holder.granted_at == replaced.map_or(world.now, |old| old.granted_at.min(world.now)),
+        };
+        if !is_right {
+            return Err(format!(
+                "it is {:?}, and the hold of {holder:?} counts from {replaced:?}",
+                world.now
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The first waiter that is not skipped was told so, because it re-checks on behalf of all.
+fn head_of_the_queue_knows<R>(world: &World<R>, after: &View) -> Result<(), String> {
+    let head = after.waiters.iter().find(|waiter| !waiter.skipped).map(|waiter| waiter.acquisition);
+    if head.is_some() && head != world.told_head {
+        return Err(format!("the head is {head:?}, and {:?} was told that it is", world.told_head));
+    }
+    Ok(())
+}
+
+/// The rest counts from the grant. If the clock was set back since, all of it is left, and no more. The last release of an
+/// owner decides.
+fn release_retains_the_rest_of_min_hold<R>(
+    world: &World<R>,
+    (command, reply): (&Command, &Reply),
+    (before, after): (&View, &View),
+) -> Result<(), String> {
+    let (Command::Release(release), Reply::Released) = (command, reply) else { return Ok(()) };
+    let of =
+        |view: &View| view.holders.iter().find(|holder| holder.acquisition == release.acquisition).cloned();
+    let Some(held) = of(before) else { return Ok(()) };
+    let is_other = |holder: &Holder| holder.acquisition != held.acquisition && holder.owner == held.owner;
+    let has_other = held.owner.is_some() && before.holders.iter().any(is_other);
+    let rest = release.min_hold.saturating_sub(world.now.since(held.granted_at));
+    let retained_until = (!has_other && !rest.is_zero()).then(|| world.now + rest);
+    match of(after) {
+        None if retained_until.is_none() => Ok(()),
+        Some(kept) if kept.retained && Some(kept.expires_at) == retained_until => Ok(()),
+        kept => Err(format!("{release:?} retains {kept:?}, and it should until {retained_until:?}")),
     }
 }
 

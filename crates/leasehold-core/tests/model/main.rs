@@ -7,13 +7,14 @@ mod broken_stores;
 mod checks;
 mod sequences;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Rows, Table, apply, sweep};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Now, Push, Release, Renew, Reply, StoreTime, View,
-    WaitFor,
+    Acquire, Acquisition, Answer, ClientId, Command, Now, Push, PushKind, Queued, Release, Renew, Reply,
+    StoreTime, View, WaitFor,
 };
 
 const CLIENTS: u128 = 4;
@@ -50,7 +51,7 @@ fn renew(acquisition: Acquisition) -> Command {
     Command::Renew(Renew { acquisition, ttl: TTL, reserve: 0 })
 }
 
-/// A table with a clock and a list of unreachable clients.
+/// A table with a clock, a list of unreachable clients, and what its waiters know.
 struct World<R> {
     rows: R,
     now: StoreTime,
@@ -58,6 +59,10 @@ struct World<R> {
     stepped_back: Duration,
     absent: Vec<ClientId>,
     pushes: Vec<Push>,
+    /// The waiter that last learned, by an answer or a push, that it is the head of the queue.
+    told_head: Option<Acquisition>,
+    /// The tombstones that have not ended.
+    tombstones: BTreeMap<Acquisition, StoreTime>,
 }
 
 impl World<Table> {
@@ -68,11 +73,19 @@ impl World<Table> {
 
 impl<R: Rows<Error = Infallible>> World<R> {
     fn over(rows: R) -> Self {
-        Self { rows, now: START, stepped_back: Duration::ZERO, absent: Vec::new(), pushes: Vec::new() }
+        Self {
+            rows,
+            now: START,
+            stepped_back: Duration::ZERO,
+            absent: Vec::new(),
+            pushes: Vec::new(),
+            told_head: None,
+            tombstones: BTreeMap::new(),
+        }
     }
 
     fn run(&mut self, command: &Command) -> Reply {
-        let absent = self.absent.clone();
+        let (absent, pushed_before) = (self.absent.clone(), self.pushes.len());
         let context = CommandContext {
             now: Now::same(self.now),
             is_reachable: &mut |client| !absent.contains(&client),
@@ -81,6 +94,18 @@ impl<R: Rows<Error = Infallible>> World<R> {
         let Answer { at, reply } =
             apply(&mut self.rows, context, command).unwrap_or_else(|never| match never {});
         assert_eq!(at, self.now);
+        if let (Command::Acquire(acquire), Reply::Queued(Queued { is_head: true, .. })) = (command, &reply) {
+            self.told_head = Some(acquire.acquisition);
+        }
+        let is_next = |push: &&Push| matches!(push.kind, PushKind::Next(_));
+        let next = self.pushes[pushed_before..].iter().rfind(is_next).map(|push| push.acquisition);
+        self.told_head = next.or(self.told_head);
+        self.tombstones.retain(|_, until| *until > self.now);
+        if let Command::Release(Release { acquisition, tombstone, .. }) = command
+            && !tombstone.is_zero()
+        {
+            self.tombstones.insert(*acquisition, self.now + *tombstone);
+        }
         reply
     }
 
