@@ -134,7 +134,7 @@ mod tests {
         let resource = Resource { kind: Kind::Mutex, name: Name::new(&"n".repeat(200)).unwrap() };
         let metadata = Arc::from("m".repeat(1_000));
         let acquire = Command::from(Acquire { metadata, ..Acquire::exclusive(ACQUISITION, TTL) });
-        let run_id = "r".repeat(500);
+        let run_id = "r".repeat(2_000);
         let vote_args = VoteArgs { floor: None, abstains_for: Some(TTL), run_id: &run_id };
         assert_allocated_once(&ScriptVariant::Voter.encode(&resource, &acquire, vote_args), 1);
 
