@@ -1,5 +1,6 @@
 //! Runs commands in the model and in the tables, and compares the answers and pushes.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ use super::super::query::Query;
 use super::super::sql::Sql;
 use super::super::transaction::Session;
 use super::super::{push, schema};
-use crate::store::Inbox;
 use crate::store::histories::{CLIENTS, Step, client_id};
+use crate::store::{Inbox, StoreError};
 use crate::url::StoreUrl;
 
 const SCHEMA: &str = "leasehold";
@@ -44,6 +45,8 @@ pub(super) struct Harness {
     messages: UnboundedReceiver<AsyncMessage>,
     now: StoreTime,
     server: Server,
+    /// A command ended by a time limit: the processor is busy with something else, so the history says nothing.
+    was_too_slow: Cell<bool>,
 }
 
 impl Harness {
@@ -74,7 +77,21 @@ impl Harness {
             let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 4);
             (Executor { session, pool, contended: Mutex::default() }, conn, messages)
         });
-        Self { runtime, executor, conn, messages, now, server }
+        Self { runtime, executor, conn, messages, now, server, was_too_slow: Cell::new(false) }
+    }
+
+    /// Whether a time limit ended a command since the last call.
+    pub(super) fn was_too_slow(&self) -> bool {
+        self.was_too_slow.take()
+    }
+
+    /// The answer to a command. An error ends the history.
+    fn answered<T>(&self, answer: Result<T, StoreError>) -> T {
+        answer.unwrap_or_else(|error| {
+            let is_slow = ["no answer within", "timeout"].iter().any(|limit| error.message.contains(limit));
+            self.was_too_slow.set(is_slow);
+            panic!("{error:?}")
+        })
     }
 
     fn sql(&self, sql: &str) {
@@ -185,8 +202,7 @@ impl<'h> Comparison<'h> {
         let (expected, theirs) = self.model(at, command, now);
         let resource = self.resources[at].0.clone();
         let harness = &self.harness;
-        let found = harness.runtime.block_on(harness.executor.call(&resource, command));
-        let found = found.unwrap_or_else(|error| panic!("after {command:?}: {error:?}"));
+        let found = harness.answered(harness.runtime.block_on(harness.executor.call(&resource, command)));
         assert_eq!(found, expected, "after {command:?}");
         assert_eq!(self.harness.pushes(), theirs, "pushed after {command:?}");
         found.reply
@@ -217,7 +233,7 @@ impl<'h> Comparison<'h> {
         let resources = self.resources.iter().map(|(resource, _)| Arc::new(resource.clone()));
         let attempts: Vec<_> = resources.zip(attempts.iter().cloned()).collect();
         let harness = &self.harness;
-        let found = harness.runtime.block_on(harness.executor.acquire_all(&attempts)).unwrap();
+        let found = harness.answered(harness.runtime.block_on(harness.executor.acquire_all(&attempts)));
         assert_eq!(found, expected, "after {attempts:?}");
         assert_eq!(self.harness.pushes(), theirs, "pushed after {attempts:?}");
         (0..attempts.len()).for_each(|at| drop(self.run(at, &Command::Inspect)));
@@ -236,7 +252,7 @@ impl<'h> Comparison<'h> {
         }
         let harness = &self.harness;
         let found = harness.runtime.block_on(harness.executor.call_batch(&batch));
-        let found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+        let found: Vec<_> = found.into_iter().map(|found| harness.answered(found)).collect();
         assert_eq!(found, expected, "after {batch:?}");
         // Resources of a batch follow each other in any order.
         let sorted = |mut pushes: Vec<Push>| {
@@ -261,7 +277,7 @@ impl<'h> Comparison<'h> {
         let batch: Vec<_> = commands.iter().map(|command| (resource.clone(), command.clone())).collect();
         let harness = &self.harness;
         let found = harness.runtime.block_on(harness.executor.call_batch(&batch));
-        let found: Vec<_> = found.into_iter().map(Result::unwrap).collect();
+        let found: Vec<_> = found.into_iter().map(|found| harness.answered(found)).collect();
         assert_eq!(found, expected, "after {batch:?}");
         // A server notifies once of what is the same in one transaction.
         let once = |pushes: Vec<Push>| {
@@ -312,7 +328,7 @@ impl<'h> Comparison<'h> {
         let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut theirs };
         let Ok(_) = sweep(&mut self.resources[at].1, context);
         let harness = &self.harness;
-        harness.runtime.block_on(harness.executor.sweep_resource(&self.resources[at].0)).unwrap();
+        harness.answered(harness.runtime.block_on(harness.executor.sweep_resource(&self.resources[at].0)));
         assert_eq!(self.harness.pushes(), theirs, "pushed after a sweep");
     }
 
