@@ -1,7 +1,6 @@
 //! Single command sequences.
 
 use leasehold_core::Refusal;
-use leasehold_core::model::Header;
 
 use super::*;
 
@@ -67,20 +66,6 @@ fn entry_of_the_queue_ends_exactly_at_its_deadline() {
         assert!(matches!(world.run(&renew(id(0, 0))), Reply::Renewed { .. }));
     }
     assert!(world.view().waiters.is_empty(), "{:?}", world.view());
-}
-
-#[test]
-fn order_of_the_queue_holds_after_any_number_of_waiters() {
-    let mut world = World::new();
-    world.run(&acquire(id(0, 0), 1, 1, false));
-    let Ok(header) = Rows::header(&mut world.rows);
-    let header = Header { next_place: 1 << 39, ..header.expect("the lock is held") };
-    let Ok(()) = world.rows.put_header(&header);
-    for client in 1..4 {
-        assert!(matches!(world.run(&acquire(id(client, 0), 1, 1, true)), Reply::Queued(_)));
-    }
-    let order: Vec<_> = world.view().waiters.iter().map(|waiter| waiter.acquisition).collect();
-    assert_eq!(order, [id(1, 0), id(2, 0), id(3, 0)]);
 }
 
 #[test]
