@@ -163,12 +163,14 @@ fn plain_ttl(acquire: &Acquire) -> Option<u64> {
 pub(crate) fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
     let owner = acquire.owner.as_ref().map(Owner::as_str);
     push_acquisition(bytes, acquire.acquisition);
-    let flags = [acquire.wait.is_some(), owner.is_some(), acquire.replaces.is_some()];
+    let extent = [acquire.capacity, acquire.weight, acquire.reserve];
+    let has_extent = extent != [1, 1, 0];
+    let flags = [acquire.wait.is_some(), owner.is_some(), acquire.replaces.is_some(), has_extent];
     bytes.push(flags.into_iter().rev().fold(0, |flags, flag| flags << 1 | u8::from(flag)));
-    bytes.extend(acquire.capacity.to_be_bytes());
-    bytes.extend(acquire.weight.to_be_bytes());
     bytes.extend(micros(acquire.ttl).to_be_bytes());
-    bytes.extend(acquire.reserve.to_be_bytes());
+    if has_extent {
+        extent.iter().for_each(|number| bytes.extend(number.to_be_bytes()));
+    }
     if let Some(wait) = acquire.wait {
         bytes.extend(micros(wait.entry_ttl).to_be_bytes());
         bytes.extend(wait.max_queue.to_be_bytes());
@@ -253,7 +255,7 @@ mod tests {
         let acquire = Acquire { reserve: 5, ..Acquire::exclusive(acquisition(), Duration::from_micros(9)) };
         let plain = encode(ScriptVariant::Server, &Command::from(acquire.clone()), VoteArgs::default());
         let mut expected = id();
-        expected.extend([0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 5]);
+        expected.extend([8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5]);
         assert_eq!((plain.script(), args(&plain)), (Script::Acquire, vec![expected, Vec::new()]));
 
         let all = Acquire {
@@ -265,7 +267,7 @@ mod tests {
         };
         let all = encode(ScriptVariant::Server, &Command::from(all), VoteArgs::default());
         let mut expected = id();
-        expected.extend([7, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 5]);
+        expected.extend([15, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5]);
         expected.extend([0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 8]);
         expected.extend(b"\0\0\0\x02me\0\0\0\0\0\0\0\x02{}");
         assert_eq!(args(&all), [expected, Vec::new()]);
@@ -302,11 +304,14 @@ mod tests {
         for (acquire, flag, option) in [
             (Acquire { wait, ..plain.clone() }, 1, b"\0\0\0\0\0\0\0\x07\0\0\0\x08".as_slice()),
             (Acquire { owner: Some(Owner::new("me")), ..plain.clone() }, 2, b"\0\0\0\x02me"),
-            (Acquire { replaces: Some(9), ..plain }, 4, b"\0\0\0\0\0\0\0\x09"),
+            (Acquire { replaces: Some(9), ..plain.clone() }, 4, b"\0\0\0\0\0\0\0\x09"),
+            (Acquire { capacity: 2, ..plain.clone() }, 8, b"\0\0\0\x02\0\0\0\x01\0\0\0\0"),
+            (Acquire { weight: 0, ..plain.clone() }, 8, b"\0\0\0\x01\0\0\0\0\0\0\0\0"),
+            (Acquire { reserve: 3, ..plain }, 8, b"\0\0\0\x01\0\0\0\x01\0\0\0\x03"),
         ] {
             let call = encode(ScriptVariant::Server, &Command::from(acquire), VoteArgs::default());
             let arg = &args(&call)[0];
-            assert_eq!((arg[24], &arg[45..]), (flag, option));
+            assert_eq!((arg[24], &arg[33..]), (flag, option));
         }
     }
 

@@ -1,9 +1,9 @@
 -- Acquires a lease, or enqueues the attempt.
 --
 -- KEYS  1 the resource, 2 the clock: see rows.lua
--- ARGV  1 '>c24BI4I4I8I4': acquisition, flags (1 waits, 2 has owner, 4 replaces), capacity, weight, ttl, reserve;
---           with flag 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
---           lease to replace; the rest is the metadata
+-- ARGV  1 '>c24BI8': acquisition, flags (1 waits, 2 has owner, 4 replaces, 8 has an extent), ttl; with flag 8 '>I4I4I4':
+--           capacity, weight, reserve, otherwise they are 1, 1, 0; with 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0':
+--           owner; with 4 'c8': sequence number of the lease to replace; the rest is the metadata
 --       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve,
 --           nothing to replace, and no quorum node; otherwise empty
 --       3 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua

@@ -8,8 +8,8 @@ local row = drawn and not raw and first_row('h')
 if row and #row >= struct.size(HEADER) then
   local _, capacity, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, stays, at =
     struct.unpack(HEADER, row)
-  local id, flags, requested_capacity, weight, ttl, reserve, rest_at = struct.unpack(ACQUIRE, ARGV[1])
-  if flags == 1 and leases == 1 and at <= #row and parked + tombstones == 0 and next_expiry > now and requested_capacity == capacity
+  local id, flags, ttl, requested_capacity, weight, reserve, rest_at = unpack_request(ARGV[1])
+  if flags % 8 == 1 and leases == 1 and at <= #row and parked + tombstones == 0 and next_expiry > now and requested_capacity == capacity
     and weight > 0 and weight <= capacity and weight > capacity - in_use then
     local entry_ttl, max_queue, rest_at = struct.unpack('>I8I4', ARGV[1], rest_at)
     local _, holder, _, token, _, ends = struct.unpack(LEASE, row, at)

@@ -39,7 +39,7 @@ local FIRST_WAITER_PLACE = 1099511627776
 local MAX_LEAD = 100 -- milliseconds
 
 local PLAIN = '^(.*) leasehold:3@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
-local ACQUIRE = '>c24BI4I4I8I4'
+local ACQUIRE, EXTENT = '>c24BI8', '>I4I4I4'
 local HEADER = '>c1ddddddddddd'
 local LEASE = '>c1c24ddddBBBI4c0I4c0'
 local WAITER = '>c1c24ddddddBI4c0I4c0Bc0'
@@ -88,12 +88,19 @@ local function follower_repoll_at(id, ends, waiters_of_client)
   ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % REPOLL_JITTER
   return math.max(ends, now + REPOLL_SPACING * count_rows('r') * waiters_of_client)
 end
+
+-- The acquisition, flags, ttl, capacity, weight and reserve of an `Acquire`, and where the rest of it begins.
+local function unpack_request(text)
+  local id, flags, ttl, at = struct.unpack(ACQUIRE, text)
+  if flags < 8 then return id, flags, ttl, 1, 1, 0, at end
+  return id, flags, ttl, struct.unpack(EXTENT, text, at)
+end
 --@use shortcut
 
 local function unpack_acquire(text)
   local a = { owner = '', has_owner = 0, replaces = '', waits = false }
   local flags, at
-  a.id, flags, a.capacity, a.weight, a.ttl, a.reserve, at = struct.unpack(ACQUIRE, text)
+  a.id, flags, a.ttl, a.capacity, a.weight, a.reserve, at = unpack_request(text)
   if flags % 2 == 1 then
     a.waits = true
     a.entry_ttl, a.max_queue, at = struct.unpack('>I8I4', text, at)
@@ -102,7 +109,7 @@ local function unpack_acquire(text)
     a.has_owner = 1
     a.owner, at = struct.unpack('>I4c0', text, at)
   end
-  if flags > 3 then a.replaces, at = struct.unpack('c8', text, at) end
+  if flags % 8 > 3 then a.replaces, at = struct.unpack('c8', text, at) end
   a.metadata = string.sub(text, at)
   return a
 end
@@ -294,8 +301,8 @@ local function pack_plain(l)
   if l.granted_at ~= math.floor(l.token / TOKENS_PER_MS) * 1000 or h.last_token ~= l.token then
     more = string.format(' %.0f %.0f', l.granted_at, h.last_token)
   end
-  return struct.pack(ACQUIRE, l.id, 0, h.capacity, l.weight, l.expires_at - math.min(l.granted_at, now), 0) .. l.metadata
-    .. ' leasehold:3@' .. id_of(l.token) .. more
+  return struct.pack(ACQUIRE, l.id, 8, l.expires_at - math.min(l.granted_at, now)) .. struct.pack(EXTENT, h.capacity, l.weight, 0)
+    .. l.metadata .. ' leasehold:3@' .. id_of(l.token) .. more
 end
 
 local function store_rows()

@@ -1,15 +1,15 @@
 //! The scripts against the model, command by command, on a real server.
 
 mod comparison;
+mod cost;
 
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Command, Kind, Name, Now, PushKind, Release, Renew, Reply, Resource, StoreTime,
-    WaitFor,
+    Acquire, Acquisition, Command, Kind, Name, PushKind, Release, Renew, Reply, Resource, WaitFor,
 };
 use leasehold_redis_protocol::{
-    Channels, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, resource_key, slot_of,
+    Channels, ScriptVariant, VoteArgs, decode_answer, decode_push, inbox_of, slot_of,
 };
 use leasehold_testkit::{Flavor, extent};
 use proptest::strategy::Strategy;
@@ -18,7 +18,7 @@ use redis::ConnectionLike as _;
 
 use super::codec;
 use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
-use comparison::{Comparison, compare_mutex, wall_clock, with_scripts, with_scripts_on};
+use comparison::{Comparison, compare_mutex, with_scripts, with_scripts_on};
 
 /// Compares random histories. Each uses new resources, on one server.
 fn compare_histories<H: std::fmt::Debug>(
@@ -230,64 +230,6 @@ fn key_of_a_shared_lock_outlives_its_longest_lease() {
             // It compares the key's expiry with the end of every lease.
             comparison.inspect(0);
         }
-    });
-}
-
-#[test]
-fn parking_a_client_has_constant_cost() {
-    compare_mutex(|comparison| {
-        comparison.run(0, &acquire_or_queue(0, 1, 1, 1));
-        for sequence in 0..1_000 {
-            comparison.run(0, &acquire_or_queue(1, sequence, 1, 1));
-        }
-        comparison.run(0, &acquire_or_queue(2, 1, 1, 1));
-        comparison.step(0, &Step::Leave(1));
-        let called = |comparison: &mut Comparison<'_, '_>| -> u64 {
-            let info: String =
-                redis::cmd("INFO").arg("commandstats").query(comparison.runner.commands).unwrap();
-            let calls = |line: &str| line.split_once("calls=")?.1.split_once(',')?.0.parse::<u64>().ok();
-            info.lines().filter_map(calls).sum()
-        };
-        let cost = |comparison: &mut Comparison<'_, '_>, command: &Command| {
-            let before = called(comparison);
-            let reply = comparison.run(0, command);
-            (reply, called(comparison) - before)
-        };
-        let first = Acquisition { client: client_id(0), sequence: 1 };
-        let (released, to_park) = cost(comparison, &release_of(first));
-        assert_eq!(released, Reply::Released);
-        comparison.step(0, &Step::Return(1));
-        let (queued, to_return) = cost(comparison, &acquire_or_queue(1, 0, 1, 1));
-        assert!(matches!(queued, Reply::Queued(queued) if queued.is_head));
-        assert!(to_park < 60 && to_return < 60, "commands in the script: {to_park}, then {to_return}");
-        comparison.inspect(0);
-    });
-}
-
-#[test]
-fn expiry_of_a_contended_lock_is_moved_once_an_hour() {
-    with_scripts(|runner| {
-        let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
-        let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
-        let ttl = Duration::from_secs(3_000);
-        let holder = Acquisition { client: client_id(0), sequence: 1 };
-        let acquire = Command::from(Acquire::exclusive(holder, ttl));
-        assert!(matches!(runner.run(&resource, &acquire, Now::same(start)).reply, Reply::Granted(_)));
-        // In seconds after the end of the lease.
-        let mut margin_after_poll = |seconds: u64| {
-            let now = Now::same(start + Duration::from_secs(seconds));
-            let renew = Command::Renew(Renew { acquisition: holder, ttl, reserve: 0 });
-            assert!(matches!(runner.run(&resource, &renew, now).reply, Reply::Renewed { .. }));
-            let reply = runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now).reply;
-            assert!(matches!(reply, Reply::Queued(_)), "{reply:?}");
-            let key = resource_key(&resource);
-            let expiry: u64 = redis::cmd("PEXPIRETIME").arg(key).query(runner.commands).unwrap();
-            expiry / 1_000 - now.time.as_micros() / 1_000_000 - ttl.as_secs()
-        };
-        for seconds in [0, 900, 1_800, 2_700] {
-            assert_eq!(margin_after_poll(seconds), 3_600 - seconds, "moved without need");
-        }
-        assert_eq!(margin_after_poll(3_600), 3_600, "not moved in time");
     });
 }
 

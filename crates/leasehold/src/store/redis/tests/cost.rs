@@ -1,0 +1,225 @@
+//! What the scripts ask of the server: the commands that each of their paths calls.
+
+use std::time::Duration;
+
+use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Now, Renew, Reply, Resource, StoreTime};
+use leasehold_redis_protocol::resource_key;
+
+use super::comparison::{Comparison, ScriptRunner, compare_mutex, wall_clock, with_scripts};
+use super::{Step, acquire_or_queue, client_id, release_of};
+
+/// The commands that were called since the statistics were reset, with the number of calls of each.
+fn called(runner: &mut ScriptRunner<'_>) -> Vec<(String, u64)> {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(runner.commands).unwrap();
+    let calls = |line: &str| {
+        let (command, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        Some((command.to_owned(), figures.split_once(',')?.0.parse().ok()?))
+    };
+    let mut called: Vec<_> = info.lines().filter_map(calls).collect();
+    called.sort();
+    called
+}
+
+/// Runs the steps on a new resource, a second apart. Each step is a name, a command, and what its script calls.
+#[track_caller]
+fn check_calls(runner: &mut ScriptRunner<'_>, steps: &[(&str, Command, &str)]) {
+    let caller = std::panic::Location::caller();
+    let resource =
+        Resource { kind: Kind::Mutex, name: Name::new(&format!("line-{}", caller.line())).unwrap() };
+    let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
+    let mut found = Vec::new();
+    for ((name, command, _), seconds) in steps.iter().zip(0..) {
+        let () = redis::cmd("CONFIG").arg("RESETSTAT").query(runner.commands).unwrap();
+        let now = Now::same(start + Duration::from_millis(100) * seconds);
+        let reply = runner.run(&resource, command, now).reply;
+        let is_done =
+            matches!(reply, Reply::Granted(_) | Reply::Queued(_) | Reply::Released | Reply::Renewed { .. });
+        assert!(is_done, "{name}: {reply:?}");
+        // Also not what the clock of the test calls.
+        const NOT_COUNTED: [&str; 6] =
+            ["config|resetstat", "evalsha", "exists", "info", "pexpiretime", "xinfo|stream"];
+        let of_script =
+            called(runner).into_iter().filter(|(command, _)| !NOT_COUNTED.contains(&command.as_str()));
+        let calls =
+            of_script.map(|(command, calls)| if calls == 1 { command } else { format!("{command} {calls}") });
+        found.push((*name, calls.collect::<Vec<_>>().join(", ")));
+    }
+    let expected: Vec<_> = steps.iter().map(|(name, _, calls)| (*name, (*calls).to_owned())).collect();
+    assert_eq!(found, expected);
+}
+
+fn release(client: u128, sequence: u64) -> Command {
+    release_of(Acquisition { client: client_id(client), sequence })
+}
+
+fn tried(client: u128, sequence: u64, capacity: u32, weight: u32) -> Command {
+    let acquisition = Acquisition { client: client_id(client), sequence };
+    Command::from(Acquire { capacity, weight, ..Acquire::exclusive(acquisition, Duration::from_secs(10)) })
+}
+
+#[test]
+fn plain_lock_calls_few_commands() {
+    with_scripts(|runner| {
+        let acquisition = Acquisition { client: client_id(0), sequence: 1 };
+        let renew = Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 };
+        check_calls(
+            runner,
+            &[
+                ("grant", tried(0, 1, 1, 1), "set, xadd"),
+                ("renewal", Command::Renew(renew), "mget, pexpireat"),
+                ("release", release(0, 1), "del, mget"),
+            ],
+        );
+    });
+}
+
+#[test]
+fn queue_of_an_exclusive_lock_calls_few_commands() {
+    with_scripts(|runner| {
+        for weight in [1, 2] {
+            let acquire = |client, sequence| acquire_or_queue(client, sequence, weight, weight);
+            check_calls(
+                runner,
+                &[
+                    ("holder", acquire(0, 1), "set, xadd"),
+                    (
+                        "first waiter",
+                        acquire(1, 1),
+                        "append, del, mget, pexpireat, set, xadd, zadd 3, zrangebylex 3",
+                    ),
+                    ("second waiter", acquire(2, 1), "mget, set, xadd, zadd, zlexcount 2, zrangebylex, zrem"),
+                    ("third waiter", acquire(3, 1), "mget, set, xadd, zadd, zlexcount 2, zrangebylex, zrem"),
+                    (
+                        "to the first",
+                        release(0, 1),
+                        "mget, publish 2, pubsub|numsub, xadd, zadd, zlexcount, zrangebylex 3, zrem",
+                    ),
+                    (
+                        "to the second",
+                        release(1, 1),
+                        "mget, publish 2, pubsub|numsub, xadd, zadd, zlexcount, zrangebylex 3, zrem",
+                    ),
+                    (
+                        "to the last",
+                        release(2, 1),
+                        "mget, publish, pubsub|numsub, xadd, zadd, zlexcount, zrangebylex 3, zrem",
+                    ),
+                    (
+                        "first waiter again",
+                        acquire(0, 2),
+                        "mget, set, xadd, zadd, zlexcount, zrangebylex, zrem",
+                    ),
+                    (
+                        "second of one client",
+                        acquire(0, 3),
+                        "mget, set, xadd, zadd, zlexcount 3, zrangebylex, zrem",
+                    ),
+                    (
+                        "not to a client with two waiters",
+                        release(3, 1),
+                        "mget, publish 2, pubsub|numsub, xadd, zadd 2, zlexcount, zrangebylex 14, zrem 3",
+                    ),
+                    (
+                        "to a client's last waiter",
+                        release(0, 2),
+                        "mget, publish, pubsub|numsub, xadd, zadd, zlexcount, zrangebylex 3, zrem",
+                    ),
+                    ("end", release(0, 3), "del, mget, zrangebylex 2"),
+                ],
+            );
+        }
+    });
+}
+
+#[test]
+fn shared_lock_calls_few_commands() {
+    with_scripts(|runner| {
+        let acquire = |client, weight| tried(client, 1, 4, weight);
+        check_calls(
+            runner,
+            &[
+                ("alone", acquire(0, 1), "set, xadd"),
+                ("second", acquire(1, 1), "del, mget, pexpireat, set, xadd, zadd"),
+                (
+                    "third fills the lock",
+                    acquire(2, 2),
+                    "mget, set, xadd, zadd, zlexcount, zrangebylex, zrem",
+                ),
+                ("the header's leaves", release(0, 1), "mget, zadd, zrangebylex, zrem"),
+                ("another joins", acquire(3, 1), "mget, set, xadd, zadd, zlexcount, zrangebylex, zrem"),
+                ("a row's leaves", release(2, 1), "mget, zadd, zrangebylex 2, zrem"),
+                ("one of two leaves", release(1, 1), "mget, zadd, zrangebylex 2, zrem"),
+                ("another joins one", acquire(4, 3), "mget, set, xadd, zadd, zlexcount, zrangebylex, zrem"),
+                ("leaves", release(4, 1), "mget, zadd, zrangebylex 2, zrem"),
+                ("end", release(3, 1), "del, mget, zrangebylex 3, zrem"),
+            ],
+        );
+        check_calls(
+            runner,
+            &[
+                ("alone", acquire(0, 1), "set, xadd"),
+                ("second fills the lock", acquire(1, 3), "del, mget, pexpireat, set, xadd, zadd"),
+                ("a row's leaves", release(1, 1), "mget, zadd, zrangebylex 2, zrem"),
+                ("end", release(0, 1), "del, mget, zrangebylex 2"),
+            ],
+        );
+    });
+}
+
+#[test]
+fn parking_a_client_has_constant_cost() {
+    compare_mutex(|comparison| {
+        comparison.run(0, &acquire_or_queue(0, 1, 1, 1));
+        for sequence in 0..1_000 {
+            comparison.run(0, &acquire_or_queue(1, sequence, 1, 1));
+        }
+        comparison.run(0, &acquire_or_queue(2, 1, 1, 1));
+        comparison.step(0, &Step::Leave(1));
+        let called = |comparison: &mut Comparison<'_, '_>| -> u64 {
+            let info: String =
+                redis::cmd("INFO").arg("commandstats").query(comparison.runner.commands).unwrap();
+            let calls = |line: &str| line.split_once("calls=")?.1.split_once(',')?.0.parse::<u64>().ok();
+            info.lines().filter_map(calls).sum()
+        };
+        let cost = |comparison: &mut Comparison<'_, '_>, command: &Command| {
+            let before = called(comparison);
+            let reply = comparison.run(0, command);
+            (reply, called(comparison) - before)
+        };
+        let first = Acquisition { client: client_id(0), sequence: 1 };
+        let (released, to_park) = cost(comparison, &release_of(first));
+        assert_eq!(released, Reply::Released);
+        comparison.step(0, &Step::Return(1));
+        let (queued, to_return) = cost(comparison, &acquire_or_queue(1, 0, 1, 1));
+        assert!(matches!(queued, Reply::Queued(queued) if queued.is_head));
+        assert!(to_park < 60 && to_return < 60, "commands in the script: {to_park}, then {to_return}");
+        comparison.inspect(0);
+    });
+}
+
+#[test]
+fn expiry_of_a_contended_lock_is_moved_once_an_hour() {
+    with_scripts(|runner| {
+        let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+        let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
+        let ttl = Duration::from_secs(3_000);
+        let holder = Acquisition { client: client_id(0), sequence: 1 };
+        let acquire = Command::from(Acquire::exclusive(holder, ttl));
+        assert!(matches!(runner.run(&resource, &acquire, Now::same(start)).reply, Reply::Granted(_)));
+        // In seconds after the end of the lease.
+        let mut margin_after_poll = |seconds: u64| {
+            let now = Now::same(start + Duration::from_secs(seconds));
+            let renew = Command::Renew(Renew { acquisition: holder, ttl, reserve: 0 });
+            assert!(matches!(runner.run(&resource, &renew, now).reply, Reply::Renewed { .. }));
+            let reply = runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now).reply;
+            assert!(matches!(reply, Reply::Queued(_)), "{reply:?}");
+            let key = resource_key(&resource);
+            let expiry: u64 = redis::cmd("PEXPIRETIME").arg(key).query(runner.commands).unwrap();
+            expiry / 1_000 - now.time.as_micros() / 1_000_000 - ttl.as_secs()
+        };
+        for seconds in [0, 900, 1_800, 2_700] {
+            assert_eq!(margin_after_poll(seconds), 3_600 - seconds, "moved without need");
+        }
+        assert_eq!(margin_after_poll(3_600), 3_600, "not moved in time");
+    });
+}
