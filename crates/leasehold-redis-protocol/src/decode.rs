@@ -130,7 +130,7 @@ fn foreign(command: &Command, at: StoreTime, left: Option<Duration>) -> Reply {
 fn decode_reply<V: ReplyValue>(command: &Command, list: &Reader<'_, V>) -> Option<Reply> {
     Some(match list.number(1)? {
         1 => Reply::Granted(Grant { tokens: list.tokens(2)?, valid_for: list.span(4)?, is_plain: false }),
-        2 => Reply::Queued(Queued { is_head: list.number(2)? != 0, repoll_at: list.time(3)? }),
+        2 => Reply::Queued(Queued { is_head: list.flag(2)?, repoll_at: list.time(3)? }),
         3 => Reply::Busy,
         4 => Reply::Cancelled,
         5 => Reply::QueueFull,
@@ -143,7 +143,7 @@ fn decode_reply<V: ReplyValue>(command: &Command, list: &Reader<'_, V>) -> Optio
         }),
         7 => {
             let tokens = if list.number(4)? == 0 { None } else { Some(list.tokens(4)?) };
-            Reply::Renewed { valid_for: list.span(2)?, contended: list.number(3)? != 0, tokens }
+            Reply::Renewed { valid_for: list.span(2)?, contended: list.flag(3)?, tokens }
         }
         8 => Reply::NotHeld,
         10 => Reply::View(View {
@@ -162,7 +162,7 @@ fn decode_reply<V: ReplyValue>(command: &Command, list: &Reader<'_, V>) -> Optio
 
 fn decode_holders<V: ReplyValue>(list: &Reader<'_, V>) -> Option<Vec<Holder>> {
     let mut holders = list.each(|holder| {
-        let is_named = holder.number(1)? != 0;
+        let is_named = holder.flag(1)?;
         Some(Holder {
             acquisition: holder.acquisition(0)?,
             owner: if is_named { Some(Owner::new(&holder.text(2)?)) } else { None },
@@ -170,7 +170,7 @@ fn decode_holders<V: ReplyValue>(list: &Reader<'_, V>) -> Option<Vec<Holder>> {
             token: Token::new(holder.number(4)?)?,
             granted_at: holder.time(5)?,
             expires_at: holder.time(6)?,
-            retained: holder.number(7)? != 0,
+            retained: holder.flag(7)?,
             metadata: holder.text(8)?,
         })
     })?;
@@ -184,7 +184,7 @@ fn decode_waiter<V: ReplyValue>(waiter: &Reader<'_, V>) -> Option<QueueEntry> {
         weight: waiter.small(1)?,
         since: waiter.time(2)?,
         deadline: waiter.time(3)?,
-        skipped: waiter.number(4)? != 0,
+        skipped: waiter.flag(4)?,
         metadata: waiter.text(5)?,
     })
 }
@@ -206,6 +206,15 @@ impl<'a, V: ReplyValue> Reader<'a, V> {
 
     fn each<T>(&self, read: impl Fn(&Reader<'_, V>) -> Option<T>) -> Option<Vec<T>> {
         self.0.iter().map(|value| read(&Reader::of(value)?)).collect()
+    }
+
+    /// A number that is 0 or 1.
+    fn flag(&self, at: usize) -> Option<bool> {
+        match self.number(at)? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
     }
 
     fn number(&self, at: usize) -> Option<u64> {
@@ -372,6 +381,7 @@ mod tests {
                 Reply::Granted(Grant { tokens: tokens(6, 8), valid_for: span(9), is_plain: false }),
             ),
             (numbers(&[5, 2, 1, 9]), Reply::Queued(Queued { is_head: true, repoll_at: time(9) })),
+            (numbers(&[5, 2, 0, 9]), Reply::Queued(Queued { is_head: false, repoll_at: time(9) })),
             (numbers(&[5, 3]), Reply::Busy),
             (numbers(&[5, 4]), Reply::Cancelled),
             (numbers(&[5, 5]), Reply::QueueFull),
@@ -500,7 +510,9 @@ mod tests {
             numbers(&[5, 9]),
             numbers(&[5, 1, 6]),
             numbers(&[5, 1, 0, 8, 9]),
+            numbers(&[5, 2, 2, 9]),
             numbers(&[5, 6, 5, 0]),
+            numbers(&[5, 7, 9, 2, 0, 0]),
             numbers(&[5, 6, 1, 1 << 32]),
         ];
         for value in values {
