@@ -34,7 +34,7 @@ if ARGV[2] ~= '' then
       return id
     end
     drawn = id
-  elseif string.find(id.err, 'READONLY', 1, true) then
+  elseif string.find(id.err, 'READONLY') then
     return id
   end
 end

@@ -171,7 +171,7 @@ local may_exceed_memory = false
 local function write(...)
   local done = redis.pcall(...)
   if type(done) == 'table' and done.err then
-    if not may_exceed_memory or not string.find(done.err, 'OOM', 1, true) then error(done.err, 0) end
+    if not may_exceed_memory or not string.find(done.err, 'OOM') then error(done.err, 0) end
     redis.call('XTRIM', KEYS[2], 'MAXLEN', '0')
     done = redis.call(...)
   end

@@ -3,6 +3,7 @@
 mod comparison;
 mod cost;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
@@ -215,6 +216,25 @@ fn repeat_of_the_last_shared_attempt_is_granted_once() {
         assert!(matches!(comparison.run(0, &acquire(1)), Reply::Granted(_)));
         let Reply::View(view) = comparison.run(0, &Command::Inspect) else { panic!("no view") };
         assert_eq!((view.holders.len(), view.in_use), (1, 1));
+    });
+}
+
+/// The id that an attempt drew in vain is another attempt's token, and only one attempt's.
+#[test]
+fn repeat_of_a_set_grants_each_lock_another_token() {
+    with_scripts(|runner| {
+        let resource = |name| Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() };
+        let mut comparison = Comparison::new(runner, &["a", "b", "c"].map(resource));
+        let attempts: Vec<_> = (1..=3)
+            .map(|sequence| Acquisition { client: client_id(0), sequence })
+            .map(|acquisition| Arc::new(Acquire::exclusive(acquisition, Duration::from_secs(10))))
+            .collect();
+        comparison.run_all(&attempts);
+        for at in [1, 2] {
+            assert_eq!(comparison.run(at, &release_of(attempts[at].acquisition)), Reply::Released);
+        }
+        comparison.run_all(&attempts);
+        comparison.end();
     });
 }
 

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Now, Renew, Reply, Resource, StoreTime};
-use leasehold_redis_protocol::resource_key;
+use leasehold_redis_protocol::{clock_key, resource_key};
+
+use proptest::strategy::{Strategy, ValueTree as _};
+use proptest::test_runner::TestRunner;
 
 use super::comparison::{Comparison, ScriptRunner, compare_mutex, wall_clock, with_scripts};
-use super::{Step, acquire_or_queue, client_id, release_of};
+use super::{RESOURCES, Step, acquire_or_queue, client_id, joint_steps, play, play_joint, release_of, steps};
 
 /// The commands that were called since the statistics were reset, with the number of calls of each.
 fn called(runner: &mut ScriptRunner<'_>) -> Vec<(String, u64)> {
@@ -20,6 +23,29 @@ fn called(runner: &mut ScriptRunner<'_>) -> Vec<(String, u64)> {
     called
 }
 
+/// Those that a script called, and not the test.
+fn called_by_scripts(runner: &mut ScriptRunner<'_>) -> impl Iterator<Item = (String, u64)> {
+    // Also not what the clock of the test calls.
+    const NOT_COUNTED: [&str; 11] = [
+        "config|resetstat",
+        "dump",
+        "evalsha",
+        "exists",
+        "info",
+        "pexpiretime",
+        "pttl",
+        "subscribe",
+        "type",
+        "unsubscribe",
+        "xinfo|stream",
+    ];
+    called(runner).into_iter().filter(|(command, _)| !NOT_COUNTED.contains(&command.as_str()))
+}
+
+fn reset_statistics(runner: &mut ScriptRunner<'_>) {
+    redis::cmd("CONFIG").arg("RESETSTAT").exec(runner.commands).unwrap();
+}
+
 /// Runs the steps on a new resource, a second apart. Each step is a name, a command, and what its script calls.
 #[track_caller]
 fn check_calls(runner: &mut ScriptRunner<'_>, steps: &[(&str, Command, &str)]) {
@@ -29,19 +55,14 @@ fn check_calls(runner: &mut ScriptRunner<'_>, steps: &[(&str, Command, &str)]) {
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
     let mut found = Vec::new();
     for ((name, command, _), seconds) in steps.iter().zip(0..) {
-        let () = redis::cmd("CONFIG").arg("RESETSTAT").query(runner.commands).unwrap();
+        reset_statistics(runner);
         let now = Now::same(start + Duration::from_millis(100) * seconds);
         let reply = runner.run(&resource, command, now).reply;
         let is_done =
             matches!(reply, Reply::Granted(_) | Reply::Queued(_) | Reply::Released | Reply::Renewed { .. });
         assert!(is_done, "{name}: {reply:?}");
-        // Also not what the clock of the test calls.
-        const NOT_COUNTED: [&str; 6] =
-            ["config|resetstat", "evalsha", "exists", "info", "pexpiretime", "xinfo|stream"];
-        let of_script =
-            called(runner).into_iter().filter(|(command, _)| !NOT_COUNTED.contains(&command.as_str()));
-        let calls =
-            of_script.map(|(command, calls)| if calls == 1 { command } else { format!("{command} {calls}") });
+        let calls = called_by_scripts(runner)
+            .map(|(command, calls)| if calls == 1 { command } else { format!("{command} {calls}") });
         found.push((*name, calls.collect::<Vec<_>>().join(", ")));
     }
     let expected: Vec<_> = steps.iter().map(|(name, _, calls)| (*name, (*calls).to_owned())).collect();
@@ -68,6 +89,28 @@ fn plain_lock_calls_few_commands() {
                 ("grant", tried(0, 1, 1, 1), "set, xadd"),
                 ("renewal", Command::Renew(renew), "mget, pexpireat"),
                 ("release", release(0, 1), "del, mget"),
+            ],
+        );
+    });
+}
+
+/// The first lines grant the tokens 0 to 999 of a millisecond, and the rules those behind them.
+#[test]
+fn plain_lock_of_a_busy_millisecond_calls_few_commands() {
+    with_scripts(|runner| {
+        let ahead = wall_clock() + Duration::from_secs(3_600_000 + 60);
+        let id = format!("{}-998", ahead.as_millis());
+        let clock = clock_key(None);
+        let added =
+            redis::cmd("XADD").arg(clock).arg("MAXLEN").arg(0).arg(id).arg("t").arg("").exec(runner.commands);
+        added.unwrap();
+        check_calls(
+            runner,
+            &[
+                ("token 999", tried(0, 1, 1, 1), "set, xadd"),
+                ("release", release(0, 1), "del, mget"),
+                ("token 1000", tried(0, 2, 1, 1), "mget, set, xadd, zrangebylex 2"),
+                ("its release", release(0, 2), "del, mget"),
             ],
         );
     });
@@ -164,6 +207,57 @@ fn shared_lock_calls_few_commands() {
             ],
         );
     });
+}
+
+/// What the scripts call in random histories, which are always the same.
+fn calls_of_histories<H: std::fmt::Debug>(
+    histories: &impl Strategy<Value = H>,
+    resources: usize,
+    play: impl Fn(&mut Comparison<'_, '_>, &H),
+) -> Vec<String> {
+    const HISTORIES: usize = 80;
+    let mut calls = Vec::new();
+    with_scripts(|runner| {
+        reset_statistics(runner);
+        let mut random = TestRunner::deterministic();
+        for number in 0..HISTORIES {
+            let resource = |at| {
+                let name = Name::new(&format!("{number}-{at}")).unwrap();
+                Resource { kind: Kind::Mutex, name }
+            };
+            let resources: Vec<_> = (0..resources).map(resource).collect();
+            // The ids of a history must not depend on when those before it ran.
+            redis::cmd("DEL").arg(clock_key(None)).exec(runner.commands).unwrap();
+            let mut comparison = Comparison::new(runner, &resources);
+            play(&mut comparison, &histories.new_tree(&mut random).unwrap().current());
+            comparison.end();
+        }
+        calls = called_by_scripts(runner).map(|(command, calls)| format!("{command} {calls}")).collect();
+    });
+    calls
+}
+
+/// More commands for the same answers fail no other test. A change of the scripts or of the histories may need other numbers
+/// here; smaller ones are better.
+#[test]
+fn histories_call_as_many_commands_as_before() {
+    let found = [
+        calls_of_histories(&steps(1), 1, |comparison, steps| play(comparison, steps)),
+        calls_of_histories(&steps(4), 1, |comparison, steps| play(comparison, steps)),
+        calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
+    ];
+    let expected = [
+        "append 81, del 328, mget 5965, pexpireat 270, \
+         publish 747, pubsub|numsub 328, set 367, xadd 870, zadd 3498, \
+         zlexcount 1613, zrangebylex 31892, zrem 3010, zrevrangebylex 657",
+        "append 69, del 335, mget 5964, pexpireat 272, \
+         publish 726, pubsub|numsub 380, set 387, xadd 1030, zadd 3807, \
+         zlexcount 1545, zrangebylex 35469, zrem 3278, zrevrangebylex 1035",
+        "append 60, del 514, mget 7714, pexpireat 318, \
+         publish 516, pubsub|numsub 133, set 742, xadd 1017, zadd 2888, \
+         zlexcount 950, zrangebylex 25446, zrem 2362, zrevrangebylex 499",
+    ];
+    assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }
 
 #[test]
