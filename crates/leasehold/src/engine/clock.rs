@@ -156,6 +156,16 @@ mod tests {
     }
 
     #[test]
+    fn tokens_of_an_embedded_store_follow_the_wall_clock() {
+        let expected = StoreTime::ZERO + (Duration::from_secs(1_000_000) + AWAKE + SLEPT);
+        for wall in [COARSE, ClockId::Realtime] {
+            assert_eq!(now_by(machine_that_slept, wall).wall, expected);
+        }
+        let manual = Clock::Manual(Arc::new(ManualClock::new())).in_memory();
+        assert_eq!(manual.wall.since(MANUAL_EPOCH), manual.time.since(StoreTime::ZERO));
+    }
+
+    #[test]
     fn local_time_matches_the_kernel_clock() {
         let before = micros(clock_gettime, ClockId::Boottime);
         let (local, memory, embedded) = (local(), in_memory().time, embedded().time);

@@ -89,3 +89,23 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TestStore;
+
+    #[test]
+    fn driver_gets_a_bounded_number_of_commands_at_once() {
+        const REST: usize = 10;
+        let client = TestStore::new().client().unwrap();
+        let guards: Vec<_> = (0..MAX_BATCH + REST)
+            .map(|number| pollster::block_on(client.mutex(&number.to_string()).try_lock()).unwrap().unwrap())
+            .collect();
+        let session = &client.handle.session;
+        let renewal = session.now() + Duration::from_secs(5);
+        let batches = [(); 3].map(|()| session.due(renewal).transmits.len());
+        assert_eq!(batches, [MAX_BATCH, REST, 0]);
+        drop(guards);
+    }
+}
