@@ -77,7 +77,7 @@ local function known_attempt()
   local granted = take_back_grant(id)
   if granted then return { now, 1, granted.a, granted.b, granted.c } end
   if h.tombstones > 0 and first_row_with('t' .. id) then return { now, 4 } end
-  local l = h.leases > 0 and lease(id)
+  local l = lease(id)
   if l then
     if l.retained == 1 then return { now, 4 } end
     -- A clock that was set back leaves more than was asked for.

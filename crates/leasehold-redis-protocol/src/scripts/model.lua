@@ -69,7 +69,7 @@ local function expire()
   -- Once in a while the key's expiry is set again, in case that another program took it away.
   stayed = 0
   local next_expiry = NEVER
-  while h.leases > 0 do
+  while true do
     local l = first_expiring_lease()
     if not l then break end
     if l.expires_at > now then
@@ -108,7 +108,6 @@ local function held_by(has_owner, owner)
 end
 
 local function held_lease(id)
-  if h.leases == 0 then return nil end
   local l = lease(id)
   if l and l.retained == 0 then return l end
 end
