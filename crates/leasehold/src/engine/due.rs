@@ -108,4 +108,30 @@ mod tests {
         assert_eq!(batches, [MAX_BATCH, REST, 0]);
         drop(guards);
     }
+
+    #[test]
+    fn renewals_that_are_due_soon_are_sent_together() {
+        let store = TestStore::new();
+        let client = store.client().unwrap();
+        let lock = |name: &str, ttl| {
+            let mutex = client.mutex(name).ttl(Duration::from_secs(ttl));
+            pollster::block_on(mutex.try_lock()).unwrap().unwrap()
+        };
+        let (granted, first) = (client.handle.session.now(), lock("first", 9));
+        store.advance(Duration::from_millis(440));
+        let soon = lock("soon", 9);
+        store.advance(Duration::from_millis(20));
+        let later = lock("later", 9);
+        let long = lock("long", 60);
+        store.advance(Duration::from_millis(510));
+        let long_later = lock("later than long", 60);
+        let sent = |after| client.handle.session.due(granted + after).transmits.len();
+        assert_eq!(sent(Duration::from_millis(2_999)), 0);
+        assert_eq!(sent(Duration::from_secs(3)), 2);
+        assert_eq!(sent(Duration::from_millis(3_459)), 0);
+        assert_eq!(sent(Duration::from_millis(3_460)), 1);
+        // Half a second early at most, though a twentieth of this ttl is longer.
+        assert_eq!(sent(Duration::from_millis(20_460)), 1);
+        drop([first, soon, later, long, long_later]);
+    }
 }

@@ -4,6 +4,8 @@ mod bridge;
 mod detach;
 mod holder;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::task::{Context, Waker};

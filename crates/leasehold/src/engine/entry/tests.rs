@@ -1,0 +1,233 @@
+//! What an entry makes of responses, pushes and failures, one at a time.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Wake;
+
+use leasehold_core::{
+    Acquisition, Answer, ClientId, Failure, Grant, Kind, LocalTime, Name, StoreTime, TokenRange, WaitFor,
+    WaitPolicy,
+};
+
+use super::*;
+
+const TTL: Duration = Duration::from_secs(9);
+const REPLICAS: u32 = 2;
+
+fn at(seconds: u64) -> LocalTime {
+    LocalTime::ZERO + Duration::from_secs(seconds)
+}
+
+fn entry(waits: bool) -> Entry {
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    let wait = waits.then_some(WaitFor { entry_ttl: TTL, max_queue: 9 });
+    let policy = WaitPolicy {
+        deadline: LocalTime::NEVER,
+        repoll_interval: Duration::from_secs(2),
+        confirms_pushes: false,
+    };
+    let command = Acquire { wait, ..Acquire::exclusive(acquisition, TTL) };
+    let machine = AcquireMachine::new(command, waits.then_some(policy), at(0));
+    let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+    let terms = LeaseTerms {
+        ttl: TTL,
+        renews: true,
+        max_hold: None,
+        min_lifetime: Duration::ZERO,
+        replicas: REPLICAS,
+    };
+    Entry::new(Arc::new(resource), None, terms, Duration::ZERO, machine)
+}
+
+fn sent(entry: &mut Entry, now: LocalTime) -> Transmit {
+    entry.poll_transmit(1, now).expect("a command is due")
+}
+
+fn grant(is_plain: bool) -> Grant {
+    Grant { tokens: TokenRange::next(0, 0, StoreTime::ZERO), valid_for: TTL, is_plain }
+}
+
+fn answer(reply: Reply) -> CallResult {
+    Ok(Answer { at: StoreTime::ZERO, reply })
+}
+
+fn failure() -> CallResult {
+    Err(StoreError::new(Failure::Unknown, "the connection was closed"))
+}
+
+/// A lease that the first lines of a script granted.
+fn held() -> Entry {
+    let mut entry = entry(false);
+    let transmit = sent(&mut entry, at(0));
+    entry.handle_response(&transmit, at(0), &answer(Reply::Granted(grant(true))));
+    assert!(matches!(entry.outcome(at(0)), Some(Outcome::Granted { .. })));
+    entry
+}
+
+/// The release that follows, and how it was sent.
+fn release_of(entry: &mut Entry, now: LocalTime) -> (Release, Transmit) {
+    entry.abandon(now);
+    let transmit = sent(entry, now);
+    match &transmit.command {
+        Command::Release(release) => (release.clone(), transmit),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn renew(entry: &mut Entry, now: LocalTime, answered: &CallResult) -> Transmit {
+    entry.renew_now(now);
+    let transmit = sent(entry, now);
+    assert!(matches!(transmit.command, Command::Renew(_)), "{transmit:?}");
+    entry.handle_response(&transmit, now, answered);
+    transmit
+}
+
+fn renewed(contended: bool, tokens: Option<TokenRange>) -> CallResult {
+    answer(Reply::Renewed { valid_for: TTL, tokens, contended })
+}
+
+fn push(entry: &mut Entry, kind: PushKind) {
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    entry.handle_push(at(1), &Push { acquisition, at: StoreTime::ZERO, kind });
+}
+
+/// Names of the events, which are logged once.
+fn logged(entry: &mut Entry) -> Vec<&'static str> {
+    let name = |event| match event {
+        LogEvent::Lost(_) => "lost",
+        LogEvent::RenewalFailed(_) => "renewal failed",
+        LogEvent::RenewalRecovered => "renewal recovered",
+        LogEvent::ReleaseFailed(_) => "release failed",
+        LogEvent::ReleaseRecovered => "release recovered",
+        LogEvent::ReleaseUnconfirmed => "release unconfirmed",
+    };
+    entry.log_events.drain(..).map(name).collect()
+}
+
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn each_task_has_one_waker() {
+    let mut entry = entry(false);
+    let wakers = [(); 3].map(|()| Waker::from(Arc::new(Woken::default())));
+    let mut register = |key, waker: &Waker| {
+        let replaced = entry.register(key, &mut Context::from_waker(waker));
+        let keys: Vec<_> = entry.wakers.iter().map(|(key, _)| *key).collect();
+        (replaced, keys)
+    };
+    assert!(matches!(register(1, &wakers[0]), (None, keys) if keys == [1]));
+    assert!(matches!(register(2, &wakers[1]), (None, keys) if keys == [1, 2]));
+    assert!(matches!(register(1, &wakers[0]), (None, keys) if keys == [1, 2]), "the same task polls again");
+    let (replaced, keys) = register(1, &wakers[2]);
+    assert!(replaced.is_some_and(|waker| waker.will_wake(&wakers[0])) && keys == [1, 2]);
+    assert!(entry.unregister(2).is_some_and(|waker| waker.will_wake(&wakers[1])));
+    assert!(entry.unregister(2).is_none());
+    assert!(entry.unregister(1).is_some_and(|waker| waker.will_wake(&wakers[2])));
+    assert!(entry.wakers.is_empty());
+}
+
+#[test]
+fn grants_and_renewals_wait_for_replicas_and_releases_do_not() {
+    let mut entry = entry(false);
+    let acquire = sent(&mut entry, at(0));
+    entry.handle_response(&acquire, at(0), &answer(Reply::Granted(grant(true))));
+    entry.advance(at(0));
+    let renewal = renew(&mut entry, at(1), &renewed(false, None));
+    let (_, release) = release_of(&mut entry, at(2));
+    assert_eq!([acquire.replicas, renewal.replicas, release.replicas], [REPLICAS, REPLICAS, 0]);
+}
+
+/// Only then may its key be deleted by its value.
+#[test]
+fn release_names_the_granted_value_while_the_store_has_it() {
+    let names_value = |entry: &mut Entry| release_of(entry, at(2)).0.as_granted.is_some();
+    assert!(names_value(&mut held()));
+    for (reply, expected) in [
+        (renewed(false, None), true),
+        (renewed(true, None), false),
+        (renewed(false, Some(TokenRange::next(0, 0, StoreTime::ZERO))), false),
+        (failure(), true),
+    ] {
+        let mut entry = held();
+        renew(&mut entry, at(1), &reply);
+        assert_eq!(names_value(&mut entry), expected, "{reply:?}");
+    }
+    for (kind, expected) in [(PushKind::Contended, false), (PushKind::Granted(grant(true)), true)] {
+        let mut entry = held();
+        push(&mut entry, kind.clone());
+        assert!(entry.poll_transmit(1, at(1)).is_none(), "{kind:?} needs no renewal");
+        assert_eq!(names_value(&mut entry), expected, "{kind:?}");
+    }
+}
+
+#[test]
+fn revoked_lease_is_renewed_at_once() {
+    let mut entry = held();
+    push(&mut entry, PushKind::Revoked);
+    let renewal = sent(&mut entry, at(1));
+    assert!(matches!(renewal.command, Command::Renew(_)), "{renewal:?}");
+    entry.handle_response(&renewal, at(1), &answer(Reply::NotHeld));
+    assert!(entry.advance(at(1)));
+    assert_eq!(logged(&mut entry), ["lost"]);
+}
+
+#[test]
+fn outage_is_logged_at_its_begin_and_at_its_end() {
+    let mut entry = held();
+    renew(&mut entry, at(1), &renewed(false, None));
+    assert!(logged(&mut entry).is_empty());
+    renew(&mut entry, at(2), &failure());
+    renew(&mut entry, at(3), &failure());
+    assert_eq!(logged(&mut entry), ["renewal failed"]);
+    renew(&mut entry, at(4), &renewed(false, None));
+    renew(&mut entry, at(4), &renewed(false, None));
+    assert_eq!(logged(&mut entry), ["renewal recovered"]);
+    let (_, release) = release_of(&mut entry, at(5));
+    entry.handle_response(&release, at(5), &failure());
+    assert_eq!(entry.poll_timeout(), Some(at(5) + Duration::from_millis(100)), "the first pause");
+    let again = sent(&mut entry, at(6));
+    entry.handle_response(&again, at(6), &failure());
+    assert_eq!(logged(&mut entry), ["release failed"]);
+    let again = sent(&mut entry, at(7));
+    entry.handle_response(&again, at(7), &answer(Reply::Released));
+    assert_eq!(logged(&mut entry), ["release recovered"]);
+    assert_eq!(entry.poll_timeout(), None);
+}
+
+#[test]
+fn loss_is_the_last_that_is_logged_of_a_lease() {
+    let mut entry = held();
+    entry.renew_now(at(1));
+    let renewal = sent(&mut entry, at(1));
+    assert!(entry.advance(at(20)));
+    entry.handle_response(&renewal, at(20), &failure());
+    entry.advance(at(30));
+    assert_eq!(logged(&mut entry), ["lost"]);
+}
+
+/// An attempt that was sent again may arrive after the release, unless it is answered before.
+#[test]
+fn answered_attempt_leaves_no_tombstone() {
+    let granted_by_push = |reply: Option<Reply>| {
+        let mut entry = entry(true);
+        let first = sent(&mut entry, at(0));
+        let queued = leasehold_core::Queued { is_head: false, repoll_at: StoreTime::NEVER };
+        entry.handle_response(&first, at(0), &answer(Reply::Queued(queued)));
+        let repeated = sent(&mut entry, at(5));
+        push(&mut entry, PushKind::Granted(grant(false)));
+        entry.advance(at(5));
+        if let Some(reply) = reply {
+            entry.handle_response(&repeated, at(5), &answer(reply));
+        }
+        release_of(&mut entry, at(5)).0.tombstone
+    };
+    assert!(!granted_by_push(None).is_zero());
+    assert!(granted_by_push(Some(Reply::Granted(grant(false)))).is_zero());
+    assert!(!granted_by_push(Some(Reply::Busy)).is_zero());
+}
