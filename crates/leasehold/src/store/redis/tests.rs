@@ -242,18 +242,58 @@ fn repeat_of_a_set_grants_each_lock_another_token() {
     });
 }
 
-/// A share may not outlive its key.
+fn share(client: u128, ttl: Duration) -> Command {
+    let acquisition = Acquisition { client: client_id(client), sequence: 1 };
+    Command::from(Acquire { capacity: 4, weight: 1, ..Acquire::exclusive(acquisition, ttl) })
+}
+
+/// A share may not outlive its key, which stays for an hour after the lease that set its expiry.
 #[test]
 fn key_of_a_shared_lock_outlives_its_longest_lease() {
-    compare_mutex(|comparison| {
-        for (client, seconds) in [(0, 10), (1, 10), (2, 3 * 3_600), (3, 10)] {
-            let acquisition = Acquisition { client: client_id(client), sequence: 1 };
-            let acquire = Acquire::exclusive(acquisition, Duration::from_secs(seconds));
-            let acquire = Command::from(Acquire { capacity: 4, weight: 1, ..acquire });
-            assert!(matches!(comparison.run(0, &acquire), Reply::Granted(_)));
-            // It compares the key's expiry with the end of every lease.
+    for ms in [10_000, 3_609_000, 3_609_001, 3_610_000, 3_610_500, 3_611_001, 3 * 3_600_000] {
+        compare_mutex(|comparison| {
+            for (client, ms) in [(0, 10_000), (1, 10_000), (2, ms), (3, 10_000)] {
+                let granted = comparison.run(0, &share(client, Duration::from_millis(ms)));
+                assert!(matches!(granted, Reply::Granted(_)));
+                // It compares the key's expiry with the end of every lease.
+                comparison.inspect(0);
+            }
+        });
+    }
+}
+
+/// A lease that ends now has ended.
+#[test]
+fn share_that_expires_now_makes_room() {
+    for waiting in [0, 1_999, 2_000] {
+        compare_mutex(|comparison| {
+            for client in 0..4 {
+                comparison.run(0, &share(client, Duration::from_secs(if client == 1 { 2 } else { 9 })));
+            }
+            comparison.step(0, &Step::Pass(waiting));
+            let reply = comparison.run(0, &share(4, Duration::from_secs(9)));
+            assert_eq!(matches!(reply, Reply::Granted(_)), waiting == 2_000, "{reply:?}");
             comparison.inspect(0);
+        });
+    }
+}
+
+/// The holder has tokens for its own tasks, and must not use them in front of another client that waits.
+#[test]
+fn holder_with_reserved_tokens_is_told_of_the_first_waiter() {
+    compare_mutex(|comparison| {
+        comparison.run(0, &acquire_or_queue(0, 1, 1, 1));
+        let Command::Acquire(second) = acquire_or_queue(1, 1, 1, 1) else { panic!("not an attempt") };
+        comparison.run(0, &Command::from(Acquire { reserve: 5, ..(*second).clone() }));
+        // Granted, and not yet claimed by a renewal: with and without another waiter.
+        comparison.run(0, &release_of(Acquisition { client: client_id(0), sequence: 1 }));
+        for client in [2, 3] {
+            // It compares the pushes.
+            assert!(matches!(comparison.run(0, &acquire_or_queue(client, 1, 1, 1)), Reply::Queued(_)));
         }
+        let Reply::View(view) = comparison.run(0, &Command::Inspect) else { panic!("no view") };
+        let last = view.last_token.map(leasehold_core::Token::get);
+        assert_eq!(last, Some(view.holders[0].token.get() + 5), "tokens were reserved");
     });
 }
 
