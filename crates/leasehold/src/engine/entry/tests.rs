@@ -231,3 +231,204 @@ fn answered_attempt_leaves_no_tombstone() {
     assert!(granted_by_push(Some(Reply::Granted(grant(false)))).is_zero());
     assert!(!granted_by_push(Some(Reply::Busy)).is_zero());
 }
+
+fn millis(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+#[test]
+fn release_is_sent_again_until_it_is_answered_or_has_expired() {
+    let mut entry = held();
+    assert!(entry.may_be_in_store() && !entry.is_settled() && entry.release_outcome().is_none());
+    let (_, first) = release_of(&mut entry, at(1));
+    assert!(entry.may_be_in_store() && !entry.is_settled());
+    // Without a response after half of the ttl.
+    assert_eq!(entry.poll_timeout(), Some(at(1) + TTL / 2));
+    assert!(entry.poll_transmit(1, at(1)).is_none());
+    entry.handle_response(&first, at(2), &failure());
+    // After failures, with pauses that double.
+    let mut now = at(2);
+    for pause in [100, 200, 400, 800] {
+        let retry = now + millis(pause);
+        assert_eq!(entry.poll_timeout(), Some(retry));
+        assert!(entry.poll_transmit(1, retry.saturating_sub(millis(1))).is_none());
+        let again = sent(&mut entry, retry);
+        entry.handle_response(&again, retry, &failure());
+        now = retry;
+    }
+    // At once, if the connection or the task is another one.
+    entry.retry_release(now);
+    sent(&mut entry, now);
+    entry.handle_reconnected(now);
+    sent(&mut entry, now);
+    // The lease has expired in the store after its ttl and a margin.
+    let until = at(1) + TTL + leasehold_core::drift_margin(TTL);
+    entry.advance(until.saturating_sub(millis(1)));
+    assert!(!entry.is_settled());
+    assert!(entry.advance(until));
+    assert_eq!(entry.release_outcome(), Some(ReleaseOutcome::Unconfirmed));
+    assert!(entry.is_settled() && !entry.may_be_in_store());
+    assert_eq!(logged(&mut entry), ["release failed", "release unconfirmed"]);
+}
+
+#[test]
+fn response_to_a_release_that_was_sent_twice_says_nothing_of_the_lease() {
+    for (times, expected) in [(1, ReleaseOutcome::NotHeld), (2, ReleaseOutcome::Released)] {
+        let mut entry = held();
+        let (_, mut release) = release_of(&mut entry, at(1));
+        for _ in 1..times {
+            entry.abandon(at(1));
+            release = sent(&mut entry, at(1));
+        }
+        entry.handle_response(&release, at(1), &answer(Reply::NotHeld));
+        assert_eq!(entry.release_outcome(), Some(expected));
+        assert!(entry.advance(at(1)), "who waits for the release is woken");
+        assert!(logged(&mut entry).is_empty());
+    }
+}
+
+#[test]
+fn closed_client_retries_a_release_until_the_lease_has_ended() {
+    let closed = |now: u64| {
+        let mut entry = held();
+        entry.close(at(now));
+        assert!(entry.advance(at(now)));
+        let release = sent(&mut entry, at(now));
+        entry.handle_response(&release, at(now), &failure());
+        let is_over = |ms: &u64| {
+            entry.advance(at(now) + millis(*ms));
+            entry.is_settled()
+        };
+        (0..10_000).step_by(100).find(is_over)
+    };
+    // The lease is trusted for 9 s without the margin; two seconds are for a lease that ends sooner.
+    assert_eq!(closed(0), Some(9_000));
+    assert_eq!(closed(4), Some(5_000));
+    assert_eq!(closed(8), Some(2_000));
+}
+
+#[test]
+fn replaced_lease_is_released_only_if_its_attempt_may_still_arrive() {
+    let mut answered = held();
+    answered.is_replacing = true;
+    answered.mark_replaced(at(1));
+    assert_eq!(answered.release_outcome(), Some(ReleaseOutcome::Released));
+    let mut entry = entry(true);
+    sent(&mut entry, at(0));
+    push(&mut entry, PushKind::Granted(grant(false)));
+    entry.advance(at(0));
+    entry.mark_replaced(at(1));
+    assert!(matches!(sent(&mut entry, at(1)).command, Command::Release(_)));
+}
+
+#[test]
+fn lease_that_is_being_replaced_is_not_reported_as_lost() {
+    let mut entry = held();
+    entry.is_replacing = true;
+    entry.advance(at(20));
+    assert!(logged(&mut entry).is_empty());
+    assert!(matches!(entry.remaining(at(20)), Err(Loss::Expired)), "{:?}", entry.remaining(at(20)));
+}
+
+#[test]
+fn lease_with_a_bridge_lasts_as_long_as_both_locks() {
+    let mut entry = held();
+    let alone = entry.remaining(at(1)).unwrap();
+    let wakes_at = entry.poll_timeout().unwrap();
+    entry.trust_bridge(at(2), at(1));
+    assert!(entry.advance(at(1)), "who waits for the bridge is woken");
+    assert_eq!(entry.remaining(at(1)), Ok(Duration::from_secs(1)));
+    assert_eq!(entry.poll_timeout(), Some(at(2)));
+    // Renewed, then released.
+    entry.trust_bridge(at(20), at(1));
+    assert_eq!(entry.remaining(at(1)), Ok(alone));
+    entry.release_bridge(at(1));
+    assert_eq!((entry.remaining(at(1)), entry.poll_timeout()), (Ok(alone), Some(wakes_at)));
+    // Expired: what comes then is too late.
+    entry.trust_bridge(at(2), at(1));
+    assert!(entry.advance(at(1)));
+    assert!(entry.advance(at(2)));
+    assert_eq!(logged(&mut entry), ["lost"]);
+    entry.trust_bridge(at(5), at(2));
+    entry.release_bridge(at(2));
+    assert_eq!(entry.remaining(at(2)), Err(Loss::Bridge));
+    // A confirmation that overtakes the timer is too late, too.
+    let mut late = held();
+    late.trust_bridge(at(2), at(1));
+    late.trust_bridge(at(5), at(3));
+    assert_eq!(late.remaining(at(3)), Err(Loss::Bridge));
+    let mut lost = held();
+    lost.lose_bridge();
+    assert!(lost.advance(at(1)));
+    assert_eq!(lost.remaining(at(1)), Err(Loss::Bridge));
+}
+
+#[test]
+fn end_of_a_hold_tells_the_loss_and_wakes_others() {
+    let mut entry = held();
+    entry.advance(at(0));
+    assert_eq!(entry.end_hold(at(1)), None);
+    assert!(entry.advance(at(1)));
+    let mut entry = held();
+    entry.advance(at(0));
+    assert_eq!(entry.end_hold(at(20)), Some(Loss::Expired));
+    assert!(entry.advance(at(20)));
+    assert_eq!(logged(&mut entry), ["lost"]);
+}
+
+#[test]
+fn renewals_are_due_and_end_as_the_terms_say() {
+    let mut entry = held();
+    assert_eq!(entry.first_renewal(at(1)), Some(at(1) + TTL / 3));
+    assert_eq!(entry.ttl_at_stake(at(1)), Some(TTL));
+    assert_eq!(entry.ttl_at_stake(at(20)), None, "it is lost");
+    assert_eq!(entry.poll_timeout(), Some(at(0) + TTL / 3));
+    assert!(!entry.renews_within(at(2), 10) && entry.renews_within(at(2) + millis(100), 10));
+    assert!(matches!(entry.renewal_result(at(1)), Some(Ok(()))));
+    entry.renew_now(at(1));
+    let renewal = sent(&mut entry, at(1));
+    assert!(entry.renewal_result(at(1)).is_none(), "it is under way");
+    entry.handle_response(&renewal, at(1), &failure());
+    assert!(matches!(entry.renewal_result(at(1)), Some(Err(RenewalError::Failed(_)))));
+    // The future of a renewal was dropped: the driver sends it again.
+    let renewal = sent(&mut entry, at(5));
+    assert!(entry.renewal_result(at(5)).is_none());
+    entry.abandon_renewal(at(5));
+    assert!(entry.renewal_result(at(5)).is_some());
+    entry.handle_response(&renewal, at(5), &renewed(false, None));
+    assert!(matches!(entry.renewal_result(at(5)), Some(Ok(()))));
+    entry.limit_hold(at(7));
+    assert_eq!(entry.ends_at(), at(7));
+    assert!(matches!(entry.renewal_result(at(8)), Some(Err(RenewalError::Lost(_)))));
+    let mut fixed = held();
+    fixed.terms.renews = false;
+    assert_eq!((fixed.ttl_at_stake(at(1)), fixed.first_renewal(at(1))), (None, None));
+}
+
+#[test]
+fn later_token_of_the_owner_is_a_loss() {
+    let entry = held();
+    let own = grant(true).tokens.first;
+    let other = TokenRange::next(own.get(), 0, StoreTime::ZERO).first;
+    assert_eq!(entry.loss(at(1), None), None);
+    assert_eq!(entry.loss(at(1), Some(own)), None);
+    assert_eq!(entry.loss(at(1), Some(other)), Some(Loss::Gone));
+    assert_eq!(entry.loss(at(20), Some(own)), Some(Loss::Expired));
+}
+
+#[test]
+fn hint_asks_the_store_again() {
+    let mut entry = entry(true);
+    let first = sent(&mut entry, at(0));
+    let queued = leasehold_core::Queued { is_head: false, repoll_at: StoreTime::NEVER };
+    entry.handle_response(&first, at(0), &answer(Reply::Queued(queued)));
+    assert!(entry.poll_transmit(1, at(1)).is_none());
+    entry.recheck(at(1));
+    let again = sent(&mut entry, at(1));
+    assert!(matches!(again.command, Command::Acquire(_)));
+    entry.handle_response(&again, at(1), &answer(Reply::Queued(queued)));
+    assert!(entry.poll_transmit(1, at(1)).is_none());
+    entry.handle_reconnected(at(1));
+    assert!(matches!(sent(&mut entry, at(1)).command, Command::Acquire(_)));
+    assert!(entry.may_be_in_store());
+}
