@@ -100,7 +100,7 @@ mod tests {
         const REST: usize = 10;
         let client = TestStore::new().client().unwrap();
         let guards: Vec<_> = (0..MAX_BATCH + REST)
-            .map(|number| pollster::block_on(client.mutex(&number.to_string()).try_lock()).unwrap().unwrap())
+            .map(|number| pollster::block_on(client.mutex(number.to_string()).try_lock()).unwrap().unwrap())
             .collect();
         let session = &client.handle.session;
         let renewal = session.now() + Duration::from_secs(5);

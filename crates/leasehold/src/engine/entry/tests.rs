@@ -160,7 +160,7 @@ fn release_names_the_granted_value_while_the_store_has_it() {
     }
     for (kind, expected) in [(PushKind::Contended, false), (PushKind::Granted(grant(true)), true)] {
         let mut entry = held();
-        push(&mut entry, kind.clone());
+        push(&mut entry, kind);
         assert!(entry.poll_transmit(1, at(1)).is_none(), "{kind:?} needs no renewal");
         assert_eq!(names_value(&mut entry), expected, "{kind:?}");
     }

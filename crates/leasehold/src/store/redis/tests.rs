@@ -55,7 +55,7 @@ fn compare_histories_on<H: std::fmt::Debug>(
             let resources: Vec<_> = (0..resources).map(resource).collect();
             let mut runner = runner.borrow_mut();
             // No tokens are reserved while their clock is ahead of the time, as the histories before leave it.
-            if count.get() % 2 == 0 {
+            if count.get().is_multiple_of(2) {
                 redis::cmd("DEL").arg(clock_key(None)).exec(runner.commands).unwrap();
             }
             let mut comparison = Comparison::new(&mut runner, &resources);
