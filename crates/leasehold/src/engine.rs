@@ -20,6 +20,8 @@ mod second_leg;
 mod session;
 mod sleep;
 mod table;
+#[cfg(test)]
+mod tests;
 mod timer;
 mod waiting;
 mod watch;

@@ -165,6 +165,16 @@ mod tests {
         assert_eq!(manual.wall.since(MANUAL_EPOCH), manual.time.since(StoreTime::ZERO));
     }
 
+    #[cfg(feature = "metrics")]
+    #[test]
+    fn wall_clock_is_that_of_the_system_or_of_the_test() {
+        let system = || StoreTime::from_micros(micros(clock_gettime, ClockId::Realtime));
+        let (before, wall, after) = (system(), Clock::System.wall(), system());
+        assert!((before..=after).contains(&wall));
+        let manual = Clock::Manual(Arc::new(ManualClock::new()));
+        assert_eq!(manual.wall(), manual.in_memory().wall);
+    }
+
     #[test]
     fn local_time_matches_the_kernel_clock() {
         let before = micros(clock_gettime, ClockId::Boottime);

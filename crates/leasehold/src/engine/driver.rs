@@ -183,7 +183,7 @@ impl Driven for ManualDriver {
                 self.session.driver_gone();
                 return None;
             }
-            if due.transmits.is_empty() && due.next > now {
+            if due.transmits.is_empty() {
                 return Some(due.next);
             }
             for (resource, transmit) in due.transmits {

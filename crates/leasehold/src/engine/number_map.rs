@@ -82,6 +82,9 @@ impl Hasher for NumberHasher {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::hash::BuildHasher as _;
+
     use super::*;
 
     #[test]
@@ -96,5 +99,41 @@ mod tests {
         }
         assert!(map.capacity() < crowded / 50, "{} of {crowded}", map.capacity());
         assert_eq!(map.sorted_numbers(|number| *number != 3), [0, 1, 2, 4]);
+    }
+
+    #[test]
+    fn map_without_a_crowd_keeps_its_room() {
+        let mut map = NumberMap::default();
+        for number in 0..100 {
+            map.insert(number, number);
+        }
+        let room = map.capacity();
+        for number in 0..100 {
+            map.remove(number);
+        }
+        assert_eq!(map.capacity(), room);
+    }
+
+    /// The map chooses a place by the lowest bits, and compares the seven highest ones first.
+    #[test]
+    fn hashes_of_numbers_are_spread() {
+        let hash = |number| BuildHasherDefault::<NumberHasher>::default().hash_one(number);
+        for shift in [0, 8, 16, 24, 32] {
+            let hashes: Vec<u64> = (0..256).map(|number: u64| hash(number << shift)).collect();
+            let places = hashes.iter().map(|hash| hash % 1_024).collect::<BTreeSet<_>>().len();
+            let tags = hashes.iter().map(|hash| hash >> 57).collect::<BTreeSet<_>>().len();
+            assert!(places > 200 && tags > 100, "numbers << {shift}: {places} places, {tags} tags");
+        }
+    }
+
+    #[test]
+    fn hash_of_bytes_depends_on_each_and_on_their_order() {
+        let hash = |bytes: &[u8]| {
+            let mut hasher = NumberHasher::default();
+            hasher.write(bytes);
+            hasher.finish()
+        };
+        let hashes = [[1, 2], [2, 1], [1, 3], [3, 2], [3, 3]].map(|bytes| hash(&bytes));
+        assert_eq!(BTreeSet::from(hashes).len(), hashes.len());
     }
 }

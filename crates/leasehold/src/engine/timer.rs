@@ -89,6 +89,40 @@ mod imp {
             timer.until(now + Duration::from_millis(20)).await.unwrap();
             assert!(Clock::System.local() >= now + Duration::from_millis(20));
         }
+
+        /// The time that is left of a timer, as the kernel says.
+        fn left(timer: &Timer) -> Duration {
+            let value = field(timer, "it_value");
+            let numbers = value.trim_matches(['(', ')']).split(", ").map(|number| number.parse().unwrap());
+            let [seconds, nanos] = numbers.collect::<Vec<u64>>()[..] else { panic!("{value}") };
+            Duration::from_secs(seconds) + Duration::from_nanos(nanos)
+        }
+
+        #[tokio::test]
+        async fn timer_is_set_to_the_microsecond_or_disarmed() {
+            let mut timer = Timer::new().unwrap();
+            for span in [Duration::from_secs(60), Duration::from_micros(7_200_345_678)] {
+                let before = Clock::System.local();
+                timer.set(before + span).unwrap();
+                let left = left(&timer);
+                let passed = Clock::System.local().since(before) + Duration::from_micros(1);
+                assert!((span.saturating_sub(passed)..=span).contains(&left), "{left:?} of {span:?}");
+            }
+            timer.set(LocalTime::NEVER).unwrap();
+            assert_eq!(left(&timer), Duration::ZERO);
+        }
+
+        #[tokio::test]
+        async fn timer_that_is_set_again_after_it_was_due_ends_at_its_new_time() {
+            let mut timer = Timer::new().unwrap();
+            let now = Clock::System.local();
+            timer.set(now).unwrap();
+            // The wait was dropped before it was polled again.
+            timer.fd.readable().await.unwrap();
+            let later = Clock::System.local() + Duration::from_millis(20);
+            timer.until(later).await.unwrap();
+            assert!(Clock::System.local() >= later);
+        }
     }
 }
 

@@ -211,25 +211,32 @@ fn loss_is_the_last_that_is_logged_of_a_lease() {
     assert_eq!(logged(&mut entry), ["lost"]);
 }
 
+/// A lease that was pushed while the attempt was sent again, and that second command.
+fn granted_by_push() -> (Entry, Transmit) {
+    let mut entry = entry(true);
+    let first = sent(&mut entry, at(0));
+    let queued = leasehold_core::Queued { is_head: false, repoll_at: StoreTime::NEVER };
+    entry.handle_response(&first, at(0), &answer(Reply::Queued(queued)));
+    let repeated = sent(&mut entry, at(5));
+    push(&mut entry, PushKind::Granted(grant(false)));
+    entry.advance(at(5));
+    assert!(entry.remaining(at(5)).is_ok());
+    (entry, repeated)
+}
+
 /// An attempt that was sent again may arrive after the release, unless it is answered before.
 #[test]
 fn answered_attempt_leaves_no_tombstone() {
-    let granted_by_push = |reply: Option<Reply>| {
-        let mut entry = entry(true);
-        let first = sent(&mut entry, at(0));
-        let queued = leasehold_core::Queued { is_head: false, repoll_at: StoreTime::NEVER };
-        entry.handle_response(&first, at(0), &answer(Reply::Queued(queued)));
-        let repeated = sent(&mut entry, at(5));
-        push(&mut entry, PushKind::Granted(grant(false)));
-        entry.advance(at(5));
+    let tombstone = |reply: Option<Reply>| {
+        let (mut entry, repeated) = granted_by_push();
         if let Some(reply) = reply {
             entry.handle_response(&repeated, at(5), &answer(reply));
         }
         release_of(&mut entry, at(5)).0.tombstone
     };
-    assert!(!granted_by_push(None).is_zero());
-    assert!(granted_by_push(Some(Reply::Granted(grant(false)))).is_zero());
-    assert!(!granted_by_push(Some(Reply::Busy)).is_zero());
+    assert!(!tombstone(None).is_zero());
+    assert!(tombstone(Some(Reply::Granted(grant(false)))).is_zero());
+    assert!(!tombstone(Some(Reply::Busy)).is_zero());
 }
 
 fn millis(ms: u64) -> Duration {
@@ -313,12 +320,9 @@ fn replaced_lease_is_released_only_if_its_attempt_may_still_arrive() {
     answered.is_replacing = true;
     answered.mark_replaced(at(1));
     assert_eq!(answered.release_outcome(), Some(ReleaseOutcome::Released));
-    let mut entry = entry(true);
-    sent(&mut entry, at(0));
-    push(&mut entry, PushKind::Granted(grant(false)));
-    entry.advance(at(0));
-    entry.mark_replaced(at(1));
-    assert!(matches!(sent(&mut entry, at(1)).command, Command::Release(_)));
+    let mut asked_again = granted_by_push().0;
+    asked_again.mark_replaced(at(5));
+    assert!(matches!(sent(&mut asked_again, at(5)).command, Command::Release(_)));
 }
 
 #[test]
