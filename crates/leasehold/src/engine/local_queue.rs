@@ -256,19 +256,28 @@ mod tests {
     #[test]
     fn queues_of_one_resource_are_found_by_their_options() {
         let mut queues = LocalQueues::default();
-        for (id, max_queue) in [(1, 10), (2, 20), (3, 30)] {
+        for (id, max_queue) in [(1, 10), (2, 20), (3, 30), (4, 40)] {
             queues.add(id, key("a", max_queue));
         }
-        queues.add(4, key("b", 10));
-        let found = |queues: &LocalQueues| [10, 20, 30].map(|max_queue| queues.find(&key("a", max_queue)));
-        assert_eq!(found(&queues), [Some(1), Some(2), Some(3)]);
+        queues.add(5, key("b", 10));
+        let found =
+            |queues: &LocalQueues| [10, 20, 30, 40].map(|max_queue| queues.find(&key("a", max_queue)));
+        let mut left = [Some(1), Some(2), Some(3), Some(4)];
+        assert_eq!(found(&queues), left);
         assert_eq!(queues.find(&key("b", 20)), None);
-        // From the middle, from the front, and the last one.
-        for (removed, left) in [(2, [Some(1), None, Some(3)]), (3, [Some(1), None, None]), (1, [None; 3])] {
+        // The oldest one, from the middle, the newest one, and the last one.
+        for removed in [1, 3, 4, 2] {
             queues.remove_if_empty(removed);
+            left = left.map(|id| id.filter(|id| *id != removed));
             assert_eq!(found(&queues), left);
         }
-        queues.remove_if_empty(4);
+        queues.remove_if_empty(5);
         assert!(queues.by_id.is_empty() && queues.by_hash.is_empty());
+    }
+
+    #[test]
+    fn resources_have_hashes_of_their_own() {
+        assert_eq!(key("a", 10).hash, key("a", 20).hash);
+        assert_ne!(key("a", 10).hash, key("b", 10).hash);
     }
 }

@@ -102,16 +102,27 @@ mod tests {
     }
 
     #[test]
-    fn map_without_a_crowd_keeps_its_room() {
+    fn map_halves_its_room_once_less_than_an_eighth_is_used() {
         let mut map = NumberMap::default();
-        for number in 0..100 {
-            map.insert(number, number);
+        let mut numbers = 0..;
+        while map.capacity() <= MIN_CAPACITY {
+            let number = numbers.next().unwrap();
+            map.insert(number, ());
         }
         let room = map.capacity();
-        for number in 0..100 {
+        let mut numbers = map.sorted_numbers(|()| true).into_iter();
+        while map.len() > room / MAX_SPARE {
+            map.remove(numbers.next().unwrap());
+            assert_eq!(map.capacity(), room);
+        }
+        map.remove(numbers.next().unwrap());
+        let left = map.capacity();
+        assert!((room / 2..room).contains(&left), "{left} of {room}");
+        // A small map keeps it.
+        for number in numbers {
             map.remove(number);
         }
-        assert_eq!(map.capacity(), room);
+        assert_eq!(map.capacity(), left);
     }
 
     /// The map chooses a place by the lowest bits, and compares the seven highest ones first.

@@ -19,6 +19,7 @@ use super::clock::Clock;
 use super::entry::Transmit;
 use super::manual::{Driven, ManualClock};
 use super::session::Session;
+use super::table::Effects;
 use crate::store::{CallResult, Inbox as _, StoreError};
 use crate::telemetry::ClientTelemetry;
 
@@ -300,6 +301,19 @@ fn lease_keeps_what_its_guard_sets() {
     let release = scene.drop_lease(lease);
     let Command::Release(Release { min_hold, .. }) = release.command else { panic!("{release:?}") };
     assert_eq!(min_hold, Duration::from_secs(3));
+}
+
+#[test]
+fn replaced_lease_ends_without_a_loss() {
+    let scene = Scene::new();
+    let (session, start) = (&scene.session, scene.start);
+    for (is_replacing, losses) in [(true, 0), (false, 1)] {
+        let lease = scene.lease("a");
+        session.set_replacing(lease, is_replacing, start);
+        let mut effects = Effects::default();
+        session.table().reconcile(lease, scene.after(20), &mut effects);
+        assert_eq!(effects.log_events.len(), losses);
+    }
     let replaced = scene.lease("b");
     session.set_replacing(replaced, true, start);
     session.mark_replaced(replaced, start);
