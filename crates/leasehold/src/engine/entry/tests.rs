@@ -378,6 +378,12 @@ fn end_of_a_hold_tells_the_loss_and_wakes_others() {
     assert_eq!(entry.end_hold(at(20)), Some(Loss::Expired));
     assert!(entry.advance(at(20)));
     assert_eq!(logged(&mut entry), ["lost"]);
+    // The client was closed, and the release has expired since the last look.
+    let mut entry = held();
+    entry.close(at(1));
+    entry.advance(at(1));
+    assert_eq!(entry.end_hold(at(60)), Some(Loss::Closed));
+    assert!(entry.advance(at(60)));
 }
 
 #[test]
