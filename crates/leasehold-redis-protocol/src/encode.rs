@@ -101,7 +101,7 @@ impl ScriptVariant {
     fn push_command(self, call: &mut ScriptCall, command: &Command) {
         call.push_arg(|bytes| push_command(bytes, command));
         if let Command::Acquire(acquire) = command {
-            let ttl = plain_ttl(acquire).filter(|_| !self.is_voter());
+            let ttl = plain_ttl(acquire);
             call.push_arg(|bytes| bytes.extend(ttl.map_or_else(String::new, |ms| ms.to_string()).as_bytes()));
         }
     }
@@ -282,8 +282,7 @@ mod tests {
             args(&call).swap_remove(1)
         };
         for variant in ScriptVariant::ALL {
-            let expected = if variant.is_voter() { "" } else { "1000" };
-            assert_eq!(ttl_arg(variant, &plain), expected.as_bytes(), "{variant:?}");
+            assert_eq!(ttl_arg(variant, &plain), b"1000", "{variant:?}");
         }
         for acquire in [
             Acquire { owner: Some(Owner::new("me")), ..plain.clone() },
@@ -353,7 +352,7 @@ mod tests {
         let call = encode(ScriptVariant::Voter, &acquire, vote_args);
         assert_eq!(call.keys().nth(2), Some(RESTART_GUARD_KEY.as_bytes()));
         let guard = [&2_f64.to_be_bytes(), b"run".as_slice()].concat();
-        assert_eq!(args(&call)[1..], [Vec::new(), guard, 3_f64.to_be_bytes().to_vec()]);
+        assert_eq!(args(&call)[1..], [b"1000".to_vec(), guard, 3_f64.to_be_bytes().to_vec()]);
         let call = encode(ScriptVariant::Voter, &Command::Inspect, vote_args);
         assert_eq!((call.keys().len(), args(&call)), (2, vec![Vec::new(), 3_f64.to_be_bytes().to_vec()]));
         let call = encode(ScriptVariant::Server, &acquire, vote_args);

@@ -21,11 +21,14 @@ pub const VIRTUAL_TIME: &str = include_str!("scripts/testing/virtual_time.lua");
 const NOT_DRAWN: &str = "local drawn = nil\n";
 const NO_FLOOR: &str = "local floor = 0\n";
 const FLOOR: &str = include_str!("scripts/floor.lua");
+const ACQUIRE_VOTER: &str = include_str!("scripts/acquire_voter.lua");
 const RESTART_GUARD: &str = include_str!("scripts/restart_guard.lua");
+const CLOCK: &str = include_str!("scripts/clock.lua");
 const RULES: &str = concat!(include_str!("scripts/rows.lua"), include_str!("scripts/model.lua"));
 const USE_RULES: &str = "--@use rules\n";
 const USE_SHORTCUT: &str = "--@use shortcut\n";
 const USE_SHARED: &str = "--@use shared\n";
+const LAYER: &str = "--@layer\n";
 
 /// A command as a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,41 +68,41 @@ impl Script {
             Self::AcquireAll => {
                 // A script as a function, with the keys and arguments of one resource.
                 let function = |name, script: Self| {
-                    ["local function ", name, "(KEYS, ARGV)\n", &script.step(inboxes, ""), "end\n"].concat()
+                    ["local function ", name, "(KEYS, ARGV)\n", &script.step(inboxes, false), "end\n"]
+                        .concat()
                 };
                 let acquire = function("acquire", Self::Acquire);
                 let release = function("release", Self::Release);
                 [NOT_DRAWN, NO_FLOOR, &acquire, &release, self.source()].concat()
             }
             _ => {
-                let guard = if is_voter && self == Self::Acquire { RESTART_GUARD } else { "" };
                 let floor = if is_voter { FLOOR } else { NO_FLOOR };
-                [NOT_DRAWN, floor, &self.step(inboxes, guard)].concat()
+                [NOT_DRAWN, floor, &self.step(inboxes, is_voter)].concat()
             }
         }
     }
 
     /// The script for one resource. The rules are a function of their own, because a function with many locals costs a
     /// call even if it returns before them: Lua makes room for all of them.
-    fn step(self, inboxes: &str, guard: &str) -> String {
-        match self.source().split_once(USE_RULES) {
-            Some((first_lines, command)) => {
-                // A voter may abstain first, and has a floor.
-                let (shortcut, shared) = match self {
-                    Self::Acquire if guard.is_empty() => {
-                        (include_str!("scripts/enqueue.lua"), include_str!("scripts/acquire_shared.lua"))
-                    }
-                    Self::Release => {
-                        (include_str!("scripts/handoff.lua"), include_str!("scripts/release_shared.lua"))
-                    }
-                    _ => ("", ""),
-                };
-                let rules = RULES.replace(USE_SHORTCUT, shortcut).replace(USE_SHARED, shared);
-                let rules = [inboxes, &rules, guard, command].concat();
-                [first_lines, "return (function()\n", &rules, "end)()\n"].concat()
-            }
-            None => self.source().to_owned(),
+    fn step(self, inboxes: &str, is_voter: bool) -> String {
+        let Some((first_lines, command)) = self.source().split_once(USE_RULES) else {
+            return self.source().to_owned();
+        };
+        if self == Self::Acquire && is_voter {
+            // A voter may abstain first, which also the shortcuts must not forestall.
+            let rules = layered(&[inboxes, &rules("", ""), command].concat());
+            return [CLOCK, RESTART_GUARD, ACQUIRE_VOTER, &rules].concat();
         }
+        let (shortcut, shared) = match self {
+            Self::Acquire => {
+                (include_str!("scripts/enqueue.lua"), include_str!("scripts/acquire_shared.lua"))
+            }
+            Self::Release => {
+                (include_str!("scripts/handoff.lua"), include_str!("scripts/release_shared.lua"))
+            }
+            _ => ("", ""),
+        };
+        [first_lines, &layered(&[CLOCK, inboxes, &rules(shortcut, shared), command].concat())].concat()
     }
 
     /// The script's own file.
@@ -114,6 +117,19 @@ impl Script {
             Self::RenewAll => include_str!("scripts/renew_all.lua"),
         }
     }
+}
+
+/// The rules, with the shortcuts of a command.
+fn rules(shortcut: &str, shared: &str) -> String {
+    RULES.replace(USE_SHORTCUT, shortcut).replace(USE_SHARED, shared)
+}
+
+/// The text as a function that is called at once, with one more inside it for each [`LAYER`] line. Lua looks for a local that a new
+/// function uses among all locals that earlier functions use, except for those of the functions around it: a layer ends that search.
+fn layered(text: &str) -> String {
+    const BEGIN: &str = "return (function()\n";
+    let layers = 1 + text.matches(LAYER).count();
+    [BEGIN, &text.replace(LAYER, BEGIN), &"end)()\n".repeat(layers)].concat()
 }
 
 #[cfg(test)]
@@ -131,14 +147,17 @@ mod tests {
             // It contains the scripts of an acquire and of a release.
             let is_batch = script == Script::AcquireAll;
             let is_voter = variant.is_voter();
-            // Abstaining comes before all else, so a voter has no shortcut.
+            // A voter's first lines are others, and it has no shortcut.
+            let is_vote = is_voter && script == Script::Acquire;
             let may_join = is_batch || script == Script::Acquire && !is_voter;
             let may_hand_off = is_batch || script == Script::Release;
             for (part, is_needed) in [
                 (NOT_DRAWN, true),
                 (FLOOR, is_voter && !is_batch),
                 (NO_FLOOR, !is_voter || is_batch),
-                (RESTART_GUARD, is_voter && script == Script::Acquire),
+                (CLOCK, script != Script::RenewAll),
+                (RESTART_GUARD, is_vote),
+                (ACQUIRE_VOTER, is_vote),
                 (SLOT_GUARD, variant.is_cluster() && script != Script::RenewAll),
                 (enqueue, may_join),
                 (acquire_shared, may_join),
@@ -147,9 +166,9 @@ mod tests {
             ] {
                 assert_eq!(text.contains(part), is_needed, "{script:?} of {variant:?}: {part}");
             }
-            let own = script.source().split(USE_RULES);
+            let own = script.source().split(USE_RULES).skip(usize::from(is_vote));
             assert!(own.into_iter().all(|part| text.contains(part)), "{script:?} of {variant:?}");
-            assert!(!text.contains("--@use"), "{script:?} of {variant:?}");
+            assert!(!text.contains("--@"), "{script:?} of {variant:?}");
         }
     }
 }

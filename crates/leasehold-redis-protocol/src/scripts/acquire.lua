@@ -4,8 +4,8 @@
 -- ARGV  1 '>c24BI8': acquisition, flags (1 waits, 2 has owner, 4 replaces, 8 has an extent), ttl; with flag 8 '>I4I4I4':
 --           capacity, weight, reserve, otherwise they are 1, 1, 0; with 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0':
 --           owner; with 4 'c8': sequence number of the lease to replace; the rest is the metadata
---       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve,
---           nothing to replace, and no quorum node; otherwise empty
+--       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve, and
+--           nothing to replace; otherwise empty
 --       3 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua
 -- Returns the stream id that is the token if the first lines grant the lease; otherwise the time, and
 --       1 first token, last token, valid_for  granted
@@ -22,7 +22,9 @@
 --
 -- The first lines are the whole usual case. The id is drawn before the SET, because the value contains it, and a third call
 -- would cost more than the ids of busy attempts. A longer id may have a sequence number beyond a millisecond's tokens, and one
--- of the next century may be no token.
+-- of the next century may be no token. A quorum node has other first lines: acquire_voter.lua.
+--
+-- An attempt that does not wait is busy where another one has a plain lease, or another program the key.
 
 local LONGEST_ID, FIRST_LATE_ID = #'1700000000000-999', '4'
 if ARGV[2] ~= '' then
@@ -39,6 +41,16 @@ if ARGV[2] ~= '' then
   end
 end
 local raw = redis.call('MGET', KEYS[1])[1]
+local HEAD = '>c24B'
+if raw and ARGV[2] ~= '' and #raw >= struct.size(HEAD) then
+  local id, flags = struct.unpack(HEAD, ARGV[1])
+  local holder, extent = struct.unpack(HEAD, raw)
+  -- A key that has lost its expiry gets one from the rules.
+  if flags == 0 and extent < 8 and holder ~= id and redis.call('PTTL', KEYS[1]) > 0 then
+    local time = redis.call('TIME')
+    return { time[1] * 1000000 + time[2], 3 }
+  end
+end
 --@use rules
 
 local request = unpack_acquire(ARGV[1])

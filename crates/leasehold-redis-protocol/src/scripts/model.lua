@@ -9,7 +9,7 @@
 --
 -- In every command expired entries are removed first. Then the requester's entries are marked as reachable, the head of the
 -- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.
-
+--@layer
 
 local requester = nil
 local requester_parked = 0 -- its client was found absent in this step
@@ -96,6 +96,7 @@ local function expire()
   h.next_expiry = next_expiry
 end
 
+--@layer
 local function fits(weight)
   return weight <= h.capacity - h.in_use
 end

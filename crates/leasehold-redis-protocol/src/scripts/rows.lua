@@ -24,13 +24,8 @@
 -- Times are microseconds of the server's clock, acquisitions are 24 bytes: client and sequence number, the higher bytes
 -- first, so that they sort as the numbers do. So do the numbers in rows, as doubles that are never negative.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-
 -- How much longer than they have to the rows stay, so that their expiry is seldom moved.
 local SPARE = 3600000000
-local NEVER = 9007199254740991
-local TOKENS_PER_MS = 2048
 
 local CLAIM_WINDOW = 3000000
 local REPOLL_JITTER = 1500000
@@ -48,18 +43,6 @@ local BY_CLIENT = '>c1c16dc8'
 
 -- More than can follow a prefix of a row's text: after at most 28 bytes comes a number's first byte, or the end.
 local BEYOND = string.rep('\255', 32)
-
--- The stream id that is this token.
-local function id_of(token)
-  return string.format('%.0f-%.0f', math.floor(token / TOKENS_PER_MS), token % TOKENS_PER_MS)
-end
-
--- The token that an id of the clock stands for, and whether it does: a clock that stands still, or was set back, gives more ids in
--- one millisecond than there are tokens.
-local function token_of(id)
-  local ms, sequence = string.match(id, '(%d+)%-(%d+)')
-  return ms * TOKENS_PER_MS + sequence, tonumber(sequence) < TOKENS_PER_MS
-end
 
 local function inbox_of(id)
   return INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
@@ -153,6 +136,7 @@ local function plain_end(left)
   return math.floor(now / 1000) * 1000 + left * 1000
 end
 --@use shared
+--@layer
 
 local h = {
   capacity = 0, in_use = 0, last_token = 0, next_place = 1, head = 0, leases = 0, waiters = 0, parked = 0,
@@ -225,6 +209,7 @@ local function put_in(entry, rows)
   write('ZADD', KEYS[1], unpack(scored))
 end
 
+--@layer
 local function client_of(id)
   return (struct.unpack('c16c8', id))
 end
@@ -301,8 +286,9 @@ local function pack_plain(l)
   if l.granted_at ~= math.floor(l.token / TOKENS_PER_MS) * 1000 or h.last_token ~= l.token then
     more = string.format(' %.0f %.0f', l.granted_at, h.last_token)
   end
-  return struct.pack(ACQUIRE, l.id, 8, l.expires_at - math.min(l.granted_at, now)) .. struct.pack(EXTENT, h.capacity, l.weight, 0)
-    .. l.metadata .. ' leasehold:3@' .. id_of(l.token) .. more
+  local ttl, extent = l.expires_at - math.min(l.granted_at, now), ''
+  if h.capacity > 1 then extent = struct.pack(EXTENT, h.capacity, l.weight, 0) end
+  return struct.pack(ACQUIRE, l.id, #extent > 0 and 8 or 0, ttl) .. extent .. l.metadata .. ' leasehold:3@' .. id_of(l.token) .. more
 end
 
 local function store_rows()
@@ -316,6 +302,7 @@ local function store_rows()
   if h.stays ~= stayed then redis.call('PEXPIREAT', KEYS[1], math.ceil(h.stays / 1000)) end
 end
 
+--@layer
 local function lease(id)
   if first and first.id == id then return first end
   if h.leases > (first and 1 or 0) then

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Now, Renew, Reply, Resource, StoreTime};
-use leasehold_redis_protocol::{clock_key, resource_key};
+use leasehold_redis_protocol::{clock_key, resource_key, token_at};
 
 use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::TestRunner;
@@ -46,20 +46,34 @@ fn reset_statistics(runner: &mut ScriptRunner<'_>) {
     redis::cmd("CONFIG").arg("RESETSTAT").exec(runner.commands).unwrap();
 }
 
-/// Runs the steps on a new resource, a second apart. Each step is a name, a command, and what its script calls.
+/// Runs the steps on a new resource, 100 ms apart. Each step is a name, a command, and what its script calls.
 #[track_caller]
 fn check_calls(runner: &mut ScriptRunner<'_>, steps: &[(&str, Command, &str)]) {
+    check_calls_above(runner, None, steps);
+}
+
+/// The same on a quorum node, whose floor is the token of this time after the command.
+#[track_caller]
+fn check_calls_above(
+    runner: &mut ScriptRunner<'_>,
+    floor: Option<Duration>,
+    steps: &[(&str, Command, &str)],
+) {
     let caller = std::panic::Location::caller();
     let resource =
         Resource { kind: Kind::Mutex, name: Name::new(&format!("line-{}", caller.line())).unwrap() };
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
     let mut found = Vec::new();
-    for ((name, command, _), seconds) in steps.iter().zip(0..) {
+    for ((name, command, _), number) in steps.iter().zip(0..) {
         reset_statistics(runner);
-        let now = Now::same(start + Duration::from_millis(100) * seconds);
+        let time = start + Duration::from_millis(100) * number;
+        let now = Now { floor: floor.and_then(|ahead| token_at(time + ahead)), ..Now::same(time) };
         let reply = runner.run(&resource, command, now).reply;
-        let is_done =
-            matches!(reply, Reply::Granted(_) | Reply::Queued(_) | Reply::Released | Reply::Renewed { .. });
+        let is_done = match reply {
+            Reply::Granted(_) | Reply::Queued(_) | Reply::Released | Reply::Renewed { .. } => true,
+            Reply::Busy => name.starts_with("busy"),
+            _ => false,
+        };
         assert!(is_done, "{name}: {reply:?}");
         let calls = called_by_scripts(runner)
             .map(|(command, calls)| if calls == 1 { command } else { format!("{command} {calls}") });
@@ -87,7 +101,32 @@ fn plain_lock_calls_few_commands() {
             runner,
             &[
                 ("grant", tried(0, 1, 1, 1), "set, xadd"),
+                ("busy", tried(1, 1, 1, 1), "mget, set, xadd"),
                 ("renewal", Command::Renew(renew), "mget, pexpireat"),
+                ("release", release(0, 1), "del, mget"),
+            ],
+        );
+    });
+}
+
+#[test]
+fn plain_lock_of_a_quorum_node_calls_few_commands() {
+    with_scripts(|runner| {
+        let ahead = Duration::from_millis(2);
+        check_calls_above(
+            runner,
+            Some(ahead),
+            &[
+                ("grant above its clock", tried(0, 1, 1, 1), "set, xadd 2"),
+                ("busy", tried(1, 1, 1, 1), "mget"),
+                ("release", release(0, 1), "del, mget"),
+            ],
+        );
+        check_calls_above(
+            runner,
+            Some(Duration::ZERO),
+            &[
+                ("grant at its clock", tried(0, 1, 1, 1), "set, xadd"),
                 ("release", release(0, 1), "del, mget"),
             ],
         );
@@ -247,15 +286,15 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "append 81, del 328, mget 5965, pexpireat 270, \
+        "append 81, del 328, mget 5955, pexpireat 270, \
          publish 747, pubsub|numsub 328, set 367, xadd 870, zadd 3498, \
-         zlexcount 1613, zrangebylex 31892, zrem 3010, zrevrangebylex 657",
-        "append 69, del 335, mget 5964, pexpireat 272, \
+         zlexcount 1613, zrangebylex 31882, zrem 3010, zrevrangebylex 657",
+        "append 69, del 335, mget 5958, pexpireat 272, \
          publish 726, pubsub|numsub 380, set 387, xadd 1030, zadd 3807, \
-         zlexcount 1545, zrangebylex 35469, zrem 3278, zrevrangebylex 1035",
-        "append 60, del 514, mget 7714, pexpireat 318, \
+         zlexcount 1545, zrangebylex 35463, zrem 3278, zrevrangebylex 1035",
+        "append 60, del 514, mget 7711, pexpireat 318, \
          publish 516, pubsub|numsub 133, set 742, xadd 1017, zadd 2888, \
-         zlexcount 950, zrangebylex 25446, zrem 2362, zrevrangebylex 499",
+         zlexcount 950, zrangebylex 25443, zrem 2362, zrevrangebylex 499",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }
