@@ -2,6 +2,9 @@
 
 mod comparison;
 mod cost;
+mod foreign_values;
+mod restart_guard;
+mod token_clock;
 
 use std::sync::Arc;
 use std::time::Duration;

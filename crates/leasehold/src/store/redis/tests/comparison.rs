@@ -22,7 +22,7 @@ use crate::store::histories::{CLIENTS, Step, client_id};
 const CLOCK_LEAD: Duration = Duration::from_secs(1_000 * 3_600);
 
 /// Tokens per millisecond, and how far the clock of tokens may be ahead for tokens to be reserved.
-const TOKENS_PER_MS: u64 = 2_048;
+pub(super) const TOKENS_PER_MS: u64 = 2_048;
 const MAX_LEAD_MS: u64 = 100;
 
 /// A change of the scripts that the comparison must notice: `scripts/lua-mutants` sets it.
@@ -118,10 +118,29 @@ impl<'c> ScriptRunner<'c> {
     }
 
     /// The reply of the command's script.
-    fn value_of(&mut self, resource: &Resource, command: &Command, now: Now) -> RedisResult<redis::Value> {
+    pub(super) fn value_of(
+        &mut self,
+        resource: &Resource,
+        command: &Command,
+        now: Now,
+    ) -> RedisResult<redis::Value> {
         let (variant, vote_args) = variant_for(now);
         let call = self.call(variant, &variant.encode(resource, command, vote_args), now);
-        self.commands.req_command(&call)
+        self.commands.req_command(&call).and_then(redis::Value::extract_error)
+    }
+
+    /// The answer of a quorum node that may abstain.
+    pub(super) fn vote(
+        &mut self,
+        resource: &Resource,
+        command: &Command,
+        vote_args: VoteArgs<'_>,
+        now: Now,
+    ) -> Reply {
+        let variant = ScriptVariant::Voter;
+        let call = self.call(variant, &variant.encode(resource, command, vote_args), now);
+        let value = self.commands.req_command(&call).unwrap();
+        decode_answer(command, &value).unwrap().reply
     }
 
     /// As `value_of`, while the server's memory is full. A key that has expired is deleted before, as a server does.
@@ -139,7 +158,7 @@ impl<'c> ScriptRunner<'c> {
         }
         let before = self.dump(resource);
         redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(1).exec(self.commands).unwrap();
-        let value = self.value_of(resource, command, now).and_then(redis::Value::extract_error);
+        let value = self.value_of(resource, command, now);
         redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(0).exec(self.commands).unwrap();
         if value.is_err() && is_current {
             assert_eq!(self.dump(resource), before, "{command:?} was refused, and has changed something");

@@ -46,6 +46,18 @@ fn reset_statistics(runner: &mut ScriptRunner<'_>) {
     redis::cmd("CONFIG").arg("RESETSTAT").exec(runner.commands).unwrap();
 }
 
+/// What the scripts of a test call.
+pub(super) fn calls_of<'c>(
+    runner: &mut ScriptRunner<'c>,
+    test: impl FnOnce(&mut ScriptRunner<'c>),
+) -> String {
+    reset_statistics(runner);
+    test(runner);
+    let calls = called_by_scripts(runner);
+    let calls = calls.map(|(command, calls)| if calls == 1 { command } else { format!("{command} {calls}") });
+    calls.collect::<Vec<_>>().join(", ")
+}
+
 /// Runs the steps on a new resource, 100 ms apart. Each step is a name, a command, and what its script calls.
 #[track_caller]
 fn check_calls(runner: &mut ScriptRunner<'_>, steps: &[(&str, Command, &str)]) {
@@ -65,19 +77,17 @@ fn check_calls_above(
     let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
     let mut found = Vec::new();
     for ((name, command, _), number) in steps.iter().zip(0..) {
-        reset_statistics(runner);
         let time = start + Duration::from_millis(100) * number;
         let now = Now { floor: floor.and_then(|ahead| token_at(time + ahead)), ..Now::same(time) };
-        let reply = runner.run(&resource, command, now).reply;
+        let mut reply = Reply::NotHeld;
+        let calls = calls_of(runner, |runner| reply = runner.run(&resource, command, now).reply);
         let is_done = match reply {
             Reply::Granted(_) | Reply::Queued(_) | Reply::Released | Reply::Renewed { .. } => true,
             Reply::Busy => name.starts_with("busy"),
             _ => false,
         };
         assert!(is_done, "{name}: {reply:?}");
-        let calls = called_by_scripts(runner)
-            .map(|(command, calls)| if calls == 1 { command } else { format!("{command} {calls}") });
-        found.push((*name, calls.collect::<Vec<_>>().join(", ")));
+        found.push((*name, calls));
     }
     let expected: Vec<_> = steps.iter().map(|(name, _, calls)| (*name, (*calls).to_owned())).collect();
     assert_eq!(found, expected);

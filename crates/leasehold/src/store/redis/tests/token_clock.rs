@@ -1,0 +1,245 @@
+//! Tokens where the clock of tokens is ahead of the time, was lost, or is near its end.
+
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, Acquisition, Command, Kind, Name, Now, Renew, Reply, Resource, StoreTime, Token, View,
+};
+use leasehold_redis_protocol::clock_key;
+
+use super::comparison::{Comparison, ScriptRunner, TOKENS_PER_MS, compare_mutex, wall_clock, with_scripts};
+use super::cost::calls_of;
+use super::{Step, acquire_or_queue, client_id, release_of, share};
+
+const TTL: Duration = Duration::from_secs(10);
+/// The greatest token.
+const MAX_TOKEN: u64 = (1 << 53) - 1;
+
+/// The milliseconds and the sequence number of an id of the clock.
+type Id = (u64, u64);
+
+fn set_clock(runner: &mut ScriptRunner<'_>, id: Id) {
+    let id = format!("{}-{}", id.0, id.1);
+    let add = ["MAXLEN", "0", &id, "t", ""];
+    redis::cmd("XADD").arg(clock_key(None)).arg(&add).exec(runner.commands).unwrap();
+}
+
+fn lose_clock(runner: &mut ScriptRunner<'_>) {
+    redis::cmd("DEL").arg(clock_key(None)).exec(runner.commands).unwrap();
+}
+
+fn clock(runner: &mut ScriptRunner<'_>) -> Id {
+    let stream: std::collections::HashMap<String, redis::Value> =
+        redis::cmd("XINFO").arg("STREAM").arg(clock_key(None)).query(runner.commands).unwrap();
+    let id: String = redis::from_redis_value(stream["last-generated-id"].clone()).unwrap();
+    let (ms, sequence) = id.split_once('-').unwrap();
+    (ms.parse().unwrap(), sequence.parse().unwrap())
+}
+
+const fn ms(time: StoreTime) -> u64 {
+    time.as_micros() / 1_000
+}
+
+/// The ways to a new token.
+#[derive(Clone, Copy, Debug)]
+enum Path {
+    Free,
+    FreeAtVoter,
+    Shared,
+    HandOff,
+}
+
+impl Path {
+    const ALL: [Self; 4] = [Self::Free, Self::FreeAtVoter, Self::Shared, Self::HandOff];
+
+    /// What comes before the command that draws the token.
+    fn preparation(self) -> Vec<Command> {
+        match self {
+            Self::Free | Self::FreeAtVoter => Vec::new(),
+            Self::Shared => vec![share(0, TTL)],
+            Self::HandOff => vec![acquire_or_queue(0, 1, 1, 1), acquire_or_queue(1, 1, 1, 1)],
+        }
+    }
+
+    fn command(self) -> Command {
+        match self {
+            Self::Free | Self::FreeAtVoter => acquire_or_queue(1, 1, 1, 1),
+            Self::Shared => share(1, TTL),
+            Self::HandOff => release_of(Acquisition { client: client_id(0), sequence: 1 }),
+        }
+    }
+
+    /// The commands that the script calls for it.
+    const fn calls(self) -> &'static str {
+        match self {
+            // Only ids of this century are granted in the first lines.
+            Self::Free => "mget, set, xadd, zrangebylex 2",
+            Self::FreeAtVoter => "set, xadd",
+            Self::Shared => "del, mget, pexpireat, xadd, zadd",
+            Self::HandOff => "mget, publish, pubsub|numsub, xadd, zadd, zlexcount, zrangebylex 3, zrem",
+        }
+    }
+
+    fn floor(self) -> Option<Token> {
+        Token::new(1).filter(|_| matches!(self, Self::FreeAtVoter))
+    }
+}
+
+fn view(comparison: &mut Comparison<'_, '_>) -> View {
+    match comparison.run(0, &Command::Inspect) {
+        Reply::View(view) => view,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// More ids may be drawn in a millisecond than it has tokens. The first that is beyond them is the next millisecond's first token, and
+/// moves the clock there, so that no other lock is granted that token.
+#[test]
+fn id_beyond_the_tokens_of_its_millisecond_moves_the_clock() {
+    for path in Path::ALL {
+        compare_mutex(|comparison| {
+            for command in path.preparation() {
+                comparison.run(0, &command);
+            }
+            let ahead = ms(comparison.now.time) + 1_000;
+            set_clock(comparison.runner, (ahead, TOKENS_PER_MS - 1));
+            comparison.now.floor = path.floor();
+            comparison.run(0, &path.command());
+            assert_eq!(clock(comparison.runner), (ahead + 1, 0), "{path:?}");
+            let last = view(comparison).last_token.map(Token::get);
+            assert_eq!(last, Some((ahead + 1) * TOKENS_PER_MS), "{path:?}");
+        });
+    }
+}
+
+/// A server that has lost the key of the clock, and nothing else, gives lower ids, or the last one again.
+#[test]
+fn token_rises_though_the_clock_was_lost() {
+    for path in [Path::Shared, Path::HandOff] {
+        for ahead in [0, 50] {
+            compare_mutex(|comparison| {
+                let now = ms(comparison.now.time);
+                lose_clock(comparison.runner);
+                if ahead > 0 {
+                    set_clock(comparison.runner, (now + ahead, 0));
+                }
+                for command in path.preparation() {
+                    comparison.step(0, &Step::Do(command));
+                }
+                let last = view(comparison).last_token;
+                lose_clock(comparison.runner);
+                comparison.run(0, &path.command());
+                assert!(view(comparison).last_token > last, "{path:?}");
+            });
+        }
+    }
+}
+
+#[test]
+fn greatest_token_is_granted_like_any_other() {
+    with_scripts(|runner| {
+        for path in Path::ALL {
+            let now = Now { floor: path.floor(), ..Now::same(start()) };
+            let resource = resource(&format!("{path:?}"));
+            lose_clock(runner);
+            for command in path.preparation() {
+                runner.run(&resource, &command, now);
+            }
+            set_clock(runner, (MAX_TOKEN / TOKENS_PER_MS, TOKENS_PER_MS - 2));
+            let calls = calls_of(runner, |runner| drop(runner.run(&resource, &path.command(), now)));
+            assert_eq!(calls, path.calls(), "{path:?}");
+            let Reply::View(view) = runner.run(&resource, &Command::Inspect, now).reply else { panic!() };
+            assert_eq!(view.last_token.map(Token::get), Some(MAX_TOKEN), "{path:?}");
+        }
+    });
+}
+
+#[test]
+fn no_token_is_granted_beyond_the_greatest() {
+    with_scripts(|runner| {
+        for path in Path::ALL {
+            let now = Now { floor: path.floor(), ..Now::same(start()) };
+            let resource = resource(&format!("{path:?}"));
+            lose_clock(runner);
+            for command in path.preparation() {
+                runner.run(&resource, &command, now);
+            }
+            set_clock(runner, (MAX_TOKEN / TOKENS_PER_MS + 1, 0));
+            let before = view_of(runner, &resource, now);
+            let done = runner.value_of(&resource, &path.command(), now);
+            let after = view_of(runner, &resource, now);
+            if matches!(path, Path::HandOff) {
+                // The holder must be able to release. The waiter is not granted.
+                done.unwrap();
+                assert_eq!((after.holders.len(), after.waiters), (0, before.waiters));
+            } else {
+                let error = done.expect_err("no token is left");
+                assert!(error.to_string().contains("CLOCKAHEAD"), "{path:?}: {error}");
+                assert_eq!(after, before, "{path:?}");
+            }
+        }
+    });
+}
+
+/// The clock is shared, so a lock takes tokens for later only if the first is at most 100 ms ahead of the time, to the microsecond.
+#[test]
+fn tokens_are_reserved_up_to_the_maximum_lead() {
+    with_scripts(|runner| {
+        // Of the 1,000 microseconds of the last millisecond an eighth has passed, and so have an eighth of its tokens.
+        let now = Now::same(start() + Duration::from_micros(125));
+        let lead = 100;
+        for (sequence, reserved) in [(TOKENS_PER_MS / 8, 5), (TOKENS_PER_MS / 8 + 1, 0)] {
+            for is_waiter in [false, true] {
+                let resource = resource(&format!("{sequence}-{is_waiter}"));
+                let Command::Acquire(acquire) = acquire_or_queue(1, 1, 1, 1) else { panic!() };
+                let acquire = Command::from(Acquire { reserve: 5, ..(*acquire).clone() });
+                lose_clock(runner);
+                if is_waiter {
+                    runner.run(&resource, &acquire_or_queue(0, 1, 1, 1), now);
+                    runner.run(&resource, &acquire, now);
+                }
+                set_clock(runner, (ms(now.time) + lead, sequence - 1));
+                let holder = Acquisition { client: client_id(0), sequence: 1 };
+                runner.run(&resource, &if is_waiter { release_of(holder) } else { acquire }, now);
+                let view = view_of(runner, &resource, now);
+                let token = view.holders[0].token.get();
+                assert_eq!(token, (ms(now.time) + lead) * TOKENS_PER_MS + sequence);
+                let last = view.last_token.map(Token::get);
+                assert_eq!(last, Some(token + reserved), "{sequence}, {is_waiter}");
+            }
+        }
+    });
+}
+
+/// The clock may give exactly the floor, which is then the lease's token, and the clock need not be moved.
+#[test]
+fn renewal_raises_the_token_to_the_clocks_next_id() {
+    compare_mutex(|comparison| {
+        comparison.now.floor = Token::new(1);
+        comparison.run(0, &acquire_or_queue(0, 1, 1, 1));
+        comparison.step(0, &Step::Pass(10));
+        let floor = Token::new(ms(comparison.now.time) * TOKENS_PER_MS);
+        comparison.now.floor = floor;
+        let acquisition = Acquisition { client: client_id(0), sequence: 1 };
+        for reserve in [0, 1] {
+            let renew = Command::Renew(Renew { acquisition, ttl: TTL, reserve });
+            assert!(matches!(comparison.run(0, &renew), Reply::Renewed { .. }));
+            assert_eq!(Some(view(comparison).holders[0].token), floor);
+        }
+    });
+}
+
+fn start() -> StoreTime {
+    StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000)
+}
+
+fn resource(name: &str) -> Resource {
+    Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() }
+}
+
+fn view_of(runner: &mut ScriptRunner<'_>, resource: &Resource, now: Now) -> View {
+    match runner.run(resource, &Command::Inspect, now).reply {
+        Reply::View(view) => view,
+        other => panic!("{other:?}"),
+    }
+}
