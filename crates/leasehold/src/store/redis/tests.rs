@@ -3,6 +3,7 @@
 mod comparison;
 mod cost;
 mod foreign_values;
+mod limits;
 mod restart_guard;
 mod token_clock;
 
