@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Lease, Rows as _, Table, apply, apply_all};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, Release, Renew, Reply, Resource,
-    StoreTime, Token, View,
+    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, PushKind, Release, Renew, Reply,
+    Resource, StoreTime, Token, View,
 };
 use leasehold_redis_protocol::{
     ConditionalDelete, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME, VoteArgs, clock_key, decode_answer,
@@ -69,6 +69,16 @@ impl<'c> ScriptRunner<'c> {
         };
         let info: String = redis::cmd("INFO").arg("server").query(runner.commands).unwrap();
         runner.has_delete = ConditionalDelete::of_server(&info) == Some(ConditionalDelete::DelIfEq);
+        runner.load(VIRTUAL_TIME);
+        for client in 0..CLIENTS {
+            runner.subscribe(client_id(client));
+        }
+        runner.inboxes.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        runner
+    }
+
+    /// Loads the scripts with this clock of the test.
+    pub(super) fn load(&mut self, virtual_time: &str) {
         let mutant = Mutant::from_env();
         let mut is_mutated = mutant.is_none();
         for script in Script::ALL {
@@ -78,18 +88,12 @@ impl<'c> ScriptRunner<'c> {
                 let text = variant.text(script);
                 let mutated = mutant.as_ref().map_or_else(|| text.to_string(), |mutant| mutant.apply(&text));
                 is_mutated |= mutated != text;
-                let source = [clock, VIRTUAL_TIME, &mutated].concat();
-                let sha: String =
-                    redis::cmd("SCRIPT").arg("LOAD").arg(source).query(runner.commands).unwrap();
-                runner.scripts.insert((script, variant.is_voter()), sha);
+                let source = [clock, virtual_time, &mutated].concat();
+                let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(self.commands).unwrap();
+                self.scripts.insert((script, variant.is_voter()), sha);
             }
         }
         assert!(is_mutated, "LEASEHOLD_LUA_MUTANT names lines of no script");
-        for client in 0..CLIENTS {
-            runner.subscribe(client_id(client));
-        }
-        runner.inboxes.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        runner
     }
 
     pub(super) fn subscribe(&mut self, client: ClientId) {
@@ -146,7 +150,7 @@ impl<'c> ScriptRunner<'c> {
     /// As `value_of`, while the server's memory is full. A key that has expired is deleted before, as a server does.
     ///
     /// `is_current`: no row of the resource has expired. A refused command removes such rows, and nothing else.
-    fn value_with_full_memory(
+    pub(super) fn value_with_full_memory(
         &mut self,
         resource: &Resource,
         command: &Command,
@@ -284,7 +288,16 @@ impl<'c> ScriptRunner<'c> {
     /// The next push and its channel.
     fn next_push(&mut self) -> (String, Option<Push>) {
         let message = self.inboxes.get_message().expect("a push");
-        (message.get_channel_name().to_owned(), decode_push(message.get_payload_bytes()).ok())
+        let payload = message.get_payload_bytes();
+        let push = decode_push(payload).ok();
+        let used = match push.as_ref().map(|push| push.kind) {
+            Some(PushKind::Next(_)) => 1,
+            Some(PushKind::Revoked | PushKind::Contended) => 0,
+            Some(PushKind::Granted(_)) | None => 3,
+        };
+        let unused = payload.iter().skip(1 + 24 + 8 + 8 * used);
+        assert!(unused.copied().all(|byte| byte == 0) || push.is_none(), "{push:?} with more numbers");
+        (message.get_channel_name().to_owned(), push)
     }
 }
 
@@ -304,6 +317,23 @@ impl<'l, 'c> Comparison<'l, 'c> {
         Self { runner, resources, now: Now::same(start), stepped_back: Duration::ZERO, absent: Vec::new() }
     }
 
+    /// The key of the first resource.
+    pub(super) fn key(&self) -> String {
+        resource_key(&self.resources[0].0)
+    }
+
+    pub(super) fn view(&mut self) -> View {
+        match self.run(0, &Command::Inspect) {
+            Reply::View(view) => view,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) fn pass(&mut self, time: Duration) {
+        let later = Now::same(self.now.time + time);
+        self.now = Now { floor: self.now.floor, ..later };
+    }
+
     pub(super) fn step(&mut self, at: usize, step: &Step) {
         match step {
             // The server sweeps without a command.
@@ -312,10 +342,7 @@ impl<'l, 'c> Comparison<'l, 'c> {
                 let ms = self.now.time.as_micros() / 1_000 + ms;
                 self.now.floor = Token::new(ms * TOKENS_PER_MS);
             }
-            Step::Pass(ms) => {
-                let later = Now::same(self.now.time + Duration::from_millis(*ms));
-                self.now = Now { floor: self.now.floor, ..later };
-            }
+            Step::Pass(ms) => self.pass(Duration::from_millis(*ms)),
             Step::SetBack(ms) => {
                 let span = Duration::from_millis(*ms);
                 self.now = Now { floor: self.now.floor, ..Now::same(self.now.time.saturating_sub(span)) };
@@ -539,6 +566,19 @@ pub(super) fn compare_mutex(test: impl FnOnce(&mut Comparison<'_, '_>)) {
         let mut comparison = Comparison::new(runner, &[resource]);
         test(&mut comparison);
         comparison.end();
+    });
+}
+
+/// As `compare_mutex`, once for each case, with a new mutex and a new clock of tokens.
+pub(super) fn compare_each<C>(cases: impl IntoIterator<Item = C>, test: impl Fn(&mut Comparison<'_, '_>, C)) {
+    with_scripts(|runner| {
+        for (number, case) in (0_u32..).zip(cases) {
+            redis::cmd("DEL").arg(clock_key(None)).exec(runner.commands).unwrap();
+            let resource = Resource { kind: Kind::Mutex, name: Name::new(&format!("a{number}")).unwrap() };
+            let mut comparison = Comparison::new(runner, &[resource]);
+            test(&mut comparison, case);
+            comparison.end();
+        }
     });
 }
 
