@@ -4,7 +4,9 @@ mod comparison;
 mod cost;
 mod foreign_values;
 mod limits;
+mod rare_states;
 mod restart_guard;
+mod stored_values;
 mod token_clock;
 
 use std::sync::Arc;

@@ -233,13 +233,24 @@ impl<'c> ScriptRunner<'c> {
         }
     }
 
-    pub(super) fn run_all(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
+    /// The reply of the script for several attempts.
+    pub(super) fn value_of_all(
+        &mut self,
+        attempts: &[(&Resource, &Arc<Acquire>)],
+        now: Now,
+    ) -> RedisResult<redis::Value> {
         let commands: Vec<_> =
             attempts.iter().map(|(_, acquire)| Command::Acquire(Arc::clone(acquire))).collect();
         let resources = attempts.iter().map(|(resource, _)| *resource);
         let encoded = ScriptVariant::Server.encode_acquire_all(resources.zip(&commands));
         let call = self.call(ScriptVariant::Server, &encoded, now);
-        let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{attempts:?}: {error}"));
+        self.commands.req_command(&call).and_then(redis::Value::extract_error)
+    }
+
+    pub(super) fn run_all(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {
+        let commands: Vec<_> =
+            attempts.iter().map(|(_, acquire)| Command::Acquire(Arc::clone(acquire))).collect();
+        let value = self.value_of_all(attempts, now).unwrap_or_else(|error| panic!("{attempts:?}: {error}"));
         let redis::Value::Array(values) = value else { panic!("{attempts:?} returned {value:?}") };
         assert_eq!(values.len(), commands.len());
         let answer = |(command, value)| decode_answer(command, value);
@@ -315,6 +326,10 @@ impl<'l, 'c> Comparison<'l, 'c> {
         let start = StoreTime::ZERO + wall_clock() + CLOCK_LEAD;
         let resources = resources.iter().map(|resource| (resource.clone(), Table::new())).collect();
         Self { runner, resources, now: Now::same(start), stepped_back: Duration::ZERO, absent: Vec::new() }
+    }
+
+    pub(super) fn resource(&self) -> Resource {
+        self.resources[0].0.clone()
     }
 
     /// The key of the first resource.
@@ -536,6 +551,13 @@ fn time_of(token: Token) -> StoreTime {
 fn variant_for(now: Now) -> (ScriptVariant, VoteArgs<'static>) {
     let variant = if now.floor.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
     (variant, VoteArgs { floor: now.floor, ..VoteArgs::default() })
+}
+
+/// Moves the clock of tokens to this id: milliseconds and sequence number.
+pub(super) fn set_clock(runner: &mut ScriptRunner<'_>, id: (u64, u64)) {
+    let id = format!("{}-{}", id.0, id.1);
+    let add = ["MAXLEN", "0", &id, "t", ""];
+    redis::cmd("XADD").arg(clock_key(None)).arg(&add).exec(runner.commands).unwrap();
 }
 
 /// Asserts that the key has an expiry, and that it is swept long after the last use.

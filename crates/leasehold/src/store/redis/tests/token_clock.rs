@@ -7,7 +7,9 @@ use leasehold_core::{
 };
 use leasehold_redis_protocol::clock_key;
 
-use super::comparison::{Comparison, ScriptRunner, TOKENS_PER_MS, compare_mutex, wall_clock, with_scripts};
+use super::comparison::{
+    Comparison, ScriptRunner, TOKENS_PER_MS, compare_mutex, set_clock, wall_clock, with_scripts,
+};
 use super::cost::calls_of;
 use super::{Step, acquire_or_queue, client_id, release_of, share};
 
@@ -17,12 +19,6 @@ const MAX_TOKEN: u64 = (1 << 53) - 1;
 
 /// The milliseconds and the sequence number of an id of the clock.
 type Id = (u64, u64);
-
-fn set_clock(runner: &mut ScriptRunner<'_>, id: Id) {
-    let id = format!("{}-{}", id.0, id.1);
-    let add = ["MAXLEN", "0", &id, "t", ""];
-    redis::cmd("XADD").arg(clock_key(None)).arg(&add).exec(runner.commands).unwrap();
-}
 
 fn lose_clock(runner: &mut ScriptRunner<'_>) {
     redis::cmd("DEL").arg(clock_key(None)).exec(runner.commands).unwrap();

@@ -1,0 +1,314 @@
+//! States that random histories seldom reach: two of the conditions at once that a shortcut of the scripts leaves to the rules.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{
+    Acquire, Acquisition, Command, Kind, Name, Now, Owner, Release, Renew, Reply, Resource, StoreTime,
+};
+use leasehold_redis_protocol::resource_key;
+
+use super::comparison::{
+    Comparison, TOKENS_PER_MS, compare_each, compare_mutex, set_clock, wall_clock, with_scripts,
+};
+use super::cost::calls_of;
+use super::{Step, acquire_or_queue, client_id, release_of, share};
+
+const TTL: Duration = Duration::from_secs(10);
+
+const fn id(client: u128, sequence: u64) -> Acquisition {
+    Acquisition { client: client_id(client), sequence }
+}
+
+fn changed(command: Command, change: impl FnOnce(&mut Acquire)) -> Command {
+    let Command::Acquire(acquire) = command else { panic!("not an attempt: {command:?}") };
+    let mut acquire = (*acquire).clone();
+    change(&mut acquire);
+    Command::from(acquire)
+}
+
+/// Waits, and replaces the lease of this sequence number.
+fn upgrade(client: u128, sequence: u64, weight: u32, replaces: u64) -> Command {
+    changed(acquire_or_queue(client, sequence, 4, weight), |acquire| acquire.replaces = Some(replaces))
+}
+
+fn release(client: u128, sequence: u64) -> Command {
+    release_of(id(client, sequence))
+}
+
+fn retain(client: u128, sequence: u64) -> Command {
+    let min_hold = Duration::from_secs(15);
+    Command::Release(Release { min_hold, ..Release::now(id(client, sequence)) })
+}
+
+fn cancel(client: u128, sequence: u64) -> Command {
+    let tombstone = Duration::from_secs(1_000);
+    Command::Release(Release { tombstone, ..Release::now(id(client, sequence)) })
+}
+
+fn renew(client: u128, sequence: u64, reserve: u32) -> Command {
+    Command::Renew(Renew { acquisition: id(client, sequence), ttl: TTL, reserve })
+}
+
+fn run(comparison: &mut Comparison<'_, '_>, commands: impl IntoIterator<Item = Command>) {
+    for command in commands {
+        comparison.step(0, &Step::Do(command));
+    }
+}
+
+/// The first waiter's client is parked, the second one holds the lock, and a third is behind them if it waits. An attempt was
+/// cancelled.
+fn park_and_cancel(comparison: &mut Comparison<'_, '_>, has_third: bool) {
+    run(comparison, (0..3).map(|client| acquire_or_queue(client, 1, 1, 1)));
+    comparison.step(0, &Step::Leave(1));
+    run(comparison, [release(0, 1), renew(2, 1, 0)]);
+    if has_third {
+        run(comparison, [acquire_or_queue(3, 1, 1, 1)]);
+    }
+    run(comparison, [cancel(3, 9)]);
+}
+
+#[test]
+fn lock_with_a_parked_client_and_a_cancelled_attempt_is_left_to_the_rules() {
+    compare_each([false, true], |comparison, has_third| {
+        park_and_cancel(comparison, has_third);
+        run(comparison, [if has_third { release(2, 1) } else { acquire_or_queue(3, 1, 1, 1) }]);
+        comparison.step(0, &Step::Return(1));
+        run(comparison, [acquire_or_queue(1, 1, 1, 1), acquire_or_queue(3, 9, 1, 1), release(3, 1)]);
+    });
+}
+
+#[test]
+fn shared_lock_with_a_waiter_or_a_cancelled_attempt_is_left_to_the_rules() {
+    let waiter = || acquire_or_queue(2, 1, 4, 3);
+    let cases = [vec![cancel(3, 1)], vec![waiter()], vec![waiter(), cancel(3, 1)]];
+    compare_each(cases, |comparison, commands| {
+        run(comparison, [share(0, TTL), share(1, TTL)]);
+        run(comparison, commands);
+        run(comparison, [share(3, TTL), release(1, 1), share(1, TTL)]);
+    });
+}
+
+/// A released lease that is retained is not given to the waiter by a second release.
+#[test]
+fn second_release_does_not_end_the_retention() {
+    compare_each([None, Some(Owner::new("o"))], |comparison, owner| {
+        let holder = changed(acquire_or_queue(0, 1, 1, 1), |acquire| acquire.owner = owner);
+        run(comparison, [holder, acquire_or_queue(1, 1, 1, 1), retain(0, 1)]);
+        assert_eq!(comparison.run(0, &release(0, 1)), Reply::NotHeld);
+        assert!(comparison.view().holders[0].retained);
+    });
+}
+
+/// The client has renewed nothing, but released in time.
+#[test]
+fn end_of_a_retention_parks_no_client() {
+    compare_mutex(|comparison| {
+        run(comparison, [acquire_or_queue(0, 1, 1, 1), acquire_or_queue(1, 1, 1, 1)]);
+        run(comparison, [acquire_or_queue(1, 2, 1, 1), acquire_or_queue(2, 1, 1, 1)]);
+        run(comparison, [release(0, 1), retain(1, 1)]);
+        comparison.pass(Duration::from_secs(15));
+        assert_eq!(comparison.view().holders[0].acquisition, id(1, 2));
+    });
+}
+
+/// Its place is the first of all, which no other waiter has.
+#[test]
+fn waiting_upgrade_learns_when_to_look_again() {
+    // The other lease is retained for longer than it was held.
+    compare_mutex(|comparison| {
+        run(comparison, [acquire_or_queue(0, 1, 4, 3), acquire_or_queue(1, 1, 4, 1), upgrade(0, 2, 4, 1)]);
+        run(comparison, [retain(1, 1)]);
+    });
+    // It was skipped meanwhile, and is the head again.
+    compare_mutex(|comparison| {
+        run(comparison, [acquire_or_queue(0, 1, 4, 3), acquire_or_queue(1, 1, 4, 1), upgrade(0, 2, 4, 1)]);
+        comparison.step(0, &Step::Leave(0));
+        run(comparison, [release(1, 1), acquire_or_queue(2, 1, 4, 1)]);
+        comparison.step(0, &Step::Return(0));
+        run(comparison, [renew(0, 1, 0)]);
+    });
+}
+
+/// The lease was granted in the same step, so the client was not told of it.
+#[test]
+fn grant_that_is_replaced_at_once_is_not_pushed() {
+    compare_mutex(|comparison| {
+        run(
+            comparison,
+            [acquire_or_queue(1, 1, 4, 4), acquire_or_queue(0, 1, 4, 4), acquire_or_queue(2, 1, 4, 1)],
+        );
+        comparison.pass(TTL);
+        let reply = comparison.run(0, &upgrade(0, 2, 2, 1));
+        assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
+        comparison.inspect(0);
+    });
+}
+
+/// The client has two waiters and is not subscribed, but this command shows that it is alive.
+#[test]
+fn repeated_attempt_is_granted_before_other_waiters_of_its_client() {
+    compare_mutex(|comparison| {
+        run(comparison, [acquire_or_queue(0, 1, 1, 1), acquire_or_queue(1, 1, 1, 1)]);
+        run(comparison, [acquire_or_queue(1, 2, 1, 1), acquire_or_queue(2, 1, 1, 1)]);
+        comparison.step(0, &Step::Leave(1));
+        comparison.pass(TTL);
+        let reply = comparison.run(0, &acquire_or_queue(1, 2, 1, 1));
+        assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
+        comparison.inspect(0);
+    });
+}
+
+/// The waiter is granted the lock when the lease ends, and only then the lock is taken away.
+#[test]
+fn forced_release_also_ends_what_is_granted_in_its_step() {
+    compare_mutex(|comparison| {
+        run(comparison, (0..3).map(|client| acquire_or_queue(client, 1, 1, 1)));
+        comparison.pass(TTL);
+        let Reply::Forced(holders) = comparison.run(0, &Command::ForceRelease) else { panic!("not forced") };
+        assert_eq!(holders[0].acquisition, id(1, 1));
+        comparison.inspect(0);
+    });
+}
+
+/// Lua sorts holders of one owner, which have one token, and waiters.
+#[test]
+fn any_number_of_holders_and_waiters_is_in_order() {
+    let orders = [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]];
+    let cases = orders.into_iter().flat_map(|order| (1..4).map(move |rounds| (order, rounds)));
+    compare_each(cases, |comparison, (order, rounds)| {
+        for owner in [Some(Owner::new("o")), None] {
+            for (sequence, client) in (0..rounds).flat_map(|round| order.map(|client| (round, client))) {
+                let attempt = acquire_or_queue(client, 10 - sequence, 1, 1);
+                comparison.run(0, &changed(attempt, |acquire| acquire.owner.clone_from(&owner)));
+            }
+        }
+        comparison.inspect(0);
+        comparison.run(0, &Command::ForceRelease);
+        comparison.inspect(0);
+    });
+}
+
+/// The others have left, and the lease is still in the row of the table.
+#[test]
+fn waiting_attempt_that_just_fits_is_granted() {
+    compare_mutex(|comparison| {
+        run(comparison, [share(0, TTL), share(1, TTL)]);
+        comparison.run(0, &release(1, 1));
+        let reply = comparison.run(0, &acquire_or_queue(2, 1, 4, 3));
+        assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
+    });
+}
+
+#[test]
+fn one_token_is_reserved_for_the_waiter_that_asked_for_one() {
+    compare_mutex(|comparison| {
+        let waiter = changed(acquire_or_queue(1, 1, 1, 1), |acquire| acquire.reserve = 1);
+        run(comparison, [acquire_or_queue(0, 1, 1, 1), waiter]);
+        comparison.run(0, &release(0, 1));
+        let view = comparison.view();
+        assert_eq!(view.last_token.map(|last| last.get() - view.holders[0].token.get()), Some(1));
+        // Its holder is told of the first waiter, by the rules; not of the second.
+        run(comparison, [acquire_or_queue(2, 1, 1, 1)]);
+        let (now, resource) = (comparison.now, comparison.resource());
+        let calls = calls_of(comparison.runner, |runner| {
+            runner.run(&resource, &acquire_or_queue(3, 1, 1, 1), now);
+        });
+        assert_eq!(calls, "mget, set, xadd, zadd, zlexcount 2, zrangebylex, zrem");
+    });
+}
+
+fn resource(name: &str) -> Resource {
+    Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() }
+}
+
+fn start() -> Now {
+    Now::same(StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000))
+}
+
+/// Some of its bytes would be a pattern of Lua.
+#[test]
+fn renewals_of_any_client_are_answered_together() {
+    with_scripts(|runner| {
+        let (a, b) = (resource("a"), resource("b"));
+        for client in 0..50 {
+            for resource in [&a, &b] {
+                runner.run(resource, &Command::ForceRelease, start());
+                runner.run(resource, &acquire_or_queue(client, 1, 1, 1), start());
+            }
+            let renewals = [(&a, renew(client, 1, 0)), (&b, renew(client, 1, 0))];
+            let answers = runner.renew_all(&renewals, start());
+            assert!(answers.iter().all(Option::is_some), "client {client}");
+        }
+    });
+}
+
+/// The reply is the error, and the locks that were free are free again.
+#[test]
+fn error_in_a_batch_releases_what_the_batch_acquired() {
+    with_scripts(|runner| {
+        let names = ["a", "b", "c"].map(resource);
+        let attempt = Arc::new(Acquire::exclusive(id(1, 1), TTL));
+        let attempts: Vec<_> = names.iter().map(|name| (name, &attempt)).collect();
+        let free = |runner: &mut super::comparison::ScriptRunner<'_>| {
+            for name in &names {
+                redis::cmd("DEL").arg(resource_key(name)).exec(runner.commands).unwrap();
+            }
+        };
+        let key = resource_key(&names[1]);
+        for (command, expected) in [
+            // An error of the scripts, and one of the server.
+            (["ZADD", &key, "0", "theirs"], "WRONGTYPE"),
+            (["HSET", &key, "field", "theirs"], "WRONGTYPE"),
+        ] {
+            free(runner);
+            redis::cmd(command[0]).arg(&command[1..]).exec(runner.commands).unwrap();
+            let error = runner.value_of_all(&attempts, start()).expect_err("not a lock");
+            assert!(error.to_string().contains(expected), "{error}");
+            assert_eq!(runner.key_type(&names[0]), "none");
+            assert_eq!(runner.key_type(&names[2]), "none");
+        }
+        // The reply of an attempt for which the clock has no token.
+        free(runner);
+        let last = (1 << 53) / TOKENS_PER_MS - 1;
+        set_clock(runner, (last, TOKENS_PER_MS - 2));
+        let error = runner.value_of_all(&attempts, start()).expect_err("one token is left");
+        assert!(error.to_string().contains("CLOCKAHEAD"), "{error}");
+        assert!(names.iter().all(|name| runner.key_type(name) == "none"));
+    });
+}
+
+/// To release and to renew always works. Everything else is refused, and changes nothing.
+#[test]
+fn full_memory_refuses_only_what_needs_memory() {
+    with_scripts(|runner| {
+        let waiter = || acquire_or_queue(1, 1, 1, 1);
+        let cases = [
+            (vec![], waiter(), true),
+            (vec![acquire_or_queue(0, 1, 1, 1)], waiter(), true),
+            (vec![acquire_or_queue(0, 1, 1, 1), waiter()], acquire_or_queue(2, 1, 1, 1), true),
+            (vec![share(0, TTL)], share(1, TTL), true),
+            (vec![share(0, TTL), share(2, TTL)], share(1, TTL), true),
+            (vec![acquire_or_queue(0, 1, 1, 1)], cancel(1, 1), false),
+            (vec![acquire_or_queue(0, 1, 1, 1)], renew(0, 1, 0), false),
+            (vec![acquire_or_queue(0, 1, 1, 1)], renew(0, 1, 1), false),
+            (vec![acquire_or_queue(0, 1, 1, 1), waiter()], renew(0, 1, 1), false),
+            (vec![acquire_or_queue(0, 1, 1, 1), waiter()], release(0, 1), false),
+            (vec![acquire_or_queue(0, 1, 1, 1), waiter()], retain(0, 1), false),
+            (vec![share(0, TTL), share(1, TTL), share(2, TTL)], release(0, 1), false),
+            (vec![share(0, TTL), share(1, TTL), share(2, TTL)], release(2, 1), false),
+        ];
+        for (number, (before, command, is_refused)) in cases.into_iter().enumerate() {
+            let resource = resource(&format!("m{number}"));
+            for command in before {
+                runner.run(&resource, &command, start());
+            }
+            match runner.value_with_full_memory(&resource, &command, start(), true) {
+                Ok(_) => assert!(!is_refused, "{number}: {command:?}"),
+                Err(error) => {
+                    assert!(is_refused && error.to_string().contains("OOM"), "{number}: {error}");
+                }
+            }
+        }
+    });
+}
