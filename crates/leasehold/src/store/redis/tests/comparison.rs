@@ -244,7 +244,11 @@ impl<'c> ScriptRunner<'c> {
         let resources = attempts.iter().map(|(resource, _)| *resource);
         let encoded = ScriptVariant::Server.encode_acquire_all(resources.zip(&commands));
         let call = self.call(ScriptVariant::Server, &encoded, now);
-        self.commands.req_command(&call).and_then(redis::Value::extract_error)
+        match self.commands.req_command(&call)? {
+            // Of the whole, and not of one attempt.
+            error @ redis::Value::ServerError(_) => error.extract_error(),
+            value => Ok(value),
+        }
     }
 
     pub(super) fn run_all(&mut self, attempts: &[(&Resource, &Arc<Acquire>)], now: Now) -> Vec<Answer> {

@@ -7,9 +7,7 @@ use leasehold_core::{
 };
 use leasehold_redis_protocol::clock_key;
 
-use super::comparison::{
-    Comparison, ScriptRunner, TOKENS_PER_MS, compare_mutex, set_clock, wall_clock, with_scripts,
-};
+use super::comparison::{ScriptRunner, TOKENS_PER_MS, compare_mutex, set_clock, wall_clock, with_scripts};
 use super::cost::calls_of;
 use super::{Step, acquire_or_queue, client_id, release_of, share};
 
@@ -81,13 +79,6 @@ impl Path {
     }
 }
 
-fn view(comparison: &mut Comparison<'_, '_>) -> View {
-    match comparison.run(0, &Command::Inspect) {
-        Reply::View(view) => view,
-        other => panic!("{other:?}"),
-    }
-}
-
 /// More ids may be drawn in a millisecond than it has tokens. The first that is beyond them is the next millisecond's first token, and
 /// moves the clock there, so that no other lock is granted that token.
 #[test]
@@ -102,7 +93,7 @@ fn id_beyond_the_tokens_of_its_millisecond_moves_the_clock() {
             comparison.now.floor = path.floor();
             comparison.run(0, &path.command());
             assert_eq!(clock(comparison.runner), (ahead + 1, 0), "{path:?}");
-            let last = view(comparison).last_token.map(Token::get);
+            let last = comparison.view().last_token.map(Token::get);
             assert_eq!(last, Some((ahead + 1) * TOKENS_PER_MS), "{path:?}");
         });
     }
@@ -122,10 +113,10 @@ fn token_rises_though_the_clock_was_lost() {
                 for command in path.preparation() {
                     comparison.step(0, &Step::Do(command));
                 }
-                let last = view(comparison).last_token;
+                let last = comparison.view().last_token;
                 lose_clock(comparison.runner);
                 comparison.run(0, &path.command());
-                assert!(view(comparison).last_token > last, "{path:?}");
+                assert!(comparison.view().last_token > last, "{path:?}");
             });
         }
     }
@@ -207,6 +198,19 @@ fn tokens_are_reserved_up_to_the_maximum_lead() {
     });
 }
 
+/// The clock may give exactly the floor, and need not be moved there.
+#[test]
+fn voter_grants_its_clocks_next_id_if_that_is_the_floor() {
+    compare_mutex(|comparison| {
+        lose_clock(comparison.runner);
+        let now = ms(comparison.now.time);
+        comparison.now.floor = Token::new(now * TOKENS_PER_MS);
+        comparison.run(0, &Path::FreeAtVoter.command());
+        assert_eq!(comparison.view().holders[0].token.get(), now * TOKENS_PER_MS);
+        assert_eq!(clock(comparison.runner), (now, 0));
+    });
+}
+
 /// The clock may give exactly the floor, which is then the lease's token, and the clock need not be moved.
 #[test]
 fn renewal_raises_the_token_to_the_clocks_next_id() {
@@ -220,7 +224,7 @@ fn renewal_raises_the_token_to_the_clocks_next_id() {
         for reserve in [0, 1] {
             let renew = Command::Renew(Renew { acquisition, ttl: TTL, reserve });
             assert!(matches!(comparison.run(0, &renew), Reply::Renewed { .. }));
-            assert_eq!(Some(view(comparison).holders[0].token), floor);
+            assert_eq!(Some(comparison.view().holders[0].token), floor);
         }
     });
 }
