@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Command, Kind, Name, Now, Owner, Release, Renew, Reply, Resource, StoreTime,
+    Acquire, Acquisition, Command, Kind, Name, Now, Owner, Release, Renew, Reply, Resource, StoreTime, Token,
 };
 use leasehold_redis_protocol::resource_key;
 
@@ -159,6 +159,19 @@ fn repeated_attempt_is_granted_before_other_waiters_of_its_client() {
     });
 }
 
+#[test]
+fn repeated_attempt_is_not_granted_before_an_earlier_waiter() {
+    compare_mutex(|comparison| {
+        run(comparison, (0..3).map(|client| acquire_or_queue(client, 1, 1, 1)));
+        run(comparison, [acquire_or_queue(1, 2, 1, 1)]);
+        comparison.step(0, &Step::Leave(1));
+        comparison.pass(TTL);
+        let reply = comparison.run(0, &acquire_or_queue(1, 2, 1, 1));
+        assert!(matches!(reply, Reply::Queued(_)), "{reply:?}");
+        assert_eq!(comparison.view().holders[0].acquisition, id(2, 1));
+    });
+}
+
 /// The waiter is granted the lock when the lease ends, and only then the lock is taken away.
 #[test]
 fn forced_release_also_ends_what_is_granted_in_its_step() {
@@ -177,9 +190,9 @@ fn any_number_of_holders_and_waiters_is_in_order() {
     let orders = [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]];
     let cases = orders.into_iter().flat_map(|order| (1..4).map(move |rounds| (order, rounds)));
     compare_each(cases, |comparison, (order, rounds)| {
-        for owner in [Some(Owner::new("o")), None] {
+        for (from, owner) in [(10, Some(Owner::new("o"))), (20, None)] {
             for (sequence, client) in (0..rounds).flat_map(|round| order.map(|client| (round, client))) {
-                let attempt = acquire_or_queue(client, 10 - sequence, 1, 1);
+                let attempt = acquire_or_queue(client, from - sequence, 1, 1);
                 comparison.run(0, &changed(attempt, |acquire| acquire.owner.clone_from(&owner)));
             }
         }
@@ -194,9 +207,66 @@ fn any_number_of_holders_and_waiters_is_in_order() {
 fn waiting_attempt_that_just_fits_is_granted() {
     compare_mutex(|comparison| {
         run(comparison, [share(0, TTL), share(1, TTL)]);
+        comparison.run(0, &release(0, 1));
+        // A voter's lease goes to the free place in the header. It has the last token.
+        comparison.now.floor = Token::new(1);
+        comparison.run(0, &share(2, TTL));
+        comparison.now.floor = None;
         comparison.run(0, &release(1, 1));
-        let reply = comparison.run(0, &acquire_or_queue(2, 1, 4, 3));
+        let reply = comparison.run(0, &acquire_or_queue(3, 1, 4, 3));
         assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
+    });
+}
+
+/// It compares the pushes.
+#[test]
+fn hand_off_is_pushed_to_the_new_holder_and_to_the_new_head() {
+    compare_mutex(|comparison| {
+        run(comparison, (0..4).map(|client| acquire_or_queue(client, 1, 1, 1)));
+        for client in 0..4 {
+            assert_eq!(comparison.run(0, &release(client, 1)), Reply::Released);
+        }
+    });
+}
+
+/// The first waiter's client is found absent when this attempt of it goes to the end of the queue.
+#[test]
+fn new_waiter_of_a_parked_client_is_parked() {
+    compare_mutex(|comparison| {
+        run(comparison, (0..3).map(|client| acquire_or_queue(client, 1, 1, 1)));
+        comparison.step(0, &Step::Leave(1));
+        comparison.pass(TTL);
+        run(comparison, [acquire_or_queue(1, 2, 1, 1), release(2, 1)]);
+        // Both are skipped.
+        let reply = comparison.run(0, &acquire_or_queue(3, 1, 1, 1));
+        assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
+        comparison.step(0, &Step::Return(1));
+        run(comparison, [acquire_or_queue(1, 1, 1, 1), release(3, 1), release(1, 1), release(1, 2)]);
+    });
+}
+
+/// The last release of an owner decides.
+#[test]
+fn lease_of_an_owner_that_still_holds_the_lock_is_not_retained() {
+    compare_mutex(|comparison| {
+        for sequence in 1..3 {
+            let attempt = acquire_or_queue(0, sequence, 1, 1);
+            comparison.run(0, &changed(attempt, |acquire| acquire.owner = Some(Owner::new("o"))));
+        }
+        for (sequence, is_retained) in [(1, false), (2, true)] {
+            run(comparison, [retain(0, sequence)]);
+            let view = comparison.view();
+            assert_eq!((view.holders.len(), view.holders[0].retained), (1, is_retained));
+        }
+    });
+}
+
+/// No row was stored before.
+#[test]
+fn retained_lease_of_an_uncontended_lock_is_stored() {
+    compare_mutex(|comparison| {
+        run(comparison, [acquire_or_queue(0, 1, 1, 1), retain(0, 1)]);
+        assert!(comparison.view().holders[0].retained);
     });
 }
 
@@ -306,7 +376,11 @@ fn full_memory_refuses_only_what_needs_memory() {
             match runner.value_with_full_memory(&resource, &command, start(), true) {
                 Ok(_) => assert!(!is_refused, "{number}: {command:?}"),
                 Err(error) => {
-                    assert!(is_refused && error.to_string().contains("OOM"), "{number}: {error}");
+                    // The text of the server, which begins with the error's code.
+                    let text =
+                        [error.code().unwrap_or_default(), error.detail().unwrap_or_default()].join(" ");
+                    let is_oom = text.trim_start_matches("ERR ").starts_with("OOM ");
+                    assert!(is_refused && is_oom, "{number}: {text}");
                 }
             }
         }

@@ -168,6 +168,17 @@ fn numbers_that_mean_nothing_are_zero() {
     });
 }
 
+/// In the first lines the reply is the number of keys, and not the time.
+#[test]
+fn first_lines_release_a_plain_lease() {
+    with_scripts(|runner| {
+        let time = start();
+        run(runner, &acquire_or_queue(0, 1, 1, 1), time);
+        let reply = runner.value_of(&resource(), &release_of(id(0)), Now::same(time)).unwrap();
+        assert_eq!(reply, redis::Value::Int(1));
+    });
+}
+
 /// A share that does not fit beside a plain lease is refused without a look at the key's expiry, but for the one of the rules.
 #[test]
 fn share_that_does_not_fit_asks_once_for_the_expiry() {
