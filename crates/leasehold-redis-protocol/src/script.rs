@@ -169,6 +169,8 @@ mod tests {
             let own = script.source().split(USE_RULES).skip(usize::from(is_vote));
             assert!(own.into_iter().all(|part| text.contains(part)), "{script:?} of {variant:?}");
             assert!(!text.contains("--@"), "{script:?} of {variant:?}");
+            let (begun, ended) = (text.matches("(function()\n").count(), text.matches("end)()\n").count());
+            assert_eq!(begun, ended, "{script:?} of {variant:?}");
         }
     }
 }
