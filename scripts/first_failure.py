@@ -6,7 +6,7 @@ import time
 
 
 def passes(command, cwd, env, output, limit):
-    """Whether all tests pass. None if none of them ended within `limit` seconds. `output` is the file for what they print."""
+    """Whether all tests pass. None if no line is printed for `limit` seconds. `output` is the file for the lines."""
     with open(output, "w") as file:
         test = subprocess.Popen(command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True)
     passed, last = None, time.monotonic()
