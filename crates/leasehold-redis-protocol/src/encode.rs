@@ -152,8 +152,8 @@ fn push_command(bytes: &mut Vec<u8>, command: &Command) {
     }
 }
 
-/// The ttl in milliseconds if the first lines of `acquire.lua` can grant the attempt. Without an owner, reserved tokens and a
-/// lease to replace, the stored value tells everything.
+/// The ttl in milliseconds if the first lines of `acquire.lua` or `acquire_voter.lua` can grant the attempt. Without an owner,
+/// reserved tokens and a lease to replace, the stored value tells everything.
 fn plain_ttl(acquire: &Acquire) -> Option<u64> {
     let is_plain = acquire.owner.is_none() && acquire.replaces.is_none() && acquire.reserve == 0;
     let fits = (1..=acquire.capacity).contains(&acquire.weight);

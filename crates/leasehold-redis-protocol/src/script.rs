@@ -89,7 +89,7 @@ impl Script {
             return self.source().to_owned();
         };
         if self == Self::Acquire && is_voter {
-            // A voter may abstain first, which also the shortcuts must not forestall.
+            // It has no shortcuts, because they ignore the floor.
             let rules = layered(&[inboxes, &rules("", ""), command].concat());
             return [CLOCK, RESTART_GUARD, ACQUIRE_VOTER, &rules].concat();
         }
@@ -124,8 +124,9 @@ fn rules(shortcut: &str, shared: &str) -> String {
     RULES.replace(USE_SHORTCUT, shortcut).replace(USE_SHARED, shared)
 }
 
-/// The text as a function that is called at once, with one more inside it for each [`LAYER`] line. Lua looks for a local that a new
-/// function uses among all locals that earlier functions use, except for those of the functions around it: a layer ends that search.
+/// The text as a function that is called at once, with one more inside it for each [`LAYER`] line. When Lua creates a function, it
+/// searches the captured locals of the running function. Each layer is a tail call, which closes them, so the list is short again.
+/// A layer may use up to 60 locals of the layers around it.
 fn layered(text: &str) -> String {
     const BEGIN: &str = "return (function()\n";
     let layers = 1 + text.matches(LAYER).count();
@@ -147,7 +148,7 @@ mod tests {
             // It contains the scripts of an acquire and of a release.
             let is_batch = script == Script::AcquireAll;
             let is_voter = variant.is_voter();
-            // A voter's first lines are others, and it has no shortcut.
+            // A voter's acquire has first lines of its own, and no shortcuts.
             let is_vote = is_voter && script == Script::Acquire;
             let may_join = is_batch || script == Script::Acquire && !is_voter;
             let may_hand_off = is_batch || script == Script::Release;
@@ -169,6 +170,8 @@ mod tests {
             let own = script.source().split(USE_RULES).skip(usize::from(is_vote));
             assert!(own.into_iter().all(|part| text.contains(part)), "{script:?} of {variant:?}");
             assert!(!text.contains("--@"), "{script:?} of {variant:?}");
+            let (begun, ended) = (text.matches("(function()\n").count(), text.matches("end)()\n").count());
+            assert_eq!(begun, ended, "{script:?} of {variant:?}");
         }
     }
 }

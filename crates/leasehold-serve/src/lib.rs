@@ -24,6 +24,9 @@ mod api;
 mod app;
 mod config;
 mod connection;
+#[cfg(feature = "_fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod leases;
 mod listener;
 mod metrics;

@@ -7,7 +7,7 @@
 --       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve, and
 --           nothing to replace; otherwise empty
 --       3 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua
--- Returns the stream id that is the token if the first lines grant the lease; otherwise the time, and
+-- Returns the stream id that is the token if these first lines grant the lease; otherwise the time, and
 --       1 first token, last token, valid_for  granted
 --       2 is head (0, 1), repoll at         queued
 --       3                                  busy
@@ -24,7 +24,7 @@
 -- would cost more than the ids of busy attempts. A longer id may have a sequence number beyond a millisecond's tokens, and one
 -- of the next century may be no token. A quorum node has other first lines: acquire_voter.lua.
 --
--- An attempt that does not wait is busy where another one has a plain lease, or another program the key.
+-- If another attempt holds a plain lease of capacity 1, or another program has the key, an attempt that does not wait is busy.
 
 local LONGEST_ID, FIRST_LATE_ID = #'1700000000000-999', '4'
 if ARGV[2] ~= '' then
@@ -41,12 +41,12 @@ if ARGV[2] ~= '' then
   end
 end
 local raw = redis.call('MGET', KEYS[1])[1]
-local HEAD = '>c24B'
-if raw and ARGV[2] ~= '' and #raw >= struct.size(HEAD) then
-  local id, flags = struct.unpack(HEAD, ARGV[1])
-  local holder, extent = struct.unpack(HEAD, raw)
+local ID_AND_FLAGS = '>c24B'
+if raw and #raw >= struct.size(ID_AND_FLAGS) then
+  local id, flags = struct.unpack(ID_AND_FLAGS, ARGV[1])
+  local holder, holder_flags = struct.unpack(ID_AND_FLAGS, raw)
   -- A key that has lost its expiry gets one from the rules.
-  if flags == 0 and extent < 8 and holder ~= id and redis.call('PTTL', KEYS[1]) > 0 then
+  if flags == 0 and holder_flags < 8 and holder ~= id and redis.call('PTTL', KEYS[1]) > 0 then
     local time = redis.call('TIME')
     return { time[1] * 1000000 + time[2], 3 }
   end

@@ -1,7 +1,9 @@
--- The first lines of acquire.lua on a quorum node, after clock.lua and restart_guard.lua: grants a free lock, with a token from the
--- floor on.
+-- The first lines of acquire.lua on a quorum node, after clock.lua and restart_guard.lua: grants a free lock, with no token below the
+-- floor.
 --
--- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow.
+-- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. As on a single server, the key expires up to a
+-- millisecond before the end of the lease, because PX counts from the millisecond in which the script began. No client trusts a
+-- lease for that long.
 
 if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
   -- Should the clock refuse, for example because memory is full, the rules know what to do.

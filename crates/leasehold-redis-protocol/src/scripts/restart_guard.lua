@@ -1,4 +1,4 @@
--- Before acquire_voter.lua on a quorum node that abstains: whether the server may have lost leases. It comes after clock.lua.
+-- Runs after clock.lua and before acquire_voter.lua, on a quorum node that abstains: whether the server may have lost leases.
 --
 -- A server that lost its data has no `born` key. A server that was restarted, or that took over from another one, finds the
 -- key of another run id. Either may have lost its last writes. It abstains until the maximum ttl has passed, because every

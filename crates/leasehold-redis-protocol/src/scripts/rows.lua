@@ -10,8 +10,9 @@
 --
 -- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it.
 --
--- A plain value is the argument of the `Acquire`, ` leasehold:3@`, and the stream id that is the token; after it, where they
--- differ from the token, when the lease was granted and the last token that was reserved. Any other string is another program's.
+-- A plain value is the argument of the `Acquire`, ` leasehold:3@`, and the stream id that is the token; after it, if they differ from
+-- the token, and always on a quorum node, when the lease was granted and the last token that was reserved. Any other string is
+-- another program's.
 --
 -- The first byte of a row says what it is:
 --   h  the header, and the first lease       l  a further lease, by acquisition

@@ -1,0 +1,18 @@
+//! Ids of detached leases.
+
+#![no_main]
+
+use leasehold::LeaseId;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    match text.parse::<LeaseId>() {
+        Ok(id) => {
+            assert_eq!(id.to_string(), text);
+            let secret = text.rsplit('.').next().unwrap_or_default();
+            assert!(!format!("{id:?}").contains(secret) || id.name().contains(secret), "the secret is shown");
+        }
+        // The text may be a secret with a typing error.
+        Err(error) => assert!(text.len() < 16 || !error.to_string().contains(text)),
+    }
+});

@@ -1,0 +1,78 @@
+//! HTTP requests to `leasehold serve`: paths, queries and bodies, several to one server.
+
+#![no_main]
+
+use std::sync::LazyLock;
+
+use arbitrary::{Arbitrary, Result, Unstructured};
+use leasehold_serve::fuzzing::{AnyRequest, send};
+use libfuzzer_sys::fuzz_target;
+use tokio::runtime::{Builder, Runtime};
+
+static RUNTIME: LazyLock<Runtime> =
+    LazyLock::new(|| Builder::new_current_thread().enable_time().build().expect("a runtime"));
+
+#[derive(Debug)]
+struct Input {
+    method: &'static str,
+    target: String,
+    is_json: bool,
+    body: String,
+}
+
+impl<'a> Arbitrary<'a> for Input {
+    fn arbitrary(input: &mut Unstructured<'a>) -> Result<Self> {
+        let method = *input.choose(&["POST", "POST", "GET", "DELETE", "PUT"])?;
+        let target = match input.int_in_range(0..=4)? {
+            0..=2 => {
+                let kind = *input.choose(&["mutex", "rw", "semaphore", "reentrant", "other"])?;
+                let name = escaped(*input.choose(&["a", "b", "", "\u{7f}"])?);
+                let command = *input.choose(&["/acquire", "/renew", "/release", "/force-release", "", "/x"])?;
+                format!("/v1/locks/{kind}/{name}{command}")
+            }
+            3 => {
+                let command = *input.choose(&["", "/heartbeat", "/events", "/x"])?;
+                format!("/v1/sessions/{}{command}", escaped(input.arbitrary()?))
+            }
+            _ => format!("/{}", input.arbitrary::<&str>()?),
+        };
+        let body = match input.int_in_range(0..=2)? {
+            0 => input.arbitrary::<String>()?,
+            _ => {
+                let count = input.int_in_range(0..=3)?;
+                let members: Vec<String> = (0..count).map(|_| member(input)).collect::<Result<_>>()?;
+                format!("{{{}}}", members.join(","))
+            }
+        };
+        Ok(Self { method, target, is_json: input.ratio(7, 8)?, body })
+    }
+}
+
+/// A member of a JSON object, usually one that the server knows.
+fn member(input: &mut Unstructured<'_>) -> Result<String> {
+    let names = ["session", "wait_ms", "ttl_ms", "label", "mode", "permits", "capacity", "owner", "lease", "token", "x"];
+    let name = *input.choose(&names)?;
+    let value = match input.int_in_range(0..=4)? {
+        0 => input.arbitrary::<u64>()?.to_string(),
+        1 => input.int_in_range(-1..=20_000)?.to_string(),
+        2 => format!("\"{}\"", *input.choose(&["read", "write", "upgradable", "a", ""])?),
+        3 => (*input.choose(&["null", "true", "1.5", "[]", "{}"])?).to_owned(),
+        _ => format!("{:?}", input.arbitrary::<&str>()?),
+    };
+    Ok(format!("\"{name}\":{value}"))
+}
+
+/// The text with every byte escaped as in an address.
+fn escaped(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+fuzz_target!(|inputs: [Input; 4]| {
+    let requests = inputs.iter().map(|input| AnyRequest {
+        method: input.method,
+        target: &input.target,
+        is_json: input.is_json,
+        body: input.body.as_bytes(),
+    });
+    RUNTIME.block_on(send(requests));
+});
