@@ -27,7 +27,8 @@ impl<'a> Arbitrary<'a> for Input {
             0..=2 => {
                 let kind = *input.choose(&["mutex", "rw", "semaphore", "reentrant", "other"])?;
                 let name = escaped(*input.choose(&["a", "b", "", "\u{7f}"])?);
-                let command = *input.choose(&["/acquire", "/renew", "/release", "/force-release", "", "/x"])?;
+                let command =
+                    *input.choose(&["/acquire", "/renew", "/release", "/force-release", "", "/x"])?;
                 format!("/v1/locks/{kind}/{name}{command}")
             }
             3 => {
@@ -50,7 +51,10 @@ impl<'a> Arbitrary<'a> for Input {
 
 /// A member of a JSON object, usually one that the server knows.
 fn member(input: &mut Unstructured<'_>) -> Result<String> {
-    let names = ["session", "wait_ms", "ttl_ms", "label", "mode", "permits", "capacity", "owner", "lease", "token", "x"];
+    let names = [
+        "session", "wait_ms", "ttl_ms", "label", "mode", "permits", "capacity", "owner", "lease", "token",
+        "x",
+    ];
     let name = *input.choose(&names)?;
     let value = match input.int_in_range(0..=4)? {
         0 => input.arbitrary::<u64>()?.to_string(),
