@@ -1,4 +1,4 @@
-//! The end of a client: what it waits for, and whom it wakes.
+//! The end of a client: what it waits for, and which tasks it wakes.
 
 use super::*;
 

@@ -79,7 +79,7 @@ fn plain_value_of_the_rules_is_that_of_an_attempt() {
     }
 }
 
-/// Another program may have taken the expiry away. Nobody knows when the lease was renewed, so it gets its ttl from now on.
+/// Another program may have taken the expiry away. The time of the last renewal is unknown, so the lease gets its ttl from now on.
 #[test]
 fn plain_lease_without_an_expiry_gets_one() {
     for command in
