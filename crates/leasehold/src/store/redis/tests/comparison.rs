@@ -43,6 +43,11 @@ impl Mutant {
     }
 }
 
+/// When the clock of a test starts.
+pub(super) fn start() -> StoreTime {
+    StoreTime::ZERO + wall_clock() + CLOCK_LEAD
+}
+
 /// Runs the scripts on a server, with a subscription to the inbox of each client.
 pub(super) struct ScriptRunner<'c> {
     pub(super) commands: &'c mut Connection,
@@ -327,7 +332,7 @@ pub(super) struct Comparison<'l, 'c> {
 
 impl<'l, 'c> Comparison<'l, 'c> {
     pub(super) fn new(runner: &'l mut ScriptRunner<'c>, resources: &[Resource]) -> Self {
-        let start = StoreTime::ZERO + wall_clock() + CLOCK_LEAD;
+        let start = start();
         let resources = resources.iter().map(|resource| (resource.clone(), Table::new())).collect();
         Self { runner, resources, now: Now::same(start), stepped_back: Duration::ZERO, absent: Vec::new() }
     }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Now, Renew, Reply, Resource, StoreTime};
+use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Now, Renew, Reply, Resource};
 use leasehold_redis_protocol::{clock_key, resource_key, token_at};
 
 use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::TestRunner;
 
-use super::comparison::{Comparison, ScriptRunner, compare_mutex, wall_clock, with_scripts};
+use super::comparison::{Comparison, ScriptRunner, compare_mutex, start, wall_clock, with_scripts};
 use super::{RESOURCES, Step, acquire_or_queue, client_id, joint_steps, play, play_joint, release_of, steps};
 
 /// The commands that were called since the statistics were reset, with the number of calls of each.
@@ -74,7 +74,7 @@ fn check_calls_above(
     let caller = std::panic::Location::caller();
     let resource =
         Resource { kind: Kind::Mutex, name: Name::new(&format!("line-{}", caller.line())).unwrap() };
-    let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
+    let start = start();
     let mut found = Vec::new();
     for ((name, command, _), number) in steps.iter().zip(0..) {
         let time = start + Duration::from_millis(100) * number;
@@ -344,7 +344,7 @@ fn parking_a_client_has_constant_cost() {
 fn expiry_of_a_contended_lock_is_moved_once_an_hour() {
     with_scripts(|runner| {
         let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
-        let start = StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000);
+        let start = start();
         let ttl = Duration::from_secs(3_000);
         let holder = Acquisition { client: client_id(0), sequence: 1 };
         let acquire = Command::from(Acquire::exclusive(holder, ttl));

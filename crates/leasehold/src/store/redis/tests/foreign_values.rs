@@ -9,7 +9,7 @@ use leasehold_core::{
 use leasehold_redis_protocol::resource_key;
 
 use super::client_id;
-use super::comparison::{ScriptRunner, wall_clock, with_scripts};
+use super::comparison::{ScriptRunner, start, with_scripts};
 
 const TTL: Duration = Duration::from_secs(10);
 const ACQUISITION: Acquisition = Acquisition { client: client_id(1), sequence: 1 };
@@ -19,7 +19,7 @@ fn resource() -> Resource {
 }
 
 fn now() -> Now {
-    Now::same(StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000))
+    Now::same(start())
 }
 
 fn set(runner: &mut ScriptRunner<'_>, value: &[u8], expires_at: Option<StoreTime>) {

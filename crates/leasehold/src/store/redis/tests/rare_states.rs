@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Command, Kind, Name, Now, Owner, Release, Renew, Reply, Resource, StoreTime, Token,
+    Acquire, Acquisition, Command, Kind, Name, Now, Owner, Release, Renew, Reply, Resource, Token,
 };
 use leasehold_redis_protocol::resource_key;
 
 use super::comparison::{
-    Comparison, TOKENS_PER_MS, compare_each, compare_mutex, set_clock, wall_clock, with_scripts,
+    Comparison, TOKENS_PER_MS, compare_each, compare_mutex, set_clock, start, with_scripts,
 };
 use super::cost::calls_of;
 use super::{Step, acquire_or_queue, client_id, release_of, share};
@@ -292,8 +292,8 @@ fn resource(name: &str) -> Resource {
     Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() }
 }
 
-fn start() -> Now {
-    Now::same(StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000))
+fn now() -> Now {
+    Now::same(start())
 }
 
 /// Some of its bytes would be a pattern of Lua.
@@ -303,11 +303,11 @@ fn renewals_of_any_client_are_answered_together() {
         let (a, b) = (resource("a"), resource("b"));
         for client in 0..50 {
             for resource in [&a, &b] {
-                runner.run(resource, &Command::ForceRelease, start());
-                runner.run(resource, &acquire_or_queue(client, 1, 1, 1), start());
+                runner.run(resource, &Command::ForceRelease, now());
+                runner.run(resource, &acquire_or_queue(client, 1, 1, 1), now());
             }
             let renewals = [(&a, renew(client, 1, 0)), (&b, renew(client, 1, 0))];
-            let answers = runner.renew_all(&renewals, start());
+            let answers = runner.renew_all(&renewals, now());
             assert!(answers.iter().all(Option::is_some), "client {client}");
         }
     });
@@ -333,7 +333,7 @@ fn error_in_a_batch_releases_what_the_batch_acquired() {
         ] {
             free(runner);
             redis::cmd(command[0]).arg(&command[1..]).exec(runner.commands).unwrap();
-            let error = runner.value_of_all(&attempts, start()).expect_err("not a lock");
+            let error = runner.value_of_all(&attempts, now()).expect_err("not a lock");
             assert!(error.to_string().contains(expected), "{error}");
             assert_eq!(runner.key_type(&names[0]), "none");
             assert_eq!(runner.key_type(&names[2]), "none");
@@ -342,7 +342,7 @@ fn error_in_a_batch_releases_what_the_batch_acquired() {
         free(runner);
         let last = (1 << 53) / TOKENS_PER_MS - 1;
         set_clock(runner, (last, TOKENS_PER_MS - 2));
-        let error = runner.value_of_all(&attempts, start()).expect_err("one token is left");
+        let error = runner.value_of_all(&attempts, now()).expect_err("one token is left");
         assert!(error.to_string().contains("CLOCKAHEAD"), "{error}");
         assert!(names.iter().all(|name| runner.key_type(name) == "none"));
     });
@@ -371,9 +371,9 @@ fn full_memory_refuses_only_what_needs_memory() {
         for (number, (before, command, is_refused)) in cases.into_iter().enumerate() {
             let resource = resource(&format!("m{number}"));
             for command in before {
-                runner.run(&resource, &command, start());
+                runner.run(&resource, &command, now());
             }
-            match runner.value_with_full_memory(&resource, &command, start(), true) {
+            match runner.value_with_full_memory(&resource, &command, now(), true) {
                 Ok(_) => assert!(!is_refused, "{number}: {command:?}"),
                 Err(error) => {
                     // The text of the server, which begins with the error's code.

@@ -6,16 +6,12 @@ use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Now, Reply, Reso
 use leasehold_redis_protocol::{RESTART_GUARD_KEY, VoteArgs};
 
 use super::client_id;
-use super::comparison::{ScriptRunner, wall_clock, with_scripts};
+use super::comparison::{ScriptRunner, start, with_scripts};
 
 const MAX_TTL: Duration = Duration::from_secs(100);
 const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
 const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3_600);
-
-fn start() -> StoreTime {
-    StoreTime::ZERO + wall_clock() + 1_000 * HOUR
-}
 
 /// Until when the node abstains from the attempt; `None` if it grants it.
 #[track_caller]

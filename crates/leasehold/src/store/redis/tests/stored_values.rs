@@ -8,7 +8,7 @@ use leasehold_core::{
 };
 use leasehold_redis_protocol::{VIRTUAL_TIME, plain_value, resource_key};
 
-use super::comparison::{ScriptRunner, wall_clock, with_scripts};
+use super::comparison::{ScriptRunner, start, with_scripts};
 use super::{acquire_or_queue, client_id, release_of, share};
 
 const TTL: Duration = Duration::from_secs(10);
@@ -19,10 +19,6 @@ const fn id(client: u128) -> Acquisition {
 
 fn resource() -> Resource {
     Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() }
-}
-
-fn start() -> StoreTime {
-    StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000)
 }
 
 fn run(runner: &mut ScriptRunner<'_>, command: &Command, time: StoreTime) -> Reply {

@@ -7,7 +7,7 @@ use leasehold_core::{
 };
 use leasehold_redis_protocol::clock_key;
 
-use super::comparison::{ScriptRunner, TOKENS_PER_MS, compare_mutex, set_clock, wall_clock, with_scripts};
+use super::comparison::{ScriptRunner, TOKENS_PER_MS, compare_mutex, set_clock, start, with_scripts};
 use super::cost::calls_of;
 use super::{Step, acquire_or_queue, client_id, release_of, share};
 
@@ -227,10 +227,6 @@ fn renewal_raises_the_token_to_the_clocks_next_id() {
             assert_eq!(Some(comparison.view().holders[0].token), floor);
         }
     });
-}
-
-fn start() -> StoreTime {
-    StoreTime::ZERO + wall_clock() + Duration::from_secs(3_600_000)
 }
 
 fn resource(name: &str) -> Resource {
