@@ -1,7 +1,8 @@
 //! Processes that contend for a lock of servers that are killed, emptied and frozen, and that are frozen themselves: no two of them
 //! have it at a time, and their tokens rise.
 //!
-//! This program starts itself again for each of the processes, so it has no test harness.
+//! This program starts itself again for each of the processes, so it has no test harness. Its argument, if there is one, is a part
+//! of the name of the tests to run.
 
 mod witness;
 mod worker;
@@ -26,12 +27,14 @@ fn main() {
         return worker::work();
     }
     witness::the_check_finds_what_is_wrong();
-    for (name, test) in [
+    let filter = std::env::args().nth(1).unwrap_or_default();
+    let tests = [
         ("a holder that was frozen for longer than its lease is refused", a_frozen_holder_is_refused as fn()),
         ("killed holder and first waiters delay the others by a bounded time", killed_holder_and_waiters),
         ("frozen holder and first waiters delay the others by a bounded time", frozen_holder_and_waiters),
         ("no fault of servers or processes makes two holders", no_fault_makes_two_holders),
-    ] {
+    ];
+    for (name, test) in tests.into_iter().filter(|(name, _)| name.contains(&filter)) {
         let began = Instant::now();
         test();
         println!("test {name} ... ok ({:.1?})", began.elapsed());
@@ -139,7 +142,8 @@ fn takeover_within(signal: Signal, limit: Duration) {
     let began = Instant::now();
     holder.signal(signal);
     waiters[..2].iter().for_each(|waiter| waiter.signal(signal));
-    wait_until("another one has the lock", || said("it had the lock") == 1);
+    // The next may have it before this looks.
+    wait_until("another one has the lock", || said("it had the lock") >= 1);
     let took = began.elapsed();
     assert!(took < limit + 2 * pauses.longest(), "{took:?}, although {limit:?} are promised");
     wait_until("all others have had the lock", || said("it had the lock") == waiters.len() - 2);
