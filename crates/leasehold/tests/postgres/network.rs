@@ -15,6 +15,11 @@ fn url_of(ports: &[u16]) -> String {
     format!("postgres://postgres@{}/postgres?sslmode=disable", hosts.join(","))
 }
 
+fn port_of(url: &str) -> u16 {
+    let (_, behind) = url.rsplit_once(':').expect("the address names a port");
+    behind.split('/').next().and_then(|port| port.parse().ok()).expect("the port is a number")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn host_that_accepts_and_never_answers_does_not_keep_the_client_from_the_next_one() {
     let server = Postgres::on_port();
@@ -104,6 +109,42 @@ async fn listen_address_of_a_pooler_is_refused() {
     let pooler = PgBouncer::start(&server);
     let error = refusal(&format!("{}?listen={}", pooler.url(), pooler.url())).await;
     assert!(error.to_string().contains("a pooler is in between"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn transaction_that_the_server_ended_because_the_client_was_silent_is_run_again() {
+    let server = Postgres::on_port();
+    let pooler = PgBouncer::start(&server);
+    let holder = client_of(&server).await;
+    let ways = [server.url(), pooler.url()].into_iter().flat_map(|url| [(url.clone(), false), (url, true)]);
+    for (url, is_request_late) in ways {
+        let port = port_of(&url);
+        let proxy = Proxy::before_port(port, |at| url.replace(&format!(":{port}"), &format!(":{at}")));
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        let held = lock(&holder, "a").await;
+        // The client knows then that the lock takes a transaction, and has prepared its statements.
+        let in_vain = client.mutex("a").lock_timeout(Duration::from_millis(100)).await;
+        assert!(in_vain.unwrap().is_none());
+        proxy.hold_replies(true);
+        let waiting = tokio::spawn(async move { lock(&client, "a").await.release().await });
+        let open = async || {
+            server.run("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") != "0"
+        };
+        until(open).await;
+        if is_request_late {
+            // COMMIT is on its way when the server ends the session.
+            proxy.hold_requests(true);
+            proxy.hold_replies(false);
+            proxy.release_held();
+        }
+        until(async || !open().await).await;
+        proxy.hold_replies(false);
+        proxy.hold_requests(false);
+        proxy.release_held();
+        super::until_waiting(&holder, 1).await;
+        held.release().await.unwrap();
+        waiting.await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::join_all;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -80,9 +80,11 @@ pub(super) struct Conn {
     settings: Settings,
     /// Another server, or another session, should answer.
     is_unfit: AtomicBool,
+    /// The server ended the session within a transaction, because the client was silent for too long.
+    was_rolled_back: Arc<AtomicBool>,
     /// Statements that were sent, for tests of what commands cost.
     #[cfg(test)]
-    pub(super) sent: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    pub(super) sent: Arc<std::sync::atomic::AtomicU64>,
 }
 
 impl Drop for Conn {
@@ -99,6 +101,8 @@ impl Conn {
         mut connection: Connection<Socket, S>,
         messages: Option<UnboundedSender<AsyncMessage>>,
     ) -> Self {
+        let was_rolled_back = Arc::new(AtomicBool::new(false));
+        let rolled_back = was_rolled_back.clone();
         let task = tokio::spawn(async move {
             loop {
                 match std::future::poll_fn(|context| connection.poll_message(context)).await {
@@ -110,6 +114,7 @@ impl Conn {
                     }
                     Some(Err(error)) => {
                         tracing::debug!(%error, "a connection to PostgreSQL ended");
+                        rolled_back.store(is_idle_timeout(&error), Ordering::Release);
                         return;
                     }
                     None => return,
@@ -122,8 +127,9 @@ impl Conn {
             prepared: Mutex::default(),
             settings: Settings::default(),
             is_unfit: AtomicBool::new(false),
+            was_rolled_back,
             #[cfg(test)]
-            sent: std::sync::Arc::default(),
+            sent: Arc::default(),
         }
     }
 
@@ -164,6 +170,11 @@ impl Conn {
     /// Whether no further command should use it.
     pub(super) fn is_unfit(&self) -> bool {
         self.is_unfit.load(Ordering::Relaxed)
+    }
+
+    /// Whether the error says, or is due to it, that the server rolled the transaction back before it read what was sent last.
+    pub(super) fn has_rolled_back(&self, error: &Error) -> bool {
+        is_idle_timeout(error) || error.is_closed() && self.was_rolled_back.load(Ordering::Acquire)
     }
 
     /// Sends the statements together, and returns the rows of each. An error of a statement ends the transaction.
@@ -288,6 +299,11 @@ fn is_wrong_session(error: &Error) -> bool {
                 | SqlState::DUPLICATE_PSTATEMENT)
         )
     )
+}
+
+/// Whether the server ended the session because nothing came within a transaction. What comes later is not read.
+fn is_idle_timeout(error: &Error) -> bool {
+    error.code() == Some(&SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT)
 }
 
 /// Whether the transaction can be run again as a whole.

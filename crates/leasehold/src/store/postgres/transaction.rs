@@ -349,10 +349,11 @@ impl<'s> Transaction<'s> {
     }
 
     fn failed(&self, error: Error) -> Failed {
-        let is_committing = self.progress.may_be_done();
+        let has_rolled_back = self.conn.has_rolled_back(&error);
+        let may_be_done = self.progress.may_be_done() && !has_rolled_back;
         let is_full = self.has_notified && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED);
-        let is_transient = is_transient(&error);
-        let error = error::explain(error, is_committing);
+        let is_transient = has_rolled_back || is_transient(&error);
+        let error = error::explain(error, may_be_done);
         match (is_full, is_transient) {
             (true, _) => Failed::QueueFull(error),
             (_, true) => Failed::Transient(error),
