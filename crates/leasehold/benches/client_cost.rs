@@ -1,7 +1,10 @@
 //! What an uncontended lock and its release cost the client: with a store that answers at once, and over Redis beside the same
 //! commands without a library.
 //!
-//!     cargo bench -p leasehold --features _simulation --bench client_cost -- [engine|redis|bare]… [--pairs N] [--tasks N]
+//!     cargo bench -p leasehold --features _simulation --bench client_cost -- [engine|redis|bare|busy|handover]… [--pairs N] [--tasks N] [--url URL]
+//!
+//! By default these are `engine`, `redis` and `bare`. `busy` tries a lock that another client holds, and `handover` passes one lock
+//! on among three clients. The server is one of its own, or that of `--url`.
 //!
 //! Times depend on the machine and its load. `bench/instructions` counts instructions and allocations, which do not.
 
@@ -25,10 +28,10 @@ fn main() {
         at.and_then(|at| words.get(at + 1)?.parse().ok()).unwrap_or(default)
     };
     let (pairs, tasks) = (number("--pairs", 100_000), number("--tasks", 64));
-    let parts = ["engine", "redis", "bare"];
-    let is_chosen = |part: &str| {
-        !words.iter().any(|word| parts.contains(&word.as_str())) || words.iter().any(|word| word == part)
-    };
+    let (usual, other) = (["engine", "redis", "bare"], ["busy", "handover"]);
+    let names = |part: &str| words.iter().any(|word| word == part);
+    let is_default = !usual.iter().chain(&other).any(|part| names(part));
+    let is_chosen = |part: &str| names(part) || is_default && usual.contains(&part);
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     if is_chosen("engine") {
         let mutex = leasehold::simulation::instant_client().mutex("orders:42");
@@ -36,12 +39,15 @@ fn main() {
         leasehold_pairs(&runtime, &mutexes, WARM_UP_PAIRS);
         report("engine, a store that answers at once", pairs, || measured_engine(&runtime, &mutexes, pairs));
     }
-    if !is_chosen("redis") && !is_chosen("bare") {
+    if ![&usual[1..], &other[..]].concat().into_iter().any(is_chosen) {
         return;
     }
-    let server = Server::on_socket();
+    let given = words.iter().position(|word| word == "--url").and_then(|at| words.get(at + 1).cloned());
+    let server = given.is_none().then(Server::on_socket);
+    let url = given.or_else(|| Some(server.as_ref()?.url())).expect("one of them is there");
+    let connect = || runtime.block_on(Client::connect(&url)).expect("connects");
     if is_chosen("bare") {
-        let client = redis::Client::open(server.url()).expect("an address");
+        let client = redis::Client::open(url.as_str()).expect("an address");
         let connection = runtime.block_on(client.get_multiplexed_async_connection()).expect("connects");
         bare_pairs(&runtime, &connection, tasks, WARM_UP_PAIRS.max(tasks));
         report(&format!("bare commands, {tasks} tasks"), pairs, || {
@@ -49,12 +55,22 @@ fn main() {
         });
     }
     if is_chosen("redis") {
-        let client = runtime.block_on(Client::connect(&server.url())).expect("connects");
+        let client = connect();
         let mutexes: Vec<Mutex> = (0..tasks).map(|task| client.mutex(format!("orders:{task}"))).collect();
         leasehold_pairs(&runtime, &mutexes, WARM_UP_PAIRS.max(tasks));
         report(&format!("leasehold on Redis, {tasks} tasks"), pairs, || {
             measured_redis(&runtime, &mutexes, pairs);
         });
+    }
+    if is_chosen("busy") {
+        let [holder, other] = [connect(), connect()].map(|client| client.mutex("orders:busy"));
+        let held = runtime.block_on(holder.lock()).expect("it is free");
+        report("try_lock on a held lock", pairs, || runtime.block_on(try_in_vain(&other, pairs)));
+        runtime.block_on(held.release()).expect("is released");
+    }
+    if is_chosen("handover") {
+        let mutexes = [connect(), connect(), connect()].map(|client| client.mutex("orders:handover"));
+        report("a lock passed to a waiter", pairs, || runtime.block_on(pass_on(&mutexes, pairs)));
     }
 }
 
@@ -100,6 +116,24 @@ fn leasehold_pairs(runtime: &Runtime, mutexes: &[Mutex], pairs: u32) {
     runtime.block_on(async { join_all(tasks.map(tokio::spawn)).await }).into_iter().for_each(|task| {
         task.expect("it does not panic");
     });
+}
+
+async fn try_in_vain(mutex: &Mutex, times: u32) {
+    for _ in 0..times {
+        assert!(mutex.try_lock().await.expect("the store answers").is_none());
+    }
+}
+
+/// While one client holds the lock, the other two wait for it.
+async fn pass_on(mutexes: &[Mutex; 3], times: u32) {
+    let tasks = mutexes.iter().cloned().map(|mutex| async move {
+        for _ in 0..times / 3 {
+            mutex.lock().await.expect("it is granted").release().await.expect("is released");
+        }
+    });
+    for task in join_all(tasks.map(tokio::spawn)).await {
+        task.expect("it does not panic");
+    }
 }
 
 fn bare_pairs(runtime: &Runtime, connection: &MultiplexedConnection, tasks: u32, pairs: u32) {
