@@ -28,7 +28,8 @@ const GIVEN_UP_LOCKS: u64 = 32;
 /// cut left without an answer, for a minute: at most one for each task and cut.
 const MAX_KEYS: u64 = GIVEN_UP_LOCKS + 5 + 8 * TASKS as u64;
 
-const SETTLE_LIMIT: Duration = Duration::from_secs(30);
+/// Longer than such a tombstone, of which a fast machine has more.
+const SETTLE_LIMIT: Duration = Duration::from_secs(90);
 
 /// What a process and its server have.
 #[derive(Clone, Copy, Debug)]

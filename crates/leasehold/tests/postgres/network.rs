@@ -127,17 +127,17 @@ async fn transaction_that_the_server_ended_because_the_client_was_silent_is_run_
         assert!(in_vain.unwrap().is_none());
         proxy.hold_replies(true);
         let waiting = tokio::spawn(async move { lock(&client, "a").await.release().await });
-        let open = async || {
-            server.run("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'") != "0"
-        };
-        until(open).await;
+        until(async || proxy.held() > 0).await;
+        let answered = Instant::now();
         if is_request_late {
             // COMMIT is on its way when the server ends the session.
             proxy.hold_requests(true);
             proxy.hold_replies(false);
             proxy.release_held();
         }
-        until(async || !open().await).await;
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+        until(async || server.run(open) == "0").await;
+        assert!(answered.elapsed() > Duration::from_millis(800), "the transaction ended by itself");
         proxy.hold_replies(false);
         proxy.hold_requests(false);
         proxy.release_held();
