@@ -24,12 +24,16 @@ const OPERATIONS_PER_CUT: u64 = 20_000;
 /// Attempts that are given up are at so few locks, because the key of a lock with a tombstone stays for an hour.
 const GIVEN_UP_LOCKS: u64 = 32;
 
-/// Those, the lock that many want, the clock of tokens, the layout, and the records of both clients; and tombstones of commands that a
-/// cut left without an answer, for a minute: at most one for each task and cut.
-const MAX_KEYS: u64 = GIVEN_UP_LOCKS + 5 + 8 * TASKS as u64;
+/// After so many operations: those, the lock that many want, the clock of tokens, the layout, and the records of both clients; and
+/// the locks of commands that a cut left without an answer, at most one for each task and cut.
+fn max_keys(operations: u64) -> u64 {
+    GIVEN_UP_LOCKS + 5 + (operations / OPERATIONS_PER_CUT + 1) * TASKS as u64
+}
 
-/// Longer than such a tombstone, of which a fast machine has more.
-const SETTLE_LIMIT: Duration = Duration::from_secs(90);
+/// The longest time until the key of an unused lock expires: a tombstone, and the hour for which its key is spared.
+const LONGEST_EXPIRY: Duration = Duration::from_secs(60 + 3_600);
+
+const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
 /// What a process and its server have.
 #[derive(Clone, Copy, Debug)]
@@ -53,12 +57,24 @@ impl Usage {
         }
     }
 
-    /// Not more than before. Memory is not given back to the last page.
-    fn is_within(self, before: Self) -> bool {
+    /// Not more than before, or keys than these. Memory is not given back to the last page.
+    fn is_within(self, before: Self, keys: u64) -> bool {
         self.memory_kb <= before.memory_kb + before.memory_kb / 10 + 4_096
             && self.files <= before.files
             && self.threads <= before.threads
-            && self.keys <= MAX_KEYS
+            && self.keys <= keys
+    }
+}
+
+/// No key of a lock stays for longer than it has to.
+fn assert_expiring(server: &Server) {
+    let keys: Vec<String> = server.query(&["KEYS", "leasehold:3:{*"]).unwrap();
+    for key in keys {
+        let left: i64 = server.query(&["PTTL", &key]).unwrap();
+        // A key that has just expired has no time left.
+        let is_expiring =
+            left == -2 || u128::try_from(left).is_ok_and(|left| left <= LONGEST_EXPIRY.as_millis());
+        assert!(is_expiring, "{key} stays for {left} ms");
     }
 }
 
@@ -162,7 +178,8 @@ async fn long_lived_client_needs_no_more_after_eight_hours_of_operations() {
         let give_up = Instant::now() + SETTLE_LIMIT;
         loop {
             let usage = Usage::now(&server);
-            let is_settled = limit.map_or(usage.keys <= MAX_KEYS, |limit| usage.is_within(limit));
+            let keys = max_keys(next.load(Ordering::Relaxed));
+            let is_settled = limit.map_or(usage.keys <= keys, |limit| usage.is_within(limit, keys));
             if is_settled {
                 return usage;
             }
@@ -177,6 +194,7 @@ async fn long_lived_client_needs_no_more_after_eight_hours_of_operations() {
     run(&clients, &server, &next, operations).await;
     let after = settled(Some(before)).await;
     println!("{operations} operations: {before:?}, then {after:?}");
+    assert_expiring(&server);
     let [first, second] = clients;
     first.close().await.unwrap();
     second.close().await.unwrap();
