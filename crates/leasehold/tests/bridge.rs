@@ -1,7 +1,7 @@
 //! Locks that are shared with other libraries: the keys on the wire, the loss of a leg, and what is left behind.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
@@ -502,6 +502,39 @@ async fn short_limit_is_enough_for_a_free_lock() {
         }
     })
     .await;
+}
+
+/// A program that takes the lock again within 2 ms of its release, while the word of the release and the waiter's command take 5 ms each:
+/// a try that follows the word is always too late.
+#[tokio::test]
+async fn waiter_gets_turns_beside_a_program_that_takes_the_lock_again_at_once() {
+    const TURNS: u32 = 5;
+    let server = Arc::new(Server::on_port());
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let mutex = mutex(&client, &Foreign::set_nx_px(KEY));
+    let is_done = Arc::new(AtomicBool::new(false));
+    let other = std::thread::spawn({
+        let (server, is_done) = (server.clone(), is_done.clone());
+        move || {
+            while !is_done.load(Ordering::SeqCst) {
+                let taken: Value = server.run(&["SET", KEY, "other", "NX", "PX", "60000"]);
+                if taken == Value::Okay {
+                    std::thread::sleep(Duration::from_millis(20));
+                    server.run(&["DEL", KEY]);
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    });
+    proxy.delay_requests(Duration::from_millis(5));
+    proxy.delay_replies(Duration::from_millis(5));
+    for turn in 1..=TURNS {
+        let waiting = mutex.lock_timeout(SOON).await.unwrap();
+        waiting.unwrap_or_else(|| panic!("turn {turn}")).release().await.unwrap();
+    }
+    is_done.store(true, Ordering::SeqCst);
+    other.join().unwrap();
 }
 
 /// As in a shell loop around `leasehold run`: no client has held the lock before.

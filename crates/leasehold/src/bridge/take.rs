@@ -19,11 +19,10 @@ use crate::store::{ForeignCall, KeyWatch, StoreError};
 /// while it was idle.
 const MAX_FAILURES: [u32; 2] = [1, 2];
 
-/// The longest time between two tries if the server reports changes of the key.
+/// The longest time between two tries, after it has doubled from the first value with each: if the server reports changes of the
+/// key, and if it does not.
+const FIRST_WAIT: Duration = Duration::from_millis(10);
 const MAX_WAIT: Duration = Duration::from_secs(1);
-
-/// The time between two tries if it does not: doubled from the first to the last value, and spread over half of that.
-const MIN_POLL: Duration = Duration::from_millis(5);
 const MAX_POLL: Duration = Duration::from_millis(100);
 
 /// What a try has found.
@@ -83,7 +82,7 @@ impl Leg {
             let waited = self.session.now().since(began_at);
             self.offer_turn(&key, waited, deadline).await;
         }
-        let (mut is_repeated, mut failures, mut poll) = (false, 0, MIN_POLL);
+        let (mut is_repeated, mut failures, mut wait) = (false, 0, FIRST_WAIT);
         loop {
             let busy_for = match self.try_once(is_repeated).await {
                 Ok(Try::Taken) => return Ok(true),
@@ -107,14 +106,16 @@ impl Leg {
                 continue;
             }
             // Several programs that vote may each have a part of the servers, and no change of a key shows when all have given up.
-            let limit = if self.keys.is_tracking() && self.foreign.servers.is_none() {
-                MAX_WAIT
-            } else {
-                poll = (poll * 2).min(MAX_POLL);
-                spread(poll)
-            };
+            let is_told = self.keys.is_tracking() && self.foreign.servers.is_none();
+            // A program that takes the lock again as soon as it has released it is faster than the word of its release. A try at a
+            // random moment may find the lock free between the two.
+            let limit = if is_told { random_part(wait) } else { wait / 2 + random_part(wait / 2) };
+            wait = (wait * 2).min(if is_told { MAX_WAIT } else { MAX_POLL });
             let pause = busy_for.map_or(limit, |left| limit.min(left + Duration::from_millis(1)));
-            with_deadline(&self.session, Some(self.session.now() + pause), key.changed()).await;
+            let changed = with_deadline(&self.session, Some(self.session.now() + pause), key.changed());
+            if changed.await.is_some() {
+                wait = FIRST_WAIT;
+            }
         }
     }
 
@@ -234,10 +235,10 @@ fn is_final(error: &StoreError) -> bool {
     error.message.starts_with(OTHER_TYPE) || error.message.contains("NOPERM")
 }
 
-/// Between half of the time and all of it, at random, so that clients do not poll in step.
-fn spread(time: Duration) -> Duration {
+/// At random between nothing and all of it, so that clients do not poll in step.
+fn random_part(time: Duration) -> Duration {
     let mut random = [128];
     // Without random numbers the middle will do.
     let _ = getrandom::fill(&mut random);
-    time / 2 + time * u32::from(random[0]) / 512
+    time * u32::from(random[0]) / 256
 }
