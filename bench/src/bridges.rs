@@ -229,13 +229,14 @@ fn work(library: Library, mut shifts: Vec<Shift>, hold: Duration, ttl: Duration)
 impl Mixed {
     fn of(self, sections: &[(usize, Acquisition)], old_end: u64) -> Self {
         // Where processes are replaced, leasehold's turns after the last one of the other library count, too.
-        let is_tail = |section: &Acquisition| {
-            let tail = old_end..old_end + nanos(TAIL);
-            tail.contains(&section.entered) && !sections.iter().any(|(side, _)| *side == 2)
+        let has_tail = !sections.iter().any(|(side, _)| *side == 2);
+        let is_tail = |side: usize, section: &Acquisition| {
+            has_tail && side > 0 && (old_end..old_end + nanos(TAIL)).contains(&section.entered)
         };
-        let count =
-            |side: usize| sections.iter().filter(|(of, section)| *of == side && !is_tail(section)).count();
-        let after = sections.iter().filter(|(side, section)| *side > 0 && is_tail(section)).count();
+        let count = |side: usize| {
+            sections.iter().filter(|(of, section)| *of == side && !is_tail(side, section)).count()
+        };
+        let after = sections.iter().filter(|(side, section)| is_tail(*side, section)).count();
         let repeated = |side: usize| {
             let same =
                 sections.windows(2).filter(|pair| pair[1].0 == side && pair[0].1.task == pair[1].1.task);
@@ -410,5 +411,18 @@ mod tests {
         assert_eq!(overlaps(&[&readers[..], &[writer]].concat()), 1);
         assert_eq!(overlaps(&[writer, (0, section(true, 7, 9))]), 1);
         assert_eq!(overlaps(&[writer, (0, section(false, 8, 9))]), 0);
+    }
+
+    /// A process that waited when its time was over may still be granted the lock.
+    #[test]
+    fn every_section_counts_once_those_after_the_end_too() {
+        let sections = [(0, section(false, 1, 2)), (0, section(false, 11, 12)), (1, section(false, 13, 14))];
+        let mixed = Mixed { counted: 3, ..Mixed::default() }.of(&sections, 10);
+        assert_eq!((mixed.turns, mixed.after), ([2, 0, 0], 1));
+        assert_eq!(mixed.check(), Ok(()));
+        let replaced = [&sections[..], &[(2, section(false, 15, 16))]].concat();
+        let mixed = Mixed { counted: 4, ..Mixed::default() }.of(&replaced, 10);
+        assert_eq!((mixed.turns, mixed.after), ([2, 1, 1], 0));
+        assert_eq!(mixed.check(), Ok(()));
     }
 }

@@ -33,9 +33,9 @@ fn run(program: &str, arguments: &[&str], sides: usize) -> Value {
     mixed
 }
 
-/// Runs four processes of each side. A library that polls gets a turn every other second at least.
+/// Runs four processes of each side. Each of them has a turn each second at least, whether it polls or is woken.
 fn with(program: &str) -> Value {
-    run(program, &["--seconds", "10"], 2)
+    run(program, &["--seconds", "5"], 2)
 }
 
 #[test]
@@ -135,7 +135,6 @@ fn leasehold() -> Process {
     Process::spawn(command).unwrap()
 }
 
-/// A process whose waiters poll has nearly all turns; leasehold gets those between them.
 #[test]
 #[ignore = "needs the libraries that bench/setup builds: scripts/test bridges"]
 fn spring_integration_shares_a_lock() {
@@ -181,7 +180,7 @@ fn processes_of_redisson_redsync_and_redis_py_are_replaced_one_by_one() {
 #[ignore = "needs the libraries that bench/setup builds: scripts/test bridges"]
 fn rueidislock_shares_a_lock() {
     // leasehold gets few turns of the first: docs/bridges.md.
-    run("rueidislock", &["--seconds", "40"], 2);
+    run("rueidislock", &["--seconds", "20"], 2);
     with("rueidislock-1");
 }
 

@@ -3,6 +3,7 @@ import java.util.List;
 import java.util.concurrent.CompletionStage;
 import org.springframework.data.redis.connection.RedisStandaloneConfiguration;
 import org.springframework.data.redis.connection.jedis.JedisConnectionFactory;
+import org.springframework.data.redis.core.StringRedisTemplate;
 import org.springframework.integration.redis.util.RedisLockRegistry;
 import org.springframework.integration.redis.util.RedisLockRegistry.RedisLockType;
 
@@ -32,9 +33,13 @@ final class SpringPeer implements Client {
     public Lock lock(Peer.Order order, String name) {
         RedisLockRegistry registry = registry(order.lock);
         // The first unlock loads classes, for longer than the end of a run allows.
-        java.util.concurrent.locks.Lock first = registry.obtain(name + "-first-" + registries.size() + ProcessHandle.current().pid());
+        String firstName = name + "-first-" + registries.size() + ProcessHandle.current().pid();
+        java.util.concurrent.locks.Lock first = registry.obtain(firstName);
         first.lock();
         first.unlock();
+        if (new StringRedisTemplate(connections).hasKey(REGISTRY + ":" + firstName)) {
+            throw new IllegalStateException("unlock has left the key");
+        }
         java.util.concurrent.locks.Lock lock = registry.obtain(name);
         return Lock.of(lock::lockInterruptibly, lock::unlock);
     }
