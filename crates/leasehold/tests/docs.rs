@@ -127,7 +127,7 @@ fn record_of_bugs_names_tests_commits_and_promises_that_exist() {
     }
     let record = fs::read_to_string(root().join("docs/robustness.md")).unwrap();
     let read = |name: &str| fs::read_to_string(root().join(format!("docs/{name}.md"))).unwrap();
-    let promises = ["guarantees", "operations", "http-api"].map(read).concat().replace('\n', " ");
+    let promises = ["guarantees", "operations", "http-api", "postgres"].map(read).concat().replace('\n', " ");
     assert!(rows(&record, "| what broke | found by |").len() > 100);
     assert_eq!(faults_of_the_record(&record, &promises, &code), Vec::<String>::new());
 }
