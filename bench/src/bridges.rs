@@ -90,6 +90,8 @@ const SHORT_TTL: Duration = Duration::from_secs(3);
 const STEP: Duration = Duration::from_secs(2);
 /// How many processes are replaced.
 const PROCESSES: u32 = 4;
+/// Time for the last releases. A key that is not released lasts longer.
+const RELEASED: Duration = Duration::from_secs(1);
 /// Time until all processes are ready.
 const READY: Duration = Duration::from_secs(1);
 
@@ -204,13 +206,17 @@ fn work(library: Library, mut shifts: Vec<Shift>, hold: Duration, ttl: Duration)
     }
     let (mut sections, mut failures) = (Vec::new(), Vec::new());
     let (mut old_end, mut is_old_gone) = (start_ns, start_ns);
+    let mut ours = Vec::new();
     for (task, (shift, _, peer)) in (0..).zip(peers) {
         let answer = peer.answer(READY + shift.until + TTL)?;
-        // Its process ends here.
-        drop(peer);
         if shift.side == 0 {
+            // Its process ends here.
+            drop(peer);
             old_end = old_end.max(start_ns + nanos(shift.until));
             is_old_gone = now_ns();
+        } else {
+            // What its last attempt has taken is released behind its answer.
+            ours.push(peer);
         }
         failures.extend(answer.failure);
         sections.extend(read(&log(task))?.into_iter().map(|section| (shift.side, section)));
@@ -220,7 +226,12 @@ fn work(library: Library, mut shifts: Vec<Shift>, hold: Duration, ttl: Duration)
     let is_ours = sections
         .iter()
         .any(|(side, section)| *side == 1 && !section.is_shared && section.entered > is_old_gone);
-    let left = left_over(&servers, is_ours);
+    let (released_by, mut left) = (now_ns() + nanos(RELEASED), left_over(&servers, is_ours));
+    while !left.is_empty() && now_ns() < released_by {
+        std::thread::sleep(RELEASED / 20);
+        left = left_over(&servers, is_ours);
+    }
+    drop(ours);
     let counted = file.get().map_err(|error| error.to_string())?;
     let summary = Mixed { library: shown, counted, failures, left, ..Mixed::default() };
     Ok(summary.of(&sections, old_end))
