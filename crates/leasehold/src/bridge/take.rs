@@ -19,8 +19,8 @@ use crate::store::{ForeignCall, KeyWatch, StoreError};
 /// while it was idle.
 const MAX_FAILURES: [u32; 2] = [1, 2];
 
-/// The longest time between two tries, after it has doubled from the first value with each: if the server reports changes of the
-/// key, and if it does not.
+/// The limit of the time between two tries: it doubles with each, from the first value up to the second if the server reports changes
+/// of the key, and up to the third if it does not.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const MAX_WAIT: Duration = Duration::from_secs(1);
 const MAX_POLL: Duration = Duration::from_millis(100);
