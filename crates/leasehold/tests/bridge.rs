@@ -323,10 +323,10 @@ async fn command_whose_answer_is_lost_leaves_no_orphan() {
                 async move { mutex.lock().await }
             });
             until_tracked(&server).await;
-            proxy.hold_replies(true);
-            server.run(&["DEL", KEY]);
-            // The invalidation is held too: the attempt tries again after 1 s.
-            until(async || exists(&server)).await;
+            // The invalidation is held too: the attempt tries again within 1 s.
+            let release = || drop(server.run(&["DEL", KEY]));
+            let take = || take_as_other(&server, &foreign, "60000");
+            proxy.hold_replies_from(release, take, || exists(&server)).await;
             waiter.abort();
             proxy.cut();
             proxy.hold_replies(false);

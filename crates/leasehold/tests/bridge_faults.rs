@@ -92,7 +92,8 @@ async fn server_that_does_not_answer_between_the_two_legs_is_an_error_that_names
             let mutex = mutex(&client, &foreign);
             async move { mutex.lock().await }
         });
-        until(async || !own_is_free(&observer).await).await;
+        // Its own answer follows that of the own leg, so the foreign one is waited for.
+        until(async || !own_is_free(&client).await).await;
         proxy.refuse(true);
         proxy.cut();
         let error = tokio::time::timeout(SOON, waiter).await.expect("gives up").unwrap().unwrap_err();

@@ -340,10 +340,9 @@ async fn reader_whose_answer_is_lost_leaves_no_orphan() {
         async move { lock.read().await }
     });
     until_tracked(&server).await;
-    proxy.hold_replies(true);
-    server.run(&["DEL", KEY]);
-    // The invalidation is held too: the attempt tries again after 1 s.
-    until(async || keys(&server).len() == 2).await;
+    // The invalidation is held too: the attempt tries again within 1 s.
+    let release = || drop(server.run(&["DEL", KEY]));
+    proxy.hold_replies_from(release, || write_in_java(&server), || keys(&server).len() == 2).await;
     waiter.abort();
     proxy.cut();
     proxy.hold_replies(false);
@@ -456,18 +455,22 @@ async fn fenced_lock_that_was_taken_by_a_command_without_an_answer_has_its_token
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
     server.run(&["SET", COUNTER, &(1_u64 << 52).to_string()]);
-    server.run(&["HSET", KEY, JAVA, "1"]);
-    server.run(&["PEXPIRE", KEY, "60000"]);
+    let take = || {
+        server.run(&["HSET", KEY, JAVA, "1"]);
+        server.run(&["PEXPIRE", KEY, "60000"]);
+    };
+    take();
     let waiter = tokio::spawn({
         let mutex = fenced(&client);
         async move { mutex.lock().await }
     });
     until_tracked(&server).await;
-    proxy.hold_replies(true);
-    server.run(&["DEL", KEY]);
-    until(async || counter(&server) > 1 << 52).await;
+    let release = || drop(server.run(&["DEL", KEY]));
+    proxy.hold_replies_from(release, take, || counter(&server) > 1 << 52).await;
     proxy.cut();
     proxy.hold_replies(false);
+    // A new connection may have been opened in between.
+    proxy.release_held();
     let guard = tokio::time::timeout(SOON, waiter).await.expect("tries again").unwrap().unwrap();
     assert_eq!(guard.token().get(), counter(&server));
     guard.release().await.unwrap();

@@ -19,11 +19,10 @@ use crate::store::{ForeignCall, KeyWatch, StoreError};
 /// while it was idle.
 const MAX_FAILURES: [u32; 2] = [1, 2];
 
-/// The limit of the time between two tries: it doubles with each, from the first value up to the second if the server reports changes
-/// of the key, and up to the third if it does not.
-const FIRST_WAIT: Duration = Duration::from_millis(10);
-const MAX_WAIT: Duration = Duration::from_secs(1);
-const MAX_POLL: Duration = Duration::from_millis(100);
+/// The limit of the time between two tries doubles with each, from the first value up to the second: if the server reports changes
+/// of the key, and if it does not.
+const WAITS: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)];
+const POLLS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(100)];
 
 /// What a try has found.
 enum Try {
@@ -82,7 +81,7 @@ impl Leg {
             let waited = self.session.now().since(began_at);
             self.offer_turn(&key, waited, deadline).await;
         }
-        let (mut is_repeated, mut failures, mut wait) = (false, 0, FIRST_WAIT);
+        let (mut is_repeated, mut failures, mut wait) = (false, 0, Duration::ZERO);
         loop {
             let busy_for = match self.try_once(is_repeated).await {
                 Ok(Try::Taken) => return Ok(true),
@@ -109,12 +108,14 @@ impl Leg {
             let is_told = self.keys.is_tracking() && self.foreign.servers.is_none();
             // A program that takes the lock again as soon as it has released it is faster than the word of its release. A try at a
             // random moment may find the lock free between the two.
-            let limit = if is_told { random_part(wait) } else { wait / 2 + random_part(wait / 2) };
-            wait = (wait * 2).min(if is_told { MAX_WAIT } else { MAX_POLL });
+            let [first, longest] = if is_told { WAITS } else { POLLS };
+            let most = wait.clamp(first, longest);
+            let limit = if is_told { random_part(most) } else { most / 2 + random_part(most / 2) };
+            wait = most * 2;
             let pause = busy_for.map_or(limit, |left| limit.min(left + Duration::from_millis(1)));
             let changed = with_deadline(&self.session, Some(self.session.now() + pause), key.changed());
             if changed.await.is_some() {
-                wait = FIRST_WAIT;
+                wait = Duration::ZERO;
             }
         }
     }
