@@ -10,13 +10,17 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::port::Port;
 use crate::postgres::Postgres;
 use crate::server::Server;
 
 use link::{Direction, Link, lock};
+
+/// How long [`Proxy::hold_replies_from`] waits for an effect, which is longer than any client waits before it asks again, and how often.
+const ATTEMPT: Duration = Duration::from_secs(3);
+const ATTEMPTS: usize = 10;
 
 /// A proxy, which stops when it is dropped. Without further calls it forwards everything without delay.
 pub struct Proxy {
@@ -101,6 +105,31 @@ impl Proxy {
     /// only, so that a reply over another connection overtakes it.
     pub fn hold_replies(&self, hold: bool) {
         self.shared.replies.set_holds(hold);
+    }
+
+    /// Holds the replies and changes something on the server, until a later request of the client shows an effect. A request that was on
+    /// its way already has its reply held too, and its connection may then send no other: the change is undone, and both begin again.
+    ///
+    /// # Panics
+    ///
+    /// If there is no effect after some attempts.
+    pub async fn hold_replies_from(&self, change: impl Fn(), undo: impl Fn(), has_effect: impl Fn() -> bool) {
+        for _ in 0..ATTEMPTS {
+            self.hold_replies(true);
+            change();
+            let until = Instant::now() + ATTEMPT;
+            while Instant::now() < until {
+                if has_effect() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            undo();
+            self.hold_replies(false);
+            self.release_held();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("no request had an effect while the replies were held");
     }
 
     /// Number of held requests and replies.

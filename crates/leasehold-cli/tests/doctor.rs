@@ -148,7 +148,7 @@ fn removed_wal_error_names_the_processes_that_use_it() {
     place.until_held("a");
     std::fs::remove_file(place.path("locks.db-wal")).unwrap();
     let advice = format!("have to end first: kill {}", user.0.id());
-    for args in [&["run", "-n", "b", "--", "true"][..], &["doctor"], &["ls"]] {
+    for args in [&["run", "-w", "60", "b", "--", "true"][..], &["doctor"], &["ls"]] {
         let (code, said) = place.code(args);
         assert!(code == 125 && said.contains(&advice), "{args:?}: {said}");
     }

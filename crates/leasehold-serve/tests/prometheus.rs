@@ -29,7 +29,7 @@ fn value(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> f64 {
 async fn metrics_count_what_happened() {
     let place = Place::new().await;
     let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 16_000 })).await.expect(201).json();
-    place.acquire("a", json!({ "session": session["session"], "wait_ms": 1 })).await;
+    place.acquire("a", json!({ "session": session["session"], "wait_ms": 10_000 })).await;
     place.post("/v1/locks/mutex/a/acquire", json!({})).await.expect(409);
     let other = place.client().await;
     let guard = other.election("leader").campaign().await.unwrap();

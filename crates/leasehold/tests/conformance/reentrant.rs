@@ -98,6 +98,8 @@ pub(crate) async fn owner_releases_only_its_own_acquisitions(store: Store) {
     let error = them.release_all().await.unwrap_err();
     assert!(error.is_not_owner() && error.to_string().contains("no owner"), "{error}");
     let ours = one.reentrant_mutex("a", "us").lock().await.unwrap();
+    // A client writes its process once, beside its first lock.
+    until(&one, KIND, "a", |view| view.holders.iter().any(|holder| holder.metadata.pid.is_some())).await;
     let error = them.release_all().await.unwrap_err();
     assert!(error.is_not_owner(), "{error}");
     let (message, pid) = (error.to_string(), std::process::id().to_string());

@@ -276,7 +276,7 @@ fn median(mut spans: Vec<Duration>) -> Duration {
 }
 
 pub(crate) async fn grant_cost_is_independent_of_the_number_of_readers(store: Store) {
-    let many = leasehold_testkit::extent(500, 5_000, 5_000);
+    let many = leasehold_testkit::extent(500, 2_000, 5_000);
     let (one, other) = pair(&store).await;
     let mut readers = Vec::new();
     for (name, count) in [("few", 10), ("many", many)] {

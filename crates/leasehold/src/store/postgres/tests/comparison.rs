@@ -88,7 +88,7 @@ impl Harness {
     /// The answer to a command. An error ends the history.
     fn answered<T>(&self, answer: Result<T, StoreError>) -> T {
         answer.unwrap_or_else(|error| {
-            let is_slow = ["no answer within", "timeout"].iter().any(|limit| error.message.contains(limit));
+            let is_slow = ["answer within", "timeout"].iter().any(|limit| error.message.contains(limit));
             self.was_too_slow.set(is_slow);
             panic!("{error:?}")
         })
