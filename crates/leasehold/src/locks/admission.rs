@@ -1,11 +1,13 @@
 //! Admission for quorum stores: only one client at a time polls the nodes for a lock; the others queue at one node.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use leasehold_core::{LocalTime, Resource};
 
+use crate::engine::Sleep;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Lock, WaitMode};
@@ -14,6 +16,12 @@ use crate::store::admission_queue_of;
 /// The ttl of an admission: as long as a single store waits for a frozen waiter. A client that crashes while admitted delays
 /// the others by at most this, also if the lock's ttl is longer.
 const ADMISSION_TTL: Duration = Duration::from_secs(3);
+
+/// How long a client that has no admission, because the queue was unavailable, waits at the nodes before it tries the queue
+/// again: at first, and at most, after it has doubled each time. Otherwise a queue that was slow for a moment would have no order
+/// for as long as these clients wait.
+const UNADMITTED_WAIT: Duration = Duration::from_secs(2);
+const MAX_UNADMITTED_WAIT: Duration = Duration::from_secs(16);
 
 impl Lock {
     /// Tries the nodes once, then waits in the admission queue, whose first client polls the nodes. If two clients
@@ -27,15 +35,17 @@ impl Lock {
     ) -> Pin<Box<dyn Future<Output = Result<Option<Guard>, Error>> + Send + '_>> {
         Box::pin(async move {
             let resource = self.check(weight)?;
-            let deadline = wait.deadline(self.handle.now());
+            let try_once = || self.attempt(resource, weight, None, WaitMode::NoWait);
+            let Some(deadline) = wait.deadline(self.handle.now()) else { return try_once().await };
+            let is_over = || self.handle.now() >= deadline;
             // A client that has just met contention here does not overtake the admission queue.
-            let queues_first = deadline.is_some() && self.handle.store.is_contended(resource);
-            let has_queue = if queues_first {
+            let uses_queue = if self.handle.store.is_contended(resource) {
                 true
             } else {
-                match self.attempt(resource, weight, None, WaitMode::NoWait).await {
+                match try_once().await {
                     Ok(Some(guard)) => return Ok(Some(guard)),
-                    tried if deadline.is_none() => return tried,
+                    // The vote is fresh.
+                    Ok(None) if is_over() => return Ok(None),
                     Ok(None) => true,
                     // Nodes in their restart grace vote soon: wait for them.
                     Err(_) if self.handle.store.in_restart_grace() => false,
@@ -44,46 +54,74 @@ impl Lock {
                     Err(error) => return Err(error),
                 }
             };
-            let waited = self.acquire_after_admission(resource, weight, deadline, has_queue).await;
-            let is_over = || deadline.is_some_and(|deadline| self.handle.now() >= deadline);
-            match waited {
+            match self.acquire_after_admission(resource, weight, deadline, uses_queue).await {
                 // The queue is at one node, and the last responses of the others may be old. `None` needs a fresh vote.
-                Ok(None) => self.attempt(resource, weight, None, WaitMode::NoWait).await,
-                Err(error) if error.is_unavailable() && is_over() => {
-                    self.attempt(resource, weight, None, WaitMode::NoWait).await
-                }
+                Ok(None) => try_once().await,
+                Err(error) if error.is_unavailable() && is_over() => try_once().await,
                 waited => waited,
             }
         })
     }
 
+    /// Waits for admission if the queue is to be used, then at the nodes. `None` once the deadline has passed.
     async fn acquire_after_admission(
         &self,
         resource: &Arc<Resource>,
         weight: u32,
-        deadline: Option<LocalTime>,
-        has_queue: bool,
+        deadline: LocalTime,
+        mut uses_queue: bool,
     ) -> Result<Option<Guard>, Error> {
-        let admission = if has_queue { self.admission_lock(resource) } else { None };
-        let admission = match admission {
-            None => None,
-            Some(admission) => {
-                match admission.acquire(1, None, WaitMode::until(deadline, self.handle.now())).await {
+        let remaining = || WaitMode::until(Some(deadline), self.handle.now());
+        let at_nodes = async |admission: Option<Guard>| {
+            let mut guard = self.attempt(resource, weight, None, remaining()).await;
+            if let Ok(Some(guard)) = &mut guard {
+                guard.set_admitted();
+            }
+            // Admits the next client.
+            drop(admission);
+            guard
+        };
+        let Some(queue) = self.admission_lock(resource) else { return at_nodes(None).await };
+        let mut pause = UNADMITTED_WAIT;
+        let mut waits_already = false;
+        while self.handle.now() < deadline {
+            if uses_queue {
+                match queue.acquire(1, None, remaining()).await {
                     Ok(None) => return Ok(None),
-                    Ok(admission) => admission,
-                    Err(error) if error.is_unavailable() => None,
+                    Ok(admission) => return at_nodes(admission).await,
+                    Err(error) if error.is_unavailable() || waits_already && error.is_queue_full() => {}
                     Err(error) => return Err(error),
                 }
             }
-        };
-        let mut guard =
-            self.attempt(resource, weight, None, WaitMode::until(deadline, self.handle.now())).await;
-        if let Ok(Some(guard)) = &mut guard {
-            guard.set_admitted();
+            let waiting = pin!(at_nodes(None));
+            match select(waiting, pin!(queue.try_again(&mut pause))).await {
+                Either::Left((guard, _)) => return guard,
+                // It keeps its places at the nodes.
+                Either::Right((Some(admission), waiting)) => {
+                    let guard = waiting.await;
+                    drop(admission);
+                    return guard;
+                }
+                // It leaves its places at the nodes only for a queue that answers.
+                Either::Right((None, _)) => (uses_queue, waits_already) = (true, true),
+            }
         }
-        // Admits the next client.
-        drop(admission);
-        guard
+        Ok(None)
+    }
+
+    /// Tries to be admitted after longer and longer pauses, until there is an answer. `None` if others are admitted or wait.
+    async fn try_again(&self, pause: &mut Duration) -> Option<Guard> {
+        loop {
+            let until = self.handle.now() + *pause;
+            Sleep::until(&self.handle.session, until).await;
+            *pause = MAX_UNADMITTED_WAIT.min(2 * *pause);
+            match self.acquire(1, None, WaitMode::NoWait).await {
+                Ok(answer) => return answer,
+                Err(error) if error.is_unavailable() && self.handle.now() >= until => {}
+                // The client is closed, which ended the pause.
+                Err(_) => return None,
+            }
+        }
     }
 
     /// The lock whose holder is admitted; none if the resource's name is too long for one.

@@ -176,7 +176,10 @@ impl Quorum {
                 let quorum = self.clone();
                 self.runtime.spawn(async move {
                     quorum.runtime.sleep(GATHER_WINDOW).await;
-                    quorum.request_recheck(acquisition);
+                    // A lease needs no re-check, which would be a renewal.
+                    if quorum.attempts.waits(acquisition) {
+                        quorum.request_recheck(acquisition);
+                    }
                 });
             }
             _ => {}

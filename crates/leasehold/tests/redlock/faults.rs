@@ -7,8 +7,8 @@ use leasehold_testkit::{PauseDetector, retry_if_paused, until};
 
 use crate::nodes::{Nodes, has_queue, holds, tokens_given};
 
-/// An attempt that waits for a failing node takes longer: a slow node answers after 2 s, and a silent one times out after 1 s.
-const SOON: Duration = Duration::from_millis(800);
+/// An attempt that waits for a failing node takes longer: a slow node answers after 10 s, and a silent one times out after 5 s.
+const SOON: Duration = Duration::from_secs(4);
 
 /// Asserts that locks are acquired and released without waiting for failing nodes.
 async fn assert_not_delayed(client: &Client) {
@@ -87,11 +87,11 @@ async fn two_slow_nodes_delay_nothing() {
     let (client, proxies) = nodes.client_through_proxies(3, "").await;
     assert_not_delayed(&client).await;
     for proxy in &proxies {
-        proxy.delay_replies(Duration::from_secs(2));
+        proxy.delay_replies(Duration::from_secs(10));
     }
     assert_not_delayed(&client).await;
     for proxy in &proxies {
-        proxy.delay_requests(Duration::from_secs(2));
+        proxy.delay_requests(Duration::from_secs(10));
         proxy.delay_replies(Duration::ZERO);
     }
     assert_not_delayed(&client).await;
@@ -261,11 +261,7 @@ async fn admission_is_released_at_the_node_that_granted_it() {
         let client = client.clone();
         tokio::spawn(async move { client.mutex("a").lock().await.unwrap().release().await.unwrap() })
     };
-    let waiter = wait();
-    until(async || nodes.admitting("a") == 1).await;
-    let first = nodes.0.iter().position(|server| has_queue(server, "a")).unwrap();
-    waiter.abort();
-    until(async || nodes.admitting("a") == 0).await;
+    let first = nodes.admission_node(wait()).await;
     nodes.stop([first]);
     until(async || client.mutex("b").try_lock().await.is_ok_and(|taken| taken.is_some())).await;
     let waiter = wait();
@@ -279,6 +275,48 @@ async fn admission_is_released_at_the_node_that_granted_it() {
     guard.release().await.unwrap();
     waiter.await.unwrap();
     until(async || nodes.admitting("a") == 0).await;
+}
+
+/// Waiters for which there was no answer from the admission queue poll the nodes, and do not do so for as long as they wait: each of
+/// them is admitted, or joins the queue.
+#[tokio::test]
+async fn waiter_without_admission_asks_for_it_again() {
+    let nodes = Nodes::start(3);
+    let (holder, client) = (nodes.client().await, nodes.client().await);
+    let guard = holder.mutex("a").ttl(Duration::from_secs(120)).lock().await.unwrap();
+    until(async || nodes.holding("a").await == 3).await;
+    let wait = || {
+        let client = client.clone();
+        tokio::spawn(async move {
+            client.mutex("a").global_fifo().lock().await.unwrap().release().await.unwrap();
+        })
+    };
+    let first = nodes.admission_node(wait()).await;
+    let others: Vec<_> = (0..3).filter(|node| *node != first).collect();
+    nodes.0[first].signal("STOP");
+    let waiters = [wait(), wait()];
+    until(async || nodes.waiting("a", &others).await == 4).await;
+    // They ask for admission during an outage, which a waiter survives. It is long enough for an attempt to fail.
+    others.iter().for_each(|node| nodes.0[*node].signal("STOP"));
+    assert!(client.mutex("b").try_lock().await.unwrap_err().is_unavailable());
+    others.iter().for_each(|node| nodes.0[*node].signal("CONT"));
+    // Only admitted waiters stay at the nodes. That is one, or one for each of the other nodes if they asked different ones.
+    let mut since = None;
+    until(async || {
+        let admitted = others.iter().filter(|node| has_queue(&nodes.0[**node], "a")).count();
+        if admitted == 0 || nodes.waiting("a", &others).await != 2 * admitted {
+            since = None;
+            return false;
+        }
+        since.get_or_insert_with(Instant::now).elapsed() > Duration::from_secs(1)
+    })
+    .await;
+    nodes.0[first].signal("CONT");
+    guard.release().await.unwrap();
+    for waiter in waiters {
+        waiter.await.unwrap();
+    }
+    until(async || nodes.holding("a").await + nodes.admitting("a") == 0).await;
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use leasehold::{Client, LockInfo};
 use leasehold_testkit::{Proxy, Server, until};
+use tokio::task::JoinHandle;
 
 /// Generous, so that a pause of the machine fails no test. An attempt with a certain outcome does not wait for it.
 const PATIENT: &str = "node_timeout_ms=5000";
@@ -59,9 +60,27 @@ impl Nodes {
         holders
     }
 
+    /// Number of places in the queue of the lock itself, at these servers together.
+    pub(crate) async fn waiting(&self, name: &str, servers: &[usize]) -> usize {
+        let mut count = 0;
+        for server in servers {
+            count += look(&self.0[*server], name).await.waiters.len();
+        }
+        count
+    }
+
     /// Number of servers with an admission queue for this lock.
     pub(crate) fn admitting(&self, name: &str) -> usize {
         self.0.iter().filter(|server| has_queue(server, name)).count()
+    }
+
+    /// The node whose admission queue this waiter for "a" is in; ends the wait.
+    pub(crate) async fn admission_node(&self, waiter: JoinHandle<()>) -> usize {
+        until(async || self.admitting("a") == 1).await;
+        let node = self.0.iter().position(|server| has_queue(server, "a")).unwrap();
+        waiter.abort();
+        until(async || self.admitting("a") == 0).await;
+        node
     }
 
     pub(crate) fn stop(&mut self, which: impl IntoIterator<Item = usize>) {

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Acquisition, Command, Failure, LocalTime, Queued, Reply, Resource, Round, StoreTime, Token,
-    Verdict, Vote, quorum_of,
+    Acquire, Answer, Command, Failure, LocalTime, Queued, Reply, Resource, Round, StoreTime, Token, Verdict,
+    Vote, quorum_of,
 };
 use leasehold_redis_protocol::token_at;
 
-use super::attempts::{NodeAttempt, NodeRequests};
+use super::attempts::{NodeAttempt, NodeRequests, Partial};
 use super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{Quorum, answer};
 use crate::store::{BoxFuture, CallResult, StoreError};
@@ -110,8 +110,30 @@ impl Quorum {
         let VoteCollector { round, responses, node_errors, .. } = collector;
         // Late votes still count: for a granted lease they are more than a bare quorum, and otherwise they say which nodes
         // have something to release.
-        self.runtime.drain(responses);
+        if sent.request.wait.is_some() && matches!(verdict, Verdict::Busy | Verdict::Split) {
+            self.await_late_grants(&sent, responses);
+        } else {
+            self.runtime.drain(responses);
+        }
         VotedTry { sent, verdict, round, node_errors, time_until_free }
+    }
+
+    /// Lets a waiter re-check if a node grants its try after the verdict. Without this the waiter would not know of that grant, and
+    /// would keep all others from that node until it expires.
+    fn await_late_grants(self: &Arc<Self>, sent: &NodeAttempt, mut responses: PendingResponses) {
+        if responses.is_empty() {
+            return;
+        }
+        let (quorum, attempt, acquisition) = (self.clone(), sent.request.acquisition, sent.acquisition);
+        // On the caller's runtime, whose timers the calls may use.
+        self.runtime.spawn_here(async move {
+            while let Some((_, response)) = responses.next().await {
+                if matches!(response, NodeResponse::Voted(Ok(Answer { reply: Reply::Granted(_), .. }))) {
+                    quorum.attempts.partial(attempt, acquisition, Some(true), quorum.now());
+                    quorum.request_recheck(acquisition);
+                }
+            }
+        });
     }
 
     /// The attempt's result after a vote; `None` if the attempt retries at once.
@@ -130,11 +152,13 @@ impl Quorum {
                     self.superseded(sent, round).await
                 })
             }
-            Verdict::Busy | Verdict::Split
-                if waits && self.keeps_waiting(attempt, sent.acquisition, round, now) =>
-            {
-                Some(queued(now, if is_partial(round) { Some(self.backoff(0)) } else { *time_until_free }))
-            }
+            Verdict::Busy | Verdict::Split if waits => match self.partial(&voted, now) {
+                Partial::Nothing => Some(queued(now, *time_until_free)),
+                Partial::Since(since) if self.may_complete(since, now) => {
+                    Some(queued(now, Some(self.backoff(0))))
+                }
+                Partial::Since(_) | Partial::Ended => self.conclude_refused(&voted, now).await,
+            },
             Verdict::Busy | Verdict::Split => self.conclude_refused(&voted, now).await,
             Verdict::NoQuorum | Verdict::TooLate => Some(self.conclude_undecided(&voted, now).await),
         }
@@ -181,18 +205,20 @@ impl Quorum {
         Err(StoreError::new(Failure::NotSent, message))
     }
 
-    /// Whether an attempt that has the grants of some nodes stays in the queues of the others. It does while their grants may be
+    /// What a waiting try has after a vote without a quorum.
+    fn partial(&self, voted: &VotedTry, now: LocalTime) -> Partial {
+        let VotedTry { sent, round, .. } = voted;
+        let refuses = |vote: &Option<Vote>| matches!(vote, Some(Vote::No | Vote::Abstains(_)));
+        let is_partial =
+            if is_partial(round) { Some(true) } else { round.votes().iter().all(refuses).then_some(false) };
+        self.attempts.partial(sent.request.acquisition, sent.acquisition, is_partial, now)
+    }
+
+    /// Whether a try that has the grants of some nodes stays in the queues of the others. It does while their grants may be
     /// in flight, for example after a release at all nodes. Later it must release its grants, because two waiters may each hold
     /// some and wait for the other's.
-    fn keeps_waiting(
-        &self,
-        attempt: Acquisition,
-        acquisition: Acquisition,
-        round: &Round,
-        now: LocalTime,
-    ) -> bool {
-        let since = self.attempts.partial(attempt, acquisition, is_partial(round), now);
-        since.is_some_and(|since| now.since(since) < self.backoff(3) + 4 * self.round_trip())
+    fn may_complete(&self, since: LocalTime, now: LocalTime) -> bool {
+        now.since(since) < self.backoff(3) + 4 * self.round_trip()
     }
 
     /// A random pause, so that attempts that collided do not collide again.

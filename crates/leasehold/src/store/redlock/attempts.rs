@@ -49,6 +49,16 @@ pub(super) struct RequestCounts {
     pub(super) keeps_something: bool,
 }
 
+/// The grants of a try that no quorum has granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Partial {
+    Nothing,
+    /// Some nodes have granted it, the first of them then.
+    Since(LocalTime),
+    /// The attempt was released, or has another try.
+    Ended,
+}
+
 impl NodeRequests {
     fn new() -> Self {
         Self(watch::Sender::new(RequestCounts::default()))
@@ -254,19 +264,30 @@ impl Attempts {
         }
     }
 
-    /// Records whether some nodes, but no quorum, have granted it, and returns since when. For a waiter without any grant
-    /// that is `now`.
+    /// Records whether some nodes, but no quorum, have granted it, and returns what it has. `None` if a node may have granted it,
+    /// and none is known to have: then it is as before.
     pub(super) fn partial(
         &self,
         attempt: Acquisition,
         acquisition: Acquisition,
-        is_partial: bool,
+        is_partial: Option<bool>,
         now: LocalTime,
-    ) -> Option<LocalTime> {
-        self.with(attempt, acquisition, |known| {
-            known.partial_since = is_partial.then(|| *known.partial_since.get_or_insert(now));
-            known.partial_since.unwrap_or(now)
-        })
+    ) -> Partial {
+        let since = self.with(attempt, acquisition, |known| {
+            match is_partial {
+                Some(true) => known.partial_since = known.partial_since.or(Some(now)),
+                Some(false) => known.partial_since = None,
+                None => {}
+            }
+            known.partial_since
+        });
+        since.map_or(Partial::Ended, |since| since.map_or(Partial::Nothing, Partial::Since))
+    }
+
+    /// Whether no quorum has granted it yet.
+    pub(super) fn waits(&self, acquisition: Acquisition) -> bool {
+        let waits = |attempt| self.with(attempt, acquisition, |known| known.token.is_none());
+        self.attempt_of(acquisition).and_then(waits).unwrap_or(false)
     }
 
     fn with<T>(
@@ -379,5 +400,28 @@ mod tests {
         // None of these grants was used, and they have lapsed.
         assert_eq!(attempts.ask(&resource, &request).unwrap().0, acquisition);
         assert_eq!([0, 1].map(|node| attempts.granted_by(acquisition, node)), [Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn round_without_all_votes_does_not_end_the_time_of_a_partial_grant() {
+        let attempts = Attempts::new(ClientId::new(1), 3);
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        let attempt = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let request = Arc::new(Acquire::exclusive(attempt, Duration::from_secs(10)));
+        let (acquisition, _) = attempts.ask(&resource, &request).unwrap();
+        let at = |ms: u64| LocalTime::from_micros(ms * 1_000);
+        let partial = |is_partial, ms: u64| attempts.partial(attempt, acquisition, is_partial, at(ms));
+        assert_eq!(partial(None, 1), Partial::Nothing);
+        assert_eq!(partial(Some(true), 2), Partial::Since(at(2)));
+        assert_eq!(partial(None, 3), Partial::Since(at(2)));
+        assert_eq!(partial(Some(true), 4), Partial::Since(at(2)));
+        assert_eq!(partial(Some(false), 5), Partial::Nothing);
+        assert_eq!(partial(Some(true), 6), Partial::Since(at(6)));
+        assert!(attempts.waits(acquisition));
+        assert!(attempts.granted(attempt, acquisition, Token::new(1).unwrap()));
+        assert!(!attempts.waits(acquisition));
+        attempts.release(attempt, None);
+        assert_eq!(partial(Some(true), 7), Partial::Ended);
+        assert!(!attempts.waits(acquisition));
     }
 }

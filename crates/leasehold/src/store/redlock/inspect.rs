@@ -21,22 +21,25 @@ const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Text for a node that had no time to answer.
 const NOT_WAITED_FOR: &str = "not waited for: the other nodes had decided";
 
-/// The views in these answers, with their times on the clock that is furthest ahead, and the time of that clock. Each node has a
-/// clock of its own.
+/// The views in these answers, with their times on the clock that is furthest ahead, and the time of that clock.
 pub(super) fn on_one_clock(answers: Vec<Answer>) -> (StoreTime, Vec<View>) {
     let at = answers.iter().map(|answer| answer.at).max().unwrap_or(StoreTime::ZERO);
-    let mut views = Vec::new();
-    for answer in answers {
-        if let Reply::View(mut view) = answer.reply {
-            let behind = at.since(answer.at);
-            for holder in &mut view.holders {
-                holder.granted_at = holder.granted_at + behind;
-                holder.expires_at = holder.expires_at + behind;
-            }
-            views.push(view);
-        }
+    (at, answers.into_iter().filter_map(|answer| view_at(at, answer)).collect())
+}
+
+/// The view in an answer, with its times on a clock that shows `at`. Each node has a clock of its own.
+fn view_at(at: StoreTime, answer: Answer) -> Option<View> {
+    let Reply::View(mut view) = answer.reply else { return None };
+    let shift = |time: &mut StoreTime| *time = time.saturating_sub(answer.at.since(at)) + at.since(answer.at);
+    for holder in &mut view.holders {
+        shift(&mut holder.granted_at);
+        shift(&mut holder.expires_at);
     }
-    (at, views)
+    for waiter in &mut view.waiters {
+        shift(&mut waiter.since);
+        shift(&mut waiter.deadline);
+    }
+    Some(view)
 }
 
 impl Quorum {
@@ -50,19 +53,37 @@ impl Quorum {
         let last_token = known.iter().rev().nth(quorum_of(self.nodes.len()) - 1).copied();
         let in_use = views.iter().map(|view| view.in_use).max().unwrap_or(0);
         let answered = views.len();
+        let queued = self.quorum_waiters(&views);
         let holders = self.quorum_holders(views.into_iter().flat_map(|view| view.holders), answered);
         let in_use = if holders.is_empty() { 0 } else { in_use };
-        let waiters = self.waiters(&resource).await;
+        let waiters = self.waiters(&resource, at, queued).await;
         Ok(Answer { at, reply: Reply::View(View { capacity: 1, in_use, last_token, holders, waiters }) })
     }
 
-    /// The waiters: first the admitted ones, then the admission queue. A client that cannot reach the usual admission node
-    /// queues at another one. Empty if no node answers.
-    async fn waiters(&self, resource: &Resource) -> Vec<QueueEntry> {
-        let Some(queue) = admission_queue_of(resource).map(Arc::new) else { return Vec::new() };
+    /// The waiters that a majority of the nodes has in the lock's own queue, in the order of their times.
+    fn quorum_waiters(&self, views: &[View]) -> Vec<QueueEntry> {
+        let mut queued = BTreeMap::<Acquisition, Vec<&QueueEntry>>::new();
+        for waiter in views.iter().flat_map(|view| &view.waiters) {
+            queued.entry(waiter.acquisition).or_default().push(waiter);
+        }
+        let majority = queued.values().filter(|same| same.len() >= quorum_of(self.nodes.len()));
+        let mut waiters: Vec<_> = majority.map(|same| same[0].clone()).collect();
+        waiters.sort_by_key(|waiter| waiter.since);
+        waiters
+    }
+
+    /// The waiters: first those that queue at the nodes, which `queued` are, then the admission queue. A client that cannot
+    /// reach the usual admission node queues at another one.
+    async fn waiters(
+        &self,
+        resource: &Resource,
+        at: StoreTime,
+        mut queued: Vec<QueueEntry>,
+    ) -> Vec<QueueEntry> {
+        let Some(queue) = admission_queue_of(resource).map(Arc::new) else { return queued };
         let (mut first, mut then) = (Vec::new(), Vec::new());
         for answer in self.call_each(&queue, &Command::Inspect).await.into_iter().flatten() {
-            if let Reply::View(view) = answer.reply {
+            if let Some(view) = view_at(at, answer) {
                 first.extend(view.holders.into_iter().map(|holder| QueueEntry {
                     acquisition: holder.acquisition,
                     weight: holder.weight,
@@ -74,12 +95,21 @@ impl Quorum {
                 then.extend(view.waiters);
             }
         }
+        // An admitted waiter has another id in the lock's own queue. What a client has there beside its admitted ones came before
+        // them: it waits without admission, because the queue was unavailable or its admission has expired.
+        for admitted in &first {
+            let same = |waiter: &QueueEntry| waiter.acquisition.client == admitted.acquisition.client;
+            if let Some(last) = queued.iter().rposition(same) {
+                queued.remove(last);
+            }
+        }
         // The waiters of one node are in queue order already.
         then.sort_by_key(|waiting| waiting.since);
         let mut seen = BTreeSet::new();
-        first.extend(then);
-        first.retain(|waiting| seen.insert(waiting.acquisition));
-        first
+        queued.extend(first);
+        queued.extend(then);
+        queued.retain(|waiting| seen.insert(waiting.acquisition));
+        queued
     }
 
     pub(super) async fn force_release(&self, resource: Arc<Resource>) -> CallResult {
