@@ -1,8 +1,9 @@
 -- Before the rules in acquire.lua: a new attempt joins the holders of a shared lock. Does what the rules would do, at a third of
 -- their price, which is mostly that of their definitions.
 --
--- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. Nothing has expired, there is no waiter and
--- no tombstone, and memory is not full, since an id was drawn. `row` is the header's, if there is one.
+-- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. The first lines could have granted the attempt.
+-- Nothing has expired, there is no waiter and no tombstone, and memory is not full, since an id was drawn. `row` is the header's, if
+-- there is one.
 
 local function acquire_shared()
   local a, s, first = unpack_acquire(ARGV[1]), nil, nil
@@ -34,5 +35,5 @@ local function acquire_shared()
   return { now, 1, token, token, a.ttl }
 end
 
-local shared = drawn and acquire_shared()
+local shared = ARGV[2] ~= '' and drawn and acquire_shared()
 if shared then return shared end

@@ -30,7 +30,7 @@ if row and #row >= struct.size(HEADER) then
         '0', struct.pack(BY_CLIENT, 'q', client, place, sequence),
       }
       -- The first of its client's waiters stands for the others.
-      if others == 0 then rows[9], rows[10] = '0', struct.pack(BY_TIME, 'r', place, id) end
+      if others == 0 then rows[9], rows[10] = '0', struct.pack(BY_TIME, 'i', place, id) end
       redis.call('ZADD', KEYS[1], unpack(rows))
       redis.call('ZREM', KEYS[1], row)
       if waiters == 0 then return { now, 2, 1, ends } end

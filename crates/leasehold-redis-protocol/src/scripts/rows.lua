@@ -18,7 +18,7 @@
 --   h  the header, and the first lease       l  a further lease, by acquisition
 --   e  its acquisition, by expiry            o  any lease's acquisition, by named owner and weight
 --   w  a waiter, by acquisition              q  its acquisition, by client and place
---   d  its acquisition, by deadline          r  the acquisition of the first waiter of a client that is not parked, by place
+--   d  its acquisition, by deadline          i  the acquisition of the first waiter of a client that is not parked, by place
 --   t  a tombstone's end, by acquisition     p  a client that is parked, and has waiters
 --   b  its acquisition, by end
 --
@@ -70,7 +70,7 @@ end
 local function follower_repoll_at(id, ends, waiters_of_client)
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
   ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % REPOLL_JITTER
-  return math.max(ends, now + REPOLL_SPACING * count_rows('r') * waiters_of_client)
+  return math.max(ends, now + REPOLL_SPACING * count_rows('i') * waiters_of_client)
 end
 
 -- The acquisition, flags, ttl, capacity, weight and reserve of an `Acquire`, and where the rest of it begins.
@@ -378,7 +378,7 @@ local function ready_row_of(client)
   local found = first_row_with('q' .. client)
   if not found then return nil end
   local _, _, place, sequence = struct.unpack(BY_CLIENT, found)
-  return struct.pack(BY_TIME, 'r', place, client .. sequence)
+  return struct.pack(BY_TIME, 'i', place, client .. sequence)
 end
 
 -- Changes which waiters a client has, and with that which one stands for it.
@@ -416,7 +416,7 @@ local function park(client, parked)
 end
 
 local function first_ready_waiter()
-  local found = first_row_with('r')
+  local found = first_row_with('i')
   if found then return waiter((select(3, struct.unpack(BY_TIME, found)))) end
 end
 

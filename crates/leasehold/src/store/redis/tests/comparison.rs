@@ -217,6 +217,13 @@ impl<'c> ScriptRunner<'c> {
 
     /// What the model's clocks are at this time: its tokens follow the ids of the server's clock.
     fn model_clocks(&mut self, now: Now) -> Now {
+        let next = self.next_token(now);
+        let first = next.max(now.floor.map_or(0, Token::get));
+        Now { wall: StoreTime::from_micros(next), may_reserve: first <= last_reserving(now), ..now }
+    }
+
+    /// The token that the server's clock gives next.
+    fn next_token(&mut self, now: Now) -> u64 {
         let ms = now.time.as_micros() / 1_000;
         let key = clock_key(None);
         let exists: bool = redis::cmd("EXISTS").arg(&key).query(self.commands).unwrap();
@@ -229,13 +236,7 @@ impl<'c> ScriptRunner<'c> {
         } else {
             0
         };
-        let next = (last + 1).max(ms * TOKENS_PER_MS);
-        let first = next.max(now.floor.map_or(0, Token::get));
-        Now {
-            wall: StoreTime::from_micros(next),
-            may_reserve: first <= (ms + MAX_LEAD_MS) * TOKENS_PER_MS,
-            ..now
-        }
+        (last + 1).max(ms * TOKENS_PER_MS)
     }
 
     /// The reply of the script for several attempts.
@@ -364,7 +365,9 @@ impl<'l, 'c> Comparison<'l, 'c> {
             Step::Sweep => {}
             Step::Raise(ms) => {
                 let ms = self.now.time.as_micros() / 1_000 + ms;
-                self.now.floor = Token::new(ms * TOKENS_PER_MS);
+                // Not the first token of a millisecond: whether tokens are reserved changes at that one, and a renewal draws the token
+                // after the floor.
+                self.now.floor = Token::new(ms * TOKENS_PER_MS + 1);
             }
             Step::Pass(ms) => self.pass(Duration::from_millis(*ms)),
             Step::SetBack(ms) => {
@@ -441,6 +444,12 @@ impl<'l, 'c> Comparison<'l, 'c> {
     }
 
     pub(super) fn run_all(&mut self, attempts: &[Arc<Acquire>]) {
+        // The model reserves tokens for all attempts of a batch or for none, the script decides for each.
+        let next = self.runner.next_token(self.now);
+        let most_tokens = attempts.iter().map(|attempt| 2 + u64::from(attempt.reserve)).sum::<u64>();
+        if (next..next + most_tokens).contains(&last_reserving(self.now)) {
+            self.pass(Duration::from_millis(1));
+        }
         let mut pushes = Vec::new();
         let mut is_reachable = |client| !self.absent.contains(&client);
         let now = self.runner.model_clocks(Now { floor: None, ..self.now });
@@ -514,6 +523,11 @@ impl<'l, 'c> Comparison<'l, 'c> {
             );
         }
     }
+}
+
+/// The last token for whose grant others are reserved.
+fn last_reserving(now: Now) -> u64 {
+    (now.time.as_micros() / 1_000 + MAX_LEAD_MS) * TOKENS_PER_MS
 }
 
 /// What the scripts answer differently from the model.

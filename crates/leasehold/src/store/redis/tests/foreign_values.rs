@@ -121,10 +121,13 @@ fn first_lines_answer_an_attempt_that_does_not_wait() {
 fn sorted_set_of_another_program_is_an_error() {
     with_scripts(|runner| {
         let key = resource_key(&resource());
-        // Without a row that could be a header, and with one that is too short.
-        for member in ["theirs", "hers"] {
+        // Without a row that could be a header, with one that is too short, and with rows that could be behind a header.
+        let long = ["i", "ii"].map(|start| start.repeat(200));
+        for members in [vec!["theirs"], vec!["hers"], long.iter().map(String::as_str).collect()] {
             redis::cmd("DEL").arg(&key).exec(runner.commands).unwrap();
-            redis::cmd("ZADD").arg(&key).arg(0).arg(member).exec(runner.commands).unwrap();
+            for member in &members {
+                redis::cmd("ZADD").arg(&key).arg(0).arg(member).exec(runner.commands).unwrap();
+            }
             for command in [
                 Command::from(Acquire::exclusive(ACQUISITION, TTL)),
                 wait(),
@@ -137,9 +140,9 @@ fn sorted_set_of_another_program_is_an_error() {
                 let expected = format!("WRONGTYPE {key} is a sorted set of another program");
                 let detail = error.detail().unwrap_or_default();
                 assert!(detail.starts_with(&expected), "{command:?}: {error}");
-                let members: Vec<String> =
+                let left: Vec<String> =
                     redis::cmd("ZRANGE").arg(&key).arg(0).arg(-1).query(runner.commands).unwrap();
-                assert_eq!(members, [member]);
+                assert_eq!(left, members);
             }
         }
     });

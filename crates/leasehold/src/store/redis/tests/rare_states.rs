@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Command, Kind, Name, Now, Owner, Release, Renew, Reply, Resource, Token,
+    Acquire, Acquisition, Command, Kind, Name, Now, Owner, PushKind, Release, Renew, Reply, Resource, Token,
 };
-use leasehold_redis_protocol::resource_key;
+use leasehold_redis_protocol::{decode_push, resource_key};
+use leasehold_testkit::{Flavor, Server};
 
 use super::comparison::{
-    Comparison, TOKENS_PER_MS, compare_each, compare_mutex, set_clock, start, with_scripts,
+    Comparison, ScriptRunner, TOKENS_PER_MS, compare_each, compare_mutex, set_clock, start, with_scripts,
 };
 use super::cost::calls_of;
 use super::{Step, acquire_or_queue, client_id, release_of, share};
@@ -143,6 +144,71 @@ fn grant_that_is_replaced_at_once_is_not_pushed() {
         assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
         comparison.inspect(0);
     });
+}
+
+/// A subscription to a pattern does not make a client reachable. It hears what subscribers at replicas and at other nodes of a cluster
+/// hear, where a client may still be that follows a server that was the master.
+#[test]
+fn no_grant_is_published_to_a_client_that_is_not_subscribed() {
+    let server = Server::builder().flavor(Flavor::Redis7).on_socket().start();
+    let (mut commands, mut inboxes, mut listener) = (server.admin(), server.admin(), server.admin());
+    let mut messages = listener.as_pubsub();
+    messages.psubscribe("*").unwrap();
+    let mut runner = ScriptRunner::new(&mut commands, &mut inboxes);
+    let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+    let mut comparison = Comparison::new(&mut runner, &[resource]);
+    run(&mut comparison, (0..3).map(|client| acquire_or_queue(client, 1, 1, 1)));
+    comparison.step(0, &Step::Leave(1));
+    run(&mut comparison, [release(0, 1)]);
+    redis::cmd("PUBLISH").arg("end").arg("").exec(comparison.runner.commands).unwrap();
+    let mut granted = Vec::new();
+    loop {
+        let message = messages.get_message().unwrap();
+        if message.get_channel_name() == "end" {
+            break;
+        }
+        let push = decode_push(message.get_payload_bytes()).unwrap();
+        if matches!(push.kind, PushKind::Granted(_)) {
+            granted.push(push.acquisition);
+        }
+    }
+    assert_eq!(granted, [id(2, 1)]);
+}
+
+/// The clock gives no token for the waiter then.
+#[test]
+fn lease_that_is_waited_for_is_released_while_memory_is_full() {
+    with_scripts(|runner| {
+        let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+        let mut comparison = Comparison::new(runner, std::slice::from_ref(&resource));
+        run(&mut comparison, (0..2).map(|client| acquire_or_queue(client, 1, 1, 1)));
+        assert!(!comparison.run_with_full_memory(&release(0, 1)), "a release needs no memory");
+        let now = comparison.now;
+        let Reply::View(view) = runner.run(&resource, &Command::Inspect, now).reply else { panic!() };
+        assert!(view.holders.iter().all(|holder| holder.acquisition != id(0, 1)), "{view:?}");
+    });
+}
+
+/// In a batch, a repeat leaves the id that its first lines have drawn to the next attempt, which may be none for the first lines.
+#[test]
+fn attempt_behind_a_repeat_in_a_batch_has_its_owner_and_reserve() {
+    for (owner, reserve) in [(None, 1), (Some(Owner::new("x")), 0)] {
+        with_scripts(|runner| {
+            let resources =
+                ["a", "b"].map(|name| Resource { kind: Kind::Semaphore, name: Name::new(name).unwrap() });
+            let mut comparison = Comparison::new(runner, &resources);
+            let attempt = |client, sequence, owner: &Option<Owner>, reserve| {
+                let plain = Acquire::exclusive(id(client, sequence), TTL);
+                Arc::new(Acquire { capacity: 4, owner: owner.clone(), reserve, ..plain })
+            };
+            let repeated = attempt(0, 1, &None, 0);
+            comparison.run_all(&[repeated.clone(), attempt(0, 2, &None, 0)]);
+            // With an owner, the second of these holds what the first one has.
+            for sequence in 1..=2 {
+                comparison.run_all(&[repeated.clone(), attempt(1, sequence, &owner, reserve)]);
+            }
+        });
+    }
 }
 
 /// The client has two waiters and is not subscribed, but this command shows that it is alive.
@@ -320,7 +386,7 @@ fn error_in_a_batch_releases_what_the_batch_acquired() {
         let names = ["a", "b", "c"].map(resource);
         let attempt = Arc::new(Acquire::exclusive(id(1, 1), TTL));
         let attempts: Vec<_> = names.iter().map(|name| (name, &attempt)).collect();
-        let free = |runner: &mut super::comparison::ScriptRunner<'_>| {
+        let free = |runner: &mut ScriptRunner<'_>| {
             for name in &names {
                 redis::cmd("DEL").arg(resource_key(name)).exec(runner.commands).unwrap();
             }

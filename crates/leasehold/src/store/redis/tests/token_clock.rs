@@ -1,5 +1,6 @@
 //! Tokens where the clock of tokens is ahead of the time, was lost, or is near its end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
@@ -7,7 +8,9 @@ use leasehold_core::{
 };
 use leasehold_redis_protocol::clock_key;
 
-use super::comparison::{ScriptRunner, TOKENS_PER_MS, compare_mutex, set_clock, start, with_scripts};
+use super::comparison::{
+    Comparison, ScriptRunner, TOKENS_PER_MS, compare_mutex, set_clock, start, with_scripts,
+};
 use super::cost::calls_of;
 use super::{Step, acquire_or_queue, client_id, release_of, share};
 
@@ -70,7 +73,7 @@ impl Path {
             Self::Free => "mget, set, xadd, zrangebylex 2",
             Self::FreeAtVoter => "set, xadd",
             Self::Shared => "del, mget, pexpireat, xadd, zadd",
-            Self::HandOff => "mget, publish, pubsub|numsub, xadd, zadd, zlexcount, zrangebylex 3, zrem",
+            Self::HandOff => "mget, publish, pubsub|numsub, xadd, zadd, zrangebylex 3, zrem",
         }
     }
 
@@ -194,6 +197,25 @@ fn tokens_are_reserved_up_to_the_maximum_lead() {
                 let last = view.last_token.map(Token::get);
                 assert_eq!(last, Some(token + reserved), "{sequence}, {is_waiter}");
             }
+        }
+    });
+}
+
+/// The comparison moves on to where the model and the script agree about the tokens of a batch.
+#[test]
+fn batch_at_the_maximum_lead_matches_the_model() {
+    with_scripts(|runner| {
+        for before in 0..8 {
+            let resources = ["first", "second"].map(|name| resource(&format!("{name}-{before}")));
+            let mut comparison = Comparison::new(runner, &resources);
+            lose_clock(comparison.runner);
+            set_clock(comparison.runner, (ms(comparison.now.time) + 99, TOKENS_PER_MS - 1 - before));
+            let Command::Acquire(acquire) = acquire_or_queue(1, 1, 1, 1) else { panic!() };
+            let attempt = |sequence| {
+                let acquisition = Acquisition { sequence, ..acquire.acquisition };
+                Arc::new(Acquire { acquisition, reserve: 2, wait: None, ..(*acquire).clone() })
+            };
+            comparison.run_all(&[attempt(1), attempt(2)]);
         }
     });
 }
