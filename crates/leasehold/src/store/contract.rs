@@ -213,7 +213,7 @@ pub(crate) trait ForeignKeys: Send + Sync {
 }
 
 /// Resources whose state is asked for in one batch: enough to hide the round trip, few enough for a slow store.
-const INSPECT_BATCH: usize = 500;
+const INSPECT_BATCH: usize = 100;
 
 /// Every resource of a store with its state, ordered by name: all at once, or else in batches.
 pub(crate) async fn inspect_all(store: &dyn Store) -> ListResult {

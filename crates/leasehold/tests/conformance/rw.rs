@@ -287,7 +287,7 @@ pub(crate) async fn grant_cost_is_independent_of_the_number_of_readers(store: St
         }
     }
     let (mut beside_few, mut beside_many) = (Vec::new(), Vec::new());
-    for _ in 0..500 {
+    for _ in 0..100 {
         beside_few.push(cost_of_a_reader(&other.rw_lock("few")).await);
         beside_many.push(cost_of_a_reader(&other.rw_lock("many")).await);
     }

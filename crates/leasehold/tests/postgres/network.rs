@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, select_all};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use leasehold::Client;
 use leasehold::tokio_postgres::{NoTls, SimpleQueryMessage, connect};
 use leasehold_testkit::{PgBouncer, Postgres, Proxy, unless_paused, until};
@@ -293,7 +294,7 @@ async fn waiters_behind_a_pooler_send_no_more_than_their_clients_do() {
     let holder = client_of(&server).await;
     let held = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
     let clients = join_all((0..3).map(async |_| Client::connect(&pooler.url()).await.unwrap())).await;
-    let waiting: Vec<_> = (0..300)
+    let mut waiting: FuturesUnordered<_> = (0..300)
         .map(|number| {
             let mutex = clients[number % 3].mutex("a").global_fifo();
             tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() })
@@ -309,7 +310,7 @@ async fn waiters_behind_a_pooler_send_no_more_than_their_clients_do() {
     let per_second = Duration::from_secs(count() - before).div_duration_f64(begun.elapsed());
     assert!(per_second < 100.0, "{per_second} transactions a second");
     held.release().await.unwrap();
-    for task in waiting {
-        tokio::time::timeout(LONG, task).await.expect("each is granted").unwrap();
+    while let Some(task) = tokio::time::timeout(LONG, waiting.next()).await.expect("the next is granted") {
+        task.unwrap();
     }
 }
