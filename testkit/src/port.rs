@@ -46,20 +46,12 @@ impl Port {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
+    use crate::wait::wait_until;
 
     /// A process that another test starts has copies of the sockets until it runs its own program.
-    fn becomes_free(number: u16) -> bool {
-        let until = Instant::now() + Duration::from_secs(10);
-        while Port::try_claim(number).is_none() {
-            if Instant::now() > until {
-                return false;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        true
+    fn until_free(number: u16) {
+        wait_until("the port is free", || Port::try_claim(number).is_some());
     }
 
     #[test]
@@ -68,7 +60,7 @@ mod tests {
         let number = port.number();
         assert!(Port::try_claim(number).is_none());
         drop(port);
-        assert!(becomes_free(number));
+        until_free(number);
     }
 
     #[test]
@@ -78,7 +70,7 @@ mod tests {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, taken)).unwrap();
             assert!(Port::try_claim(number).is_none());
             drop(listener);
-            assert!(becomes_free(number));
+            until_free(number);
         }
     }
 }
