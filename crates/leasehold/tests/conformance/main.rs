@@ -284,7 +284,7 @@ pub(crate) async fn run(attempt: impl AsyncFn()) {
 }
 
 /// Time limit of one test, for a debug build on a busy machine.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
 /// All suites, or those of the kinds that a store supports.
 macro_rules! suites {
