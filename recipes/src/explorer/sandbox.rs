@@ -261,14 +261,10 @@ impl Connection {
     }
 
     fn send(&mut self, commands: &[Vec<Vec<u8>>]) {
-        let packed: Vec<u8> = commands
-            .iter()
-            .flat_map(|words| {
-                let mut command = redis::Cmd::new();
-                command.arg(words);
-                command.get_packed_command()
-            })
-            .collect();
+        let mut packed = Vec::new();
+        for words in commands {
+            packed.extend(redis::Cmd::new().arg(words).get_packed_command());
+        }
         self.writer.write_all(&packed).expect("the server is there");
     }
 

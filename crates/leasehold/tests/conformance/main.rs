@@ -14,6 +14,7 @@ mod semaphore;
 mod set;
 
 use std::cell::Cell;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -248,14 +249,17 @@ pub(crate) async fn queue_seen<T: Send + 'static>(
     task
 }
 
+/// A test of a suite. Its future is boxed, so that what runs it is compiled once, and not for each test on each store.
+type Test = fn(Store) -> Pin<Box<dyn Future<Output = ()>>>;
+
 /// Runs the tests of a suite: `each` on a store of its own, or `together` on one store, one after the other, if the store takes
 /// seconds to start.
 macro_rules! on_store {
     (each $suite:ident $what:literal: $($test:ident)*) => {
         $(
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $test() {
-                $crate::run(async || $crate::$suite::$test($crate::Store::new($what)).await).await;
+            #[test]
+            fn $test() {
+                $crate::run_alone($what, |store| Box::pin($crate::$suite::$test(store)));
             }
         )*
     };
@@ -263,19 +267,30 @@ macro_rules! on_store {
         async fn $suite(backend: &std::sync::Arc<$crate::Backend>) {
             $(
                 eprintln!("{} on {}", stringify!($test), $what);
-                let attempt = async || {
-                    backend.clear();
-                    $crate::$suite::$test($crate::Store::at(backend.clone())).await;
-                };
-                $crate::run(attempt).await;
+                $crate::run_next(backend, |store| Box::pin($crate::$suite::$test(store))).await;
             )*
         }
     };
 }
 pub(crate) use on_store;
 
+/// Runs a test on a store of its own.
+fn run_alone(what: &str, test: Test) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.expect("a runtime").block_on(run(async || test(Store::new(what)).await));
+}
+
+/// Runs a test after others on the same store.
+async fn run_next(backend: &Arc<Backend>, test: Test) {
+    run(async || {
+        backend.clear();
+        test(Store::at(backend.clone())).await;
+    })
+    .await;
+}
+
 /// Runs a test. It repeats a failed one if the machine paused for longer than the deadlines of the tests allow.
-pub(crate) async fn run(attempt: impl AsyncFn()) {
+async fn run(attempt: impl AsyncFn()) {
     retry_if_paused(Duration::from_millis(250), async || {
         let ended = tokio::time::timeout(LIMIT, attempt()).await;
         ended.map_err(|_| format!("the test did not end within {LIMIT:?}"))

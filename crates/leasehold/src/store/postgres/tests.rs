@@ -32,7 +32,7 @@ fn compare_histories<H: std::fmt::Debug>(
     resources: usize,
     play: impl Fn(&mut Comparison<'_>, &H),
 ) {
-    let cases = extent(60_u32, 240, 5_000);
+    let cases = extent(30_u32, 240, 5_000);
     let harness = RefCell::new(Harness::new());
     let count = Cell::new(0_u64);
     let config = Config {

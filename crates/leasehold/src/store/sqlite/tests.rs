@@ -45,7 +45,7 @@ fn release(acquisition: Acquisition) -> Command {
 
 /// How many histories are compared: `scripts/test --long` wants more.
 fn cases() -> u32 {
-    leasehold_testkit::extent(200, 1_000, 20_000)
+    leasehold_testkit::extent(100, 1_000, 20_000)
 }
 
 /// Both do the same, and must say the same.
