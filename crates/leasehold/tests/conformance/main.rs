@@ -236,16 +236,23 @@ pub(crate) async fn queue_seen<T: Send + 'static>(
     // The time that a waiter has waited distinguishes it from earlier ones, to the precision of the clocks. A count does not
     // suffice: a quorum may report a waiter for a moment after its grant.
     const TICK: Duration = Duration::from_millis(2);
-    until_seen(&look, |view| view.waiters.iter().all(|waiter| waiter.waiting_for > 2 * TICK)).await;
-    let began = Instant::now();
-    let task = tokio::spawn(async move { attempt.await.expect("the attempt is granted") });
-    // Measured before each request: on a busy machine a late answer would make the other waiters look new.
-    let asked = Cell::new(Duration::ZERO);
+    let asked = Cell::new(Instant::now());
     let look = async || {
-        asked.set(began.elapsed());
+        asked.set(Instant::now());
         look().await
     };
-    until_seen(look, |view| view.waiters.iter().any(|waiter| waiter.waiting_for < asked.get() + TICK)).await;
+    let youngest = |view: &LockInfo| view.waiters.iter().map(|waiter| waiter.waiting_for).min();
+    // So long before the new one that they differ by more than a look takes.
+    let is_apart =
+        |view: &LockInfo| youngest(view).is_none_or(|waited| waited > 2 * TICK + 4 * asked.get().elapsed());
+    let earlier = youngest(&until_seen(&look, is_apart).await);
+    let began = Instant::now();
+    let task = tokio::spawn(async move { attempt.await.expect("the attempt is granted") });
+    let is_new = |waited: Duration| match earlier {
+        Some(earlier) => waited + TICK < earlier + asked.get().duration_since(began),
+        None => waited < began.elapsed() + TICK,
+    };
+    until_seen(&look, |view| view.waiters.iter().any(|waiter| is_new(waiter.waiting_for))).await;
     task
 }
 
