@@ -248,6 +248,7 @@ pub(crate) async fn queue_seen<T: Send + 'static>(
     let earlier = youngest(&until_seen(&look, is_apart).await);
     let began = Instant::now();
     let task = tokio::spawn(async move { attempt.await.expect("the attempt is granted") });
+    // An earlier waiter has waited for as long as it had before, and since.
     let is_new = |waited: Duration| match earlier {
         Some(earlier) => waited + TICK < earlier + asked.get().duration_since(began),
         None => waited < began.elapsed() + TICK,
