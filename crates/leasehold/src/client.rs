@@ -48,6 +48,7 @@ impl Client {
     /// - `redis://[user:password@]host[:port][/database]`, `rediss://…` (TLS), `redis+unix:///PATH`,
     ///   `redis-sentinel://host[:port],…/service`, `redis-cluster://host[:port],…`.
     /// - `redlock://host[:port],…`: a quorum of servers, as [`Redlock`](crate::Redlock).
+    /// - `postgres://[user:password@]host[:port]/database`, or `postgresql://…`: tables of a PostgreSQL database.
     ///
     /// [The guide](crate::guide::operations#addresses) lists the parameters of each. [`Client::builder`] has more settings.
     ///

@@ -25,8 +25,8 @@
 //!
 //! # Types
 //!
-//! [`Client`] connects to a store: Redis or Valkey, a SQLite file, or memory. It creates the locks. An acquisition returns a
-//! [`Guard`], which releases the lock when it is dropped.
+//! [`Client`] connects to a store: Redis or Valkey, a quorum of servers, PostgreSQL, a SQLite file, or memory. It creates
+//! the locks. An acquisition returns a [`Guard`], which releases the lock when it is dropped.
 //!
 //! | | |
 //! |---|---|
@@ -55,6 +55,7 @@
 //! | [Guarantees](guide::guarantees) | every promise with the tests that show it, and what a lease can't do |
 //! | [Operations](guide::operations) | addresses, server settings, users, limits, monitoring |
 //! | [Redlock](guide::redlock) | a quorum of independent servers |
+//! | [PostgreSQL](guide::postgres) | addresses, tables, poolers, and locks inside a transaction |
 //! | [Metrics](guide::metrics) | the metrics, their labels, and alerts |
 //! | [Testing](guide::testing) | how to test code that uses locks |
 //!

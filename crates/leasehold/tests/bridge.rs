@@ -169,7 +169,7 @@ fn late_take_of_a_redisson_lock_does_not_shorten_it() {
     assert!(pttl(&server) > 30_000);
 }
 
-/// A command to take the lock stays on its way, a second one takes it, somebody deletes it, and then the first one arrives.
+/// A command to take the lock stays on its way, a second one takes it, another program deletes it, and then the first one arrives.
 #[tokio::test]
 async fn late_command_does_not_hide_that_the_lock_was_deleted() {
     unless_paused(Duration::from_millis(500), async || {
@@ -236,7 +236,7 @@ async fn guard_is_lost_when_the_foreign_lock_is() {
             let error = guard.release().await.unwrap_err();
             assert!(error.is_lost() && error.to_string().contains("other library"), "{error}");
             until(async || own_is_free(&client).await).await;
-            // What somebody else has there is left alone.
+            // What another program has there is left alone.
             assert_eq!(exists(&server), number > 0, "{foreign}, {number}");
             server.run(&["DEL", KEY]);
         }

@@ -138,7 +138,7 @@ async fn waiter_of_python_redis_lock_gets_an_element_of_its_list() {
     until(is_blocked).await;
     guard.release().await.unwrap();
     assert_eq!(waiter.join().unwrap(), ["lock-signal:jobs", "1"]);
-    // An element that nobody takes stays for a second, and there is one of them.
+    // An element that no program takes stays for a second, and there is one of them.
     for _ in 0..3 {
         mutex(&client, &foreign).lock().await.unwrap().release().await.unwrap();
     }

@@ -73,7 +73,7 @@ impl<'a> Set<'a> {
     }
 
     /// Whether a grace of the file fits into the ttl that is set. A ttl of the file is kept in any case: without it, the command
-    /// would run with a ttl that nobody chose.
+    /// would run with a ttl that no user chose.
     fn fits(&self, default: &FileOption<'_>) -> bool {
         let own = default.values.first().and_then(|text| duration::parse(text).ok());
         let set = |key: &str| {

@@ -1,7 +1,7 @@
 //! The values with which one attempt takes a foreign lock.
 //!
 //! A command that takes a lock has no tombstone, so one without an answer may still run later. The command after it therefore has another
-//! value. If somebody deletes the lock, and the late command takes it once more, then its value is not the one that is renewed: the
+//! value. If another program deletes the lock, and the late command takes it once more, then its value is not the one that is renewed: the
 //! loss is seen. A value is sent in one command only, so one that is seen on the server can't come again, and the attempt may
 //! use it, unless it was released: that release may come late as well, and would end the lock.
 

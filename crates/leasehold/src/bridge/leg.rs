@@ -16,7 +16,7 @@ use crate::engine::{Session, with_deadline};
 use crate::store::{ForeignCall, ForeignKeys, StoreError};
 
 /// The ttl of a leg until its first renewal. A command to take it leaves no tombstone, so one that arrives late, after its attempt
-/// has been given up, may take the foreign lock for nobody: for this long at most.
+/// has been given up, may take the foreign lock without a holder: for this long at most.
 pub(super) const FIRST_TTL: Duration = Duration::from_secs(3);
 
 /// How much later than its time a command that was given up may arrive.
@@ -32,7 +32,7 @@ pub(crate) type Then = Box<dyn FnOnce() + Send>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LegEnd {
     Released,
-    /// Another program had it, or nobody.
+    /// Another program had it, or none.
     NotHeld,
     /// The server has not answered yet. The release is repeated until the leg has expired.
     Unconfirmed,

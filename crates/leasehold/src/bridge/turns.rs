@@ -3,7 +3,7 @@
 //! A release wakes the next leasehold client within a round trip, while a waiter of the other library polls or is woken and has to
 //! ask first. Without more the other programs would seldom find the lock free. So a client that has held the foreign leg for
 //! some time leaves it free for half of that time before its next turn: a third of the time is offered to the others. The client
-//! still holds its own leg then, so the offer is not taken by another leasehold client. An offer that nobody takes doubles the time
+//! still holds its own leg then, so the offer is not taken by another leasehold client. An offer that no program takes doubles the time
 //! until the next one.
 //!
 //! A client without a history of its own, for example a command that takes the lock once, counts the time for which it has waited for

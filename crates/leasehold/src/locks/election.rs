@@ -60,7 +60,8 @@ impl Election {
     ///
     /// A guard begins with at most 3 s of [`remaining`](Guard::remaining), and the first renewal makes it the whole ttl. Fencing tokens
     /// order only the programs that use leasehold. Tasks of one client do not hand a bridged lock off among themselves.
-    /// [`auto_renew(false)`](Self::auto_renew) and [`min_hold`](Self::min_hold) are invalid with it, and so are other stores.
+    /// [`auto_renew(false)`](Self::auto_renew) and [`min_hold`](Self::min_hold) are invalid with it. The store must be Redis, or,
+    /// for a lock on which several servers vote, a quorum.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {

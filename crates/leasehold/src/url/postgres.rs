@@ -50,7 +50,7 @@ pub(crate) struct PostgresUrl {
 pub(crate) enum SslMode {
     Disable,
     Prefer,
-    /// With TLS, whoever the server is.
+    /// With TLS, without verification of the server.
     Require,
     /// The certificate is of an authority that is trusted.
     VerifyCa,

@@ -20,7 +20,7 @@ pub(super) fn explain(error: Error, may_be_done: bool) -> StoreError {
     StoreError::new(failure, message).caused_by(error)
 }
 
-/// An ordinary error of the server has rolled the transaction back. After a fatal one nobody knows: a server that shuts down may
+/// An ordinary error of the server has rolled the transaction back. After a fatal one the outcome is unknown: a server that shuts down may
 /// end a connection whose COMMIT it has already written.
 fn failure_of(error: &Error, may_be_done: bool) -> Failure {
     let is_fatal = error.as_db_error().is_none_or(|db| db.parsed_severity() != Some(Severity::Error));
@@ -59,7 +59,7 @@ fn of_server(code: &SqlState, message: &str) -> String {
         SqlState::INVALID_SQL_STATEMENT_NAME => {
             "another session answers: a pooler is in between, so use ?pooler=yes"
         }
-        SqlState::QUERY_CANCELED => "the server's statement_timeout ended it, or somebody canceled it",
+        SqlState::QUERY_CANCELED => "the server's statement_timeout ended it, or another program canceled it",
         SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT => {
             "this process was stopped within a transaction, and the server rolled it back"
         }

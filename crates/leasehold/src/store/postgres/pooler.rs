@@ -24,7 +24,7 @@ pub(super) async fn is_between(conn: &Conn) -> Result<bool, StoreError> {
     Ok(conn.value("SELECT pg_backend_pid()").await? != named.to_string())
 }
 
-/// The driver tells nobody which process was named. It writes it into a request to cancel, which is not sent here.
+/// The driver does not tell which process was named. It writes it into a request to cancel, which is not sent here.
 async fn named_process(conn: &Conn) -> Result<i32, StoreError> {
     let written = Arc::new(Mutex::new(Vec::new()));
     let request = conn.client.cancel_token().cancel_query_raw(Recorder(written.clone()), NoHandshake).await;

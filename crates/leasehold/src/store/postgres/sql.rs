@@ -18,7 +18,7 @@ const HEADER: &str = "id, capacity, in_use, last_token, next_place, head, leases
 /// The resource's key.
 const ID: &str = "(SELECT id FROM {s}.resource WHERE name = $1 AND kind = $2)";
 
-/// Whether somebody holds the lock of a client that listens. If nobody does, this statement has it for a moment, and not for the
+/// Whether the lock of a client that listens is held. If it is not, this statement has it for a moment, and not for the
 /// transaction: another one that looks meanwhile would take the client for present.
 const PRESENT: &str =
     "CASE WHEN pg_try_advisory_lock({presence}) THEN NOT pg_advisory_unlock({presence}) ELSE true END";
@@ -43,7 +43,7 @@ ON CONFLICT (name, kind) DO UPDATE SET (capacity, in_use, last_token, leases, ne
 WHERE r.leases = 0 AND r.waiters = 0 AND r.tombstones = 0
 RETURNING granted_at, token, last_token";
 
-/// A release of the only lease, which nobody waits for, while the last token must be remembered.
+/// A release of the only lease, which has no waiter, while the last token must be remembered.
 const RELEASE: &str = "
 UPDATE {s}.resource AS r SET in_use = 0, leases = 0, next_expiry = {never}, client = NULL, sequence = NULL, owner = NULL,
     metadata = NULL

@@ -1,4 +1,4 @@
-//! Which locks there are, and the removal of what nobody needs any more.
+//! Which locks there are, and the removal of what is not needed any more.
 
 use std::time::Instant;
 
@@ -40,7 +40,7 @@ impl Executor {
         rows.iter().map(resource).collect()
     }
 
-    /// Removes what has expired at resources that nobody uses, rows that have been unused for long, and old mail.
+    /// Removes what has expired at resources that no client uses, rows that have been unused for long, and old mail.
     pub(super) async fn sweep(&self) -> Result<(), StoreError> {
         let ends = Instant::now() + SWEEP_TIME;
         self.sweep_expired(ends).await?;
