@@ -12,7 +12,7 @@ use leasehold_core::{
 };
 use leasehold_redis_protocol::token_at;
 
-use super::attempts::{NodeAttempt, NodeRequests, Partial};
+use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial};
 use super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{Quorum, answer};
 use crate::store::{BoxFuture, CallResult, StoreError};
@@ -149,7 +149,7 @@ impl Quorum {
                 Some(if is_current {
                     answer(now, Reply::Granted(grant))
                 } else {
-                    self.superseded(sent, round).await
+                    self.superseded(sent, round, Outlived::Ended).await
                 })
             }
             Verdict::Busy | Verdict::Split if waits => match self.partial(&voted, now) {
@@ -170,8 +170,9 @@ impl Quorum {
         let (attempt, waits) = (sent.request.acquisition, voted.waits());
         let retries_now =
             !waits && is_partial(round) && !self.attempts.has_tried(attempt, MAX_IMMEDIATE_TRIES);
-        let Some(failed) = self.attempts.failed(attempt, sent.acquisition, waits || retries_now) else {
-            return Some(self.superseded(sent, round).await);
+        let failed = match self.attempts.failed(attempt, sent.acquisition, waits || retries_now) {
+            Ok(failed) => failed,
+            Err(outlived) => return Some(self.superseded(sent, round, outlived).await),
         };
         self.release_at_nodes(&failed, round).await;
         if waits {
@@ -193,7 +194,10 @@ impl Quorum {
         let time_to_quorum = self.time_to_quorum(round, now).filter(|_| voted.waits());
         let failed =
             self.attempts.failed(sent.request.acquisition, sent.acquisition, time_to_quorum.is_some());
-        let Some(failed) = failed else { return self.superseded(sent, round).await };
+        let failed = match failed {
+            Ok(failed) => failed,
+            Err(outlived) => return self.superseded(sent, round, outlived).await,
+        };
         self.release_at_nodes(&failed, round).await;
         if let Some(time_to_quorum) = time_to_quorum {
             return queued(self.now(), Some(time_to_quorum));
@@ -289,9 +293,16 @@ impl Quorum {
     }
 
     /// Ends a round whose try has ended meanwhile: the caller released it, or a repeat after a lost reply decided it. Releases
-    /// what this round was granted.
-    async fn superseded(self: &Arc<Self>, sent: &NodeAttempt, round: &Round) -> CallResult {
-        self.release_at_nodes(sent, round).await;
+    /// what this round was granted, unless the repeat was granted the same.
+    async fn superseded(
+        self: &Arc<Self>,
+        sent: &NodeAttempt,
+        round: &Round,
+        outlived: Outlived,
+    ) -> CallResult {
+        if outlived == Outlived::Ended {
+            self.release_at_nodes(sent, round).await;
+        }
         if self.attempts.is_cancelled(sent.request.acquisition) {
             return answer(self.now(), Reply::Cancelled);
         }

@@ -59,6 +59,15 @@ pub(super) enum Partial {
     Ended,
 }
 
+/// Why a round can't end its try.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outlived {
+    /// A later round was granted, and has the same leases at the nodes.
+    Granted,
+    /// The attempt was released, or has another try.
+    Ended,
+}
+
 impl NodeRequests {
     fn new() -> Self {
         Self(watch::Sender::new(RequestCounts::default()))
@@ -306,16 +315,20 @@ impl Attempts {
         }
     }
 
-    /// Ends a failed try; the attempt continues if it `retries`. `None` if it was released meanwhile.
+    /// Ends a failed try; the attempt continues if it `retries`.
     pub(super) fn failed(
         &self,
         attempt: Acquisition,
         acquisition: Acquisition,
         retries: bool,
-    ) -> Option<NodeAttempt> {
+    ) -> Result<NodeAttempt, Outlived> {
         let mut table = self.table();
-        let tries = table.attempt_mut(attempt, acquisition)?.tries;
-        table.put(attempt, retries.then_some(AttemptState::Idle { tries }))
+        let known = table.attempt_mut(attempt, acquisition).ok_or(Outlived::Ended)?;
+        if known.token.is_some() {
+            return Err(Outlived::Granted);
+        }
+        let tries = known.tries;
+        table.put(attempt, retries.then_some(AttemptState::Idle { tries })).ok_or(Outlived::Ended)
     }
 
     /// Whether the attempt has had this many tries.

@@ -1,7 +1,9 @@
 //! The quorum without the engine, which can run two rounds of one attempt at the same time, as if the first response was lost.
 
+use std::future::poll_fn;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
@@ -132,6 +134,31 @@ async fn superseded_round_does_not_end_its_attempt() {
     assert!(matches!(waiter.ask(1).await, Ok(Reply::Granted(_))));
     assert_eq!(waiter.release(1, Duration::ZERO).await, Reply::Released);
     until(async || waiter.holding().await == 0).await;
+}
+
+/// The future of the first round is not polled until its leases have expired and a second round was granted.
+#[tokio::test]
+async fn late_round_does_not_release_what_a_later_round_was_granted() {
+    let servers = servers();
+    let client = QuorumClient::new(&servers, 1).await;
+    // The servers know the script then, so that the first poll sends all that the round needs.
+    assert!(matches!(client.ask(9).await, Ok(Reply::Granted(_))));
+    assert_eq!(client.release(9, Duration::ZERO).await, Reply::Released);
+    until(async || client.holding().await == 0).await;
+    let ttl = Duration::from_millis(500);
+    for wait in [None, client.request(1).wait] {
+        let brief = Arc::new(Acquire { wait, ..Acquire::exclusive(client.attempt(1), ttl) });
+        let mut first = Box::pin(client.quorum().acquire(client.resource.clone(), brief));
+        let is_pending = poll_fn(|context| Poll::Ready(first.as_mut().poll(context).is_pending())).await;
+        assert!(is_pending);
+        until(async || client.holding().await == servers.len()).await;
+        tokio::time::sleep(ttl).await;
+        assert!(matches!(client.ask(1).await, Ok(Reply::Granted(_))));
+        assert_eq!(first.await.map_err(|error| error.failure), Err(Failure::Unknown));
+        assert_eq!(client.holding().await, servers.len());
+        assert_eq!(client.release(1, Duration::ZERO).await, Reply::Released);
+        until(async || client.holding().await == 0).await;
+    }
 }
 
 /// Two nodes refuse, and the third one's grant arrives after that. Without a re-check no other client could take
