@@ -108,3 +108,48 @@ async fn attempts_at_a_hung_server_time_out_together() {
     // One after the other they would take 16 s.
     assert!(took < Duration::from_secs(10), "it took {took:?}");
 }
+
+/// The server grants the lease before it refuses WAIT, so the lease must be released.
+#[tokio::test]
+async fn lease_of_a_user_who_may_not_wait_is_released() {
+    let (master, _replica) = master_and_replica().await;
+    master.run(&["ACL", "SETUSER", "locks", "on", ">hunter2", "~*", "&*", "+@all", "-wait"]);
+    let url = format!("redis://locks:hunter2@127.0.0.1:{}", master.port());
+    let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+    let is_free = async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.holders.is_empty());
+    let error = one.mutex("a").replicas(1).lock().await.unwrap_err();
+    assert!(error.to_string().contains("docs/operations.md has the rule"), "{error}");
+    until(is_free).await;
+    // The same for a waiter.
+    let guard = other.mutex("a").lock().await.unwrap();
+    let waiting = one.mutex("a").replicas(1);
+    let waiting = tokio::spawn(async move { waiting.lock().await });
+    until(async || other.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
+    guard.release().await.unwrap();
+    let error = timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
+    assert!(error.to_string().contains("docs/operations.md has the rule"), "{error}");
+    until(is_free).await;
+}
+
+/// WAIT blocks its connection, so a batch of renewals has one.
+#[tokio::test]
+async fn renewals_of_many_leases_wait_for_the_replicas_together() {
+    const LEASES: usize = 50;
+    let (master, _replica) = master_and_replica().await;
+    let client = Client::connect(&master.url()).await.unwrap();
+    let mut guards = Vec::new();
+    for number in 0..LEASES {
+        let mutex = client.mutex(format!("a{number}")).ttl(Duration::from_secs(6)).replicas(1);
+        guards.push(mutex.lock().await.unwrap());
+    }
+    let calls = |command: &str| {
+        let stats: String = master.query(&["INFO", "commandstats"]).unwrap();
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:calls=")));
+        line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0)
+    };
+    let (renewals, waits) = (calls("evalsha"), calls("wait"));
+    until(async || calls("evalsha") >= renewals + LEASES).await;
+    let (renewals, waits) = (calls("evalsha") - renewals, calls("wait") - waits);
+    assert!(waits * 2 < renewals, "{waits} times WAIT for {renewals} renewals");
+    assert!(guards.iter().all(leasehold::Guard::is_held));
+}

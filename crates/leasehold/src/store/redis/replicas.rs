@@ -4,7 +4,6 @@
 //! earlier command was written by another connection. A granted `Acquire` is therefore followed by a claim, which is a
 //! write of this connection.
 
-use futures_util::future::join_all;
 use leasehold_core::{Answer, Command, Failure, Grant, Renew, Reply, Resource};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
@@ -33,9 +32,8 @@ pub(super) async fn run(
     match replica_conn {
         // Nothing was sent. A retry finds the right server.
         Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect(),
-        Ok(Some(connection)) => {
-            let each = calls.iter().map(|call| one(connection.clone(), options, replicas, call));
-            let answers = join_all(each).await;
+        Ok(Some(mut connection)) => {
+            let answers = run_over(&mut connection, options, replicas, calls).await;
             if answers
                 .iter()
                 .any(|answer| matches!(answer, Err(CallError::ConnectionLost(_) | CallError::Timeout(_))))
@@ -48,36 +46,91 @@ pub(super) async fn run(
     }
 }
 
-async fn one(
-    mut connection: MultiplexedConnection,
+/// All calls are followed by one WAIT: it blocks the connection until the replicas have acknowledged.
+async fn run_over(
+    connection: &mut MultiplexedConnection,
     options: CallOptions<'_>,
     replicas: u32,
-    (resource, command): Call<'_>,
-) -> Result<Answer, CallError> {
-    let claim = claim_of(command);
-    let payload: Vec<&Command> = [Some(command), claim.as_ref()].into_iter().flatten().collect();
-    let mut values = pipeline(&mut connection, options, replicas, resource, &payload, false).await;
-    if values.iter().any(exec::is_noscript) {
-        values = pipeline(&mut connection, options, replicas, resource, &payload, true).await;
+    calls: &[Call<'_>],
+) -> Vec<Result<Answer, CallError>> {
+    let claims: Vec<Option<Command>> = calls.iter().map(|(_, command)| claim_of(command)).collect();
+    let payloads: Vec<Payload<'_>> = calls
+        .iter()
+        .zip(&claims)
+        .map(|((resource, command), claim)| Payload { resource, command, claim: claim.as_ref() })
+        .collect();
+    let (mut values, mut reached) = pipeline(connection, options, replicas, &payloads, false).await;
+    let unknown = |at: &usize| values[*at].iter().any(exec::is_noscript);
+    let unknown: Vec<usize> = (0..payloads.len()).filter(unknown).collect();
+    if !unknown.is_empty() {
+        let again: Vec<Payload<'_>> = unknown.iter().map(|at| payloads[*at]).collect();
+        // Its WAIT counts what the first pipeline wrote, too.
+        let (later, later_reached) = pipeline(connection, options, replicas, &again, true).await;
+        reached = later_reached;
+        for (at, later) in unknown.into_iter().zip(later) {
+            values[at] = later;
+        }
     }
-    let reached = values.pop();
-    let mut told = payload.iter().zip(values).map(|(command, value)| exec::read(command, value));
+    let count = |(payload, values)| counted(payload, values, &reached, replicas);
+    payloads.iter().zip(values).map(count).collect()
+}
+
+/// A command, and the claim that follows it in the pipeline.
+#[derive(Clone, Copy)]
+struct Payload<'a> {
+    resource: &'a Resource,
+    command: &'a Command,
+    claim: Option<&'a Command>,
+}
+
+impl<'a> Payload<'a> {
+    fn commands(self) -> impl Iterator<Item = &'a Command> {
+        std::iter::once(self.command).chain(self.claim)
+    }
+}
+
+type Values = Vec<Result<Value, RedisError>>;
+
+/// The answer, if the replicas have what it tells.
+fn counted(
+    payload: &Payload<'_>,
+    values: Values,
+    reached: &Result<Value, RedisError>,
+    replicas: u32,
+) -> Result<Answer, CallError> {
+    let mut told = payload.commands().zip(values).map(|(command, value)| exec::read(command, value));
     let mut answer = told.next().unwrap_or_else(|| Err(CallError::Failed(too_few(0, replicas))))?;
+    let reached = match reached {
+        Ok(Value::Int(reached)) if *reached >= i64::from(replicas) => Ok(()),
+        Ok(Value::Int(reached)) => Err(CallError::Failed(too_few(*reached, replicas))),
+        Ok(_) => Err(CallError::Failed(too_few(0, replicas))),
+        Err(error) => Err(CallError::from(error)),
+    };
     match &mut answer.reply {
         Reply::Granted(grant) => {
+            // The server has the lease, so whatever follows was not the failure of a command that had no effect.
             if let Some(claim) = told.next() {
-                *grant = claimed(*grant, &claim?)?;
+                *grant = claim.and_then(|claim| claimed(*grant, &claim)).map_err(after_grant)?;
             }
+            reached.map_err(after_grant)?;
         }
-        Reply::Renewed { .. } => {}
+        Reply::Renewed { .. } => reached?,
         // Nothing that a failover could undo.
-        _ => return Ok(answer),
+        _ => {}
     }
-    match reached {
-        Some(Ok(Value::Int(reached))) if reached >= i64::from(replicas) => Ok(answer),
-        Some(Ok(Value::Int(reached))) => Err(CallError::Failed(too_few(reached, replicas))),
-        Some(Err(error)) => Err(CallError::from(&error)),
-        _ => Err(CallError::Failed(too_few(0, replicas))),
+    Ok(answer)
+}
+
+/// An error after a grant. A server that refused the claim or WAIT, for example to a user who may not run it, would do it again,
+/// so the lease is released. After a lost connection it may be repeated.
+fn after_grant(error: CallError) -> CallError {
+    match error {
+        CallError::Failed(error) => CallError::Failed(StoreError { failure: Failure::NotDurable, ..error }),
+        CallError::ReadOnly(_) | CallError::TryAgain(_) | CallError::Moved(_) | CallError::Ask(_) => {
+            let what = "the server refused to confirm the lease: it is not the master of the lock any more";
+            CallError::Failed(StoreError::new(Failure::NotDurable, what))
+        }
+        other => other,
     }
 }
 
@@ -87,25 +140,29 @@ fn claim_of(command: &Command) -> Option<Command> {
     Some(Command::Renew(Renew { acquisition: acquire.acquisition, ttl: acquire.ttl, reserve: 0 }))
 }
 
-/// Sends commands and WAIT in one pipeline.
+/// Sends the commands and one WAIT in one pipeline. Returns the replies to the commands of each, and that to WAIT.
 async fn pipeline(
     connection: &mut MultiplexedConnection,
     options: CallOptions<'_>,
     replicas: u32,
-    resource: &Resource,
-    payload: &[&Command],
+    payloads: &[Payload<'_>],
     use_eval: bool,
-) -> Vec<Result<Value, RedisError>> {
-    let mut commands: Vec<redis::Cmd> = payload
+) -> (Vec<Values>, Result<Value, RedisError>) {
+    let encode = |payload: &Payload<'_>, command| {
+        codec::command(&options.variant.encode(payload.resource, command, options.vote_args), use_eval)
+    };
+    let mut commands: Vec<redis::Cmd> = payloads
         .iter()
-        .map(|command| {
-            codec::command(&options.variant.encode(resource, command, options.vote_args), use_eval)
-        })
+        .flat_map(|payload| payload.commands().map(|command| encode(payload, command)))
         .collect();
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));
     commands.push(wait);
-    wire::pipeline(connection, commands, options.is_asking).await
+    let mut values = wire::pipeline(connection, commands, options.is_asking).await;
+    let reached = values.pop().unwrap_or(Ok(Value::Nil));
+    let mut values = values.into_iter();
+    let each = payloads.iter().map(|payload| values.by_ref().take(payload.commands().count()).collect());
+    (each.collect(), reached)
 }
 
 fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, CallError> {
