@@ -13,6 +13,9 @@ use crate::id::Acquisition;
 use crate::model::CLAIM_WINDOW;
 use crate::time::{LocalTime, drift_margin};
 
+/// Max time to wait for the answer to a renewal. Stores answer sooner, unless the task that sends the command is not polled.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
+
 /// Min delay before a failed renewal is retried.
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(10);
 
@@ -85,8 +88,8 @@ pub struct LeaseMachine {
     /// No renewal shortens the lease to before this.
     min_lifetime_until: LocalTime,
     renew_at: LocalTime,
-    /// A renewal is in flight. The answer to an older one counts as well.
-    in_flight: bool,
+    /// A renewal is in flight; it counts as lost from then on. The answer to an older one counts as well.
+    in_flight_until: Option<LocalTime>,
     /// A hint arrived during a renewal whose answer may be older than the hint.
     recheck_pending: bool,
     /// Set for a lease that the client's tasks hand off among themselves.
@@ -116,7 +119,7 @@ impl LeaseMachine {
             hold_ends_at,
             min_lifetime_until: granted_at + terms.min_lifetime,
             renew_at,
-            in_flight: false,
+            in_flight_until: None,
             recheck_pending: false,
             handoff: None,
         }
@@ -194,8 +197,9 @@ impl LeaseMachine {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<LocalTime> {
         match self.state {
-            LeaseState::Held | LeaseState::Uncertain if self.in_flight => Some(self.trusted_until),
-            LeaseState::Held | LeaseState::Uncertain => Some(self.renew_at.min(self.trusted_until)),
+            LeaseState::Held | LeaseState::Uncertain => {
+                Some(self.in_flight_until.unwrap_or(self.renew_at).min(self.trusted_until))
+            }
             LeaseState::Lost(_) => None,
         }
     }
@@ -203,14 +207,14 @@ impl LeaseMachine {
     /// Whether a renewal is in flight.
     #[must_use]
     pub const fn is_renewing(&self) -> bool {
-        self.in_flight
+        self.in_flight_until.is_some()
     }
 
     /// Time of the next renewal; none while one is in flight or if no more will be sent.
     #[must_use]
     pub fn poll_renewal(&self) -> Option<LocalTime> {
         match self.state {
-            LeaseState::Held | LeaseState::Uncertain if !self.in_flight => {
+            LeaseState::Held | LeaseState::Uncertain if self.in_flight_until.is_none() => {
                 Some(self.renew_at).filter(|time| *time < self.trusted_until)
             }
             _ => None,
@@ -221,10 +225,10 @@ impl LeaseMachine {
     pub fn poll_transmit(&mut self, now: LocalTime) -> Option<Command> {
         self.handle_timeout(now);
         let is_live = matches!(self.state, LeaseState::Held | LeaseState::Uncertain);
-        if !is_live || self.in_flight || now < self.renew_at {
+        if !is_live || self.in_flight_until.is_some() || now < self.renew_at {
             return None;
         }
-        self.in_flight = true;
+        self.in_flight_until = Some(now + ANSWER_TIMEOUT.min(self.trusted_until.since(now) / 2));
         let ttl = self.ttl_from(now);
         // Near the end of the max hold a renewal shortens the lease in the store, whether or not it is answered.
         self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));
@@ -234,12 +238,15 @@ impl LeaseMachine {
 
     /// Updates the state to `now`.
     pub fn handle_timeout(&mut self, now: LocalTime) {
+        if self.in_flight_until.is_some_and(|until| now >= until) {
+            self.handle_failure(now);
+        }
         self.state = self.state(now);
     }
 
     /// Handles the answer to a renewal sent at `sent_at`.
     pub fn handle_reply(&mut self, now: LocalTime, sent_at: LocalTime, reply: &Reply) {
-        self.in_flight = false;
+        self.in_flight_until = None;
         self.handle_timeout(now);
         if !matches!(self.state, LeaseState::Held | LeaseState::Uncertain) {
             return;
@@ -262,7 +269,7 @@ impl LeaseMachine {
 
     /// Handles a renewal that failed or whose outcome is unknown.
     pub fn handle_failure(&mut self, now: LocalTime) {
-        self.in_flight = false;
+        self.in_flight_until = None;
         self.handle_timeout(now);
         if matches!(self.state, LeaseState::Held | LeaseState::Uncertain) {
             self.state = LeaseState::Uncertain;
@@ -279,14 +286,14 @@ impl LeaseMachine {
 
     /// Handles a hint that the lease may be gone, and schedules a renewal at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
-        self.recheck_pending = self.in_flight;
+        self.recheck_pending = self.is_renewing();
         self.renew_at = self.renew_at.min(now);
     }
 
     /// Handles a reconnect. With automatic renewal, schedules a renewal at once. Without it, a renewal in flight is repeated
     /// only if it fails. Otherwise repeated reconnects would extend the lease without limit.
     pub fn handle_reconnected(&mut self, now: LocalTime) {
-        let is_due = self.renew_at != LocalTime::NEVER && !self.in_flight;
+        let is_due = self.renew_at != LocalTime::NEVER && !self.is_renewing();
         if self.terms.renews || is_due {
             self.handle_hint(now);
         }

@@ -187,7 +187,8 @@ impl Session {
         let now = if answered.is_ok() { transmit.sent_at } else { self.now() };
         self.step(transmit.sequence, now, |entry| {
             entry.handle_response(transmit, now, answered);
-            entry.is_referenced = entry.release_outcome().is_none();
+            // A dropped guard does not refer to it any more.
+            entry.is_referenced &= entry.release_outcome().is_none();
             entry.release_outcome()
         })?
     }

@@ -49,10 +49,36 @@ fn lease_expires_by_the_local_clock() {
 fn lease_expires_while_a_renewal_is_in_flight() {
     let mut lease = lease(terms(), TTL);
     assert!(lease.poll_transmit(at(3_000)).is_some());
-    assert_eq!(lease.poll_timeout(), Some(at(8_908)));
     lease.handle_timeout(at(8_908));
     lease.handle_reply(at(8_909), at(3_000), &renewed(TTL));
     assert_eq!(lease.state(at(8_910)), LeaseState::Lost(Loss::Expired), "what is lost stays lost");
+}
+
+#[test]
+fn renewal_without_an_answer_is_repeated() {
+    let mut lease = lease(terms(), TTL);
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    // Half of the time until the lease ends.
+    assert_eq!(lease.poll_timeout(), Some(at(5_954)));
+    assert_eq!(lease.poll_transmit(at(5_953)), None);
+    assert_eq!(lease.state(at(5_953)), LeaseState::Held);
+    assert_eq!(lease.poll_transmit(at(5_954)), None);
+    assert_eq!(lease.state(at(5_954)), LeaseState::Uncertain);
+    let again = lease.poll_timeout().unwrap();
+    assert!(again > at(5_954) && again < at(7_000));
+    assert!(lease.poll_transmit(again).is_some());
+    // The first answer counts when it comes.
+    lease.handle_reply(again, at(3_000), &renewed(TTL));
+    assert_eq!(lease.state(again), LeaseState::Held);
+    assert_eq!(lease.remaining(at(8_000)), Duration::from_millis(12_000 - 92 - 8_000));
+}
+
+#[test]
+fn renewal_of_a_long_lease_is_repeated_after_four_seconds() {
+    let ttl = Duration::from_secs(600);
+    let mut lease = lease(LeaseTerms { ttl, ..terms() }, ttl);
+    assert!(lease.poll_transmit(at(200_000)).is_some());
+    assert_eq!(lease.poll_timeout(), Some(at(204_000)));
 }
 
 #[test]

@@ -86,6 +86,8 @@ impl Entry {
             (false, LeaseState::Uncertain, Some(last_error)) => {
                 Some(Err(RenewalError::Failed(last_error.clone())))
             }
+            // It had no answer in time, and is repeated.
+            (false, LeaseState::Uncertain, None) => None,
             (false, ..) => Some(Ok(())),
         }
     }

@@ -130,6 +130,33 @@ fn dropped_lease_is_released_inline_or_by_the_driver() {
 }
 
 #[test]
+fn dropped_lease_whose_release_failed_inline_leaves_nothing_once_it_is_released() {
+    let scene = Scene::new();
+    let lease = scene.lease("a");
+    release_dropped(&scene.session, &store(Some(failure()), true), &resource("a"), lease);
+    assert_eq!(scene.session.len(), 1);
+    let again = scene.due(scene.after(1)).pop().expect("the retry");
+    scene.answer(&again, Reply::Released);
+    assert_eq!(scene.session.len(), 0);
+}
+
+#[test]
+fn renewal_without_an_answer_is_repeated_by_the_driver() {
+    let scene = Scene::new();
+    let lease = scene.lease("a");
+    let renewal = scene.session.begin_renewal(lease, scene.start);
+    let silent = store(None, false);
+    let _request = Request::send(&scene.session, &silent, &resource("a"), renewal);
+    let mut watch = scene.session.watch(lease);
+    let mut is_pending =
+        || poll_with(Waker::noop(), |context| scene.session.poll_renewed(&mut watch, context)).is_pending();
+    let timeout = scene.session.table().entries[&lease].poll_timeout().unwrap();
+    assert!(scene.sent(timeout).is_empty() && is_pending());
+    let again = scene.session.table().entries[&lease].poll_timeout().unwrap();
+    assert_eq!(scene.sent(again), [lease]);
+}
+
+#[test]
 fn response_does_not_wake_the_task_that_polls_for_it() {
     let scene = Scene::new();
     let (ticket, attempt) = scene.session.enqueue(key(), scene.start).ok().unwrap();
