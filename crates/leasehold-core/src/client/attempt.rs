@@ -27,6 +27,9 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 /// Backoff before the first retry; it doubles up to [`WaitPolicy::repoll_interval`].
 const RETRY_BACKOFF: Duration = Duration::from_millis(50);
 
+/// Longest backoff while the store refuses commands: it may accept them again at any time, and sends no push then.
+const LONGEST_REFUSAL: Duration = Duration::from_secs(1);
+
 /// Min number of re-checks of a waiter within the lifetime of its queue entry.
 const REPOLLS_PER_ENTRY_TTL: u32 = 3;
 
@@ -57,6 +60,8 @@ pub struct AcquireMachine {
     /// The store may have a lease or a queue entry for an attempt that ended without a grant.
     needs_release: bool,
     failures: u32,
+    /// How many sends in a row had no answer.
+    retries: u32,
     /// At least one `Acquire` was sent. An attempt asks once even if its deadline has passed.
     has_sent: bool,
     /// It was queued in the store.
@@ -96,6 +101,7 @@ impl AcquireMachine {
             may_be_in_flight: false,
             needs_release: false,
             failures: 0,
+            retries: 0,
             has_sent: false,
             has_waited: false,
             recheck_pending: false,
@@ -217,6 +223,7 @@ impl AcquireMachine {
     /// The answer to an `Acquire` that was sent at `sent_at`.
     pub fn handle_answer(&mut self, sent_at: LocalTime, now: LocalTime, answer: &Answer) {
         self.may_be_in_flight = self.failures > 0;
+        self.retries = 0;
         if matches!(self.phase, Phase::Done(_)) {
             // The attempt had ended. Its `Release` carried a tombstone, so the order of arrival does not matter.
             return;
@@ -279,7 +286,9 @@ impl AcquireMachine {
         }
         match self.policy {
             Some(policy) if self.anchor.is_some() || failure == Failure::Busy => {
-                let pause = RETRY_BACKOFF.saturating_mul(1 << self.failures.min(10));
+                let longest = if failure == Failure::Unknown { Duration::MAX } else { LONGEST_REFUSAL };
+                let pause = RETRY_BACKOFF.saturating_mul(1 << self.retries.min(10)).min(longest);
+                self.retries += 1;
                 self.phase = Phase::SendAt { at: now + pause.min(policy.repoll_interval) };
             }
             _ if failure == Failure::Unknown && self.failures == 1 => self.phase = Phase::SendAt { at: now },

@@ -460,6 +460,26 @@ fn queued_waiter_retries_with_exponential_backoff() {
 }
 
 #[test]
+fn waiter_whose_commands_are_refused_backs_off_to_a_second() {
+    let mut attempt = asked(patient());
+    attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
+    let mut now = at(20_000);
+    for pause in [50, 100, 200, 400, 800, 1_000, 1_000, 1_000] {
+        assert!(attempt.poll_transmit(now).is_some());
+        attempt.handle_failure(now, Failure::NotSent);
+        assert_eq!(attempt.poll_timeout(), Some(now + Duration::from_millis(pause)));
+        now = now + Duration::from_millis(pause);
+    }
+    // An answer begins anew.
+    assert!(attempt.poll_transmit(now).is_some());
+    attempt.handle_answer(now, now, &answer(0, queued(None)));
+    let now = attempt.poll_timeout().unwrap();
+    assert!(attempt.poll_transmit(now).is_some());
+    attempt.handle_failure(now, Failure::NotSent);
+    assert_eq!(attempt.poll_timeout(), Some(now + RETRY_BACKOFF));
+}
+
+#[test]
 fn refused_attempts_release_nothing() {
     let replies = [
         (Reply::Busy, Outcome::NotGranted),

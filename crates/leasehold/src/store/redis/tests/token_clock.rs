@@ -162,6 +162,11 @@ fn no_token_is_granted_beyond_the_greatest() {
                 // The holder must be able to release. The waiter is not granted.
                 done.unwrap();
                 assert_eq!((after.holders.len(), after.waiters), (0, before.waiters));
+                // It does not look again at once.
+                let waiter = runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now);
+                let Reply::Queued(queued) = waiter.reply else { panic!("{waiter:?}") };
+                assert!(queued.is_head);
+                assert_eq!(queued.repoll_at, waiter.at + Duration::from_secs(1));
             } else {
                 let error = done.expect_err("no token is left");
                 assert!(error.to_string().contains("CLOCKAHEAD"), "{path:?}: {error}");
