@@ -393,7 +393,8 @@ impl Entry {
 
     /// Begins to release a lease with this much time left, or a waiter whose place in the queue lasts this long.
     fn begin_release(&mut self, release: Release, place: Duration, remaining: Duration, now: LocalTime) {
-        let lasts = self.terms.ttl.max(release.tombstone).max(place);
+        let lease = self.terms.ttl.max(self.terms.min_lifetime);
+        let lasts = lease.max(release.tombstone).max(place);
         self.stage = Stage::Releasing(Releasing::new(release, lasts, remaining, now));
         self.is_failure_logged = false;
         self.is_changed = true;

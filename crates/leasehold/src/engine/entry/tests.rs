@@ -278,6 +278,20 @@ fn release_is_sent_again_until_it_is_answered_or_has_expired() {
     assert_eq!(logged(&mut entry), ["release failed", "release unconfirmed"]);
 }
 
+/// The store keeps it that long, even if nothing renews it.
+#[test]
+fn release_is_retried_until_the_minimum_lifetime_is_over() {
+    let mut entry = held();
+    entry.terms.min_lifetime = 10 * TTL;
+    let (_, first) = release_of(&mut entry, at(1));
+    entry.handle_response(&first, at(2), &failure());
+    let until = at(1) + 10 * TTL + leasehold_core::drift_margin(10 * TTL);
+    entry.advance(until.saturating_sub(millis(1)));
+    assert!(!entry.is_settled());
+    assert!(entry.advance(until));
+    assert_eq!(entry.release_outcome(), Some(ReleaseOutcome::Unconfirmed));
+}
+
 #[test]
 fn response_to_a_release_that_was_sent_twice_says_nothing_of_the_lease() {
     for (times, expected) in [(1, ReleaseOutcome::NotHeld), (2, ReleaseOutcome::Released)] {
