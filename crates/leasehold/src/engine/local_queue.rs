@@ -1,8 +1,8 @@
 //! FIFO queue of this client's tasks for one lock, so that the client needs one place in the store's queue.
 //!
 //! The queue owns the store attempt and the lease; tasks only borrow the lease. A task that is dropped, or that stops being
-//! polled, therefore never blocks the tasks behind it. The driver sends what the queue asks the store while no task is
-//! polled. An empty queue is removed.
+//! polled while it waits, therefore never blocks the tasks behind it. The driver sends what the queue asks the store while no
+//! task is polled. A lease that was assigned to a task waits for it: until it is polled or dropped. An empty queue is removed.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};

@@ -138,7 +138,8 @@ impl Mutex {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the wait is cancelled and a granted lease is released.
+    /// If the future is dropped, the wait is cancelled and a granted lease is released. A future that is kept without being polled
+    /// may be granted the lock, which is then renewed as if it was held: drop it instead.
     pub async fn lock(&self) -> Result<Guard, Error> {
         self.0.lock(1).await
     }
