@@ -266,7 +266,7 @@ impl Drawing {
         let lasts = self.rng.scaled(MS, 15 * SECOND);
         let (one, other) = self.rng.pick(&[(true, true), (true, false), (false, true)]);
         match self.rng.below(20) {
-            0..2 => Fault::Pause { client, callers: one, driver: other, lasts },
+            0..2 => Fault::Pause { client, callers: one, driver: other, lasts: 2 * lasts },
             2..4 => Fault::Crash { client, restarts_after: lasts },
             4..8 => Fault::Cut {
                 client,
