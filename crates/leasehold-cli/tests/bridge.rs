@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use common::{Place, Started, is_alive, until};
+use common::{Place, Started, code, is_alive, until};
 use leasehold_testkit::Server;
 
 const BRIDGES: [&str; 2] = ["set-nx-px:jobs", "redisson:jobs"];
@@ -279,4 +279,37 @@ fn bridge_that_cannot_work_is_explained() {
     }
     let (code, error) = Place::new().code(&["run", "--bridge", "redisson:jobs", "own", "--", "true"]);
     assert!(code != 0 && error.contains("needs a store on the Redis server"), "{code}: {error}");
+}
+
+#[test]
+fn invalid_address_of_a_bridge_is_explained_without_its_password() {
+    let place = Place::new();
+    for (address, why) in [
+        ("redis://:hunter2@a,redis://:hunter2@a", "votes twice"),
+        ("redis://:hunter2@a:port", "a host is"),
+        ("redis://:hunter2@a?colour=red", "unknown parameter"),
+        ("redis://:two hunter2@a?colour=red", "unknown parameter"),
+        ("redis-cluster://:hunter2@a", "address of each server"),
+    ] {
+        let bridge = format!("redlock:jobs@{address}");
+        let typed = place.code(&["run", "--bridge", &bridge, "own", "--", "true"]);
+        let file = place.path("config.toml");
+        fs::write(&file, format!("[run]\nbridge = {bridge:?}")).unwrap();
+        let mut command = place.leasehold(&["run", "own", "--", "true"]);
+        let output = command.env("LEASEHOLD_CONFIG", &file).output().unwrap();
+        let configured = (code(output.status), String::from_utf8(output.stderr).unwrap());
+        for (code, said) in [typed, configured] {
+            assert!(code == 2 && said.contains(why) && said.contains("--bridge"), "{code}: {said}");
+            assert!(!said.contains("hunter2"), "{said}");
+        }
+    }
+    // An address in the wrong place.
+    for args in [
+        &["redis://:hunter2@a", "ls"][..],
+        &["ls", "redis://:hunter2@a"],
+        &["--log", "redis://:hunter2@a", "ls"],
+    ] {
+        let (code, said) = place.code(args);
+        assert!(code == 2 && !said.contains("hunter2"), "{code}: {said}");
+    }
 }
