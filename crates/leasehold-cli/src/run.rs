@@ -101,16 +101,19 @@ impl Job<'_> {
 
     /// Runs the command. On return this process has the terminal again.
     async fn run_under(&self, guard: &Held, signals: &mut Signals) -> Result<Exit, Stop> {
+        let child = self.start(guard, signals).await.inspect_err(|_| guard.forget_min_hold())?;
+        notify::ready();
+        let lock = format!("{} on {}", describe(guard), printable(&self.store.public_url()));
+        Supervision::new(&child, guard, lock, self.work, self.grace).wait_for_exit(signals).await
+    }
+
+    async fn start(&self, guard: &Held, signals: &mut Signals) -> Result<Child, Stop> {
         make_room(guard, self.grace).await?;
         signals.catch_stop().map_err(|error| cannot_catch(&error))?;
         // The status line must be cleared before the command writes.
         output::flush();
-        let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
-            .inspect_err(|_| guard.forget_min_hold())
-            .map_err(|error| cannot_start(self.command, &error))?;
-        notify::ready();
-        let lock = format!("{} on {}", describe(guard), printable(&self.store.public_url()));
-        Supervision::new(&child, guard, lock, self.work, self.grace).wait_for_exit(signals).await
+        Child::start(self.command, &variables(guard, self.store), signals.found_mask())
+            .map_err(|error| cannot_start(self.command, &error))
     }
 }
 
