@@ -40,7 +40,7 @@ pub(crate) const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {
     let work = &args.work;
-    let grace = grace(work)?;
+    let grace = grace(work, args.kind.shared)?;
     if args.names().len() > 1 && args.is_special() {
         return Err(Stop::usage(
             "several names are acquired as mutexes: leave out -s, -x, --semaphore, --owner and --once-per",
@@ -125,20 +125,27 @@ pub(crate) fn cannot_catch(error: &io::Error) -> Stop {
 
 /// The grace, if it fits between the renewal, at a third of the ttl, and the end of the lease. A sixth of the ttl is left
 /// to a renewal that is slow or fails at first: that alone must not end the command.
-pub(crate) fn grace(work: &WorkArgs) -> Result<Duration, Stop> {
+pub(crate) fn grace(work: &WorkArgs, is_shared: bool) -> Result<Duration, Stop> {
     let ttl = work.ttl;
     if ttl < MIN_TTL || ttl > leasehold::MAX_TTL {
         let given = duration::show(ttl);
         return Err(Stop::usage(format!("--ttl is between {MIN_TTL:?} and 30 days, not {given}")));
     }
-    let most = ttl / 2;
+    let bridge = work.bridge.as_ref().filter(|_| is_shared);
+    let renewed_for = bridge.map_or(ttl, |bridge| bridge.reader_ttl(ttl));
+    let most = renewed_for / 2;
     let grace = work.grace.unwrap_or_else(|| GRACE.min(ttl / 3));
-    if grace > most {
-        return Err(Stop::usage(format!(
-            "--grace {grace:?} does not fit into --ttl {ttl:?}: it is at most half of it, {most:?}"
-        )));
+    if grace <= most {
+        return Ok(grace);
     }
-    Ok(grace)
+    let why = if renewed_for < ttl {
+        format!(
+            "is too long: with -s and this --bridge, the lease is renewed for {renewed_for:?} at a time, so the grace"
+        )
+    } else {
+        format!("does not fit into --ttl {ttl:?}: it")
+    };
+    Err(Stop::usage(format!("--grace {grace:?} {why} is at most half of it, {most:?}")))
 }
 
 pub(crate) enum Connected {

@@ -222,6 +222,23 @@ fn readers_and_writers_share_the_read_write_lock_of_redisson() {
     place.until_unused();
 }
 
+/// Its lease lasts 30 s at most, whatever the ttl, so a longer grace begins at once.
+#[test]
+fn reader_with_a_grace_that_does_not_fit_is_refused_and_not_ended() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    let run = |side, grace| {
+        let lease = ["run", side, "--ttl", "2m", "--grace", grace, "--bridge", "redisson-rw:jobs", "own"];
+        place.code(&[&lease[..], &["--", "sleep", "0.3"]].concat())
+    };
+    for grace in ["45s", "16s"] {
+        let (code, said) = run("-s", grace);
+        assert!(code == 2 && said.contains("30s at a time") && said.contains("15s"), "{code}: {said}");
+    }
+    assert_eq!(run("-s", "10s"), (0, String::new()));
+    assert_eq!(run("-x", "45s"), (0, String::new()), "a writer's lease has the whole ttl");
+}
+
 #[test]
 fn command_gets_the_token_of_redisson_s_fenced_lock() {
     let server = Server::on_port();
