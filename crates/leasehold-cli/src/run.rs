@@ -218,7 +218,7 @@ fn variables(guard: &Held, store: &Store) -> Vec<(&'static str, String)> {
         ("LEASEHOLD_TOKEN", tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
         ("LEASEHOLD_DEADLINE", format!("{}.{:03}", deadline / 1_000, deadline % 1_000)),
         (store::VARIABLE, store.for_command()),
-        nested::variable(&tokens),
+        nested::variable(&guard.lease_tokens()),
     ]
 }
 

@@ -254,6 +254,21 @@ fn command_gets_the_token_of_redisson_s_fenced_lock() {
 }
 
 #[test]
+fn nested_run_under_a_fenced_lock_whose_counter_is_ahead_reports_the_deadlock() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    server.run(&["SET", "redisson_lock_token:{jobs}", &(1_u64 << 52).to_string()]);
+    let run = ["run", "--bridge", "redisson-fenced:jobs", "own"];
+    let leasehold = env!("CARGO_BIN_EXE_leasehold");
+    let script = format!("'{leasehold}' {} -w 60 -- true", run.join(" "));
+    let (code, said) = place.code(&[&run[..], &["-c", &script]].concat());
+    assert!(code == 2 && said.contains("would wait for itself"), "{code}: {said}");
+    // The last of these tokens is that of the lease.
+    let script = format!("'{leasehold}' release --force --token ${{LEASEHOLD_TOKENS##* }} own; sleep 60");
+    assert_eq!(place.code(&[&run[..], &["-c", &script]].concat()).0, 124);
+}
+
+#[test]
 fn leader_of_a_bridged_election_holds_the_foreign_lock() {
     let server = Server::on_port();
     let place = Place::on(&server.url());

@@ -85,8 +85,8 @@ The command gets
                       its ttl
   LEASEHOLD_STORE     the store's address, without its password: pass the
                       password to a nested leasehold in another way
-  LEASEHOLD_TOKENS    the tokens of this run and of the enclosing runs. If a
-                      nested run would wait for an enclosing one, it exits at
+  LEASEHOLD_TOKENS    the tokens of this run's leases, as show prints them, and
+                      those of the enclosing runs. If a nested run would wait for an enclosing one, it exits at
                       once with 2
 
 With several names, their mutexes are acquired together: all of them or none, in
