@@ -192,6 +192,27 @@ fn command_runs_while_a_majority_of_servers_has_its_lock() {
     place.until_unused();
 }
 
+/// All servers have answered, so no command can come late, and the program need not wait for one.
+#[test]
+fn conflict_on_several_servers_is_reported_at_once() {
+    let servers = [Server::on_port(), Server::on_port(), Server::on_port()];
+    let own = Server::on_port();
+    let place = Place::on(&own.url());
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let bridge = format!("redlock:jobs@{}", urls.join(","));
+    for server in &servers[1..] {
+        server.run(&["SET", "jobs", "other"]);
+    }
+    // On a busy machine the answer of a server may be late.
+    until(|| {
+        let (code, said) = place.code(&["run", "-n", "--bridge", &bridge, "own", "--", "true"]);
+        assert_eq!(code, 1, "{said}");
+        said.is_empty().then_some(())
+    });
+    assert!(!exists(&servers[0]), "the vote was taken back");
+    place.until_unused();
+}
+
 #[test]
 fn readers_and_writers_share_the_read_write_lock_of_redisson() {
     let server = Server::on_port();
