@@ -54,7 +54,7 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
         // What was typed is wrong, whatever the file says.
         Err(typed) if typed.kind() != ErrorKind::MissingRequiredArgument => Refused::Arguments(typed),
         Err(_) if error.kind() == ErrorKind::MissingRequiredArgument => Refused::Arguments(error),
-        _ => refused(complaint(&error)),
+        _ => refused(complaint(error)),
     })
 }
 

@@ -19,7 +19,7 @@ const MAX_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: ElectArgs) -> Result<Exit, Stop> {
     let work = &args.work;
-    let grace = grace(work)?;
+    let grace = grace(work, false)?;
     name(args.name()?)?;
     let command = Command::find(work)?;
     let mut signals = Signals::catch_of_a_service().map_err(|error| cannot_catch(&error))?;

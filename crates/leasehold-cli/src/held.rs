@@ -48,6 +48,11 @@ impl Held {
         self.guards.iter().map(Guard::token).collect()
     }
 
+    /// As other clients see them.
+    pub(crate) fn lease_tokens(&self) -> Vec<Token> {
+        self.guards.iter().map(Guard::lease_token).collect()
+    }
+
     pub(crate) fn is_held(&self) -> bool {
         self.guards.iter().all(Guard::is_held)
     }

@@ -47,7 +47,7 @@ use store::Store;
 fn main() -> ExitCode {
     let args = match parse() {
         Ok(args) => args,
-        Err(Refused::Arguments(error)) => return usage(&error),
+        Err(Refused::Arguments(error)) => return usage(error),
         Err(Refused::File(stop)) => return finish(&stop),
     };
     if args.log == LogFormat::Json {
@@ -113,7 +113,7 @@ async fn release(store: impl FnOnce() -> Result<Store, Stop>, args: ReleaseArgs)
 }
 
 /// Help and version go to stdout, and what is wrong with the arguments goes to stderr, on one line.
-fn usage(error: &clap::Error) -> ExitCode {
+fn usage(error: clap::Error) -> ExitCode {
     let is_help = !error.use_stderr();
     if is_help || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // A closed stdout is no reason to fail.

@@ -40,7 +40,7 @@ pub(crate) const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {
     let work = &args.work;
-    let grace = grace(work)?;
+    let grace = grace(work, args.kind.shared)?;
     if args.names().len() > 1 && args.is_special() {
         return Err(Stop::usage(
             "several names are acquired as mutexes: leave out -s, -x, --semaphore, --owner and --once-per",
@@ -101,16 +101,19 @@ impl Job<'_> {
 
     /// Runs the command. On return this process has the terminal again.
     async fn run_under(&self, guard: &Held, signals: &mut Signals) -> Result<Exit, Stop> {
+        let child = self.start(guard, signals).await.inspect_err(|_| guard.forget_min_hold())?;
+        notify::ready();
+        let lock = format!("{} on {}", describe(guard), printable(&self.store.public_url()));
+        Supervision::new(&child, guard, lock, self.work, self.grace).wait_for_exit(signals).await
+    }
+
+    async fn start(&self, guard: &Held, signals: &mut Signals) -> Result<Child, Stop> {
         make_room(guard, self.grace).await?;
         signals.catch_stop().map_err(|error| cannot_catch(&error))?;
         // The status line must be cleared before the command writes.
         output::flush();
-        let child = Child::start(self.command, &variables(guard, self.store), signals.found_mask())
-            .inspect_err(|_| guard.forget_min_hold())
-            .map_err(|error| cannot_start(self.command, &error))?;
-        notify::ready();
-        let lock = format!("{} on {}", describe(guard), printable(&self.store.public_url()));
-        Supervision::new(&child, guard, lock, self.work, self.grace).wait_for_exit(signals).await
+        Child::start(self.command, &variables(guard, self.store), signals.found_mask())
+            .map_err(|error| cannot_start(self.command, &error))
     }
 }
 
@@ -122,20 +125,27 @@ pub(crate) fn cannot_catch(error: &io::Error) -> Stop {
 
 /// The grace, if it fits between the renewal, at a third of the ttl, and the end of the lease. A sixth of the ttl is left
 /// to a renewal that is slow or fails at first: that alone must not end the command.
-pub(crate) fn grace(work: &WorkArgs) -> Result<Duration, Stop> {
+pub(crate) fn grace(work: &WorkArgs, is_shared: bool) -> Result<Duration, Stop> {
     let ttl = work.ttl;
     if ttl < MIN_TTL || ttl > leasehold::MAX_TTL {
         let given = duration::show(ttl);
         return Err(Stop::usage(format!("--ttl is between {MIN_TTL:?} and 30 days, not {given}")));
     }
-    let most = ttl / 2;
+    let bridge = work.bridge.as_ref().filter(|_| is_shared);
+    let renewed_for = bridge.map_or(ttl, |bridge| bridge.reader_ttl(ttl));
+    let most = renewed_for / 2;
     let grace = work.grace.unwrap_or_else(|| GRACE.min(ttl / 3));
-    if grace > most {
-        return Err(Stop::usage(format!(
-            "--grace {grace:?} does not fit into --ttl {ttl:?}: it is at most half of it, {most:?}"
-        )));
+    if grace <= most {
+        return Ok(grace);
     }
-    Ok(grace)
+    let why = if renewed_for < ttl {
+        format!(
+            "is too long: with -s and this --bridge, the lease is renewed for {renewed_for:?} at a time, so the grace"
+        )
+    } else {
+        format!("does not fit into --ttl {ttl:?}: it")
+    };
+    Err(Stop::usage(format!("--grace {grace:?} {why} is at most half of it, {most:?}")))
 }
 
 pub(crate) enum Connected {
@@ -208,7 +218,7 @@ fn variables(guard: &Held, store: &Store) -> Vec<(&'static str, String)> {
         ("LEASEHOLD_TOKEN", tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")),
         ("LEASEHOLD_DEADLINE", format!("{}.{:03}", deadline / 1_000, deadline % 1_000)),
         (store::VARIABLE, store.for_command()),
-        nested::variable(&tokens),
+        nested::variable(&guard.lease_tokens()),
     ]
 }
 

@@ -144,13 +144,20 @@ fn without_passwords(url: &str) -> String {
     if url.starts_with("sqlite:") || url.starts_with("memory:") {
         return url.to_owned();
     }
-    // The nodes of `redlock:` have spaces between them.
-    url.split(' ').map(node_without_secrets).collect::<Vec<_>>().join(" ")
+    match url.strip_prefix("redlock:").filter(|nodes| !nodes.starts_with("//")) {
+        // Addresses with spaces between them, so none of them has one in its password.
+        Some(nodes) => {
+            let nodes: Vec<_> = nodes.split_whitespace().map(node_without_secrets).collect();
+            format!("redlock:{}", nodes.join(" "))
+        }
+        None => node_without_secrets(url),
+    }
 }
 
 fn node_without_secrets(node: &str) -> String {
     let (place, query) = node.split_once('?').map_or((node, None), |(place, query)| (place, Some(query)));
-    let place = if place.contains("redis+unix:") { place.to_owned() } else { place_without_password(place) };
+    let place =
+        if place.starts_with("redis+unix:") { place.to_owned() } else { place_without_password(place) };
     let is_public = |parameter: &&str| {
         let name = parameter.split_once('=').map_or(*parameter, |(name, _)| name);
         !SECRET.contains(&name)
@@ -162,19 +169,14 @@ fn node_without_secrets(node: &str) -> String {
     }
 }
 
-/// `scheme://user:password@hosts/path` without the password.
+/// `scheme://user:password@hosts/path` without the password, which may have any character in it.
 fn place_without_password(place: &str) -> String {
-    let begin = place.find("://").map(|at| at + 3).or_else(|| place.find(':').map(|at| at + 1)).unwrap_or(0);
-    let (scheme, rest) = place.split_at(begin);
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    match authority.rsplit_once('@') {
-        None => place.to_owned(),
-        Some((login, hosts)) => {
-            let user = login.split(':').next().unwrap_or_default();
-            let at = if user.is_empty() { "" } else { "@" };
-            format!("{scheme}{user}{at}{hosts}{path}")
-        }
-    }
+    let Some((login, hosts)) = place.rsplit_once('@') else { return place.to_owned() };
+    let (scheme, login) = login.split_once(':').unwrap_or(("", login));
+    let (slashes, login) = login.strip_prefix("//").map_or(("", login), |login| ("//", login));
+    let user = login.split(':').next().unwrap_or_default();
+    let at = if user.is_empty() { "" } else { "@" };
+    format!("{scheme}:{slashes}{user}{at}{hosts}")
 }
 
 #[cfg(test)]
@@ -202,6 +204,13 @@ mod tests {
                 "redlock:redis://:hunter2@a rediss://me:hunter2@b ?unfenced",
                 "redlock:redis://a rediss://me@b ?unfenced",
             ),
+            ("postgres://me:hun/ter2@db/app", "postgres://me@db/app"),
+            ("postgres:me:hun://ter2@db/app", "postgres:me@db/app"),
+            ("redis://:two hunter2@host", "redis://host"),
+            ("redis://me:redis+unix:hunter2@host", "redis://me@host"),
+            ("redlock:redis://:a@h1\tredis://:hunter2@h2", "redlock:redis://h1 redis://h2"),
+            ("redlock:\n redis://:a@h1\n redis://:hunter2@h2\n", "redlock:redis://h1 redis://h2"),
+            ("redlock://:two hunter2@a,b", "redlock://a,b"),
             ("sqlite:/a b/c@d?synchronous=full", "sqlite:/a b/c@d?synchronous=full"),
             ("redis://host", "redis://host"),
             ("redis://me@host", "redis://me@host"),

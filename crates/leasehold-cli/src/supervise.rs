@@ -89,7 +89,7 @@ impl<'a> Supervision<'a> {
                     if had_terminal && exit.is_interrupt() {
                         signals.interrupt_job();
                     }
-                    self.end_remaining_processes().await;
+                    self.end_remaining_processes(signals).await;
                     return Ok(if self.is_lost { Exit::Lost } else { exit });
                 }
                 Some(Change::StoppedForTerminal) if self.child.lend_terminal() => self.resume(),
@@ -102,29 +102,36 @@ impl<'a> Supervision<'a> {
             let continue_at = self.continue_at;
             tokio::select! {
                 biased;
-                signal = signals.next_or_child() => match signal {
-                    Some(Signal::SIGCONT) => self.resume(),
-                    Some(Signal::SIGTTIN) => self.child.return_terminal(),
-                    Some(signal) => self.child.signal(signal),
-                    None => {}
-                },
+                signal = signals.next_or_child() => if let Some(signal) = signal { self.forward(signal) },
                 () = sleep_until(continue_at.unwrap_or_else(Instant::now)), if continue_at.is_some() => self.resume(),
                 event = self.next() => self.act(&event),
             }
         }
     }
 
-    /// Processes that the command leaves behind may continue, unless the lease is lost: then the whole group must end.
-    async fn end_remaining_processes(&mut self) {
+    /// Processes that the command leaves behind may continue, unless the lease is lost: then the whole group must end. A renewal may
+    /// have succeeded after TERM. The lease does not end then, so the group gets KILL after the grace.
+    async fn end_remaining_processes(&mut self, signals: &mut Signals) {
         if self.ending == Ending::NotYet && !self.guard.is_held() {
             let loss = self.guard.lost().await;
             self.act(&Event::Lost(loss));
         }
+        let grace_ends_at = Instant::now() + self.grace;
         while matches!(self.ending, Ending::TermSent | Ending::LastGrace(_)) && self.child.has_processes() {
             tokio::select! {
                 event = self.next() => self.act(&event),
+                () = sleep_until(grace_ends_at), if self.ending == Ending::TermSent => self.act(&Event::GraceIsOver),
+                signal = signals.next() => self.forward(signal),
                 () = sleep(POLL_INTERVAL) => {}
             }
+        }
+    }
+
+    fn forward(&mut self, signal: Signal) {
+        match signal {
+            Signal::SIGCONT => self.resume(),
+            Signal::SIGTTIN => self.child.return_terminal(),
+            signal => self.child.signal(signal),
         }
     }
 

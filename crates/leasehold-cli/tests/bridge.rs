@@ -7,7 +7,7 @@ mod common;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use common::{Place, Started, is_alive, until};
+use common::{Place, Started, code, is_alive, until};
 use leasehold_testkit::Server;
 
 const BRIDGES: [&str; 2] = ["set-nx-px:jobs", "redisson:jobs"];
@@ -192,6 +192,27 @@ fn command_runs_while_a_majority_of_servers_has_its_lock() {
     place.until_unused();
 }
 
+/// All servers have answered, so no command can come late, and the program need not wait for one.
+#[test]
+fn conflict_on_several_servers_is_reported_at_once() {
+    let servers = [Server::on_port(), Server::on_port(), Server::on_port()];
+    let own = Server::on_port();
+    let place = Place::on(&own.url());
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let bridge = format!("redlock:jobs@{}", urls.join(","));
+    for server in &servers[1..] {
+        server.run(&["SET", "jobs", "other"]);
+    }
+    // On a busy machine the answer of a server may be late.
+    until(|| {
+        let (code, said) = place.code(&["run", "-n", "--bridge", &bridge, "own", "--", "true"]);
+        assert_eq!(code, 1, "{said}");
+        said.is_empty().then_some(())
+    });
+    assert!(!exists(&servers[0]), "the vote was taken back");
+    place.until_unused();
+}
+
 #[test]
 fn readers_and_writers_share_the_read_write_lock_of_redisson() {
     let server = Server::on_port();
@@ -222,6 +243,23 @@ fn readers_and_writers_share_the_read_write_lock_of_redisson() {
     place.until_unused();
 }
 
+/// Its lease lasts 30 s at most, whatever the ttl, so a longer grace begins at once.
+#[test]
+fn reader_with_a_grace_that_does_not_fit_is_refused_and_not_ended() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    let run = |side, grace| {
+        let lease = ["run", side, "--ttl", "2m", "--grace", grace, "--bridge", "redisson-rw:jobs", "own"];
+        place.code(&[&lease[..], &["--", "sleep", "0.3"]].concat())
+    };
+    for grace in ["45s", "16s"] {
+        let (code, said) = run("-s", grace);
+        assert!(code == 2 && said.contains("30s at a time") && said.contains("15s"), "{code}: {said}");
+    }
+    assert_eq!(run("-s", "10s"), (0, String::new()));
+    assert_eq!(run("-x", "45s"), (0, String::new()), "a writer's lease has the whole ttl");
+}
+
 #[test]
 fn command_gets_the_token_of_redisson_s_fenced_lock() {
     let server = Server::on_port();
@@ -234,6 +272,21 @@ fn command_gets_the_token_of_redisson_s_fenced_lock() {
     let token: u64 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
     assert_eq!(token, (1 << 52) + 1);
     assert_eq!(server.query::<u64>(&["GET", "redisson_lock_token:{jobs}"]).unwrap(), token);
+}
+
+#[test]
+fn nested_run_under_a_fenced_lock_whose_counter_is_ahead_reports_the_deadlock() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    server.run(&["SET", "redisson_lock_token:{jobs}", &(1_u64 << 52).to_string()]);
+    let run = ["run", "--bridge", "redisson-fenced:jobs", "own"];
+    let leasehold = env!("CARGO_BIN_EXE_leasehold");
+    let script = format!("'{leasehold}' {} -w 60 -- true", run.join(" "));
+    let (code, said) = place.code(&[&run[..], &["-c", &script]].concat());
+    assert!(code == 2 && said.contains("would wait for itself"), "{code}: {said}");
+    // The last of these tokens is that of the lease.
+    let script = format!("'{leasehold}' release --force --token ${{LEASEHOLD_TOKENS##* }} own; sleep 60");
+    assert_eq!(place.code(&[&run[..], &["-c", &script]].concat()).0, 124);
 }
 
 #[test]
@@ -279,4 +332,37 @@ fn bridge_that_cannot_work_is_explained() {
     }
     let (code, error) = Place::new().code(&["run", "--bridge", "redisson:jobs", "own", "--", "true"]);
     assert!(code != 0 && error.contains("needs a store on the Redis server"), "{code}: {error}");
+}
+
+#[test]
+fn invalid_address_of_a_bridge_is_explained_without_its_password() {
+    let place = Place::new();
+    for (address, why) in [
+        ("redis://:hunter2@a,redis://:hunter2@a", "votes twice"),
+        ("redis://:hunter2@a:port", "a host is"),
+        ("redis://:hunter2@a?colour=red", "unknown parameter"),
+        ("redis://:two hunter2@a?colour=red", "unknown parameter"),
+        ("redis-cluster://:hunter2@a", "address of each server"),
+    ] {
+        let bridge = format!("redlock:jobs@{address}");
+        let typed = place.code(&["run", "--bridge", &bridge, "own", "--", "true"]);
+        let file = place.path("config.toml");
+        fs::write(&file, format!("[run]\nbridge = {bridge:?}")).unwrap();
+        let mut command = place.leasehold(&["run", "own", "--", "true"]);
+        let output = command.env("LEASEHOLD_CONFIG", &file).output().unwrap();
+        let configured = (code(output.status), String::from_utf8(output.stderr).unwrap());
+        for (code, said) in [typed, configured] {
+            assert!(code == 2 && said.contains(why) && said.contains("--bridge"), "{code}: {said}");
+            assert!(!said.contains("hunter2"), "{said}");
+        }
+    }
+    // An address in the wrong place.
+    for args in [
+        &["redis://:hunter2@a", "ls"][..],
+        &["ls", "redis://:hunter2@a"],
+        &["--log", "redis://:hunter2@a", "ls"],
+    ] {
+        let (code, said) = place.code(args);
+        assert!(code == 2 && !said.contains("hunter2"), "{code}: {said}");
+    }
 }

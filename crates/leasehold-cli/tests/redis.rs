@@ -49,3 +49,21 @@ fn cluster_is_diagnosed() {
     let cluster = Cluster::start();
     is_used_as_any_other(&cluster.url());
 }
+
+#[test]
+fn lock_is_not_retained_after_a_command_that_was_not_started() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    // The renewal before the start of a command whose grace is half of the ttl.
+    server.run(&["ACL", "SETUSER", "default", "-pexpire"]);
+    for (name, options) in [("a", &["--min-hold", "1h"][..]), ("b", &["--once-per", "1h", "--at-least-once"])]
+    {
+        let lease = ["run", "--ttl", "20s", "--grace", "10s"];
+        let (code, said) = place.code(&[&lease, options, &[name, "--", "true"]].concat());
+        assert!(code == 125 && said.contains("can't run this command"), "{code}: {said}");
+        assert_eq!(place.locks(), serde_json::json!([]), "{name}");
+    }
+    server.run(&["ACL", "SETUSER", "default", "+pexpire"]);
+    let output = place.output(&["run", "--once-per", "1h", "--at-least-once", "b", "--", "echo", "runs"]);
+    assert_eq!(output.stdout, b"runs\n", "{output:?}");
+}

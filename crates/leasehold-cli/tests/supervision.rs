@@ -70,6 +70,35 @@ fn remaining_processes_end_with_a_lost_lease() {
 }
 
 #[test]
+fn remaining_processes_end_although_the_lease_is_renewed_after_term() {
+    let server = Server::on_socket();
+    let place = Place::on(&server.url());
+    let script = "trap 'echo asked; exit' TERM; sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.05; done' & \
+                  while :; do sleep 0.05; done";
+    let mut running = place.start(&["run", "--ttl", "9s", "--grace", "4s", "a", "-c", script]);
+    let left: u32 = running.line().parse().unwrap();
+    server.signal("STOP");
+    assert_eq!(running.line(), "asked");
+    server.signal("CONT");
+    assert_eq!(running.end(), 124);
+    until(|| (!is_alive(left)).then_some(()));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn signals_are_forwarded_to_remaining_processes() {
+    let place = Place::new();
+    let script = "sh -c 'trap \"\" TERM; trap exit USR1; echo $PPID; while :; do sleep 0.05; done' & wait";
+    let mut running = place.start(&["run", "--ttl", "10m", "--grace", "5m", "a", "-c", script]);
+    let command: u32 = running.line().parse().unwrap();
+    place.code(&["release", "--force", "a"]);
+    // It is reaped, and only the other process is left.
+    until(|| (!fs::exists(format!("/proc/{command}")).unwrap()).then_some(()));
+    running.signal("USR1");
+    assert_eq!(running.end(), 124, "long before the grace is over");
+}
+
+#[test]
 fn remaining_processes_continue_after_a_normal_end() {
     let place = Place::new();
     let mut running = place.start(&["run", "a", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]);

@@ -209,6 +209,23 @@ impl Guard {
         self.token
     }
 
+    /// The token by which the store knows the lease: that of [`HolderInfo`](crate::HolderInfo), and for
+    /// [`Client::force_release_token`](crate::Client::force_release_token). It differs from [`Self::token`] only with a bridge to
+    /// Redisson's fenced lock whose counter is ahead.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let orders = client.mutex("orders:42");
+    /// let guard = orders.lock().await?;
+    /// assert_eq!(orders.inspect().await?.holders[0].token, guard.lease_token());
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn lease_token(&self) -> Token {
+        self.token
+    }
+
     /// The time for which the lease may be trusted if no further renewal succeeds. It is measured by the local clock, which
     /// includes suspend. Zero when the lease is lost.
     ///

@@ -106,6 +106,15 @@ fn text_without_all_parts_is_explained() {
     }
 }
 
+#[test]
+fn server_in_two_spellings_has_one_vote() {
+    for again in ["redis://a:6379", "redis://a/0", "redis:a", "redis://me:secret@a?protocol=2"] {
+        let error = Foreign::redlock(["redis://a", "redis://b", again], "jobs").unwrap_err();
+        assert!(error.is_invalid() && error.to_string().contains("votes twice"), "{again}: {error}");
+    }
+    assert!(Foreign::redlock(["redis://a", "redis://a:6380", "redis://a/1"], "jobs").is_ok());
+}
+
 #[tokio::test]
 async fn waiter_of_spring_integration_gets_the_key_as_its_message() {
     let server = Server::on_socket();

@@ -1,11 +1,12 @@
 //! What is wrong with the arguments.
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::text::printable;
 
 /// What is wrong with the arguments, in one line.
-pub(crate) fn complaint(error: &clap::Error) -> String {
+pub(crate) fn complaint(mut error: clap::Error) -> String {
+    hide_addresses(&mut error);
     let rendered = error.render().to_string();
     // The usage that follows is for a screen of its own.
     let (what, usage) = rendered.split_once("Usage:").unwrap_or((&rendered, ""));
@@ -33,4 +34,17 @@ pub(crate) fn complaint(error: &clap::Error) -> String {
     let is_ours = is_of_command || !dashes.is_empty();
     let what = if is_ours { what.split("; to pass ").next().unwrap_or_default() } else { &what };
     format!("{what}{dashes}; see leasehold --help")
+}
+
+/// Omits what was typed if it may be an address with a password, or contain one, as that of a bridge does.
+fn hide_addresses(error: &mut clap::Error) {
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidValue, ContextKind::InvalidSubcommand] {
+        let typed = error.get(kind).and_then(|typed| match typed {
+            ContextValue::String(typed) => Some(typed),
+            _ => None,
+        });
+        if typed.is_some_and(|typed| typed.contains('@')) {
+            error.insert(kind, ContextValue::String("…".to_owned()));
+        }
+    }
 }

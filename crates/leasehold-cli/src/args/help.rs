@@ -85,8 +85,8 @@ The command gets
                       its ttl
   LEASEHOLD_STORE     the store's address, without its password: pass the
                       password to a nested leasehold in another way
-  LEASEHOLD_TOKENS    the tokens of this run and of the enclosing runs. If a
-                      nested run would wait for an enclosing one, it exits at
+  LEASEHOLD_TOKENS    the tokens of this run's leases, as show prints them, and
+                      those of the enclosing runs. If a nested run would wait for an enclosing one, it exits at
                       once with 2
 
 With several names, their mutexes are acquired together: all of them or none, in
@@ -112,8 +112,10 @@ is not forwarded.
 If the lease can't be renewed, the group gets TERM when the time left reaches
 --grace, and KILL when the lease expires. If the lock is released by force, the
 group gets TERM at once, and KILL after --grace. In both cases the exit code is
-124, and leasehold ends only when the whole group has ended. With --on-lost signal
-there is no KILL. With --on-lost ignore there is neither TERM nor KILL.
+124, and leasehold ends only when the whole group has ended. Processes that the
+command leaves in its group get KILL after --grace at the latest, and signals until
+then. With --on-lost signal there is no KILL. With --on-lost ignore there is neither
+TERM nor KILL.
 
 If Ctrl-Z stops the command, leasehold stops too, and the lease expires after its
 ttl. If the command is continued after that, it is killed.

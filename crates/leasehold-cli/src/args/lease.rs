@@ -62,7 +62,7 @@ pub(crate) struct ReleaseArgs {
     /// the next holder
     #[arg(long)]
     pub(crate) force: bool,
-    /// With --force: release only the holder with this token, which detects that at its next renewal
+    /// With --force: release only the holder that show prints with this token. It detects that at its next renewal
     #[arg(long, value_name = "TOKEN", requires = "force")]
     pub(crate) token: Option<u64>,
     /// Print JSON: {"released": [...]}

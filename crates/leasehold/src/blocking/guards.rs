@@ -43,6 +43,12 @@ impl Guard {
         self.0.token()
     }
 
+    /// As [`crate::Guard::lease_token`].
+    #[must_use]
+    pub fn lease_token(&self) -> Token {
+        self.0.lease_token()
+    }
+
     /// As [`crate::Guard::remaining`].
     #[must_use]
     pub fn remaining(&self) -> Duration {

@@ -108,16 +108,18 @@ impl Leg {
     pub(super) fn note_unanswered(&self, holder: &str, sent_at: LocalTime) {
         let until = sent_at + FIRST_TTL + MAX_DELAY;
         self.holders.give_up(holder, sent_at, until);
-        let mut state = self.state();
-        state.orphan_until = state.orphan_until.max(until);
+        self.note_late(sent_at);
     }
 
     /// What commands sent until then have taken is released. The releases may come late, too.
     pub(super) fn note_released(&self, sent_at: LocalTime) {
-        let until = sent_at + FIRST_TTL + MAX_DELAY;
-        self.holders.give_up_all(sent_at, until);
+        self.holders.give_up_all(sent_at, sent_at + FIRST_TTL + MAX_DELAY);
+    }
+
+    /// A command that was sent then may still take the foreign lock, or its release may still come.
+    pub(super) fn note_late(&self, sent_at: LocalTime) {
         let mut state = self.state();
-        state.orphan_until = state.orphan_until.max(until);
+        state.orphan_until = state.orphan_until.max(sent_at + FIRST_TTL + MAX_DELAY);
     }
 
     /// The ttl to take the leg with.
@@ -159,7 +161,7 @@ impl Leg {
             // A change of the key is reported from now on: an operator may delete it by hand. What came before is in the answer.
             calls.extend([ForeignCall::track(), ForeignCall::Command(self.foreign.holds(&holder))]);
         }
-        let mut answers = self.keys.run(calls).await?.into_iter();
+        let mut answers = self.keys.run(calls).await?.answers.into_iter();
         let renewed = answers.next().unwrap_or(Ok(Value::Nil));
         let is_gone = matches!(answers.nth(1), Some(Ok(held)) if !self.foreign.is_holder(&holder, &held));
         match renewed {
@@ -286,7 +288,7 @@ impl Leg {
         let (mut is_confirmed, mut is_repeated) = (false, false);
         loop {
             let answers = self.keys.run(self.releases()).await;
-            let end = match answers.map(|answers| answers.into_iter().next()) {
+            let end = match answers.map(|outcome| outcome.answers.into_iter().next()) {
                 Ok(Some(Ok(answer))) if is_silent(&answer) => {
                     self.warn_of_silence();
                     LegEnd::Released

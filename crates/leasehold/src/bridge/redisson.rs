@@ -71,6 +71,21 @@ impl Foreign {
         Ok(Self { servers: Some(Servers::parse(servers)?), ..Self::redisson_lock(name) })
     }
 
+    /// The ttl of a reader of this lock that asks for `ttl`: at most 30 s for Redisson's read-write lock, because the watchdog of a reader
+    /// in Java sets the time of the whole lock to that.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold::bridge::Foreign;
+    ///
+    /// let prices = Foreign::redisson_read_write_lock("prices");
+    /// assert_eq!(prices.reader_ttl(Duration::from_secs(60)), Duration::from_secs(30));
+    /// ```
+    #[must_use]
+    pub fn reader_ttl(&self, ttl: Duration) -> Duration {
+        if self.is_read_write() { ttl.min(WATCHDOG) } else { ttl }
+    }
+
     /// Whether it is a read-write lock.
     pub(crate) fn is_read_write(&self) -> bool {
         matches!(self.protocol, Protocol::RedissonRead | Protocol::RedissonWrite)
@@ -89,7 +104,7 @@ impl Foreign {
 
     /// How long the lock may be relied on after a renewal with this ttl.
     pub(super) fn limit_ttl(&self, ttl: Duration) -> Duration {
-        if self.is_exclusive() { ttl } else { ttl.min(WATCHDOG) }
+        if self.is_exclusive() { ttl } else { self.reader_ttl(ttl) }
     }
 
     /// Whether the answer to a reader's renewal says that another reader has let the lock expire sooner than this one's lease.

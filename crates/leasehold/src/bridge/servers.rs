@@ -25,7 +25,7 @@ impl Servers {
                 let what = "a bridge to a lock on several servers needs the address of each server";
                 return Err(invalid(format!("{what}, not {server}")));
             }
-            if servers.contains(&server) {
+            if servers.iter().any(|other| other.is_same_server(&server)) {
                 return Err(invalid(format!("{server} votes twice")));
             }
             servers.push(server);

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::CANCEL_LIMIT;
-use crate::store::{ForeignCall, KeyWatch, StoreError};
+use crate::store::{ForeignCall, ForeignOutcome, KeyWatch, StoreError};
 
 /// Failed tries in a row that are repeated, by an attempt that does not wait and by one that does: a connection may have been cut
 /// while it was idle.
@@ -136,7 +136,7 @@ impl Leg {
         }
         calls.push(self.foreign.take(&holder, millis(ttl), self.own.token));
         let unanswered = Unanswered { leg: self, holder: &holder, sent_at };
-        let mut answers = self.keys.run(calls).await?;
+        let ForeignOutcome { mut answers, is_complete } = self.keys.run(calls).await?;
         std::mem::forget(unanswered);
         match answers.pop().unwrap_or(Ok(Value::Nil)) {
             Ok(taken) if is_yes(&taken) => {
@@ -173,7 +173,13 @@ impl Leg {
             // A minority may have granted it. An error leaves it there until it expires.
             let releases = self.releases();
             self.note_released(sent_at);
-            let _ = self.keys.run(releases).await;
+            let unreleased = Unreleased { leg: self, sent_at };
+            let released = self.keys.run(releases).await;
+            let is_released =
+                |outcome: ForeignOutcome| outcome.is_complete && outcome.answers.iter().all(Result::is_ok);
+            if is_complete && released.is_ok_and(is_released) {
+                std::mem::forget(unreleased);
+            }
         }
         Ok(Try::Busy(left))
     }
@@ -189,7 +195,7 @@ impl Leg {
         let mut calls = vec![ForeignCall::track(), ForeignCall::Command(exists)];
         calls.extend(self.foreign.count_waiters().map(ForeignCall::Command));
         // If the server does not answer, the next command says so.
-        let Ok(answers) = self.keys.run(calls).await else { return };
+        let Ok(ForeignOutcome { answers, .. }) = self.keys.run(calls).await else { return };
         let is_taken = matches!(answers.get(1), Some(Ok(Value::Int(1))));
         let has_no_waiters = matches!(answers.get(2), Some(Ok(answer)) if subscribers(answer) == Some(0));
         let until = self.session.now() + offer;
@@ -211,6 +217,19 @@ struct Unanswered<'a> {
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         self.leg.note_unanswered(self.holder, self.sent_at);
+    }
+}
+
+/// A leg that was not taken, until every server has answered the command to take it and its release. Dropped, one of them may still
+/// arrive.
+struct Unreleased<'a> {
+    leg: &'a Leg,
+    sent_at: LocalTime,
+}
+
+impl Drop for Unreleased<'_> {
+    fn drop(&mut self) {
+        self.leg.note_late(self.sent_at);
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, Resource, Token};
 
 #[cfg(feature = "redis")]
-use super::foreign::{ForeignAnswers, ForeignCall, KeyWatch};
+use super::foreign::{ForeignCall, ForeignOutcome, KeyWatch};
 use crate::diagnostics::Diagnosis;
 #[cfg(feature = "redis")]
 use tokio::runtime::Handle;
@@ -203,7 +203,7 @@ pub(crate) trait ForeignKeys: Send + Sync {
     fn runtime(&self) -> &Handle;
 
     /// Runs commands in order. May be awaited on any executor. Dropping the future does not stop them.
-    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>>;
+    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>>;
 
     /// Whether the server reports changes of keys.
     fn is_tracking(&self) -> bool;

@@ -57,6 +57,13 @@ impl ForeignCall {
 /// One result per command.
 pub(crate) type ForeignAnswers = Vec<Result<Value, RedisError>>;
 
+/// What has become of some commands.
+pub(crate) struct ForeignOutcome {
+    pub(crate) answers: ForeignAnswers,
+    /// Whether every server has answered, so that none of the commands may still take effect.
+    pub(crate) is_complete: bool,
+}
+
 /// Numbered registrations by key.
 type Watching = BTreeMap<String, Vec<(u64, Arc<Notify>)>>;
 

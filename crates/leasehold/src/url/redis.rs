@@ -72,6 +72,11 @@ impl RedisUrl {
         }
     }
 
+    /// Whether both lead to the same keys, however they are written.
+    pub(crate) fn is_same_server(&self, other: &Self) -> bool {
+        self.place == other.place && self.database == other.database
+    }
+
     pub(super) fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
         let shown = without_secrets(scheme, rest);
         let url = Self {

@@ -107,10 +107,7 @@ impl RedlockUrl {
             if matches!(node.place, Place::Cluster(_)) {
                 return Err(invalid("a cluster can't be one of the nodes: write the address of one server"));
             }
-            if self.nodes[..index]
-                .iter()
-                .any(|other| other.place == node.place && other.database == node.database)
-            {
+            if self.nodes[..index].iter().any(|other| other.is_same_server(node)) {
                 return Err(invalid(format!("{node} is named twice, so its vote would count twice")));
             }
         }

@@ -23,7 +23,7 @@ use super::nodes::Nodes;
 use super::wire;
 use crate::bridge::MAX_DELAY;
 use crate::error::{Error, invalid};
-use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
+use crate::store::foreign::{ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
 use crate::url::{Place, RedisUrl};
 
@@ -89,15 +89,18 @@ impl ForeignKeys for ServerKeys {
         &self.runtime
     }
 
-    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>> {
+    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>> {
         let (shared, until) = (self.shared.clone(), Instant::now() + MAX_DELAY);
+        let running = async move {
+            Ok(ForeignOutcome { answers: shared.send(&calls, until).await?, is_complete: true })
+        };
         if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {
-            return Box::pin(async move { shared.send(&calls, until).await });
+            return Box::pin(running);
         }
         let (sender, receiver) = oneshot::channel();
         self.runtime.spawn(async move {
             // The receiver is gone if the caller's future was dropped.
-            let _ = sender.send(shared.send(&calls, until).await);
+            let _ = sender.send(running.await);
         });
         Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(runtime_ended())) })
     }

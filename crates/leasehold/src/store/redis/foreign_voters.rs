@@ -17,7 +17,7 @@ use super::error::runtime_ended;
 use super::foreign::ServerKeys;
 use crate::bridge::{MAX_DELAY, UNDECIDED};
 use crate::error::Error;
-use crate::store::foreign::{ForeignAnswers, ForeignCall, KeyWatch, Watchers};
+use crate::store::foreign::{ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
 use crate::url::RedisUrl;
 
@@ -63,7 +63,7 @@ impl ForeignKeys for Voters {
         &self.runtime
     }
 
-    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignAnswers, StoreError>> {
+    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>> {
         let (calls, (votes, ballots)) = (Arc::new(calls), unbounded_channel());
         let until = Instant::now() + MAX_DELAY;
         for server in &self.servers {
@@ -108,7 +108,7 @@ async fn count(
     mut ballots: UnboundedReceiver<Vote>,
     servers: usize,
     calls: usize,
-) -> Result<ForeignAnswers, StoreError> {
+) -> Result<ForeignOutcome, StoreError> {
     let quorum = quorum_of(servers);
     let (mut votes, mut failures): (Vec<ForeignAnswers>, Vec<StoreError>) = Default::default();
     let mut until = None;
@@ -138,7 +138,9 @@ async fn count(
         return Err(StoreError::new(Failure::Unknown, what));
     }
     let undecided = || Err(RedisError::from((ErrorKind::Client, UNDECIDED)));
-    Ok((0..calls).map(|call| majority(&votes, call, servers).unwrap_or_else(undecided)).collect())
+    let is_complete = votes.len() == servers;
+    let answers = (0..calls).map(|call| majority(&votes, call, servers).unwrap_or_else(undecided)).collect();
+    Ok(ForeignOutcome { answers, is_complete })
 }
 
 /// The answer to one call that a majority of the servers has given.
@@ -221,13 +223,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn commands_are_complete_once_every_server_has_answered() {
+        let yes = || Ok(vec![Ok(Value::Int(1))]);
+        let refused = || Ok(vec![Err(RedisError::from((ErrorKind::Client, "refused")))]);
+        let silent = || Err(StoreError::new(Failure::Unknown, "it does not answer"));
+        for (last, is_complete) in [(yes(), true), (refused(), true), (silent(), false)] {
+            let (sender, ballots) = unbounded_channel();
+            for vote in [yes(), yes(), last] {
+                sender.send(vote).unwrap();
+            }
+            let outcome = count(ballots, 3, 1).await.unwrap();
+            assert_eq!(outcome.is_complete, is_complete);
+            assert!(matches!(outcome.answers[..], [Ok(Value::Int(1))]));
+        }
+        // A server whose answer is late is not waited for.
+        let (sender, ballots) = unbounded_channel();
+        sender.send(yes()).unwrap();
+        sender.send(yes()).unwrap();
+        assert!(!count(ballots, 3, 1).await.unwrap().is_complete);
+    }
+
+    #[tokio::test]
     async fn majority_that_does_not_answer_is_an_error_that_names_the_first() {
         let (sender, ballots) = unbounded_channel();
         sender.send(Ok(vec![Ok(Value::Int(1))])).unwrap();
         for name in ["b", "c"] {
             sender.send(Err(StoreError::new(Failure::NotSent, format!("{name}: refused")))).unwrap();
         }
-        let error = count(ballots, 3, 1).await.unwrap_err();
+        let error = count(ballots, 3, 1).await.map(|outcome| outcome.answers).unwrap_err();
         assert_eq!(
             error.message,
             "2 of the 3 servers of the lock do not answer, and 2 are needed: b: refused"
