@@ -70,10 +70,17 @@ fn fresh_seeds_of_a_quorum_break_no_promise() {
     fresh_seeds(|seed| Case { seed, ..Case::default() }, check_quorum);
 }
 
+/// Seeds that find rare bugs, tried first. They may be out of date: then the search takes longer.
+const RARE: [u64; 6] = [34, 76, 209, 225, 349, 380];
+
+fn seeds(most: u64) -> impl Iterator<Item = u64> {
+    RARE.into_iter().chain(1..=most)
+}
+
 #[test]
 fn planted_bugs_of_a_quorum_are_found() {
     for bug in quorum::planted::Planted::ALL {
-        let found = (1..=2_000).find(|seed| {
+        let found = seeds(2_000).find(|seed| {
             let outcome = quorum::run::run(&Case { seed: *seed, ..Case::default() }, Some(bug), None);
             outcome.violation.is_some_and(|violation| violation.promise == bug.breaks())
         });
@@ -84,7 +91,7 @@ fn planted_bugs_of_a_quorum_are_found() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in Planted::ALL {
-        let found = (1..=500).find(|seed| {
+        let found = seeds(500).find(|seed| {
             let outcome = run(&Case { seed: *seed, ..Case::default() }, Some(bug), None);
             outcome.violation.is_some_and(|violation| violation.promise == bug.breaks())
         });

@@ -13,7 +13,8 @@ use crate::id::Acquisition;
 use crate::model::CLAIM_WINDOW;
 use crate::time::{LocalTime, drift_margin};
 
-/// Max time to wait for the answer to a renewal. Stores answer sooner, unless the task that sends the command is not polled.
+/// Max time to wait for the answer to an automatic renewal, or to one between them. Stores answer sooner, unless the task that sends
+/// the command is not polled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Min delay before a failed renewal is retried.
@@ -228,7 +229,12 @@ impl LeaseMachine {
         if !is_live || self.in_flight_until.is_some() || now < self.renew_at {
             return None;
         }
-        self.in_flight_until = Some(now + ANSWER_TIMEOUT.min(self.trusted_until.since(now) / 2));
+        self.in_flight_until = Some(if self.terms.renews {
+            now + ANSWER_TIMEOUT.min(self.trusted_until.since(now) / 2)
+        } else {
+            // The caller renews it, and may have stopped.
+            LocalTime::NEVER
+        });
         let ttl = self.ttl_from(now);
         // Near the end of the max hold a renewal shortens the lease in the store, whether or not it is answered.
         self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));

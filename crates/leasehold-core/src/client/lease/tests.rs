@@ -82,6 +82,15 @@ fn renewal_of_a_long_lease_is_repeated_after_four_seconds() {
 }
 
 #[test]
+fn renewal_by_the_caller_is_not_repeated_without_an_answer() {
+    let mut lease = lease(LeaseTerms { renews: false, ..terms() }, TTL);
+    lease.handle_hint(at(3_000));
+    assert!(lease.poll_transmit(at(3_000)).is_some());
+    // The end of the lease.
+    assert_eq!(lease.poll_timeout(), Some(at(8_908)));
+}
+
+#[test]
 fn failed_renewal_makes_the_lease_uncertain_until_one_succeeds() {
     let mut lease = lease(terms(), TTL);
     assert!(lease.poll_transmit(at(3_000)).is_some());
