@@ -169,14 +169,18 @@ fn node_without_secrets(node: &str) -> String {
     }
 }
 
-/// `scheme://user:password@hosts/path` without the password, which may have any character in it.
+/// `scheme://user:password@hosts/path` without the password. As the library reads it: that of PostgreSQL ends at the first `@`, also
+/// behind a slash, and any other at the last one before the path.
 fn place_without_password(place: &str) -> String {
-    let Some((login, hosts)) = place.rsplit_once('@') else { return place.to_owned() };
-    let (scheme, login) = login.split_once(':').unwrap_or(("", login));
-    let (slashes, login) = login.strip_prefix("//").map_or(("", login), |login| ("//", login));
+    let Some((scheme, rest)) = place.split_once(':') else { return place.to_owned() };
+    let (slashes, rest) = rest.strip_prefix("//").map_or(("", rest), |rest| ("//", rest));
+    let login_of_postgres = rest.find('@').filter(|_| scheme.starts_with("postgres")).unwrap_or(0);
+    let path = rest[login_of_postgres..].find('/').map_or(rest.len(), |at| login_of_postgres + at);
+    let (authority, path) = rest.split_at(path);
+    let Some((login, hosts)) = authority.rsplit_once('@') else { return place.to_owned() };
     let user = login.split(':').next().unwrap_or_default();
     let at = if user.is_empty() { "" } else { "@" };
-    format!("{scheme}:{slashes}{user}{at}{hosts}")
+    format!("{scheme}:{slashes}{user}{at}{hosts}{path}")
 }
 
 #[cfg(test)]
@@ -205,6 +209,10 @@ mod tests {
                 "redlock:redis://a rediss://me@b ?unfenced",
             ),
             ("postgres://me:hun/ter2@db/app", "postgres://me@db/app"),
+            // Its first `@` ends the login.
+            ("postgres://me:hunter2@db/a@b", "postgres://me@db/a@b"),
+            ("postgres://me:hunter2@db/a@b/c", "postgres://me@db/a@b/c"),
+            ("redis-sentinel://a:26379,b/my@service", "redis-sentinel://a:26379,b/my@service"),
             ("postgres:me:hun://ter2@db/app", "postgres:me@db/app"),
             ("redis://:two hunter2@host", "redis://host"),
             ("redis://me:redis+unix:hunter2@host", "redis://me@host"),

@@ -361,6 +361,8 @@ fn invalid_address_of_a_bridge_is_explained_without_its_password() {
         &["redis://:hunter2@a", "ls"][..],
         &["ls", "redis://:hunter2@a"],
         &["--log", "redis://:hunter2@a", "ls"],
+        &["redis+unix:///run/a?pass=hunter2", "ls"],
+        &["ls", "postgres://db/app?user=me&password=hunter2"],
     ] {
         let (code, said) = place.code(args);
         assert!(code == 2 && !said.contains("hunter2"), "{code}: {said}");

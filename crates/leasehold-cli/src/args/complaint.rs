@@ -43,7 +43,7 @@ fn hide_addresses(error: &mut clap::Error) {
             ContextValue::String(typed) => Some(typed),
             _ => None,
         });
-        if typed.is_some_and(|typed| typed.contains('@')) {
+        if typed.is_some_and(|typed| ["@", "pass=", "password="].iter().any(|part| typed.contains(part))) {
             error.insert(kind, ContextValue::String("…".to_owned()));
         }
     }

@@ -117,9 +117,13 @@ impl HandoffBudget {
         } else if self.contended.is_some_and(|(since, _)| since < sent_at) {
             self.contended = None;
         }
-        if tokens.is_some() {
-            self.spare = tokens;
+        if let Some(tokens) = tokens {
             self.awaiting_tokens = false;
+            // A late answer to an older renewal may have lower tokens than those of a newer one.
+            let last = self.spare.map_or(self.last, |spare| spare.last.get());
+            if tokens.first.get() > last {
+                self.spare = Some(tokens);
+            }
         }
     }
 
@@ -238,5 +242,17 @@ mod tests {
             let limits = HandoffLimits { max_handoffs, ..BOUND };
             assert_eq!(HandoffBudget::initial_reserve(limits), reserve);
         }
+    }
+
+    #[test]
+    fn tokens_of_a_late_answer_to_an_older_renewal_are_not_used() {
+        let range =
+            |first, last| TokenRange { first: Token::new(first).unwrap(), last: Token::new(last).unwrap() };
+        let mut budget = HandoffBudget::new(BOUND, range(1, 2));
+        budget.handle_renewed(at(2), at(1), Some(range(20, 21)), false);
+        budget.handle_renewed(at(3), at(0), Some(range(10, 11)), false);
+        assert_eq!([(); 3].map(|()| token(budget.hand_off(at(4)))), [2, 20, 21]);
+        budget.handle_renewed(at(5), at(0), Some(range(10, 11)), false);
+        assert!(!matches!(budget.hand_off(at(5)), HandoffDecision::Next(_)));
     }
 }

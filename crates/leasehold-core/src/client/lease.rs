@@ -13,8 +13,7 @@ use crate::id::Acquisition;
 use crate::model::CLAIM_WINDOW;
 use crate::time::{LocalTime, drift_margin};
 
-/// Max time to wait for the answer to an automatic renewal, or to one between them. Stores answer sooner, unless the task that sends
-/// the command is not polled.
+/// Max time to wait for the answer to a renewal that a task sends. Stores answer sooner, unless the task is not polled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Min delay before a failed renewal is retried.
@@ -229,17 +228,20 @@ impl LeaseMachine {
         if !is_live || self.in_flight_until.is_some() || now < self.renew_at {
             return None;
         }
-        self.in_flight_until = Some(if self.terms.renews {
-            now + ANSWER_TIMEOUT.min(self.trusted_until.since(now) / 2)
-        } else {
-            // The caller renews it, and may have stopped.
-            LocalTime::NEVER
-        });
+        self.in_flight_until = Some(LocalTime::NEVER);
         let ttl = self.ttl_from(now);
         // Near the end of the max hold a renewal shortens the lease in the store, whether or not it is answered.
         self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));
         let reserve = self.handoff.as_ref().map_or(0, HandoffBudget::reserve);
         Some(Command::Renew(Renew { acquisition: self.acquisition, ttl, reserve }))
+    }
+
+    /// The renewal that was sent now is answered only while its task is polled. Without an answer it counts as failed in time for
+    /// others, unless the lease is renewed by tasks alone.
+    pub fn limit_answer(&mut self, now: LocalTime) {
+        if self.terms.renews && self.is_renewing() {
+            self.in_flight_until = Some(now + ANSWER_TIMEOUT.min(self.trusted_until.since(now) / 2));
+        }
     }
 
     /// Updates the state to `now`.

@@ -213,9 +213,14 @@ fn tokens_rise(highest: u64, before: &View, after: &View, reply: &Reply) -> Resu
     Ok(highest.max(held).max(after.last_token.map_or(0, Token::get)))
 }
 
-/// The lease of this owner, or of this attempt, that counts: the heaviest one. A retained lease has no holder.
+/// The lease of this owner, or of this attempt, that counts: the heaviest one, of several the latest acquisition's. A retained lease has
+/// no holder.
 fn live(view: &View, is_it: impl Fn(&Holder) -> bool) -> Option<&Holder> {
-    let heaviest = view.holders.iter().filter(|holder| is_it(holder)).max_by_key(|holder| holder.weight);
+    let heaviest = view
+        .holders
+        .iter()
+        .filter(|holder| is_it(holder))
+        .max_by_key(|holder| (holder.weight, holder.acquisition));
     heaviest.filter(|holder| !holder.retained)
 }
 

@@ -130,10 +130,7 @@ impl Session {
 
     /// Begins a renewal, unless one is in flight.
     pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Transmit> {
-        self.step(sequence, now, |entry| {
-            entry.renew_now(now);
-            entry.poll_transmit(sequence, now)
-        })?
+        self.step(sequence, now, |entry| entry.begin_renewal(sequence, now))?
     }
 
     /// The future that awaited the renewal's response was dropped.

@@ -60,7 +60,7 @@ pub(crate) type ForeignAnswers = Vec<Result<Value, RedisError>>;
 /// What has become of some commands.
 pub(crate) struct ForeignOutcome {
     pub(crate) answers: ForeignAnswers,
-    /// Whether every server has answered, so that none of the commands may still take effect.
+    /// Whether every server has run them, so that none of the commands may still take effect, or has to be repeated.
     pub(crate) is_complete: bool,
 }
 

@@ -49,6 +49,7 @@ fn lease_expires_by_the_local_clock() {
 fn lease_expires_while_a_renewal_is_in_flight() {
     let mut lease = lease(terms(), TTL);
     assert!(lease.poll_transmit(at(3_000)).is_some());
+    assert_eq!(lease.poll_timeout(), Some(at(8_908)));
     lease.handle_timeout(at(8_908));
     lease.handle_reply(at(8_909), at(3_000), &renewed(TTL));
     assert_eq!(lease.state(at(8_910)), LeaseState::Lost(Loss::Expired), "what is lost stays lost");
@@ -58,6 +59,7 @@ fn lease_expires_while_a_renewal_is_in_flight() {
 fn renewal_without_an_answer_is_repeated() {
     let mut lease = lease(terms(), TTL);
     assert!(lease.poll_transmit(at(3_000)).is_some());
+    lease.limit_answer(at(3_000));
     // Half of the time until the lease ends.
     assert_eq!(lease.poll_timeout(), Some(at(5_954)));
     assert_eq!(lease.poll_transmit(at(5_953)), None);
@@ -78,14 +80,16 @@ fn renewal_of_a_long_lease_is_repeated_after_four_seconds() {
     let ttl = Duration::from_secs(600);
     let mut lease = lease(LeaseTerms { ttl, ..terms() }, ttl);
     assert!(lease.poll_transmit(at(200_000)).is_some());
+    lease.limit_answer(at(200_000));
     assert_eq!(lease.poll_timeout(), Some(at(204_000)));
 }
 
 #[test]
-fn renewal_by_the_caller_is_not_repeated_without_an_answer() {
+fn lease_that_only_tasks_renew_is_not_renewed_without_an_answer() {
     let mut lease = lease(LeaseTerms { renews: false, ..terms() }, TTL);
     lease.handle_hint(at(3_000));
     assert!(lease.poll_transmit(at(3_000)).is_some());
+    lease.limit_answer(at(3_000));
     // The end of the lease.
     assert_eq!(lease.poll_timeout(), Some(at(8_908)));
 }

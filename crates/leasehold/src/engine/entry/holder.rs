@@ -2,7 +2,7 @@
 
 use leasehold_core::{HandoffDecision, LocalTime, Loss, Outcome};
 
-use super::{Entry, Stage};
+use super::{Entry, Stage, Transmit};
 
 impl Entry {
     /// Begins to release the lease, because its holder is done. Returns the loss if it was lost before.
@@ -47,5 +47,19 @@ impl Entry {
         if let Stage::Lease { machine, .. } = &mut self.stage {
             machine.handle_hint(now);
         }
+    }
+
+    /// The renewal that a task sends now; none while one is in flight.
+    pub(in crate::engine) fn begin_renewal(&mut self, sequence: u64, now: LocalTime) -> Option<Transmit> {
+        self.renew_now(now);
+        // Only an error from now on is the result.
+        self.last_error = None;
+        let transmit = self.poll_transmit(sequence, now);
+        if let Stage::Lease { machine, .. } = &mut self.stage
+            && transmit.is_some()
+        {
+            machine.limit_answer(now);
+        }
+        transmit
     }
 }

@@ -144,6 +144,8 @@ fn dropped_lease_whose_release_failed_inline_leaves_nothing_once_it_is_released(
 fn renewal_without_an_answer_is_repeated_by_the_driver() {
     let scene = Scene::new();
     let lease = scene.lease("a");
+    // An error from before the renewal is not its result.
+    scene.session.table().entries.get_mut(&lease).unwrap().last_error = failure().err();
     let renewal = scene.session.begin_renewal(lease, scene.start);
     let silent = store(None, false);
     let _request = Request::send(&scene.session, &silent, &resource("a"), renewal);

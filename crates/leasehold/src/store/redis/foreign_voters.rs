@@ -138,7 +138,7 @@ async fn count(
         return Err(StoreError::new(Failure::Unknown, what));
     }
     let undecided = || Err(RedisError::from((ErrorKind::Client, UNDECIDED)));
-    let is_complete = votes.len() == servers;
+    let is_complete = votes.len() == servers && votes.iter().flatten().all(Result::is_ok);
     let answers = (0..calls).map(|call| majority(&votes, call, servers).unwrap_or_else(undecided)).collect();
     Ok(ForeignOutcome { answers, is_complete })
 }
@@ -223,11 +223,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn commands_are_complete_once_every_server_has_answered() {
+    async fn commands_are_complete_once_every_server_has_run_them() {
         let yes = || Ok(vec![Ok(Value::Int(1))]);
         let refused = || Ok(vec![Err(RedisError::from((ErrorKind::Client, "refused")))]);
         let silent = || Err(StoreError::new(Failure::Unknown, "it does not answer"));
-        for (last, is_complete) in [(yes(), true), (refused(), true), (silent(), false)] {
+        for (last, is_complete) in [(yes(), true), (refused(), false), (silent(), false)] {
             let (sender, ballots) = unbounded_channel();
             for vote in [yes(), yes(), last] {
                 sender.send(vote).unwrap();
