@@ -36,7 +36,7 @@ fn renewal_by_id_never_releases_the_lease_if_its_answer_is_late() {
     let stage = Stage::new();
     let id = ending_soon(&stage);
     // It is repeated without an answer, too.
-    let silent = vec![Fate::NeverAnswered; 64];
+    let silent = [Fate::NeverAnswered; 64];
     stage.script(&[&[Fate::Now][..], &silent[..]].concat());
     // The lease seems to have ended before an answer comes.
     assert!(block_on(stage.client.renew_lease(&id)).unwrap_err().is_lost());
