@@ -86,8 +86,8 @@ The command gets
   LEASEHOLD_STORE     the store's address, without its password: pass the
                       password to a nested leasehold in another way
   LEASEHOLD_TOKENS    the tokens of this run's leases, as show prints them, and
-                      those of the enclosing runs. If a nested run would wait for an enclosing one, it exits at
-                      once with 2
+                      those of the enclosing runs. If a nested run would wait
+                      for an enclosing one, it exits at once with 2
 
 With several names, their mutexes are acquired together: all of them or none, in
 an order that can't deadlock. If one of their leases is lost, the command is

@@ -175,9 +175,7 @@ impl Leg {
             self.note_released(sent_at);
             let unreleased = Unreleased { leg: self, sent_at };
             let released = self.keys.run(releases).await;
-            let is_released =
-                |outcome: ForeignOutcome| outcome.is_complete && outcome.answers.iter().all(Result::is_ok);
-            if is_complete && released.is_ok_and(is_released) {
+            if is_complete && released.is_ok_and(|outcome| outcome.is_complete) {
                 std::mem::forget(unreleased);
             }
         }

@@ -92,7 +92,8 @@ impl ForeignKeys for ServerKeys {
     fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>> {
         let (shared, until) = (self.shared.clone(), Instant::now() + MAX_DELAY);
         let running = async move {
-            Ok(ForeignOutcome { answers: shared.send(&calls, until).await?, is_complete: true })
+            let answers = shared.send(&calls, until).await?;
+            Ok(ForeignOutcome { is_complete: answers.iter().all(Result::is_ok), answers })
         };
         if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {
             return Box::pin(running);
