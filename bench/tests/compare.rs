@@ -8,6 +8,9 @@ use std::time::Duration;
 use leasehold_bench::compare::results::{Cell, Presence, Results};
 use leasehold_testkit::unless_paused_blocking;
 
+/// Commands of a measurement besides those of its acquisitions.
+const FEW: f64 = 8.0;
+
 /// Runs the program itself, since the peers are started from it.
 fn compare(arguments: &[&str]) -> Results {
     let folder = tempfile::tempdir().unwrap();
@@ -61,8 +64,11 @@ fn assert_leasehold_is_not_broken() {
         assert!(found["calls"].iter().all(|calls| *calls > 0.0), "{}: {found:?}", cell.title);
     }
     let alone = figures(&results.cells[0], "leasehold");
-    // A command to take it, one to give it back, and hardly any besides.
-    assert!(alone["sent"].iter().all(|sent| (2.0..3.0).contains(sent)), "{alone:?}");
+    // A command to take it and one to give it back. A few more are those of the client's start, and of a pair that was cut off by
+    // either end of the measurement; on a slow machine they are shared by few acquisitions.
+    for (sent, acquisitions) in alone["sent"].iter().zip(&alone["sent_for"]) {
+        assert!(*sent >= 2.0 && (sent - 2.0) * acquisitions <= FEW, "{alone:?}");
+    }
 }
 
 #[test]

@@ -54,10 +54,12 @@ fn missing(program: &Path) -> String {
 
 /// The folder of `scripts/test install`: the absolute path in `LEASEHOLD_SERVERS`, or `target/servers`.
 fn installed() -> PathBuf {
-    env::var_os("LEASEHOLD_SERVERS").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target").join("servers"),
-        PathBuf::from,
-    )
+    env::var_os("LEASEHOLD_SERVERS").map_or_else(|| target().join("servers"), PathBuf::from)
+}
+
+/// The folder for what tests keep for the next ones.
+pub(crate) fn target() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("target")
 }
 
 #[cfg(test)]

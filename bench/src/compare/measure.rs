@@ -87,7 +87,8 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
             };
             match found {
                 Ok((found, failure)) if round == 0 => {
-                    *warm = found.into_iter().filter(|(name, _)| name == "sent").collect();
+                    let is_kept = |name: &str| matches!(name, "sent" | "sent_for");
+                    *warm = found.into_iter().filter(|(name, _)| is_kept(name)).collect();
                     result.failure = failure;
                 }
                 Ok((mut found, failure)) => {
@@ -206,6 +207,7 @@ fn once(
     let acquisitions = found.get("acquisitions").copied().unwrap_or(0.0);
     if !listeners.is_empty() && acquisitions > 0.0 {
         found.insert("sent".into(), sent / acquisitions);
+        found.insert("sent_for".into(), acquisitions);
     }
     let failures: u64 = answers.iter().map(|answer| answer.failures).sum();
     found.insert("failures".into(), f64::from(u32::try_from(failures).unwrap_or(u32::MAX)));

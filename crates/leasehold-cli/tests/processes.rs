@@ -78,7 +78,7 @@ fn wait_for(counter: &Counter, processes: &mut [Started]) {
 
 #[test]
 fn eight_processes_count_exactly() {
-    let runs = leasehold_testkit::extent(200, 500, 2_000);
+    let runs = leasehold_testkit::extent(60, 500, 2_000);
     let counter = Counter::new();
     let mut processes: Vec<_> = (0..PROCESSES).map(|_| counter.start(COUNT, runs, "")).collect();
     wait_for(&counter, &mut processes);

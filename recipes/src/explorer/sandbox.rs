@@ -161,9 +161,9 @@ impl Sandbox {
         let micros = (SERVERS_START + start.seconds) * 1_000_000;
         commands.push(command(&["SET", "sandbox:clock", &micros.to_string()]));
         let before = commands.len();
-        commands.push(arguments(request));
-        commands.push(command(&["EVAL", DUMP_ALL, "0"]));
         let connection = &mut self.connections[start.node];
+        commands.push(connection.arguments(request));
+        commands.push(command(&["EVALSHA", connection.load(DUMP_ALL), "0"]));
         connection.subscribe_to(&start.channels);
         let (mut replies, messages) = connection.pipeline(&commands);
         let contents = entries(replies.pop().expect("a reply for each command"));
@@ -226,15 +226,40 @@ struct Connection {
     reader: BufReader<UnixStream>,
     parser: Parser,
     subscriptions: Vec<String>,
+    /// The hash of each script that the server has loaded.
+    loaded: HashMap<String, String>,
 }
 
 impl Connection {
     fn to(server: &Server) -> Self {
         let writer = UnixStream::connect(server.socket()).expect("the server listens");
         let reader = BufReader::new(writer.try_clone().expect("a socket"));
-        let mut connection = Self { writer, reader, parser: Parser::new(), subscriptions: Vec::new() };
+        let (parser, subscriptions, loaded) = (Parser::new(), Vec::new(), HashMap::new());
+        let mut connection = Self { writer, reader, parser, subscriptions, loaded };
         connection.pipeline(&[command(&["HELLO", "3"])]);
         connection
+    }
+
+    /// The hash of a script, which it loads if necessary.
+    fn load(&mut self, text: &str) -> &str {
+        if !self.loaded.contains_key(text) {
+            let (replies, _) = self.pipeline(&[command(&["SCRIPT", "LOAD", text])]);
+            let hash = redis::from_redis_value(replies.into_iter().next().expect("a reply"))
+                .expect("a script's hash");
+            self.loaded.insert(text.to_owned(), hash);
+        }
+        &self.loaded[text]
+    }
+
+    fn arguments(&mut self, request: &Request) -> Vec<Vec<u8>> {
+        match request {
+            Request::Command(words) => words.clone(),
+            Request::Script { text, keys, words } => {
+                let mut arguments = command(&["EVALSHA", self.load(text.as_str()), &keys.to_string()]);
+                arguments.extend(words.iter().cloned());
+                arguments
+            }
+        }
     }
 
     fn subscribe_to(&mut self, channels: &[String]) {
@@ -287,17 +312,6 @@ impl Connection {
 
 fn command(words: &[&str]) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
-}
-
-fn arguments(request: &Request) -> Vec<Vec<u8>> {
-    match request {
-        Request::Command(words) => words.clone(),
-        Request::Script { text, keys, words } => {
-            let mut words_of_eval = command(&["EVAL", text.as_str(), &keys.to_string()]);
-            words_of_eval.extend(words.iter().cloned());
-            words_of_eval
-        }
-    }
 }
 
 fn restore(entry: &Entry) -> Vec<Vec<u8>> {
