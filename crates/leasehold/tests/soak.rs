@@ -169,7 +169,7 @@ async fn run(clients: &[Client; 2], server: &Server, next: &Arc<AtomicU64>, unti
 #[tokio::test]
 async fn long_lived_client_needs_no_more_after_eight_hours_of_operations() {
     const HOUR: u64 = 3_600 * 100;
-    let operations = leasehold_testkit::extent(60_000, HOUR, 8 * HOUR);
+    let operations = leasehold_testkit::extent(30_000, HOUR, 8 * HOUR);
     let server = Server::on_socket();
     let clients =
         [Client::connect(&server.url()).await.unwrap(), Client::connect(&server.url()).await.unwrap()];

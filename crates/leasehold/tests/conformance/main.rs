@@ -340,8 +340,7 @@ macro_rules! stores {
     };
 }
 
-// What differs from another store in its connections only runs the suites that need most of these: commands, errors, pushes, and
-// several locks in a command.
+// What differs from another store in its connections and pushes only runs the suites that need most of these.
 stores! {
     memory: each "memory";
     sqlite: each "sqlite";
@@ -353,7 +352,7 @@ stores! {
     redis_unix: each "redis+unix" (mutex handoff set);
     sentinel: together "redis-sentinel";
     cluster: together "redis-cluster";
-    cluster_6_2: together "redis-cluster 6.2";
+    cluster_6_2: together "redis-cluster 6.2" (mutex handoff set);
     redlock: each "redlock" (mutex lease detach election once set);
     postgres: each "postgres";
     postgres_socket: each "postgresql" (mutex handoff set);

@@ -33,7 +33,7 @@ fn compare_histories<H: std::fmt::Debug>(
     resources: usize,
     play: impl Fn(&mut Comparison<'_, '_>, &H),
 ) {
-    let cases = extent(300, 4_000, 50_000);
+    let cases = extent(200, 4_000, 50_000);
     compare_histories_on(Flavor::Redis7, cases, histories, resources, play);
 }
 
@@ -110,7 +110,7 @@ fn conditional_deletes_match_the_model() {
 #[test]
 fn full_memory_refuses_a_command_as_a_whole() {
     let refused = std::cell::Cell::new(0);
-    compare_histories_on(Flavor::Redis7, extent(300, 1_500, 15_000), &steps(4), 1, |comparison, steps| {
+    compare_histories_on(Flavor::Redis7, extent(200, 1_500, 15_000), &steps(4), 1, |comparison, steps| {
         let is_command = |step: &Step| matches!(step, Step::Do(_));
         let Some(last) = steps.iter().rposition(is_command) else { return };
         play(comparison, &steps[..last]);
