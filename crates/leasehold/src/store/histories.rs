@@ -149,6 +149,7 @@ fn one(capacity: u32) -> impl Strategy<Value = Step> {
         4 => renew,
         5 => release,
         1 => Just(Step::Do(Command::ForceRelease)),
+        1 => Just(Step::Do(Command::Inspect)),
         1 => Just(Step::Sweep),
         4 => (0..6_000_u64).prop_map(Step::Pass),
         1 => prop_oneof![0..9_000_u64, 0..5_000_000_u64].prop_map(Step::SetBack),

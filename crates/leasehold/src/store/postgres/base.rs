@@ -78,6 +78,19 @@ impl Base {
         self.header().is_none_or(|header| header.tombstones == 0)
     }
 
+    /// All leases outside of the resource's row, if they were read.
+    fn every_lease(&self) -> Option<&Vec<Lease>> {
+        let of_window =
+            || self.expiring.as_ref().filter(|window| window.is_complete).map(|window| &window.rows);
+        self.all_leases.as_ref().or_else(of_window)
+    }
+
+    /// Whether it is known that no lease outside of the resource's row is this owner's.
+    pub(super) fn has_none_of(&self, owner: &Owner) -> bool {
+        let is_of_another = |lease: &Lease| lease.owner.as_ref() != Some(owner);
+        self.every_lease().is_some_and(|all| all.iter().all(is_of_another))
+    }
+
     /// A lease outside of the resource's row. `None`: it was not looked for.
     pub(super) fn lease(&self, acquisition: Acquisition) -> Option<Option<&Lease>> {
         if self.has_no_leases() {
@@ -86,7 +99,7 @@ impl Base {
         if let Some(known) = self.leases.get(&acquisition) {
             return Some(known.as_ref());
         }
-        if let Some(all) = &self.all_leases {
+        if let Some(all) = self.every_lease() {
             return Some(all.iter().find(|lease| lease.acquisition == acquisition));
         }
         let windows = self.expiring.iter().chain(self.owned.values());

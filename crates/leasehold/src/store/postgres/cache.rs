@@ -121,13 +121,13 @@ impl CachedRows {
         };
         for (acquisition, now) in own(&self.changes) {
             let was_there = self.known_waiter(acquisition)?.is_some();
-            match (was_there, now) {
-                (false, Some(is_parked)) => {
-                    count += 1;
+            match now {
+                // It may be one that has expired, and is in the queue again.
+                Some(is_parked) => {
+                    count += u32::from(!was_there);
                     parked = is_parked;
                 }
-                (true, None) => count -= 1,
-                _ => {}
+                None => count -= u32::from(was_there),
             }
         }
         let parked = self.changes.parked.get(&client).copied().unwrap_or(parked);

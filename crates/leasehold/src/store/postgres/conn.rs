@@ -72,6 +72,14 @@ pub(super) enum Frame {
     Snapshot,
 }
 
+/// The numbers of statements and of flights.
+#[cfg(test)]
+#[derive(Default)]
+pub(super) struct Sent {
+    pub(super) statements: std::sync::atomic::AtomicU64,
+    pub(super) flights: std::sync::atomic::AtomicU64,
+}
+
 /// A connection that one flight at a time uses.
 pub(super) struct Conn {
     pub(super) client: Client,
@@ -82,9 +90,9 @@ pub(super) struct Conn {
     is_unfit: AtomicBool,
     /// The server ended the session within a transaction, because the client was silent for too long.
     was_rolled_back: Arc<AtomicBool>,
-    /// Statements that were sent, for tests of what commands cost.
+    /// What was sent, for tests of what commands cost.
     #[cfg(test)]
-    pub(super) sent: Arc<std::sync::atomic::AtomicU64>,
+    pub(super) sent: Arc<Sent>,
 }
 
 impl Drop for Conn {
@@ -180,7 +188,7 @@ impl Conn {
     /// Sends the statements together, and returns the rows of each. An error of a statement ends the transaction.
     pub(super) async fn fly(&self, frame: Frame, requests: &[Request<'_>]) -> Result<Vec<Vec<Row>>, Error> {
         #[cfg(test)]
-        self.sent.fetch_add(requests.len() as u64, Ordering::Relaxed);
+        self.sent.statements.fetch_add(requests.len() as u64, Ordering::Relaxed);
         let (before, after) = self.frame(frame);
         let statements = match &self.settings {
             Settings::Session => Some(self.prepare(requests).await?),
@@ -226,6 +234,8 @@ impl Conn {
         statements: Option<&[Statement]>,
         after: Option<&str>,
     ) -> Result<Vec<Vec<Row>>, Error> {
+        #[cfg(test)]
+        self.sent.flights.fetch_add(1, Ordering::Relaxed);
         let simple = |sql: &str| {
             let sql = sql.to_owned();
             async move { self.client.batch_execute(&sql).await.map(|()| Vec::new()) }

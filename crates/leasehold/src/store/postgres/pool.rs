@@ -42,7 +42,7 @@ pub(super) struct Pool {
     answered: Mutex<Option<Instant>>,
     idle: Mutex<Vec<Conn>>,
     #[cfg(test)]
-    sent: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    sent: std::sync::Arc<super::conn::Sent>,
 }
 
 impl Pool {
@@ -68,10 +68,11 @@ impl Pool {
         }
     }
 
-    /// The statements that its connections have sent.
+    /// What its connections have sent: statements, and flights.
     #[cfg(test)]
-    pub(super) fn statements(&self) -> u64 {
-        self.sent.load(std::sync::atomic::Ordering::Relaxed)
+    pub(super) fn sent(&self) -> (u64, u64) {
+        let count = |number: &std::sync::atomic::AtomicU64| number.load(std::sync::atomic::Ordering::Relaxed);
+        (count(&self.sent.statements), count(&self.sent.flights))
     }
 
     /// Waits until the command may use a connection, for a limited time. Its own time limit begins after that.

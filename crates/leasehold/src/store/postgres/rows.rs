@@ -52,18 +52,21 @@ impl Rows for CachedRows {
 
     fn put_lease(&mut self, lease: Lease) -> Found<()> {
         self.require_row()?;
-        let is_in_slot = self.slot().map(|held| held.acquisition == lease.acquisition);
-        let is_elsewhere = is_in_slot != Some(true) && {
-            let changed = self.changes.leases.get(&lease.acquisition).map(Option::is_some);
-            match changed.or_else(|| self.base.lease(lease.acquisition).map(|known| known.is_some())) {
-                Some(is_known) => is_known,
-                None => return self.lack(Query::Lease(lease.acquisition)),
+        let is_in_slot = match self.slot() {
+            Some(held) => held.acquisition == lease.acquisition,
+            // One that is elsewhere stays there.
+            None => {
+                let changed = self.changes.leases.get(&lease.acquisition).map(Option::is_some);
+                match changed.or_else(|| self.base.lease(lease.acquisition).map(|known| known.is_some())) {
+                    Some(is_elsewhere) => !is_elsewhere,
+                    None => return self.lack(Query::Lease(lease.acquisition)),
+                }
             }
         };
-        if is_in_slot == Some(false) || is_elsewhere {
-            self.changes.leases.insert(lease.acquisition, Some(lease));
-        } else {
+        if is_in_slot {
             self.changes.slot = Some(Some(lease));
+        } else {
+            self.changes.leases.insert(lease.acquisition, Some(lease));
         }
         Ok(())
     }
@@ -92,9 +95,9 @@ impl Rows for CachedRows {
 
     fn heaviest_lease_of(&mut self, owner: &Owner) -> Found<Option<Lease>> {
         let is_untouched = |lease: &Lease| !self.changes.leases.contains_key(&lease.acquisition);
-        let (window, is_empty) = (self.base.owned.get(owner), self.base.has_no_leases());
+        let is_empty = self.base.has_no_leases() || self.base.has_none_of(owner);
         let query = |limit| Query::OfOwner(owner.clone(), limit);
-        let unchanged = match first_of(window, is_empty, is_untouched, query) {
+        let unchanged = match first_of(self.base.owned.get(owner), is_empty, is_untouched, query) {
             FirstRow::Some(lease) => Some(lease),
             FirstRow::None => None,
             FirstRow::Lacks(query) => return self.lack(query),
@@ -129,6 +132,11 @@ impl Rows for CachedRows {
         self.require_row()?;
         // Whether it is a new one, which the number of its client's entries depends on.
         self.known_waiter(waiter.acquisition)?;
+        // All entries of a client are parked together, so those that were parked otherwise before are gone.
+        let client = waiter.acquisition.client;
+        if self.changes.parked.get(&client).is_some_and(|parked| *parked != waiter.parked) {
+            self.changes.parked.remove(&client);
+        }
         self.changes.waiters.insert(waiter.acquisition, Some(waiter));
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Release, Reply, Resource, WaitFor,
+    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Owner, Release, Reply, Resource, WaitFor,
 };
 use leasehold_testkit::extent;
 use proptest::strategy::Strategy;
@@ -144,6 +144,92 @@ fn attempts_that_come_together_share_transactions() {
     });
 }
 
+/// More than a transaction may look up one by one.
+const MANY: u64 = 150;
+
+/// An attempt for permits of a semaphore, which waits.
+fn permits(client: u128, sequence: u64, weight: u32, owner: Option<String>) -> Command {
+    let Command::Acquire(any) = acquire(client, sequence) else { unreachable!("it is one") };
+    let owner = owner.map(|owner| Owner::new(&owner));
+    Command::from(Acquire { capacity: 203, weight, owner, ..(*any).clone() })
+}
+
+fn release(client: u128, sequence: u64) -> Command {
+    release_of(Acquisition { client: client_id(client), sequence })
+}
+
+#[test]
+fn release_that_grants_to_many_waiters_takes_few_flights() {
+    for has_owners in [false, true] {
+        let resource = Resource { kind: Kind::Semaphore, name: Name::new("a").unwrap() };
+        let mut harness = Harness::new();
+        let mut comparison = Comparison::new(&mut harness, &[resource]);
+        comparison.run(0, &permits(0, 1, 200, None));
+        for sequence in 1..4 {
+            comparison.run(0, &permits(1, sequence, 1, None));
+        }
+        for sequence in 10..10 + MANY {
+            let owner = has_owners.then(|| format!("owner {sequence}"));
+            comparison.run(0, &permits(2, sequence, 1, owner));
+        }
+        let (_, flights) = comparison.cost(|comparison| {
+            assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
+        });
+        // Most are those of the changes.
+        assert!(flights < 40, "{flights}");
+        comparison.run(0, &Command::Inspect);
+    }
+}
+
+/// The leases of many waiters end together, and the next attempt is queued behind other waiters, which are counted.
+#[test]
+fn attempt_after_many_grants_takes_few_flights() {
+    let resource = Resource { kind: Kind::Semaphore, name: Name::new("a").unwrap() };
+    let mut harness = Harness::new();
+    let mut comparison = Comparison::new(&mut harness, &[resource]);
+    comparison.run(0, &permits(0, 1, 203, None));
+    for client in 0..u128::from(MANY) {
+        comparison.run(0, &permits(10 + client, 1, 1, None));
+    }
+    comparison.run(0, &permits(1, 1, 203, None));
+    comparison.step(0, &Step::Pass(11_000));
+    // The clients need not listen: they look for mail, as behind a pooler.
+    comparison.sql("UPDATE leasehold.waiter SET polls = true");
+    let (_, flights) = comparison.cost(|comparison| {
+        assert!(matches!(comparison.run_unnotified(0, &permits(2, 1, 1, None)), Reply::Queued(_)));
+    });
+    assert!(flights < 60, "{flights}");
+}
+
+#[test]
+fn release_passes_over_many_clients_that_are_gone_in_few_flights() {
+    with_comparison(|comparison| {
+        comparison.run(0, &acquire(0, 1));
+        for client in 10..10 + u128::from(MANY) {
+            comparison.run(0, &acquire(client, 1));
+            comparison.step(0, &Step::Leave(client));
+        }
+        comparison.run(0, &acquire(1, 1));
+        let (_, flights) = comparison.cost(|comparison| {
+            assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
+        });
+        assert!(flights < 40, "{flights}");
+        assert!(matches!(comparison.run(0, &acquire(1, 1)), Reply::Granted(_)));
+    });
+}
+
+#[test]
+fn waiter_whose_entry_has_expired_is_queued_again() {
+    with_comparison(|comparison| {
+        let hold =
+            Acquire::exclusive(Acquisition { client: client_id(0), sequence: 1 }, Duration::from_secs(3_600));
+        comparison.run(0, &Command::from(hold));
+        comparison.run(0, &acquire(1, 1));
+        comparison.step(0, &Step::Pass(61_000));
+        assert!(matches!(comparison.run(0, &acquire(1, 1)), Reply::Queued(_)));
+    });
+}
+
 fn acquire(client: u128, sequence: u64) -> Command {
     let acquisition = Acquisition { client: client_id(client), sequence };
     Command::from(Acquire {
@@ -271,19 +357,18 @@ fn commands_of_a_queue_take_as_many_flights_with_a_thousand_waiters_as_with_one(
         let mut costs = Vec::new();
         for number in 2..1_003 {
             let next = acquire(u128::from(number % 4), number);
-            let cost = comparison.statements(|comparison| drop(comparison.run(0, &next)));
+            let cost = comparison.cost(|comparison| drop(comparison.run(0, &next)));
             costs.push(cost);
         }
         // The first attempt also learns that the lock is contended.
         assert!(costs[1..].iter().all(|cost| *cost == costs[1]), "{costs:?}");
-        let release = |client, sequence| release_of(Acquisition { client: client_id(client), sequence });
-        let cost_of_many = comparison.statements(|comparison| {
+        let cost_of_many = comparison.cost(|comparison| {
             assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
         });
         for number in 2..1_001 {
             comparison.run(0, &release(u128::from(number % 4), number));
         }
-        let cost_of_few = comparison.statements(|comparison| {
+        let cost_of_few = comparison.cost(|comparison| {
             assert_eq!(comparison.run(0, &release(1, 1_001)), Reply::Released);
         });
         assert_eq!(cost_of_many, cost_of_few);

@@ -6,12 +6,12 @@
 //! stopped.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use leasehold_core::model::CommandContext;
+use leasehold_core::model::{CommandContext, Waiter};
 use leasehold_core::{ClientId, Failure, Now, Push, PushKind, Resource, StoreTime};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Error, Row};
@@ -25,7 +25,7 @@ use super::limits::MAX_READS;
 use super::mailbox::Mailbox;
 use super::params::{Param, Reader, Request, of_key, of_lease, of_resource, of_resource_row, of_waiter};
 use super::push;
-use super::query::Query;
+use super::query::{Query, WINDOW};
 use super::sql::Sql;
 use crate::store::{Inbox, StoreError};
 
@@ -214,9 +214,10 @@ impl<'s> Transaction<'s> {
     }
 
     async fn read(&mut self, plan: &Plan<'_>, (at, query): (usize, Query)) -> Result<(), Failed> {
-        let request = self.request(plan[at].0, &query);
-        let answers = self.conn.fly(Frame::Within, &[request]).await.map_err(|error| self.failed(error))?;
-        self.keep(at, &query, answers.first().map_or(&[], Vec::as_slice))
+        let queries = with_next(&self.rows[at], &self.present, query);
+        let requests: Vec<_> = queries.iter().map(|query| self.request(plan[at].0, query)).collect();
+        let answers = self.conn.fly(Frame::Within, &requests).await.map_err(|error| self.failed(error))?;
+        queries.iter().zip(&answers).try_for_each(|(query, answer)| self.keep(at, query, answer))
     }
 
     fn request(&self, resource: &Resource, query: &Query) -> Request<'s> {
@@ -322,6 +323,11 @@ impl<'s> Transaction<'s> {
             });
         }
         for (key, waiter) in &changes.waiters {
+            let stored_place = rows.base.waiter(*key).flatten().map(|stored| stored.place);
+            // An entry that has expired and comes back has a new place.
+            if waiter.as_ref().is_some_and(|waiter| stored_place.is_some_and(|place| place != waiter.place)) {
+                requests.push(Request::new(&sql.remove_waiter, with_id(of_key(*key).into())));
+            }
             requests.push(match waiter {
                 None => Request::new(&sql.remove_waiter, with_id(of_key(*key).into())),
                 Some(waiter) => {
@@ -360,6 +366,32 @@ impl<'s> Transaction<'s> {
             _ => Failed::Final(error),
         }
     }
+}
+
+/// A look-up of the model, and those that follow if it asks the same of other clients or owners: it takes the waiters one after the
+/// other, and each look-up by itself would be a flight.
+fn with_next(rows: &CachedRows, present: &HashMap<ClientId, bool>, query: Query) -> Vec<Query> {
+    let base = &rows.base;
+    let ready = || base.ready.iter().flat_map(|window| &window.rows);
+    let next: Vec<Query> = match &query {
+        Query::CountOf(_) => {
+            let client = |waiter: &Waiter| waiter.acquisition.client;
+            // Those that will be parked, and those of which the clients that wait are counted.
+            let absent = ready().map(client).filter(|client| present.get(client) == Some(&false));
+            let changed = rows.changes.waiters.keys().map(|acquisition| acquisition.client);
+            let clients: BTreeSet<_> = absent.chain(changed).collect();
+            let unknown = clients.into_iter().filter(|client| !base.counts.contains_key(client));
+            unknown.map(Query::CountOf).collect()
+        }
+        Query::OfOwner(..) => {
+            let owners: BTreeSet<_> = ready().filter_map(|waiter| waiter.owner.clone()).collect();
+            let unknown = owners.into_iter().filter(|owner| !base.owned.contains_key(owner));
+            unknown.map(|owner| Query::OfOwner(owner, WINDOW)).collect()
+        }
+        _ => Vec::new(),
+    };
+    let next = next.into_iter().filter(|other| *other != query).collect::<Vec<_>>();
+    std::iter::once(query).chain(next).collect()
 }
 
 fn first(rows: &[Row]) -> Result<&Row, Failed> {

@@ -115,7 +115,10 @@ impl<'c> Twins<'c> {
 
     fn step(&mut self, at: usize, step: &Step) {
         match step {
-            Step::Do(command) => self.run(at, command),
+            Step::Do(command) => {
+                self.run(at, command);
+                self.run(at, &Command::Inspect);
+            }
             Step::Sweep => drop(self.sweep(at)),
             Step::Pass(ms) => self.pass(Duration::from_millis(*ms)),
             // The boot clock, by which leases end, never does that.
@@ -126,7 +129,6 @@ impl<'c> Twins<'c> {
             Step::Leave(client) => self.absent.push(client_id(*client)),
             Step::Return(client) => self.absent.retain(|absent| *absent != client_id(*client)),
         }
-        self.run(at, &Command::Inspect);
     }
 
     fn pass(&mut self, span: Duration) {

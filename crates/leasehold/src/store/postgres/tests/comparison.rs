@@ -305,7 +305,10 @@ impl<'h> Comparison<'h> {
 
     pub(super) fn step(&mut self, at: usize, step: &Step) {
         match step {
-            Step::Do(command) => drop(self.run(at, command)),
+            Step::Do(command) => {
+                self.run(at, command);
+                self.run(at, &Command::Inspect);
+            }
             Step::Sweep => self.sweep(at),
             Step::Pass(ms) => self.harness.set_time(self.harness.now + Duration::from_millis(*ms)),
             Step::SetBack(ms) => {
@@ -329,7 +332,6 @@ impl<'h> Comparison<'h> {
                 }
             }
         }
-        self.run(at, &Command::Inspect);
     }
 
     fn sweep(&mut self, at: usize) {
@@ -408,10 +410,11 @@ impl<'h> Comparison<'h> {
         ["resource", "lease", "waiter", "tombstone"].iter().map(count).sum()
     }
 
-    /// The number of statements that the store sends for this.
-    pub(super) fn statements(&mut self, work: impl FnOnce(&mut Self)) -> u64 {
-        let before = self.harness.executor.pool.statements();
+    /// The numbers of statements and of flights that the store sends for this.
+    pub(super) fn cost(&mut self, work: impl FnOnce(&mut Self)) -> (u64, u64) {
+        let before = self.harness.executor.pool.sent();
         work(self);
-        self.harness.executor.pool.statements() - before
+        let after = self.harness.executor.pool.sent();
+        (after.0 - before.0, after.1 - before.1)
     }
 }

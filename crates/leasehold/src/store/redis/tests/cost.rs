@@ -296,15 +296,15 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "append 81, del 328, mget 5955, pexpireat 270, \
-         publish 747, pubsub|numsub 330, set 367, xadd 871, zadd 3477, \
-         zlexcount 1561, zrangebylex 31628, zrem 2968, zrevrangebylex 644",
-        "append 69, del 335, mget 5958, pexpireat 272, \
-         publish 726, pubsub|numsub 381, set 387, xadd 1030, zadd 3799, \
-         zlexcount 1518, zrangebylex 35360, zrem 3262, zrevrangebylex 1034",
-        "append 60, del 514, mget 7711, pexpireat 318, \
-         publish 516, pubsub|numsub 133, set 742, xadd 1017, zadd 2880, \
-         zlexcount 930, zrangebylex 25348, zrem 2346, zrevrangebylex 498",
+        "append 81, del 354, mget 6847, pexpireat 258, \
+         publish 649, pubsub|numsub 233, set 419, xadd 860, zadd 3500, \
+         zlexcount 1639, zrangebylex 35167, zrem 3050, zrevrangebylex 1145",
+        "append 74, del 362, mget 6851, pexpireat 275, \
+         publish 696, pubsub|numsub 300, set 437, xadd 1080, zadd 4087, \
+         zlexcount 1649, zrangebylex 40484, zrem 3597, zrevrangebylex 965",
+        "append 69, del 506, mget 6888, pexpireat 285, \
+         publish 400, pubsub|numsub 133, set 767, xadd 979, zadd 2192, \
+         zlexcount 581, zrangebylex 19403, zrem 1694, zrevrangebylex 245",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }
