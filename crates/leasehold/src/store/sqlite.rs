@@ -46,7 +46,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread;
 use std::time::Instant;
 
-use leasehold_core::{Acquire, ClientId, Command, Resource};
+use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
@@ -141,10 +141,16 @@ impl Sqlite {
         let (sender, receiver) = oneshot::channel();
         let is_taken = self.worker.submit(job(sender));
         Box::pin(async move {
-            if is_taken && let Ok(answer) = receiver.await {
-                return answer;
+            if !is_taken {
+                return otherwise(not_sent("too many commands wait for the file, or its worker has ended"));
             }
-            otherwise(not_sent("too many commands wait for the file, or its worker has ended"))
+            receiver.await.unwrap_or_else(|_| {
+                // It may have done the command before.
+                otherwise(StoreError::new(
+                    Failure::Unknown,
+                    "the worker of the file ended before it answered",
+                ))
+            })
         })
     }
 }

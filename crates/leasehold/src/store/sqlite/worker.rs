@@ -57,6 +57,7 @@ impl Worker {
             wake_pipe: wake_reader,
             connection: None,
             chunk: MAX_TRANSACTION_COMMANDS / 8,
+            maintained: Instant::now(),
             is_behind: false,
             are_files_gone: false,
         };
@@ -92,6 +93,8 @@ struct WorkerThread {
     connection: Option<Connection>,
     /// Max number of commands in the next transaction.
     chunk: usize,
+    /// When it swept last.
+    maintained: Instant,
     /// The last sweep left rows for the next one.
     is_behind: bool,
     /// The files were found to be removed or replaced, and the client was informed.
@@ -110,7 +113,6 @@ impl Drop for WorkerThread {
 impl WorkerThread {
     fn work(mut self) {
         self.maintain();
-        let mut maintained = Instant::now();
         while !self.queue.is_ending() {
             self.sleep();
             self.receive_pushes();
@@ -119,17 +121,25 @@ impl WorkerThread {
             if self.are_files_gone {
                 continue;
             }
-            if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT_AFTER {
-                self.checkpoint();
-            }
-            if maintained.elapsed() >= MAINTENANCE_INTERVAL {
-                self.maintain();
-                maintained = Instant::now();
-            } else if self.is_behind {
+            self.keep_small();
+            if self.is_behind {
                 self.sweep();
             }
         }
         self.run_jobs();
+    }
+
+    /// The checkpoint and the sweep, if they are due.
+    fn keep_small(&mut self) {
+        if self.are_files_gone {
+            return;
+        }
+        if self.shared.commands.load(Ordering::Relaxed) > CHECKPOINT_AFTER {
+            self.checkpoint();
+        }
+        if self.maintained.elapsed() >= MAINTENANCE_INTERVAL {
+            self.maintain();
+        }
     }
 
     /// After the files were removed the client's leases are lost, and its waiters get no push: all of them must re-check.
@@ -172,6 +182,8 @@ impl WorkerThread {
         loop {
             let Some((until, job)) = self.queue.pop() else { return };
             self.run_job(job, until);
+            // There may always be a next one.
+            self.keep_small();
         }
     }
 
@@ -301,6 +313,7 @@ impl WorkerThread {
 
     /// Removes expired rows and the pipes of dead clients. The next sweep repeats what fails.
     fn maintain(&mut self) {
+        self.maintained = Instant::now();
         if let Err(error) = self.shared.mailboxes.sweep() {
             tracing::warn!(%error, "pipes of dead clients could not be removed");
         }

@@ -43,6 +43,24 @@ fn client_with_a_panicked_worker_is_unreachable() {
     assert!(matches!(&answers[..], [Err(error)] if error.failure == Failure::NotSent), "{answers:?}");
 }
 
+/// It has committed them, and ends before it answers.
+#[test]
+fn commands_of_a_worker_that_panics_are_unknown() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let inbox: Arc<dyn Inbox> = Arc::new(PanickingInbox);
+    let store = Sqlite::open(&path, false, Clock::System, ClientId::new(1), Arc::downgrade(&inbox)).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    assert!(matches!(granted(&store, id(1, 2)), Reply::Queued(_)));
+    let batch = vec![
+        (Arc::new(resource("a")), release(id(1, 1))),
+        (Arc::new(resource("b")), acquire(id(1, 3), false)),
+    ];
+    let answers = pollster::block_on(store.call_batch(batch, 0));
+    let is_unknown = |answer: &CallResult| matches!(answer, Err(error) if error.failure == Failure::Unknown);
+    assert!(answers.len() == 2 && answers.iter().all(is_unknown), "{answers:?}");
+}
+
 /// Records pushes. On the first one, it writes a push as another client would.
 struct EchoInbox {
     mailboxes: Mailboxes,
