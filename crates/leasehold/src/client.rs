@@ -226,8 +226,10 @@ impl Client {
     }
 
     /// Releases the lease with this token by force, and no other: if the lock has a later holder by now, that holder keeps its
-    /// lease. Returns the former holder; `None` if no holder has this token. The former holder detects the loss at its next
-    /// renewal, within a third of its ttl.
+    /// lease. The token is that of [`HolderInfo`] and [`Guard::lease_token`](crate::Guard::lease_token); tasks of one client that hand
+    /// a lease on among themselves share it. Acquisitions of one owner share it too, and all of them are released. Returns the
+    /// former holder; `None` if no holder has this token. The former holder detects the loss at its next renewal, within a third of
+    /// its ttl.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -242,7 +244,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Self::inspect`].
+    /// As [`Self::inspect`]; `is_invalid` if the holder has released the lock, which stays taken for its `min_hold` or period.
     ///
     /// # Cancel safety
     ///

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Command, Holder, Kind, Name, Reply, Resource, Token};
+use leasehold_core::{Acquire, Acquisition, Command, Holder, Kind, Name, Reply, Resource, Token, TokenRange};
 
 use crate::client::Client;
 use crate::digest::lease_secret;
@@ -254,7 +254,11 @@ impl Client {
         };
         handle.store.attach(&resource, Arc::new(request), token);
         let detached = DetachedLease { acquisition, ttl, min_hold, tombstone };
-        let lease = AttachedLease { detached, token, replicas: handle.options.replicas, is_borrowed };
+        // The loss of a borrowed lease concerns no guard of its owner.
+        let owner = holder.owner.filter(|_| !is_borrowed);
+        let tokens = TokenRange { first: holder.token, last: token };
+        let replicas = handle.options.replicas;
+        let lease = AttachedLease { detached, owner, tokens, replicas, is_borrowed };
         let attached = handle.session.attach(resource.clone(), lease, asked_at, valid_for);
         let sequence = attached.map_err(|_| handle.closed())?;
         Ok((Guard::new(handle.clone(), sequence, resource, token, None), acquisition))

@@ -210,8 +210,8 @@ impl Guard {
     }
 
     /// The token by which the store knows the lease: that of [`HolderInfo`](crate::HolderInfo), and for
-    /// [`Client::force_release_token`](crate::Client::force_release_token). It differs from [`Self::token`] only with a bridge to
-    /// Redisson's fenced lock whose counter is ahead.
+    /// [`Client::force_release_token`](crate::Client::force_release_token). It is lower than [`Self::token`] if another task of this
+    /// client handed the lease on (see [`Mutex`](crate::Mutex)), or with a bridge to Redisson's fenced lock whose counter is ahead.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -223,7 +223,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn lease_token(&self) -> Token {
-        self.token
+        self.handle.session.lease_token(self.sequence).unwrap_or(self.token)
     }
 
     /// The time for which the lease may be trusted if no further renewal succeeds. It is measured by the local clock, which
@@ -315,8 +315,9 @@ impl Guard {
     }
 
     /// Renews the lease now to its full ttl, and waits for the store's confirmation. With `auto_renew(false)`, only this
-    /// call extends the lease. With automatic renewal, this call ensures a full ttl before a long step: a lease that was
-    /// granted after a wait starts with 3 s.
+    /// call extends the lease, with two exceptions: a lease that was granted after a wait starts with 3 s, and the client claims
+    /// its full ttl within a second; and an upgrade that waits in vain renews the lease that it returns. With automatic renewal,
+    /// this call ensures a full ttl before a long step.
     ///
     /// ```
     /// # leasehold::doc_test(async {

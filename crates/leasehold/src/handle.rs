@@ -175,28 +175,41 @@ impl Handle {
         }
     }
 
-    /// Releases the holder with this token, if there is one.
+    /// Releases the holder with this token, if there is one: all acquisitions of an owner have the same.
     pub(crate) async fn force_release_token(
         &self,
         resource: Resource,
         token: Token,
     ) -> Result<Option<HolderInfo>, Error> {
         let info = self.inspect(resource.clone()).await?;
-        let Some(holder) = info.holders.into_iter().find(|holder| holder.token == token) else {
-            return Ok(None);
-        };
-        let request = Acquire::exclusive(holder.acquisition, holder.expires_in);
-        self.store.attach(&Arc::new(resource.clone()), Arc::new(request), token);
-        let release = Command::Release(Release::now(holder.acquisition));
-        match self.ask(resource.clone(), release).await?.reply {
-            Reply::Released => {
-                tracing::warn!(%resource, %token, "lease released by force");
-                Ok(Some(holder))
-            }
-            // It ended in the meantime.
-            Reply::NotHeld => Ok(None),
-            reply => Err(self.unexpected(&resource, &reply)),
+        let (retained, holders): (Vec<_>, Vec<_>) = info
+            .holders
+            .into_iter()
+            .filter(|holder| holder.token == token)
+            .partition(|holder| holder.retained);
+        if holders.is_empty() && !retained.is_empty() {
+            let what = format!(
+                "the holder with the token {token} has released it, and it stays taken for its minimum hold: only a release by \
+                 force without a token frees it"
+            );
+            return Err(self.error(ErrorKind::Invalid, &resource, what));
         }
+        let mut released = None;
+        for holder in holders {
+            let request = Acquire::exclusive(holder.acquisition, holder.expires_in);
+            self.store.attach(&Arc::new(resource.clone()), Arc::new(request), token);
+            let release = Command::Release(Release::now(holder.acquisition));
+            match self.ask(resource.clone(), release).await?.reply {
+                Reply::Released => {
+                    tracing::warn!(%resource, %token, "lease released by force");
+                    released.get_or_insert(holder);
+                }
+                // It ended in the meantime.
+                Reply::NotHeld => {}
+                reply => return Err(self.unexpected(&resource, &reply)),
+            }
+        }
+        Ok(released)
     }
 
     pub(crate) fn error(&self, kind: ErrorKind, resource: &Resource, what: impl fmt::Display) -> Error {

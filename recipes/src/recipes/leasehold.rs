@@ -237,7 +237,7 @@ impl Recipe for Leasehold {
         let Outcome::Granted { grant, since, trusted_until } = outcome else { return Ok(None) };
         let terms =
             LeaseTerms { ttl: TTL, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas: 0 };
-        self.held.push(LeaseMachine::new(acquisition, terms, since, grant.valid_for, trusted_until));
+        self.held.push(LeaseMachine::new(acquisition, terms, since, grant.valid_for, trusted_until, false));
         Ok(Some(self.hold(Some(grant.tokens.first.get()))))
     }
 

@@ -98,7 +98,8 @@ pub struct LeaseMachine {
 
 impl LeaseMachine {
     /// Creates a lease that was granted at `granted_at` by the local clock: the send time of the request, or the receive
-    /// time of the push. It is trusted until `trusted_until`, and its lifetime without renewal is `lasts`.
+    /// time of the push. It is trusted until `trusted_until`, and ends after `valid_for` without a renewal. A waiter's lease is
+    /// renewed once in any case, which claims it.
     #[must_use]
     pub fn new(
         acquisition: Acquisition,
@@ -106,9 +107,11 @@ impl LeaseMachine {
         granted_at: LocalTime,
         valid_for: Duration,
         trusted_until: LocalTime,
+        has_waited: bool,
     ) -> Self {
         let hold_ends_at = terms.max_hold.map_or(LocalTime::NEVER, |hold| granted_at + hold);
-        let needs_claim = valid_for < terms.ttl;
+        // What is left of a lease may be less than its ttl for another reason: the first answer was lost.
+        let needs_claim = valid_for <= CLAIM_WINDOW && (has_waited || valid_for < terms.ttl);
         let renew_at =
             if terms.renews || needs_claim { granted_at + valid_for / 3 } else { LocalTime::NEVER };
         Self {

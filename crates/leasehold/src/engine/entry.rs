@@ -357,7 +357,14 @@ impl Entry {
             let as_granted = grant.is_plain.then(|| (machine.command().clone(), grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
-            let mut lease = LeaseMachine::new(acquisition, self.terms, since, grant.valid_for, trusted_until);
+            let mut lease = LeaseMachine::new(
+                acquisition,
+                self.terms,
+                since,
+                grant.valid_for,
+                trusted_until,
+                self.has_waited,
+            );
             if let Some((_, bound)) = self.local_queue {
                 let mut budget = HandoffBudget::new(bound, grant.tokens);
                 if machine.has_waited() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, LocalTime, Loss, Outcome, Owner, Resource, Token};
+use leasehold_core::{Acquisition, LocalTime, Loss, Outcome, Owner, Resource, Token, TokenRange};
 
 use super::entry::{Entry, Transmit};
 use super::session::{Closed, Session};
@@ -35,10 +35,12 @@ pub(crate) struct DetachedLease {
 }
 
 /// A lease of another client that this client takes over.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct AttachedLease {
     pub(crate) detached: DetachedLease,
-    pub(crate) token: Token,
+    pub(crate) owner: Option<Owner>,
+    /// The first is the one that the store has. Tasks of the former client may have handed the lease on, with later ones.
+    pub(crate) tokens: TokenRange,
     pub(crate) replicas: u32,
     /// The lease is only renewed: this client never releases it.
     pub(crate) is_borrowed: bool,
@@ -87,6 +89,32 @@ impl Session {
         }
         self.apply_effects(effects);
         Ok(sequence)
+    }
+
+    /// The store has answered that it does not have this lease any more.
+    pub(crate) fn lose(&self, acquisition: Acquisition, now: LocalTime) {
+        // An attached lease has another sequence here.
+        let is_of = |entry: &Entry| entry.acquisition() == Some(acquisition);
+        let sequences: Vec<u64> = {
+            let table = self.table();
+            table.entries.iter().filter(|(_, entry)| is_of(entry)).map(|(sequence, _)| *sequence).collect()
+        };
+        for sequence in sequences {
+            self.step(sequence, now, |entry| entry.lose(now));
+        }
+    }
+
+    /// The token by which the store knows the lease.
+    pub(crate) fn lease_token(&self, sequence: u64) -> Option<Token> {
+        match self.table().entries.get(&sequence)?.outcome? {
+            Outcome::Granted { grant, .. } => Some(grant.tokens.first),
+            _ => None,
+        }
+    }
+
+    /// How long the store keeps the lock after a release; `None` once the lease is gone.
+    pub(crate) fn min_hold(&self, sequence: u64) -> Option<Duration> {
+        self.table().entries.get(&sequence).map(|entry| entry.min_hold)
     }
 
     /// The attempt that the store knows as the holder of this lease.

@@ -330,8 +330,8 @@ fn attached_lease_is_released_only_by_its_owner() {
         let acquisition = Acquisition { client: ClientId::new(2), sequence: 7 };
         let (ttl, zero) = (TTL, Duration::ZERO);
         let detached = DetachedLease { acquisition, ttl, min_hold: zero, tombstone: zero };
-        let token = grant(1, 1).tokens.first;
-        let lease = AttachedLease { detached, token, replicas: 0, is_borrowed: true };
+        let tokens = grant(1, 1).tokens;
+        let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: true };
         scene.session.attach(resource("a"), lease, scene.start, TTL)
     };
     let borrowed = attach().ok().unwrap();

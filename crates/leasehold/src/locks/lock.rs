@@ -143,7 +143,7 @@ impl Lock {
             Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, session.now()),
             _ => session.set_replacing(held.sequence(), false, session.now()),
         }
-        if let Ok(None) = taken {
+        if matches!(taken, Ok(None)) && !matches!(wait, WaitMode::NoWait) {
             // A grant that was in flight when the attempt timed out has ended `held`. A renewal finds out.
             held.renew().await?;
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Command, Holder, Kind, Owner, Push, PushKind, Release, Reply, Resource, Token};
+use leasehold_core::{Command, Holder, Kind, Owner, Release, Reply, Resource, Token};
 
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
@@ -11,7 +11,6 @@ use crate::handle::Handle;
 use crate::inspect::HolderInfo;
 use crate::locks::lock::{Lock, WaitMode};
 use crate::options::settings;
-use crate::store::Inbox as _;
 
 /// A mutex for a named owner. Created by [`Client::reentrant_mutex`](crate::Client::reentrant_mutex).
 ///
@@ -181,9 +180,9 @@ impl ReentrantMutex {
         for holder in &theirs {
             let acquisition = holder.acquisition;
             let release = Release { min_hold: self.0.min_hold, ..Release::now(acquisition) };
-            let answer = handle.ask((*resource).clone(), Command::Release(release)).await?;
-            if acquisition.client == handle.session.id {
-                handle.session.deliver(Push { acquisition, at: answer.at, kind: PushKind::Revoked });
+            match handle.ask((*resource).clone(), Command::Release(release)).await?.reply {
+                Reply::Released | Reply::NotHeld => handle.session.lose(acquisition, handle.now()),
+                reply => return Err(handle.unexpected(&resource, &reply)),
             }
         }
         Ok(theirs.len())

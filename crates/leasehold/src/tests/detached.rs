@@ -125,6 +125,30 @@ fn release_of_an_attached_lease_rejects_a_late_acquire_of_the_client_that_detach
 }
 
 #[test]
+fn attached_lease_of_an_owner_blocks_reentry_after_its_loss() {
+    let stage = Stage::new();
+    let lock = stage.client.reentrant_mutex("a", "us").ttl(TTL);
+    let id = block_on(async { lock.lock().await?.detach().await }).unwrap();
+    let attached = block_on(stage.client.attach(&id)).unwrap();
+    block_on(stage.other_client().reentrant_mutex("a", "us").release_all()).unwrap();
+    assert!(block_on(attached.renew()).unwrap_err().is_lost());
+    assert!(block_on(lock.lock()).unwrap_err().is_lost());
+    drop(attached);
+    block_on(block_on(lock.lock()).unwrap().release()).unwrap();
+    assert!(stage.view().holders.is_empty(), "{:?}", stage.view());
+}
+
+#[test]
+fn release_of_all_ends_an_attached_lease_at_once() {
+    let stage = Stage::new();
+    let lock = stage.client.reentrant_mutex("a", "us").ttl(TTL);
+    let id = block_on(async { lock.lock().await?.detach().await }).unwrap();
+    let attached = block_on(stage.client.attach(&id)).unwrap();
+    assert_eq!(block_on(lock.release_all()).unwrap(), 1);
+    assert!(!attached.is_held());
+}
+
+#[test]
 fn detached_lease_has_the_token_of_a_hand_off() {
     let stage = Stage::new();
     let mutex = stage.client.mutex("a").ttl(TTL);
@@ -136,11 +160,14 @@ fn detached_lease_has_the_token_of_a_hand_off() {
     let guard = block_on(next).unwrap();
     let token = guard.token();
     assert!(token > lowest && stage.view().holders[0].token < token, "it was handed off: {:?}", stage.view());
+    assert_eq!(guard.lease_token(), lowest);
     let id = block_on(guard.detach()).unwrap();
     assert_eq!(block_on(stage.client.inspect_lease(&id)).unwrap().unwrap().token, token);
     let other = stage.other_client();
     let attached = block_on(other.attach(&id)).unwrap();
-    assert_eq!(attached.token(), token);
-    block_on(attached.release()).unwrap();
+    assert_eq!((attached.token(), attached.lease_token()), (token, lowest));
+    let released = block_on(stage.client.force_release_token(Kind::Mutex, "a", attached.lease_token()));
+    assert_eq!(released.unwrap().unwrap().token, lowest);
+    drop(attached);
     assert!(block_on(other.mutex("a").lock()).unwrap().token() > token);
 }

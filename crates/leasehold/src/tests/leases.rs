@@ -91,6 +91,40 @@ fn lease_with_min_hold_reset_to_zero_is_handed_off() {
 }
 
 #[test]
+fn exchanged_lease_keeps_the_min_hold_of_its_guard() {
+    let is_taken =
+        |client: &Client| !block_on(client.inspect(Kind::ReadWrite, "a")).unwrap().holders.is_empty();
+    let stage = Stage::new();
+    let client = &stage.client;
+    let writer = block_on(client.rw_lock("a").min_hold(HOUR).write()).unwrap();
+    writer.set_min_hold(Duration::ZERO).unwrap();
+    block_on(async { writer.downgrade().await?.release().await }).unwrap();
+    assert!(!is_taken(client));
+    let upgradable = block_on(client.rw_lock("a").upgradable_read()).unwrap();
+    upgradable.set_min_hold(HOUR).unwrap();
+    let writer = block_on(upgradable.try_upgrade()).unwrap().unwrap();
+    block_on(async { writer.downgrade().await?.release().await }).unwrap();
+    assert!(is_taken(client));
+}
+
+#[test]
+fn release_by_token_ends_all_acquisitions_of_an_owner_and_refuses_a_retained_lock() {
+    let stage = Stage::new();
+    let client = &stage.client;
+    let lock = client.reentrant_mutex("a", "us");
+    let (first, _second) = (block_on(lock.lock()).unwrap(), block_on(lock.lock()).unwrap());
+    let release = |token| block_on(client.force_release_token(Kind::Mutex, "a", token));
+    assert_eq!(release(first.token()).unwrap().unwrap().token, first.token());
+    assert!(stage.view().holders.is_empty(), "{:?}", stage.view());
+    let guard = block_on(client.mutex("a").min_hold(HOUR).lock()).unwrap();
+    let token = guard.token();
+    block_on(guard.release()).unwrap();
+    let error = release(token).unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("minimum hold"), "{error}");
+    assert_eq!(block_on(client.force_release(Kind::Mutex, "a")).unwrap().len(), 1);
+}
+
+#[test]
 fn min_hold_above_the_limit_is_refused_and_changes_nothing() {
     let stage = Stage::new();
     let guard = block_on(stage.client.mutex("a").lock()).unwrap();

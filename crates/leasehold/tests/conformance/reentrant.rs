@@ -119,6 +119,7 @@ pub(crate) async fn release_all_releases_every_acquisition_of_the_owner(store: S
     let (here, there) = (one.reentrant_mutex("a", "us"), other.reentrant_mutex("a", "us"));
     let guards = (here.lock().await.unwrap(), there.lock().await.unwrap());
     assert_eq!(there.release_all().await.unwrap(), 2);
+    assert!(!guards.1.is_held(), "the same client knows it at once");
     assert!(one.mutex("a").try_lock().await.unwrap().is_some());
     let loss = tokio::time::timeout(SOON, guards.1.lost()).await.expect("the same client notices it at once");
     assert_eq!(loss, Loss::Gone);

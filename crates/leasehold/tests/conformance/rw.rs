@@ -17,6 +17,7 @@ macro_rules! tests {
             downgraded_writer_admits_readers_and_keeps_its_token
             upgrade_is_granted_before_all_waiters
             failed_upgrade_returns_the_guard
+            refused_upgrade_does_not_extend_the_lease
             dropped_upgrade_future_leaves_nothing
             lost_lease_cannot_be_exchanged
             lease_lost_during_an_upgrade_ends_the_wait
@@ -176,6 +177,19 @@ pub(crate) async fn failed_upgrade_returns_the_guard(store: Store) {
     assert!(other.rw_lock("a").try_upgradable_read().await.unwrap().is_some());
     reader.release().await.unwrap();
     until_free(&one).await;
+}
+
+pub(crate) async fn refused_upgrade_does_not_extend_the_lease(store: Store) {
+    let client = store.client().await;
+    let lock = client.rw_lock("a").auto_renew(false);
+    let _reader = lock.read().await.unwrap();
+    let mut upgradable = lock.upgradable_read().await.unwrap();
+    let before = upgradable.remaining();
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        upgradable = upgradable.try_upgrade().await.unwrap().unwrap_err();
+    }
+    assert!(upgradable.remaining() <= before - Duration::from_millis(150));
 }
 
 pub(crate) async fn dropped_upgrade_future_leaves_nothing(store: Store) {

@@ -13,8 +13,13 @@ fn at(ms: u64) -> LocalTime {
 }
 
 fn lease(terms: LeaseTerms, valid_for: Duration) -> LeaseMachine {
+    lease_after(false, terms, valid_for)
+}
+
+fn lease_after(has_waited: bool, terms: LeaseTerms, valid_for: Duration) -> LeaseMachine {
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    LeaseMachine::new(acquisition, terms, at(0), valid_for, at(0) + (valid_for - drift_margin(valid_for)))
+    let trusted_until = at(0) + (valid_for - drift_margin(valid_for));
+    LeaseMachine::new(acquisition, terms, at(0), valid_for, trusted_until, has_waited)
 }
 
 fn terms() -> LeaseTerms {
@@ -149,6 +154,26 @@ fn pushed_lease_is_claimed_once_without_renewal() {
     assert!(lease.poll_transmit(at(1_000)).is_some());
     lease.handle_reply(at(1_001), at(1_000), &renewed(TTL));
     assert_eq!(lease.poll_timeout(), Some(at(1_000 + 9_000 - 92)), "nothing but the end is left");
+}
+
+/// A repeated attempt is answered with what is left.
+#[test]
+fn lease_whose_first_answer_was_lost_is_not_renewed_without_renewal() {
+    for has_waited in [false, true] {
+        let left = TTL - Duration::from_millis(100);
+        let mut lease = lease_after(has_waited, LeaseTerms { renews: false, ..terms() }, left);
+        assert_eq!(lease.poll_transmit(at(8_000)), None);
+    }
+}
+
+/// Its lifetime is that of a pushed lease, which no reply tells apart from a claimed one.
+#[test]
+fn short_lease_of_a_waiter_is_claimed_without_renewal() {
+    let short = Duration::from_secs(2);
+    let by_hand = LeaseTerms { renews: false, ttl: short, ..terms() };
+    let mut waited = lease_after(true, by_hand, short);
+    assert!(waited.poll_transmit(at(667)).is_some());
+    assert_eq!(lease(by_hand, short).poll_transmit(at(1_500)), None);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Grant, LeaseMachine, LeaseTerms, LocalTime, Loss, Outcome, Resource, TokenRange,
+    Acquire, AcquireMachine, Grant, LeaseMachine, LeaseTerms, LocalTime, Loss, Outcome, Reply, Resource,
     drift_margin,
 };
 
@@ -31,11 +31,17 @@ impl Entry {
     }
 
     /// The attempt that the store knows as the holder of the lease.
-    #[cfg(feature = "_simulation")]
     pub(in crate::engine) fn acquisition(&self) -> Option<leasehold_core::Acquisition> {
         match &self.stage {
             Stage::Lease { machine, .. } => Some(machine.acquisition()),
             _ => None,
+        }
+    }
+
+    /// The store has answered that it does not have the lease.
+    pub(in crate::engine) fn lose(&mut self, now: LocalTime) {
+        if let Stage::Lease { machine, .. } = &mut self.stage {
+            machine.handle_reply(now, now, &Reply::NotHeld);
         }
     }
 
@@ -48,7 +54,8 @@ impl Entry {
     ) -> Self {
         let AttachedLease {
             detached: DetachedLease { acquisition, ttl, min_hold, tombstone },
-            token,
+            owner,
+            tokens,
             replicas,
             is_borrowed,
         } = lease;
@@ -56,11 +63,11 @@ impl Entry {
         let terms = LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: valid_for, replicas };
         let trusted_until = asked_at + valid_for.saturating_sub(drift_margin(valid_for));
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
-        let mut entry = Self::new(resource, None, terms, min_hold, machine);
+        let mut entry = Self::new(resource, owner, terms, min_hold, machine);
         entry.is_borrowed = is_borrowed;
-        let grant = Grant { tokens: TokenRange { first: token, last: token }, valid_for, is_plain: false };
+        let grant = Grant { tokens, valid_for, is_plain: false };
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
-        let machine = LeaseMachine::new(acquisition, terms, asked_at, valid_for, trusted_until);
+        let machine = LeaseMachine::new(acquisition, terms, asked_at, valid_for, trusted_until, false);
         entry.stage =
             Stage::Lease { machine, tombstone, tombstone_once_answered: tombstone, as_granted: None };
         entry
