@@ -59,7 +59,7 @@ use crate::url::{Pooler, PostgresUrl};
 use conn::Conn;
 use dialer::Dialer;
 use exec::Executor;
-use limits::{POLL_INTERVALS, SWEEP_INTERVAL};
+use limits::{ANSWER_TIMEOUT, POLL_INTERVALS, SWEEP_INTERVAL};
 use listener::{Ear, Listening};
 use mailbox::Mailbox;
 use pool::Pool;
@@ -75,7 +75,15 @@ pub(crate) const fn capabilities() -> Capabilities {
 pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
     let failed = |error| Error::from_store(url, &error);
     let conn = Dialer::new(url)?.connect(None).await.map_err(failed)?;
-    schema::prepare(&conn.client, &url.schema).await.map_err(failed)
+    in_time(schema::prepare(&conn.client, &url.schema)).await.map_err(failed)
+}
+
+/// Limits what a client does on a connection before it has any lock. A pooler lets a client in whose server is away, and another
+/// transaction may have locked the tables.
+async fn in_time<T>(work: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    tokio::time::timeout(ANSWER_TIMEOUT, work)
+        .await
+        .unwrap_or_else(|_| Err(error::late(ANSWER_TIMEOUT, false)))
 }
 
 /// The lease tables of one database, for one client.
@@ -151,10 +159,10 @@ struct Opened {
 impl Opened {
     async fn new(dialer: &Dialer, url: &PostgresUrl, client: ClientId) -> Result<Self, StoreError> {
         let first = dialer.connect(None).await?;
-        schema::prepare(&first.client, &url.schema).await?;
+        in_time(schema::prepare(&first.client, &url.schema)).await?;
         let settings = first
             .value("SELECT concat_ws(' ', current_setting('synchronous_commit'), getdatabaseencoding())");
-        let settings = settings.await?;
+        let settings = in_time(settings).await?;
         let (commit, encoding) = settings.split_once(' ').unwrap_or((&settings, ""));
         if encoding != "UTF8" {
             let message = format!("the database has the encoding {encoding}, and names of locks need UTF8");
@@ -162,7 +170,7 @@ impl Opened {
         }
         let synchronous_commit = url.synchronous_commit.unwrap_or(commit).to_owned();
         // With `pooler=no` the client listens, but its settings stay out of sessions that may be shared.
-        let is_pooled = url.pooler == Pooler::Yes || pooler::is_between(&first).await?;
+        let is_pooled = url.pooler == Pooler::Yes || in_time(pooler::is_between(&first)).await?;
         let listening = Self::listen(dialer, url, client, &first, is_pooled).await?;
         Ok(Self { listening, is_pooled, synchronous_commit })
     }
@@ -191,7 +199,7 @@ impl Opened {
         let ear = Ear { dialer: Dialer::new(direct).map_err(invalid)?, client, may_be_pooled };
         let listening = ear.listen().await?;
         let unseen = format!("SELECT pg_try_advisory_xact_lock({})", push::presence_key(client));
-        if first.value(&unseen).await? == "t" {
+        if in_time(first.value(&unseen)).await? == "t" {
             let message = "?listen= leads to another database: a notification would never arrive";
             return Err(StoreError::new(Failure::NotSent, message));
         }

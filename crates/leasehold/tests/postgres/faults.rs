@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::select_all;
+use leasehold::tokio_postgres::{NoTls, connect};
 use leasehold::{Client, Guard};
 use leasehold_testkit::{Postgres, SmallDisk, unless_paused, until};
 
-use super::{LONG, client_of, lock, until_waiting};
+use super::{LONG, client_of, lock, refusal, until_waiting};
 
 /// A pause of the machine that the short leases of these tests outlast.
 const SHORT_PAUSE: Duration = Duration::from_millis(500);
@@ -281,4 +282,58 @@ async fn tables_that_were_dropped_are_an_error_that_says_what_to_do() {
     assert!(error.is_unavailable() && error.to_string().contains("open the client again"), "{error}");
     let again = Client::connect(&server.url()).await.unwrap();
     lock(&again, "a").await.release().await.unwrap();
+}
+
+/// How many sessions wait for a lock of the server.
+async fn until_blocked(server: &Postgres, count: usize) {
+    let count = count.to_string();
+    let blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    until(async || server.run(blocked) == count).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attempt_whose_connection_ends_before_its_commit_is_repeated() {
+    let server = Postgres::on_port();
+    let (client, other) = (client_of(&server).await, client_of(&server).await);
+    let held = lock(&other, "a").await;
+    // It begins with a transaction from now on, because the lock is contended.
+    assert!(client.mutex("a").try_lock().await.unwrap().is_none());
+    held.release().await.unwrap();
+    let row = "SELECT 1 FROM leasehold.resource WHERE name = 'a' FOR UPDATE";
+    let keeps = server.session(&format!("BEGIN; {row}"));
+    until(async || server.try_run(&format!("{row} NOWAIT")).is_err()).await;
+    let locking = tokio::spawn(async move { lock(&client, "a").await.release().await });
+    until_blocked(&server, 1).await;
+    server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'");
+    drop(keeps);
+    locking.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_is_refused_in_time_while_its_tables_are_locked() {
+    let server = Postgres::on_port();
+    drop(client_of(&server).await);
+    let locks = "LOCK TABLE leasehold.layout";
+    let _keeps = server.session(&format!("BEGIN; {locks}"));
+    until(async || server.try_run(&format!("BEGIN; {locks} NOWAIT")).is_err()).await;
+    let error = tokio::time::timeout(LONG, refusal(&server.url())).await.expect("it ends");
+    assert!(error.is_unavailable() && error.to_string().contains("no answer within 5s"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_opens_while_a_program_creates_the_fence() {
+    let server = Postgres::on_port();
+    let (database, connection) = connect(&server.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    // Both see that there is no schema, and the fence is the first to create it.
+    let keeps = server.session("SELECT pg_advisory_lock(5497853469226813764)");
+    until(async || server.run("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == "1").await;
+    let creating = tokio::spawn(async move { leasehold::fence::postgres::create(&database).await });
+    until_blocked(&server, 1).await;
+    let url = server.url();
+    let opening = tokio::spawn(async move { Client::connect(&url).await });
+    until_blocked(&server, 2).await;
+    drop(keeps);
+    creating.await.unwrap().unwrap();
+    lock(&opening.await.unwrap().unwrap(), "a").await.release().await.unwrap();
 }

@@ -13,7 +13,7 @@ use leasehold_core::Failure;
 pub(super) async fn diagnose(url: &PostgresUrl, polls: bool) -> Result<Diagnosis, StoreError> {
     let invalid = |error: crate::error::Error| StoreError::new(Failure::NotSent, error.to_string());
     let conn = Dialer::new(url).map_err(invalid)?.connect(None).await?;
-    let seen = look(&conn, url, polls).await?;
+    let seen = super::in_time(look(&conn, url, polls)).await?;
     Ok(Diagnosis { components: vec![judge(&seen, url)] })
 }
 

@@ -23,12 +23,16 @@ pub(super) fn explain(error: Error, may_be_done: bool) -> StoreError {
 /// An ordinary error of the server has rolled the transaction back. After a fatal one the outcome is unknown: a server that shuts down may
 /// end a connection whose COMMIT it has already written.
 fn failure_of(error: &Error, may_be_done: bool) -> Failure {
-    let is_fatal = error.as_db_error().is_none_or(|db| db.parsed_severity() != Some(Severity::Error));
     match error.code() {
         Some(&(SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED)) => Failure::Busy,
-        _ if may_be_done && is_fatal => Failure::Unknown,
+        _ if may_be_done && is_fatal(error) => Failure::Unknown,
         _ => Failure::NotSent,
     }
+}
+
+/// Whether the connection has ended, or is about to.
+pub(super) fn is_fatal(error: &Error) -> bool {
+    error.as_db_error().is_none_or(|db| db.parsed_severity() != Some(Severity::Error))
 }
 
 fn of_server(code: &SqlState, message: &str) -> String {

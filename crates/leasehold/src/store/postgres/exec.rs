@@ -194,6 +194,7 @@ impl Executor {
         step: &impl Step<T>,
     ) -> Result<Option<T>, StoreError> {
         let mut notifies = true;
+        let mut was_cut = false;
         let mut last = None;
         for _ in 0..ATTEMPTS {
             let lent = self.pool.take().await?;
@@ -216,7 +217,10 @@ impl Executor {
                             recover(lent, &error).await;
                             return Err(error);
                         }
-                        Failed::Transient(error) => error,
+                        // A connection may end at any time, and nothing has happened on it. A server that ends each one does not
+                        // answer.
+                        Failed::Cut(error) if std::mem::replace(&mut was_cut, true) => return Err(error),
+                        Failed::Cut(error) | Failed::Transient(error) => error,
                         Failed::QueueFull(error) => {
                             // Waiters that are not notified look again by themselves.
                             tracing::warn!("PostgreSQL's queue of notifications is full: {}", error.message);

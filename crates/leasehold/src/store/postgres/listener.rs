@@ -38,8 +38,7 @@ impl Ear {
     pub(super) async fn listen(&self) -> Result<Listening, StoreError> {
         let (send, messages) = unbounded_channel();
         let conn = self.dialer.connect(Some(send)).await?;
-        let begun = timeout(ANSWER_TIMEOUT, self.begin(&conn)).await;
-        begun.map_err(|_| error::late(ANSWER_TIMEOUT, false))??;
+        super::in_time(self.begin(&conn)).await?;
         Ok(Listening { conn, messages })
     }
 

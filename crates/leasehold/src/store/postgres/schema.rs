@@ -1,7 +1,7 @@
 //! The tables: what a database administrator reviews, and how they come into being.
 
-use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Error};
 
 use super::error::explain;
 use crate::store::StoreError;
@@ -137,19 +137,12 @@ pub(super) async fn prepare(client: &Client, schema: &str) -> Result<(), StoreEr
     if check(client, schema).await? {
         return Ok(());
     }
-    let exists = format!(
-        "SELECT to_regnamespace('{schema}') IS NOT NULL, to_regprocedure('{schema}.check_fence(text, int8)') IS NOT NULL"
-    );
-    let rows = client.query_typed(&exists, &[]).await.map_err(|error| explain(error, false))?;
-    let exists = |at| rows[0].try_get::<_, bool>(at).map_err(|error| explain(error, false));
-    let create = if exists(0)? { String::new() } else { format!("CREATE SCHEMA {schema};") };
-    // The program may have created the fence. What an administrator has changed in its function stays.
-    let fence = if exists(1)? { "" } else { FENCE };
-    let statements = format!("BEGIN; {CREATION_LOCK}; {create}{} COMMIT", tables(schema, fence));
-    let created = client.batch_execute(&statements).await;
+    let created = match create(client, schema).await? {
+        // The fence was created meanwhile, and its schema with it.
+        Err(error) if error.code() == Some(&SqlState::DUPLICATE_SCHEMA) => create(client, schema).await?,
+        created => created,
+    };
     let Err(error) = created else { return Ok(()) };
-    // Whether or not the transaction began.
-    let _ = client.batch_execute("ROLLBACK").await;
     // Another client may have been faster.
     if check(client, schema).await? {
         return Ok(());
@@ -163,6 +156,25 @@ pub(super) async fn prepare(client: &Client, schema: &str) -> Result<(), StoreEr
         return Err(refused(what).caused_by(error));
     }
     Err(explain(error, false))
+}
+
+/// Creates the tables. The inner error is that of the transaction, which has ended.
+async fn create(client: &Client, schema: &str) -> Result<Result<(), Error>, StoreError> {
+    let exists = format!(
+        "SELECT to_regnamespace('{schema}') IS NOT NULL, to_regprocedure('{schema}.check_fence(text, int8)') IS NOT NULL"
+    );
+    let rows = client.query_typed(&exists, &[]).await.map_err(|error| explain(error, false))?;
+    let exists = |at| rows[0].try_get::<_, bool>(at).map_err(|error| explain(error, false));
+    let create = if exists(0)? { String::new() } else { format!("CREATE SCHEMA {schema};") };
+    // The program may have created the fence. What an administrator has changed in its function stays.
+    let fence = if exists(1)? { "" } else { FENCE };
+    let statements = format!("BEGIN; {CREATION_LOCK}; {create}{} COMMIT", tables(schema, fence));
+    let created = client.batch_execute(&statements).await;
+    if created.is_err() {
+        // Whether or not the transaction began.
+        let _ = client.batch_execute("ROLLBACK").await;
+    }
+    Ok(created)
 }
 
 /// Whether the tables are there, in the layout of this version.

@@ -58,6 +58,8 @@ impl Progress {
 pub(super) enum Failed {
     /// It was rolled back, and can be run again.
     Transient(StoreError),
+    /// The connection ended before COMMIT was sent, so it was rolled back.
+    Cut(StoreError),
     /// It was rolled back at its end, because too many notifications wait for clients that do not read theirs.
     QueueFull(StoreError),
     Final(StoreError),
@@ -359,11 +361,13 @@ impl<'s> Transaction<'s> {
         let may_be_done = self.progress.may_be_done() && !has_rolled_back;
         let is_full = self.has_notified && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED);
         let is_transient = has_rolled_back || is_transient(&error);
+        let is_cut = !may_be_done && error::is_fatal(&error);
         let error = error::explain(error, may_be_done);
-        match (is_full, is_transient) {
-            (true, _) => Failed::QueueFull(error),
-            (_, true) => Failed::Transient(error),
-            _ => Failed::Final(error),
+        match error {
+            error if is_full => Failed::QueueFull(error),
+            error if is_transient => Failed::Transient(error),
+            error if is_cut => Failed::Cut(error),
+            error => Failed::Final(error),
         }
     }
 }
