@@ -9,11 +9,11 @@ use leasehold_core::model::{CommandContext, Rows, apply, apply_all};
 use leasehold_core::{Acquire, Answer, Command, Now, Renew, Resource};
 
 use super::cache::{CachedRows, Missing};
-use super::exec::{Executor, renewals_timeout};
+use super::exec::{Executor, renewal_timeout, renewals_timeout, without_answer};
 use super::limits::{ANSWER_TIMEOUT, MAX_TOGETHER, QUEUE_TIMEOUT};
 use super::pool::Class;
 use super::query::{together, usual_queries};
-use super::transaction::Progress;
+use super::transaction::{Access, Progress};
 use crate::store::{Batch, CallResult, StoreError};
 
 impl Executor {
@@ -58,9 +58,17 @@ impl Executor {
             [first, ..] => Together::of(first),
             [] => None,
         };
-        let class = if kind == Some(Together::Attempts) { Class::Attempt } else { Class::Command };
-        let run = async |progress: &Progress| self.run_together(progress, resource, commands).await;
-        match self.within_until(class, ANSWER_TIMEOUT, until, run).await {
+        let (class, limit, access) = match kind {
+            Some(Together::Renewals) => {
+                let limit = renewal_timeout(shortest_ttl(commands.iter().copied()).unwrap_or_default());
+                let left = until.saturating_duration_since(Instant::now());
+                (Class::Renewal, limit.min(left), Access::Renew(limit / 2))
+            }
+            Some(Together::Attempts) => (Class::Attempt, ANSWER_TIMEOUT, Access::Write),
+            Some(Together::Releases) | None => (Class::Command, ANSWER_TIMEOUT, Access::Write),
+        };
+        let run = async |progress: &Progress| self.run_together(progress, access, resource, commands).await;
+        match self.within_until(class, limit, until, run).await {
             Ok(answers) => {
                 for (command, answer) in commands.iter().zip(&answers) {
                     self.session.mailbox.note(command, &answer.reply);
@@ -76,6 +84,7 @@ impl Executor {
     async fn run_together(
         &self,
         progress: &Progress,
+        access: Access,
         resource: &Resource,
         commands: &[&Command],
     ) -> Result<Vec<Answer>, StoreError> {
@@ -93,7 +102,7 @@ impl Executor {
             }
             Ok(answers)
         };
-        self.write(progress, &plan, &step).await
+        self.transact(progress, access, &plan, &step).await?.ok_or_else(without_answer)
     }
 
     async fn renew_batch(&self, batch: &Batch, results: &mut [Option<CallResult>]) {
@@ -170,6 +179,8 @@ impl Executor {
 enum Together {
     Attempts,
     Releases,
+    /// Of leases that the statement for single holders leaves out.
+    Renewals,
 }
 
 impl Together {
@@ -177,16 +188,22 @@ impl Together {
         match command {
             Command::Acquire(_) => Some(Self::Attempts),
             Command::Release(_) => Some(Self::Releases),
-            Command::Renew(_) | Command::Inspect | Command::ForceRelease => None,
+            Command::Renew(_) => Some(Self::Renewals),
+            Command::Inspect | Command::ForceRelease => None,
         }
     }
 }
 
 /// Max time until all commands of a batch have got their turns.
 fn longest(batch: &Batch) -> Duration {
-    let renewals = batch.iter().filter_map(|(_, command)| match command {
+    shortest_ttl(batch.iter().map(|(_, command)| command)).map_or(QUEUE_TIMEOUT, renewals_timeout)
+}
+
+/// The shortest ttl of renewals, if there are any.
+fn shortest_ttl<'c>(commands: impl Iterator<Item = &'c Command>) -> Option<Duration> {
+    let ttl = |command: &Command| match command {
         Command::Renew(renew) => Some(renew.ttl),
         _ => None,
-    });
-    renewals.min().map_or(QUEUE_TIMEOUT, renewals_timeout)
+    };
+    commands.filter_map(ttl).min()
 }

@@ -181,12 +181,11 @@ impl Executor {
         plan: &Plan<'_>,
         step: &impl Step<T>,
     ) -> Result<T, StoreError> {
-        let done = self.transact(progress, Access::Write, plan, step).await?;
-        done.ok_or_else(without_answer)
+        self.transact(progress, Access::Write, plan, step).await?.ok_or_else(without_answer)
     }
 
     /// Runs the transaction until it is neither deadlocked nor overtaken by an insert, and delivers this client's pushes.
-    async fn transact<T>(
+    pub(super) async fn transact<T>(
         &self,
         progress: &Progress,
         access: Access,
@@ -242,7 +241,7 @@ impl Executor {
     }
 }
 
-fn without_answer() -> StoreError {
+pub(super) fn without_answer() -> StoreError {
     StoreError::new(Failure::NotSent, "a transaction ended without an answer")
 }
 
@@ -253,7 +252,7 @@ pub(super) fn renewals_timeout(shortest: Duration) -> Duration {
 }
 
 /// Max time for a renewal. It may fail because its connection is dead, and the next one must not be late.
-fn renewal_timeout(ttl: Duration) -> Duration {
+pub(super) fn renewal_timeout(ttl: Duration) -> Duration {
     (ttl / 4).clamp(*RENEWAL_TIMEOUT.start(), *RENEWAL_TIMEOUT.end())
 }
 

@@ -7,7 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Owner, Release, Reply, Resource, WaitFor,
+    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Owner, Release, Renew, Reply, Resource,
+    WaitFor,
 };
 use leasehold_testkit::extent;
 use proptest::strategy::Strategy;
@@ -104,11 +105,12 @@ fn tables_match_the_model_for_shared_acquire_all() {
     });
 }
 
-/// Plays the history with the attempts and the releases that follow each other in batches.
+/// Plays the history with the attempts, the releases and the renewals that follow each other in batches.
 fn play_together(comparison: &mut Comparison<'_>, steps: &[Step]) {
     let kind = |step: &Step| match step {
         Step::Do(Command::Acquire(_)) => 1,
         Step::Do(Command::Release(_)) => 2,
+        Step::Do(Command::Renew(_)) => 3,
         _ => 0,
     };
     for run in steps.chunk_by(|one, next| kind(one) > 0 && kind(one) == kind(next)) {
@@ -218,6 +220,23 @@ fn release_passes_over_many_clients_that_are_gone_in_few_flights() {
     });
 }
 
+/// The first attempt ends what has expired, and is refused. Nothing is left, so the queue begins anew, while the old entries are still
+/// in the table.
+#[test]
+fn queue_that_begins_anew_within_a_transaction_keeps_its_entries() {
+    let resource = Resource { kind: Kind::Semaphore, name: Name::new("a").unwrap() };
+    let mut harness = Harness::new();
+    let mut comparison = Comparison::new(&mut harness, &[resource]);
+    for client in 0..4 {
+        comparison.run(0, &permits(client, 1, 203, None));
+    }
+    comparison.step(0, &Step::Pass(2 * 3_600_000));
+    let attempts = [permits(3, 2, 204, None), permits(1, 2, 203, None), permits(0, 2, 203, None)];
+    comparison.run_together(0, &attempts);
+    let Reply::View(view) = comparison.run(0, &Command::Inspect) else { panic!("no view") };
+    assert_eq!(view.waiters.len(), 1);
+}
+
 #[test]
 fn waiter_whose_entry_has_expired_is_queued_again() {
     with_comparison(|comparison| {
@@ -228,6 +247,26 @@ fn waiter_whose_entry_has_expired_is_queued_again() {
         comparison.step(0, &Step::Pass(61_000));
         assert!(matches!(comparison.run(0, &acquire(1, 1)), Reply::Queued(_)));
     });
+}
+
+#[test]
+fn renewals_of_one_semaphore_share_transactions() {
+    let resource = Resource { kind: Kind::Semaphore, name: Name::new("a").unwrap() };
+    let mut harness = Harness::new();
+    let mut comparison = Comparison::new(&mut harness, &[resource]);
+    let renewal = |sequence| {
+        let acquisition = Acquisition { client: client_id(0), sequence };
+        Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 })
+    };
+    for sequence in 0..64 {
+        comparison.run(0, &permits(0, sequence, 1, None));
+    }
+    comparison.step(0, &Step::Pass(5_000));
+    let renewals: Vec<_> = (0..64).map(renewal).collect();
+    let (_, flights) = comparison.cost(|comparison| comparison.run_together(0, &renewals));
+    // Four transactions, each of which sends its changes in two parts at most.
+    assert!(flights <= 12, "{flights}");
+    comparison.run(0, &Command::Inspect);
 }
 
 fn acquire(client: u128, sequence: u64) -> Command {

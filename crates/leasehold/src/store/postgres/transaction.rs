@@ -324,22 +324,22 @@ impl<'s> Transaction<'s> {
                 Some(lease) => Request::new(&sql.put_lease, with_id(of_lease(lease))),
             });
         }
+        // Before the new entries: a queue that has become empty begins with the first place again.
         for (key, waiter) in &changes.waiters {
-            let stored_place = rows.base.waiter(*key).flatten().map(|stored| stored.place);
-            // An entry that has expired and comes back has a new place.
-            if waiter.as_ref().is_some_and(|waiter| stored_place.is_some_and(|place| place != waiter.place)) {
+            let place = waiter.as_ref().map(|waiter| waiter.place);
+            let has_other_place =
+                rows.base.waiter(*key).flatten().is_some_and(|stored| Some(stored.place) != place);
+            if place.is_none() || has_other_place {
                 requests.push(Request::new(&sql.remove_waiter, with_id(of_key(*key).into())));
             }
-            requests.push(match waiter {
-                None => Request::new(&sql.remove_waiter, with_id(of_key(*key).into())),
-                Some(waiter) => {
-                    let polls = match key.client == self.session.client {
-                        true => self.session.mailbox.polls(),
-                        false => rows.base.polling.contains(&key.client),
-                    };
-                    Request::new(&sql.put_waiter, with_id(of_waiter(waiter, polls)))
-                }
-            });
+        }
+        for (key, waiter) in &changes.waiters {
+            let Some(waiter) = waiter else { continue };
+            let polls = match key.client == self.session.client {
+                true => self.session.mailbox.polls(),
+                false => rows.base.polling.contains(&key.client),
+            };
+            requests.push(Request::new(&sql.put_waiter, with_id(of_waiter(waiter, polls))));
         }
         for (key, until) in &changes.tombstones {
             let mut params = with_id(of_key(*key).into());
