@@ -83,6 +83,15 @@ struct History {
     grants: usize,
 }
 
+/// The probes for `/healthz`.
+#[derive(Default)]
+struct Health {
+    /// When the last one began. Its request may have ended before it.
+    began: Option<Instant>,
+    /// When the last one ended that was waited for, and its result.
+    last: Option<(Instant, Result<(), leasehold::Error>)>,
+}
+
 /// Lists the locks of the store, for all callers.
 pub(crate) struct Observer {
     client: Client,
@@ -94,8 +103,8 @@ pub(crate) struct Observer {
     /// Wakes the loop when the first watcher comes.
     watched: Notify,
     lost: AtomicU64,
-    /// The last probe for `/healthz`, and when it ended. One probe at a time.
-    health: tokio::sync::Mutex<Option<(Instant, Result<(), leasehold::Error>)>>,
+    /// One probe for `/healthz` at a time.
+    health: tokio::sync::Mutex<Health>,
 }
 
 impl Observer {
@@ -216,15 +225,26 @@ impl Observer {
 
     /// Whether the store answers, at most [`HEALTH_AGE`] ago. Requests at the same time share one probe.
     pub(crate) async fn health(&self) -> Result<(), leasehold::Error> {
-        let mut last = self.health.lock().await;
-        if let Some((at, result)) = &*last
+        let mut health = self.health.lock().await;
+        if let Some((at, result)) = &health.last
             && at.elapsed() < HEALTH_AGE
         {
             return result.clone();
         }
+        if let Some(began) = health.began {
+            tokio::time::sleep(HEALTH_AGE.saturating_sub(began.elapsed())).await;
+        }
+        health.began = Some(Instant::now());
         let result = self.probe().await;
-        *last = Some((Instant::now(), result.clone()));
+        health.last = Some((Instant::now(), result.clone()));
         result
+    }
+
+    /// A snapshot with this maximum age, if there is one within the limit; otherwise the last one. The loop polls, too, so a store that
+    /// does not answer is in it soon.
+    pub(crate) async fn snapshot_within(&self, limit: Duration, max_age: Duration) -> Arc<Snapshot> {
+        let snapshot = tokio::time::timeout(limit, self.snapshot(max_age)).await;
+        snapshot.unwrap_or_else(|_| self.latest.borrow().clone())
     }
 
     /// A snapshot with this maximum age. Several callers share one poll.
@@ -334,6 +354,29 @@ mod tests {
             // The worst case: the lock changes just after the poll has read its page.
             let latest = took + pause(took, true) + took;
             assert!(latest <= Duration::from_secs(1), "{took:?}: {latest:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn poll_that_takes_long_does_not_delay_the_last_snapshot() {
+        let store = leasehold::testing::TestStore::new();
+        let observer = Observer::new(store.client().unwrap());
+        let last = observer.snapshot(Duration::ZERO).await;
+        let _poll = observer.polling.lock().await;
+        let found = observer.snapshot_within(Duration::from_millis(20), Duration::ZERO).await;
+        assert!(Arc::ptr_eq(&found, &last));
+    }
+
+    #[tokio::test]
+    async fn probes_whose_requests_end_before_them_are_as_rare_as_others() {
+        let store = leasehold::testing::TestStore::new();
+        let observer = Observer::new(store.client().unwrap());
+        let began = Instant::now();
+        for number in 0..3 {
+            // The request ends while its probe is at the store.
+            observer.health.lock().await.last = None;
+            observer.health().await.unwrap();
+            assert!(began.elapsed() >= HEALTH_AGE * number, "{:?}", began.elapsed());
         }
     }
 

@@ -23,6 +23,9 @@ const DASHBOARD: &str = include_str!("../dashboard.html");
 /// The maximum age of the metrics, so that two servers of Prometheus share one poll.
 const METRICS_AGE: Duration = Duration::from_secs(1);
 
+/// The time for a poll of the metrics, since Prometheus waits for 10 s by default. A store that hangs takes longer.
+const METRICS_LIMIT: Duration = Duration::from_secs(4);
+
 pub(super) async fn description() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], DESCRIPTION)
 }
@@ -45,7 +48,7 @@ pub(super) async fn dashboard() -> Result<Response, Problem> {
 }
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let snapshot = app.observer.snapshot(METRICS_AGE).await;
+    let snapshot = app.observer.snapshot_within(METRICS_LIMIT, METRICS_AGE).await;
     app.metrics.set_sizes(app.leases.len(), app.sessions.len());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render(&snapshot))
 }
