@@ -105,7 +105,7 @@ impl OncePer {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the wait is cancelled and a granted start is released. A released start counts as done.
+    /// If the future is dropped, the wait is cancelled and a granted start is released. It does not count as done.
     pub async fn start(&self) -> Result<Option<Guard>, Error> {
         self.check()?;
         if !self.0.terms.min_lifetime.is_zero() {

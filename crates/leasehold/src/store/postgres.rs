@@ -59,7 +59,7 @@ use crate::url::{Pooler, PostgresUrl};
 use conn::Conn;
 use dialer::Dialer;
 use exec::Executor;
-use limits::{ANSWER_TIMEOUT, POLL_INTERVALS, SWEEP_INTERVAL};
+use limits::{POLL_INTERVALS, SWEEP_INTERVAL, in_time};
 use listener::{Ear, Listening};
 use mailbox::Mailbox;
 use pool::Pool;
@@ -76,14 +76,6 @@ pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
     let failed = |error| Error::from_store(url, &error);
     let conn = Dialer::new(url)?.connect(None).await.map_err(failed)?;
     in_time(schema::prepare(&conn.client, &url.schema)).await.map_err(failed)
-}
-
-/// Limits what a client does on a connection before it has any lock. A pooler lets a client in whose server is away, and another
-/// transaction may have locked the tables.
-async fn in_time<T>(work: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    tokio::time::timeout(ANSWER_TIMEOUT, work)
-        .await
-        .unwrap_or_else(|_| Err(error::late(ANSWER_TIMEOUT, false)))
 }
 
 /// The lease tables of one database, for one client.

@@ -5,6 +5,7 @@ use tokio_postgres::SimpleQueryMessage;
 use super::conn::Conn;
 use super::dialer::Dialer;
 use super::error::explain;
+use super::limits::in_time;
 use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::store::StoreError;
 use crate::url::{PostgresUrl, SslMode};
@@ -13,7 +14,7 @@ use leasehold_core::Failure;
 pub(super) async fn diagnose(url: &PostgresUrl, polls: bool) -> Result<Diagnosis, StoreError> {
     let invalid = |error: crate::error::Error| StoreError::new(Failure::NotSent, error.to_string());
     let conn = Dialer::new(url).map_err(invalid)?.connect(None).await?;
-    let seen = super::in_time(look(&conn, url, polls)).await?;
+    let seen = in_time(look(&conn, url, polls)).await?;
     Ok(Diagnosis { components: vec![judge(&seen, url)] })
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use leasehold_core::model::TOKEN_RETENTION;
 
-use crate::store::PollIntervals;
+use super::error;
+use crate::store::{PollIntervals, StoreError};
 
 /// Max time for a command, with all of its flights.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -106,3 +107,11 @@ pub(super) const RETENTION_MICROS: u64 = TOKEN_RETENTION.as_micros() as u64;
 
 /// The highest wall time that a token follows, as in the core.
 pub(super) const MAX_WALL: u64 = leasehold_core::MAX_TOKEN - (1 << 40);
+
+/// Limits what a client does on a connection before it has any lock. A pooler lets a client in whose server is away, and another
+/// transaction may have locked the tables.
+pub(super) async fn in_time<T>(work: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    tokio::time::timeout(ANSWER_TIMEOUT, work)
+        .await
+        .unwrap_or_else(|_| Err(error::late(ANSWER_TIMEOUT, false)))
+}

@@ -14,7 +14,7 @@ use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 
 use super::conn::{Conn, NO_IDLE_LIMIT};
 use super::dialer::Dialer;
-use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF};
+use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF, in_time};
 use super::mailbox::Mailbox;
 use super::{error, pooler, push};
 use crate::store::{Inbox, StoreError};
@@ -38,7 +38,7 @@ impl Ear {
     pub(super) async fn listen(&self) -> Result<Listening, StoreError> {
         let (send, messages) = unbounded_channel();
         let conn = self.dialer.connect(Some(send)).await?;
-        super::in_time(self.begin(&conn)).await?;
+        in_time(self.begin(&conn)).await?;
         Ok(Listening { conn, messages })
     }
 
