@@ -473,6 +473,12 @@ async fn forced_release_needs_the_token_of_a_holder_if_one_is_given() {
     assert_eq!(force(json!({ "token": other })).await.expect(409).code(), "not-held");
     force(json!({})).await.expect(200);
     place.until_free("a").await;
+    // The holder has released it, and the lock is retained.
+    let guard = place.client().await.mutex("a").min_hold(Duration::from_secs(60)).lock().await.unwrap();
+    let token = guard.token().get();
+    guard.release().await.unwrap();
+    assert_eq!(force(json!({ "token": token })).await.expect(409).code(), "not-held");
+    force(json!({})).await.expect(200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -216,9 +216,17 @@ pub(super) async fn force_release(
     let Lock { kind, name } = &lock;
     if let Some(token) = request.token {
         let released = match Token::new(token) {
-            Some(token) => app.client.force_release_token(*kind, name, token).await?,
-            None => None,
+            Some(token) => app.client.force_release_token(*kind, name, token).await,
+            None => Ok(None),
         };
+        // Its name and kind are valid, so this is about the holder.
+        let released = released.map_err(|error| match error.is_invalid() {
+            true => {
+                let what = format!("{kind} {name:?}: the holder with the token {token} has released it, and it stays taken for a while");
+                Problem::new(Code::NotHeld, what)
+            }
+            false => error.into(),
+        })?;
         let Some(released) = released else {
             let what = format!("{kind} {name:?} has no holder with the token {token}");
             return Err(Problem::new(Code::NotHeld, what));
