@@ -163,44 +163,42 @@ fn release(client: u128, sequence: u64) -> Command {
 #[test]
 fn release_that_grants_to_many_waiters_takes_few_flights() {
     for has_owners in [false, true] {
-        let resource = Resource { kind: Kind::Semaphore, name: Name::new("a").unwrap() };
-        let mut harness = Harness::new();
-        let mut comparison = Comparison::new(&mut harness, &[resource]);
-        comparison.run(0, &permits(0, 1, 200, None));
-        for sequence in 1..4 {
-            comparison.run(0, &permits(1, sequence, 1, None));
-        }
-        for sequence in 10..10 + MANY {
-            let owner = has_owners.then(|| format!("owner {sequence}"));
-            comparison.run(0, &permits(2, sequence, 1, owner));
-        }
-        let (_, flights) = comparison.cost(|comparison| {
-            assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
+        with_comparison_of(Kind::Semaphore, |comparison| {
+            comparison.run(0, &permits(0, 1, 200, None));
+            for sequence in 1..4 {
+                comparison.run(0, &permits(1, sequence, 1, None));
+            }
+            for sequence in 10..10 + MANY {
+                let owner = has_owners.then(|| format!("owner {sequence}"));
+                comparison.run(0, &permits(2, sequence, 1, owner));
+            }
+            let (_, flights) = comparison.cost(|comparison| {
+                assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
+            });
+            // Most are those of the changes.
+            assert!(flights < 40, "{flights}");
+            comparison.run(0, &Command::Inspect);
         });
-        // Most are those of the changes.
-        assert!(flights < 40, "{flights}");
-        comparison.run(0, &Command::Inspect);
     }
 }
 
 /// The leases of many waiters end together, and the next attempt is queued behind other waiters, which are counted.
 #[test]
 fn attempt_after_many_grants_takes_few_flights() {
-    let resource = Resource { kind: Kind::Semaphore, name: Name::new("a").unwrap() };
-    let mut harness = Harness::new();
-    let mut comparison = Comparison::new(&mut harness, &[resource]);
-    comparison.run(0, &permits(0, 1, 203, None));
-    for client in 0..u128::from(MANY) {
-        comparison.run(0, &permits(10 + client, 1, 1, None));
-    }
-    comparison.run(0, &permits(1, 1, 203, None));
-    comparison.step(0, &Step::Pass(11_000));
-    // The clients need not listen: they look for mail, as behind a pooler.
-    comparison.sql("UPDATE leasehold.waiter SET polls = true");
-    let (_, flights) = comparison.cost(|comparison| {
-        assert!(matches!(comparison.run_unnotified(0, &permits(2, 1, 1, None)), Reply::Queued(_)));
+    with_comparison_of(Kind::Semaphore, |comparison| {
+        comparison.run(0, &permits(0, 1, 203, None));
+        for client in 0..u128::from(MANY) {
+            comparison.run(0, &permits(10 + client, 1, 1, None));
+        }
+        comparison.run(0, &permits(1, 1, 203, None));
+        comparison.step(0, &Step::Pass(11_000));
+        // The clients need not listen: they look for mail, as behind a pooler.
+        comparison.sql("UPDATE leasehold.waiter SET polls = true");
+        let (_, flights) = comparison.cost(|comparison| {
+            assert!(matches!(comparison.run_unnotified(0, &permits(2, 1, 1, None)), Reply::Queued(_)));
+        });
+        assert!(flights < 60, "{flights}");
     });
-    assert!(flights < 60, "{flights}");
 }
 
 #[test]
@@ -224,17 +222,16 @@ fn release_passes_over_many_clients_that_are_gone_in_few_flights() {
 /// in the table.
 #[test]
 fn queue_that_begins_anew_within_a_transaction_keeps_its_entries() {
-    let resource = Resource { kind: Kind::Semaphore, name: Name::new("a").unwrap() };
-    let mut harness = Harness::new();
-    let mut comparison = Comparison::new(&mut harness, &[resource]);
-    for client in 0..4 {
-        comparison.run(0, &permits(client, 1, 203, None));
-    }
-    comparison.step(0, &Step::Pass(2 * 3_600_000));
-    let attempts = [permits(3, 2, 204, None), permits(1, 2, 203, None), permits(0, 2, 203, None)];
-    comparison.run_together(0, &attempts);
-    let Reply::View(view) = comparison.run(0, &Command::Inspect) else { panic!("no view") };
-    assert_eq!(view.waiters.len(), 1);
+    with_comparison_of(Kind::Semaphore, |comparison| {
+        for client in 0..4 {
+            comparison.run(0, &permits(client, 1, 203, None));
+        }
+        comparison.step(0, &Step::Pass(2 * 3_600_000));
+        let attempts = [permits(3, 2, 204, None), permits(1, 2, 203, None), permits(0, 2, 203, None)];
+        comparison.run_together(0, &attempts);
+        let Reply::View(view) = comparison.run(0, &Command::Inspect) else { panic!("no view") };
+        assert_eq!(view.waiters.len(), 1);
+    });
 }
 
 #[test]
@@ -251,22 +248,21 @@ fn waiter_whose_entry_has_expired_is_queued_again() {
 
 #[test]
 fn renewals_of_one_semaphore_share_transactions() {
-    let resource = Resource { kind: Kind::Semaphore, name: Name::new("a").unwrap() };
-    let mut harness = Harness::new();
-    let mut comparison = Comparison::new(&mut harness, &[resource]);
-    let renewal = |sequence| {
-        let acquisition = Acquisition { client: client_id(0), sequence };
-        Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 })
-    };
-    for sequence in 0..64 {
-        comparison.run(0, &permits(0, sequence, 1, None));
-    }
-    comparison.step(0, &Step::Pass(5_000));
-    let renewals: Vec<_> = (0..64).map(renewal).collect();
-    let (_, flights) = comparison.cost(|comparison| comparison.run_together(0, &renewals));
-    // Four transactions, each of which sends its changes in two parts at most.
-    assert!(flights <= 12, "{flights}");
-    comparison.run(0, &Command::Inspect);
+    with_comparison_of(Kind::Semaphore, |comparison| {
+        let renewal = |sequence| {
+            let acquisition = Acquisition { client: client_id(0), sequence };
+            Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 })
+        };
+        for sequence in 0..64 {
+            comparison.run(0, &permits(0, sequence, 1, None));
+        }
+        comparison.step(0, &Step::Pass(5_000));
+        let renewals: Vec<_> = (0..64).map(renewal).collect();
+        let (_, flights) = comparison.cost(|comparison| comparison.run_together(0, &renewals));
+        // Four transactions, each of which sends its changes in two parts at most.
+        assert!(flights <= 12, "{flights}");
+        comparison.run(0, &Command::Inspect);
+    });
 }
 
 fn acquire(client: u128, sequence: u64) -> Command {
@@ -278,7 +274,11 @@ fn acquire(client: u128, sequence: u64) -> Command {
 }
 
 fn with_comparison(test: impl FnOnce(&mut Comparison<'_>)) {
-    let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+    with_comparison_of(Kind::Mutex, test);
+}
+
+fn with_comparison_of(kind: Kind, test: impl FnOnce(&mut Comparison<'_>)) {
+    let resource = Resource { kind, name: Name::new("a").unwrap() };
     test(&mut Comparison::new(&mut Harness::new(), &[resource]));
 }
 
