@@ -231,9 +231,9 @@ async fn rest_of_refused(place: &Place) -> bool {
     true
 }
 
-/// A request that waits for ten minutes.
+/// A request that waits for ten minutes, for a lease of ten minutes.
 fn long_poll() -> String {
-    let body = json!({ "wait_ms": 600_000 }).to_string();
+    let body = json!({ "wait_ms": 600_000, "ttl_ms": 600_000 }).to_string();
     format!(
         "POST {ACQUIRE} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {WRITE}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
@@ -325,5 +325,6 @@ async fn aborted_requests_leave_nothing_behind() {
     }
     place.until_waiting("a", 0).await;
     place.post("/v1/locks/mutex/a/release", json!({ "lease": held["lease"] })).await.expect(204);
-    assert_eq!(place.state("a").await["holders"], json!([]), "no aborted request got the lock");
+    // The server may read the last requests only now.
+    place.until_free("a").await;
 }
