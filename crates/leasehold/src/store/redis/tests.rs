@@ -33,7 +33,7 @@ fn compare_histories<H: std::fmt::Debug>(
     resources: usize,
     play: impl Fn(&mut Comparison<'_, '_>, &H),
 ) {
-    let cases = extent(200, 4_000, 50_000);
+    let cases = extent(200, 2_000, 50_000);
     compare_histories_on(Flavor::Redis7, cases, histories, resources, play);
 }
 
