@@ -73,7 +73,19 @@ macro_rules! unchanged {
     };
 }
 
-unchanged!((), bool, u32, usize, Error, Diagnosis, HolderInfo, LockInfo, Vec<HolderInfo>, Vec<LockInfo>);
+unchanged!(
+    (),
+    bool,
+    u32,
+    usize,
+    Error,
+    Diagnosis,
+    HolderInfo,
+    LockInfo,
+    Vec<HolderInfo>,
+    Vec<LockInfo>,
+    Vec<(Kind, String)>
+);
 
 /// Calls that block, with their arguments and results.
 macro_rules! calls {
@@ -179,7 +191,9 @@ calls! { Client:
     force_release(&self, kind: Kind, name: impl AsRef<str>) -> Vec<HolderInfo>;
     force_release_token(&self, kind: Kind, name: impl AsRef<str>, token: Token) -> Option<HolderInfo>;
     list(&self) -> Vec<LockInfo>;
+    list_names(&self) -> Vec<(Kind, String)>;
     attach(&self, id: &LeaseId) -> Guard;
+    renew_lease(&self, id: &LeaseId) -> ();
     inspect_lease(&self, id: &LeaseId) -> Option<HolderInfo>;
     diagnose(&self) -> Diagnosis;
 }

@@ -241,5 +241,12 @@ mod without_async {
         assert_eq!(names, ["a", "b"]);
         let writer = client.rw_lock("c").write().unwrap();
         blocking::Guard::from(writer).release().unwrap();
+        let traced =
+            client.mutex("d").trace_id("4bf92f").metrics_label("checkout").ttl(Duration::from_secs(10));
+        let lease = traced.lock().unwrap().detach().unwrap();
+        client.renew_lease(&lease).unwrap();
+        assert_eq!(client.list_names().unwrap(), [(leasehold::Kind::Mutex, "d".to_owned())]);
+        assert_eq!(traced.inspect().unwrap().holders[0].metadata.trace_id.as_deref(), Some("4bf92f"));
+        client.attach(&lease).unwrap().release().unwrap();
     }
 }

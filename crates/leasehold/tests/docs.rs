@@ -239,6 +239,32 @@ fn every_public_item_has_an_example_and_every_async_one_states_its_cancel_safety
     assert!(unsafe_to_drop.is_empty(), "these do not state their cancel safety: {unsafe_to_drop:#?}");
 }
 
+/// What needs a future, what has another name there (`lost_within`), and what belongs to a lease id.
+const ASYNC_ONLY: [&str; 3] = ["run", "lost", "kind"];
+
+#[test]
+fn every_call_has_a_blocking_counterpart() {
+    let src = root().join("crates/leasehold/src");
+    let read = |path: &str| fs::read_to_string(src.join(path)).unwrap();
+    let blocking = ["blocking.rs", "blocking/locks.rs", "blocking/guards.rs"].map(read).concat();
+    let mut items: Vec<Item> = ["client.rs", "guard.rs", "detached.rs", "options.rs"]
+        .map(read)
+        .iter()
+        .flat_map(|source| Item::all(source))
+        .collect();
+    public_items(&src, Path::new("locks"), &mut items);
+    let calls = items
+        .iter()
+        .filter_map(|item| item.declaration.split_once("fn "))
+        .map(|(_, rest)| rest.split(['(', '<']).next().unwrap());
+    let (has, lacks): (Vec<&str>, Vec<&str>) =
+        calls.filter(|name| !ASYNC_ONLY.contains(name)).partition(|name| {
+            [format!(" {name}("), format!(" {name}<")].iter().any(|call| blocking.contains(call))
+        });
+    assert!(has.len() > 80, "only {} calls were found", has.len());
+    assert!(lacks.is_empty(), "the module `blocking` lacks {lacks:?}");
+}
+
 #[test]
 fn item_without_an_example_is_found() {
     let source = "

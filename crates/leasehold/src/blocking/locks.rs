@@ -66,7 +66,7 @@ macro_rules! bridge {
     };
 }
 
-/// A kind of lock, its label, and its inspection.
+/// A kind of lock, the options of all kinds, and its inspection.
 macro_rules! kind {
     ($kind:ident) => {
         #[doc = concat!("As [`crate::", stringify!($kind), "`].")]
@@ -84,6 +84,18 @@ macro_rules! kind {
             #[must_use]
             pub fn label(self, label: impl Into<String>) -> Self {
                 Self(self.0.label(label))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::trace_id`].")]
+            #[must_use]
+            pub fn trace_id(self, trace_id: impl Into<String>) -> Self {
+                Self(self.0.trace_id(trace_id))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::metrics_label`].")]
+            #[must_use]
+            pub fn metrics_label(self, label: impl AsRef<str>) -> Self {
+                Self(self.0.metrics_label(label))
             }
         }
 
