@@ -35,6 +35,15 @@ pub(crate) struct LeaseOptions<'a> {
     pub(crate) label: &'a str,
 }
 
+/// Leases whose command does not start if this is dropped.
+struct NotStarted<'a>(&'a Held);
+
+impl Drop for NotStarted<'_> {
+    fn drop(&mut self) {
+        self.0.forget_min_hold();
+    }
+}
+
 enum Variant {
     Mutex(Mutex),
     Several(MutexSet),
@@ -202,8 +211,10 @@ impl Lock {
         };
         let held = acquired?;
         if let Some(held) = &held {
-            // A refused command does not start.
-            self.refuse_mixture().await.inspect_err(|_| held.forget_min_hold())?;
+            // A command that is refused, or interrupted by a signal, does not start.
+            let refused = NotStarted(held);
+            self.refuse_mixture().await?;
+            std::mem::forget(refused);
         }
         Ok(held)
     }

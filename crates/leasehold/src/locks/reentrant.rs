@@ -195,7 +195,9 @@ impl ReentrantMutex {
         self.lost_before(&resource, None)?;
         let guard = self.0.acquire(1, None, wait).await?;
         if let Some(guard) = &guard {
-            self.lost_before(&resource, Some(guard.token()))?;
+            // Nothing ran under the new grant.
+            let forget = |_: &Error| drop(guard.set_min_hold(std::time::Duration::ZERO));
+            self.lost_before(&resource, Some(guard.token())).inspect_err(forget)?;
         }
         Ok(guard)
     }
