@@ -114,7 +114,13 @@ fn parse() -> Result<Args, String> {
                 let name = words.next_if(|word| !word.starts_with("--"));
                 let chosen = bugs(is_quorum).into_iter();
                 let chosen = chosen.filter(|bug| name.as_ref().is_none_or(|name| *name == bug.name));
-                args.planted = Some(chosen.collect());
+                let chosen: Vec<Bug> = chosen.collect();
+                if chosen.is_empty() {
+                    let names: Vec<String> = bugs(is_quorum).into_iter().map(|bug| bug.name).collect();
+                    let name = name.unwrap_or_default();
+                    return Err(format!("no planted bug is called {name:?}; there are {}", names.join(", ")));
+                }
+                args.planted = Some(chosen);
             }
             _ => return Err(USAGE.to_owned()),
         }

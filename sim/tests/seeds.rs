@@ -1,5 +1,6 @@
 //! Runs the committed seeds, which once broke a promise, and a bounded number of others: of one server, and of a quorum.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use leasehold_sim::plan::Case;
@@ -97,4 +98,15 @@ fn planted_bugs_are_found() {
         });
         assert!(found.is_some(), "{bug} was not found in 500 seeds");
     }
+}
+
+#[test]
+fn unknown_planted_bug_is_refused() {
+    let unknown =
+        Command::new(env!("CARGO_BIN_EXE_leasehold-sim")).args(["--planted", "Unknown"]).output().unwrap();
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    assert!(
+        unknown.status.code() == Some(2) && said.contains("no planted bug is called \"Unknown\""),
+        "{said}"
+    );
 }

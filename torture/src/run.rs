@@ -140,9 +140,20 @@ impl Controller<'_> {
             if round.is_empty() {
                 round.clone_from(&self.options.faults);
             }
+            self.check_workers()?;
             let fault = round.swap_remove(self.rng.index(round.len()));
             self.inject(fault)?;
             self.calm();
+        }
+        Ok(())
+    }
+
+    /// An error if a worker has failed. It would be forgotten once it is killed, and it does not end its work.
+    fn check_workers(&self) -> Result<(), String> {
+        for (number, worker) in self.workers.iter().enumerate() {
+            if let Some(why) = worker.failure() {
+                return Err(format!("worker {number} has failed: {why}"));
+            }
         }
         Ok(())
     }
@@ -257,7 +268,12 @@ impl Controller<'_> {
         let grown = self.workers.iter().map(Worker::descriptors_grown).max().unwrap_or(0);
         let descriptors = grown.max(self.lost_descriptors);
         // A task that waits for ever keeps its process from answering.
-        let keys = if is_idle { self.left_in_store()? } else { None };
+        let keys = if is_idle {
+            self.left_in_store()?
+        } else {
+            self.check_workers()?;
+            None
+        };
         Ok(Left { keys, descriptors })
     }
 
@@ -270,17 +286,12 @@ impl Controller<'_> {
         for mut worker in self.workers.drain(..) {
             worker.close();
         }
-        let mut left = None;
+        let mut left = Ok(None);
         wait_until(PLACE, || {
-            let listed = last.left();
-            left = match listed {
-                Ok(Some(left)) => Some(u64::from(left)),
-                Ok(None) => self.stores.keys(),
-                Err(_) => None,
-            };
-            // Neither the library nor the servers can tell.
-            left == Some(0) || (left, listed) == (None, Ok(None))
+            left = last.left().map(|listed| listed.map(u64::from).or_else(|| self.stores.keys()));
+            // In the second case neither the library nor the servers can tell.
+            matches!(left, Ok(Some(0) | None))
         });
-        Ok(left)
+        left.map_err(|why| format!("what is left in the store is unknown: {why}"))
     }
 }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::time::Duration;
 
-use leasehold::{Client, Guard, Mutex};
+use leasehold::{Client, Guard, Mutex, OncePer};
 use leasehold_bench_peer::protocol::{Hello, Open, Run};
 use leasehold_bench_peer::{Failure, Library, Lock, serve};
 
@@ -25,6 +25,8 @@ enum Defect {
     KeepsLock,
     /// Every attempt opens a file.
     LeaksFiles,
+    /// The first of all attempts panics, which ends its process's work.
+    PanicsOnce,
 }
 
 /// Runs a specimen as a peer.
@@ -41,6 +43,7 @@ pub fn run(program: &str) -> Result<(), String> {
         "broken-lost-waiter" => Defect::LostWaiter,
         "broken-keeps-lock" => Defect::KeepsLock,
         "broken-leaks-files" => Defect::LeaksFiles,
+        "broken-panics-once" => Defect::PanicsOnce,
         other => return Err(format!("no peer is called {other}")),
     };
     serve(Specimen { defect, ttl: Cell::default() });
@@ -64,6 +67,8 @@ struct Broken {
     ttl: Duration,
     name: String,
     way: Way,
+    /// Granted to the first attempt of all processes.
+    first: Option<OncePer>,
     files: RefCell<Vec<File>>,
 }
 
@@ -100,11 +105,17 @@ impl Library for Specimen {
     fn lock(&self, client: &Connected, _: &Run, name: &str, task: u32) -> Result<Broken, Failure> {
         let (defect, ttl) = (self.defect, self.ttl.get());
         let name = if defect == Defect::LetsTwoIn { format!("{name}:{task}") } else { name.to_owned() };
+        let first = match client {
+            Connected::Leasehold(client) if defect == Defect::PanicsOnce => {
+                Some(client.once_per("first", Duration::from_secs(30)))
+            }
+            _ => None,
+        };
         let way = match client {
             Connected::Leasehold(client) => Way::Leasehold(client.mutex(&name).ttl(ttl)),
             Connected::Redis(connection) => Way::Redis(connection.clone()),
         };
-        Ok(Broken { defect, task, taken: 0, ttl, name, way, files: RefCell::default() })
+        Ok(Broken { defect, task, taken: 0, ttl, name, way, first, files: RefCell::default() })
     }
 
     async fn left(&self, client: &Connected) -> Result<Option<u32>, Failure> {
@@ -131,6 +142,11 @@ impl Lock for Broken {
         self.taken += 1;
         if self.defect == Defect::LostWaiter && self.is_due() {
             std::future::pending::<()>().await;
+        }
+        if let Some(first) = &self.first
+            && first.start().await?.is_some()
+        {
+            panic!("the first attempt");
         }
         if self.defect == Defect::LeaksFiles {
             self.files.borrow_mut().push(File::open("/dev/null")?);

@@ -99,7 +99,7 @@ pub const PEERS: [Target; 10] = [
 ];
 
 /// Locks that are broken on purpose: each must be caught by the checker that looks for its defect.
-pub const SPECIMENS: [Target; 7] = [
+pub const SPECIMENS: [Target; 8] = [
     specimen("broken-lets-two-in"),
     specimen("broken-ignores-loss"),
     Target { has_tokens: false, renews: false, ..specimen("broken-set-nx") },
@@ -107,6 +107,7 @@ pub const SPECIMENS: [Target; 7] = [
     specimen("broken-lost-waiter"),
     specimen("broken-keeps-lock"),
     specimen("broken-leaks-files"),
+    specimen("broken-panics-once"),
 ];
 
 impl Target {

@@ -88,6 +88,12 @@ impl Worker {
         }
     }
 
+    /// Why it has stopped working, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.process.failure()
+    }
+
     /// Kills it, like a crash of its machine.
     pub fn kill(mut self) {
         self.process.kill();

@@ -1,9 +1,10 @@
 //! A peer's process, and the protocol with it.
 
+use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::Duration;
 
 use leasehold_bench_peer::protocol::{Answer, Hello, Order};
@@ -18,6 +19,8 @@ pub struct Process {
     child: Child,
     orders: ChildStdin,
     answers: Receiver<String>,
+    /// An answer that [`Process::failure`] has read.
+    early: RefCell<Option<String>>,
     /// Its first message.
     pub hello: Hello,
 }
@@ -77,7 +80,7 @@ impl Process {
             }
         });
         let hello = Hello { library: String::new(), runtime: String::new() };
-        let mut process = Self { child, orders, answers, hello };
+        let mut process = Self { child, orders, answers, early: RefCell::default(), hello };
         let first = process.line(PATIENCE)?;
         process.hello =
             serde_json::from_str(&first).map_err(|error| format!("it says {first:?}: {error}"))?;
@@ -106,13 +109,7 @@ impl Process {
     ///
     /// The error that the peer reports, or that it has exited or does not answer.
     pub fn answer(&self, within: Duration) -> Result<Answer, String> {
-        let line = self.line(within + PATIENCE)?;
-        let answer: Answer =
-            serde_json::from_str(&line).map_err(|error| format!("it answers {line:?}: {error}"))?;
-        match answer.error {
-            Some(error) => Err(error),
-            None => Ok(answer),
-        }
+        read_answer(&self.line(within + PATIENCE)?)
     }
 
     /// Sends an order and waits for its answer.
@@ -125,6 +122,20 @@ impl Process {
         self.answer(within)
     }
 
+    /// Why it has stopped working on an order, if it has: its error, or that it has ended.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        let mut early = self.early.borrow_mut();
+        if early.is_none() {
+            match self.answers.try_recv() {
+                Ok(line) => *early = Some(line),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => return Some(ENDED.to_owned()),
+            }
+        }
+        early.as_ref().and_then(|line| read_answer(line).err())
+    }
+
     /// Kills it at once, like a crash of its machine.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
@@ -132,10 +143,25 @@ impl Process {
     }
 
     fn line(&self, within: Duration) -> Result<String, String> {
+        if let Some(line) = self.early.borrow_mut().take() {
+            return Ok(line);
+        }
         self.answers.recv_timeout(within).map_err(|error| match error {
             RecvTimeoutError::Timeout => format!("it has not answered for {within:?}"),
-            RecvTimeoutError::Disconnected => "it has ended".to_owned(),
+            RecvTimeoutError::Disconnected => ENDED.to_owned(),
         })
+    }
+}
+
+const ENDED: &str = "it has ended";
+
+/// The answer, or the error that it reports.
+fn read_answer(line: &str) -> Result<Answer, String> {
+    let answer: Answer =
+        serde_json::from_str(line).map_err(|error| format!("it answers {line:?}: {error}"))?;
+    match answer.error {
+        Some(error) => Err(error),
+        None => Ok(answer),
     }
 }
 
@@ -167,6 +193,19 @@ mod tests {
         let mut process = shell(hello).unwrap();
         assert_eq!(process.hello.library, "x 1");
         assert_eq!(process.ask(&Order::Held, Duration::ZERO), Err("no".to_owned()));
+    }
+
+    #[test]
+    fn a_peer_that_works_has_not_failed() {
+        let hello = r#"echo '{"library":"x 1","runtime":"sh"}'; read order;"#;
+        let mut process = shell(&format!(r#"{hello} echo '{{"error":"no"}}'; cat"#)).unwrap();
+        assert_eq!(process.failure(), None);
+        process.tell(&Order::Held).unwrap();
+        let why = (0..1_000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            process.failure()
+        });
+        assert_eq!(why.as_deref(), Some("no"));
     }
 
     #[test]

@@ -81,12 +81,17 @@ fn stall(history: &History, terms: &Terms, verdict: &mut Verdict, from: Ns, to: 
     }
 }
 
-/// The run ends only when no task waits any more, or nothing has happened for longer than the bound.
+/// The run ends only when no task waits or holds any more, or nothing has happened for longer than the bound.
 pub(super) fn lost_waiters(history: &History, verdict: &mut Verdict) {
+    let fault = history.faults.last().map_or(Fault::None, |injected| injected.fault);
+    let mut lost = |from, text| {
+        let (check, to, is_exempt) = (Check::LostWaiter, history.end, false);
+        verdict.findings.push(Finding { check, fault, from, to, text, is_exempt });
+    };
     for waiting in history.waiting.iter().filter(|waiting| waiting.to.is_none()) {
-        let fault = history.faults.last().map_or(Fault::None, |injected| injected.fault);
-        let text = format!("task {} still waits, though the lock is free", waiting.task);
-        let (from, to) = (waiting.from, history.end);
-        verdict.findings.push(Finding { check: Check::LostWaiter, fault, from, to, text, is_exempt: false });
+        lost(waiting.from, format!("task {} still waits, though the lock is free", waiting.task));
+    }
+    for section in history.sections.iter().filter(|section| section.end.is_none()) {
+        lost(section.begin, format!("the release of task {} has not returned", section.task));
     }
 }

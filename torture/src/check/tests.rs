@@ -157,3 +157,12 @@ fn task_that_waits_at_the_end_is_lost() {
     history.waiting = vec![waits(1, 500, None)];
     assert_eq!(violations(&history), [Check::LostWaiter]);
 }
+
+#[test]
+fn release_that_does_not_return_is_caught() {
+    let mut history = history(vec![section(0, 0, 5, 0, 10)]);
+    history.end = 2_000 * MS;
+    assert_eq!(violations(&history), []);
+    history.sections[0].end = None;
+    assert_eq!(violations(&history), [Check::LostWaiter]);
+}

@@ -76,7 +76,7 @@ pub enum Check {
     StaleUnfenced,
     /// A free lock with live waiters, for longer than the bound.
     Stall,
-    /// A task that waits at the end of the run, though the lock is free.
+    /// A task that waits at the end of the run, though the lock is free, or one whose release has not returned.
     LostWaiter,
     /// Holders and waiters in the store after all tasks have ended.
     Left,
