@@ -118,8 +118,10 @@ pub(crate) async fn release(
     let client = find()?.connect().await?;
     let holder = client.inspect_lease(id).await?;
     let guard = client.attach(id).await.map_err(ended)?;
-    guard.release_timeout(RELEASE_TIMEOUT).await.map_err(ended)?;
+    let released = guard.release_timeout(RELEASE_TIMEOUT).await;
+    // It repeats a release without an answer.
     close(client).await;
+    released.map_err(ended)?;
     if is_json {
         let released: Vec<Value> = holder.iter().map(holder_json).collect();
         return print_json(&json!({ "released": released }));

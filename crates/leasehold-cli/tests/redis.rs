@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::Place;
-use leasehold_testkit::{Certificates, Cluster, Sentinels, Server};
+use leasehold_testkit::{Certificates, Cluster, Proxy, Sentinels, Server, wait_until};
 
 /// One process runs a command under the lock, and another waits. `show` prints both, and a forced release ends the lease.
 fn is_used_as_any_other(url: &str) {
@@ -48,6 +50,22 @@ fn sentinel_address_is_diagnosed() {
 fn cluster_is_diagnosed() {
     let cluster = Cluster::start();
     is_used_as_any_other(&cluster.url());
+}
+
+#[test]
+fn lock_is_not_retained_after_a_signal_between_its_grant_and_the_start() {
+    let server = Server::on_port();
+    let (place, proxy) = (Place::on(&server.url()), Proxy::before(&server));
+    let delay = Duration::from_millis(600);
+    proxy.delay_replies(delay);
+    let address = proxy.url();
+    let mut run = place.start(&["run", "--store", &address, "--min-hold", "1h", "a", "--", "sleep", "600"]);
+    place.until_held("a");
+    // Between the answer to the grant and the answer to the inspection of the other kind.
+    std::thread::sleep(delay * 3 / 2);
+    run.signal("TERM");
+    assert_eq!(run.end(), 143);
+    wait_until("the lock is free", || place.locks() == serde_json::json!([]));
 }
 
 #[test]

@@ -9,7 +9,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Command, Holder, Kind, Name, Reply, Resource, Token, TokenRange};
+use leasehold_core::{
+    Acquire, Acquisition, Command, Holder, Kind, Loss, Name, Reply, Resource, Token, TokenRange,
+};
 
 use crate::client::Client;
 use crate::digest::lease_secret;
@@ -325,10 +327,14 @@ struct Borrowed {
 
 impl Borrowed {
     async fn renew(&self) -> Result<(), Error> {
-        match &self.guard {
-            Some(guard) => guard.renew().await,
-            None => Ok(()),
+        let Some(guard) = &self.guard else { return Ok(()) };
+        let renewed = guard.renew().await;
+        if renewed.is_err() && guard.loss() == Some(Loss::Expired) {
+            // The store has not said that the lease has ended.
+            let what = "the renewal was not confirmed before the lease had to end, and may have taken effect: look at the lease again";
+            return Err(guard.unconfirmed(what));
         }
+        renewed
     }
 
     /// The guard, which releases the lease from now on.

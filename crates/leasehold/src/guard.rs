@@ -401,6 +401,10 @@ impl Guard {
         self.handle.lost(&self.resource, loss)
     }
 
+    pub(crate) fn unconfirmed(&self, what: &str) -> Error {
+        self.handle.error(ErrorKind::Unavailable, &self.resource, what)
+    }
+
     /// Waits at most `limit` until the lease is lost.
     #[cfg(feature = "blocking")]
     pub(crate) async fn lost_within(&self, limit: Duration) -> Option<Loss> {

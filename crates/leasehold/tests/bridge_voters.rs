@@ -244,3 +244,36 @@ async fn lock_of_several_redisson_clients_is_a_hash_on_a_majority() {
     assert!(mutex(&client, &foreign).try_lock().await.unwrap().is_none());
     until(async || place.keys() == [true, true, false]).await;
 }
+
+#[tokio::test]
+async fn attempts_at_servers_that_hang_end_together() {
+    let place = Place::new();
+    let client = place.client().await;
+    let hung = &place.servers[1..];
+    hung.iter().for_each(|server| server.signal("STOP"));
+    let began = Instant::now();
+    let attempts = (0..12).map(|number| {
+        let foreign =
+            Foreign::redlock(place.servers.each_ref().map(Server::url), format!("jobs {number}")).unwrap();
+        let mutex = client.mutex(format!("own {number}")).bridge(foreign);
+        tokio::spawn(async move { mutex.try_lock().await.map(drop) })
+    });
+    for attempt in attempts.collect::<Vec<_>>() {
+        assert!(attempt.await.unwrap().unwrap_err().is_unavailable());
+    }
+    // Each of two tries connects for 5 s. One after the other, the attempts would take two minutes.
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    hung.iter().for_each(|server| server.signal("CONT"));
+}
+
+#[tokio::test]
+async fn close_reports_a_leg_whose_release_was_not_confirmed() {
+    let mut place = Place::new();
+    let client = place.client().await;
+    let mutex = mutex(&client, &place.foreign()).ttl(Duration::from_secs(2));
+    let guard = mutex.lock().await.unwrap();
+    place.servers[..2].iter_mut().for_each(Server::stop);
+    let error = client.close().await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    drop(guard);
+}

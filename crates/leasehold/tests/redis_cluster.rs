@@ -337,3 +337,22 @@ async fn attempt_dropped_at_once_keeps_the_slot_subscription_retryable() {
         next.release().await.unwrap();
     }
 }
+
+/// It waits in no queue, so that nothing but its own commands subscribes it.
+#[tokio::test]
+async fn holder_that_has_not_waited_is_told_of_a_forced_release() {
+    let cluster = Cluster::start();
+    let (one, admin) =
+        (Client::connect(&cluster.url()).await.unwrap(), Client::connect(&cluster.url()).await.unwrap());
+    let mutex = one.mutex("a").ttl(Duration::from_secs(600));
+    let guard = mutex.try_lock().await.unwrap().expect("it is free");
+    admin.force_release(Kind::Mutex, "a").await.unwrap();
+    timeout(SOON, guard.lost()).await.expect("it is told before its renewal");
+    drop(guard);
+    // Over new connections, too.
+    let guard = mutex.lock().await.unwrap();
+    cluster.nodes.iter().for_each(|node| drop(node.run(&["CLIENT", "KILL", "TYPE", "normal"])));
+    until(async || guard.renew().await.is_ok()).await;
+    until(async || admin.force_release(Kind::Mutex, "a").await.is_ok()).await;
+    timeout(SOON, guard.lost()).await.expect("it is told over a new connection");
+}

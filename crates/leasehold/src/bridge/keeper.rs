@@ -70,7 +70,7 @@ impl Bridges {
         let leg = Arc::new(Leg::new(session, keys, turns, holders, lease, foreign.limit_ttl(ttl)));
         self.session.begin_leg();
         if self.legs.send(leg.clone()).is_err() {
-            self.session.end_leg();
+            self.session.end_leg(true);
             let what = "the client's thread has ended";
             return Err(StoreError::new(leasehold_core::Failure::NotSent, what));
         }

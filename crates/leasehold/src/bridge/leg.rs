@@ -76,6 +76,8 @@ struct State {
     is_ending: bool,
     /// Whether the leg was trusted when its release began.
     was_trusted: bool,
+    /// Whether the server has answered a release.
+    is_given_back: bool,
     then: Option<Then>,
 }
 
@@ -306,6 +308,7 @@ impl Leg {
             if !is_confirmed {
                 self.publish(end);
                 is_confirmed = end != LegEnd::Unconfirmed;
+                self.state().is_given_back = is_confirmed;
             }
             let (orphan_until, expires_at) = {
                 let state = self.state();
@@ -364,7 +367,10 @@ impl Drop for EndGuard<'_> {
             self.0.publish(LegEnd::Unconfirmed);
         }
         self.0.run_then();
-        self.0.session.end_leg();
+        let state = self.0.state();
+        let is_confirmed = state.is_given_back || state.taken_at.is_none();
+        drop(state);
+        self.0.session.end_leg(is_confirmed);
     }
 }
 

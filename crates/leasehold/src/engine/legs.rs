@@ -12,11 +12,13 @@ impl Session {
         self.table().open_legs += 1;
     }
 
-    pub(crate) fn end_leg(&self) {
+    /// A leg has ended. `is_confirmed`: it has no lock of the other library any more.
+    pub(crate) fn end_leg(&self, is_confirmed: bool) {
         let mut effects = Effects::default();
         {
             let mut table = self.table();
             table.open_legs -= 1;
+            table.unconfirmed += u64::from(!is_confirmed);
             table.check_settled(&mut effects);
         }
         self.apply_effects(effects);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use leasehold_core::{LocalTime, Resource};
+use leasehold_core::{LocalTime, Outcome, Resource};
 
 use crate::engine::Sleep;
 use crate::error::Error;
@@ -37,6 +37,11 @@ impl Lock {
             let resource = self.check(weight)?;
             let try_once = || self.attempt(resource, weight, None, WaitMode::NoWait);
             let Some(deadline) = wait.deadline(self.handle.now()) else { return try_once().await };
+            if self.max_waiters == 0 {
+                // The nodes would refuse a place, and to poll without one is to wait.
+                let full = || self.failed(resource, Outcome::QueueFull, None);
+                return try_once().await?.ok_or_else(full).map(Some);
+            }
             let is_over = || self.handle.now() >= deadline;
             // A client that has just met contention here does not overtake the admission queue.
             let uses_queue = if self.handle.store.is_contended(resource) {

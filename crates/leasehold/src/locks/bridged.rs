@@ -89,8 +89,7 @@ impl MutexSet {
             match self.take_next(position, guard, &held, (began_at, deadline)).await {
                 Ok(Some(guard)) => held.guards.insert(position, guard),
                 not_taken => {
-                    // The error or `None` below already says that nothing is held; unconfirmed releases are retried.
-                    let _ = held.release().await;
+                    held.give_back().await;
                     return not_taken.map(|_| None);
                 }
             }

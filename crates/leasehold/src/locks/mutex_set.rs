@@ -17,6 +17,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::acquire_all::{BatchOutcome, acquire_all};
+use crate::locks::attempt::CANCEL_LIMIT;
 use crate::locks::lock::{Lock, WaitMode};
 use crate::locks::mutex::Mutex;
 
@@ -177,8 +178,7 @@ impl MutexSet {
             match held.acquire_next(mutex, deadline).await {
                 Ok(Some(guard)) => held.guards.push(guard),
                 not_granted => {
-                    // The error or `None` below already says that nothing is held; unconfirmed releases are retried.
-                    let _ = held.release().await;
+                    held.give_back().await;
                     return not_granted.map(|_| None);
                 }
             }
@@ -379,6 +379,12 @@ impl SetGuard {
     /// If the future is dropped, the client releases the leases in the background.
     pub async fn release(self) -> Result<(), Error> {
         join_all(self.guards.into_iter().map(Guard::release)).await.into_iter().collect()
+    }
+
+    /// Releases a part of a set. The set's error or `None` already says that nothing is held, so a release that the store does not
+    /// confirm soon is repeated in the background.
+    pub(super) async fn give_back(self) {
+        join_all(self.guards.into_iter().map(|guard| guard.release_timeout(CANCEL_LIMIT))).await;
     }
 
     /// Waits for the next mutex, and fails if a held lease is lost meanwhile.

@@ -196,7 +196,7 @@ impl ReentrantMutex {
         let guard = self.0.acquire(1, None, wait).await?;
         if let Some(guard) = &guard {
             // Nothing ran under the new grant.
-            let forget = |_: &Error| drop(guard.set_min_hold(std::time::Duration::ZERO));
+            let forget = |_: &Error| drop(guard.set_min_hold(Duration::ZERO));
             self.lost_before(&resource, Some(guard.token())).inspect_err(forget)?;
         }
         Ok(guard)

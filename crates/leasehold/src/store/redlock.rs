@@ -144,10 +144,18 @@ impl Quorum {
         let run_ids: Vec<Option<Arc<str>>> = self.nodes.iter().map(|node| node.store.run_id()).collect();
         let duplicate = |index: usize| {
             let first = run_ids[..index].iter().position(|life| life.is_some() && *life == run_ids[index])?;
-            let first = &self.nodes[first].name;
-            Some(format!("it is the same server as {first}, whose votes would count twice"))
+            Some(same_server(&self.nodes[first]))
         };
         (0..run_ids.len()).map(duplicate).collect()
+    }
+
+    /// An error if a node's response does not count, because it comes from the same server as one that was heard before. When the
+    /// commands were sent, the node may not have been connected.
+    fn heard_twice(&self, node: usize, is_heard: impl Fn(usize) -> bool) -> Option<String> {
+        let run_id = self.nodes[node].store.run_id()?;
+        let is_same = |other: &Node| other.store.run_id().as_ref() == Some(&run_id);
+        let heard = (0..self.nodes.len()).filter(|other| *other != node && is_heard(*other));
+        heard.map(|other| &self.nodes[other]).find(|other| is_same(other)).map(|other| same_server(other))
     }
 
     /// Repeats unanswered releases until they are answered or the lease has expired.
@@ -392,6 +400,10 @@ impl Store for Redlock {
     fn warnings(&self) -> Vec<String> {
         self.quorum.nodes.iter().flat_map(|node| node.warnings()).collect()
     }
+}
+
+fn same_server(first: &Node) -> String {
+    format!("it is the same server as {}, whose votes would count twice", first.name)
 }
 
 #[cfg(test)]

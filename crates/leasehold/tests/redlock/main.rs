@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error, Loss, MutexSet, Redlock, blocking};
 use leasehold_testkit::{retry_if_paused, unless_paused, until, wait_until};
 use nodes::{Nodes, holds};
+use tokio::time::timeout;
 
 #[tokio::test]
 async fn lock_is_acquired_and_released_at_all_nodes() {
@@ -38,7 +39,7 @@ async fn released_lock_is_granted_to_the_waiter() {
         let token = guard.token();
         guard.release().await.unwrap();
         // Without a push the waiter re-polls every five seconds.
-        let next = tokio::time::timeout(Duration::from_secs(4), waiter).await.expect("the waiter is granted");
+        let next = timeout(Duration::from_secs(4), waiter).await.expect("the waiter is granted");
         assert!(next.unwrap().unwrap() > token);
     })
     .await;
@@ -62,6 +63,20 @@ async fn waiter_is_granted_when_a_dead_holders_lease_expires() {
         if took < 4 * TTL { Ok(()) } else { Err(format!("granted after {took:?}")) }
     })
     .await;
+}
+
+#[tokio::test]
+async fn attempt_that_may_not_wait_is_refused_at_once() {
+    let nodes = Nodes::start(3);
+    let (one, other) = (nodes.client().await, nodes.client().await);
+    let mutex = other.mutex("a").max_waiters(0);
+    mutex.lock().await.unwrap().release().await.unwrap();
+    let _guard = one.mutex("a").lock().await.unwrap();
+    for _ in 0..2 {
+        let error =
+            timeout(Duration::from_secs(20), mutex.lock()).await.expect("it does not wait").unwrap_err();
+        assert!(error.is_queue_full(), "{error}");
+    }
 }
 
 #[tokio::test]

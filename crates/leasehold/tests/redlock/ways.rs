@@ -106,3 +106,20 @@ async fn duplicate_server_has_one_vote() {
     other.start();
     until(async || client.mutex("b").try_lock().await.is_ok_and(|taken| taken.is_some())).await;
 }
+
+/// The address leads to another server from one moment to the next, while an attempt is on its way.
+#[tokio::test]
+async fn server_that_becomes_another_while_a_node_connects_has_one_vote() {
+    let (one, two, mut other) = (Server::on_port(), Server::on_port(), Server::on_port());
+    let proxy = Proxy::before(&two);
+    let client = Client::connect(&url(&[one.url(), proxy.url(), other.url()], "")).await.unwrap();
+    let guard = client.mutex("a").lock().await.unwrap();
+    other.stop();
+    proxy.redirect_to(&one);
+    for number in 0..40 {
+        proxy.cut();
+        let taken = client.mutex(format!("b {number}")).try_lock().await;
+        assert!(!matches!(taken, Ok(Some(_))), "{number}: one server is no quorum of three");
+        assert!(guard.renew().await.is_err(), "{number}: one server is no quorum of three");
+    }
+}

@@ -105,11 +105,11 @@ fn client_ends_after_the_last_leg_of_a_bridge() {
     session.begin_leg();
     session.close(scene.start);
     assert!(poll_with(&waker, |context| session.poll_closed(context)).is_pending());
-    session.end_leg();
+    session.end_leg(true);
     assert!(poll_with(&waker, |context| session.poll_closed(context)).is_pending());
     assert_eq!((count.take(), session.due(scene.start).is_over), (0, false));
     scene.driver.take();
-    session.end_leg();
+    session.end_leg(true);
     assert_eq!((count.take(), scene.driver.take()), (1, 1));
     assert_eq!(poll_with(&waker, |context| session.poll_closed(context)), Poll::Ready(0));
     assert!(session.due(scene.start).is_over);

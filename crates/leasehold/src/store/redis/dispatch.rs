@@ -243,7 +243,7 @@ async fn run_over(
     answers
 }
 
-/// Subscribes to the inboxes of waiting attempts first, in the same pipeline.
+/// Subscribes to the inboxes of attempts and holders first, in the same pipeline: a holder is told that its lease was revoked.
 async fn subscribe_and_run(
     connections: &Connections,
     options: CallOptions<'_>,
@@ -252,8 +252,9 @@ async fn subscribe_and_run(
     client: ClientId,
 ) -> Vec<Result<Answer, CallError>> {
     let waits = |command: &Command| matches!(command, Command::Acquire(acquire) if acquire.wait.is_some());
+    let is_told = |command: &Command| matches!(command, Command::Acquire(_) | Command::Renew(_));
     let mut slots: Vec<u16> =
-        calls.iter().filter(|(_, command)| waits(command)).map(|(resource, _)| slot_of(resource)).collect();
+        calls.iter().filter(|(_, command)| is_told(command)).map(|(resource, _)| slot_of(resource)).collect();
     slots.sort_unstable();
     slots.dedup();
     // A confirmed subscription suits every connection. Otherwise each attempt subscribes by itself, even if another one is

@@ -123,9 +123,9 @@ impl Shared {
         calls: &[ForeignCall],
         until: Instant,
     ) -> Result<ForeignAnswers, StoreError> {
-        let (mut connection, is_lost) = self.connection().await?;
+        let (mut connection, is_lost) = self.connection(until).await?;
         if Instant::now() > until {
-            return Err(StoreError::new(Failure::NotSent, "connecting took too long"));
+            return Err(too_slow());
         }
         let mut answers = pipeline(&mut connection, calls, false).await;
         if answers.iter().any(|answer| matches!(answer, Err(error) if is_noscript(error))) {
@@ -176,8 +176,15 @@ impl Shared {
     }
 
     /// The connection to the server that the store is connected to now, or to the other one, and whether it is lost.
-    async fn connection(&self) -> Result<(MultiplexedConnection, Arc<AtomicBool>), StoreError> {
+    async fn connection(
+        &self,
+        until: Instant,
+    ) -> Result<(MultiplexedConnection, Arc<AtomicBool>), StoreError> {
         let mut slot = self.connection.lock().await;
+        if Instant::now() > until {
+            // Those that have waited for another one to connect do not connect one after the other.
+            return Err(too_slow());
+        }
         let beside = match (self.endpoint(), &self.source) {
             (Some(endpoint), _) => Some(endpoint.connections().await?),
             (None, Source::Store(_)) => return Err(no_cluster()),
@@ -241,6 +248,10 @@ impl Shared {
         self.is_tracking.store(is_tracking, Ordering::SeqCst);
         Ok(Open { connection, beside, is_lost })
     }
+}
+
+fn too_slow() -> StoreError {
+    StoreError::new(Failure::NotSent, "connecting took too long")
 }
 
 async fn pipeline(

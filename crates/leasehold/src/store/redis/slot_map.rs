@@ -58,8 +58,9 @@ impl SlotMap {
             ranges.iter().map(|range| (range.first, range.last, range.master.clone())).collect()
         };
         let is_other = masters(&self.ranges) != masters(&ranges);
-        *self = Self { ranges, moved: HashMap::new() };
-        is_other
+        let moved = std::mem::replace(self, Self { ranges, moved: HashMap::new() }).moved;
+        // The node that was asked may not know of a redirect yet.
+        is_other || moved.iter().any(|(slot, to)| self.master_of(*slot) != Some(to))
     }
 }
 
@@ -123,6 +124,18 @@ mod tests {
     /// A range without replicas.
     fn range(first: u16, last: u16, master: Host) -> SlotRange {
         SlotRange { first, last, master, replicas: Vec::new() }
+    }
+
+    /// The node that was asked may not know of the redirect: what was sent to the new master must be sent again.
+    #[test]
+    fn map_that_undoes_a_redirect_is_another_one() {
+        let mut slots = SlotMap::default();
+        assert!(slots.replace(vec![range(0, 99, host(1))]));
+        assert!(slots.redirect(5, host(2)));
+        assert!(slots.replace(vec![range(0, 99, host(1))]));
+        assert!(slots.redirect(0, host(2)));
+        assert!(slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
+        assert!(!slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
     }
 
     #[test]

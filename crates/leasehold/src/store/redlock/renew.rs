@@ -76,6 +76,14 @@ impl Quorum {
         let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
         let limit = self.node_timeout(shortest);
         gather(&self.runtime, responses, limit, &mut replies, |replies, node, answers: Vec<CallResult>| {
+            let is_heard = |other: usize| {
+                let heard = |replies: &NodeReplies| replies.replies()[other];
+                replies.iter().filter_map(heard).any(|reply| reply != NodeReply::Failed)
+            };
+            if let Some(twice) = self.heard_twice(node, is_heard) {
+                errors[node] = Some(twice);
+                return fail(replies, node);
+            }
             for (replies, answer) in replies.iter_mut().zip(&answers) {
                 replies.handle_reply(node, reply_of(answer));
                 if let Err(error) = answer {

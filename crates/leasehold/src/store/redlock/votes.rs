@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquisition, Answer, Command, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
+    Acquisition, Answer, Command, Failure, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
 };
 
 use super::{Quorum, STRAGGLER_GRACE};
-use crate::store::{BoxFuture, CallResult};
+use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// A node's response in a round.
 pub(super) enum NodeResponse {
@@ -84,6 +84,13 @@ impl VoteCollector {
     fn handle_response(&mut self, node: usize, heard: NodeResponse) {
         match heard {
             NodeResponse::Voted(answered) => {
+                let votes = self.round.votes();
+                let is_heard = |other: usize| votes[other].as_ref().is_some_and(|vote| *vote != Vote::Failed);
+                let twice = self.quorum.heard_twice(node, is_heard);
+                let answered = match twice.filter(|_| answered.is_ok()) {
+                    Some(twice) => Err(StoreError::new(Failure::Unknown, twice)),
+                    None => answered,
+                };
                 let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
                 if let Ok(Answer { at, reply: Reply::Queued(queued) }) = &answered {
                     self.repoll_hints.push(queued.repoll_at.since(*at));
