@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::select_all;
 use leasehold::tokio_postgres::{NoTls, connect};
-use leasehold::{Client, Guard};
+use leasehold::{Client, Guard, MutexSet};
 use leasehold_testkit::{Postgres, SmallDisk, unless_paused, until};
 
 use super::{LONG, client_of, lock, refusal, until_waiting};
@@ -54,6 +54,27 @@ async fn lease_is_lost_before_its_ttl_while_the_server_is_stopped_for_longer() {
     server.thaw();
     let second = lock(&client, "a").await;
     assert!(second.token() > first);
+}
+
+/// The release of the part that is held has no answer either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn set_of_which_one_part_is_held_ends_in_time_while_the_server_is_stopped() {
+    unless_paused(SHORT_PAUSE, async || {
+        let server = Postgres::on_port();
+        let (one, other) = (client_of(&server).await, client_of(&server).await);
+        let long = |client: &Client, name| client.mutex(name).ttl(Duration::from_secs(60));
+        let _held = long(&other, "a").lock().await.unwrap();
+        // In the order of their names.
+        let set = MutexSet::new(["0", "a"].map(|name| long(&one, name)));
+        let (limit, began) = (Duration::from_secs(4), Instant::now());
+        let waiting = tokio::spawn(async move { set.lock_timeout(limit).await.map(drop) });
+        until_waiting(&other, 1).await;
+        server.freeze();
+        assert!(waiting.await.unwrap().unwrap_err().is_unavailable());
+        assert!(began.elapsed() < limit + Duration::from_secs(6), "{:?}", began.elapsed());
+        server.thaw();
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::SystemTime;
 
 /// What is beside the database, by what is added to its name.
 pub(super) const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
@@ -32,6 +33,8 @@ pub(super) type FileId = (u64, u64);
 pub(super) struct Files {
     paths: [PathBuf; 3],
     ids: [FileId; 3],
+    /// When the database was created, where the file system knows it.
+    created: Option<SystemTime>,
 }
 
 impl Files {
@@ -39,11 +42,16 @@ impl Files {
     pub(super) fn identify(path: &Path) -> io::Result<Arc<Self>> {
         let paths = SUFFIXES.map(|suffix| beside(path, suffix));
         let ids = [id_of(&paths[0])?, id_of(&paths[1])?, id_of(&paths[2])?];
-        let files = Arc::new(Self { paths, ids });
+        let created = created(path);
+        Ok(Self { paths, ids, created }.register())
+    }
+
+    fn register(self) -> Arc<Self> {
+        let files = Arc::new(self);
         let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         in_use.retain(|known| known.strong_count() > 0);
         in_use.push(Arc::downgrade(&files));
-        Ok(files)
+        files
     }
 
     /// Whether they are still in place.
@@ -55,10 +63,15 @@ impl Files {
 /// Whether a client of this process uses this database with files that are no longer in place. SQLite shares memory between
 /// all connections of a process to one file, so a new client would share the old one's.
 pub(super) fn are_stale_in_process(path: &Path) -> bool {
-    let Ok(id) = id_of(path) else { return false };
+    let (Ok(id), created) = (id_of(path), created(path)) else { return false };
     let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut same = in_use.iter().filter_map(Weak::upgrade).filter(|files| files.ids[0] == id);
-    same.any(|files| !files.are_in_place())
+    // A file that a client has closed but not forgotten yet may have been removed, and its number belong to a new file.
+    let is_same = |files: &Arc<Files>| files.ids[0] == id && files.created == created;
+    in_use.iter().filter_map(Weak::upgrade).filter(is_same).any(|files| !files.are_in_place())
+}
+
+fn created(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|found| found.created()).ok()
 }
 
 /// Whether something else was mounted over the name of this one file: then its log and its shared memory are not beside
@@ -123,4 +136,25 @@ fn is_stray(pid: u32, path: &Path) -> Option<bool> {
     }
     let has = |id: Option<_>| id.is_some_and(|id| ids.contains(&id));
     Some(has(in_place) && has_log && !(has(log) && has(memory)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_file_with_the_number_of_a_removed_one_is_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks.db");
+        fs::write(&path, "").unwrap();
+        let removed = folder.path().join("removed.db");
+        let closed = |created| {
+            let paths = SUFFIXES.map(|suffix| beside(&removed, suffix));
+            Files { paths, ids: [id_of(&path).unwrap(); 3], created }.register()
+        };
+        let _earlier = closed(Some(SystemTime::UNIX_EPOCH));
+        assert!(!are_stale_in_process(&path));
+        let _same = closed(created(&path));
+        assert!(are_stale_in_process(&path), "the same file, whose name was changed");
+    }
 }
