@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _};
 use std::task::Poll;
 
-use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signal::{SigSet, Signal, killpg, raise};
 use nix::unistd::getpgrp;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
@@ -93,12 +93,16 @@ impl Signals {
         number
     }
 
-    /// The next signal that ends the wait.
+    /// The next signal that ends the wait. One that stops this program, and is caught since an earlier command, stops it here.
     pub(crate) async fn next_end(&mut self) -> Signal {
         loop {
             let number = self.next().await;
             if self.ending.contains(&number) {
                 return number;
+            }
+            if STOPPING.contains(&number) {
+                // It continues with SIGCONT.
+                let _ = raise(Signal::SIGSTOP);
             }
         }
     }

@@ -161,6 +161,25 @@ fn ctrl_z_stops_a_waiting_leasehold() {
     shell.until_shows("42-turn");
 }
 
+/// The signal is caught since the first term.
+#[test]
+fn ctrl_z_stops_a_candidate_that_waits_for_another_term() {
+    let place = Place::new();
+    let mut shell = Terminal::shell(&place);
+    shell.types("$leasehold elect a -c 'echo $((6 * 7))-term; exec sleep 3'\n");
+    shell.until_shows("42-term");
+    let mut rival = place.start(&["elect", "a", "-c", "echo on; exec sleep 600"]);
+    assert_eq!(rival.line(), "on");
+    shell.until_shows("waiting for");
+    shell.types(CTRL_Z);
+    shell.until_shows("Stopped");
+    shell.until_shell_answers();
+    shell.types("kill -TERM %1; fg; echo $?-code\n");
+    shell.until_shows("143-code");
+    rival.signal("TERM");
+    rival.end();
+}
+
 #[test]
 fn background_job_does_not_take_the_terminal() {
     let place = Place::new();
