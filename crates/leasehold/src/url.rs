@@ -189,6 +189,22 @@ mod tests {
     }
 
     #[test]
+    fn node_of_a_redirect_may_have_a_bare_ipv6_address() {
+        for (text, name) in [
+            ("10.0.0.7:6380", "10.0.0.7"),
+            ("2001:db8::1:6380", "2001:db8::1"),
+            ("[2001:db8::1]:6380", "2001:db8::1"),
+            ("node-7.example:6380", "node-7.example"),
+        ] {
+            let host = Host::of_redirect(text).unwrap();
+            assert_eq!((&*host.name, host.port), (name, 6380));
+        }
+        for text in ["", ":6380", "node", "node:x", "2001:db8::1:"] {
+            assert!(Host::of_redirect(text).is_none(), "{text}");
+        }
+    }
+
+    #[test]
     fn address_formats_are_parsed() {
         assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory { name: String::new() });
         assert_eq!(StoreUrl::parse("memory:jobs").unwrap(), StoreUrl::Memory { name: "jobs".to_owned() });

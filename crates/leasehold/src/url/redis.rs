@@ -228,6 +228,14 @@ impl Host {
         }
         Ok(Self { name: name.to_owned(), port })
     }
+
+    /// As a server names a node in a redirect: `name:port`, also for an IPv6 address.
+    pub(crate) fn of_redirect(text: &str) -> Option<Self> {
+        let (name, port) = text.rsplit_once(':')?;
+        let is_bare = name.contains(':') && !name.starts_with('[');
+        let text = if is_bare { format!("[{name}]:{port}") } else { text.to_owned() };
+        Self::parse(&text, 6379).ok()
+    }
 }
 
 fn decoded(text: &str) -> Result<Cow<'_, str>, Error> {

@@ -59,7 +59,7 @@ impl From<CallError> for StoreError {
 
 impl From<&RedisError> for CallError {
     fn from(error: &RedisError) -> Self {
-        let redirect = || error.redirect_node().and_then(|(host, _)| Host::parse(host, 6379).ok());
+        let redirect = || error.redirect_node().and_then(|(host, _)| Host::of_redirect(host));
         match (error.code(), redirect()) {
             (Some("MOVED"), Some(host)) => Self::Moved(host),
             (Some("ASK"), Some(host)) => Self::Ask(host),
