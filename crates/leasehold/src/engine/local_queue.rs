@@ -204,14 +204,20 @@ impl LocalQueue {
         }
     }
 
-    /// A new attempt for this queue, whose caller inserts it.
-    pub(super) fn start_attempt(&mut self, id: u64, acquisition: Acquisition, now: LocalTime) -> Box<Entry> {
+    /// A new attempt for this queue, whose caller inserts it. `max_queue`: at this length the store's queue refuses it.
+    pub(super) fn start_attempt(
+        &mut self,
+        id: u64,
+        acquisition: Acquisition,
+        max_queue: u32,
+        now: LocalTime,
+    ) -> Box<Entry> {
         let key = &self.key;
         // A single task needs no range of tokens, and unused tokens would make the counter run ahead of the clock.
         let reserve = if self.waiting.len() > 1 { HandoffBudget::initial_reserve(key.hand_off) } else { 0 };
         let command = Acquire {
             reserve,
-            wait: Some(key.wait),
+            wait: Some(WaitFor { max_queue, ..key.wait }),
             metadata: key.metadata.clone(),
             ..Acquire::exclusive(acquisition, key.terms.ttl.max(key.terms.min_lifetime))
         };

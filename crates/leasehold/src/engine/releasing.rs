@@ -59,10 +59,18 @@ impl Releasing {
         now >= self.until
     }
 
-    /// What the store's reply means. An earlier release may have succeeded, and its response may have been lost.
-    pub(super) fn outcome(&self, reply: &Reply) -> ReleaseOutcome {
-        let is_released = self.sent > 1 || matches!(reply, Reply::Released);
-        if is_released { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld }
+    /// What the store's reply means. An earlier release may have succeeded, and its response may have been lost. If the lease may
+    /// have expired instead, nothing says whether the store retains it for its minimum hold.
+    pub(super) fn outcome(&self, reply: &Reply, now: LocalTime) -> ReleaseOutcome {
+        let was_repeated = self.sent > 1;
+        match reply {
+            Reply::Released => ReleaseOutcome::Released,
+            _ if was_repeated && !self.release.min_hold.is_zero() && now >= self.held_until => {
+                ReleaseOutcome::Unconfirmed
+            }
+            _ if was_repeated => ReleaseOutcome::Released,
+            _ => ReleaseOutcome::NotHeld,
+        }
     }
 
     pub(super) fn handle_failure(&mut self, now: LocalTime) {

@@ -20,8 +20,8 @@ use std::time::Duration;
 use shuttle::sync::{Mutex, MutexGuard};
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, ClientId, LeaseTerms, LocalTime, Outcome, Push, Resource,
-    WaitPolicy,
+    Acquire, AcquireMachine, Acquisition, Answer, ClientId, LeaseTerms, LocalTime, Outcome, Push, Reply,
+    Resource, WaitPolicy,
 };
 use tokio::sync::Notify;
 
@@ -183,8 +183,9 @@ impl Session {
         transmit: &Transmit,
         answered: &CallResult,
     ) -> Option<ReleaseOutcome> {
-        // Only a failed release uses the time.
-        let now = if answered.is_ok() { transmit.sent_at } else { self.now() };
+        // Only a release that failed, or found no lease, uses the time.
+        let is_released = matches!(answered, Ok(Answer { reply: Reply::Released, .. }));
+        let now = if is_released { transmit.sent_at } else { self.now() };
         self.step(transmit.sequence, now, |entry| {
             entry.handle_response(transmit, now, answered);
             // A dropped guard does not refer to it any more.

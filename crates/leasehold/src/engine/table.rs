@@ -218,7 +218,8 @@ impl Table {
             return Ok((ticket, None));
         }
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let mut entry = queue.start_attempt(id, Acquisition { client: self.id, sequence }, now);
+        let acquisition = Acquisition { client: self.id, sequence };
+        let mut entry = queue.start_attempt(id, acquisition, queue.key.wait.max_queue, now);
         let transmit = entry.poll_transmit(sequence, now);
         self.insert(sequence, entry, now, effects);
         Ok((ticket, transmit))
@@ -309,7 +310,9 @@ impl Table {
             }
             HandoffDecision::Release => {
                 let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-                let entry = queue.start_attempt(id, Acquisition { client: self.id, sequence }, now);
+                // Its tasks wait already, so that no limit refuses them now.
+                let acquisition = Acquisition { client: self.id, sequence };
+                let entry = queue.start_attempt(id, acquisition, u32::MAX, now);
                 // The driver sends it.
                 self.insert(sequence, entry, now, effects);
                 return false;

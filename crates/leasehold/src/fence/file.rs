@@ -219,6 +219,9 @@ impl Target {
     }
 
     fn replace(&self, content: &[u8]) -> io::Result<()> {
+        // Before anything is changed: a folder that can't be read can't be synced.
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = File::open(folder.unwrap_or(Path::new(".")))?;
         let new = self.beside(NEW);
         // A killed writer may have left it. If it is a link, the link is removed and not followed.
         match fs::remove_file(&new) {
@@ -238,8 +241,7 @@ impl Target {
         }
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+        folder.sync_all()
     }
 
     fn beside(&self, suffix: &str) -> PathBuf {

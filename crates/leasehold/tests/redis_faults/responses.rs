@@ -199,3 +199,24 @@ async fn response_over_a_closed_connection_is_ignored() {
     }
     panic!("the response was never delivered while its caller waited for it");
 }
+
+/// The store does not retain the lock then, so that a minimum hold, a period that is done, or the count of a latch is lost.
+#[tokio::test]
+async fn release_that_arrives_after_the_end_of_its_lease_is_not_confirmed() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let (client, direct) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
+    let lasting = client.mutex("a").min_hold(Duration::from_secs(3_600));
+    let guard = lasting.ttl(Duration::from_secs(1)).auto_renew(false).lock().await.unwrap();
+    guard.wait_until_expiring(Duration::from_millis(200)).await;
+    proxy.hold_requests(true);
+    let releasing = tokio::spawn(guard.release());
+    // It is sent again after half of the ttl.
+    until(async || proxy.held() >= 2 || releasing.is_finished()).await;
+    until(async || direct.mutex("a").inspect().await.unwrap().holders.is_empty()).await;
+    proxy.hold_requests(false);
+    proxy.release_held();
+    let error = releasing.await.unwrap().unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    assert!(direct.mutex("a").try_lock().await.unwrap().is_some());
+}

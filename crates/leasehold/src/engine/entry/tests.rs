@@ -308,6 +308,24 @@ fn response_to_a_release_that_was_sent_twice_says_nothing_of_the_lease() {
     }
 }
 
+/// Otherwise the count of a latch, or the end of the work of a period, could be lost without a word.
+#[test]
+fn release_that_found_no_lease_is_unconfirmed_if_the_lease_may_have_expired_before() {
+    for (min_hold, answered_at, expected) in [
+        (Duration::ZERO, 9, ReleaseOutcome::Released),
+        (TTL, 2, ReleaseOutcome::Released),
+        (TTL, 9, ReleaseOutcome::Unconfirmed),
+    ] {
+        let mut entry = held();
+        entry.min_hold = min_hold;
+        release_of(&mut entry, at(1));
+        entry.abandon(at(1));
+        let again = sent(&mut entry, at(1));
+        entry.handle_response(&again, at(answered_at), &answer(Reply::NotHeld));
+        assert_eq!(entry.release_outcome(), Some(expected), "{min_hold:?}, {answered_at}");
+    }
+}
+
 #[test]
 fn closed_client_retries_a_release_until_the_lease_has_ended() {
     let closed = |now: u64| {

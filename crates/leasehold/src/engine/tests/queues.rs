@@ -124,6 +124,8 @@ fn contended_lease_is_released_after_its_hand_offs_and_the_other_tasks_queue_aga
     assert!(matches!(release.command, Command::Release(_)) && loss.is_none());
     let again = scene.due(scene.start).pop().expect("an attempt for the other tasks");
     assert_eq!(acquire(&again).reserve, HAND_OFFS, "a range of tokens for several tasks");
+    let wait = acquire(&again).wait.expect("it waits");
+    assert_eq!(wait.max_queue, u32::MAX, "a full queue does not refuse tasks that wait already");
     scene.answer(&again, granted(20, 20));
     assert_eq!(scene.granted(others[0]), Some((again.sequence, 20)));
 }

@@ -210,9 +210,13 @@ async fn repeat_lost(
         return;
     }
     for ((at, (_, command)), mut answer) in lost.into_iter().zip(again).zip(repeated) {
-        if let (Command::Release(_), Ok(Answer { reply: reply @ Reply::NotHeld, .. })) =
+        if let (Command::Release(release), Ok(Answer { reply: reply @ Reply::NotHeld, .. })) =
             (command, &mut answer)
         {
+            if !release.min_hold.is_zero() {
+                // Its sender knows whether the lease may have expired instead.
+                continue;
+            }
             // The lost one may be why nothing is left to release.
             *reply = Reply::Released;
         }
