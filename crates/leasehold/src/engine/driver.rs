@@ -73,8 +73,9 @@ where
     let run = move || {
         // Wakers and log subscribers are code of the program. If one panics, no renewal follows, so the client is closed.
         if std::panic::catch_unwind(AssertUnwindSafe(run)).is_err() {
-            known.close(known.now());
-            known.driver_gone();
+            // Another one may panic in turn.
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| known.close(known.now())));
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| known.driver_gone()));
         }
     };
     std::thread::Builder::new().name("leasehold".to_owned()).spawn(run)?;

@@ -7,6 +7,7 @@
 //! There is no queue of releases: a release stays in its own entry until the store has confirmed it, or until the lease has
 //! expired in the store.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(shuttle))]
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -98,10 +99,11 @@ impl Session {
     }
 
     pub(super) fn apply_effects(&self, effects: Effects) {
-        effects.wakers.into_iter().for_each(Waker::wake);
+        // First: wakers and log subscribers are code of the program, and may panic.
         if effects.wake_driver {
             self.wake_driver();
         }
+        wake_all(effects.wakers);
         for (resource, event) in effects.log_events {
             if let LogEvent::Lost(loss) = event {
                 self.telemetry.lost(resource.kind, loss);
@@ -331,7 +333,7 @@ impl Session {
             (std::mem::take(&mut table.close_wakers), std::mem::take(&mut table.sleepers))
         };
         // No driver is left to wake them at their time.
-        close_wakers.into_iter().chain(sleepers.into_values()).for_each(Waker::wake);
+        wake_all(close_wakers.into_iter().chain(sleepers.into_values()));
     }
 
     /// The last handle was dropped: the driver ends once everything is released.
@@ -377,5 +379,14 @@ impl Inbox for Session {
     fn deliver(&self, push: Push) {
         let now = self.now();
         self.step(push.acquisition.sequence, now, |entry| entry.handle_push(now, &push));
+    }
+}
+
+/// Wakes all of them. If a waker panics, the others are woken first.
+fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
+    let wake = |waker: Waker| catch_unwind(AssertUnwindSafe(|| waker.wake())).err();
+    let panics: Vec<_> = wakers.into_iter().filter_map(wake).collect();
+    if let Some(first) = panics.into_iter().next() {
+        resume_unwind(first);
     }
 }

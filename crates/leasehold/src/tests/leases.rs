@@ -240,6 +240,34 @@ fn panic_on_the_clients_thread_ends_its_leases_and_its_close() {
     assert!(closed.unwrap_err().is_unavailable());
 }
 
+/// As wakers do whose executor has ended.
+#[test]
+fn wakers_that_panic_keep_nobody_from_being_woken() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker");
+        }
+    }
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("b").ttl(Duration::from_secs(9)).lock()).unwrap();
+    stage.other_takes_it();
+    let mutexes = [(); 3].map(|()| stage.client.mutex("a").global_fifo());
+    let mut waiting = mutexes.each_ref().map(|mutex| Box::pin(mutex.lock()));
+    let waker = std::task::Waker::from(Arc::new(Panics));
+    for waiting in &mut waiting {
+        assert!(waiting.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+    }
+    stage.becomes(Fate::Panics);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let client = stage.client.clone();
+    // The renewal panics, and then the wakers of the waiting tasks, which the end of the client wakes.
+    thread::spawn(move || sender.send((block_on(guard.lost()), block_on(client.close()))));
+    let (lost, closed) = receiver.recv_timeout(Duration::from_secs(20)).expect("every wait ends");
+    assert_eq!(lost, Loss::Closed);
+    assert!(closed.unwrap_err().is_unavailable());
+}
+
 #[test]
 fn reads_of_a_closed_client_say_that_it_is_closed() {
     let stage = Stage::new();
