@@ -254,9 +254,9 @@ fn wakers_that_panic_keep_nobody_from_being_woken() {
     stage.other_takes_it();
     let mutexes = [(); 3].map(|()| stage.client.mutex("a").global_fifo());
     let mut waiting = mutexes.each_ref().map(|mutex| Box::pin(mutex.lock()));
-    let waker = std::task::Waker::from(Arc::new(Panics));
+    let waker = Waker::from(Arc::new(Panics));
     for waiting in &mut waiting {
-        assert!(waiting.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending());
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }
     stage.becomes(Fate::Panics);
     let (sender, receiver) = std::sync::mpsc::channel();
