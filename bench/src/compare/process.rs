@@ -201,11 +201,8 @@ mod tests {
         let mut process = shell(&format!(r#"{hello} echo '{{"error":"no"}}'; cat"#)).unwrap();
         assert_eq!(process.failure(), None);
         process.tell(&Order::Held).unwrap();
-        let why = (0..1_000).find_map(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            process.failure()
-        });
-        assert_eq!(why.as_deref(), Some("no"));
+        leasehold_testkit::wait_until("it has failed", || process.failure().is_some());
+        assert_eq!(process.failure().as_deref(), Some("no"));
     }
 
     #[test]

@@ -332,7 +332,7 @@ impl Borrowed {
         if renewed.is_err() && guard.loss() == Some(Loss::Expired) {
             // The store has not said that the lease has ended.
             let what = "the renewal was not confirmed before the lease had to end, and may have taken effect: look at the lease again";
-            return Err(guard.unconfirmed(what));
+            return Err(guard.unavailable(what));
         }
         renewed
     }

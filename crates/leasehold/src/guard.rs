@@ -401,8 +401,8 @@ impl Guard {
         self.handle.lost(&self.resource, loss)
     }
 
-    pub(crate) fn unconfirmed(&self, what: &str) -> Error {
-        self.handle.error(ErrorKind::Unavailable, &self.resource, what)
+    pub(crate) fn unavailable(&self, what: &str) -> Error {
+        self.handle.unavailable(&self.resource, what)
     }
 
     /// Waits at most `limit` until the lease is lost.

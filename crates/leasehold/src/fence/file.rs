@@ -103,7 +103,8 @@ impl FencedFile {
     ///
     /// `is_stale` for a token lower than the highest, and `is_timeout` if another writer did not finish in time; nothing is
     /// changed in both cases. `is_unavailable` if a file can't be read or written, with the system's error as its source.
-    /// The old content is then kept, but tokens lower than this one may be refused from now on.
+    /// The old content is then kept, unless only the last step failed, which syncs the folder. In both cases tokens lower than this one
+    /// may be refused from now on.
     pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {
         self.write_timeout(token, content, WRITE_LIMIT)
     }

@@ -226,18 +226,22 @@ fn limit_that_the_end_of_the_driver_cuts_short_drops_no_result() {
     assert_eq!(block_on(with_deadline(&session, Some(until), work)), Some(()));
 }
 
-#[test]
-fn panic_on_the_clients_thread_ends_its_leases_and_its_close() {
-    let stage = Stage::new();
-    let guard = block_on(stage.client.mutex("a").ttl(Duration::from_secs(9)).lock()).unwrap();
+/// The renewal panics on the client's thread.
+fn ends_by_a_panic(stage: &Stage, guard: Guard) {
     stage.becomes(Fate::Panics);
     let (sender, receiver) = std::sync::mpsc::channel();
     let client = stage.client.clone();
-    // The renewal panics.
     thread::spawn(move || sender.send((block_on(guard.lost()), block_on(client.close()))));
     let (lost, closed) = receiver.recv_timeout(Duration::from_secs(20)).expect("every wait ends");
     assert_eq!(lost, Loss::Closed);
     assert!(closed.unwrap_err().is_unavailable());
+}
+
+#[test]
+fn panic_on_the_clients_thread_ends_its_leases_and_its_close() {
+    let stage = Stage::new();
+    let guard = block_on(stage.client.mutex("a").ttl(Duration::from_secs(9)).lock()).unwrap();
+    ends_by_a_panic(&stage, guard);
 }
 
 /// As wakers do whose executor has ended.
@@ -258,14 +262,8 @@ fn wakers_that_panic_keep_nobody_from_being_woken() {
     for waiting in &mut waiting {
         assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }
-    stage.becomes(Fate::Panics);
-    let (sender, receiver) = std::sync::mpsc::channel();
-    let client = stage.client.clone();
-    // The renewal panics, and then the wakers of the waiting tasks, which the end of the client wakes.
-    thread::spawn(move || sender.send((block_on(guard.lost()), block_on(client.close()))));
-    let (lost, closed) = receiver.recv_timeout(Duration::from_secs(20)).expect("every wait ends");
-    assert_eq!(lost, Loss::Closed);
-    assert!(closed.unwrap_err().is_unavailable());
+    // Then the end of the client wakes the waiting tasks.
+    ends_by_a_panic(&stage, guard);
 }
 
 #[test]
