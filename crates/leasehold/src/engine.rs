@@ -26,7 +26,7 @@ mod timer;
 mod waiting;
 mod watch;
 
-pub(crate) use entry::{AttemptEnd, RenewalError, Transmit};
+pub(crate) use entry::{AttemptEnd, MinHold, RenewalError, Transmit};
 pub(crate) use leases::{AttachedLease, DetachedLease, EndedHold, QueuedGrant};
 pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, ResourceHash, Ticket, WaitOutcome};
 pub(crate) use releasing::ReleaseOutcome;

@@ -190,6 +190,27 @@ async fn every_lock_of_a_set_is_counted() {
     assert_eq!(gauge("leasehold_leases_held", &[("label", "set")]), 0.0);
 }
 
+/// Also if one command was sent for all of them.
+#[tokio::test]
+async fn failed_attempt_counts_for_every_lock_of_its_set() {
+    let client = connect("memory:").await;
+    let lock = |name| client.mutex(name).global_fifo().metrics_label("failed sets");
+    let set = MutexSet::new([lock("a"), lock("b")]);
+    let held = lock("b").lock().await.unwrap();
+    assert!(set.try_lock().await.unwrap().is_none());
+    assert_eq!(acquisitions("failed sets", "busy"), 2);
+    assert!(set.lock_timeout(Duration::from_nanos(1)).await.unwrap().is_none());
+    assert_eq!(acquisitions("failed sets", "timeout"), 2);
+    // The mutexes before the one that is held were granted, one by one.
+    assert!(set.lock_timeout(SHORT).await.unwrap().is_none());
+    assert_eq!(acquisitions("failed sets", "timeout"), 3);
+    assert_eq!(acquisitions("failed sets", "immediate"), 2);
+    drop(held);
+    client.clone().close().await.unwrap();
+    assert!(set.try_lock().await.unwrap_err().is_closed());
+    assert_eq!(acquisitions("failed sets", "error"), 2);
+}
+
 #[tokio::test]
 async fn label_is_the_kind_by_default_and_other_after_a_hundred() {
     let client = connect("memory:").await;

@@ -41,8 +41,8 @@ pub struct HandoffBudget {
     last: u64,
     /// A range that a renewal fetched while the current one was not used up.
     spare: Option<TokenRange>,
-    /// The next renewal requests tokens.
-    awaiting_tokens: bool,
+    /// Since when renewals request tokens.
+    awaiting_tokens: Option<LocalTime>,
     /// Since when another client waits, and the hand-offs since then.
     contended: Option<(LocalTime, u32)>,
 }
@@ -52,7 +52,7 @@ impl HandoffBudget {
     #[must_use]
     pub const fn new(limits: HandoffLimits, tokens: TokenRange) -> Self {
         let (next, last) = (tokens.first.get() + 1, tokens.last.get());
-        Self { limits, next, last, spare: None, awaiting_tokens: false, contended: None }
+        Self { limits, next, last, spare: None, awaiting_tokens: None, contended: None }
     }
 
     /// Tokens that the acquire reserves. While uncontended, renewals fetch more.
@@ -72,9 +72,11 @@ impl HandoffBudget {
         let next = self.next_token();
         if self.contended.is_none() && self.spare.is_none() {
             let left = (self.last + 1).saturating_sub(self.next);
-            self.awaiting_tokens |= left < u64::from(RENEWAL_RESERVE / 2);
+            if left < u64::from(RENEWAL_RESERVE / 2) {
+                self.awaiting_tokens.get_or_insert(now);
+            }
         }
-        match (next, self.awaiting_tokens) {
+        match (next, self.awaiting_tokens.is_some()) {
             (Some(token), _) => HandoffDecision::Next(token),
             (None, true) => HandoffDecision::AwaitTokens,
             (None, false) => HandoffDecision::Release,
@@ -95,7 +97,7 @@ impl HandoffBudget {
     /// Number of tokens that the next renewal must reserve.
     #[must_use]
     pub const fn reserve(&self) -> u32 {
-        if self.awaiting_tokens { RENEWAL_RESERVE } else { 0 }
+        if self.awaiting_tokens.is_some() { RENEWAL_RESERVE } else { 0 }
     }
 
     /// Records that another client waits.
@@ -117,8 +119,11 @@ impl HandoffBudget {
         } else if self.contended.is_some_and(|(since, _)| since < sent_at) {
             self.contended = None;
         }
+        // A renewal that requested tokens brings some, or the store has none to give.
+        if tokens.is_some() || self.awaiting_tokens.is_some_and(|since| since <= sent_at) {
+            self.awaiting_tokens = None;
+        }
         if let Some(tokens) = tokens {
-            self.awaiting_tokens = false;
             // A late answer to an older renewal may have lower tokens than those of a newer one.
             let last = self.spare.map_or(self.last, |spare| spare.last.get());
             if tokens.first.get() > last {
@@ -129,7 +134,7 @@ impl HandoffBudget {
 
     /// Handles a failed renewal: it returns no tokens.
     pub fn handle_failure(&mut self) {
-        self.awaiting_tokens = false;
+        self.awaiting_tokens = None;
     }
 }
 
@@ -175,6 +180,16 @@ mod tests {
         failing.handle_contended(at(1));
         failing.handle_failure();
         assert_eq!(failing.hand_off(at(1)), HandoffDecision::Release);
+    }
+
+    #[test]
+    fn handoff_releases_when_a_renewal_that_requested_tokens_brings_none() {
+        let mut budget = HandoffBudget::new(BOUND, tokens(10, 0));
+        assert_eq!(budget.hand_off(at(1)), HandoffDecision::AwaitTokens);
+        budget.handle_renewed(at(2), at(0), None, false);
+        assert_eq!(budget.reserve(), RENEWAL_RESERVE, "an older renewal has requested none");
+        budget.handle_renewed(at(2), at(1), None, true);
+        assert_eq!(budget.hand_off(at(2)), HandoffDecision::Release);
     }
 
     #[test]

@@ -41,12 +41,20 @@ pub(crate) enum RenewalError {
     Failed(StoreError),
 }
 
+/// For how long from its grant the store retains a lease that is released sooner.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MinHold {
+    pub(crate) length: Duration,
+    /// A lease that the close of its client releases is not retained: its work is unfinished.
+    pub(crate) ends_at_close: bool,
+}
+
 pub(super) struct Entry {
     pub(super) resource: Arc<Resource>,
     /// The named owner, if the lock is reentrant.
     pub(super) owner: Option<Owner>,
     terms: LeaseTerms,
-    pub(super) min_hold: Duration,
+    pub(super) min_hold: MinHold,
     stage: Stage,
     /// How the attempt ended.
     pub(super) outcome: Option<Outcome>,
@@ -102,7 +110,7 @@ impl Entry {
         resource: Arc<Resource>,
         owner: Option<Owner>,
         terms: LeaseTerms,
-        min_hold: Duration,
+        min_hold: MinHold,
         machine: AcquireMachine,
     ) -> Self {
         Self {
@@ -282,7 +290,7 @@ impl Entry {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
                 let remaining = machine.remaining(now);
                 let as_granted = as_granted.take();
-                let release = Release { acquisition, min_hold: self.min_hold, tombstone, as_granted };
+                let release = Release { acquisition, min_hold: self.min_hold.length, tombstone, as_granted };
                 self.begin_release(release, Duration::ZERO, remaining, now);
             }
             Stage::Releasing(releasing) => releasing.retry_now(now),
@@ -292,6 +300,9 @@ impl Entry {
 
     /// Releases everything, because the client is closed.
     pub(super) fn close(&mut self, now: LocalTime) {
+        if self.min_hold.ends_at_close {
+            self.min_hold.length = Duration::ZERO;
+        }
         self.abandon(now);
         if let Stage::Releasing(releasing) = &mut self.stage {
             releasing.close(now, self.terms.ttl);

@@ -114,7 +114,7 @@ impl Session {
 
     /// How long the store keeps the lock after a release; `None` once the lease is gone.
     pub(crate) fn min_hold(&self, sequence: u64) -> Option<Duration> {
-        self.table().entries.get(&sequence).map(|entry| entry.min_hold)
+        self.table().entries.get(&sequence).map(|entry| entry.min_hold.length)
     }
 
     /// The attempt that the store knows as the holder of this lease.
@@ -198,7 +198,7 @@ impl Session {
 
     /// Replaces the minimum hold, counted from the grant.
     pub(crate) fn set_min_hold(&self, sequence: u64, min_hold: Duration, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.min_hold = min_hold);
+        self.step(sequence, now, |entry| entry.min_hold.length = min_hold);
     }
 
     /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is not logged as a loss.

@@ -8,14 +8,13 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, LazyLock};
 use std::task::Waker;
-use std::time::Duration;
 
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, HandoffBudget, HandoffLimits, LeaseTerms, LocalTime, Outcome,
     Resource, Token, WaitFor, WaitPolicy,
 };
 
-use super::entry::{AttemptEnd, Entry};
+use super::entry::{AttemptEnd, Entry, MinHold};
 use super::number_map::NumberMap;
 use super::waiting::Waiting;
 use crate::store::StoreError;
@@ -222,7 +221,7 @@ impl LocalQueue {
             ..Acquire::exclusive(acquisition, key.terms.ttl.max(key.terms.min_lifetime))
         };
         let machine = AcquireMachine::new(command, Some(key.wait_policy), now);
-        let mut entry = Entry::new(key.resource.clone(), None, key.terms, Duration::ZERO, machine);
+        let mut entry = Entry::new(key.resource.clone(), None, key.terms, MinHold::default(), machine);
         entry.local_queue = Some((id, key.hand_off));
         self.state = QueueState::Acquiring(acquisition.sequence);
         Box::new(entry)
@@ -231,6 +230,8 @@ impl LocalQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use leasehold_core::{Kind, Name};
 
     use super::*;

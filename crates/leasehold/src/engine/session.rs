@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 
 use super::clock::Clock;
 use super::due::DueWork;
-use super::entry::{Entry, Transmit};
+use super::entry::{Entry, MinHold, Transmit};
 use super::local_queue::{AcquireKey, CancelledWait, EnqueueError, QueueState, Ticket, WaitOutcome};
 use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
@@ -119,7 +119,7 @@ impl Session {
         &self,
         resource: Arc<Resource>,
         terms: LeaseTerms,
-        min_hold: Duration,
+        min_hold: MinHold,
         command: Acquire,
         wait_policy: Option<WaitPolicy>,
         now: LocalTime,

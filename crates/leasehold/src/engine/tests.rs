@@ -16,7 +16,7 @@ use leasehold_core::{
 };
 
 use super::clock::Clock;
-use super::entry::Transmit;
+use super::entry::{MinHold, Transmit};
 use super::manual::{Driven, ManualClock};
 use super::session::Session;
 use super::table::Effects;
@@ -85,7 +85,8 @@ impl Scene {
         };
         let policy = waits.then_some(policy());
         let (resource, terms) = (resource(name), terms());
-        let began = self.session.begin(resource, terms, Duration::ZERO, command, policy, self.session.now());
+        let began =
+            self.session.begin(resource, terms, MinHold::default(), command, policy, self.session.now());
         began.ok().flatten().expect("a new attempt sends a command")
     }
 

@@ -11,7 +11,8 @@ use leasehold_core::{
 
 use super::lock::{Lock, WaitMode, unit};
 use crate::engine::{
-    AttemptEnd, Closed, End, ReleaseOutcome, Request, Response, Transmit, release_dropped, with_deadline,
+    AttemptEnd, Closed, End, MinHold, ReleaseOutcome, Request, Response, Transmit, release_dropped,
+    with_deadline,
 };
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
@@ -116,8 +117,8 @@ impl Lock {
             metadata: self.metadata.clone(),
         };
         let wait_policy = deadline.map(|deadline| self.wait_policy(deadline));
-        let began =
-            session.begin(resource.clone(), terms, self.min_hold, command, wait_policy, self.handle.now());
+        let min_hold = MinHold { length: self.min_hold, ends_at_close: self.min_hold_ends_at_close };
+        let began = session.begin(resource.clone(), terms, min_hold, command, wait_policy, self.handle.now());
         let transmit = began.map_err(|Closed| self.handle.closed())?;
         Ok((
             Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },

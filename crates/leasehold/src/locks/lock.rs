@@ -30,6 +30,8 @@ pub(crate) struct Lock {
     pub(crate) owner: Option<Owner>,
     pub(crate) terms: LeaseTerms,
     pub(crate) min_hold: Duration,
+    /// See `MinHold::ends_at_close`.
+    pub(crate) min_hold_ends_at_close: bool,
     pub(crate) max_waiters: u32,
     /// The limits for handing a lease off between the client's tasks; none if tasks do not share leases.
     pub(crate) hand_off: Option<HandoffLimits>,
@@ -88,6 +90,7 @@ impl Lock {
             owner: None,
             terms: LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: Duration::ZERO, replicas },
             min_hold: Duration::ZERO,
+            min_hold_ends_at_close: false,
             max_waiters,
             hand_off: None,
             metadata,

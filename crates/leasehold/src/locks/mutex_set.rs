@@ -20,6 +20,7 @@ use crate::locks::acquire_all::{BatchOutcome, acquire_all};
 use crate::locks::attempt::CANCEL_LIMIT;
 use crate::locks::lock::{Lock, WaitMode};
 use crate::locks::mutex::Mutex;
+use crate::locks::observe::ObservedBatch;
 
 /// Several mutexes of one client that are acquired together: all or none. Created by [`MutexSet::new`].
 ///
@@ -159,11 +160,23 @@ impl MutexSet {
         let handle = &order.first().ok_or_else(empty_set)?.0.handle;
         let deadline = wait.deadline(handle.now());
         let locks: Vec<&Lock> = order.iter().map(|mutex| &mutex.0).collect();
-        match acquire_all(&locks, deadline).await? {
-            BatchOutcome::Granted(guards) => Ok(Some(self.sorted(guards))),
-            BatchOutcome::Contended if deadline.is_none_or(|deadline| deadline <= handle.now()) => Ok(None),
-            BatchOutcome::Contended | BatchOutcome::Unsupported => {
+        let observed = ObservedBatch::begin(&locks);
+        match acquire_all(&locks, deadline).await {
+            Ok(BatchOutcome::Granted(guards)) => {
+                observed.leave();
+                Ok(Some(self.sorted(guards)))
+            }
+            Ok(BatchOutcome::Contended) if deadline.is_none_or(|deadline| deadline <= handle.now()) => {
+                observed.not_granted(wait);
+                Ok(None)
+            }
+            Ok(BatchOutcome::Contended | BatchOutcome::Unsupported) => {
+                observed.leave();
                 self.acquire_in_order(order, deadline).await
+            }
+            Err(error) => {
+                observed.failed(&error);
+                Err(error)
             }
         }
     }

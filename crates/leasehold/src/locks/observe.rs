@@ -29,7 +29,7 @@ impl Lock {
         attempt: Pin<&mut impl Future<Output = Result<Option<Guard>, Error>>>,
     ) -> Result<Option<Guard>, Error> {
         let started = self.handle.now();
-        let mut observed = Observed { lock: self, span: &span, is_over: false };
+        let mut observed = Observed { lock: self, span: Some(&span), is_over: false };
         // A task that is granted the lock at its first poll has not waited, and needs no second look at the clock.
         let mut waiting = None;
         let mut attempt = pin!(attempt.instrument(span.clone()));
@@ -48,10 +48,8 @@ impl Lock {
                 observed.is_over = true;
                 self.granted(guard, queued, now.since(started), now, &span);
             }
-            Ok(None) if matches!(wait, WaitMode::NoWait) => observed.end(AttemptOutcome::Busy),
-            Ok(None) => observed.end(AttemptOutcome::TimedOut),
-            Err(error) if error.is_unavailable() => observed.end(AttemptOutcome::Unavailable),
-            Err(_) => observed.end(AttemptOutcome::Failed),
+            Ok(None) => observed.end(wait.not_granted()),
+            Err(error) => observed.end(failed(error)),
         }
         ended
     }
@@ -76,10 +74,21 @@ impl Lock {
     }
 }
 
+impl WaitMode {
+    /// How an attempt that ended without the lock, and without an error, ended.
+    fn not_granted(self) -> AttemptOutcome {
+        if matches!(self, Self::NoWait) { AttemptOutcome::Busy } else { AttemptOutcome::TimedOut }
+    }
+}
+
+fn failed(error: &Error) -> AttemptOutcome {
+    if error.is_unavailable() { AttemptOutcome::Unavailable } else { AttemptOutcome::Failed }
+}
+
 /// An attempt in progress.
 struct Observed<'a> {
     lock: &'a Lock,
-    span: &'a Span,
+    span: Option<&'a Span>,
     is_over: bool,
 }
 
@@ -87,7 +96,37 @@ impl Observed<'_> {
     fn end(&mut self, outcome: AttemptOutcome) {
         self.is_over = true;
         self.lock.telemetry.ended(outcome, None);
-        spans::record_outcome(self.span, outcome);
+        if let Some(span) = self.span {
+            spans::record_outcome(span, outcome);
+        }
+    }
+}
+
+/// One command in progress for several locks. Dropped, it counts as cancelled for each of them.
+pub(super) struct ObservedBatch<'a>(Vec<Observed<'a>>);
+
+impl<'a> ObservedBatch<'a> {
+    pub(super) fn begin(locks: &[&'a Lock]) -> Self {
+        Self(locks.iter().map(|lock| Observed { lock, span: None, is_over: false }).collect())
+    }
+
+    /// The locks were granted, which is counted elsewhere, or each of them has an attempt of its own now.
+    pub(super) fn leave(mut self) {
+        for observed in &mut self.0 {
+            observed.is_over = true;
+        }
+    }
+
+    pub(super) fn not_granted(mut self, wait: WaitMode) {
+        for observed in &mut self.0 {
+            observed.end(wait.not_granted());
+        }
+    }
+
+    pub(super) fn failed(mut self, error: &Error) {
+        for observed in &mut self.0 {
+            observed.end(failed(error));
+        }
     }
 }
 

@@ -35,7 +35,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 ///   expires, the next host starts the work, so work may be done twice. If the first host was only stopped, both hosts may
 ///   work at the same time; their tokens distinguish them.
 ///
-/// Releasing or dropping the guard means that the work is done. The period is 1 s to 33 days.
+/// Releasing or dropping the guard means that the work is done. Work whose client is closed first is not done: at least once,
+/// the next host starts it. The period is 1 s to 33 days.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -80,6 +81,7 @@ impl OncePer {
     #[must_use]
     pub fn at_least_once(mut self) -> Self {
         self.0.terms.min_lifetime = Duration::ZERO;
+        self.0.min_hold_ends_at_close = true;
         self
     }
 

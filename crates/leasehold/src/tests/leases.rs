@@ -290,6 +290,21 @@ fn once_per_ends_if_its_client_closes_during_a_poll() {
     assert!(receiver.recv_timeout(Duration::from_secs(20)).expect("it ends").unwrap_err().is_closed());
 }
 
+/// Another client starts it. Work that is to start at most once is not started again.
+#[test]
+fn work_that_a_close_interrupts_does_not_count_as_done() {
+    let stage = Stage::new();
+    let at_most_once = |client: &Client| client.once_per("a", HOUR);
+    let at_least_once = |client: &Client| client.once_per("b", HOUR).at_least_once();
+    let first = block_on(at_most_once(&stage.client).start()).unwrap().unwrap();
+    let second = block_on(at_least_once(&stage.client).start()).unwrap().unwrap();
+    block_on(stage.client.clone().close()).unwrap();
+    assert!(!first.is_held() && !second.is_held());
+    let other = stage.other_client();
+    assert!(block_on(at_most_once(&other).start()).unwrap().is_none());
+    assert!(block_on(at_least_once(&other).start_timeout(HOUR / 3_600)).unwrap().is_some());
+}
+
 #[test]
 fn close_ignores_releases_that_failed_before_it() {
     let stage = Stage::new();

@@ -8,7 +8,7 @@ use leasehold_core::{
     drift_margin,
 };
 
-use super::{Entry, Stage};
+use super::{Entry, MinHold, Stage};
 use crate::engine::leases::{AttachedLease, DetachedLease};
 use crate::engine::releasing::ReleaseOutcome;
 
@@ -18,7 +18,8 @@ impl Entry {
         self.remaining(now)?;
         let Stage::Lease { machine, tombstone, .. } = &self.stage else { return Err(Loss::Closed) };
         let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
-        let detached = DetachedLease { acquisition, ttl: self.terms.ttl, min_hold: self.min_hold, tombstone };
+        let detached =
+            DetachedLease { acquisition, ttl: self.terms.ttl, min_hold: self.min_hold.length, tombstone };
         self.is_referenced = false;
         self.is_failure_logged = false;
         self.end(ReleaseOutcome::Released);
@@ -63,6 +64,7 @@ impl Entry {
         let terms = LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: valid_for, replicas };
         let trusted_until = asked_at + valid_for.saturating_sub(drift_margin(valid_for));
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
+        let min_hold = MinHold { length: min_hold, ends_at_close: false };
         let mut entry = Self::new(resource, owner, terms, min_hold, machine);
         entry.is_borrowed = is_borrowed;
         let grant = Grant { tokens, valid_for, is_plain: false };

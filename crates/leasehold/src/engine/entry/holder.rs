@@ -38,7 +38,7 @@ impl Entry {
     pub(in crate::engine) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
         match &mut self.stage {
             // A lease with a minimum hold is released to the store, which retains it.
-            Stage::Lease { machine, .. } if self.min_hold.is_zero() => machine.hand_off(now),
+            Stage::Lease { machine, .. } if self.min_hold.length.is_zero() => machine.hand_off(now),
             _ => HandoffDecision::Release,
         }
     }

@@ -35,7 +35,7 @@ fn entry(waits: bool) -> Entry {
         min_lifetime: Duration::ZERO,
         replicas: REPLICAS,
     };
-    Entry::new(Arc::new(resource), None, terms, Duration::ZERO, machine)
+    Entry::new(Arc::new(resource), None, terms, MinHold::default(), machine)
 }
 
 fn sent(entry: &mut Entry, now: LocalTime) -> Transmit {
@@ -317,7 +317,7 @@ fn release_that_found_no_lease_is_unconfirmed_if_the_lease_may_have_expired_befo
         (TTL, 9, ReleaseOutcome::Unconfirmed),
     ] {
         let mut entry = held();
-        entry.min_hold = min_hold;
+        entry.min_hold.length = min_hold;
         release_of(&mut entry, at(1));
         entry.abandon(at(1));
         let again = sent(&mut entry, at(1));

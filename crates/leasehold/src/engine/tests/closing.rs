@@ -92,7 +92,7 @@ fn close_releases_leases_and_refuses_attempts() {
     let release = scene.due(now).pop().expect("the release");
     assert!(release.sequence == lease && matches!(release.command, Command::Release(_)), "{release:?}");
     let command = Acquire::exclusive(session.next_acquisition(), TTL);
-    assert!(session.begin(resource("b"), terms(), Duration::ZERO, command, None, now).is_err());
+    assert!(session.begin(resource("b"), terms(), MinHold::default(), command, None, now).is_err());
 }
 
 #[cfg(feature = "redis")]
