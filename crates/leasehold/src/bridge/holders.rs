@@ -69,6 +69,11 @@ impl Holders {
         self.state().given_up.iter_mut().for_each(|known| known.is_released = true);
     }
 
+    /// Every server has answered the command with this value, and its release.
+    pub(super) fn settle(&self, holder: &str) {
+        self.state().given_up.retain(|known| known.holder != holder);
+    }
+
     /// The values that were given up and may still take the lock.
     pub(super) fn given_up(&self) -> Vec<String> {
         self.state().given_up.iter().map(|known| known.holder.clone()).collect()
@@ -124,5 +129,7 @@ mod tests {
         assert!(holders.adoptable().is_empty());
         assert_eq!(holders.given_up(), [first.clone(), second.clone()], "late commands are still released");
         assert!(holders.current() != first && holders.current() != second);
+        holders.settle(&second);
+        assert_eq!(holders.given_up(), [first], "the first command may still run");
     }
 }

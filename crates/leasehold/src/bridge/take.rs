@@ -176,6 +176,7 @@ impl Leg {
             let unreleased = Unreleased { leg: self, sent_at };
             let released = self.keys.run(releases).await;
             if is_complete && released.is_ok_and(|outcome| outcome.is_complete) {
+                self.holders.settle(&holder);
                 std::mem::forget(unreleased);
             }
         }
