@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// All locks of this store with a holder or a waiter, ordered by name. On Redis this takes one round trip per 1,000 keys
-    /// and per 200 locks of each node, one more, and one per 1,000 clients that hold or wait. The result is not a snapshot: locks may change during the call.
+    /// and one per 200 locks of each node, then one for the whole list, and one per 1,000 clients among the holders and waiters. The result is not a snapshot: locks may change during the call.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -216,7 +216,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Self::inspect`].
+    /// As [`Self::inspect`]; `is_invalid` if another program's value is in the lock's key.
     ///
     /// # Cancel safety
     ///

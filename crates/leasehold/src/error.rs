@@ -32,7 +32,7 @@ use crate::store::{Cause, StoreError};
 ///
 /// If a driver or the system caused the error, [`source`](StdError::source) returns their error. It is a
 /// [`redis::RedisError`] if a server refused the connection, closed it, or answered with an error. It is a `rusqlite::Error`
-/// or a [`std::io::Error`] for a file.
+/// or a [`std::io::Error`] for a file, and a `tokio_postgres::Error` for a fence or a lock in your transaction.
 ///
 /// `{}` prints the message of this crate without the text of the source. A report of the whole chain (`{:#}` of `anyhow`)
 /// therefore has each text once. `{:#}` of this type prints the message and the text of the source on one line, unless the
@@ -151,7 +151,7 @@ impl Error {
     }
 
     /// An argument is invalid: a name, a ttl, an address, or a number of permits that differs from the one in use. Nothing was
-    /// changed.
+    /// changed, except that [`Guard::detach`](crate::Guard::detach) has released the lease.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -179,8 +179,9 @@ impl Error {
         self.0.kind == ErrorKind::Unsupported
     }
 
-    /// The store was unreachable or did not respond, so the state of the lock is unknown. If it granted a lease, the client is
-    /// releasing it.
+    /// The store was unreachable or did not respond, so the state of the lock is unknown. After an attempt, the client is
+    /// releasing the lease that the store may have granted. After [`Guard::renew`](crate::Guard::renew) the lease goes on, and the client retries the
+    /// renewal.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -209,8 +210,9 @@ impl Error {
         self.0.kind == ErrorKind::Lost
     }
 
-    /// A time limit of the caller has passed: that of `close_timeout`, `release_timeout`, `FencedFile::write_timeout` or
-    /// [`connect_timeout`](crate::ClientBuilder::connect_timeout). At its limit, `lock_timeout` returns `None` instead.
+    /// A time limit of the caller has passed: that of `close_timeout`, `release_timeout`, [`OncePer::start_timeout`](crate::OncePer::start_timeout),
+    /// `FencedFile::write` and `write_timeout`, [`connect_timeout`](crate::ClientBuilder::connect_timeout), or PostgreSQL's `lock_timeout` in a fence
+    /// or a lock of a transaction. At its limit, `lock_timeout` returns `None` instead.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {

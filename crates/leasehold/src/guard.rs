@@ -188,7 +188,8 @@ impl Guard {
         self.resource.name.as_str()
     }
 
-    /// The fencing token: higher than that of every earlier grant of this lock. Pass it to the protected resource, which must
+    /// The fencing token: higher than that of every earlier holder of this lock. Acquisitions of one owner share it, and a downgrade
+    /// keeps it. Pass it to the protected resource, which must
     /// refuse tokens lower than the highest it has seen.
     ///
     /// ```

@@ -228,7 +228,7 @@ macro_rules! inspection {
             ///
             /// # Errors
             ///
-            /// As [`Self::inspect`].
+            /// As [`Self::inspect`]; `is_invalid` if another program's value is in the lock's key.
             ///
             /// # Cancel safety
             ///

@@ -267,3 +267,28 @@ async fn documented_rights_of_doctor_suffice() {
         assert_eq!(refused(&server), Vec::<String>::new(), "{flavor:?}");
     }
 }
+
+#[tokio::test]
+async fn rights_to_look_for_locks_of_other_libraries_suffice() {
+    let server = Server::on_port();
+    server.run(&locks());
+    server.run(&rule("+config|get"));
+    server.run(&["SET", "jobs", "696bb90ee6de11f1a35602fc00000001", "PX", "60000"]);
+    server.run(&["HSET", "list", "9557684a-c856-4883-9094-904228b43691:27", "1"]);
+    server.run(&["PEXPIRE", "list", "60000"]);
+    let client = Client::connect(&url(&server)).await.unwrap();
+    let found = async || {
+        let diagnosis = client.diagnose().await.unwrap();
+        let findings = diagnosis.components.into_iter().flat_map(|component| component.findings);
+        let whats = findings.filter(|finding| finding.id == "foreign-locks");
+        whats.map(|finding| finding.what).collect::<Vec<_>>().join("; ")
+    };
+    let blind = found().await;
+    assert!(blind.contains("is not known") && !blind.contains("jobs"), "{blind}");
+    server.run(&rule("+getrange"));
+    let seeing = found().await;
+    assert!(!seeing.contains("is not known"), "{seeing}");
+    for lock in ["\"jobs\" (like redis-py)", "\"list\" (like Redisson RLock)"] {
+        assert!(seeing.contains(lock), "{seeing}");
+    }
+}

@@ -66,7 +66,7 @@ stops the command if the lease is lost.
 
 With --json the output is one object:
   id             the id of the lease
-  token          the fencing token: higher than that of every earlier grant of
+  token          the fencing token: higher than that of every earlier holder of
                  this lock
   kind, name     the lock
   store          the store's address, without its password

@@ -11,7 +11,8 @@ use crate::duration;
 use crate::store::Store;
 
 /// The options of `run` that only a single lock can have.
-const OF_ONE_LOCK: [&str; 6] = ["shared", "exclusive", "semaphore", "owner", "once-per", "at-least-once"];
+const OF_ONE_LOCK: [&str; 7] =
+    ["shared", "exclusive", "semaphore", "owner", "once-per", "at-least-once", "bridge"];
 
 /// Options with the option without which they mean nothing.
 const NEEDS: [(&str, &str); 1] = [("at-least-once", "once-per")];

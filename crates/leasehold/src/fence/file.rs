@@ -102,7 +102,8 @@ impl FencedFile {
     /// # Errors
     ///
     /// `is_stale` for a token lower than the highest, and `is_timeout` if another writer did not finish in time; nothing is
-    /// changed in both cases. `is_unavailable` if a file can't be read or written, with the system's error as its source.
+    /// changed in both cases. `is_unavailable` if a file can't be read or written, with the system's error as its source; also
+    /// for a hard link, too many symbolic links and a damaged `.fence` file.
     /// The old content is then kept, unless only the last step failed, which syncs the folder. In both cases tokens lower than this one
     /// may be refused from now on.
     pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {

@@ -9,8 +9,8 @@
 //! What a transaction has written before the check is not undone by a wait. If another transaction
 //! keeps the fence for longer than `lock_timeout` (10 s unless the function is altered), the error names its session.
 //!
-//! The store of the lock may be any, for example Redis. [`create`] makes the table and the function; the store `postgres:`
-//! makes them with its own.
+//! The store of the lock may be any, for example Redis. [`create`] makes the table and the function. The store `postgres:`
+//! makes them with its own tables, if their schema is `leasehold`.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {

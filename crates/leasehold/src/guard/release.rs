@@ -50,8 +50,8 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease had ended before; `is_timeout` when the limit has passed. The client then
-    /// retries in the background.
+    /// `is_lost` if the lease had ended before; `is_timeout` when the limit has passed; `is_unavailable` if the server of a bridged
+    /// lock did not answer two releases. The client then retries in the background.
     ///
     /// # Cancel safety
     ///

@@ -182,7 +182,7 @@ impl Mutex {
     /// ```
     ///
     /// Before it returns `None`, the client cancels the attempt in the store, which takes a round trip after the
-    /// limit. If the store does not answer within 2 s, the result is an error. If another task of this client holds
+    /// limit. If the store does not answer within 2 s (5 s over a quorum), the result is an error. If another task of this client holds
     /// the lock, the store is not called.
     ///
     /// # Errors

@@ -37,9 +37,17 @@ pub(super) struct ForeignLock {
     pub(super) library: &'static str,
 }
 
-/// Searches the first pages of the keyspace. What the user may not read is left out.
-pub(super) async fn search(connection: &mut MultiplexedConnection) -> Vec<ForeignLock> {
-    let mut found = Vec::new();
+/// What a search has found.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found {
+    locks: Vec<ForeignLock>,
+    /// The user may not read some of the keys.
+    is_refused: bool,
+}
+
+/// Searches the first pages of the keyspace.
+pub(super) async fn search(connection: &mut MultiplexedConnection) -> Found {
+    let mut found = Found::default();
     for kind in ["hash", "string"] {
         let mut cursor = "0".to_owned();
         for _ in 0..PAGES {
@@ -49,7 +57,7 @@ pub(super) async fn search(connection: &mut MultiplexedConnection) -> Vec<Foreig
             let Ok((next, keys)) = page else { return found };
             let keys: Vec<String> = keys.into_iter().filter_map(|key| String::from_utf8(key).ok()).collect();
             let keys: Vec<String> = keys.into_iter().filter(|key| !key.starts_with("leasehold:")).collect();
-            found.extend(look(connection, kind, &keys).await);
+            look(connection, kind, &keys, &mut found).await;
             if next == "0" {
                 break;
             }
@@ -60,9 +68,9 @@ pub(super) async fn search(connection: &mut MultiplexedConnection) -> Vec<Foreig
 }
 
 /// Reads the lifetime and a bounded part of each key.
-async fn look(connection: &mut MultiplexedConnection, kind: &str, keys: &[String]) -> Vec<ForeignLock> {
+async fn look(connection: &mut MultiplexedConnection, kind: &str, keys: &[String], found: &mut Found) {
     if keys.is_empty() {
-        return Vec::new();
+        return;
     }
     let mut questions = redis::pipe();
     questions.ignore_errors();
@@ -73,7 +81,7 @@ async fn look(connection: &mut MultiplexedConnection, kind: &str, keys: &[String
             _ => questions.cmd("STRLEN").arg(key),
         };
     }
-    let answers = ask(connection, &questions).await;
+    let answers = ask(connection, &questions, found).await;
     let ttl = u64::try_from(MAX_TTL.as_millis()).unwrap_or(u64::MAX);
     let is_candidate = |answers: &[Option<Value>]| match answers {
         [Some(Value::Int(left)), Some(Value::Int(size))] => {
@@ -92,7 +100,7 @@ async fn look(connection: &mut MultiplexedConnection, kind: &str, keys: &[String
             _ => questions.cmd("GETRANGE").arg(key).arg(0).arg(MAX_VALUE),
         };
     }
-    let answers = ask(connection, &questions).await;
+    let answers = ask(connection, &questions, found).await;
     let library = |key: &str, answer: &Option<Value>| match answer.as_ref()? {
         Value::BulkString(value) => library_of_value(key, value),
         fields => redis::from_redis_value_ref::<Vec<String>>(fields)
@@ -103,12 +111,16 @@ async fn look(connection: &mut MultiplexedConnection, kind: &str, keys: &[String
     let named = named
         .filter_map(|(key, answer)| Some(ForeignLock { key: key.clone(), library: library(key, answer)? }));
     let mut named: Vec<ForeignLock> = named.collect();
-    find_fenced(connection, &mut named).await;
-    named
+    find_fenced(connection, &mut named, found).await;
+    found.locks.append(&mut named);
 }
 
 /// A lock of Redisson's beside which there is a counter of tokens is a fenced one.
-async fn find_fenced(connection: &mut MultiplexedConnection, locks: &mut [ForeignLock]) {
+async fn find_fenced(
+    connection: &mut MultiplexedConnection,
+    locks: &mut [ForeignLock],
+    found: &mut Found,
+) {
     let mut plain: Vec<_> = locks.iter_mut().filter(|lock| lock.library == RLOCK).collect();
     if plain.is_empty() {
         return;
@@ -118,16 +130,23 @@ async fn find_fenced(connection: &mut MultiplexedConnection, locks: &mut [Foreig
     for lock in &plain {
         questions.cmd("EXISTS").arg(Foreign::redisson_fenced_lock(lock.key.as_str()).counter());
     }
-    for (lock, answer) in plain.iter_mut().zip(ask(connection, &questions).await) {
+    for (lock, answer) in plain.iter_mut().zip(ask(connection, &questions, found).await) {
         if answer == Some(Value::Int(1)) {
             lock.library = "Redisson RFencedLock";
         }
     }
 }
 
-async fn ask(connection: &mut MultiplexedConnection, questions: &Pipeline) -> Vec<Option<Value>> {
+async fn ask(
+    connection: &mut MultiplexedConnection,
+    questions: &Pipeline,
+    found: &mut Found,
+) -> Vec<Option<Value>> {
     let answers: Result<Vec<Result<Value, RedisError>>, _> = questions.query_async(connection).await;
-    answers.unwrap_or_default().into_iter().map(Result::ok).collect()
+    let answers = answers.unwrap_or_default();
+    found.is_refused |=
+        answers.iter().any(|answer| matches!(answer, Err(error) if error.code() == Some("NOPERM")));
+    answers.into_iter().map(Result::ok).collect()
 }
 
 fn library_of_fields(fields: &[String]) -> Option<&'static str> {
@@ -185,7 +204,15 @@ fn is_uuid(text: &str) -> bool {
 }
 
 /// Names a few of them.
-pub(super) fn show(locks: &[ForeignLock], component: &mut Component) {
+pub(super) fn show(found: &Found, component: &mut Component) {
+    if found.is_refused {
+        component.fine(
+            Check::ForeignLocks,
+            "whether other libraries have locks here is not known: the user may not read all keys",
+            "for this check the user also needs the rights in docs/operations.md",
+        );
+    }
+    let locks = &found.locks;
     if locks.is_empty() {
         return;
     }

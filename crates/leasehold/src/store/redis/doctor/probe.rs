@@ -12,7 +12,7 @@ use super::super::deletes::Deletes;
 use super::super::error::explain;
 use super::super::slot_map::{self, SlotRange};
 use super::acl_check::{self, Cost, MissingRight, Probe};
-use super::foreign_locks::{self, ForeignLock};
+use super::foreign_locks::{self, Found};
 use super::query::{ask, info_by, median};
 use crate::url::Host;
 
@@ -96,7 +96,7 @@ pub(super) struct Snapshot {
     /// Number of leasehold's scripts in the slow log, and the longest of them.
     pub(super) slow: Option<(usize, Duration)>,
     /// Keys that look like locks of other libraries.
-    pub(super) foreign_locks: Vec<ForeignLock>,
+    pub(super) foreign_locks: Found,
     /// A quorum node that abstains after it may have lost leases.
     pub(super) abstains: bool,
     /// A quorum node.
