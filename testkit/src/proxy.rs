@@ -18,9 +18,10 @@ use crate::server::Server;
 
 use link::{Direction, Link, lock};
 
-/// How long [`Proxy::hold_replies_from`] waits for an effect, which is longer than any client waits before it asks again, and how often.
-const ATTEMPT: Duration = Duration::from_secs(3);
-const ATTEMPTS: usize = 10;
+/// How long [`Proxy::hold_replies_from`] waits for an effect, and how often: longer than any client waits before it asks again, and not so
+/// long that an attempt ends which gets no reply to three requests.
+const ATTEMPT: Duration = Duration::from_millis(1_500);
+const ATTEMPTS: usize = 20;
 
 /// A proxy, which stops when it is dropped. Without further calls it forwards everything without delay.
 pub struct Proxy {

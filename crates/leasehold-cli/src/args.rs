@@ -367,7 +367,8 @@ pub(crate) fn man(command: Option<&str>) -> Result<Exit, Stop> {
         None => whole,
         Some(name) => {
             let found = whole.find_subcommand(name).cloned();
-            let unknown = || Stop::usage(format!("there is no command {name:?}: see leasehold --help"));
+            // It may be an address, with its password.
+            let unknown = || Stop::usage("there is no such command: see leasehold --help");
             let found = found.ok_or_else(unknown)?;
             found.display_name(format!("leasehold-{name}"))
         }

@@ -17,8 +17,9 @@ use etcetera::BaseStrategy as _;
 use option::FileOption;
 use toml::{Table, Value};
 
-use crate::args::complaint;
+use crate::args::{LogFormat, complaint};
 use crate::exit::Stop;
+use crate::output;
 
 /// The variable that names another file.
 const VARIABLE: &str = "LEASEHOLD_CONFIG";
@@ -39,6 +40,9 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
     // A help or a version is an error here too. All other errors can wait: an option of the file may be what is missing.
     let partial = command.clone().ignore_errors(true).try_get_matches_from(&typed);
     let partial = partial.map_err(Refused::Arguments)?;
+    if partial.try_get_one::<LogFormat>("log").ok().flatten() == Some(&LogFormat::Json) {
+        output::use_json();
+    }
     let named = partial.subcommand().filter(|(name, _)| !WITHOUT_FILE.contains(name));
     let (Some((name, set)), Some(at)) = (named, position_of_command(command, &typed)) else {
         return parse(&typed).map_err(Refused::Arguments);
@@ -84,7 +88,8 @@ fn syntax_error(error: &toml::de::Error, text: &str) -> String {
     }
 }
 
-/// The file, if there is one. A file that was named must be there.
+/// The file, if there is one. A file that was named must be there. The usual one may also be in a home directory that is none, or
+/// that this user may not enter, as that of another user.
 fn read() -> Result<Option<(PathBuf, String)>, Stop> {
     let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
     let usual = || Some(etcetera::base_strategy::Xdg::new().ok()?.config_dir().join("leasehold/config.toml"));
@@ -93,7 +98,7 @@ fn read() -> Result<Option<(PathBuf, String)>, Stop> {
     let refused = |what: String| Stop::usage(format!("{}: {what}", Path::display(&path)));
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(Some((path, text))),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_named => Ok(None),
+        Err(_) if !is_named && std::fs::symlink_metadata(&path).is_err() => Ok(None),
         Err(error) => Err(refused(format!("it can't be read: {error}"))),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use crate::args::{ElectArgs, name};
@@ -24,7 +25,7 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
     let command = Command::find(work)?;
     let mut signals = Signals::catch_of_a_service().map_err(|error| cannot_catch(&error))?;
     let store = find()?;
-    let client = match connect(&store, Duration::MAX, &mut signals).await? {
+    let client = match connect_in_the_end(&store, &args, &mut signals).await? {
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };
@@ -36,18 +37,50 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
     exit
 }
 
+/// Connects to a store that may be started after this program.
+async fn connect_in_the_end(
+    store: &Store,
+    args: &ElectArgs,
+    signals: &mut Signals,
+) -> Result<Connected, Stop> {
+    let mut outages = outages(args);
+    loop {
+        match connect(store, Duration::MAX, signals).await {
+            Err(stop) if stop.exit == Exit::Failure => {
+                if let Some(signal) = pause(&stop.message, outages.after(Duration::ZERO), signals).await {
+                    return Ok(Connected::Interrupted(signal));
+                }
+            }
+            connected => return connected,
+        }
+    }
+}
+
+/// An unavailable store is no fault of the command, so the pauses after it stay short.
+fn outages(args: &ElectArgs) -> Backoff {
+    Backoff::new(args.backoff, args.backoff_max.min(MAX_OUTAGE_PAUSE))
+}
+
+/// Reports why there is a pause, and returns the signal that ends it and this program.
+async fn pause(what: &str, pause: Duration, signals: &mut Signals) -> Option<Signal> {
+    message(format_args!("{what}; campaigning again in {}", duration::show(pause)));
+    tokio::select! {
+        () = tokio::time::sleep(pause) => None,
+        signal = signals.next_end() => Some(signal),
+    }
+}
+
 async fn campaign_repeatedly(
     lock: &Lock,
     job: &Job<'_>,
     args: &ElectArgs,
     signals: &mut Signals,
 ) -> Result<Exit, Stop> {
-    // An unavailable store is no fault of the command, so the pauses after it stay short.
-    let mut outages = Backoff::new(args.backoff, args.backoff_max.min(MAX_OUTAGE_PAUSE));
+    let mut outages = outages(args);
     let mut failures = Backoff::new(args.backoff, args.backoff_max);
     let mut has_run = false;
     loop {
-        let (pause, what) = match campaign(lock, job, signals).await {
+        let (wait, what) = match campaign(lock, job, signals).await {
             Ok(Term::Interrupted(exit)) => return Ok(exit),
             Ok(Term::Served { exit, ran_for }) => {
                 has_run = true;
@@ -67,10 +100,8 @@ async fn campaign_repeatedly(
                 _ => return Err(stop),
             },
         };
-        message(format_args!("{what}; campaigning again in {}", duration::show(pause)));
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            signal = signals.next_end() => return Ok(Exit::Signal(signal as i32)),
+        if let Some(signal) = pause(&what, wait, signals).await {
+            return Ok(Exit::Signal(signal as i32));
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::lock::{LeaseOptions, Lock};
 use crate::progress;
 use crate::run::{
     Acquired, Connected, MIN_CONNECT_TIMEOUT, RELEASE_TIMEOUT, acquire as wait_for, cannot_catch, close,
-    connect,
+    connect, left_of,
 };
 use crate::signals::Signals;
 use crate::store::Store;
@@ -38,7 +38,7 @@ pub(crate) async fn acquire(
     let label = args.label.as_deref().unwrap_or("acquired by a script");
     let options = LeaseOptions { ttl: args.ttl, min_hold: Duration::ZERO, label };
     let lock = Lock::of_kind(&client, &args.name, &args.kind, &options, !limit.is_zero())?;
-    let left = limit.saturating_sub(began.elapsed());
+    let left = left_of(limit, began.elapsed());
     let exit = match wait_for(&lock, left, args.verbose, &mut signals).await {
         Ok(Acquired::Granted(held)) => match held.into_only() {
             Some(guard) => detach(&store, &client, guard, args.json).await,

@@ -53,6 +53,16 @@ fn main() -> ExitCode {
     if args.log == LogFormat::Json {
         output::use_json();
     }
+    // The commands of `run` and `elect` inherit the mask, so these look at it first.
+    let inherits_no_mask = match &args.action {
+        #[cfg(feature = "serve")]
+        Action::Serve(_) => true,
+        action => matches!(action, Action::Watch(_)),
+    };
+    if inherits_no_mask {
+        // If that fails, signals stay as they were.
+        let _ = signals::unblock();
+    }
     let mut builder = match &args.action {
         #[cfg(feature = "serve")]
         Action::Serve(_) => tokio::runtime::Builder::new_multi_thread(),

@@ -18,6 +18,8 @@ pub(crate) fn ready() {
 
 fn send(socket: &OsString, text: &[u8]) -> io::Result<()> {
     let sender = UnixDatagram::unbound()?;
+    // The command runs already: a service manager that reads nothing must not keep this program from watching over it.
+    sender.set_nonblocking(true)?;
     match socket.as_bytes() {
         [b'/', ..] => sender.send_to(text, socket)?,
         [b'@', name @ ..] => send_to_abstract(&sender, name, text)?,

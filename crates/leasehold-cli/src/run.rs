@@ -60,7 +60,7 @@ pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArg
     let label = work.label.clone().unwrap_or_else(|| command.label());
     let lock = Lock::new(&client, &args, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
-    let left = limit.saturating_sub(began.elapsed());
+    let left = left_of(limit, began.elapsed());
     let exit = match acquire(&lock, left, work.verbose, &mut signals).await {
         Ok(Acquired::Granted(guard)) => job.run_and_release(guard, &mut signals).await,
         Ok(Acquired::NotGranted) => {
@@ -75,6 +75,13 @@ pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArg
         Exit::Lost => Exit::LostAs(args.lost_exit_code),
         other => other,
     })
+}
+
+/// What is left of a limit after the time that it took to connect. If that is less than a round trip may take, the lock is asked for
+/// without a wait: the limit would pass before the answer, also for a free lock.
+pub(crate) fn left_of(limit: Duration, connecting: Duration) -> Duration {
+    let left = limit.saturating_sub(connecting);
+    if left < connecting.min(MIN_CONNECT_TIMEOUT) { Duration::ZERO } else { left }
 }
 
 /// A command to run under a lock.
@@ -257,5 +264,20 @@ pub(crate) async fn close(client: Client) {
         Ok(Ok(())) => {}
         Ok(Err(error)) => message(error),
         Err(_) => message("the store does not respond; this program's leases expire by themselves"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_that_is_almost_over_when_connected_is_no_wait() {
+        let left = |limit, connecting| {
+            left_of(Duration::from_millis(limit), Duration::from_millis(connecting)).as_millis()
+        };
+        assert_eq!([left(0, 10), left(200, 200), left(220, 200)], [0; 3]);
+        assert_eq!([left(400, 200), left(5_000, 1_500), left(2_600, 1_500)], [200, 3_500, 1_100]);
+        assert_eq!(left(2_000, 1_500), 0);
     }
 }

@@ -17,6 +17,12 @@ const FORWARDED: [Signal; 4] = [Signal::SIGUSR1, Signal::SIGUSR2, Signal::SIGWIN
 /// of this group reads from the terminal while the command has it.
 const STOPPING: [Signal; 2] = [Signal::SIGTSTP, Signal::SIGTTIN];
 
+/// Lets signals through that were blocked when this program started, here and in the threads that start from now on. A parent that
+/// reads its signals from a descriptor leaves them blocked in its children.
+pub(crate) fn unblock() -> io::Result<()> {
+    Ok(SigSet::empty().thread_set_mask()?)
+}
+
 /// The signals of this process, caught from the creation of this value on.
 pub(crate) struct Signals {
     streams: Vec<(Signal, Stream)>,
@@ -39,10 +45,9 @@ impl Signals {
     }
 
     fn catch_ended_by(ending: &'static [Signal]) -> io::Result<Self> {
-        // A parent that reads signals from a descriptor leaves them blocked in its children. A blocked SIGCHLD would never report
-        // the end of the command. Threads that start from now on inherit the empty mask.
+        // A blocked SIGCHLD would never report the end of the command.
         let found_mask = SigSet::thread_get_mask()?;
-        SigSet::empty().thread_set_mask()?;
+        unblock()?;
         let children = signal(SignalKind::child())?;
         let mut signals = Self { streams: Vec::new(), children, ending, is_end_requested: false, found_mask };
         for number in ENDING.into_iter().chain(FORWARDED) {

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
 use std::time::Duration;
 
 use common::Place;
@@ -50,6 +51,21 @@ fn sentinel_address_is_diagnosed() {
 fn cluster_is_diagnosed() {
     let cluster = Cluster::start();
     is_used_as_any_other(&cluster.url());
+}
+
+#[test]
+fn candidate_campaigns_at_a_store_that_starts_later() {
+    let mut server = Server::on_port();
+    server.stop();
+    let place = Place::on(&server.url());
+    let mut elect = place.start(&["elect", "--backoff", "100ms", "a", "-c", "echo on; exec sleep 60"]);
+    let mut said = String::new();
+    BufReader::new(elect.0.stderr.take().expect("it is piped")).read_line(&mut said).expect("text");
+    assert!(said.contains("campaigning again in 100 ms"), "{said}");
+    server.start();
+    assert_eq!(elect.line(), "on");
+    elect.signal("TERM");
+    assert_eq!(elect.end(), 128 + 15);
 }
 
 #[test]

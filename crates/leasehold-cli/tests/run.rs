@@ -98,7 +98,7 @@ fn bad_input_is_a_one_line_error_and_creates_nothing() {
         (&["run", "a", "--", ""], "no command"),
         (&["release", "a"], "--force"),
         (&["show", ""], "can't be empty"),
-        (&["man", "nothing"], "no command \"nothing\""),
+        (&["man", "nothing"], "no such command"),
     ] {
         let (code, said) = place.code(args);
         assert_eq!(code, 2, "{args:?} said {said}");

@@ -270,6 +270,9 @@ fn wrong_settings_are_refused_with_the_fix() {
         (&[&tcp[..], &["--tokens", &short]].concat(), "line 1: a token has 16 to 1024"),
         (&[&tcp[..], &["--tokens", &missing]].concat(), "can't be read"),
         (&["serve", "--listen", "8430"], "write unix:PATH or HOST:PORT"),
+        (&["serve", "--listen", "redis://:secret@host/1"], "write unix:PATH or HOST:PORT"),
+        (&["serve", "--listen", "redis://:secret@host:6379"], "write unix:PATH or HOST:PORT"),
+        (&["man", "redis://:secret@host"], "no such command"),
         (&["serve", "--tls-cert", "a.pem"], "--tls-key"),
         (&["serve", "--max-connections", "0"], "1.."),
     ] {

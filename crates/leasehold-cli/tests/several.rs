@@ -119,6 +119,44 @@ fn messages_are_json_lines_on_request() {
     let output = failed.env("LEASEHOLD_LOG", "json").output().unwrap();
     let line: Value = serde_json::from_slice(&output.stderr).expect("an object");
     assert!(line["message"].as_str().is_some_and(|text| text.contains("was not found")), "{line}");
+    // Also what is wrong with the arguments, and with the configuration file.
+    let file = place.path("config.toml");
+    std::fs::write(&file, "stor = 1").unwrap();
+    for (args, config) in
+        [(&["run", "--ttl", "bad", "a", "--", "true"][..], None), (&["run", "a", "--", "true"], Some(&file))]
+    {
+        let mut refused = place.leasehold(args);
+        refused.env("LEASEHOLD_LOG", "json").envs(config.map(|file| ("LEASEHOLD_CONFIG", file)));
+        let output = refused.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let line: Value = serde_json::from_slice(&output.stderr).expect("an object");
+        assert!(line["message"].is_string(), "{line}");
+    }
+}
+
+/// As one that hangs, or that has read the first message and keeps the socket.
+#[test]
+fn service_manager_that_reads_nothing_delays_nothing() {
+    let place = Place::new();
+    let path = place.path("notify");
+    let _socket = UnixDatagram::bind(&path).unwrap();
+    let sender = UnixDatagram::unbound().unwrap();
+    sender.set_nonblocking(true).unwrap();
+    while sender.send_to(b"full", &path).is_ok() {}
+    let mut running = place.leasehold(&["run", "a", "--", "true"]);
+    let mut running = common::Started(running.env("NOTIFY_SOCKET", &path).spawn().unwrap());
+    assert_eq!(running.end(), 0);
+    assert!(running.stderr().contains("could not be notified"));
+    assert_eq!(place.code(&["run", "-n", "a", "--", "true"]).0, 0, "the lock is free");
+}
+
+#[test]
+fn usual_configuration_file_in_a_home_that_is_none_is_absent() {
+    let place = Place::new();
+    let mut homeless = place.leasehold(&["run", "a", "--", "true"]);
+    homeless.env_remove("XDG_CONFIG_HOME").env_remove("LEASEHOLD_CONFIG").env("HOME", "/dev/null");
+    let output = homeless.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

@@ -219,6 +219,20 @@ fn signals_blocked_at_start_are_handled_and_blocked_in_the_command() {
     assert_eq!(waiter.end(), 128 + 15);
 }
 
+#[test]
+#[cfg(feature = "serve")]
+fn server_handles_a_signal_that_was_blocked_at_its_start() {
+    let place = Place::new();
+    let mut env = as_from_terminal("env");
+    let socket = format!("unix:{}", place.path("socket").display());
+    env.args(["--block-signal=TERM", env!("CARGO_BIN_EXE_leasehold"), "serve", "--listen", &socket]);
+    env.env("LEASEHOLD_STORE", place.store()).stdout(std::process::Stdio::piped());
+    let mut server = Started(env.spawn().expect("env is there"));
+    assert!(server.line().starts_with("listening on"));
+    server.signal("TERM");
+    assert_eq!(server.end(), 0);
+}
+
 /// A shell that is marked as having rights of its own. Its group is the user's, so that any user can create it.
 #[cfg(target_os = "linux")]
 fn privileged_shell(place: &Place) -> String {

@@ -37,12 +37,15 @@ impl FromStr for Listen {
                 Ok(Self::Unix(path.into()))
             };
         }
-        let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+        // What is typed here by mistake may be the address of a store, with its password.
+        let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '@']);
+        let port = text.rsplit_once(':').filter(|(host, _)| is_host(host)).map(|(_, port)| port);
         match port.map(str::parse::<u16>) {
             Some(Ok(_)) => Ok(Self::Tcp(text.to_owned())),
-            _ => Err(format!(
-                "{text:?} is no address: write unix:PATH or HOST:PORT, for example 127.0.0.1:8430"
-            )),
+            _ => {
+                Err("it is no address to listen at: write unix:PATH or HOST:PORT, for example 127.0.0.1:8430"
+                    .to_owned())
+            }
         }
     }
 }

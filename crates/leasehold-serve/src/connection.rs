@@ -1,11 +1,12 @@
 //! One connection: TLS, HTTP, and the limits that a slow or hostile client meets.
 
 use std::io::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::http::StatusCode;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -19,6 +20,7 @@ use crate::app::App;
 use crate::listener::{Listener, Stream};
 use crate::metrics::ConnectionGauge;
 use crate::presence::{Presence, WatchedStream};
+use crate::problem::{Code, Problem};
 
 /// The pause after an accept that failed, usually because no descriptor is free.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
@@ -27,11 +29,15 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
 const BUFFER: usize = 16 * 1024;
 
 /// The answer to a connection beyond the limit.
-const FULL: &[u8] =
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n\
-Connection: close\r\nContent-Length: 175\r\n\r\n\
-{\"code\":\"limit-reached\",\"title\":\"a limit of the server is reached\",\"status\":503,\
-\"detail\":\"too many connections are open\",\"remedy\":\"close idle connections, or try again later\"}";
+static FULL: LazyLock<String> = LazyLock::new(|| {
+    let problem = Problem::new(Code::LimitReached, "too many connections are open");
+    let body = problem.to_json(StatusCode::SERVICE_UNAVAILABLE);
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n\
+         Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+});
 
 /// Accepts connections until the server stops.
 pub(crate) async fn accept(listener: Listener, app: Arc<App>, router: Router, places: Arc<Semaphore>) {
@@ -59,8 +65,10 @@ fn refuse(app: &App, stream: Stream) {
     app.metrics.refused("too_many");
     match stream {
         // The runtime does not know yet that it can write to a new socket, and would not try.
-        Stream::Unix(stream) => drop(stream.into_std().and_then(|mut stream| stream.write(FULL))),
-        Stream::Tcp(stream, None) => drop(stream.into_std().and_then(|mut stream| stream.write(FULL))),
+        Stream::Unix(stream) => drop(stream.into_std().and_then(|mut stream| stream.write(FULL.as_bytes()))),
+        Stream::Tcp(stream, None) => {
+            drop(stream.into_std().and_then(|mut stream| stream.write(FULL.as_bytes())))
+        }
         Stream::Tcp(_, Some(_)) => {}
     }
 }

@@ -93,6 +93,9 @@ impl Listener {
 
 /// Binds a socket that never was open to others: in a folder of its own, from which it is moved to its place.
 fn bind_unix(path: &Path) -> Result<Listener, String> {
+    // It is bound at another path, which may be shorter.
+    std::os::unix::net::SocketAddr::from_pathname(path)
+        .map_err(|error| format!("no client can reach it: {error}"))?;
     remove_stale(path)?;
     let shown = |error: io::Error| format!("can't listen there: {error}");
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -117,11 +120,15 @@ fn remove_stale(path: &Path) -> Result<(), String> {
     if !found.file_type().is_socket() {
         return Err("a file that is not a socket is there: choose another path".to_owned());
     }
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        return Err("another server listens there: stop it, or choose another path".to_owned());
+    match std::os::unix::net::UnixStream::connect(path) {
+        Ok(_) => Err("another server listens there: stop it, or choose another path".to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .map_err(|error| format!("the socket of an earlier server can't be removed: {error}")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => {
+            Err(format!("a socket is there, perhaps of another server: {error}; choose another path"))
+        }
     }
-    fs::remove_file(path)
-        .map_err(|error| format!("the socket of an earlier server can't be removed: {error}"))
 }
 
 /// Reads the certificate and its key.

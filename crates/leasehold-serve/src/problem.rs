@@ -1,6 +1,5 @@
 //! Errors as problem details (RFC 9457), each with what the caller can do about it.
 
-use axum::Json;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -182,6 +181,21 @@ impl Problem {
     pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
         Self { code, detail: detail.into() }
     }
+
+    /// The body of an answer with this status.
+    pub(crate) fn to_json(&self, status: StatusCode) -> String {
+        let Self { code, detail } = self;
+        let body = Body {
+            r#type: format!("{PAGE}{}", code.as_str()),
+            code: code.as_str(),
+            title: code.title(),
+            status: status.as_u16(),
+            detail,
+            remedy: code.remedy(),
+        };
+        // It has only texts and a number.
+        serde_json::to_string(&body).unwrap_or_default()
+    }
 }
 
 impl From<Error> for Problem {
@@ -201,17 +215,8 @@ impl From<Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let Self { code, detail } = &self;
-        let status = code.status();
-        let body = Body {
-            r#type: format!("{PAGE}{}", code.as_str()),
-            code: code.as_str(),
-            title: code.title(),
-            status: status.as_u16(),
-            detail,
-            remedy: code.remedy(),
-        };
-        let mut response = (status, Json(body)).into_response();
+        let (code, status) = (self.code, self.code.status());
+        let mut response = (status, self.to_json(status)).into_response();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         match code {

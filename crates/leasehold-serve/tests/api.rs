@@ -546,6 +546,7 @@ async fn tokens_decide_over_tcp_and_the_socket_is_the_owners_alone() {
         (Some(WRITE), acquire.as_str(), "POST", 200),
         (None, "/", "GET", 200),
         (None, "/healthz", "GET", 200),
+        (Some("wrong-0123456789abcdef"), "/healthz", "GET", 200),
         (None, "/v1/openapi.json", "GET", 200),
         (None, "/metrics", "GET", 401),
         (None, acquire.as_str(), "POST", 401),
@@ -649,6 +650,8 @@ async fn unusable_address_is_refused_with_the_fix() {
     assert!(refused(Listen::Unix(place.path("socket"))).await.contains("another server listens"));
     assert!(refused(Listen::Unix(place.path("locks.db"))).await.contains("not a socket"));
     assert!(refused(Listen::Unix(place.path("missing/socket"))).await.contains("can't listen"));
+    let long = format!("{}.socket", "long".repeat(40));
+    assert!(refused(Listen::Unix(place.path(&long))).await.contains("no client can reach it"));
     // The socket of a server that was killed.
     let stale = place.path("stale");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());

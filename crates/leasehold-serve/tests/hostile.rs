@@ -227,7 +227,9 @@ async fn rest_of_refused(place: &Place) -> bool {
     let answer = rest(stream).await;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.contains(&format!("Content-Length: {}", body.len())), "{answer}");
-    assert_eq!(serde_json::from_str::<Value>(body).unwrap()["code"], "limit-reached");
+    let problem: Value = serde_json::from_str(body).unwrap();
+    assert_eq!((&problem["code"], &problem["status"]), (&json!("limit-reached"), &json!(503)));
+    assert!(problem["type"].as_str().is_some_and(|page| page.ends_with("limit-reached")), "{problem}");
     true
 }
 

@@ -110,12 +110,13 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
     let ended = session.as_ref().map(|open| open.0.ended.clone());
     let held = unless_ended(app, ended.as_ref(), attempt.run(&app.client, wait)).await?;
     let held = held.ok_or_else(|| not_granted(lock, wait))?;
-    // A lease that was granted after a wait has a few seconds, until its first renewal. If that is not confirmed, the caller gets what is left.
+    // A lease that was granted after a wait has a few seconds, until its first renewal. If that is not confirmed, the caller gets what is
+    // left. A lease that has ended before was never the caller's.
     if held.remaining() < ttl / 2
         && let Err(error) = held.renew().await
         && error.is_lost()
     {
-        return Err(error.into());
+        return Err(not_granted(lock, wait));
     }
     let id = session.as_ref().map(|open| open.0.id.clone());
     let lease = app.leases.insert(lock.key(), id, held, permit)?;

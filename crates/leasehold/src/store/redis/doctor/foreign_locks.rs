@@ -116,11 +116,7 @@ async fn look(connection: &mut MultiplexedConnection, kind: &str, keys: &[String
 }
 
 /// A lock of Redisson's beside which there is a counter of tokens is a fenced one.
-async fn find_fenced(
-    connection: &mut MultiplexedConnection,
-    locks: &mut [ForeignLock],
-    found: &mut Found,
-) {
+async fn find_fenced(connection: &mut MultiplexedConnection, locks: &mut [ForeignLock], found: &mut Found) {
     let mut plain: Vec<_> = locks.iter_mut().filter(|lock| lock.library == RLOCK).collect();
     if plain.is_empty() {
         return;
