@@ -297,6 +297,10 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
     }
 
     fn remove_lease(&mut self, lease: &Lease) -> Result<(), R::Error> {
+        let Now { wall, .. } = self.context.now;
+        // The last token is remembered for as long after the last use: the end of a lease that has expired.
+        let used = wall.saturating_sub(self.now().since(lease.expires_at));
+        self.header.remember_until = self.header.remember_until.max(used + TOKEN_RETENTION);
         self.rows.remove_lease(lease.acquisition)?;
         self.header.leases -= 1;
         let after = self.weight_of(lease.owner.as_ref())?;

@@ -379,3 +379,22 @@ fn names_kinds_and_tokens_are_shown_as_they_are() {
     );
     assert!(Token::new((1 << 53) - 1).is_some() && Token::new(1 << 53).is_none());
 }
+
+#[test]
+fn last_token_is_remembered_for_an_hour_after_the_end_of_its_lease() {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    for is_released in [true, false] {
+        let mut world = World::new();
+        let first = world.granted(Acquire { ttl: 2 * HOUR, ..attempt(1, 1, (1, 1)) });
+        world.now = Now::same(START + 2 * HOUR);
+        if is_released {
+            world.now = Now::same(START + HOUR * 3 / 2);
+            world.release(id(1, 1), Duration::ZERO);
+        }
+        assert!(matches!(world.run(&Command::Inspect), Reply::View(_)));
+        // The clock is set back to before the grant.
+        world.now = Now::same(START.saturating_sub(HOUR));
+        let second = world.granted(attempt(2, 1, (1, 1)));
+        assert!(second.tokens.first > first.tokens.last, "{second:?} after {first:?}");
+    }
+}

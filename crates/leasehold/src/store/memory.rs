@@ -106,7 +106,7 @@ impl Memory {
 
     /// Runs a command, which never has to wait here.
     pub(crate) fn call_inline(&self, resource: &Resource, command: &Command) -> CallResult {
-        Ok(self.run(self.now(), resource, command))
+        Ok(self.run(|| self.now(), resource, command))
     }
 
     fn in_use(&self) -> Vec<Resource> {
@@ -121,20 +121,26 @@ impl Memory {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, now: Now, resource: &Resource, command: &Command) -> Answer {
-        self.run_as(now, |inner, pushes| inner.step(now, resource, command, pushes))
+    fn run(&self, clock: impl FnOnce() -> Now, resource: &Resource, command: &Command) -> Answer {
+        self.run_as(clock, |inner, now, pushes| inner.step(now, resource, command, pushes))
     }
 
     fn now(&self) -> Now {
         Now { floor: self.floor, ..self.clock.in_memory() }
     }
 
-    /// Runs `step` with exclusive access, then delivers its pushes without the lock.
-    fn run_as<T>(&self, now: Now, step: impl FnOnce(&mut Inner, &mut Vec<Push>) -> T) -> T {
+    /// Runs `step` with exclusive access, then delivers its pushes without the lock. The clock is read after the wait for that: commands
+    /// run in the order of their times.
+    fn run_as<T>(
+        &self,
+        clock: impl FnOnce() -> Now,
+        step: impl FnOnce(&mut Inner, Now, &mut Vec<Push>) -> T,
+    ) -> T {
         let mut pushes = Vec::new();
         let (answer, inboxes) = {
             let mut inner = self.inner();
-            let answer = step(&mut inner, &mut pushes);
+            let now = clock();
+            let answer = step(&mut inner, now, &mut pushes);
             inner.sweep_some(now, &mut pushes);
             let inboxes: Vec<_> = pushes.iter().map(|push| inner.inbox(push)).collect();
             (answer, inboxes)
@@ -247,18 +253,18 @@ impl Store for Memory {
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        Box::pin(std::future::ready(Ok(self.run(self.now(), &resource, &command))))
+        Box::pin(std::future::ready(self.call_inline(&resource, &command)))
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let answers: Vec<_> =
-            batch.iter().map(|(resource, command)| Ok(self.run(self.now(), resource, command))).collect();
+            batch.iter().map(|(resource, command)| self.call_inline(resource, command)).collect();
         Box::pin(std::future::ready(answers))
     }
 
     fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
-        let now = self.now();
-        let answers = self.run_as(now, |inner, pushes| inner.step_together(now, attempts, pushes));
+        let answers =
+            self.run_as(|| self.now(), |inner, now, pushes| inner.step_together(now, attempts, pushes));
         Some(Box::pin(std::future::ready(answers.into_iter().map(Ok).collect())))
     }
 
@@ -324,12 +330,23 @@ mod tests {
             let inbox: Arc<dyn Inbox> = inbox.clone();
             store.join(ClientId::new(client), Arc::downgrade(&inbox));
         }
-        assert!(matches!(store.run(at(0), &resource("a"), &acquire(0)).reply, Reply::Granted(_)));
-        assert!(matches!(store.run(at(0), &resource("a"), &acquire(1)).reply, Reply::Queued(_)));
-        store.run(at(1), &resource("a"), &release(0));
+        assert!(matches!(store.run(|| at(0), &resource("a"), &acquire(0)).reply, Reply::Granted(_)));
+        assert!(matches!(store.run(|| at(0), &resource("a"), &acquire(1)).reply, Reply::Queued(_)));
+        store.run(|| at(1), &resource("a"), &release(0));
         let letters = inboxes[1].0.lock().unwrap();
         assert!(matches!(letters[..], [Push { kind: PushKind::Granted(_), .. }]), "{letters:?}");
         assert!(inboxes[0].0.lock().unwrap().is_empty() && inboxes[2].0.lock().unwrap().is_empty());
+    }
+
+    /// Otherwise a renewal that waits for others could shorten the lease to before a later one.
+    #[test]
+    fn clock_is_read_when_no_other_command_runs() {
+        let store = Memory::open("");
+        let clock = || {
+            assert!(store.inner.try_lock().is_err());
+            at(0)
+        };
+        assert!(matches!(store.run(clock, &resource("a"), &acquire(0)).reply, Reply::Granted(_)));
     }
 
     #[test]
@@ -338,21 +355,21 @@ mod tests {
         let inbox: Arc<dyn Inbox> = Arc::new(Letters(Mutex::default()));
         store.join(ClientId::new(2), Arc::downgrade(&inbox));
         for client in 0..3 {
-            store.run(at(0), &resource("a"), &acquire(client));
+            store.run(|| at(0), &resource("a"), &acquire(client));
         }
-        store.run(at(1), &resource("a"), &release(0));
-        assert!(matches!(store.run(at(1), &resource("a"), &acquire(2)).reply, Reply::Granted(_)));
+        store.run(|| at(1), &resource("a"), &release(0));
+        assert!(matches!(store.run(|| at(1), &resource("a"), &acquire(2)).reply, Reply::Granted(_)));
     }
 
     #[test]
     fn unused_resources_are_swept_by_other_commands() {
         let store = Memory::open("");
         for number in 0..100 {
-            store.run(at(0), &resource(&number.to_string()), &acquire(0));
+            store.run(|| at(0), &resource(&number.to_string()), &acquire(0));
         }
         assert_eq!(store.inner().tables.len(), 100);
         for _ in 0..2 * (100 + SWEEP) {
-            store.run(at(7_300), &resource("x"), &release(0));
+            store.run(|| at(7_300), &resource("x"), &release(0));
         }
         assert_eq!(store.inner().tables.len(), 0);
     }

@@ -94,7 +94,7 @@ impl Sqlite {
         let commands = AtomicU32::new(0);
         let path = path.clone();
         let shared = Arc::new(Shared { path, files, is_durable, clock, client, inbox, mailboxes, commands });
-        let worker = Worker::start(shared.clone(), &Arc::new(mailbox))
+        let worker = Worker::start(shared.clone(), mailbox)
             .map_err(|error| failed("no thread could be started", error))?;
         Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))
     }

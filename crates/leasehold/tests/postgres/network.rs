@@ -57,6 +57,24 @@ async fn leases_outlive_connections_that_vanish_while_another_host_answers() {
     .await;
 }
 
+/// The handshakes of a new connection take longer than a renewal may.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_outlives_its_connections_on_a_slow_network() {
+    unless_paused(Duration::from_millis(300), async || {
+        let server = Postgres::on_port();
+        let proxy = Proxy::before_postgres(&server);
+        proxy.delay_requests(Duration::from_millis(75));
+        proxy.delay_replies(Duration::from_millis(75));
+        let client = Client::connect(&url_of(&[proxy.port()])).await.unwrap();
+        let mutex = client.mutex("a").ttl(Duration::from_secs(3));
+        let guard = mutex.lock_timeout(LONG).await.unwrap().expect("it is free");
+        proxy.cut();
+        let lost = tokio::time::timeout(Duration::from_secs(9), guard.lost()).await;
+        assert!(lost.is_err(), "the lease was lost: {lost:?}");
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_of_a_pooler_keep_no_settings_and_no_locks_of_the_client() {
     let server = Postgres::builder().setting("lock_timeout=7s").start();

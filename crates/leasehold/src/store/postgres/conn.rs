@@ -45,9 +45,9 @@ pub(super) fn settings(synchronous_commit: &str) -> Vec<(&'static str, String)> 
     ]
 }
 
-/// Lets a session be silent, where the server knows a limit for that (PostgreSQL 14 and later).
-pub(super) const NO_IDLE_LIMIT: &str =
-    "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'";
+/// Lets a session be silent, and a transaction wait for a row, where the server knows limits for that (since PostgreSQL 14 and 17).
+pub(super) const NO_SESSION_LIMITS: &str = "SELECT set_config(name, '0', false) FROM pg_settings \
+    WHERE name IN ('idle_session_timeout', 'transaction_timeout')";
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
@@ -151,7 +151,7 @@ impl Conn {
             self.settings = Settings::Transaction(begin_with(settings));
             return Ok(());
         }
-        let mut set = format!("SET default_transaction_isolation = 'read committed'; {NO_IDLE_LIMIT}");
+        let mut set = format!("SET default_transaction_isolation = 'read committed'; {NO_SESSION_LIMITS}");
         for (name, value) in settings {
             set += &format!("; SET {name} = {value}");
         }

@@ -114,6 +114,10 @@ impl Executor {
         &self,
         renewals: &[(&Resource, &Renew)],
     ) -> Result<Vec<Option<Answer>>, StoreError> {
+        if renewals.iter().all(|(_, renew)| renew.reserve > 0) {
+            // Nothing to send: that is no answer of the server.
+            return Ok(vec![None; renewals.len()]);
+        }
         let shortest = renewals.iter().map(|(_, renew)| renew.ttl).min().unwrap_or(ANSWER_TIMEOUT);
         let renew = async |progress: &Progress| self.renew_all(progress, renewals).await;
         self.within(Class::Renewals, renewal_timeout(shortest), renew).await

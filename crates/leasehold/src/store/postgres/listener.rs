@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
 
-use super::conn::{Conn, NO_IDLE_LIMIT};
+use super::conn::{Conn, NO_SESSION_LIMITS};
 use super::dialer::Dialer;
 use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF, in_time};
 use super::mailbox::Mailbox;
@@ -51,7 +51,7 @@ impl Ear {
         }
         // As session settings, so that neither a role's limits nor a long silence ends the session. One that is shared keeps its own.
         let settings = format!(
-            "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; {NO_IDLE_LIMIT};"
+            "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; {NO_SESSION_LIMITS};"
         );
         let (channel, key) = (push::channel(self.client), push::presence_key(self.client));
         let settings = if is_pooled { "" } else { &settings };

@@ -1,10 +1,11 @@
 //! The connections for commands. A command has one for itself from its first flight to its last.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use leasehold_core::Failure;
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::task::JoinHandle;
 use tokio::time::timeout_at;
 
 use super::conn::Conn;
@@ -18,7 +19,8 @@ pub(super) enum Class {
     /// An attempt may wait for a row that another session keeps. One connection is left to the commands of holders.
     Attempt,
     Command,
-    /// The statement that renews waits for no row, and has a connection of its own.
+    /// The statement that renews waits for no row, and has connections of its own: while one of them does not answer, leases with a short
+    /// ttl are renewed over another one.
     Renewals,
     /// The renewal of one lease as a transaction may wait for its row. It takes a free connection of commands, or else one that these
     /// transactions have for themselves.
@@ -27,12 +29,33 @@ pub(super) enum Class {
     Mail,
 }
 
-/// Connections that are opened when they are needed, and kept.
-pub(super) struct Pool {
+/// Opens connections for commands.
+struct Opener {
     dialer: Dialer,
     settings: Vec<(&'static str, String)>,
     /// A pooler is in between.
     is_pooled: bool,
+    #[cfg(test)]
+    sent: Arc<super::conn::Sent>,
+}
+
+impl Opener {
+    async fn open(&self) -> Result<Conn, StoreError> {
+        let mut conn = self.dialer.connect(None).await?;
+        conn.set(&self.settings, self.is_pooled).await?;
+        #[cfg(test)]
+        {
+            conn.sent = self.sent.clone();
+        }
+        Ok(conn)
+    }
+}
+
+type OpenTask = JoinHandle<Result<Conn, StoreError>>;
+
+/// Connections that are opened when they are needed, and kept.
+pub(super) struct Pool {
+    opener: Arc<Opener>,
     commands: Semaphore,
     attempts: Semaphore,
     renewals: Semaphore,
@@ -41,8 +64,8 @@ pub(super) struct Pool {
     /// When a command last got an answer.
     answered: Mutex<Option<Instant>>,
     idle: Mutex<Vec<Conn>>,
-    #[cfg(test)]
-    sent: std::sync::Arc<super::conn::Sent>,
+    /// Connections that are being opened, and whose commands have ended before.
+    opening: Mutex<Vec<OpenTask>>,
 }
 
 impl Pool {
@@ -52,19 +75,23 @@ impl Pool {
         is_pooled: bool,
         connections: usize,
     ) -> Self {
-        Self {
+        let opener = Opener {
             dialer,
             settings,
             is_pooled,
+            #[cfg(test)]
+            sent: Arc::default(),
+        };
+        Self {
+            opener: Arc::new(opener),
             commands: Semaphore::new(connections),
             attempts: Semaphore::new(connections.saturating_sub(1).max(1)),
-            renewals: Semaphore::new(1),
+            renewals: Semaphore::new(2),
             renewal: Semaphore::new(1),
             mail: Semaphore::new(1),
             answered: Mutex::default(),
             idle: Mutex::default(),
-            #[cfg(test)]
-            sent: std::sync::Arc::default(),
+            opening: Mutex::default(),
         }
     }
 
@@ -72,7 +99,7 @@ impl Pool {
     #[cfg(test)]
     pub(super) fn sent(&self) -> (u64, u64) {
         let count = |number: &std::sync::atomic::AtomicU64| number.load(std::sync::atomic::Ordering::Relaxed);
-        (count(&self.sent.statements), count(&self.sent.flights))
+        (count(&self.opener.sent.statements), count(&self.opener.sent.flights))
     }
 
     /// Waits until the command may use a connection, for a limited time. Its own time limit begins after that.
@@ -118,17 +145,34 @@ impl Pool {
     pub(super) async fn take(&self) -> Result<Lent<'_>, StoreError> {
         let conn = match self.pop_idle() {
             Some(conn) => conn,
-            None => {
-                let mut conn = self.dialer.connect(None).await?;
-                conn.set(&self.settings, self.is_pooled).await?;
-                #[cfg(test)]
-                {
-                    conn.sent = self.sent.clone();
-                }
-                conn
-            }
+            None => self.open().await?,
         };
         Ok(Lent { conn: Some(conn), pool: self })
+    }
+
+    /// A new connection, or one that an earlier command has not waited for: on a slow network a renewal has less time than the handshakes
+    /// take.
+    async fn open(&self) -> Result<Conn, StoreError> {
+        loop {
+            let earlier = self.opening().pop();
+            let was_over = earlier.as_ref().is_some_and(JoinHandle::is_finished);
+            let task = earlier.unwrap_or_else(|| {
+                let opener = self.opener.clone();
+                tokio::spawn(async move { opener.open().await })
+            });
+            let opened = Opening { task: Some(task), pool: self }.wait().await;
+            match opened {
+                Ok(conn) if !conn.is_closed() => return Ok(conn),
+                // What was found out some time ago.
+                _ if was_over => {}
+                Ok(_) => return Err(StoreError::new(Failure::NotSent, "the server closed a new connection")),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn opening(&self) -> MutexGuard<'_, Vec<OpenTask>> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Conn>> {
@@ -150,6 +194,27 @@ fn closed() -> StoreError {
 pub(super) struct Turn<'p> {
     _attempt: Option<SemaphorePermit<'p>>,
     _permit: SemaphorePermit<'p>,
+}
+
+/// A command waits for a connection to be opened. If the command ends first, the next one waits for the same connection.
+struct Opening<'p> {
+    task: Option<OpenTask>,
+    pool: &'p Pool,
+}
+
+impl Opening<'_> {
+    async fn wait(mut self) -> Result<Conn, StoreError> {
+        let Some(task) = &mut self.task else { return Err(closed()) };
+        let opened = task.await;
+        self.task = None;
+        opened.unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.pool.opening().extend(self.task.take());
+    }
 }
 
 /// A connection in use.

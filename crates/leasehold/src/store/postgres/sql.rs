@@ -43,12 +43,12 @@ ON CONFLICT (name, kind) DO UPDATE SET (capacity, in_use, last_token, leases, ne
 WHERE r.leases = 0 AND r.waiters = 0 AND r.tombstones = 0
 RETURNING granted_at, token, last_token";
 
-/// A release of the only lease, which has no waiter, while the last token must be remembered.
+/// A release of the only lease, which has no waiter.
 const RELEASE: &str = "
 UPDATE {s}.resource AS r SET in_use = 0, leases = 0, next_expiry = {never}, client = NULL, sequence = NULL, owner = NULL,
-    metadata = NULL
+    metadata = NULL, remember_until = greatest(remember_until, {now} + {retention})
 WHERE name = $1 AND kind = $2 AND client = $3 AND sequence = $4 AND NOT kept AND leases = 1 AND waiters = 0
-    AND tombstones = 0 AND expires_at > {now} AND remember_until > {now}
+    AND tombstones = 0 AND expires_at > {now}
 RETURNING {now}";
 
 /// Renewals of leases in their resources' rows, if nothing else happens at the resource. A row that is locked is left out, so that

@@ -294,6 +294,7 @@ fn tables_that_forget_a_row_fail_the_check() {
 
 #[test]
 fn tokens_rise_when_the_clock_is_set_back_and_after_the_row_was_swept() {
+    let held = |sequence| Acquisition { client: client_id(0), sequence };
     with_comparison(|comparison| {
         let mut last = 0;
         let hour = 3_600_000;
@@ -310,6 +311,16 @@ fn tokens_rise_when_the_clock_is_set_back_and_after_the_row_was_swept() {
             assert_eq!(comparison.run(0, &release_of(acquisition)), Reply::Released);
             comparison.step(0, &Step::SetBack(hour / 2));
         }
+        // A lock that was held for longer than its token is remembered.
+        let long =
+            Acquire { ttl: Duration::from_secs(3 * 3_600), ..Acquire::exclusive(held(9), Duration::ZERO) };
+        let Reply::Granted(grant) = comparison.run(0, &Command::from(long)) else { panic!("it is free") };
+        comparison.step(0, &Step::Pass(2 * hour));
+        assert_eq!(comparison.run(0, &release_of(held(9))), Reply::Released);
+        comparison.step(0, &Step::SetBack(5 * hour / 2));
+        comparison.sweep_rows();
+        let Reply::Granted(next) = comparison.run(0, &acquire(0, 10)) else { panic!("it is free") };
+        assert!(next.tokens.first > grant.tokens.last, "{next:?} after {grant:?}");
     });
 }
 
@@ -432,6 +443,9 @@ async fn attempt_that_waits_for_its_turn_in_vain_asks_again_while_others_get_ans
     for class in [Class::Renewals, Class::Mail] {
         pool.turn(class, soon()).await.unwrap();
     }
+    // While a renewal does not get an answer, others go on.
+    let _renewals = pool.turn(Class::Renewals, soon()).await.unwrap();
+    pool.turn(Class::Renewals, soon()).await.unwrap();
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::Access;
 
@@ -52,7 +53,9 @@ fn touch(path: &Path) -> Result<(), Error> {
         return Err(refused("this is a directory: name a file in it".to_owned()));
     }
     // A file that exists is never opened and closed here: closing it would drop every lock that SQLite, in another client of
-    // this process, holds on it.
+    // this process, holds on it. That client does not open a new file before it is closed here.
+    static CREATING: Mutex<()> = Mutex::new(());
+    let _creating = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
     let created = OpenOptions::new().read(true).write(true).create_new(true).open(path);
     let created = created.and_then(|file| share_with_group(&file, &folder));
     let usable = match created {

@@ -66,7 +66,7 @@ impl Mailboxes {
                 OpenOptions::new().read(true).write(true).custom_flags(nonblocking()).open(&unnamed)?;
             let path = self.path(client);
             fs::rename(&unnamed, &path)?;
-            Ok(Mailbox { pipe, path })
+            Ok(Mailbox { pipe, name: MailboxName(path) })
         })();
         if opened.is_err() {
             let _ = fs::remove_file(&unnamed);
@@ -171,10 +171,21 @@ impl PipeWriter {
     }
 }
 
-/// This client's own pipe. It is removed when this is dropped.
+/// The name of a client's pipe.
+#[derive(Clone)]
+pub(super) struct MailboxName(PathBuf);
+
+impl MailboxName {
+    /// Removes the name, so that no writer finds it.
+    pub(super) fn remove(&self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// This client's own pipe. Its name is removed when this is dropped.
 pub(super) struct Mailbox {
     pub(super) pipe: File,
-    path: PathBuf,
+    pub(super) name: MailboxName,
 }
 
 impl Mailbox {
@@ -185,7 +196,7 @@ impl Mailbox {
         while let Ok(RECORD) = (&self.pipe).read(&mut record) {
             match decode(&record, client) {
                 Some(push) => pushes.push(push),
-                None => tracing::warn!(path = %self.path.display(), "an unknown record arrived"),
+                None => tracing::warn!(path = %self.name.0.display(), "an unknown record arrived"),
             }
         }
         pushes
@@ -193,15 +204,18 @@ impl Mailbox {
 }
 
 impl Mailbox {
-    /// Removes the name, so that no writer finds it.
-    pub(super) fn remove(&self) {
-        let _ = fs::remove_file(&self.path);
+    /// Whether other clients find it by its name: a cleaner of old files may have removed it.
+    pub(super) fn is_in_place(&self) -> bool {
+        let named = fs::symlink_metadata(&self.name.0);
+        named.is_ok_and(|named| self.pipe.metadata().is_ok_and(|own| own.ino() == named.ino()))
     }
 }
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        self.remove();
+        if self.is_in_place() {
+            self.name.remove();
+        }
     }
 }
 
@@ -316,7 +330,7 @@ mod tests {
 
     /// A killed process closes its pipe and does not remove it.
     fn kill(mailbox: Mailbox) {
-        let left = mailbox.path.clone();
+        let left = mailbox.name.0.clone();
         let kept = left.with_extension("kept");
         fs::hard_link(&left, &kept).unwrap();
         drop(mailbox);
@@ -348,7 +362,7 @@ mod tests {
         {
             fs::set_permissions(&path, fs::Permissions::from_mode(database)).unwrap();
             let mailbox = sender.open(ClientId::new(1), &path).unwrap();
-            assert_eq!(fs::metadata(&mailbox.path).unwrap().mode() & 0o777, pipe, "beside {database:o}");
+            assert_eq!(fs::metadata(&mailbox.name.0).unwrap().mode() & 0o777, pipe, "beside {database:o}");
         }
     }
 
@@ -381,7 +395,7 @@ mod tests {
         let sender = Mailboxes::beside(&path).unwrap();
         let client = ClientId::new(1);
         let mailbox = sender.open(client, &path).unwrap();
-        let pipe = mailbox.path.clone();
+        let pipe = mailbox.name.0.clone();
         assert_eq!(fs::metadata(&pipe).unwrap().uid(), owner);
         assert_eq!(fs::metadata(&sender.folder).unwrap().uid(), owner);
         // What that owner sees of it, and whether it can remove what is left.

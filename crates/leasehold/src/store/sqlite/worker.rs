@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::jobs::{Job, JobQueue, are_of_holders};
-use super::mailbox::Mailbox;
+use super::mailbox::{Mailbox, MailboxName, Mailboxes};
 use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent, schema};
 use crate::store::{CallResult, StoreError};
 
@@ -42,17 +42,17 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 /// Handle of the thread. After a drop the thread ends by itself: the drop does not wait, because the file may be busy.
 pub(super) struct Worker {
     queue: Arc<JobQueue>,
-    mailbox: Arc<Mailbox>,
+    mailbox: MailboxName,
 }
 
 impl Worker {
-    pub(super) fn start(shared: Arc<Shared>, mailbox: &Arc<Mailbox>) -> io::Result<Self> {
+    pub(super) fn start(shared: Arc<Shared>, mailbox: Mailbox) -> io::Result<Self> {
         let (wake_reader, wake_pipe) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let queue = Arc::new(JobQueue::new(File::from(wake_pipe)));
-        let worker = Self { queue: queue.clone(), mailbox: mailbox.clone() };
+        let worker = Self { queue: queue.clone(), mailbox: mailbox.name.clone() };
         let thread = WorkerThread {
             shared,
-            mailbox: mailbox.clone(),
+            mailbox,
             queue,
             wake_pipe: wake_reader,
             connection: None,
@@ -77,16 +77,16 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        self.queue.end();
         // At once, because the process may end before the thread does.
         self.mailbox.remove();
-        self.queue.end();
     }
 }
 
 /// The thread itself.
 struct WorkerThread {
     shared: Arc<Shared>,
-    mailbox: Arc<Mailbox>,
+    mailbox: Mailbox,
     queue: Arc<JobQueue>,
     wake_pipe: OwnedFd,
     /// Opened on first use, which a short-lived process may never need.
@@ -105,7 +105,7 @@ impl Drop for WorkerThread {
     /// Runs after a panic too, so that no caller waits for a dead thread.
     fn drop(&mut self) {
         // No thread receives this client's pushes any more, so the client must not count as reachable.
-        self.mailbox.remove();
+        self.mailbox.name.remove();
         self.queue.close();
     }
 }
@@ -118,6 +118,7 @@ impl WorkerThread {
             self.receive_pushes();
             self.run_jobs();
             self.watch_files();
+            self.watch_mailbox();
             if self.are_files_gone {
                 continue;
             }
@@ -153,6 +154,26 @@ impl WorkerThread {
         }
         self.are_files_gone = are_gone;
         self.is_behind &= !are_gone;
+    }
+
+    /// Without its pipe the client would be skipped at each grant.
+    fn watch_mailbox(&mut self) {
+        if self.are_files_gone || self.mailbox.is_in_place() || self.queue.is_ending() {
+            return;
+        }
+        let Shared { path, client, inbox, .. } = &*self.shared;
+        let opened = Mailboxes::beside(path).and_then(|mailboxes| mailboxes.open(*client, path));
+        match opened {
+            Ok(mailbox) => self.mailbox = mailbox,
+            Err(error) => {
+                tracing::error!(%error, path = %path.display(), "this client's pipe was removed, and can't be made again");
+                return;
+            }
+        }
+        tracing::warn!(path = %path.display(), "this client's pipe in the -inbox was removed, and is made again");
+        if let Some(inbox) = inbox.upgrade() {
+            inbox.reconnected(&|_| true);
+        }
     }
 
     fn sleep(&self) {

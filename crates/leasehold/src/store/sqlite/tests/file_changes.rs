@@ -77,6 +77,37 @@ fn removed_log_is_noticed_before_the_lease_expires() {
     client.close().unwrap();
 }
 
+/// A cleaner of old files may remove it. Without it the client would be skipped at each grant.
+#[test]
+fn removed_pipe_of_a_client_is_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let url = format!("sqlite:{}", path.display());
+    let [holder, other] = [(); 2].map(|()| crate::blocking::Client::connect(&url).unwrap());
+    let guard = holder.mutex("a").lock().unwrap();
+    let inbox = files::beside(&path, "-inbox");
+    let pipes = || fs::read_dir(&inbox).map_or(0, Iterator::count);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| other.mutex("a").lock());
+        let until = |what: &dyn Fn() -> bool| {
+            let give_up = Instant::now() + FILE_CHECK_INTERVAL + Duration::from_secs(20);
+            while !what() {
+                assert!(Instant::now() < give_up);
+                thread::sleep(Duration::from_millis(2));
+            }
+        };
+        until(&|| holder.mutex("a").inspect().unwrap().waiters.len() == 1);
+        assert_eq!(pipes(), 2);
+        fs::remove_dir_all(&inbox).unwrap();
+        until(&|| pipes() == 2);
+        until(&|| holder.mutex("a").inspect().unwrap().waiters.iter().all(|waiter| !waiter.skipped));
+        drop(guard);
+        assert!(waits.join().unwrap().unwrap().is_held());
+    });
+    drop((holder, other));
+    assert_eq!(pipes(), 0);
+}
+
 #[test]
 fn directory_that_is_moved_away_ends_its_clients_leases() {
     let folder = tempfile::tempdir().unwrap();
