@@ -191,7 +191,7 @@ impl ClientBuilder {
 
     /// Opens the store when a lock is first used, so that a program starts although its store does not run yet.
     /// [`connect`](Self::connect) then only checks the settings. While the store can't be opened, a waiting attempt retries until
-    /// its limit, and every other call fails with `is_unavailable`. [`Client::warnings`] is empty until the store is open.
+    /// its limit, and every other call fails with `is_unavailable`; so does an attempt over a quorum (`redlock:`). [`Client::warnings`] is empty until the store is open.
     ///
     /// ```
     /// # leasehold::doc_test(async {

@@ -63,8 +63,8 @@ async fn lease_outlives_its_connections_on_a_slow_network() {
     unless_paused(Duration::from_millis(300), async || {
         let server = Postgres::on_port();
         let proxy = Proxy::before_postgres(&server);
-        proxy.delay_requests(Duration::from_millis(75));
-        proxy.delay_replies(Duration::from_millis(75));
+        proxy.delay_requests(Duration::from_millis(110));
+        proxy.delay_replies(Duration::from_millis(110));
         let client = Client::connect(&url_of(&[proxy.port()])).await.unwrap();
         let mutex = client.mutex("a").ttl(Duration::from_secs(3));
         let guard = mutex.lock_timeout(LONG).await.unwrap().expect("it is free");
