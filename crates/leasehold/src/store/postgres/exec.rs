@@ -58,6 +58,9 @@ impl Executor {
         work: impl AsyncFnOnce(&Progress) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let _turn = self.pool.turn(class, until).await?;
+        if class == Class::Renewals {
+            self.pool.connect_within(limit).await?;
+        }
         let progress = Progress::default();
         let Ok(done) = timeout(limit, work(&progress)).await else {
             return Err(error::late(limit, progress.may_be_done()));

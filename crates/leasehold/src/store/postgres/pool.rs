@@ -1,12 +1,12 @@
 //! The connections for commands. A command has one for itself from its first flight to its last.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use leasehold_core::Failure;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::task::JoinHandle;
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 
 use super::conn::Conn;
 use super::dialer::Dialer;
@@ -148,6 +148,19 @@ impl Pool {
             None => self.open().await?,
         };
         Ok(Lent { conn: Some(conn), pool: self })
+    }
+
+    /// Makes sure that there is a connection. A command with a short time limit has that limit for its own flights then.
+    pub(super) async fn connect_within(&self, limit: Duration) -> Result<(), StoreError> {
+        if let Some(conn) = self.pop_idle() {
+            self.idle().push(conn);
+            return Ok(());
+        }
+        let opened = timeout(limit, self.open()).await.unwrap_or_else(|_| {
+            Err(StoreError::new(Failure::NotSent, format!("there is no connection within {limit:?}")))
+        });
+        self.idle().push(opened?);
+        Ok(())
     }
 
     /// A new connection, or one that an earlier command has not waited for: on a slow network a renewal has less time than the handshakes
