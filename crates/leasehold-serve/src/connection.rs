@@ -63,14 +63,12 @@ pub(crate) async fn accept(listener: Listener, app: Arc<App>, router: Router, pl
 /// Answers without waiting, as far as the socket takes it.
 fn refuse(app: &App, stream: Stream) {
     app.metrics.refused("too_many");
-    match stream {
-        // The runtime does not know yet that it can write to a new socket, and would not try.
-        Stream::Unix(stream) => drop(stream.into_std().and_then(|mut stream| stream.write(FULL.as_bytes()))),
-        Stream::Tcp(stream, None) => {
-            drop(stream.into_std().and_then(|mut stream| stream.write(FULL.as_bytes())))
-        }
-        Stream::Tcp(_, Some(_)) => {}
-    }
+    // The runtime does not know yet that it can write to a new socket, and would not try.
+    let _ = match stream {
+        Stream::Unix(stream) => stream.into_std().and_then(|mut stream| stream.write(FULL.as_bytes())),
+        Stream::Tcp(stream, None) => stream.into_std().and_then(|mut stream| stream.write(FULL.as_bytes())),
+        Stream::Tcp(_, Some(_)) => return,
+    };
 }
 
 async fn connection(stream: Stream, app: Arc<App>, router: Router, _place: OwnedSemaphorePermit) {
