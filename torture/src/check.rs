@@ -2,6 +2,7 @@
 
 mod liveness;
 mod safety;
+mod trouble;
 mod verdict;
 
 use crate::faults::{Fault, bound};
@@ -28,6 +29,8 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
     safety::stale_writes(history, &mut verdict);
     liveness::stalls(history, terms, &mut verdict);
     liveness::lost_waiters(history, &mut verdict);
+    trouble::losses(history, terms, &mut verdict);
+    trouble::failures(history, terms, &mut verdict);
     verdict
 }
 

@@ -265,8 +265,14 @@ impl Fault {
 /// The documented bound of a takeover, with no frozen client before the first live one: the claim window of 3 s and 2 s.
 #[must_use]
 pub fn bound(fault: Fault, store: StoreKind, ttl: Duration) -> Duration {
+    ttl + Duration::from_secs(5) + delay(fault, store)
+}
+
+/// What the guarantees add to the bound after a fault.
+#[must_use]
+pub fn delay(fault: Fault, store: StoreKind) -> Duration {
     let delay = fault.rule(store).and_then(|rule| rule.delay);
-    ttl + Duration::from_secs(5) + delay.map_or(Duration::ZERO, |delay| delay.of)
+    delay.map_or(Duration::ZERO, |delay| delay.of)
 }
 
 #[cfg(test)]

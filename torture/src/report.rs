@@ -259,8 +259,8 @@ impl Report {
 /// The same failures of different moments are one.
 fn frequent(history: &History) -> Vec<(usize, String)> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for (_, text) in &history.failures {
-        *counts.entry(text).or_default() += 1;
+    for failure in &history.failures {
+        *counts.entry(&failure.text).or_default() += 1;
     }
     let mut counts: Vec<(usize, String)> =
         counts.into_iter().map(|(text, count)| (count, text.to_owned())).collect();

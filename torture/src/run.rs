@@ -27,6 +27,10 @@ const STEP: Duration = Duration::from_millis(20);
 const LONG_PERCENT: u64 = 1;
 /// A peer's task that waits for so long while the lock is free is lost.
 const PEER_LIMIT: Duration = Duration::from_secs(60);
+/// A sleep that is later than this is a pause of the machine.
+const PAUSE: Duration = Duration::from_millis(500);
+/// And one that is later than this part of the ttl: a lease may then expire.
+const SHORT: u32 = 4;
 /// So long before the last attempts the file descriptors are counted, in nanoseconds.
 const END: u64 = 100_000_000;
 /// A killed worker's place in a wait queue expires by then; its lease sooner.
@@ -68,7 +72,7 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
         lost_descriptors: 0,
     };
     controller.start_workers()?;
-    let pauses = Pauses::watch();
+    let pauses = Pauses::watch((options.ttl / SHORT).min(PAUSE));
     let start = now_ns();
     let end = start + u64::try_from(options.time.as_nanos()).unwrap_or(u64::MAX);
     controller.work.contend.end_ns = end;

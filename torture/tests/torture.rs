@@ -38,7 +38,8 @@ const SHORT_LEASES: [&str; 8] =
     ["--store", "redis", "--faults", "worker-stop", "--minutes", "0.4", "--ttl-ms", "500"];
 
 /// What a pause of the whole machine may cause. It lets no two sections overlap: a worker reads the clock before it asks.
-const BY_PAUSE: [Check; 4] = [Check::Stall, Check::LostWaiter, Check::Left, Check::Descriptors];
+const BY_PAUSE: [Check; 6] =
+    [Check::Stall, Check::LostWaiter, Check::Loss, Check::Failure, Check::Left, Check::Descriptors];
 
 fn is_unsafe(report: &Report) -> bool {
     report.findings.iter().any(|finding| !finding.is_exempt && !BY_PAUSE.contains(&finding.check))
@@ -66,10 +67,14 @@ fn passes(arguments: &[&str]) -> Report {
     })
 }
 
+fn violates(report: &Report, check: Check) -> bool {
+    report.findings.iter().any(|finding| finding.check == check && !finding.is_exempt)
+}
+
 /// The specimen breaks what its checker looks for.
 fn caught(specimen: &str, check: Check, arguments: &[&str]) -> Report {
     judged(&[&["--target", specimen], arguments].concat(), |code, report| {
-        code == Some(1) && report.is_violated && report.count(check) > 0
+        code == Some(1) && report.is_violated && violates(report, check)
     })
 }
 
@@ -154,6 +159,31 @@ fn lost_waiter_is_caught() {
 fn lock_that_is_never_released_is_caught() {
     let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.05"];
     caught("broken-keeps-lock", Check::Stall, &arguments);
+}
+
+/// A lock of 2 s that is not renewed is lost in the sections that are longer.
+#[test]
+fn leases_that_are_never_renewed_are_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.4"];
+    caught("broken-never-renews", Check::Loss, &arguments);
+}
+
+#[test]
+fn leases_that_are_lost_at_once_are_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.05"];
+    caught("broken-always-lost", Check::Loss, &arguments);
+}
+
+#[test]
+fn calls_that_fail_are_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.05"];
+    caught("broken-fails-calls", Check::Failure, &arguments);
+}
+
+#[test]
+fn release_that_hangs_is_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.1"];
+    caught("broken-hangs-in-release", Check::Stall, &arguments);
 }
 
 #[test]

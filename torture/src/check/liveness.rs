@@ -46,7 +46,7 @@ fn changes(history: &History) -> Vec<(Ns, Change)> {
         changes.extend(to.map(|to| (to, back)));
     };
     for section in &history.sections {
-        span(section.begin, section.end, Change { holders: 1, ..Change::default() });
+        span(section.begin, section.left(), Change { holders: 1, ..Change::default() });
     }
     for waiting in &history.waiting {
         span(waiting.from, waiting.to, Change { waiters: 1, ..Change::default() });
