@@ -16,9 +16,10 @@ pub use verdict::{Check, Figures, Finding, Terms, Verdict};
 #[must_use]
 pub fn check(history: &History, terms: &Terms) -> Verdict {
     let mut verdict = Verdict::default();
-    for fault in std::iter::once(Fault::None).chain(history.faults.iter().map(|injected| injected.fault)) {
+    let injected = history.faults.iter().map(|injected| (injected.fault, u64::from(!injected.has_failed)));
+    for (fault, times) in std::iter::once((Fault::None, 0)).chain(injected) {
         let figures = verdict.figures.entry(fault).or_default();
-        figures.injected += u64::from(fault != Fault::None);
+        figures.injected += times;
         figures.bound_ms = millis(bound(fault, terms.store, terms.ttl));
     }
     for section in &history.sections {

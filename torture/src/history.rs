@@ -98,6 +98,9 @@ pub struct Injected {
     pub healed: Ns,
     /// The tasks whose process it stopped or ended.
     pub tasks: Vec<u32>,
+    /// A server refused it. It may have had a part of its effect.
+    #[serde(default)]
+    pub has_failed: bool,
 }
 
 impl Injected {

@@ -201,6 +201,21 @@ impl Report {
         self.counts.get(&check).copied().unwrap_or(0)
     }
 
+    /// Why the run says less than was asked for, if it does.
+    #[must_use]
+    pub fn shortfall(&self) -> Option<String> {
+        if self.total().sections == 0 {
+            return Some("no task has held the lock".to_owned());
+        }
+        let is_missing = |fault: &&Fault| self.figures.get(fault).is_none_or(|figures| figures.injected == 0);
+        let missing: Vec<String> = self.faults.iter().filter(is_missing).map(|fault| fault.name()).collect();
+        if !missing.is_empty() {
+            return Some(format!("not injected: {}", missing.join(", ")));
+        }
+        let is_own = Target::find(&self.target).is_some_and(|target| target.is_own());
+        (is_own && self.left.keys.is_none()).then(|| "what is left in the store is unknown".to_owned())
+    }
+
     /// For people.
     #[must_use]
     pub fn text(&self) -> String {

@@ -164,7 +164,7 @@ impl Controller<'_> {
 
     fn inject(&mut self, fault: Fault) -> Result<(), String> {
         let (start, number) = (now_ns(), self.aim());
-        let (target, tasks, mut healed) = match fault {
+        let (done, tasks, mut healed) = match fault {
             Fault::WorkerStop => {
                 let mut injection = Injection { fault, ttl: self.options.ttl, rng: &mut self.rng };
                 let time = injection.duration(20, 250);
@@ -172,11 +172,11 @@ impl Controller<'_> {
                 sleep(time);
                 self.workers[number].signal(Signal::CONT);
                 let tasks = self.workers[number].tasks();
-                (format!("worker {number} for {} ms", time.as_millis()), tasks, None)
+                (Ok(format!("worker {number} for {} ms", time.as_millis())), tasks, None)
             }
             Fault::WorkerKill => {
                 let (tasks, killed) = (self.kill_worker(number)?, Some(start));
-                (format!("worker {number}"), tasks, killed)
+                (Ok(format!("worker {number}")), tasks, killed)
             }
             _ => {
                 let mut injection = Injection { fault, ttl: self.options.ttl, rng: &mut self.rng };
@@ -184,10 +184,12 @@ impl Controller<'_> {
             }
         };
         let healed = *healed.get_or_insert_with(now_ns);
+        let has_failed = done.is_err();
+        let target = done.unwrap_or_else(|why| format!("failed: {why}"));
         if self.options.is_verbose {
             println!("{:>7} ms  {} {target}", (healed - start) / 1_000_000, fault.name());
         }
-        self.faults.push(Injected { fault, target, start, healed, tasks });
+        self.faults.push(Injected { fault, target, start, healed, tasks, has_failed });
         Ok(())
     }
 

@@ -146,7 +146,7 @@ impl Library for Specimen {
         };
         let other = match client {
             Connected::Leasehold(client) if defect == Defect::LeavesLease => {
-                Some(client.mutex(&format!("{name}:other")).ttl(LEFT))
+                Some(client.mutex(format!("{name}:other")).ttl(LEFT))
             }
             _ => None,
         };

@@ -80,8 +80,7 @@ fn caught(specimen: &str, check: Check, arguments: &[&str]) -> Report {
 
 #[test]
 fn leasehold_passes_on_memory_with_stopped_and_killed_processes() {
-    let report = passes(&["--store", "memory", "--minutes", "0.1"]);
-    assert!(report.total().injected >= 1, "{}", report.text());
+    passes(&["--store", "memory", "--minutes", "0.1"]);
 }
 
 #[test]
@@ -92,20 +91,20 @@ fn leasehold_passes_on_sqlite_with_stopped_processes() {
 #[test]
 fn leasehold_passes_on_redis_with_faults() {
     let faults = "worker-stop,client-kill,script-flush,net-cut,server-kill";
-    passes(&["--store", "redis", "--faults", faults, "--minutes", "0.2"]);
+    passes(&["--store", "redis", "--faults", faults, "--minutes", "0.4"]);
 }
 
 #[test]
 fn leasehold_passes_on_postgres_with_faults() {
     let faults = "worker-stop,client-kill,net-cut,server-stop,server-kill";
-    passes(&["--store", "postgres", "--faults", faults, "--minutes", "0.2"]);
+    passes(&["--store", "postgres", "--faults", faults, "--minutes", "0.4"]);
 }
 
 #[test]
 fn detached_leases_pass_on_redis_and_sqlite_with_faults() {
     let faults = "worker-stop,worker-kill,client-kill,net-cut";
     let detached = ["--target", "leasehold-detached"];
-    passes(&[&detached[..], &["--store", "redis", "--faults", faults, "--minutes", "0.2"]].concat());
+    passes(&[&detached[..], &["--store", "redis", "--faults", faults, "--minutes", "0.3"]].concat());
     passes(&[&detached[..], &["--store", "sqlite", "--faults", "worker-stop", "--minutes", "0.1"]].concat());
 }
 
@@ -190,6 +189,23 @@ fn release_that_hangs_is_caught() {
 fn leaked_files_are_caught() {
     let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.1"];
     caught("broken-leaks-files", Check::Descriptors, &arguments);
+}
+
+#[test]
+fn run_in_which_no_task_holds_the_lock_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, printed) =
+        run(folder.path(), "1", &["--store", "memory", "--faults", "none", "--minutes", "0"]);
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("no task has held the lock"), "{printed}");
+}
+
+#[test]
+fn run_that_is_too_short_for_its_faults_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, printed) = run(folder.path(), "1", &["--store", "redis", "--minutes", "0.02"]);
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("not injected: "), "{printed}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn history(sections: Vec<Section>) -> History {
 
 fn fault(fault: Fault, start_ms: Ns, healed_ms: Ns) -> Injected {
     let (start, healed) = (start_ms * MS, healed_ms * MS);
-    Injected { fault, target: String::new(), start, healed, tasks: Vec::new() }
+    Injected { fault, target: String::new(), start, healed, tasks: Vec::new(), has_failed: false }
 }
 
 fn violations(history: &History) -> Vec<Check> {
@@ -224,4 +224,12 @@ fn lock_is_free_once_its_release_has_begun() {
     assert_eq!(violations(&history), []);
     history.sections[0].left = Some(1_000 * MS);
     assert_eq!(violations(&history), [Check::Stall]);
+}
+
+#[test]
+fn injection_that_failed_is_not_counted() {
+    let mut history = history(Vec::new());
+    history.faults = vec![fault(Fault::FlushAll, 1, 2), fault(Fault::FlushAll, 3, 4)];
+    history.faults[1].has_failed = true;
+    assert_eq!(check(&history, &terms()).figures[&Fault::FlushAll].injected, 1);
 }
