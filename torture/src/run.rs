@@ -31,6 +31,10 @@ const PEER_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(500);
 /// And one that is later than this part of the ttl: a lease may then expire.
 const SHORT: u32 = 4;
+/// After at least so many faults there is a time without any.
+const UNTIL_REST: usize = 20;
+/// That time: the effects of a fault are over sooner, and then locks are handed on promptly, and no call fails.
+const REST: Duration = Duration::from_secs(20);
 /// So long before the last attempts the file descriptors are counted, in nanoseconds.
 const END: u64 = 100_000_000;
 /// A killed worker's place in a wait queue expires by then; its lease sooner.
@@ -136,13 +140,17 @@ impl Controller<'_> {
             .map_err(|why| format!("{}: {why}", self.options.target.program))
     }
 
-    /// Each fault once in a random order, then again, until the time is over.
+    /// Each fault once in a random order, then again, until the time is over. There is a rest after some rounds.
     fn torture(&mut self, end: u64) -> Result<(), String> {
         self.calm();
-        let mut round = Vec::new();
+        let (mut round, mut rested) = (Vec::new(), 0);
         while now_ns() < end && !self.options.faults.is_empty() {
             if round.is_empty() {
                 round.clone_from(&self.options.faults);
+                if self.faults.len() >= rested + UNTIL_REST {
+                    sleep(REST.min(left_until(end)));
+                    rested = self.faults.len();
+                }
             }
             self.check_workers()?;
             let fault = round.swap_remove(self.rng.index(round.len()));

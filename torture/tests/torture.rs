@@ -179,6 +179,13 @@ fn calls_that_fail_are_caught() {
     caught("broken-fails-calls", Check::Failure, &arguments);
 }
 
+/// A lease of 2 s of which the release is not sent.
+#[test]
+fn releases_that_are_not_sent_are_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.2"];
+    caught("broken-drops-releases", Check::Stall, &arguments);
+}
+
 #[test]
 fn release_that_hangs_is_caught() {
     let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.1"];

@@ -233,3 +233,23 @@ fn injection_that_failed_is_not_counted() {
     history.faults[1].has_failed = true;
     assert_eq!(check(&history, &terms()).figures[&Fault::FlushAll].injected, 1);
 }
+
+#[test]
+fn hand_off_is_prompt_unless_a_fault_was_there_within_the_bound() {
+    let mut history = history(vec![section(0, 1, 7, 0, 10_000), section(1, 2, 8, 12_000, 12_100)]);
+    history.waiting = vec![waits(1, 500, Some(12_000))];
+    assert_eq!(violations(&history), [Check::Stall]);
+    history.faults = vec![Injected { tasks: vec![5], ..fault(Fault::WorkerKill, 3_000, 3_000) }];
+    assert_eq!(violations(&history), []);
+    history.faults[0].healed = 2_999 * MS;
+    assert_eq!(violations(&history), [Check::Stall]);
+    history.faults.clear();
+    history.pauses = vec![Pause { from: 9_000 * MS, to: 9_600 * MS }];
+    assert_eq!(violations(&history), []);
+    history.pauses.clear();
+    // The nodes of a quorum abstain at first.
+    let quorum = |history: &History| check(history, &Terms { store: StoreKind::Redlock, ..terms() });
+    assert!(quorum(&history).is_violated());
+    history.start = 5_000 * MS;
+    assert!(!quorum(&history).is_violated());
+}
