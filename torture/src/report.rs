@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,9 @@ pub struct Report {
     pub target: String,
     /// The library with its version.
     pub library: String,
+    /// The commit of this repository. None: unknown, because the report is older than this field, or there is no git.
+    #[serde(default)]
+    pub commit: Option<String>,
     /// The store.
     pub store: StoreKind,
     /// The seed.
@@ -49,7 +53,7 @@ pub struct Report {
     pub figures: BTreeMap<Fault, Figures>,
     /// Number of findings of each check.
     pub counts: BTreeMap<Check, usize>,
-    /// The first findings of each check.
+    /// The first findings of each check, those first that nothing exempts.
     pub findings: Vec<Finding>,
     /// Number of failed attempts and releases.
     pub failures: u64,
@@ -79,6 +83,7 @@ impl Report {
         let mut report = Self {
             target: options.target.name.to_owned(),
             library,
+            commit: commit(),
             store: options.store,
             seed: options.seed,
             seconds: options.time.as_secs_f64(),
@@ -110,6 +115,7 @@ impl Report {
         self.figures = verdict.figures;
         self.counts.clear();
         self.findings.clear();
+        verdict.findings.sort_by_key(|finding| finding.is_exempt);
         for finding in verdict.findings {
             let count = self.counts.entry(finding.check).or_default();
             *count += 1;
@@ -220,11 +226,12 @@ impl Report {
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!(
-            "{} on {}: {:.0} s, seed {}\n{}\n\n",
+            "{} on {}: {:.0} s, seed {}, commit {}\n{}\n\n",
             self.library,
             self.store.name(),
             self.seconds,
             self.seed,
+            self.commit.as_deref().unwrap_or("unknown"),
             self.command()
         );
         text += "fault            times sections overlaps exempt  stale: fenced unfenced  longest stall / bound in ms\n";
@@ -246,7 +253,7 @@ impl Report {
         let keys = self.left.keys.map_or_else(|| "unknown".to_owned(), |keys| keys.to_string());
         let _ = writeln!(
             text,
-            "\nlost waiters {}, left in the store {keys}, file descriptors {:+}, failed calls {}, machine paused for {} ms",
+            "\nstuck tasks {}, left in the store {keys}, file descriptors {:+}, failed calls {}, machine paused for {} ms",
             self.count(Check::LostWaiter),
             self.left.descriptors,
             self.failures,
@@ -271,6 +278,14 @@ impl Report {
     }
 }
 
+/// The commit of this repository, marked if files have changed since.
+fn commit() -> Option<String> {
+    let mut git = Command::new("git");
+    git.current_dir(env!("CARGO_MANIFEST_DIR")).args(["describe", "--always", "--dirty", "--exclude=*"]);
+    let done = git.output().ok().filter(|done| done.status.success())?;
+    Some(String::from_utf8_lossy(&done.stdout).trim().to_owned())
+}
+
 /// The same failures of different moments are one.
 fn frequent(history: &History) -> Vec<(usize, String)> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -282,4 +297,50 @@ fn frequent(history: &History) -> Vec<(usize, String)> {
     counts.sort_by(|one, other| other.cmp(one));
     counts.truncate(FAILURES);
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{Injected, Section};
+
+    fn options() -> Options {
+        Options {
+            target: LEASEHOLD,
+            store: StoreKind::Redis,
+            faults: vec![Fault::FlushAll],
+            time: Duration::from_secs(60),
+            seed: 7,
+            ttl: Duration::from_secs(2),
+            workers: (3, 2),
+            is_verbose: false,
+        }
+    }
+
+    fn held(begin: Ns, last_held: Ns) -> Section {
+        Section { begin, last_held, end: Some(last_held), token: begin, ..Section::default() }
+    }
+
+    /// Pairs of sections, of which the last one has no fault before it.
+    #[test]
+    fn findings_that_nothing_exempts_are_kept_before_all_others() {
+        let second = 1_000_000_000;
+        let pairs = (0..26).flat_map(|pair| {
+            [held(pair * second, pair * second + 9), held(pair * second + 5, pair * second + 6)]
+        });
+        let target = String::new();
+        let flushed = |pair| Injected {
+            fault: Fault::FlushAll,
+            target: target.clone(),
+            start: pair * second,
+            healed: pair * second,
+            tasks: Vec::new(),
+            has_failed: false,
+        };
+        let faults = (0..20).map(flushed).collect();
+        let history = History { sections: pairs.collect(), faults, ..History::default() };
+        let report = Report::new(&options(), String::new(), &history, Left::default(), 0);
+        assert_eq!((report.findings.len(), report.count(Check::Overlap)), (FINDINGS, 26));
+        assert!(!report.findings[0].is_exempt && report.text().contains("VIOLATION Overlap"));
+    }
 }
