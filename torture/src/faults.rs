@@ -121,6 +121,8 @@ use StoreKind::{Cluster, Etcd, Memory, Postgres, Redis, Redis62, Redlock, Sentin
 
 const ALL: &[StoreKind] =
     &[Memory, Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock, Postgres, Etcd];
+/// Of `memory:` all clients and the store are in one process.
+const PROCESSES: &[StoreKind] = &[Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock, Postgres, Etcd];
 const SINGLE: &[StoreKind] = &[Redis, Redis62, Valkey, Postgres, Etcd];
 const REDIS: &[StoreKind] = &[Redis, Redis62, Valkey];
 const SERVERS: &[StoreKind] = &[Redis, Redis62, Valkey, Sentinel, Cluster, Redlock];
@@ -192,7 +194,7 @@ const fn rule(fault: Fault, stores: &'static [StoreKind]) -> Rule {
 pub const TABLE: &[Rule] = &[
     rule(Fault::None, ALL),
     rule(Fault::WorkerStop, ALL),
-    rule(Fault::WorkerKill, ALL),
+    rule(Fault::WorkerKill, PROCESSES),
     Rule { delay: RECONNECT, ..rule(Fault::ServerStop, SINGLE) },
     Rule { delay: RECONNECT, ..rule(Fault::ServerKill, SINGLE) },
     Rule { exemption: Some(EMPTY), delay: RECONNECT, ..rule(Fault::ServerEmpty, REDIS) },

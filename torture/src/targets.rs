@@ -115,7 +115,7 @@ pub const SPECIMENS: [Target; 16] = [
     specimen("broken-fails-calls"),
     specimen("broken-starves"),
     specimen("broken-leaves-lease"),
-    specimen("broken-same-token"),
+    Target { renews: false, ..specimen("broken-same-token") },
 ];
 
 impl Target {

@@ -79,7 +79,7 @@ fn caught(specimen: &str, check: Check, arguments: &[&str]) -> Report {
 }
 
 #[test]
-fn leasehold_passes_on_memory_with_stopped_and_killed_processes() {
+fn leasehold_passes_on_memory_with_a_stopped_process() {
     passes(&["--store", "memory", "--minutes", "0.1"]);
 }
 
@@ -193,6 +193,19 @@ fn release_that_hangs_is_caught() {
 }
 
 #[test]
+fn lease_that_is_left_is_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.05"];
+    caught("broken-leaves-lease", Check::Left, &arguments);
+}
+
+/// The fence compares tokens, which are all the same.
+#[test]
+fn stale_write_that_the_fence_accepts_is_caught() {
+    let arguments = ["--store", "sqlite", "--faults", "none", "--minutes", "0.2", "--ttl-ms", "500"];
+    caught("broken-same-token", Check::StaleFenced, &arguments);
+}
+
+#[test]
 fn leaked_files_are_caught() {
     let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.1"];
     caught("broken-leaks-files", Check::Descriptors, &arguments);
@@ -223,7 +236,7 @@ fn fault_that_does_not_apply_names_those_that_do() {
         .unwrap();
     assert_eq!(done.status.code(), Some(2));
     let why = String::from_utf8_lossy(&done.stderr);
-    assert!(why.contains("flush-all does not apply to memory; there are: worker-stop, worker-kill"), "{why}");
+    assert!(why.contains("flush-all does not apply to memory; there are: worker-stop"), "{why}");
 }
 
 #[test]
