@@ -1,6 +1,7 @@
 //! The checkers: pure functions of a history. Each has a broken specimen among the tests.
 
 mod liveness;
+mod order;
 mod safety;
 mod trouble;
 mod verdict;
@@ -30,6 +31,7 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
     safety::stale_writes(history, &mut verdict);
     liveness::stalls(history, terms, &mut verdict);
     liveness::lost_waiters(history, &mut verdict);
+    order::starved(history, terms, &mut verdict);
     trouble::losses(history, terms, &mut verdict);
     trouble::failures(history, terms, &mut verdict);
     verdict

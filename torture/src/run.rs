@@ -32,9 +32,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// And one that is later than this part of the ttl: a lease may then expire.
 const SHORT: u32 = 4;
 /// After at least so many faults there is a time without any.
-const UNTIL_REST: usize = 20;
-/// That time: the effects of a fault are over sooner, and then locks are handed on promptly, and no call fails.
-const REST: Duration = Duration::from_secs(20);
+const UNTIL_REST: usize = 40;
+/// That time: the effects of a fault are over sooner, and then locks are handed on promptly, no call fails, and waiters have their order.
+const REST: Duration = Duration::from_secs(35);
 /// So long before the last attempts the file descriptors are counted, in nanoseconds.
 const END: u64 = 100_000_000;
 /// A killed worker's place in a wait queue expires by then; its lease sooner.

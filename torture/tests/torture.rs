@@ -38,8 +38,15 @@ const SHORT_LEASES: [&str; 8] =
     ["--store", "redis", "--faults", "worker-stop", "--minutes", "0.4", "--ttl-ms", "500"];
 
 /// What a pause of the whole machine may cause. It lets no two sections overlap: a worker reads the clock before it asks.
-const BY_PAUSE: [Check; 6] =
-    [Check::Stall, Check::LostWaiter, Check::Loss, Check::Failure, Check::Left, Check::Descriptors];
+const BY_PAUSE: [Check; 7] = [
+    Check::Stall,
+    Check::LostWaiter,
+    Check::Starved,
+    Check::Loss,
+    Check::Failure,
+    Check::Left,
+    Check::Descriptors,
+];
 
 fn is_unsafe(report: &Report) -> bool {
     report.findings.iter().any(|finding| !finding.is_exempt && !BY_PAUSE.contains(&finding.check))
@@ -203,6 +210,12 @@ fn lease_that_is_left_is_caught() {
 fn stale_write_that_the_fence_accepts_is_caught() {
     let arguments = ["--store", "sqlite", "--faults", "none", "--minutes", "0.2", "--ttl-ms", "500"];
     caught("broken-same-token", Check::StaleFenced, &arguments);
+}
+
+#[test]
+fn task_that_starves_is_caught() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.3"];
+    caught("broken-starves", Check::Starved, &arguments);
 }
 
 #[test]

@@ -253,3 +253,26 @@ fn hand_off_is_prompt_unless_a_fault_was_there_within_the_bound() {
     history.start = 5_000 * MS;
     assert!(!quorum(&history).is_violated());
 }
+
+/// Sections of 10 ms, of two tasks in turn, while a third one waits.
+fn overtaken(sections: u64) -> History {
+    let of = |number: u64| {
+        section(u32::from(number.is_multiple_of(2)), number, number, number * 10, number * 10 + 9)
+    };
+    let turns: Vec<Section> = (1..=sections).map(of).collect();
+    let end = sections * 10 + 10;
+    let waiting = vec![waits(0, 0, Some(20)), waits(1, 0, Some(10)), waits(2, 0, Some(end))];
+    History { waiting, ..history(turns) }
+}
+
+#[test]
+fn task_that_waits_while_others_have_more_than_four_turns_each_is_starved() {
+    assert_eq!(violations(&overtaken(12)), []);
+    let mut history = overtaken(13);
+    assert_eq!(violations(&history), [Check::Starved]);
+    // It may have lost its push, but not by a stop of another process.
+    history.faults = vec![Injected { tasks: vec![2], ..fault(Fault::WorkerStop, 10, 20) }];
+    assert_eq!(violations(&history), []);
+    history.faults[0].tasks = vec![0, 1];
+    assert_eq!(violations(&history), [Check::Starved]);
+}
