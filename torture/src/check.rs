@@ -34,6 +34,7 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
     order::starved(history, terms, &mut verdict);
     trouble::losses(history, terms, &mut verdict);
     trouble::failures(history, terms, &mut verdict);
+    trouble::slow_releases(history, terms, &mut verdict);
     verdict
 }
 

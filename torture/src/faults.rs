@@ -257,6 +257,12 @@ impl Fault {
         matches!(self, Self::ServerEmpty | Self::FlushAll)
     }
 
+    /// Whether a call may fail or a lock may be lost by it. Flushed scripts are sent again, and a slow network is far faster than any limit.
+    #[must_use]
+    pub fn disturbs_calls(self) -> bool {
+        !matches!(self, Self::ScriptFlush | Self::NetDelay)
+    }
+
     /// Whether it needs a server whose clock can be set.
     #[must_use]
     pub fn moves_clock(self) -> bool {

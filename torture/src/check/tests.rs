@@ -181,6 +181,9 @@ fn loss_needs_a_fault_or_a_pause_within_the_ttl_and_the_time_of_a_call() {
     assert_eq!(violations(&history), []);
     history.faults = vec![fault(Fault::FlushAll, 5_000, 5_999)];
     assert_eq!(violations(&history), [Check::Loss]);
+    // The client sends its scripts again.
+    history.faults = vec![fault(Fault::ScriptFlush, 9_000, 9_001)];
+    assert_eq!(violations(&history), [Check::Loss]);
     // It has not begun.
     history.faults = vec![fault(Fault::FlushAll, 10_001, 10_002)];
     assert_eq!(violations(&history), [Check::Loss]);
@@ -223,7 +226,7 @@ fn lock_is_free_once_its_release_has_begun() {
     history.waiting = vec![waits(1, 500, Some(9_000))];
     assert_eq!(violations(&history), []);
     history.sections[0].left = Some(1_000 * MS);
-    assert_eq!(violations(&history), [Check::Stall]);
+    assert_eq!(violations(&history), [Check::Stall, Check::Failure]);
 }
 
 #[test]
@@ -275,4 +278,16 @@ fn task_that_waits_while_others_have_more_than_four_turns_each_is_starved() {
     assert_eq!(violations(&history), []);
     history.faults[0].tasks = vec![0, 1];
     assert_eq!(violations(&history), [Check::Starved]);
+}
+
+#[test]
+fn release_that_returns_after_more_than_5_s_is_a_failure() {
+    let mut history = history(vec![section(0, 1, 7, 0, 1_000)]);
+    history.sections[0].left = Some(1_000 * MS);
+    history.sections[0].end = Some(6_000 * MS);
+    assert_eq!(violations(&history), []);
+    history.sections[0].end = Some(6_001 * MS);
+    assert_eq!(violations(&history), [Check::Failure]);
+    history.faults = vec![Injected { tasks: vec![0], ..fault(Fault::WorkerStop, 2_000, 5_900) }];
+    assert_eq!(violations(&history), []);
 }

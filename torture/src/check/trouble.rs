@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use super::verdict::{Check, Finding, Terms, Verdict, fault_at, nanos};
 use crate::faults::{RECONNECT_LIMIT, delay};
-use crate::history::{History, Ns};
+use crate::history::{History, Injected, Ns};
 
 /// A call without an answer fails after this time.
 const NO_ANSWER: Duration = Duration::from_secs(2);
+
+/// A release that takes longer hangs.
+const HANGS: Duration = Duration::from_secs(5);
 
 /// Leases that were renewed, and were lost all the same.
 pub(super) fn losses(history: &History, terms: &Terms, verdict: &mut Verdict) {
@@ -22,6 +25,18 @@ pub(super) fn failures(history: &History, terms: &Terms, verdict: &mut Verdict) 
     for failure in history.failures.iter().filter(|failure| !failure.is_after_loss) {
         let text = || format!("a call of task {} failed without a cause: {}", failure.task, failure.text);
         unexplained(history, terms, verdict, Check::Failure, (failure.task, failure.at), text);
+    }
+}
+
+/// Releases that return too late. One that has not returned at the end of the run is a stuck task.
+pub(super) fn slow_releases(history: &History, terms: &Terms, verdict: &mut Verdict) {
+    for section in &history.sections {
+        let (Some(left), Some(end)) = (section.left, section.end) else { continue };
+        if end - left > nanos(HANGS) {
+            let ms = (end - left) / 1_000_000;
+            let text = || format!("the release of task {} took {ms} ms", section.task);
+            unexplained(history, terms, verdict, Check::Failure, (section.task, end), text);
+        }
     }
 }
 
@@ -44,7 +59,12 @@ fn unexplained(
 fn is_explained(history: &History, terms: &Terms, task: u32, at: Ns) -> bool {
     let lasts =
         |from: Ns, to: Ns, after: Duration| from <= at && at <= to + nanos(terms.ttl + NO_ANSWER + after);
-    let mut faults = history.faults.iter().filter(|injected| injected.reaches(task, terms.store));
-    faults.any(|injected| lasts(injected.start, injected.healed, delay(injected.fault, terms.store)))
+    let reaches =
+        |injected: &&Injected| injected.fault.disturbs_calls() && injected.reaches(task, terms.store);
+    history
+        .faults
+        .iter()
+        .filter(reaches)
+        .any(|injected| lasts(injected.start, injected.healed, delay(injected.fault, terms.store)))
         || history.pauses.iter().any(|pause| lasts(pause.from, pause.to, RECONNECT_LIMIT))
 }

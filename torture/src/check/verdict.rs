@@ -83,7 +83,7 @@ pub enum Check {
     Starved,
     /// A lock that was lost, though no fault explains it.
     Loss,
-    /// An attempt or a release that failed, though no fault explains it.
+    /// An attempt or a release that failed, or a release that took longer than 5 s, though no fault explains it.
     Failure,
     /// Holders and waiters in the store after all tasks have ended.
     Left,
