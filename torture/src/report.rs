@@ -317,27 +317,40 @@ mod tests {
         }
     }
 
+    fn flushed(at: Ns) -> Injected {
+        let (fault, target, tasks) = (Fault::FlushAll, String::new(), Vec::new());
+        Injected { fault, target, start: at, healed: at, tasks, has_failed: false }
+    }
+
     fn held(begin: Ns, last_held: Ns) -> Section {
         Section { begin, last_held, end: Some(last_held), token: begin, ..Section::default() }
     }
 
-    /// Pairs of sections, of which the last one has no fault before it.
+    #[test]
+    fn shortfall_names_what_the_run_does_not_say() {
+        let report = |history: &History, keys| {
+            let left = Left { keys, ..Left::default() };
+            Report::new(&options(), String::new(), history, left, 0).shortfall().unwrap_or_default()
+        };
+        let mut history = History::default();
+        assert_eq!(report(&history, Some(0)), "no task has held the lock");
+        history.sections = vec![held(1, 2)];
+        assert_eq!(report(&history, Some(0)), "not injected: flush-all");
+        history.faults = vec![flushed(0)];
+        assert_eq!(report(&history, Some(0)), "");
+        assert_eq!(report(&history, None), "what is left in the store is unknown");
+        history.faults[0].has_failed = true;
+        assert_eq!(report(&history, Some(0)), "not injected: flush-all");
+    }
+
+    /// Pairs of sections, of which the last ones have no fault before them.
     #[test]
     fn findings_that_nothing_exempts_are_kept_before_all_others() {
         let second = 1_000_000_000;
         let pairs = (0..26).flat_map(|pair| {
             [held(pair * second, pair * second + 9), held(pair * second + 5, pair * second + 6)]
         });
-        let target = String::new();
-        let flushed = |pair| Injected {
-            fault: Fault::FlushAll,
-            target: target.clone(),
-            start: pair * second,
-            healed: pair * second,
-            tasks: Vec::new(),
-            has_failed: false,
-        };
-        let faults = (0..20).map(flushed).collect();
+        let faults = (0..20).map(|pair| flushed(pair * second)).collect();
         let history = History { sections: pairs.collect(), faults, ..History::default() };
         let report = Report::new(&options(), String::new(), &history, Left::default(), 0);
         assert_eq!((report.findings.len(), report.count(Check::Overlap)), (FINDINGS, 26));
