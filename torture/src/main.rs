@@ -14,7 +14,7 @@ use leasehold_torture::targets::Target;
 use leasehold_torture::{page, specimens};
 
 /// Tries to break a lock. The exit code is 1 if a promise was broken that the guarantees do not exempt, and 2 if the run failed,
-/// no task has held the lock, or a fault was not injected.
+/// or says less than was asked for: no task has held the lock, a fault was not injected, or it is unknown what is left.
 #[derive(Parser)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Args {
