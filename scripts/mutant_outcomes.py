@@ -1,6 +1,7 @@
 """What became of each mutant, kept in a file from one run to the next: a mutant that was killed is not tried again."""
 import concurrent.futures
 import json
+import sys
 import time
 
 
@@ -38,7 +39,8 @@ class Outcomes:
                     self.keep(mutant, f"killed by {found}" if found else "survived")
 
     def summary(self, mutants, equivalent):
-        """Counts the outcomes, where `equivalent` says which mutants have no effect. Returns whether another survived."""
+        """Counts the outcomes, where `equivalent` says which mutants have no effect. Returns whether another survived. Ends the program with
+        exit code 2 if none did, but some were not tried, or there are no mutants."""
         counts = {}
         for mutant in mutants:
             found = self.known.get(mutant["name"], "not tried").split(" by ")[0]
@@ -46,4 +48,9 @@ class Outcomes:
                 found = "equivalent"
             counts[found] = counts.get(found, 0) + 1
         print(f"{len(mutants)} mutants:", ", ".join(f"{count} {found}" for found, count in sorted(counts.items())))
-        return "survived" in counts
+        if "survived" in counts:
+            return True
+        if not mutants or "not tried" in counts:
+            print("not every mutant was tried" if mutants else "there are no such mutants", file=sys.stderr)
+            sys.exit(2)
+        return False

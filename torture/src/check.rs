@@ -1,7 +1,9 @@
 //! The checkers: pure functions of a history. Each has a broken specimen among the tests.
 
 mod liveness;
+mod order;
 mod safety;
+mod trouble;
 mod verdict;
 
 use crate::faults::{Fault, bound};
@@ -15,9 +17,10 @@ pub use verdict::{Check, Figures, Finding, Terms, Verdict};
 #[must_use]
 pub fn check(history: &History, terms: &Terms) -> Verdict {
     let mut verdict = Verdict::default();
-    for fault in std::iter::once(Fault::None).chain(history.faults.iter().map(|injected| injected.fault)) {
+    let injected = history.faults.iter().map(|injected| (injected.fault, u64::from(!injected.has_failed)));
+    for (fault, times) in std::iter::once((Fault::None, 0)).chain(injected) {
         let figures = verdict.figures.entry(fault).or_default();
-        figures.injected += u64::from(fault != Fault::None);
+        figures.injected += times;
         figures.bound_ms = millis(bound(fault, terms.store, terms.ttl));
     }
     for section in &history.sections {
@@ -28,6 +31,10 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
     safety::stale_writes(history, &mut verdict);
     liveness::stalls(history, terms, &mut verdict);
     liveness::lost_waiters(history, &mut verdict);
+    order::starved(history, terms, &mut verdict);
+    trouble::losses(history, terms, &mut verdict);
+    trouble::failures(history, terms, &mut verdict);
+    trouble::slow_releases(history, terms, &mut verdict);
     verdict
 }
 

@@ -121,6 +121,8 @@ use StoreKind::{Cluster, Etcd, Memory, Postgres, Redis, Redis62, Redlock, Sentin
 
 const ALL: &[StoreKind] =
     &[Memory, Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock, Postgres, Etcd];
+/// Of `memory:` all clients and the store are in one process.
+const PROCESSES: &[StoreKind] = &[Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Redlock, Postgres, Etcd];
 const SINGLE: &[StoreKind] = &[Redis, Redis62, Valkey, Postgres, Etcd];
 const REDIS: &[StoreKind] = &[Redis, Redis62, Valkey];
 const SERVERS: &[StoreKind] = &[Redis, Redis62, Valkey, Sentinel, Cluster, Redlock];
@@ -192,7 +194,7 @@ const fn rule(fault: Fault, stores: &'static [StoreKind]) -> Rule {
 pub const TABLE: &[Rule] = &[
     rule(Fault::None, ALL),
     rule(Fault::WorkerStop, ALL),
-    rule(Fault::WorkerKill, ALL),
+    rule(Fault::WorkerKill, PROCESSES),
     Rule { delay: RECONNECT, ..rule(Fault::ServerStop, SINGLE) },
     Rule { delay: RECONNECT, ..rule(Fault::ServerKill, SINGLE) },
     Rule { exemption: Some(EMPTY), delay: RECONNECT, ..rule(Fault::ServerEmpty, REDIS) },
@@ -255,6 +257,12 @@ impl Fault {
         matches!(self, Self::ServerEmpty | Self::FlushAll)
     }
 
+    /// Whether a call may fail or a lock may be lost by it. Flushed scripts are sent again, and a slow network is far faster than any limit.
+    #[must_use]
+    pub fn disturbs_calls(self) -> bool {
+        !matches!(self, Self::ScriptFlush | Self::NetDelay)
+    }
+
     /// Whether it needs a server whose clock can be set.
     #[must_use]
     pub fn moves_clock(self) -> bool {
@@ -265,8 +273,14 @@ impl Fault {
 /// The documented bound of a takeover, with no frozen client before the first live one: the claim window of 3 s and 2 s.
 #[must_use]
 pub fn bound(fault: Fault, store: StoreKind, ttl: Duration) -> Duration {
+    ttl + Duration::from_secs(5) + delay(fault, store)
+}
+
+/// What the guarantees add to the bound after a fault.
+#[must_use]
+pub fn delay(fault: Fault, store: StoreKind) -> Duration {
     let delay = fault.rule(store).and_then(|rule| rule.delay);
-    ttl + Duration::from_secs(5) + delay.map_or(Duration::ZERO, |delay| delay.of)
+    delay.map_or(Duration::ZERO, |delay| delay.of)
 }
 
 #[cfg(test)]

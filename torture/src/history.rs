@@ -2,13 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::faults::Fault;
+use crate::faults::{Fault, StoreKind};
 use crate::pauses::Pause;
 
 pub use crate::pauses::Ns;
 
 /// One critical section, from the grant to the release.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Section {
     /// The worker's task.
     pub task: u32,
@@ -20,12 +21,22 @@ pub struct Section {
     pub token: u64,
     /// The last time at which the library reported the lock as held.
     pub last_held: Ns,
-    /// The end: released, given up after a loss, or the process ended. None: still open at the end of the run.
+    /// When the task began to release. None: its process ended before, or the section is open at the end of the run.
+    pub left: Option<Ns>,
+    /// The end: the release has returned, or the process ended. None: still open at the end of the run.
     pub end: Option<Ns>,
     /// The library reported that the lock was lost.
     pub is_lost: bool,
     /// The write at the end of the section.
     pub write: Option<Write>,
+}
+
+impl Section {
+    /// When the task no longer needed the lock.
+    #[must_use]
+    pub fn left(&self) -> Option<Ns> {
+        self.left.or(self.end)
+    }
 }
 
 /// A write that has arrived at the resource.
@@ -52,6 +63,28 @@ pub struct Waiting {
     pub to: Option<Ns>,
 }
 
+/// A lock that the library reported as lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loss {
+    /// The worker's task.
+    pub task: u32,
+    /// When the task saw the loss.
+    pub at: Ns,
+}
+
+/// An attempt or a release that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The worker's task.
+    pub task: u32,
+    /// When the call returned.
+    pub at: Ns,
+    /// The call, and the library's message.
+    pub text: String,
+    /// It is the release of a lock that was reported as lost before.
+    pub is_after_loss: bool,
+}
+
 /// A fault that was injected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Injected {
@@ -65,10 +98,24 @@ pub struct Injected {
     pub healed: Ns,
     /// The tasks whose process it stopped or ended.
     pub tasks: Vec<u32>,
+    /// A server refused it. It may have had a part of its effect.
+    #[serde(default)]
+    pub has_failed: bool,
+}
+
+impl Injected {
+    /// Whether it may disturb this task. A process that is stopped or killed disturbs its own tasks; stopped within a transaction of SQLite,
+    /// it keeps the file locked.
+    #[must_use]
+    pub fn reaches(&self, task: u32, store: StoreKind) -> bool {
+        let locks_file = self.fault == Fault::WorkerStop && store == StoreKind::Sqlite;
+        self.tasks.is_empty() || self.tasks.contains(&task) || locks_file
+    }
 }
 
 /// A whole run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct History {
     /// In the order in which the resource was told.
     pub sections: Vec<Section>,
@@ -78,8 +125,10 @@ pub struct History {
     pub faults: Vec<Injected>,
     /// Pauses of the whole machine.
     pub pauses: Vec<Pause>,
-    /// Attempts and releases that failed, each with its time and the library's message.
-    pub failures: Vec<(Ns, String)>,
+    /// In the order in which the resource was told.
+    pub losses: Vec<Loss>,
+    /// In the order in which the resource was told.
+    pub failures: Vec<Failure>,
     /// The begin of the run.
     pub start: Ns,
     /// The end of the run.

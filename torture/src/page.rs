@@ -1,5 +1,6 @@
 //! The page `docs/torture.md`, from the reports.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use crate::report::Report;
 use crate::targets::{PEERS, Target};
 
 const INTRODUCTION: &str = include_str!("page/introduction.md");
+const COLUMNS: &str = include_str!("page/columns.md");
 const CHAPTERS: &str = include_str!("page/chapters.md");
 
 /// The folder of the documents.
@@ -30,24 +32,35 @@ pub fn documents() -> PathBuf {
 pub fn publish(folders: &[PathBuf]) -> io::Result<PathBuf> {
     let kept = documents().join("torture");
     std::fs::create_dir_all(&kept)?;
-    for folder in folders {
-        for file in reports_in(folder)? {
-            let mut report = Report::read(&file)?;
-            let history = file.with_file_name("history.json");
-            if history.exists() {
-                let history: History = serde_json::from_slice(&std::fs::read(history)?)?;
-                report.judge(&history);
-                std::fs::write(kept.join(name(&report) + ".svg"), report.timeline(&history))?;
-            }
-            std::fs::write(
-                kept.join(name(&report) + ".json"),
-                serde_json::to_string_pretty(&report)? + "\n",
-            )?;
+    for (name, (file, mut report)) in named(folders)? {
+        let history = file.with_file_name("history.json");
+        if history.exists() {
+            let history: History = serde_json::from_slice(&std::fs::read(history)?)?;
+            report.judge(&history);
+            std::fs::write(kept.join(format!("{name}.svg")), report.timeline(&history))?;
         }
+        std::fs::write(kept.join(format!("{name}.json")), serde_json::to_string_pretty(&report)? + "\n")?;
     }
     let page = documents().join("torture.md");
     std::fs::write(&page, write(&kept)?)?;
     Ok(page)
+}
+
+/// The reports in these folders, by the name of the kept file. Two of one name are an error: one of them would be forgotten.
+fn named(folders: &[PathBuf]) -> io::Result<BTreeMap<String, (PathBuf, Report)>> {
+    let mut named = BTreeMap::new();
+    for folder in folders {
+        for file in reports_in(folder)? {
+            let report = Report::read(&file)?;
+            let before = named.insert(name(&report), (file.clone(), report));
+            if let Some((other, _)) = before {
+                let two =
+                    format!("{} and {} have the same target and store", other.display(), file.display());
+                return Err(io::Error::other(two));
+            }
+        }
+    }
+    Ok(named)
 }
 
 /// `report.json` in the folder and in those within it.
@@ -97,17 +110,18 @@ pub fn write(kept: &Path) -> io::Result<String> {
 
 fn summary(page: &mut String, reports: &[Report]) {
     *page += "## Results\n\n\
-        | target | store | minutes | faults | sections | overlaps | exempt | stale writes accepted with token | without token | \
-        tokens that did not rise | longest stall, ms | bound, ms | lost waiters | left |\n\
-        |---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
+        | target | store | commit | minutes asked for | faults | sections | overlaps | exempt | stale writes accepted with token | \
+        without token | tokens that did not rise | stall nearest to its bound, ms | that bound, ms | stuck tasks | left | violated |\n\
+        |---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
     for report in reports {
         let total = report.total();
         let (stall, bound) = stall(report);
         let _ = writeln!(
             page,
-            "| {} | {} | {:.0} | {} | {} | {} | {} | {} | {} | {} | {stall} | {bound} | {} | {} |",
+            "| {} | {} | {} | {:.0} | {} | {} | {} | {} | {} | {} | {} | {stall} | {bound} | {} | {} | {} |",
             report.library,
             target_store(report),
+            report.commit.as_deref().unwrap_or("unknown"),
             report.seconds / 60.0,
             total.injected,
             total.sections,
@@ -118,9 +132,10 @@ fn summary(page: &mut String, reports: &[Report]) {
             if report.has_tokens { total.token_falls.to_string() } else { "no token".to_owned() },
             report.count(Check::LostWaiter),
             report.left.keys.map_or_else(|| "unknown".to_owned(), |keys| keys.to_string()),
+            if report.is_violated { "yes" } else { "no" },
         );
     }
-    *page += "\n*no token*: the library has none, so the fenced register cannot refuse anything, and accepts what the other one accepts. *Exempt*: overlaps, and tokens that did not rise, which the guarantees allow after a fault.\n\n";
+    *page += COLUMNS;
 }
 
 fn target_store(report: &Report) -> String {
@@ -133,7 +148,7 @@ fn target_store(report: &Report) -> String {
     format!("{lock}{}", report.store.name())
 }
 
-/// The longest stall beside its own bound: of the fault for which the two are closest.
+/// Of the longest stalls of all faults, the one that is nearest to its bound.
 fn stall(report: &Report) -> (u64, u64) {
     let longest =
         report.figures.values().max_by_key(|figures| figures.stall_ms * 1_000 / figures.bound_ms.max(1));
@@ -177,7 +192,7 @@ fn faults(page: &mut String) {
         );
     }
     *page += "\n## Each run, by fault\n\nEach figure belongs to the last fault that had begun by then. *Stall*: after the end of the fault, the longest time for which the lock was \
-        free while a live task waited, and its bound.\n\n";
+        free while a live task waited, and the bound of a takeover.\n\n";
 }
 
 fn details(page: &mut String, report: &Report) {
@@ -219,14 +234,29 @@ fn details(page: &mut String, report: &Report) {
 
 /// What broke a promise, and what no promise of a peer covers.
 fn violations(page: &mut String, report: &Report) {
-    let is_shown = |check| {
-        matches!(check, Check::Overlap | Check::Stall | Check::LostWaiter | Check::TokenOrder | Check::Left)
-    };
-    let shown =
-        report.findings.iter().filter(|finding| !finding.is_exempt && is_shown(finding.check)).take(3);
+    let shown = report.findings.iter().filter(|finding| !finding.is_exempt).take(3);
     let shown: Vec<String> =
         shown.map(|finding| format!("- after `{}`: {}\n", finding.fault.name(), finding.text)).collect();
     if !shown.is_empty() {
         let _ = writeln!(page, "Examples of findings:\n\n{}", shown.concat());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_reports_of_one_target_and_store_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = documents().join("torture/leasehold-redis.json");
+        let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
+        for run in [&one, &other] {
+            std::fs::create_dir(run).unwrap();
+            std::fs::copy(&kept, run.join("report.json")).unwrap();
+        }
+        assert_eq!(named(std::slice::from_ref(&one)).unwrap().len(), 1);
+        let refused = named(&[one, other]).unwrap_err().to_string();
+        assert!(refused.contains("have the same target and store"), "{refused}");
     }
 }

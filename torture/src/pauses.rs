@@ -12,9 +12,6 @@ pub type Ns = u64;
 
 /// Interval of the sleeps that are compared with the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// A sleep that is later than this is a pause, in nanoseconds.
-const LATE: Ns = 500_000_000;
-
 /// One pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
@@ -31,9 +28,9 @@ pub struct Pauses {
 }
 
 impl Pauses {
-    /// Starts to record.
+    /// Starts to record. A sleep that is longer than this is a pause.
     #[must_use]
-    pub fn watch() -> Self {
+    pub fn watch(limit: Duration) -> Self {
         let (seen, is_over) = (Arc::new(Mutex::default()), Arc::new(AtomicBool::new(false)));
         let (noted, ends): (Arc<Mutex<Vec<Pause>>>, _) = (Arc::clone(&seen), Arc::clone(&is_over));
         std::thread::spawn(move || {
@@ -41,7 +38,7 @@ impl Pauses {
             while !ends.load(Ordering::Relaxed) {
                 std::thread::sleep(TICK);
                 let to = now_ns();
-                if to - from > LATE {
+                if Duration::from_nanos(to - from) > limit {
                     noted.lock().unwrap_or_else(PoisonError::into_inner).push(Pause { from, to });
                 }
                 from = to;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,9 @@ pub struct Report {
     pub target: String,
     /// The library with its version.
     pub library: String,
+    /// The commit of this repository. None: unknown, because the report is older than this field, or there is no git.
+    #[serde(default)]
+    pub commit: Option<String>,
     /// The store.
     pub store: StoreKind,
     /// The seed.
@@ -49,7 +53,7 @@ pub struct Report {
     pub figures: BTreeMap<Fault, Figures>,
     /// Number of findings of each check.
     pub counts: BTreeMap<Check, usize>,
-    /// The first findings of each check.
+    /// The first findings of each check, those first that nothing exempts.
     pub findings: Vec<Finding>,
     /// Number of failed attempts and releases.
     pub failures: u64,
@@ -79,6 +83,7 @@ impl Report {
         let mut report = Self {
             target: options.target.name.to_owned(),
             library,
+            commit: commit(),
             store: options.store,
             seed: options.seed,
             seconds: options.time.as_secs_f64(),
@@ -110,6 +115,7 @@ impl Report {
         self.figures = verdict.figures;
         self.counts.clear();
         self.findings.clear();
+        verdict.findings.sort_by_key(|finding| finding.is_exempt);
         for finding in verdict.findings {
             let count = self.counts.entry(finding.check).or_default();
             *count += 1;
@@ -201,15 +207,31 @@ impl Report {
         self.counts.get(&check).copied().unwrap_or(0)
     }
 
+    /// Why the run says less than was asked for, if it does.
+    #[must_use]
+    pub fn shortfall(&self) -> Option<String> {
+        if self.total().sections == 0 {
+            return Some("no task has held the lock".to_owned());
+        }
+        let is_missing = |fault: &&Fault| self.figures.get(fault).is_none_or(|figures| figures.injected == 0);
+        let missing: Vec<String> = self.faults.iter().filter(is_missing).map(|fault| fault.name()).collect();
+        if !missing.is_empty() {
+            return Some(format!("not injected: {}", missing.join(", ")));
+        }
+        let is_own = Target::find(&self.target).is_some_and(|target| target.is_own());
+        (is_own && self.left.keys.is_none()).then(|| "what is left in the store is unknown".to_owned())
+    }
+
     /// For people.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!(
-            "{} on {}: {:.0} s, seed {}\n{}\n\n",
+            "{} on {}: {:.0} s, seed {}, commit {}\n{}\n\n",
             self.library,
             self.store.name(),
             self.seconds,
             self.seed,
+            self.commit.as_deref().unwrap_or("unknown"),
             self.command()
         );
         text += "fault            times sections overlaps exempt  stale: fenced unfenced  longest stall / bound in ms\n";
@@ -231,7 +253,7 @@ impl Report {
         let keys = self.left.keys.map_or_else(|| "unknown".to_owned(), |keys| keys.to_string());
         let _ = writeln!(
             text,
-            "\nlost waiters {}, left in the store {keys}, file descriptors {:+}, failed calls {}, machine paused for {} ms",
+            "\nstuck tasks {}, left in the store {keys}, file descriptors {:+}, failed calls {}, machine paused for {} ms",
             self.count(Check::LostWaiter),
             self.left.descriptors,
             self.failures,
@@ -256,15 +278,82 @@ impl Report {
     }
 }
 
+/// The commit of this repository, marked if files have changed since.
+fn commit() -> Option<String> {
+    let mut git = Command::new("git");
+    git.current_dir(env!("CARGO_MANIFEST_DIR")).args(["describe", "--always", "--dirty", "--exclude=*"]);
+    let done = git.output().ok().filter(|done| done.status.success())?;
+    Some(String::from_utf8_lossy(&done.stdout).trim().to_owned())
+}
+
 /// The same failures of different moments are one.
 fn frequent(history: &History) -> Vec<(usize, String)> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for (_, text) in &history.failures {
-        *counts.entry(text).or_default() += 1;
+    for failure in &history.failures {
+        *counts.entry(&failure.text).or_default() += 1;
     }
     let mut counts: Vec<(usize, String)> =
         counts.into_iter().map(|(text, count)| (count, text.to_owned())).collect();
     counts.sort_by(|one, other| other.cmp(one));
     counts.truncate(FAILURES);
     counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{Injected, Section};
+
+    fn options() -> Options {
+        Options {
+            target: LEASEHOLD,
+            store: StoreKind::Redis,
+            faults: vec![Fault::FlushAll],
+            time: Duration::from_secs(60),
+            seed: 7,
+            ttl: Duration::from_secs(2),
+            workers: (3, 2),
+            is_verbose: false,
+        }
+    }
+
+    fn flushed(at: Ns) -> Injected {
+        let (fault, target, tasks) = (Fault::FlushAll, String::new(), Vec::new());
+        Injected { fault, target, start: at, healed: at, tasks, has_failed: false }
+    }
+
+    fn held(begin: Ns, last_held: Ns) -> Section {
+        Section { begin, last_held, end: Some(last_held), token: begin, ..Section::default() }
+    }
+
+    #[test]
+    fn shortfall_names_what_the_run_does_not_say() {
+        let report = |history: &History, keys| {
+            let left = Left { keys, ..Left::default() };
+            Report::new(&options(), String::new(), history, left, 0).shortfall().unwrap_or_default()
+        };
+        let mut history = History::default();
+        assert_eq!(report(&history, Some(0)), "no task has held the lock");
+        history.sections = vec![held(1, 2)];
+        assert_eq!(report(&history, Some(0)), "not injected: flush-all");
+        history.faults = vec![flushed(0)];
+        assert_eq!(report(&history, Some(0)), "");
+        assert_eq!(report(&history, None), "what is left in the store is unknown");
+        history.faults[0].has_failed = true;
+        assert_eq!(report(&history, Some(0)), "not injected: flush-all");
+    }
+
+    /// Pairs of sections, of which the last ones have no fault before them.
+    #[test]
+    fn findings_that_nothing_exempts_are_kept_before_all_others() {
+        let second = 1_000_000_000;
+        let pairs = (0..26).flat_map(|pair| {
+            [held(pair * second, pair * second + 9), held(pair * second + 5, pair * second + 6)]
+        });
+        let faults = (0..20).map(|pair| flushed(pair * second)).collect();
+        let history = History { sections: pairs.collect(), faults, ..History::default() };
+        let report = Report::new(&options(), String::new(), &history, Left::default(), 0);
+        assert_eq!((report.findings.len(), report.count(Check::Overlap)), (FINDINGS, 26));
+        assert!(!report.findings[0].is_exempt && report.text().contains("VIOLATION Overlap"));
+    }
 }

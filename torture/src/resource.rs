@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_bench_peer::clock::now_ns;
 
-use crate::history::{History, Ns, Section, Waiting, Write};
+use crate::history::{Failure, History, Loss, Ns, Section, Waiting, Write};
 
 /// Failures beyond these are only counted.
-const FAILURES_KEPT: usize = 10_000;
+const FAILURES_KEPT: usize = 200_000;
 
 /// Whether the fenced register compares tokens. Without it the resource is a broken specimen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,24 +178,26 @@ impl Record {
             "write" => return Some(self.write(task, at, rest.parse().ok()?, now)),
             "lost" => {
                 self.waited(task, at);
+                self.history.losses.push(Loss { task, at });
                 if let Some(section) = self.section(task) {
                     section.is_lost = true;
                 }
-                self.leave(task, at);
             }
-            "leave" => self.waited(task, at),
-            "done" => self.leave(task, at),
+            "leave" => {
+                if let Some(section) = self.section(task) {
+                    section.left = Some(at);
+                }
+            }
+            "done" => self.end(task, at),
             "end" => {
                 self.ended.insert(task);
             }
-            "fail" | "kept" => {
-                self.failures += 1;
-                if self.history.failures.len() < FAILURES_KEPT {
-                    self.history.failures.push((at, format!("{event}: {rest}")));
-                }
-                if event == "kept" {
-                    self.leave(task, at);
-                }
+            "fail" => self.fail(Failure { task, at, text: format!("fail: {rest}"), is_after_loss: false }),
+            "kept" => {
+                // A lock that was lost at once had no section.
+                let is_after_loss = self.section(task).is_none_or(|section| section.is_lost);
+                self.fail(Failure { task, at, text: format!("kept: {rest}"), is_after_loss });
+                self.end(task, at);
             }
             _ => {}
         }
@@ -247,7 +249,14 @@ impl Record {
         }
     }
 
-    fn leave(&mut self, task: u32, at: Ns) {
+    fn fail(&mut self, failure: Failure) {
+        self.failures += 1;
+        if self.history.failures.len() < FAILURES_KEPT {
+            self.history.failures.push(failure);
+        }
+    }
+
+    fn end(&mut self, task: u32, at: Ns) {
         if let Some(index) = self.inside.remove(&task) {
             self.history.sections[index].end = Some(at);
         }
@@ -257,7 +266,7 @@ impl Record {
     fn gone(&mut self, task: u32, at: Ns) {
         self.connected.remove(&task);
         self.waited(task, at);
-        self.leave(task, at);
+        self.end(task, at);
     }
 }
 
@@ -280,6 +289,31 @@ mod tests {
         assert_eq!(answers, [None, Some("ok"), Some("ok"), Some("ok"), Some("refused")]);
         let (_, answers) = record(Fence::Absent, &STALE);
         assert_eq!(answers[4], Some("ok"));
+    }
+
+    #[test]
+    fn section_of_a_lost_lock_ends_when_its_release_returns() {
+        let lines =
+            [(0, "want 1"), (0, "begin 2 7"), (0, "lost 3"), (0, "leave 4"), (0, "kept 5 it is lost")];
+        let (record, _) = record(Fence::Compares, &lines);
+        let section = &record.history.sections[0];
+        assert_eq!((section.is_lost, section.left, section.end), (true, Some(4), Some(5)));
+        assert_eq!(record.history.losses, [Loss { task: 0, at: 3 }]);
+        assert!(record.history.failures[0].is_after_loss);
+    }
+
+    #[test]
+    fn failures_of_an_attempt_and_of_a_held_lock_follow_no_loss() {
+        let lines = [
+            (0, "want 1"),
+            (0, "fail 2 no answer"),
+            (0, "begin 3 7"),
+            (0, "leave 4"),
+            (0, "kept 5 no answer"),
+        ];
+        let (record, _) = record(Fence::Compares, &lines);
+        assert!(record.history.failures.iter().all(|failure| !failure.is_after_loss));
+        assert_eq!(record.history.failures.len(), 2);
     }
 
     #[test]

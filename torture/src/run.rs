@@ -27,10 +27,20 @@ const STEP: Duration = Duration::from_millis(20);
 const LONG_PERCENT: u64 = 1;
 /// A peer's task that waits for so long while the lock is free is lost.
 const PEER_LIMIT: Duration = Duration::from_secs(60);
+/// A sleep that is later than this is a pause of the machine.
+const PAUSE: Duration = Duration::from_millis(500);
+/// And one that is later than this part of the ttl: a lease may then expire.
+const SHORT: u32 = 4;
+/// After at least so many faults there is a time without any.
+const UNTIL_REST: usize = 40;
+/// That time: the effects of a fault are over sooner, and then locks are handed on promptly, no call fails, and waiters have their order.
+const REST: Duration = Duration::from_secs(35);
 /// So long before the last attempts the file descriptors are counted, in nanoseconds.
 const END: u64 = 100_000_000;
 /// A killed worker's place in a wait queue expires by then; its lease sooner.
 const PLACE: Duration = Duration::from_secs(90);
+/// Without a fault all is released by then: the slowest node of a quorum has its commands.
+const RELEASED: Duration = Duration::from_secs(5);
 
 struct Controller<'a> {
     options: &'a Options,
@@ -68,7 +78,7 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
         lost_descriptors: 0,
     };
     controller.start_workers()?;
-    let pauses = Pauses::watch();
+    let pauses = Pauses::watch((options.ttl / SHORT).min(PAUSE));
     let start = now_ns();
     let end = start + u64::try_from(options.time.as_nanos()).unwrap_or(u64::MAX);
     controller.work.contend.end_ns = end;
@@ -132,13 +142,17 @@ impl Controller<'_> {
             .map_err(|why| format!("{}: {why}", self.options.target.program))
     }
 
-    /// Each fault once in a random order, then again, until the time is over.
+    /// Each fault once in a random order, then again, until the time is over. There is a rest after some rounds.
     fn torture(&mut self, end: u64) -> Result<(), String> {
         self.calm();
-        let mut round = Vec::new();
+        let (mut round, mut rested) = (Vec::new(), 0);
         while now_ns() < end && !self.options.faults.is_empty() {
             if round.is_empty() {
                 round.clone_from(&self.options.faults);
+                if self.faults.len() >= rested + UNTIL_REST {
+                    sleep(REST.min(left_until(end)));
+                    rested = self.faults.len();
+                }
             }
             self.check_workers()?;
             let fault = round.swap_remove(self.rng.index(round.len()));
@@ -160,7 +174,7 @@ impl Controller<'_> {
 
     fn inject(&mut self, fault: Fault) -> Result<(), String> {
         let (start, number) = (now_ns(), self.aim());
-        let (target, tasks, mut healed) = match fault {
+        let (done, tasks, mut healed) = match fault {
             Fault::WorkerStop => {
                 let mut injection = Injection { fault, ttl: self.options.ttl, rng: &mut self.rng };
                 let time = injection.duration(20, 250);
@@ -168,11 +182,11 @@ impl Controller<'_> {
                 sleep(time);
                 self.workers[number].signal(Signal::CONT);
                 let tasks = self.workers[number].tasks();
-                (format!("worker {number} for {} ms", time.as_millis()), tasks, None)
+                (Ok(format!("worker {number} for {} ms", time.as_millis())), tasks, None)
             }
             Fault::WorkerKill => {
                 let (tasks, killed) = (self.kill_worker(number)?, Some(start));
-                (format!("worker {number}"), tasks, killed)
+                (Ok(format!("worker {number}")), tasks, killed)
             }
             _ => {
                 let mut injection = Injection { fault, ttl: self.options.ttl, rng: &mut self.rng };
@@ -180,10 +194,12 @@ impl Controller<'_> {
             }
         };
         let healed = *healed.get_or_insert_with(now_ns);
+        let has_failed = done.is_err();
+        let target = done.unwrap_or_else(|why| format!("failed: {why}"));
         if self.options.is_verbose {
             println!("{:>7} ms  {} {target}", (healed - start) / 1_000_000, fault.name());
         }
-        self.faults.push(Injected { fault, target, start, healed, tasks });
+        self.faults.push(Injected { fault, target, start, healed, tasks, has_failed });
         Ok(())
     }
 
@@ -287,7 +303,7 @@ impl Controller<'_> {
             worker.close();
         }
         let mut left = Ok(None);
-        wait_until(PLACE, || {
+        wait_until(if self.faults.is_empty() { RELEASED } else { PLACE }, || {
             left = last.left().map(|listed| listed.map(u64::from).or_else(|| self.stores.keys()));
             // In the second case neither the library nor the servers can tell.
             matches!(left, Ok(Some(0) | None))

@@ -27,6 +27,22 @@ enum Defect {
     LeaksFiles,
     /// The first of all attempts panics, which ends its process's work.
     PanicsOnce,
+    /// No lease is renewed.
+    NeverRenews,
+    /// Every lease is lost at once.
+    AlwaysLost,
+    /// Some release is never sent, so that its lease lasts until its ttl ends.
+    DropsReleases,
+    /// Some release is sent after 20 s.
+    HangsInRelease,
+    /// Some attempt fails.
+    FailsCalls,
+    /// Some attempt is made after 10 s, while the others work.
+    Starves,
+    /// Another lease is left in the store.
+    LeavesLease,
+    /// No lease is renewed, all tokens are the same, and the answer whether the lock is held comes late.
+    SameToken,
 }
 
 /// Runs a specimen as a peer.
@@ -44,6 +60,14 @@ pub fn run(program: &str) -> Result<(), String> {
         "broken-keeps-lock" => Defect::KeepsLock,
         "broken-leaks-files" => Defect::LeaksFiles,
         "broken-panics-once" => Defect::PanicsOnce,
+        "broken-never-renews" => Defect::NeverRenews,
+        "broken-always-lost" => Defect::AlwaysLost,
+        "broken-drops-releases" => Defect::DropsReleases,
+        "broken-hangs-in-release" => Defect::HangsInRelease,
+        "broken-fails-calls" => Defect::FailsCalls,
+        "broken-starves" => Defect::Starves,
+        "broken-leaves-lease" => Defect::LeavesLease,
+        "broken-same-token" => Defect::SameToken,
         other => return Err(format!("no peer is called {other}")),
     };
     serve(Specimen { defect, ttl: Cell::default() });
@@ -69,6 +93,8 @@ struct Broken {
     way: Way,
     /// Granted to the first attempt of all processes.
     first: Option<OncePer>,
+    /// Acquired by the first task, and never released.
+    other: Option<Mutex>,
     files: RefCell<Vec<File>>,
 }
 
@@ -112,10 +138,20 @@ impl Library for Specimen {
             _ => None,
         };
         let way = match client {
-            Connected::Leasehold(client) => Way::Leasehold(client.mutex(&name).ttl(ttl)),
+            Connected::Leasehold(client) => {
+                let is_renewed =
+                    !matches!(defect, Defect::NeverRenews | Defect::DropsReleases | Defect::SameToken);
+                Way::Leasehold(client.mutex(&name).ttl(ttl).auto_renew(is_renewed))
+            }
             Connected::Redis(connection) => Way::Redis(connection.clone()),
         };
-        Ok(Broken { defect, task, taken: 0, ttl, name, way, first, files: RefCell::default() })
+        let other = match client {
+            Connected::Leasehold(client) if defect == Defect::LeavesLease => {
+                Some(client.mutex(format!("{name}:other")).ttl(LEFT))
+            }
+            _ => None,
+        };
+        Ok(Broken { defect, task, taken: 0, ttl, name, way, first, other, files: RefCell::default() })
     }
 
     async fn left(&self, client: &Connected) -> Result<Option<u32>, Failure> {
@@ -129,6 +165,18 @@ impl Library for Specimen {
 /// Every so many attempts of the first task meet the defect.
 const EVERY: u32 = 5;
 
+/// So long does an attempt that starves wait before it is made.
+const STARVED: Duration = Duration::from_secs(10);
+
+/// So long does a release that hangs take.
+const HANGING: Duration = Duration::from_secs(20);
+
+/// The ttl of the lease that is left.
+const LEFT: Duration = Duration::from_secs(600);
+
+/// The age of an answer whether the lock is held. The third one of a section is of before the end of a ttl of 500 ms, and arrives after it.
+const LATE: Duration = Duration::from_millis(200);
+
 impl Broken {
     fn is_due(&self) -> bool {
         self.task == 0 && self.taken.is_multiple_of(EVERY)
@@ -140,8 +188,14 @@ impl Lock for Broken {
 
     async fn take(&mut self, _: bool) -> Result<Held, Failure> {
         self.taken += 1;
-        if self.defect == Defect::LostWaiter && self.is_due() {
-            std::future::pending::<()>().await;
+        match self.defect {
+            Defect::LostWaiter if self.is_due() => std::future::pending().await,
+            Defect::Starves if self.is_due() => tokio::time::sleep(STARVED).await,
+            Defect::FailsCalls if self.is_due() => return Err("this attempt fails".into()),
+            _ => {}
+        }
+        if let Some(other) = self.other.take_if(|_| self.task == 0) {
+            std::mem::forget(other.lock().await?);
         }
         if let Some(first) = &self.first
             && first.start().await?.is_some()
@@ -155,7 +209,11 @@ impl Lock for Broken {
         match &mut self.way {
             Way::Leasehold(mutex) => {
                 let guard = Some(mutex.lock().await?);
-                let token = (defect == Defect::FallingToken).then_some(token);
+                let token = match defect {
+                    Defect::FallingToken => Some(token),
+                    Defect::SameToken => Some(1),
+                    _ => None,
+                };
                 Ok(Held { defect, guard, token })
             }
             Way::Redis(connection) => {
@@ -166,10 +224,14 @@ impl Lock for Broken {
     }
 
     async fn give(&mut self, held: Held) -> Result<(), Failure> {
-        if self.defect == Defect::KeepsLock && self.is_due() {
-            // Held, and renewed, for ever.
-            std::mem::forget(held.guard);
-            return Ok(());
+        match self.defect {
+            // The first one is held, and renewed, for ever; the other one until its ttl ends.
+            Defect::KeepsLock | Defect::DropsReleases if self.is_due() => {
+                std::mem::forget(held.guard);
+                return Ok(());
+            }
+            Defect::HangsInRelease if self.is_due() => tokio::time::sleep(HANGING).await,
+            _ => {}
         }
         match (&mut self.way, held.guard) {
             (Way::Redis(connection), _) => {
@@ -182,7 +244,16 @@ impl Lock for Broken {
     }
 
     fn is_held(held: &Held) -> bool {
-        held.defect == Defect::IgnoresLoss || held.guard.as_ref().is_none_or(Guard::is_held)
+        match held.defect {
+            Defect::IgnoresLoss => true,
+            Defect::AlwaysLost => false,
+            Defect::SameToken => {
+                let is_held = held.guard.as_ref().is_none_or(Guard::is_held);
+                std::thread::sleep(LATE);
+                is_held
+            }
+            _ => held.guard.as_ref().is_none_or(Guard::is_held),
+        }
     }
 
     fn token(held: &Held) -> Option<u64> {

@@ -17,7 +17,7 @@ use database::Database;
 use etcd::Etcd;
 use nodes::Nodes;
 
-pub(crate) use injection::Injection;
+pub(crate) use injection::{Done, Injection};
 
 /// The lock library that replaces the clock of a server.
 const FAKETIME: &str = "/usr/lib/*/faketime/libfaketime.so.1";
@@ -112,8 +112,8 @@ impl Stores {
         }
     }
 
-    /// Injects a fault of the servers or the network, and returns when everything works again. Returns what it was done to.
-    pub(crate) fn inject(&mut self, injection: &mut Injection<'_>) -> String {
+    /// Injects a fault of the servers or the network, and returns when everything works again.
+    pub(crate) fn inject(&mut self, injection: &mut Injection<'_>) -> Done {
         match &mut self.servers {
             Servers::Embedded => unreachable!("the table has no such fault for an embedded store"),
             Servers::Nodes(nodes) => nodes.inject(injection),

@@ -99,7 +99,7 @@ pub const PEERS: [Target; 10] = [
 ];
 
 /// Locks that are broken on purpose: each must be caught by the checker that looks for its defect.
-pub const SPECIMENS: [Target; 8] = [
+pub const SPECIMENS: [Target; 16] = [
     specimen("broken-lets-two-in"),
     specimen("broken-ignores-loss"),
     Target { has_tokens: false, renews: false, ..specimen("broken-set-nx") },
@@ -108,6 +108,14 @@ pub const SPECIMENS: [Target; 8] = [
     specimen("broken-keeps-lock"),
     specimen("broken-leaks-files"),
     specimen("broken-panics-once"),
+    specimen("broken-never-renews"),
+    specimen("broken-always-lost"),
+    Target { renews: false, ..specimen("broken-drops-releases") },
+    specimen("broken-hangs-in-release"),
+    specimen("broken-fails-calls"),
+    specimen("broken-starves"),
+    specimen("broken-leaves-lease"),
+    Target { renews: false, ..specimen("broken-same-token") },
 ];
 
 impl Target {

@@ -65,9 +65,9 @@ fn worst(history: &History, title: &str, findings: &[Finding]) -> Window {
         let (from, to) = (middle.saturating_sub(AROUND), middle + 4 * AROUND);
         return Window { from, to, title: format!("{title}: the first fault") };
     };
-    // Of a stale write the stop before it matters too.
+    // Of these the cause is before.
     let before = match finding.check {
-        Check::StaleFenced | Check::StaleUnfenced => 4 * AROUND,
+        Check::StaleFenced | Check::StaleUnfenced | Check::Loss | Check::Failure => 4 * AROUND,
         _ => AROUND,
     };
     Window {

@@ -1,11 +1,17 @@
 //! A free lock with live waiters, and waiters that are never granted it.
 
-use super::verdict::{Check, Finding, Terms, Verdict, fault_at, figures};
-use crate::faults::{Fault, RECONNECT_LIMIT, bound};
+use std::time::Duration;
+
+use super::verdict::{Check, Finding, Terms, Verdict, fault_at, figures, nanos};
+use crate::faults::{Fault, RECONNECT_LIMIT, StoreKind, bound};
 use crate::history::{History, Ns};
 
 /// A stall that begins this soon after a pause of the machine follows from it, in nanoseconds.
 const AFTER_PAUSE: Ns = 10_000_000_000;
+
+/// A release grants the lock to the first waiter, and a push takes milliseconds. A release that is not sent costs the ttl, and a push that is
+/// lost 2 s, until the re-check or the end of the claim window. The time between is for a busy machine.
+const HAND_OFF: Duration = Duration::from_millis(1_500);
 
 /// What changes at a moment.
 #[derive(Clone, Copy, Default)]
@@ -46,7 +52,7 @@ fn changes(history: &History) -> Vec<(Ns, Change)> {
         changes.extend(to.map(|to| (to, back)));
     };
     for section in &history.sections {
-        span(section.begin, section.end, Change { holders: 1, ..Change::default() });
+        span(section.begin, section.left(), Change { holders: 1, ..Change::default() });
     }
     for waiting in &history.waiting {
         span(waiting.from, waiting.to, Change { waiters: 1, ..Change::default() });
@@ -67,9 +73,11 @@ fn stall(history: &History, terms: &Terms, verdict: &mut Verdict, from: Ns, to: 
     let ms = (to - from) / 1_000_000;
     figures.stall_ms = figures.stall_ms.max(ms);
     let mut bound = bound(fault, terms.store, terms.ttl);
-    // After a pause of the machine connections are made again, as after any outage.
-    if history.pauses.iter().any(|pause| pause.to <= from && from < pause.to + AFTER_PAUSE) {
+    if is_paused_before(history, from) {
+        // Connections are made again, as after any outage.
         bound += RECONNECT_LIMIT;
+    } else if terms.has_bound && is_undisturbed(history, terms, from) {
+        bound = HAND_OFF;
     }
     if u128::from(ms) > bound.as_millis() {
         let text = format!(
@@ -79,6 +87,19 @@ fn stall(history: &History, terms: &Terms, verdict: &mut Verdict, from: Ns, to: 
         let is_exempt = !terms.has_bound;
         verdict.findings.push(Finding { check: Check::Stall, fault, from, to, text, is_exempt });
     }
+}
+
+fn is_paused_before(history: &History, at: Ns) -> bool {
+    history.pauses.iter().any(|pause| pause.to <= at && at < pause.to + AFTER_PAUSE)
+}
+
+/// Whether the effects of all faults are over: those of processes too, since a killed one may have held the lock, or had a place in the queue.
+fn is_undisturbed(history: &History, terms: &Terms, at: Ns) -> bool {
+    let is_over = |fault, healed| at > healed + nanos(bound(fault, terms.store, terms.ttl));
+    let mut begun = history.faults.iter().filter(|injected| injected.start <= at);
+    // The nodes of a quorum do not vote for the ttl after their first use.
+    let has_votes = terms.store != StoreKind::Redlock || is_over(Fault::None, history.start);
+    has_votes && begun.all(|injected| is_over(injected.fault, injected.healed))
 }
 
 /// The run ends only when no task waits or holds any more, or nothing has happened for longer than the bound.

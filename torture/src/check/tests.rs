@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::faults::StoreKind;
+use crate::history::{Failure, Loss, Section, Waiting, Write};
 use crate::history::{Injected, Ns};
-use crate::history::{Section, Waiting, Write};
 use crate::pauses::Pause;
 
 const MS: Ns = 1_000_000;
@@ -26,7 +26,7 @@ fn history(sections: Vec<Section>) -> History {
 
 fn fault(fault: Fault, start_ms: Ns, healed_ms: Ns) -> Injected {
     let (start, healed) = (start_ms * MS, healed_ms * MS);
-    Injected { fault, target: String::new(), start, healed, tasks: Vec::new() }
+    Injected { fault, target: String::new(), start, healed, tasks: Vec::new(), has_failed: false }
 }
 
 fn violations(history: &History) -> Vec<Check> {
@@ -165,4 +165,129 @@ fn release_that_does_not_return_is_caught() {
     assert_eq!(violations(&history), []);
     history.sections[0].end = None;
     assert_eq!(violations(&history), [Check::LostWaiter]);
+}
+
+fn lost(task: u32, at_ms: Ns) -> History {
+    History { losses: vec![Loss { task, at: at_ms * MS }], ..history(Vec::new()) }
+}
+
+#[test]
+fn loss_needs_a_fault_or_a_pause_within_the_ttl_and_the_time_of_a_call() {
+    let mut history = lost(3, 10_000);
+    assert_eq!(violations(&history), [Check::Loss]);
+    // A peer promises nothing.
+    assert!(!check(&history, &Terms { has_bound: false, ..terms() }).is_violated());
+    history.faults = vec![fault(Fault::FlushAll, 5_000, 6_001)];
+    assert_eq!(violations(&history), []);
+    history.faults = vec![fault(Fault::FlushAll, 5_000, 5_999)];
+    assert_eq!(violations(&history), [Check::Loss]);
+    // The client sends its scripts again.
+    history.faults = vec![fault(Fault::ScriptFlush, 9_000, 9_001)];
+    assert_eq!(violations(&history), [Check::Loss]);
+    // It has not begun.
+    history.faults = vec![fault(Fault::FlushAll, 10_001, 10_002)];
+    assert_eq!(violations(&history), [Check::Loss]);
+    // The clients have 5 s more to reconnect.
+    history.faults = vec![fault(Fault::NetCut, 500, 1_001)];
+    assert_eq!(violations(&history), []);
+    history.faults.clear();
+    history.pauses = vec![Pause { from: 9_000 * MS, to: 9_600 * MS }];
+    assert_eq!(violations(&history), []);
+}
+
+#[test]
+fn process_that_was_stopped_explains_the_losses_of_its_own_tasks() {
+    let mut history = lost(3, 10_000);
+    history.faults = vec![Injected { tasks: vec![2, 3], ..fault(Fault::WorkerStop, 7_000, 9_900) }];
+    assert_eq!(violations(&history), []);
+    history.faults[0].tasks = vec![0, 1];
+    assert_eq!(violations(&history), [Check::Loss]);
+    // It may keep the file of SQLite locked.
+    assert!(!check(&history, &Terms { store: StoreKind::Sqlite, ..terms() }).is_violated());
+}
+
+#[test]
+fn failed_call_needs_a_fault_unless_its_lock_was_lost_before() {
+    let failure =
+        Failure { task: 3, at: 10_000 * MS, text: "fail: no answer".to_owned(), is_after_loss: false };
+    let mut history = History { failures: vec![failure], ..history(Vec::new()) };
+    assert_eq!(violations(&history), [Check::Failure]);
+    history.failures[0].is_after_loss = true;
+    assert_eq!(violations(&history), []);
+    history.failures[0].is_after_loss = false;
+    history.faults = vec![fault(Fault::ServerStop, 7_000, 9_900)];
+    assert_eq!(violations(&history), []);
+}
+
+#[test]
+fn lock_is_free_once_its_release_has_begun() {
+    let mut history = history(vec![section(0, 1, 7, 0, 1_000), section(1, 2, 8, 9_000, 9_100)]);
+    history.sections[0].end = Some(8_990 * MS);
+    history.waiting = vec![waits(1, 500, Some(9_000))];
+    assert_eq!(violations(&history), []);
+    history.sections[0].left = Some(1_000 * MS);
+    assert_eq!(violations(&history), [Check::Stall, Check::Failure]);
+}
+
+#[test]
+fn injection_that_failed_is_not_counted() {
+    let mut history = history(Vec::new());
+    history.faults = vec![fault(Fault::FlushAll, 1, 2), fault(Fault::FlushAll, 3, 4)];
+    history.faults[1].has_failed = true;
+    assert_eq!(check(&history, &terms()).figures[&Fault::FlushAll].injected, 1);
+}
+
+#[test]
+fn hand_off_is_prompt_unless_a_fault_was_there_within_the_bound() {
+    let mut history = history(vec![section(0, 1, 7, 0, 10_000), section(1, 2, 8, 12_000, 12_100)]);
+    history.waiting = vec![waits(1, 500, Some(12_000))];
+    assert_eq!(violations(&history), [Check::Stall]);
+    history.faults = vec![Injected { tasks: vec![5], ..fault(Fault::WorkerKill, 3_000, 3_000) }];
+    assert_eq!(violations(&history), []);
+    history.faults[0].healed = 2_999 * MS;
+    assert_eq!(violations(&history), [Check::Stall]);
+    history.faults.clear();
+    history.pauses = vec![Pause { from: 9_000 * MS, to: 9_600 * MS }];
+    assert_eq!(violations(&history), []);
+    history.pauses.clear();
+    // The nodes of a quorum abstain at first.
+    let quorum = |history: &History| check(history, &Terms { store: StoreKind::Redlock, ..terms() });
+    assert!(quorum(&history).is_violated());
+    history.start = 5_000 * MS;
+    assert!(!quorum(&history).is_violated());
+}
+
+/// Sections of 10 ms, of two tasks in turn, while a third one waits.
+fn overtaken(sections: u64) -> History {
+    let of = |number: u64| {
+        section(u32::from(number.is_multiple_of(2)), number, number, number * 10, number * 10 + 9)
+    };
+    let turns: Vec<Section> = (1..=sections).map(of).collect();
+    let end = sections * 10 + 10;
+    let waiting = vec![waits(0, 0, Some(20)), waits(1, 0, Some(10)), waits(2, 0, Some(end))];
+    History { waiting, ..history(turns) }
+}
+
+#[test]
+fn task_that_waits_while_others_have_more_than_four_turns_each_is_starved() {
+    assert_eq!(violations(&overtaken(12)), []);
+    let mut history = overtaken(13);
+    assert_eq!(violations(&history), [Check::Starved]);
+    // It may have lost its push, but not by a stop of another process.
+    history.faults = vec![Injected { tasks: vec![2], ..fault(Fault::WorkerStop, 10, 20) }];
+    assert_eq!(violations(&history), []);
+    history.faults[0].tasks = vec![0, 1];
+    assert_eq!(violations(&history), [Check::Starved]);
+}
+
+#[test]
+fn release_that_returns_after_more_than_5_s_is_a_failure() {
+    let mut history = history(vec![section(0, 1, 7, 0, 1_000)]);
+    history.sections[0].left = Some(1_000 * MS);
+    history.sections[0].end = Some(6_000 * MS);
+    assert_eq!(violations(&history), []);
+    history.sections[0].end = Some(6_001 * MS);
+    assert_eq!(violations(&history), [Check::Failure]);
+    history.faults = vec![Injected { tasks: vec![0], ..fault(Fault::WorkerStop, 2_000, 5_900) }];
+    assert_eq!(violations(&history), []);
 }

@@ -15,7 +15,8 @@ pub struct Terms {
     pub store: StoreKind,
     /// The ttl of the leases.
     pub ttl: Duration,
-    /// Whether the documented bound of a takeover is this target's own: leasehold's, not a peer's.
+    /// Whether leasehold's promises of liveness are this target's own: the bound of a takeover, the order of waiters, and that no lock is lost
+    /// and no call fails without a cause.
     pub has_bound: bool,
 }
 
@@ -78,6 +79,12 @@ pub enum Check {
     Stall,
     /// A task that waits at the end of the run, though the lock is free, or one whose release has not returned.
     LostWaiter,
+    /// A task that waits while more sections of others begin than the order of waiters allows.
+    Starved,
+    /// A lock that was lost, though no fault explains it.
+    Loss,
+    /// An attempt or a release that failed, or a release that took longer than 5 s, though no fault explains it.
+    Failure,
     /// Holders and waiters in the store after all tasks have ended.
     Left,
     /// File descriptors that a worker did not close.

@@ -4,7 +4,7 @@ use std::thread::sleep;
 
 use leasehold_testkit::{Postgres, Proxy};
 
-use super::injection::{Injection, disturb_network};
+use super::injection::{Done, Injection, disturb_network, kill_repeatedly};
 use crate::faults::Fault;
 
 const KILL: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -25,32 +25,25 @@ impl Database {
         self.proxy.url()
     }
 
-    pub(super) fn inject(&mut self, injection: &mut Injection<'_>) -> String {
+    pub(super) fn inject(&mut self, injection: &mut Injection<'_>) -> Done {
         match injection.fault {
             Fault::ServerStop => {
                 let time = injection.duration(20, 200);
                 self.server.freeze();
                 sleep(time);
                 self.server.thaw();
-                format!("for {} ms", time.as_millis())
+                Ok(format!("for {} ms", time.as_millis()))
             }
             Fault::ServerKill => {
                 let time = injection.duration(0, 60);
                 self.server.stop();
                 sleep(time);
                 self.server.start();
-                format!("down for {} ms", time.as_millis())
+                Ok(format!("down for {} ms", time.as_millis()))
             }
-            Fault::ClientKill => {
-                let times = injection.rng.between(1, 4);
-                for _ in 0..times {
-                    // A server that recovers from the fault before refuses.
-                    let _ = self.server.try_run(KILL);
-                    sleep(injection.duration(1, 10));
-                }
-                format!("{times} times")
-            }
-            _ => disturb_network(&self.proxy, injection),
+            // A server that recovers from the fault before refuses.
+            Fault::ClientKill => kill_repeatedly(injection, || self.server.try_run(KILL).map(|_| ())),
+            _ => Ok(disturb_network(&self.proxy, injection)),
         }
     }
 }

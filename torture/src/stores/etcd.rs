@@ -6,7 +6,7 @@ use leasehold_bench::compare::store::{Kind, Store};
 use leasehold_testkit::Proxy;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::injection::{Injection, disturb_network};
+use super::injection::{Done, Injection, disturb_network};
 use crate::faults::Fault;
 
 pub(super) struct Etcd {
@@ -25,23 +25,23 @@ impl Etcd {
         self.proxy.url()
     }
 
-    pub(super) fn inject(&mut self, injection: &mut Injection<'_>) -> String {
+    pub(super) fn inject(&mut self, injection: &mut Injection<'_>) -> Done {
         match injection.fault {
             Fault::ServerStop => {
                 let time = injection.duration(20, 200);
                 self.signal(Signal::STOP);
                 sleep(time);
                 self.signal(Signal::CONT);
-                format!("for {} ms", time.as_millis())
+                Ok(format!("for {} ms", time.as_millis()))
             }
             Fault::ServerKill => {
                 let time = injection.duration(0, 60);
                 self.server.kill();
                 sleep(time);
                 self.server.restart().expect("etcd starts with its files");
-                format!("down for {} ms", time.as_millis())
+                Ok(format!("down for {} ms", time.as_millis()))
             }
-            _ => disturb_network(&self.proxy, injection),
+            _ => Ok(disturb_network(&self.proxy, injection)),
         }
     }
 

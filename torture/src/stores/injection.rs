@@ -9,6 +9,9 @@ use redis::RedisResult;
 use crate::faults::Fault;
 use crate::rng::Rng;
 
+/// What a fault was done to, or why it could not be injected.
+pub(crate) type Done = Result<String, String>;
+
 /// What an injection needs to know.
 pub(crate) struct Injection<'a> {
     pub(crate) fault: Fault,
@@ -25,10 +28,28 @@ impl Injection<'_> {
 }
 
 /// Closes all connections of clients, also those that receive pushes.
-pub(super) fn kill_clients(server: &Server) {
+pub(super) fn kill_clients(server: &Server) -> Result<(), String> {
     for kind in ["normal", "pubsub"] {
-        let _: RedisResult<i64> = server.query(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+        command(server, &["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"])?;
     }
+    Ok(())
+}
+
+/// Kills all clients up to four times, and waits after each time. It has failed if not even one time has succeeded.
+pub(super) fn kill_repeatedly(injection: &mut Injection<'_>, kill: impl Fn() -> Result<(), String>) -> Done {
+    let times = injection.rng.between(1, 4);
+    let mut done = Err(String::new());
+    for _ in 0..times {
+        done = done.or(kill());
+        sleep(injection.duration(1, 10));
+    }
+    done.map(|()| format!("{times} times"))
+}
+
+/// Sends a command whose answer says nothing.
+pub(super) fn command(server: &Server, words: &[&str]) -> Result<(), String> {
+    let done: RedisResult<redis::Value> = server.query(words);
+    done.map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// Injects a fault of the network in front of one server.

@@ -5,9 +5,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use leasehold_testkit::{Builder, Proxy, Server};
-use redis::RedisResult;
 
-use super::injection::{Injection, disturb_network, kill_clients};
+use super::injection::{Done, Injection, command, disturb_network, kill_clients, kill_repeatedly};
 use crate::faults::{CLOCK_STEP, Fault};
 
 /// libfaketime reads its file again after a second.
@@ -46,14 +45,14 @@ impl Nodes {
         self.nodes.iter().map(|node| node.server.query::<u64>(&["DBSIZE"]).unwrap_or(0)).sum()
     }
 
-    pub(super) fn inject(&mut self, injection: &mut Injection<'_>) -> String {
+    pub(super) fn inject(&mut self, injection: &mut Injection<'_>) -> Done {
         let number = injection.rng.index(self.nodes.len());
         let what = match injection.fault {
             Fault::ClockForward => self.step_clock(1, injection),
             Fault::ClockBack => self.step_clock(-1, injection),
-            _ => self.nodes[number].inject(injection),
+            _ => self.nodes[number].inject(injection)?,
         };
-        if self.nodes.len() > 1 { format!("node {number}: {what}") } else { what }
+        Ok(if self.nodes.len() > 1 { format!("node {number}: {what}") } else { what })
     }
 
     fn step_clock(&mut self, sign: i64, injection: &mut Injection<'_>) -> String {
@@ -73,44 +72,36 @@ impl Nodes {
 }
 
 impl Node {
-    fn inject(&mut self, injection: &mut Injection<'_>) -> String {
+    fn inject(&mut self, injection: &mut Injection<'_>) -> Done {
         match injection.fault {
             Fault::ServerStop => {
                 let time = injection.duration(20, 200);
                 self.server.signal("STOP");
                 sleep(time);
                 self.server.signal("CONT");
-                format!("for {} ms", time.as_millis())
+                Ok(format!("for {} ms", time.as_millis()))
             }
             Fault::ServerKill => self.restart(injection.duration(0, 60), false),
             Fault::ServerEmpty => self.restart(injection.duration(0, 60), true),
-            Fault::ClientKill => {
-                let times = injection.rng.between(1, 4);
-                for _ in 0..times {
-                    kill_clients(&self.server);
-                    sleep(injection.duration(1, 10));
-                }
-                format!("{times} times")
-            }
-            Fault::ScriptFlush => self.command(&["SCRIPT", "FLUSH"]),
-            Fault::FlushAll => self.command(&["FLUSHALL"]),
-            _ => disturb_network(&self.proxy, injection),
+            Fault::ClientKill => kill_repeatedly(injection, || kill_clients(&self.server)),
+            Fault::ScriptFlush => command(&self.server, &["SCRIPT", "FLUSH"]).map(|()| String::new()),
+            Fault::FlushAll => command(&self.server, &["FLUSHALL"]).map(|()| String::new()),
+            _ => Ok(disturb_network(&self.proxy, injection)),
         }
     }
 
-    fn command(&self, words: &[&str]) -> String {
-        let done: RedisResult<()> = self.server.query(words);
-        done.err().map_or_else(String::new, |error| format!("failed: {error}"))
-    }
-
-    fn restart(&mut self, time: Duration, is_emptied: bool) -> String {
+    fn restart(&mut self, time: Duration, is_emptied: bool) -> Done {
         self.server.stop();
         for file in FILES.iter().filter(|_| is_emptied) {
             let path = self.server.folder().join(file);
             let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
         }
+        let has_files = FILES.iter().any(|file| self.server.folder().join(file).exists());
         sleep(time);
         self.server.start();
-        format!("down for {} ms", time.as_millis())
+        if is_emptied && has_files {
+            return Err("a file of the server could not be removed".to_owned());
+        }
+        Ok(format!("down for {} ms", time.as_millis()))
     }
 }

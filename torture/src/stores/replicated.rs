@@ -7,13 +7,13 @@ use std::time::Duration;
 use leasehold_testkit::{Cluster, Sentinels, Server, wait_until};
 use redis::RedisResult;
 
-use super::injection::{Injection, kill_clients};
+use super::injection::{Done, Injection, command, kill_clients};
 use crate::faults::Fault;
 
 /// Pause between the steps of a slot migration.
 const STEP: Duration = Duration::from_millis(100);
 
-pub(super) fn inject_sentinels(sentinels: &mut Sentinels, injection: &mut Injection<'_>) -> String {
+pub(super) fn inject_sentinels(sentinels: &mut Sentinels, injection: &mut Injection<'_>) -> Done {
     let old = sentinels.master_number();
     let new = match injection.fault {
         Fault::Failover => sentinels.fail_over(),
@@ -34,7 +34,7 @@ pub(super) fn inject_sentinels(sentinels: &mut Sentinels, injection: &mut Inject
         servers.filter(|(number, _)| *number != new).all(|(_, server)| is_replica(server))
             && sentinels.sentinels.iter().all(sees_all_replicas)
     });
-    format!("server {old} to {new}")
+    Ok(format!("server {old} to {new}"))
 }
 
 /// Whether a sentinel could promote any of the replicas: otherwise it aborts the next failover.
@@ -48,7 +48,7 @@ fn sees_all_replicas(sentinel: &Server) -> bool {
     })
 }
 
-pub(super) fn inject_cluster(cluster: &mut Cluster, injection: &mut Injection<'_>) -> String {
+pub(super) fn inject_cluster(cluster: &mut Cluster, injection: &mut Injection<'_>) -> Done {
     let slot = slot_of_keys(cluster);
     let old = cluster.owner_of(slot);
     let new = match injection.fault {
@@ -63,20 +63,19 @@ pub(super) fn inject_cluster(cluster: &mut Cluster, injection: &mut Injection<'_
             cluster.nodes[old].signal("CONT");
             new
         }
-        Fault::SlotMigration => return migrate(cluster, slot, old),
+        Fault::SlotMigration => return Ok(migrate(cluster, slot, old)),
         _ => return disturb(&cluster.nodes[old], injection),
     };
     wait_until("the old master follows the new one", || is_replica(&cluster.nodes[old]));
-    format!("node {old} to {new}")
+    Ok(format!("node {old} to {new}"))
 }
 
-fn disturb(master: &Server, injection: &Injection<'_>) -> String {
-    if injection.fault == Fault::ClientKill {
-        kill_clients(master);
-        return String::new();
-    }
-    let done: RedisResult<()> = master.query(&["SCRIPT", "FLUSH"]);
-    done.err().map_or_else(String::new, |error| format!("failed: {error}"))
+fn disturb(master: &Server, injection: &Injection<'_>) -> Done {
+    let done = match injection.fault {
+        Fault::ClientKill => kill_clients(master),
+        _ => command(master, &["SCRIPT", "FLUSH"]),
+    };
+    done.map(|()| String::new())
 }
 
 /// Whether it is a replica in sync.

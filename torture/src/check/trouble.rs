@@ -1,0 +1,70 @@
+//! Locks that are lost, and calls that fail, though nothing explains it.
+
+use std::time::Duration;
+
+use super::verdict::{Check, Finding, Terms, Verdict, fault_at, nanos};
+use crate::faults::{RECONNECT_LIMIT, delay};
+use crate::history::{History, Injected, Ns};
+
+/// A call without an answer fails after this time.
+const NO_ANSWER: Duration = Duration::from_secs(2);
+
+/// A release that takes longer hangs.
+const HANGS: Duration = Duration::from_secs(5);
+
+/// Leases that were renewed, and were lost all the same.
+pub(super) fn losses(history: &History, terms: &Terms, verdict: &mut Verdict) {
+    for loss in &history.losses {
+        let text = || format!("task {} lost the lock without a cause", loss.task);
+        unexplained(history, terms, verdict, Check::Loss, (loss.task, loss.at), text);
+    }
+}
+
+/// Attempts and releases that failed. A lock that was lost cannot be released.
+pub(super) fn failures(history: &History, terms: &Terms, verdict: &mut Verdict) {
+    for failure in history.failures.iter().filter(|failure| !failure.is_after_loss) {
+        let text = || format!("a call of task {} failed without a cause: {}", failure.task, failure.text);
+        unexplained(history, terms, verdict, Check::Failure, (failure.task, failure.at), text);
+    }
+}
+
+/// Releases that return too late. One that has not returned at the end of the run is a stuck task.
+pub(super) fn slow_releases(history: &History, terms: &Terms, verdict: &mut Verdict) {
+    for section in &history.sections {
+        let (Some(left), Some(end)) = (section.left, section.end) else { continue };
+        if end - left > nanos(HANGS) {
+            let ms = (end - left) / 1_000_000;
+            let text = || format!("the release of task {} took {ms} ms", section.task);
+            unexplained(history, terms, verdict, Check::Failure, (section.task, end), text);
+        }
+    }
+}
+
+fn unexplained(
+    history: &History,
+    terms: &Terms,
+    verdict: &mut Verdict,
+    check: Check,
+    (task, at): (u32, Ns),
+    text: impl Fn() -> String,
+) {
+    if is_explained(history, terms, task, at) {
+        return;
+    }
+    let (fault, is_exempt) = (fault_at(history, at), !terms.has_bound);
+    verdict.findings.push(Finding { check, fault, from: at, to: at, text: text(), is_exempt });
+}
+
+/// Whether a fault of this task or a pause of the machine is not long over. A lease that it kept from being renewed ends within the ttl.
+fn is_explained(history: &History, terms: &Terms, task: u32, at: Ns) -> bool {
+    let lasts =
+        |from: Ns, to: Ns, after: Duration| from <= at && at <= to + nanos(terms.ttl + NO_ANSWER + after);
+    let reaches =
+        |injected: &&Injected| injected.fault.disturbs_calls() && injected.reaches(task, terms.store);
+    history
+        .faults
+        .iter()
+        .filter(reaches)
+        .any(|injected| lasts(injected.start, injected.healed, delay(injected.fault, terms.store)))
+        || history.pauses.iter().any(|pause| lasts(pause.from, pause.to, RECONNECT_LIMIT))
+}
