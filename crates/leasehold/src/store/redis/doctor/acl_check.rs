@@ -333,7 +333,11 @@ mod tests {
     }
 
     /// Rights that not every client needs: those of a shared connection, and those without which `doctor` reports less.
-    const OTHERS: [&str; 8] = [
+    const OTHERS: [&str; 12] = [
+        "+hlen",
+        "+strlen",
+        "+hkeys",
+        "+getrange",
         "+select",
         "+role",
         "+info",
