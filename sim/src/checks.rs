@@ -40,7 +40,7 @@ pub struct Attempt {
     /// A release with a tombstone was processed at this time of the server, in this epoch.
     tombstone: Option<(StoreTime, (usize, u32))>,
     /// It was revoked by force (section "`force_release`").
-    is_forced: bool,
+    pub(crate) is_forced: bool,
     commands: u64,
     ttl: Micros,
     has_owner: bool,
@@ -66,6 +66,8 @@ pub struct Record {
     pub probe: LeaseProbe,
     /// Its token.
     pub token: u64,
+    /// Since when it exists.
+    pub since: Micros,
     /// It is in a future that exchanges it for another. Its user can't use it until then, and learns of a loss from the result.
     pub is_exchanged: bool,
     /// A future waits for its loss.
@@ -111,8 +113,10 @@ pub struct Books {
     /// All guards, by a number.
     pub records: BTreeMap<u64, Record>,
     grants: u64,
-    /// From then on the network is healthy, and commands are counted.
+    /// From then on the faults have no effect any more.
     pub healthy_from: Micros,
+    /// From then on the network is healthy, and each operation is judged: in a run without faults from its first second.
+    pub calm_from: Micros,
     /// The longest delay of a message without faults.
     slowest: Micros,
     /// The first broken promise.
@@ -137,6 +141,7 @@ impl Books {
             records: BTreeMap::new(),
             grants: 0,
             healthy_from: Micros::MAX,
+            calm_from: Micros::MAX,
             slowest,
             violation: None,
         }

@@ -35,11 +35,13 @@ pub enum Planted {
     SpuriousError,
     /// The clock that ends a timed wait is the late timer of the driver.
     LateTimeout,
+    /// The server refuses some renewals of leases that it knows.
+    RenewalRefused,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -54,6 +56,7 @@ impl Planted {
         Self::NoTombstones,
         Self::SpuriousError,
         Self::LateTimeout,
+        Self::RenewalRefused,
     ];
 
     /// The check that must find it.
@@ -72,6 +75,7 @@ impl Planted {
             Self::NoTombstones => Promise::NoGhost,
             Self::SpuriousError => Promise::NoError,
             Self::LateTimeout => Promise::InTime,
+            Self::RenewalRefused => Promise::Kept,
         }
     }
 }

@@ -189,7 +189,7 @@ impl Run {
                         world.processes[process].parked.push(task);
                         return false;
                     }
-                    let is_counted = thread == Thread::Driver && world.now >= world.books.healthy_from;
+                    let is_counted = thread == Thread::Driver && world.now >= world.books.calm_from;
                     world.processes[process].driver_polls += u64::from(is_counted);
                     true
                 });
@@ -323,10 +323,10 @@ fn known_handle(world: &World, process: ProcessId) -> Option<leasehold::Client> 
 impl World {
     /// A driver is polled when something is due, was asked for or has arrived.
     fn check_polls(&mut self) {
-        if self.now < self.books.healthy_from {
+        if self.now < self.books.calm_from {
             return;
         }
-        let seconds = (self.now - self.books.healthy_from) / SECOND + 1;
+        let seconds = (self.now - self.books.calm_from) / SECOND + 1;
         let busy = self
             .processes
             .iter()

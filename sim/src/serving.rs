@@ -104,6 +104,9 @@ impl World {
                 pushes.clear();
                 answer
             }
+            (Some(Planted::RenewalRefused), Command::Renew(_)) if chance => {
+                Answer { at: clock, reply: Reply::NotHeld }
+            }
             (Some(Planted::ReleaseForgotten), Command::Release(_)) if chance => {
                 Answer { at: clock, reply: Reply::Released }
             }
@@ -148,6 +151,9 @@ impl World {
         };
         if was_held {
             self.demand[index].busy_at = now;
+        }
+        if let Command::ForceRelease = command {
+            self.demand[index].forced_at = now;
         }
         let column = self.column(process);
         self.note_command(column, server, resource, command, &answer);

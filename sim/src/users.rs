@@ -2,6 +2,7 @@
 
 mod detached;
 mod holding;
+mod judging;
 mod locks;
 mod user;
 mod waiting;
@@ -12,7 +13,6 @@ use std::task::Poll;
 use leasehold::simulation::LeaseProbe;
 use leasehold::{Client, Error, Kind, MutexSet, RwLock, SetGuard};
 
-use crate::checks::Promise;
 use crate::executor::ProcessId;
 use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
 use crate::transport::Sleep;
@@ -82,6 +82,7 @@ impl User {
     // --- One operation ---------------------------------------------------------------------------
 
     async fn operate(&self, op: &Op) {
+        let began = with(|world| world.now);
         let attempt = self.attempt(op);
         let held = match op.drop_after {
             None => attempt.await,
@@ -96,24 +97,8 @@ impl User {
         match held {
             Ok(Some(held)) => self.section(op, held).await,
             Ok(None) => self.say(2, || format!("r{} is not free", op.lock)),
-            Err(error) => self.failed(&error),
+            Err(error) => self.refused(op, began, &error),
         }
-    }
-
-    fn failed(&self, error: &Error) {
-        self.say(3, || format!("error: {error}"));
-        if error.is_lost() {
-            return;
-        }
-        let (task, process) = (self.task, self.process);
-        with(|world| {
-            // A second for connections that are still being made.
-            if world.now > world.plan.heal_at + 20 * SECOND
-                && world.now > world.processes[process].resumed_at + SECOND
-            {
-                world.broken(Promise::NoError, || format!("task {task}: {error}"));
-            }
-        });
     }
 
     async fn attempt(&self, op: &Op) -> Result<Option<Held>, Error> {
@@ -160,26 +145,6 @@ impl User {
         }
         let permits = if op.share == Share::More { lock.permits().div_ceil(2) } else { 1 };
         Ok(got.map(|got| self.hold(op.lock, got, permits)))
-    }
-
-    /// Now, by the process's clock, and since when it has run without being stalled.
-    fn moment(&self) -> (u64, u64, bool) {
-        with(|world| {
-            let known = &world.processes[self.process];
-            (world.local(self.process).as_micros(), known.stalled, known.stalls == [0, 0])
-        })
-    }
-
-    /// Section "Timeouts".
-    fn check_time(&self, (started, stalls, was_running): (u64, u64, bool), limit: Micros, what: &str) {
-        let (now, stalls_now, _) = self.moment();
-        let took = now - started;
-        if was_running && stalls == stalls_now && took > limit + 5 * MS {
-            let task = self.task;
-            with(|world| {
-                world.broken(Promise::InTime, || format!("task {task}: {what} took {took} µs, not {limit}"));
-            });
-        }
     }
 
     async fn share(&self, lock: &RwLock, share: Share, mode: Mode) -> Result<Option<Got>, Error> {
@@ -229,7 +194,9 @@ impl User {
                 for guard in held.guards() {
                     let acquisition = LeaseProbe::of(guard).acquisition();
                     with(|world| world.books.excuse_renewal(acquisition));
-                    let _ = guard.renew().await;
+                    if let Err(error) = guard.renew().await {
+                        self.failed(&held.leases(), &error);
+                    }
                 }
             }
             self.sleep(op.hold / 2).await;
@@ -242,18 +209,21 @@ impl User {
             };
             if is_lost {
                 self.say(5, || format!("has lost r{}", op.lock));
+                self.lost(&held.leases());
                 with(|world| world.note_busy(&held.numbers()));
             }
             self.watch(&held, false);
         } else {
             body.await;
         }
+        self.check_held(&held);
         // Also a user that has not looked: this is what tokens are for.
         self.write(&held);
         self.finish(op, held).await;
     }
 
     async fn upgrade(&self, op: &Op, held: Held) -> Option<Held> {
+        let leases = held.leases();
         let Held { records, got: Got::Upgradable(guard) } = held else { return Some(held) };
         with(|world| {
             for Registration(number) in &records {
@@ -262,7 +232,8 @@ impl User {
                 }
             }
         });
-        let upgraded = guard.upgrade_timeout(span(op.hold.max(MS) * 4)).await;
+        let (started, limit) = (self.moment().0, op.hold.max(MS) * 4);
+        let upgraded = guard.upgrade_timeout(span(limit)).await;
         drop(records);
         match upgraded {
             Ok(Ok(writer)) => Some(self.hold(op.lock, Got::Writer(writer), 1)),
@@ -271,7 +242,10 @@ impl User {
                 None
             }
             Err(error) => {
-                self.say(6, || format!("upgrade: {error}"));
+                // An upgrade that was granted at its limit is released, and the reader has ended.
+                if !error.is_lost() || self.moment().0 < started + limit {
+                    self.failed(&leases, &error);
+                }
                 None
             }
         }
@@ -281,6 +255,7 @@ impl User {
         if let End::Detach(next) = op.end {
             return self.detach(op, held, next).await;
         }
+        let leases = held.leases();
         let Held { records, got } = held;
         match op.end {
             End::Drop => {
@@ -299,10 +274,13 @@ impl User {
                 });
                 let reader = writer.downgrade().await;
                 drop(records);
-                if let Ok(reader) = reader {
-                    let held = self.hold(op.lock, Got::Guard(reader), 1);
-                    self.sleep(op.hold / 4).await;
-                    drop(held);
+                match reader {
+                    Ok(reader) => {
+                        let held = self.hold(op.lock, Got::Guard(reader), 1);
+                        self.sleep(op.hold / 4).await;
+                        self.check_held(&held);
+                    }
+                    Err(error) => self.failed(&leases, &error),
                 }
             }
             End::Force => {
@@ -311,20 +289,27 @@ impl User {
                     LockKind::ReadWrite => Kind::ReadWrite,
                     LockKind::Semaphore(_) => Kind::Semaphore,
                 };
-                let _ = self.client.force_release(kind, name(op.lock)).await;
+                if let Err(error) = self.client.force_release(kind, name(op.lock)).await {
+                    self.failed(&[], &error);
+                }
                 drop(records);
                 drop(got);
             }
             End::ReleaseTimeout(limit) if !matches!(got, Got::Set(_)) => {
                 drop(records);
                 let started = self.moment();
-                let _ = match got {
+                let released = match got {
                     Got::Guard(guard) => guard.release_timeout(span(limit)).await,
                     Got::Writer(guard) => guard.release_timeout(span(limit)).await,
                     Got::Upgradable(guard) => guard.release_timeout(span(limit)).await,
                     Got::Set(set) => set.release().await,
                 };
                 self.check_time(started, limit, "release_timeout");
+                if let Err(error) = released
+                    && !error.is_timeout()
+                {
+                    self.failed(&leases, &error);
+                }
             }
             End::ReleaseDropped(limit) => {
                 drop(records);
@@ -333,7 +318,7 @@ impl User {
             _ => {
                 drop(records);
                 if let Err(error) = got.release().await {
-                    self.say(7, || format!("release: {error}"));
+                    self.failed(&leases, &error);
                 }
             }
         }
@@ -362,22 +347,18 @@ impl User {
             match self.attempt(&op).await {
                 Ok(Some(held)) => break held,
                 Ok(None) => {}
-                Err(error) => self.failed(&error),
+                Err(error) => self.refused(&op, 0, &error),
             }
             self.sleep(100 * MS).await;
         };
         self.write(&held);
         self.sleep(hold).await;
+        self.check_held(&held);
+        let leases = held.leases();
         let Held { records, got } = held;
         drop(records);
-        if let Err(error) = got.release().await.map_err(|error| (error.is_lost(), error)) {
-            // A section longer than a lease that is not renewed ends with a loss.
-            let may_be_lost = !plan.locks[lock].renews || plan.locks[lock].max_hold.is_some();
-            // A message may take longer than the lease lasts, which then expires before the release is confirmed.
-            let may_be_late = plan.network.slowest() >= plan.locks[lock].ttl / 2;
-            if !(error.0 && may_be_lost || error.1.is_unavailable() && may_be_late) {
-                self.failed(&error.1);
-            }
+        if let Err(error) = got.release().await {
+            self.failed(&leases, &error);
         }
     }
 }

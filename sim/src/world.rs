@@ -154,6 +154,8 @@ pub struct Demand {
     pub busy_at: Micros,
     /// How many attempts for this lock and another are under way.
     pub sets: u32,
+    /// When it was last released by force.
+    pub forced_at: Micros,
 }
 
 /// The state of one run.
@@ -256,6 +258,11 @@ impl World {
         });
         let server = Server::new(plan.locks.len(), ServerClock { offset: 0, ppm: plan.server_ppm }, 0);
         let machines = machines.collect();
+        let mut books = Books::new(plan.locks.iter().map(|lock| lock.kind), plan.network.slowest());
+        if plan.faults.is_empty() {
+            // Until then connections are being made.
+            books.calm_from = SECOND;
+        }
         Self {
             now: 0,
             planted,
@@ -270,7 +277,7 @@ impl World {
             sleeps: BTreeMap::new(),
             loss: (0, false, 0),
             delay: (0, 0),
-            books: Books::new(plan.locks.iter().map(|lock| lock.kind), plan.network.slowest()),
+            books,
             history: History::new(has_lines),
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
             detached: VecDeque::new(),

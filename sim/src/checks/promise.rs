@@ -25,6 +25,8 @@ pub enum Promise {
     NoTimerStorm,
     /// After the faults, each waiter is granted within the bound.
     Liveness,
+    /// On a healthy network, a lease that is renewed lasts as long as its guard.
+    Kept,
     /// After the faults, no operation fails.
     NoError,
     /// `lock_timeout` and `close` end in time.
@@ -47,6 +49,7 @@ impl fmt::Display for Promise {
             Self::FewCommands => "commands per acquisition",
             Self::NoTimerStorm => "no timer storm",
             Self::Liveness => "each waiter is granted within the bound",
+            Self::Kept => "a renewed lease lasts on a healthy network",
             Self::NoError => "no error on a healthy network",
             Self::InTime => "limits are kept",
             Self::NoGhost => "a late command acquires nothing",

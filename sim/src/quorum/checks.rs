@@ -67,9 +67,9 @@ impl World {
     /// What is wrong with the time that the lock was free while this task waited for it.
     pub(super) fn overdue(&self, lock: usize, task: usize) -> Option<String> {
         let since = *self.demand[lock].waiting.get(&task)?;
-        let free = self.demand[lock].busy_at.max(since).max(self.plan.heal_at);
+        let free = self.demand[lock].busy_at.max(since).max(self.plan.faults_end());
         let stall = self.now.saturating_sub(free);
-        let bound = if free < self.healthy_from {
+        let bound = if free < self.calm_from {
             self.takeover_bound()
         } else {
             // A hand-over, with conflicting rounds.

@@ -21,11 +21,13 @@ pub enum Planted {
     ReleaseForgotten,
     /// A node never grants to a waiter, and publishes nothing.
     PushesLost,
+    /// The nodes refuse renewals.
+    RenewalsRefused,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::OneVoteLess,
         Self::RestartGuardIgnored,
         Self::TokenNotStored,
@@ -33,6 +35,7 @@ impl Planted {
         Self::SlowClients,
         Self::ReleaseForgotten,
         Self::PushesLost,
+        Self::RenewalsRefused,
     ];
 
     /// The check that must find it.
@@ -45,6 +48,7 @@ impl Planted {
             Self::TokenNotStored => Promise::TokensRise,
             Self::ReleaseForgotten => Promise::NothingLeft,
             Self::PushesLost => Promise::Liveness,
+            Self::RenewalsRefused => Promise::Kept,
         }
     }
 }

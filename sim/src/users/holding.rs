@@ -106,6 +106,7 @@ impl User {
                 task: self.task,
                 probe: LeaseProbe::of(guard),
                 token: guard.token().get(),
+                since: with(|world| world.now),
                 is_exchanged: false,
                 is_watched: false,
                 is_attached,
@@ -268,7 +269,7 @@ impl World {
     /// What is wrong with the time that the lock was free while this task waited for it.
     pub(super) fn overdue(&self, lock: usize, task: usize) -> Option<String> {
         let since = *self.demand[lock].waiting.get(&task)?;
-        let free = self.demand[lock].busy_at.max(since).max(self.plan.heal_at);
+        let free = self.demand[lock].busy_at.max(since).max(self.plan.faults_end());
         let stall = if self.demand[lock].sets > 0 { 0 } else { self.now.saturating_sub(free) };
         let plan = &self.plan.locks[lock];
         // A lease that ends by itself may do so at any time. If it is as short as a claim window, its client looks frozen then, and
@@ -277,7 +278,7 @@ impl World {
         // A replica that is behind knows waiters that have given up. Each is granted, and costs a claim window.
         let is_behind =
             self.plan.faults.iter().any(|fault| matches!(fault.fault, Fault::Failover { lag: 1.., .. }));
-        let bound = if free < self.books.healthy_from || ends_by_itself || is_behind {
+        let bound = if free < self.books.calm_from || ends_by_itself || is_behind || self.plan.detaches {
             self.takeover_bound()
         } else {
             // A hand-off: a few messages, and what a minimum hold retains.
