@@ -37,11 +37,15 @@ pub enum Planted {
     LateTimeout,
     /// The server refuses some renewals of leases that it knows.
     RenewalRefused,
+    /// The server fails some attempts that do not wait.
+    ErrorForTries,
+    /// Some attempts that do not wait and were granted are told that the lock is busy.
+    BusyWhileFree,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -57,6 +61,8 @@ impl Planted {
         Self::SpuriousError,
         Self::LateTimeout,
         Self::RenewalRefused,
+        Self::ErrorForTries,
+        Self::BusyWhileFree,
     ];
 
     /// The check that must find it.
@@ -73,9 +79,10 @@ impl Planted {
             Self::TimerStorm => Promise::NoTimerStorm,
             Self::WaiterForgotten => Promise::Liveness,
             Self::NoTombstones => Promise::NoGhost,
-            Self::SpuriousError => Promise::NoError,
+            Self::SpuriousError | Self::ErrorForTries => Promise::NoError,
             Self::LateTimeout => Promise::InTime,
             Self::RenewalRefused => Promise::Kept,
+            Self::BusyWhileFree => Promise::Refused,
         }
     }
 }

@@ -278,6 +278,7 @@ fn start(client: usize) {
             resumed_at: 0,
             driver_polls: 0,
             messages: 0,
+            refused_at: 0,
         });
         world.machines[client].process = Some(process);
         let column = world.column(process);

@@ -63,7 +63,11 @@ impl World {
         if is_acquire && self.servers[server].is_full {
             return Some(CallFailed { failure: Failure::NotSent, message: "the server's memory is full" });
         }
-        let is_planted = self.planted == Some(Planted::SpuriousError) && is_acquire && self.rng.chance(20);
+        let is_planted = match self.planted {
+            Some(Planted::SpuriousError) => is_acquire && self.rng.chance(20),
+            Some(Planted::ErrorForTries) => is_try(command) && self.rng.chance(20),
+            _ => false,
+        };
         is_planted.then_some(CallFailed { failure: Failure::NotSent, message: "a planted error" })
     }
 
@@ -158,7 +162,17 @@ impl World {
         let column = self.column(process);
         self.note_command(column, server, resource, command, &answer);
         self.publish(server, pushes);
+        self.note_refusal(process, &answer);
+        if planted == Some(Planted::BusyWhileFree) && chance && is_try(command) {
+            answer.reply = Reply::Busy;
+        }
         Ok(answer)
+    }
+
+    fn note_refusal(&mut self, process: ProcessId, answer: &Answer) {
+        if let Reply::Busy | Reply::Queued(_) = answer.reply {
+            self.processes[process].refused_at = self.now;
+        }
     }
 
     fn run_all(
@@ -210,6 +224,7 @@ impl World {
         }
         let column = self.column(process);
         for (resource, command, answer) in seen {
+            self.note_refusal(process, &answer);
             self.note_command(column, server, &resource, &command, &answer);
         }
         self.publish(server, pushes);
@@ -269,6 +284,10 @@ impl World {
             }
         }
     }
+}
+
+fn is_try(command: &Command) -> bool {
+    matches!(command, Command::Acquire(acquire) if acquire.wait.is_none())
 }
 
 /// The last digits of a token or a time, which distinguish it.

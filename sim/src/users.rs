@@ -96,7 +96,10 @@ impl User {
         };
         match held {
             Ok(Some(held)) => self.section(op, held).await,
-            Ok(None) => self.say(2, || format!("r{} is not free", op.lock)),
+            Ok(None) => {
+                self.say(2, || format!("r{} is not free", op.lock));
+                self.check_refused(op, began);
+            }
             Err(error) => self.refused(op, began, &error),
         }
     }

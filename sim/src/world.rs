@@ -111,6 +111,8 @@ pub struct Process {
     pub driver_polls: u64,
     /// How many messages it sent and received since then.
     pub messages: u64,
+    /// When a server last refused or queued an attempt of it.
+    pub refused_at: Micros,
 }
 
 /// A call that has no answer yet, or whose answer was not taken yet.

@@ -7,7 +7,7 @@ use leasehold_core::Acquisition;
 use super::holding::{Held, Registration};
 use super::user::User;
 use crate::checks::{Promise, Record};
-use crate::plan::{LockKind, MS, Micros, Op, SECOND, Share};
+use crate::plan::{LockKind, MS, Micros, Mode, Op, SECOND, Share};
 use crate::world::{World, with};
 
 /// The lease of a guard.
@@ -55,6 +55,28 @@ impl User {
         if !(error.is_lost() && may_be_lost || error.is_unavailable() && self.may_be_late(op.lock)) {
             self.check_error(error);
         }
+    }
+
+    /// An attempt that began then was told that the lock is not free.
+    pub(super) fn check_refused(&self, op: &Op, began: Micros) {
+        let (task, process) = (self.task, self.process);
+        with(|world| {
+            let client = world.processes[process].client;
+            // Another task of the client may hold the lock.
+            let is_alone = world.plan.tasks.iter().filter(|task| task.client == client).count() == 1;
+            // An attempt may reach its limit before its first answer.
+            let is_heard = match op.mode {
+                Mode::Timeout(limit) => {
+                    began >= world.books.calm_from && limit > 2 * world.plan.network.slowest()
+                }
+                _ => true,
+            };
+            if is_alone && is_heard && world.processes[process].refused_at < began {
+                world.broken(Promise::Refused, || {
+                    format!("task {task}: r{} is not free, but no server said so", op.lock)
+                });
+            }
+        });
     }
 
     /// An operation failed on the guard of these leases.
