@@ -41,11 +41,13 @@ pub enum Planted {
     ErrorForTries,
     /// Some attempts that do not wait and were granted are told that the lock is busy.
     BusyWhileFree,
+    /// A call without an answer fails 10 s late.
+    LateFailure,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -63,6 +65,7 @@ impl Planted {
         Self::RenewalRefused,
         Self::ErrorForTries,
         Self::BusyWhileFree,
+        Self::LateFailure,
     ];
 
     /// The check that must find it.
@@ -80,7 +83,7 @@ impl Planted {
             Self::WaiterForgotten => Promise::Liveness,
             Self::NoTombstones => Promise::NoGhost,
             Self::SpuriousError | Self::ErrorForTries => Promise::NoError,
-            Self::LateTimeout => Promise::InTime,
+            Self::LateTimeout | Self::LateFailure => Promise::InTime,
             Self::RenewalRefused => Promise::Kept,
             Self::BusyWhileFree => Promise::Refused,
         }

@@ -22,6 +22,9 @@ use locks::name;
 use user::{User, span};
 use waiting::{SetAttempt, Waiting};
 
+/// How long an attempt without waiting may take: two requests, each of which may wait for a connection and for an answer.
+const TRY_LIMIT: Micros = 4 * SECOND;
+
 /// A user's task, from where an earlier process of its client was killed.
 pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
     let plan = with(|world| world.plan.clone());
@@ -108,10 +111,25 @@ impl User {
         let _waiting = (op.mode == Mode::Wait).then(|| Waiting::new(op.lock, self.task));
         let _set = (op.share == Share::Set).then(|| SetAttempt::new(op.lock));
         let plan = with(|world| world.plan.clone());
-        let (lock, started) = (&plan.locks[op.lock], self.moment());
+        let started = self.moment();
         self.say(4, || format!("wants r{} ({:?}, {:?})", op.lock, op.share, op.mode));
-        let got = match (lock.kind, op.share) {
-            (LockKind::Mutex, Share::Set) => self.set(&plan.locks, op).await?.map(Got::Set),
+        let got = self.take(&plan.locks, op).await;
+        match op.mode {
+            Mode::Timeout(limit) => {
+                let extra = if op.share == Share::Set { 5 * SECOND } else { 2 * SECOND };
+                self.check_time(started, limit + extra, "a wait with a limit");
+            }
+            Mode::Try => self.check_time(started, TRY_LIMIT, "an attempt that does not wait"),
+            Mode::Wait => {}
+        }
+        let permits = if op.share == Share::More { plan.locks[op.lock].permits().div_ceil(2) } else { 1 };
+        Ok(got?.map(|got| self.hold(op.lock, got, permits)))
+    }
+
+    async fn take(&self, locks: &[LockPlan], op: &Op) -> Result<Option<Got>, Error> {
+        let lock = &locks[op.lock];
+        Ok(match (lock.kind, op.share) {
+            (LockKind::Mutex, Share::Set) => self.set(locks, op).await?.map(Got::Set),
             (LockKind::Mutex, _) => {
                 let mutex = self.mutex(lock, op.lock);
                 let got = match op.mode {
@@ -141,13 +159,7 @@ impl User {
                 };
                 got.map(Got::Guard)
             }
-        };
-        if let Mode::Timeout(limit) = op.mode {
-            let extra = if op.share == Share::Set { 5 * SECOND } else { 2 * SECOND };
-            self.check_time(started, limit + extra, "a wait with a limit");
-        }
-        let permits = if op.share == Share::More { lock.permits().div_ceil(2) } else { 1 };
-        Ok(got.map(|got| self.hold(op.lock, got, permits)))
+        })
     }
 
     async fn share(&self, lock: &RwLock, share: Share, mode: Mode) -> Result<Option<Got>, Error> {

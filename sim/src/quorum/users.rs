@@ -177,14 +177,14 @@ impl User {
         self.say(4, || format!("wants r{} ({:?})", op.lock, op.mode));
         let mutex = self.mutex(op.lock);
         let guard = match op.mode {
-            Mode::Wait => Some(mutex.lock().await?),
-            Mode::Try => mutex.try_lock().await?,
-            Mode::Timeout(limit) => mutex.lock_timeout(Duration::from_micros(limit)).await?,
+            Mode::Wait => mutex.lock().await.map(Some),
+            Mode::Try => mutex.try_lock().await,
+            Mode::Timeout(limit) => mutex.lock_timeout(Duration::from_micros(limit)).await,
         };
         if let Mode::Timeout(limit) = op.mode {
             self.check_time(started, limit + TIMEOUT_EXTRA);
         }
-        Ok(guard.map(|guard| (self.register(op.lock, &guard), guard)))
+        Ok(guard?.map(|guard| (self.register(op.lock, &guard), guard)))
     }
 
     /// Now, by the process's clock, and since when it has run without being stalled.
