@@ -10,7 +10,7 @@ mod steps;
 use std::collections::BTreeMap;
 
 use leasehold::simulation::LeaseProbe;
-use leasehold_core::{Acquisition, Command, StoreTime};
+use leasehold_core::{Acquisition, Command, Owner, StoreTime};
 
 use crate::executor::ProcessId;
 use crate::plan::{LockKind, Micros};
@@ -37,13 +37,11 @@ pub struct Attempt {
     queued: bool,
     granted_at: Option<Micros>,
     released_at: Option<Micros>,
-    /// A release with a tombstone was processed at this time of the server, in this epoch.
-    tombstone: Option<(StoreTime, (usize, u32))>,
     /// It was revoked by force (section "`force_release`").
     pub(crate) is_forced: bool,
     commands: u64,
     ttl: Micros,
-    has_owner: bool,
+    owner: Option<Owner>,
     /// The holder was told that another client waits.
     is_contended: bool,
     /// It exchanges a lease, and goes before all others.
@@ -112,6 +110,8 @@ pub struct Books {
     pub locks: Vec<LockBook>,
     /// All guards, by a number.
     pub records: BTreeMap<u64, Record>,
+    /// The attempts that were released: when by the server's clock, and in which epoch.
+    gone: BTreeMap<Acquisition, (StoreTime, (usize, u32))>,
     grants: u64,
     /// From then on the faults have no effect any more.
     pub healthy_from: Micros,
@@ -139,6 +139,7 @@ impl Books {
             attempts: BTreeMap::new(),
             locks: kinds.map(book).collect(),
             records: BTreeMap::new(),
+            gone: BTreeMap::new(),
             grants: 0,
             healthy_from: Micros::MAX,
             calm_from: Micros::MAX,

@@ -43,11 +43,19 @@ pub enum Planted {
     BusyWhileFree,
     /// A call without an answer fails 10 s late.
     LateFailure,
+    /// A named owner gets the token of the section before.
+    OwnerKeepsToken,
+    /// An upgrade gets the token of its reader.
+    UpgradeKeepsToken,
+    /// As `HeadSkipped`, for locks with named owners.
+    OwnerSkipped,
+    /// A client asks for no tombstones.
+    TombstonesUnasked,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 22] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -66,6 +74,10 @@ impl Planted {
         Self::ErrorForTries,
         Self::BusyWhileFree,
         Self::LateFailure,
+        Self::OwnerKeepsToken,
+        Self::UpgradeKeepsToken,
+        Self::OwnerSkipped,
+        Self::TombstonesUnasked,
     ];
 
     /// The check that must find it.
@@ -73,15 +85,15 @@ impl Planted {
     pub const fn breaks(self) -> Promise {
         match self {
             Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush => Promise::OneHolder,
-            Self::TokenRepeated => Promise::TokensRise,
+            Self::TokenRepeated | Self::OwnerKeepsToken | Self::UpgradeKeepsToken => Promise::TokensRise,
             Self::Unfenced => Promise::Fenced,
-            Self::HeadSkipped => Promise::Fifo,
+            Self::HeadSkipped | Self::OwnerSkipped => Promise::Fifo,
             Self::LateTimer => Promise::LossReported,
             Self::ReleaseForgotten => Promise::NothingLeft,
             Self::EagerRecheck => Promise::FewCommands,
             Self::TimerStorm => Promise::NoTimerStorm,
             Self::WaiterForgotten => Promise::Liveness,
-            Self::NoTombstones => Promise::NoGhost,
+            Self::NoTombstones | Self::TombstonesUnasked => Promise::NoGhost,
             Self::SpuriousError | Self::ErrorForTries => Promise::NoError,
             Self::LateTimeout | Self::LateFailure => Promise::InTime,
             Self::RenewalRefused => Promise::Kept,

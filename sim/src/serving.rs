@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::simulation::{Answered, CallFailed};
-use leasehold_core::{Acquire, Answer, Command, Failure, Push, Reply, Resource};
+use leasehold_core::{Acquire, Answer, Command, Failure, Push, Reply, Resource, TokenRange};
 
 use crate::checks::Step;
 use crate::executor::ProcessId;
 use crate::history::Column;
-use crate::plan::SECOND;
+use crate::plan::{LockKind, SECOND};
 use crate::planted::Planted;
 use crate::server::index_of;
 use crate::world::{Content, Event, World};
@@ -84,6 +84,7 @@ impl World {
         let index = index_of(resource);
         let (now, planted) = (self.now, self.planted);
         let chance = self.planted.is_some() && self.rng.chance(100);
+        let is_owned = self.plan.locks[index].kind == LockKind::Reentrant;
         let Self { servers, books, .. } = self;
         let this = &mut servers[server];
         let (clock, epoch) = (this.clock.at(now), (server, this.epoch));
@@ -92,7 +93,12 @@ impl World {
         books.before(step, &mut shadow, false);
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
         let reachable: Vec<_> = this.subscribers().map(|(_, peer)| peer.client).collect();
-        let mut is_first = planted == Some(Planted::HeadSkipped) && chance;
+        let mut is_first = chance
+            && match planted {
+                Some(Planted::HeadSkipped) => true,
+                Some(Planted::OwnerSkipped) => is_owned,
+                _ => false,
+            };
         let mut is_reachable = |client| {
             let is_reachable = reachable.contains(&client);
             if !is_reachable {
@@ -137,6 +143,13 @@ impl World {
                 if let Some(token) = leasehold_core::Token::new(earlier) {
                     grant.tokens.first = token;
                     grant.tokens.last = token;
+                }
+            }
+            (Some(bug @ (Planted::OwnerKeepsToken | Planted::UpgradeKeepsToken)), Reply::Granted(grant))
+                if is_owned == (bug == Planted::OwnerKeepsToken) =>
+            {
+                if let Some(token) = books.earlier_token(index, command) {
+                    grant.tokens = TokenRange { first: token, last: token };
                 }
             }
             (Some(Planted::EagerRecheck), Reply::Queued(queued)) => {
