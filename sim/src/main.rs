@@ -141,11 +141,18 @@ fn main() -> ExitCode {
         (None, Some(planted)) => {
             planted.iter().filter(|bug| !find(bug, args.from, args.threads)).count() == 0
         }
-        (None, None) => explore(&args),
+        (None, None) => match explore(&args) {
+            Some(is_fine) => is_fine,
+            None => {
+                eprintln!("no seed was run");
+                return ExitCode::from(2);
+            }
+        },
     };
     if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Shows a case. Returns whether it is as it must be: without a violation, or with the one of the planted bug.
 fn replay(args: &Args, case: &Case, planted: Option<&Bug>) -> bool {
     println!("{}", (args.model.describe)(case));
     let outcome = match planted {
@@ -164,10 +171,14 @@ fn replay(args: &Args, case: &Case, planted: Option<&Bug>) -> bool {
         None => println!("no promise was broken"),
         Some(violation) => println!("✗ {} ({} µs): {}", violation.promise, violation.at, violation.what),
     }
-    outcome.violation.is_none()
+    match planted {
+        Some(bug) => outcome.violation.is_some_and(|violation| violation.promise == bug.breaks),
+        None => outcome.violation.is_none(),
+    }
 }
 
-fn explore(args: &Args) -> bool {
+/// Runs many seeds. Returns whether none broke a promise, or `None` if none was run.
+fn explore(args: &Args) -> Option<bool> {
     let began = Instant::now();
     let (next, done, simulated, grants) =
         (AtomicU64::new(args.from), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -220,7 +231,7 @@ fn explore(args: &Args) -> bool {
             println!("✗ {}: {}", violation.promise, violation.what);
         }
     }
-    failed.is_empty()
+    (done > 0).then_some(failed.is_empty())
 }
 
 /// Looks for a planted bug. Returns whether the check found it.

@@ -1,6 +1,6 @@
 //! Runs the committed seeds, which once broke a promise, and a bounded number of others: of one server, and of a quorum.
 
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use leasehold_sim::plan::Case;
@@ -100,10 +100,30 @@ fn planted_bugs_are_found() {
     }
 }
 
+fn simulation(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_leasehold-sim")).args(args).output().unwrap()
+}
+
+#[test]
+fn run_without_seeds_is_an_error() {
+    for nothing in [["--minutes", "0"], ["--seeds", "0"], ["--threads", "0"]] {
+        let run = simulation(&nothing);
+        let said = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.code() == Some(2) && said.contains("no seed was run"), "{nothing:?}: {said}");
+    }
+}
+
+#[test]
+fn planted_bug_that_a_seed_does_not_show_is_an_error() {
+    let replay =
+        |case| simulation(&["--planted", "TombstonesUnasked", "--seed", case, "--lines", "1"]).status;
+    assert!(replay("1").success());
+    assert_eq!(replay("1 without c0,c1,c2,c3,c4").code(), Some(1));
+}
+
 #[test]
 fn unknown_planted_bug_is_refused() {
-    let unknown =
-        Command::new(env!("CARGO_BIN_EXE_leasehold-sim")).args(["--planted", "Unknown"]).output().unwrap();
+    let unknown = simulation(&["--planted", "Unknown"]);
     let said = String::from_utf8_lossy(&unknown.stderr);
     assert!(
         unknown.status.code() == Some(2) && said.contains("no planted bug is called \"Unknown\""),
