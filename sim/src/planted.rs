@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::checks::Promise;
+use crate::checks::{Promise, Violation};
 
 /// A bug in the simulated server, network or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +51,23 @@ pub enum Planted {
     OwnerSkipped,
     /// A client asks for no tombstones.
     TombstonesUnasked,
+    /// A task that is handed a lease by another task of its client gets the same token.
+    HandoffTokenRepeated,
+    /// After the faults, grants that are pushed get lost.
+    PushLost,
+    /// After the faults, the server confirms releases of short leases and keeps the leases.
+    ShortReleaseForgotten,
+    /// Some guards of the end are neither released nor dropped.
+    GuardKept,
+    /// The server keeps tombstones for ten hours.
+    TombstonesKept,
+    /// Clients are slow to close.
+    SlowClose,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 28] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -78,24 +90,56 @@ impl Planted {
         Self::UpgradeKeepsToken,
         Self::OwnerSkipped,
         Self::TombstonesUnasked,
+        Self::HandoffTokenRepeated,
+        Self::PushLost,
+        Self::ShortReleaseForgotten,
+        Self::GuardKept,
+        Self::TombstonesKept,
+        Self::SlowClose,
     ];
+
+    /// Whether this violation is the one that the bug must cause.
+    #[must_use]
+    pub fn explains(self, violation: &Violation) -> bool {
+        violation.promise == self.breaks() && violation.what.contains(self.says())
+    }
+
+    /// What the violation says, for a promise that has several checks.
+    const fn says(self) -> &'static str {
+        match self {
+            Self::HandoffTokenRepeated => "a guard has token",
+            Self::ReleaseForgotten | Self::ShortReleaseForgotten => "the lease",
+            Self::GuardKept => "entries left",
+            Self::TombstonesKept => "kept for ever",
+            Self::PushLost => "was free",
+            Self::LateTimeout => "a wait with a limit",
+            Self::LateFailure => "an attempt that does not wait",
+            Self::SlowClose => "not closed",
+            _ => "",
+        }
+    }
 
     /// The check that must find it.
     #[must_use]
     pub const fn breaks(self) -> Promise {
         match self {
             Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush => Promise::OneHolder,
-            Self::TokenRepeated | Self::OwnerKeepsToken | Self::UpgradeKeepsToken => Promise::TokensRise,
+            Self::TokenRepeated
+            | Self::OwnerKeepsToken
+            | Self::UpgradeKeepsToken
+            | Self::HandoffTokenRepeated => Promise::TokensRise,
             Self::Unfenced => Promise::Fenced,
             Self::HeadSkipped | Self::OwnerSkipped => Promise::Fifo,
             Self::LateTimer => Promise::LossReported,
-            Self::ReleaseForgotten => Promise::NothingLeft,
+            Self::ReleaseForgotten | Self::ShortReleaseForgotten | Self::GuardKept | Self::TombstonesKept => {
+                Promise::NothingLeft
+            }
             Self::EagerRecheck => Promise::FewCommands,
             Self::TimerStorm => Promise::NoTimerStorm,
-            Self::WaiterForgotten => Promise::Liveness,
+            Self::WaiterForgotten | Self::PushLost => Promise::Liveness,
             Self::NoTombstones | Self::TombstonesUnasked => Promise::NoGhost,
             Self::SpuriousError | Self::ErrorForTries => Promise::NoError,
-            Self::LateTimeout | Self::LateFailure => Promise::InTime,
+            Self::LateTimeout | Self::LateFailure | Self::SlowClose => Promise::InTime,
             Self::RenewalRefused => Promise::Kept,
             Self::BusyWhileFree => Promise::Refused,
         }

@@ -11,7 +11,7 @@ use crate::executor::{self, ProcessId, Thread};
 use crate::network::Act;
 use crate::plan::{Case, Micros, Plan, SECOND};
 use crate::planted::Planted;
-use crate::transport::Wire;
+use crate::transport::{Sleep, Wire};
 use crate::users;
 use crate::world::{self, ConnectionSlot, Event, Process, World, run_as, with};
 
@@ -126,6 +126,9 @@ impl Run {
             let Some(client) = with(|world| world.processes[*process].handle.take()) else { continue };
             let (process, closing) = (*process, closing.clone());
             executor::spawn(process, Thread::Callers, async move {
+                if with(|world| world.planted == Some(Planted::SlowClose)) {
+                    Sleep::span(process, limit + 2 * SECOND).await;
+                }
                 let closed = client.close().await;
                 closing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                 if let Err(error) = closed {
@@ -143,6 +146,10 @@ impl Run {
                 world.broken(Promise::InTime, || format!("{left} clients are not closed after {limit} µs"));
             });
         }
+        // Later a short lease would have expired.
+        let arrived = with(|world| world.now + 2 * world.plan.network.slowest());
+        self.advance(arrived, |_| false);
+        with(|world| world.check_server(Some(&living)));
         // The drivers end, and what is still on its way arrives.
         let settled = with(|world| world.now) + 5 * SECOND;
         self.advance(settled, |_| false);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::simulation::{Answered, CallFailed};
-use leasehold_core::{Acquire, Answer, Command, Failure, Push, Reply, Resource, TokenRange};
+use leasehold_core::{Acquire, Answer, Command, Failure, Push, PushKind, Reply, Resource, TokenRange};
 
 use crate::checks::Step;
 use crate::executor::ProcessId;
@@ -85,6 +85,7 @@ impl World {
         let (now, planted) = (self.now, self.planted);
         let chance = self.planted.is_some() && self.rng.chance(100);
         let is_owned = self.plan.locks[index].kind == LockKind::Reentrant;
+        let is_short = self.is_healed && self.plan.locks[index].ttl <= 3 * SECOND;
         let Self { servers, books, .. } = self;
         let this = &mut servers[server];
         let (clock, epoch) = (this.clock.at(now), (server, this.epoch));
@@ -119,6 +120,14 @@ impl World {
             }
             (Some(Planted::ReleaseForgotten), Command::Release(_)) if chance => {
                 Answer { at: clock, reply: Reply::Released }
+            }
+            (Some(Planted::ShortReleaseForgotten), Command::Release(_)) if chance && is_short => {
+                Answer { at: clock, reply: Reply::Released }
+            }
+            (Some(Planted::TombstonesKept), Command::Release(release)) if !release.tombstone.is_zero() => {
+                let tombstone = Duration::from_secs(36_000);
+                let lasting = leasehold_core::Release { tombstone, ..release.clone() };
+                this.apply(now, index, &Command::Release(lasting), &mut is_reachable, &mut pushes)
             }
             (Some(Planted::WaiterForgotten), Command::Acquire(acquire))
                 if acquire.wait.is_some() && acquire.acquisition.sequence.is_multiple_of(4) =>
@@ -288,7 +297,10 @@ impl World {
                 .collect();
             for (connection, process) in to {
                 let column = self.column(process);
-                if self.loses(true) {
+                let is_planted = self.planted == Some(Planted::PushLost)
+                    && self.now > self.books.calm_from
+                    && matches!(push.kind, PushKind::Granted(_));
+                if is_planted || self.loses(true) {
                     self.say(column, &[5, connection], || format!("the push {:?} is lost", push.kind));
                     continue;
                 }

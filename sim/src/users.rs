@@ -15,6 +15,7 @@ use leasehold::{Client, Error, Kind, MutexSet, RwLock, SetGuard};
 
 use crate::executor::ProcessId;
 use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
+use crate::planted::Planted;
 use crate::transport::Sleep;
 use crate::world::with;
 use holding::{Got, Held, Registration};
@@ -372,7 +373,9 @@ impl User {
         let leases = held.leases();
         let Held { records, got } = held;
         drop(records);
-        if let Err(error) = got.release().await {
+        if with(|world| world.planted == Some(Planted::GuardKept) && world.rng.chance(100)) {
+            std::mem::forget(got);
+        } else if let Err(error) = got.release().await {
             self.failed(&leases, &error);
         }
     }

@@ -349,6 +349,11 @@ impl Books {
         Token::new(token)
     }
 
+    /// The first token that an attempt was granted, which a planted bug repeats.
+    pub(crate) fn first_token(&self, acquisition: Acquisition) -> Option<u64> {
+        self.attempts.get(&acquisition)?.ranges.first().map(|range| range.0)
+    }
+
     /// The other attempts for the lock by the named owner of this one.
     fn entries_beside(&self, acquisition: Acquisition) -> impl Iterator<Item = (&Acquisition, &Attempt)> {
         let owned = self.attempts.get(&acquisition).filter(|attempt| attempt.owner.is_some());

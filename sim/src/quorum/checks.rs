@@ -1,6 +1,7 @@
 //! Keeps the books of the checks, and compares them with the promises.
 
 use super::books::Record;
+use super::planted::Planted;
 use super::world::World;
 use crate::checks::Promise;
 use crate::plan::MS;
@@ -35,10 +36,10 @@ impl World {
         let Some(record) = self.books.records.get(&number) else { return };
         let (lock, token, order) = (record.lock, record.token, record.order);
         let book = &mut self.books.locks[lock];
-        if token < book.fence {
+        if token < book.fence && self.planted != Some(Planted::Unfenced) {
             return;
         }
-        book.fence = token;
+        book.fence = book.fence.max(token);
         let written = book.written;
         book.written = written.max(order);
         if order < written {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::checks::Promise;
+use crate::checks::{Promise, Violation};
 
 /// A bug in a simulated node, network or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +23,19 @@ pub enum Planted {
     PushesLost,
     /// The nodes refuse renewals.
     RenewalsRefused,
+    /// The resource accepts any token.
+    Unfenced,
+    /// Timers fire late.
+    LateTimers,
+    /// Timers fire so late that timed waits do not end in time.
+    LateTimeouts,
+    /// The nodes fail some attempts although they are healthy.
+    SpuriousErrors,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 12] = [
         Self::OneVoteLess,
         Self::RestartGuardIgnored,
         Self::TokenNotStored,
@@ -36,7 +44,17 @@ impl Planted {
         Self::ReleaseForgotten,
         Self::PushesLost,
         Self::RenewalsRefused,
+        Self::Unfenced,
+        Self::LateTimers,
+        Self::LateTimeouts,
+        Self::SpuriousErrors,
     ];
+
+    /// Whether this violation is the one that the bug must cause.
+    #[must_use]
+    pub fn explains(self, violation: &Violation) -> bool {
+        violation.promise == self.breaks()
+    }
 
     /// The check that must find it.
     #[must_use]
@@ -49,6 +67,10 @@ impl Planted {
             Self::ReleaseForgotten => Promise::NothingLeft,
             Self::PushesLost => Promise::Liveness,
             Self::RenewalsRefused => Promise::Kept,
+            Self::Unfenced => Promise::Fenced,
+            Self::LateTimers => Promise::LossReported,
+            Self::LateTimeouts => Promise::InTime,
+            Self::SpuriousErrors => Promise::NoError,
         }
     }
 }

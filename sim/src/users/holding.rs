@@ -97,6 +97,11 @@ impl User {
                 LockKind::Semaphore(capacity) => capacity,
                 LockKind::Mutex | LockKind::Reentrant => 1,
             };
+            let acquisition = LeaseProbe::of(guard).acquisition();
+            let token = with(|world| match world.planted {
+                Some(Planted::HandoffTokenRepeated) => world.books.first_token(acquisition),
+                _ => None,
+            });
             let owner = (kinds[*lock] == LockKind::Reentrant).then_some(self.owner());
             let record = Record {
                 resource: *lock,
@@ -105,7 +110,7 @@ impl User {
                 process: self.process,
                 task: self.task,
                 probe: LeaseProbe::of(guard),
-                token: guard.token().get(),
+                token: token.unwrap_or(guard.token().get()),
                 since: with(|world| world.now),
                 is_exchanged: false,
                 is_watched: false,
