@@ -44,6 +44,11 @@ pub struct Attempt {
     owner: Option<Owner>,
     /// The holder was told that another client waits.
     is_contended: bool,
+    /// When the holder was last told so, and the hand-offs since then, beyond the time that this takes.
+    pub(crate) contended_at: Option<Micros>,
+    pub(crate) handoffs: u32,
+    /// A guard of it exists, or existed: another one is a hand-off.
+    pub(crate) has_begun: bool,
     /// It exchanges a lease, and goes before all others.
     replaces: bool,
 }

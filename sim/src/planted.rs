@@ -63,11 +63,13 @@ pub enum Planted {
     TombstonesKept,
     /// Clients are slow to close.
     SlowClose,
+    /// Users set no limits of local hand-offs, which the run does not declare.
+    EndlessHandoff,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -96,6 +98,7 @@ impl Planted {
         Self::GuardKept,
         Self::TombstonesKept,
         Self::SlowClose,
+        Self::EndlessHandoff,
     ];
 
     /// Whether this violation is the one that the bug must cause.
@@ -115,6 +118,7 @@ impl Planted {
             Self::LateTimeout => "a wait with a limit",
             Self::LateFailure => "an attempt that does not wait",
             Self::SlowClose => "not closed",
+            Self::EndlessHandoff => "hand-off",
             _ => "",
         }
     }
@@ -129,7 +133,7 @@ impl Planted {
             | Self::UpgradeKeepsToken
             | Self::HandoffTokenRepeated => Promise::TokensRise,
             Self::Unfenced => Promise::Fenced,
-            Self::HeadSkipped | Self::OwnerSkipped => Promise::Fifo,
+            Self::HeadSkipped | Self::OwnerSkipped | Self::EndlessHandoff => Promise::Fifo,
             Self::LateTimer => Promise::LossReported,
             Self::ReleaseForgotten | Self::ShortReleaseForgotten | Self::GuardKept | Self::TombstonesKept => {
                 Promise::NothingLeft

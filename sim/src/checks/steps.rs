@@ -59,6 +59,9 @@ impl Books {
                 ttl: micros(acquire.ttl),
                 owner: acquire.owner.clone(),
                 is_contended: false,
+                contended_at: None,
+                handoffs: 0,
+                has_begun: false,
                 replaces: acquire.replaces.is_some(),
             });
             attempt.anchor = epoch;
@@ -96,7 +99,7 @@ impl Books {
 
     /// What the command has revoked or removed, and which holders it has told of waiters.
     fn note_removals(&mut self, step: Step<'_>, shadow: &mut Shadow, pushes: &[Push]) {
-        let Step { resource, command, .. } = step;
+        let Step { now, resource, command, .. } = step;
         if let Command::Release(release) = command {
             shadow.queue.retain(|entry| entry.acquisition != release.acquisition);
         }
@@ -110,6 +113,8 @@ impl Books {
                 && let Some(attempt) = self.attempts.get_mut(&push.acquisition)
             {
                 attempt.is_contended = true;
+                attempt.contended_at = Some(now);
+                attempt.handoffs = 0;
             }
             // The lease was revoked by force, or the lease that a waiter wanted to replace is gone.
             if push.kind == PushKind::Revoked {
@@ -231,9 +236,10 @@ impl Books {
             (Command::Acquire(acquire), _) => {
                 shadow.queue.retain(|entry| entry.acquisition != acquire.acquisition);
             }
-            (Command::Renew(renew), Reply::Renewed { tokens, .. }) => {
+            (Command::Renew(renew), Reply::Renewed { tokens, contended, .. }) => {
                 if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
                     (attempt.epoch, attempt.trust) = (epoch, epoch);
+                    attempt.contended_at = attempt.contended_at.filter(|_| *contended);
                     if let Some(tokens) = tokens {
                         attempt.ranges.push((tokens.first.get(), tokens.last.get(), epoch));
                         self.note_token(now, resource, clock, (tokens.first.get(), tokens.last.get()), epoch);

@@ -168,6 +168,7 @@ impl User {
                 world.broken(Promise::Liveness, || what);
             }
             world.demand[resource].busy_at = world.now;
+            world.check_handoff(&record);
             world.books.records.insert(number, record);
             number
         });
@@ -267,6 +268,30 @@ impl World {
         if has_run && self.is_sound(process) {
             self.broken(Promise::LossReported, || {
                 format!("r{resource} has a new holder, and the loss of guard {number} of process {process} was not reported")
+            });
+        }
+    }
+
+    /// Section "Local hand-off": how long the tasks of a client go on once another client waits.
+    fn check_handoff(&mut self, record: &Record) {
+        let (now, calm_from, slowest) = (self.now, self.books.calm_from, self.plan.network.slowest());
+        let (most, limit) = self.plan.locks[record.resource].handoff.unwrap_or((64, 10 * MS));
+        let Some(attempt) = self.books.attempts.get_mut(&record.probe.acquisition()) else { return };
+        let is_handoff = std::mem::replace(&mut attempt.has_begun, true) && !record.is_attached;
+        // The guards of a set exist as soon as it has all leases.
+        if !is_handoff || self.demand[record.resource].sets > 0 {
+            return;
+        }
+        // The client learns of it by a push.
+        let known = attempt.contended_at.filter(|at| *at >= calm_from).map(|at| at + slowest);
+        let Some(known) = known.filter(|known| *known < now) else { return };
+        attempt.handoffs += 1;
+        let handoffs = attempt.handoffs;
+        if handoffs > most || now > known + limit + limit / 100 + MS {
+            let resource = record.resource;
+            self.broken(Promise::Fifo, || {
+                let waits = now - known;
+                format!("hand-off {handoffs} of r{resource}, {waits} µs after another client began to wait")
             });
         }
     }

@@ -44,15 +44,17 @@ impl User {
     /// An attempt failed that began then.
     pub(super) fn refused(&self, op: &Op, began: Micros, error: &Error) {
         self.say(3, || format!("error: {error}"));
+        let mut locks = op.lock..=op.lock + usize::from(op.share == Share::Set);
         let may_be_lost = with(|world| match op.share {
             // The lease of one may end while the set waits for the other.
-            Share::Set => [op.lock, op.lock + 1]
-                .into_iter()
-                .any(|lock| !world.lasts(lock) || world.demand[lock].forced_at >= began),
+            Share::Set => {
+                locks.clone().any(|lock| !world.lasts(lock) || world.demand[lock].forced_at >= began)
+            }
             // An owner that has not yet dropped a guard of a lost lease can't enter again.
             _ => world.plan.locks[op.lock].kind == LockKind::Reentrant,
         });
-        if !(error.is_lost() && may_be_lost || error.is_unavailable() && self.may_be_late(op.lock)) {
+        let may_be_late = locks.any(|lock| self.may_be_late(lock));
+        if !(error.is_lost() && may_be_lost || error.is_unavailable() && may_be_late) {
             self.check_error(error);
         }
     }
