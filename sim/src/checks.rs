@@ -10,7 +10,7 @@ mod steps;
 use std::collections::BTreeMap;
 
 use leasehold::simulation::LeaseProbe;
-use leasehold_core::{Acquisition, Command, StoreTime};
+use leasehold_core::{Acquisition, Command, Owner, StoreTime};
 
 use crate::executor::ProcessId;
 use crate::plan::{LockKind, Micros};
@@ -37,15 +37,18 @@ pub struct Attempt {
     queued: bool,
     granted_at: Option<Micros>,
     released_at: Option<Micros>,
-    /// A release with a tombstone was processed at this time of the server, in this epoch.
-    tombstone: Option<(StoreTime, (usize, u32))>,
     /// It was revoked by force (section "`force_release`").
-    is_forced: bool,
+    pub(crate) is_forced: bool,
     commands: u64,
     ttl: Micros,
-    has_owner: bool,
+    owner: Option<Owner>,
     /// The holder was told that another client waits.
     is_contended: bool,
+    /// When the holder was last told so, and the hand-offs since then, beyond the time that this takes.
+    pub(crate) contended_at: Option<Micros>,
+    pub(crate) handoffs: u32,
+    /// A guard of it exists, or existed: another one is a hand-off.
+    pub(crate) has_begun: bool,
     /// It exchanges a lease, and goes before all others.
     replaces: bool,
 }
@@ -66,6 +69,8 @@ pub struct Record {
     pub probe: LeaseProbe,
     /// Its token.
     pub token: u64,
+    /// Since when it exists.
+    pub since: Micros,
     /// It is in a future that exchanges it for another. Its user can't use it until then, and learns of a loss from the result.
     pub is_exchanged: bool,
     /// A future waits for its loss.
@@ -110,9 +115,13 @@ pub struct Books {
     pub locks: Vec<LockBook>,
     /// All guards, by a number.
     pub records: BTreeMap<u64, Record>,
+    /// The attempts that were released: when by the server's clock, and in which epoch.
+    gone: BTreeMap<Acquisition, (StoreTime, (usize, u32))>,
     grants: u64,
-    /// From then on the network is healthy, and commands are counted.
+    /// From then on the faults have no effect any more.
     pub healthy_from: Micros,
+    /// From then on the network is healthy, and each operation is judged: in a run without faults from its first second.
+    pub calm_from: Micros,
     /// The longest delay of a message without faults.
     slowest: Micros,
     /// The first broken promise.
@@ -135,8 +144,10 @@ impl Books {
             attempts: BTreeMap::new(),
             locks: kinds.map(book).collect(),
             records: BTreeMap::new(),
+            gone: BTreeMap::new(),
             grants: 0,
             healthy_from: Micros::MAX,
+            calm_from: Micros::MAX,
             slowest,
             violation: None,
         }

@@ -281,6 +281,7 @@ impl World {
         self.say(Column::Server, &[34], || "the faults end".to_owned());
         self.is_healed = true;
         self.books.healthy_from = self.now + self.takeover_bound();
+        self.books.calm_from = self.books.calm_from.min(self.books.healthy_from);
         self.loss = (0, false, 0);
         self.delay = (0, 0);
         for server in 0..self.servers.len() {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold_sim::checks::Promise;
+use leasehold_sim::checks::{Promise, Violation};
 use leasehold_sim::plan::{Case, Part, Plan};
 use leasehold_sim::planted::Planted;
 use leasehold_sim::quorum;
@@ -57,10 +57,11 @@ const QUORUM: Model = Model {
 /// Runs a case, up to a step.
 type Run = Box<dyn Fn(&Case, Option<usize>) -> Outcome + Sync>;
 
-/// A planted bug: its name, the check that must find it, and a run with it.
+/// A planted bug: its name, the check that must find it, the violation that must be its, and a run with it.
 struct Bug {
     name: String,
     breaks: Promise,
+    explains: Box<dyn Fn(&Violation) -> bool + Sync>,
     run: Run,
 }
 
@@ -69,6 +70,7 @@ fn bugs(is_quorum: bool) -> Vec<Bug> {
         let bug = |bug: quorum::planted::Planted| Bug {
             name: bug.to_string(),
             breaks: bug.breaks(),
+            explains: Box::new(move |violation| bug.explains(violation)),
             run: Box::new(move |case, lines| quorum::run::run(case, Some(bug), lines)),
         };
         quorum::planted::Planted::ALL.into_iter().map(bug).collect()
@@ -76,6 +78,7 @@ fn bugs(is_quorum: bool) -> Vec<Bug> {
         let bug = |bug: Planted| Bug {
             name: bug.to_string(),
             breaks: bug.breaks(),
+            explains: Box::new(move |violation| bug.explains(violation)),
             run: Box::new(move |case, lines| run(case, Some(bug), lines)),
         };
         Planted::ALL.into_iter().map(bug).collect()
@@ -138,14 +141,19 @@ fn main() -> ExitCode {
     };
     let is_fine = match (&args.case, &args.planted) {
         (Some(case), planted) => replay(&args, case, planted.as_ref().and_then(|planted| planted.first())),
-        (None, Some(planted)) => {
-            planted.iter().filter(|bug| !find(bug, args.from, args.threads)).count() == 0
-        }
-        (None, None) => explore(&args),
+        (None, Some(planted)) => planted.iter().filter(|bug| !find(bug, &args)).count() == 0,
+        (None, None) => match explore(&args) {
+            Some(is_fine) => is_fine,
+            None => {
+                eprintln!("no seed was run");
+                return ExitCode::from(2);
+            }
+        },
     };
     if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Shows a case. Returns whether it is as it must be: without a violation, or with the one of the planted bug.
 fn replay(args: &Args, case: &Case, planted: Option<&Bug>) -> bool {
     println!("{}", (args.model.describe)(case));
     let outcome = match planted {
@@ -164,10 +172,14 @@ fn replay(args: &Args, case: &Case, planted: Option<&Bug>) -> bool {
         None => println!("no promise was broken"),
         Some(violation) => println!("✗ {} ({} µs): {}", violation.promise, violation.at, violation.what),
     }
-    outcome.violation.is_none()
+    match planted {
+        Some(bug) => outcome.violation.is_some_and(|violation| (bug.explains)(&violation)),
+        None => outcome.violation.is_none(),
+    }
 }
 
-fn explore(args: &Args) -> bool {
+/// Runs many seeds. Returns whether none broke a promise, or `None` if none was run.
+fn explore(args: &Args) -> Option<bool> {
     let began = Instant::now();
     let (next, done, simulated, grants) =
         (AtomicU64::new(args.from), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -220,17 +232,18 @@ fn explore(args: &Args) -> bool {
             println!("✗ {}: {}", violation.promise, violation.what);
         }
     }
-    failed.is_empty()
+    (done > 0).then_some(failed.is_empty())
 }
 
 /// Looks for a planted bug. Returns whether the check found it.
-fn find(bug: &Bug, from: u64, threads: usize) -> bool {
+fn find(bug: &Bug, args: &Args) -> bool {
     const LIMIT: u64 = 10_000;
+    let from = args.from;
     let next = AtomicU64::new(from);
     let found = Mutex::new(None::<u64>);
     let others = Mutex::new(std::collections::BTreeMap::new());
     std::thread::scope(|scope| {
-        for _ in 0..threads {
+        for _ in 0..args.threads {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
@@ -239,9 +252,9 @@ fn find(bug: &Bug, from: u64, threads: usize) -> bool {
                     {
                         break;
                     }
-                    let outcome = (bug.run)(&Case { seed, ..Case::default() }, None);
+                    let outcome = (bug.run)(&(args.model.fresh)(seed), None);
                     let Some(violation) = outcome.violation else { continue };
-                    if violation.promise == bug.breaks {
+                    if (bug.explains)(&violation) {
                         let mut found = found.lock().expect("no thread panicked");
                         *found = Some(found.map_or(seed, |found| found.min(seed)));
                     } else {

@@ -88,7 +88,8 @@ impl World {
             return;
         };
         self.processes[process].messages += 1;
-        self.after(ANSWER_TIMEOUT, Event::Timeout { call: number, attempt });
+        let late = if self.planted == Some(Planted::LateFailure) { 10 * SECOND } else { 0 };
+        self.after(ANSWER_TIMEOUT + late, Event::Timeout { call: number, attempt });
         self.up(connection, Event::Request { connection, call: number, attempt, is_late: false, content });
     }
 

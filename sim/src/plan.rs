@@ -252,6 +252,12 @@ impl Plan {
         clients.chain(tasks).chain(faults).chain(ops).filter(|part| !case.without.contains(part)).collect()
     }
 
+    /// When the last fault ends; zero without faults.
+    #[must_use]
+    pub fn faults_end(&self) -> Micros {
+        if self.faults.is_empty() { 0 } else { self.heal_at }
+    }
+
     /// The longest ttl, or minimum hold, of any lock.
     #[must_use]
     pub fn longest_ttl(&self) -> Micros {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::checks::Promise;
+use crate::checks::{Promise, Violation};
 
 /// A bug in the simulated server, network or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +35,41 @@ pub enum Planted {
     SpuriousError,
     /// The clock that ends a timed wait is the late timer of the driver.
     LateTimeout,
+    /// The server refuses some renewals of leases that it knows.
+    RenewalRefused,
+    /// The server fails some attempts that do not wait.
+    ErrorForTries,
+    /// Some attempts that do not wait and were granted are told that the lock is busy.
+    BusyWhileFree,
+    /// A call without an answer fails 10 s late.
+    LateFailure,
+    /// A named owner gets the token of the section before.
+    OwnerKeepsToken,
+    /// An upgrade gets the token of its reader.
+    UpgradeKeepsToken,
+    /// As `HeadSkipped`, for locks with named owners.
+    OwnerSkipped,
+    /// A client asks for no tombstones.
+    TombstonesUnasked,
+    /// A task that is handed a lease by another task of its client gets the same token.
+    HandoffTokenRepeated,
+    /// After the faults, grants that are pushed get lost.
+    PushLost,
+    /// After the faults, the server confirms releases of short leases and keeps the leases.
+    ShortReleaseForgotten,
+    /// Some guards of the end are neither released nor dropped.
+    GuardKept,
+    /// The server keeps tombstones for ten hours.
+    TombstonesKept,
+    /// Clients are slow to close.
+    SlowClose,
+    /// Users set no limits of local hand-offs, which the run does not declare.
+    EndlessHandoff,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 29] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -54,24 +84,68 @@ impl Planted {
         Self::NoTombstones,
         Self::SpuriousError,
         Self::LateTimeout,
+        Self::RenewalRefused,
+        Self::ErrorForTries,
+        Self::BusyWhileFree,
+        Self::LateFailure,
+        Self::OwnerKeepsToken,
+        Self::UpgradeKeepsToken,
+        Self::OwnerSkipped,
+        Self::TombstonesUnasked,
+        Self::HandoffTokenRepeated,
+        Self::PushLost,
+        Self::ShortReleaseForgotten,
+        Self::GuardKept,
+        Self::TombstonesKept,
+        Self::SlowClose,
+        Self::EndlessHandoff,
     ];
+
+    /// Whether this violation is the one that the bug must cause.
+    #[must_use]
+    pub fn explains(self, violation: &Violation) -> bool {
+        violation.promise == self.breaks() && violation.what.contains(self.says())
+    }
+
+    /// What the violation says, for a promise that has several checks.
+    const fn says(self) -> &'static str {
+        match self {
+            Self::HandoffTokenRepeated => "a guard has token",
+            Self::ReleaseForgotten | Self::ShortReleaseForgotten => "the lease",
+            Self::GuardKept => "entries left",
+            Self::TombstonesKept => "kept for ever",
+            Self::PushLost => "was free",
+            Self::LateTimeout => "a wait with a limit",
+            Self::LateFailure => "an attempt that does not wait",
+            Self::SlowClose => "not closed",
+            Self::EndlessHandoff => "hand-off",
+            _ => "",
+        }
+    }
 
     /// The check that must find it.
     #[must_use]
     pub const fn breaks(self) -> Promise {
         match self {
             Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush => Promise::OneHolder,
-            Self::TokenRepeated => Promise::TokensRise,
+            Self::TokenRepeated
+            | Self::OwnerKeepsToken
+            | Self::UpgradeKeepsToken
+            | Self::HandoffTokenRepeated => Promise::TokensRise,
             Self::Unfenced => Promise::Fenced,
-            Self::HeadSkipped => Promise::Fifo,
+            Self::HeadSkipped | Self::OwnerSkipped | Self::EndlessHandoff => Promise::Fifo,
             Self::LateTimer => Promise::LossReported,
-            Self::ReleaseForgotten => Promise::NothingLeft,
+            Self::ReleaseForgotten | Self::ShortReleaseForgotten | Self::GuardKept | Self::TombstonesKept => {
+                Promise::NothingLeft
+            }
             Self::EagerRecheck => Promise::FewCommands,
             Self::TimerStorm => Promise::NoTimerStorm,
-            Self::WaiterForgotten => Promise::Liveness,
-            Self::NoTombstones => Promise::NoGhost,
-            Self::SpuriousError => Promise::NoError,
-            Self::LateTimeout => Promise::InTime,
+            Self::WaiterForgotten | Self::PushLost => Promise::Liveness,
+            Self::NoTombstones | Self::TombstonesUnasked => Promise::NoGhost,
+            Self::SpuriousError | Self::ErrorForTries => Promise::NoError,
+            Self::LateTimeout | Self::LateFailure | Self::SlowClose => Promise::InTime,
+            Self::RenewalRefused => Promise::Kept,
+            Self::BusyWhileFree => Promise::Refused,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::executor::{self, ProcessId, Thread};
 use crate::network::Act;
 use crate::plan::{Case, Micros, Plan, SECOND};
 use crate::planted::Planted;
-use crate::transport::Wire;
+use crate::transport::{Sleep, Wire};
 use crate::users;
 use crate::world::{self, ConnectionSlot, Event, Process, World, run_as, with};
 
@@ -126,6 +126,9 @@ impl Run {
             let Some(client) = with(|world| world.processes[*process].handle.take()) else { continue };
             let (process, closing) = (*process, closing.clone());
             executor::spawn(process, Thread::Callers, async move {
+                if with(|world| world.planted == Some(Planted::SlowClose)) {
+                    Sleep::span(process, limit + 2 * SECOND).await;
+                }
                 let closed = client.close().await;
                 closing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
                 if let Err(error) = closed {
@@ -143,6 +146,10 @@ impl Run {
                 world.broken(Promise::InTime, || format!("{left} clients are not closed after {limit} µs"));
             });
         }
+        // Later a short lease would have expired.
+        let arrived = with(|world| world.now + 2 * world.plan.network.slowest());
+        self.advance(arrived, |_| false);
+        with(|world| world.check_server(Some(&living)));
         // The drivers end, and what is still on its way arrives.
         let settled = with(|world| world.now) + 5 * SECOND;
         self.advance(settled, |_| false);
@@ -189,7 +196,7 @@ impl Run {
                         world.processes[process].parked.push(task);
                         return false;
                     }
-                    let is_counted = thread == Thread::Driver && world.now >= world.books.healthy_from;
+                    let is_counted = thread == Thread::Driver && world.now >= world.books.calm_from;
                     world.processes[process].driver_polls += u64::from(is_counted);
                     true
                 });
@@ -278,6 +285,7 @@ fn start(client: usize) {
             resumed_at: 0,
             driver_polls: 0,
             messages: 0,
+            refused_at: 0,
         });
         world.machines[client].process = Some(process);
         let column = world.column(process);
@@ -323,10 +331,10 @@ fn known_handle(world: &World, process: ProcessId) -> Option<leasehold::Client> 
 impl World {
     /// A driver is polled when something is due, was asked for or has arrived.
     fn check_polls(&mut self) {
-        if self.now < self.books.healthy_from {
+        if self.now < self.books.calm_from {
             return;
         }
-        let seconds = (self.now - self.books.healthy_from) / SECOND + 1;
+        let seconds = (self.now - self.books.calm_from) / SECOND + 1;
         let busy = self
             .processes
             .iter()

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::simulation::{Answered, CallFailed};
-use leasehold_core::{Acquire, Answer, Command, Failure, Push, Reply, Resource};
+use leasehold_core::{Acquire, Answer, Command, Failure, Push, PushKind, Reply, Resource, TokenRange};
 
 use crate::checks::Step;
 use crate::executor::ProcessId;
 use crate::history::Column;
-use crate::plan::SECOND;
+use crate::plan::{LockKind, SECOND};
 use crate::planted::Planted;
 use crate::server::index_of;
 use crate::world::{Content, Event, World};
@@ -63,7 +63,11 @@ impl World {
         if is_acquire && self.servers[server].is_full {
             return Some(CallFailed { failure: Failure::NotSent, message: "the server's memory is full" });
         }
-        let is_planted = self.planted == Some(Planted::SpuriousError) && is_acquire && self.rng.chance(20);
+        let is_planted = match self.planted {
+            Some(Planted::SpuriousError) => is_acquire && self.rng.chance(20),
+            Some(Planted::ErrorForTries) => is_try(command) && self.rng.chance(20),
+            _ => false,
+        };
         is_planted.then_some(CallFailed { failure: Failure::NotSent, message: "a planted error" })
     }
 
@@ -80,6 +84,8 @@ impl World {
         let index = index_of(resource);
         let (now, planted) = (self.now, self.planted);
         let chance = self.planted.is_some() && self.rng.chance(100);
+        let is_owned = self.plan.locks[index].kind == LockKind::Reentrant;
+        let is_short = self.is_healed && self.plan.locks[index].ttl <= 3 * SECOND;
         let Self { servers, books, .. } = self;
         let this = &mut servers[server];
         let (clock, epoch) = (this.clock.at(now), (server, this.epoch));
@@ -88,7 +94,12 @@ impl World {
         books.before(step, &mut shadow, false);
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
         let reachable: Vec<_> = this.subscribers().map(|(_, peer)| peer.client).collect();
-        let mut is_first = planted == Some(Planted::HeadSkipped) && chance;
+        let mut is_first = chance
+            && match planted {
+                Some(Planted::HeadSkipped) => true,
+                Some(Planted::OwnerSkipped) => is_owned,
+                _ => false,
+            };
         let mut is_reachable = |client| {
             let is_reachable = reachable.contains(&client);
             if !is_reachable {
@@ -104,8 +115,19 @@ impl World {
                 pushes.clear();
                 answer
             }
+            (Some(Planted::RenewalRefused), Command::Renew(_)) if chance => {
+                Answer { at: clock, reply: Reply::NotHeld }
+            }
             (Some(Planted::ReleaseForgotten), Command::Release(_)) if chance => {
                 Answer { at: clock, reply: Reply::Released }
+            }
+            (Some(Planted::ShortReleaseForgotten), Command::Release(_)) if chance && is_short => {
+                Answer { at: clock, reply: Reply::Released }
+            }
+            (Some(Planted::TombstonesKept), Command::Release(release)) if !release.tombstone.is_zero() => {
+                let tombstone = Duration::from_secs(36_000);
+                let lasting = leasehold_core::Release { tombstone, ..release.clone() };
+                this.apply(now, index, &Command::Release(lasting), &mut is_reachable, &mut pushes)
             }
             (Some(Planted::WaiterForgotten), Command::Acquire(acquire))
                 if acquire.wait.is_some() && acquire.acquisition.sequence.is_multiple_of(4) =>
@@ -132,6 +154,13 @@ impl World {
                     grant.tokens.last = token;
                 }
             }
+            (Some(bug @ (Planted::OwnerKeepsToken | Planted::UpgradeKeepsToken)), Reply::Granted(grant))
+                if is_owned == (bug == Planted::OwnerKeepsToken) =>
+            {
+                if let Some(token) = books.earlier_token(index, command) {
+                    grant.tokens = TokenRange { first: token, last: token };
+                }
+            }
             (Some(Planted::EagerRecheck), Reply::Queued(queued)) => {
                 queued.is_head = true;
                 queued.repoll_at = answer.at;
@@ -149,10 +178,23 @@ impl World {
         if was_held {
             self.demand[index].busy_at = now;
         }
+        if let Command::ForceRelease = command {
+            self.demand[index].forced_at = now;
+        }
         let column = self.column(process);
         self.note_command(column, server, resource, command, &answer);
         self.publish(server, pushes);
+        self.note_refusal(process, &answer);
+        if planted == Some(Planted::BusyWhileFree) && chance && is_try(command) {
+            answer.reply = Reply::Busy;
+        }
         Ok(answer)
+    }
+
+    fn note_refusal(&mut self, process: ProcessId, answer: &Answer) {
+        if let Reply::Busy | Reply::Queued(_) = answer.reply {
+            self.processes[process].refused_at = self.now;
+        }
     }
 
     fn run_all(
@@ -204,6 +246,7 @@ impl World {
         }
         let column = self.column(process);
         for (resource, command, answer) in seen {
+            self.note_refusal(process, &answer);
             self.note_command(column, server, &resource, &command, &answer);
         }
         self.publish(server, pushes);
@@ -254,7 +297,10 @@ impl World {
                 .collect();
             for (connection, process) in to {
                 let column = self.column(process);
-                if self.loses(true) {
+                let is_planted = self.planted == Some(Planted::PushLost)
+                    && self.now > self.books.calm_from
+                    && matches!(push.kind, PushKind::Granted(_));
+                if is_planted || self.loses(true) {
                     self.say(column, &[5, connection], || format!("the push {:?} is lost", push.kind));
                     continue;
                 }
@@ -263,6 +309,10 @@ impl World {
             }
         }
     }
+}
+
+fn is_try(command: &Command) -> bool {
+    matches!(command, Command::Acquire(acquire) if acquire.wait.is_none())
 }
 
 /// The last digits of a token or a time, which distinguish it.

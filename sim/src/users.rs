@@ -2,6 +2,7 @@
 
 mod detached;
 mod holding;
+mod judging;
 mod locks;
 mod user;
 mod waiting;
@@ -12,15 +13,19 @@ use std::task::Poll;
 use leasehold::simulation::LeaseProbe;
 use leasehold::{Client, Error, Kind, MutexSet, RwLock, SetGuard};
 
-use crate::checks::Promise;
 use crate::executor::ProcessId;
 use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
+use crate::planted::Planted;
 use crate::transport::Sleep;
 use crate::world::with;
 use holding::{Got, Held, Registration};
 use locks::name;
 use user::{User, span};
 use waiting::{SetAttempt, Waiting};
+
+/// How long an attempt without waiting may take: three requests, one of them of another task of its client. Each may wait for a
+/// connection and for an answer.
+const TRY_LIMIT: Micros = 6 * SECOND;
 
 /// A user's task, from where an earlier process of its client was killed.
 pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
@@ -82,6 +87,7 @@ impl User {
     // --- One operation ---------------------------------------------------------------------------
 
     async fn operate(&self, op: &Op) {
+        let began = with(|world| world.now);
         let attempt = self.attempt(op);
         let held = match op.drop_after {
             None => attempt.await,
@@ -95,35 +101,37 @@ impl User {
         };
         match held {
             Ok(Some(held)) => self.section(op, held).await,
-            Ok(None) => self.say(2, || format!("r{} is not free", op.lock)),
-            Err(error) => self.failed(&error),
-        }
-    }
-
-    fn failed(&self, error: &Error) {
-        self.say(3, || format!("error: {error}"));
-        if error.is_lost() {
-            return;
-        }
-        let (task, process) = (self.task, self.process);
-        with(|world| {
-            // A second for connections that are still being made.
-            if world.now > world.plan.heal_at + 20 * SECOND
-                && world.now > world.processes[process].resumed_at + SECOND
-            {
-                world.broken(Promise::NoError, || format!("task {task}: {error}"));
+            Ok(None) => {
+                self.say(2, || format!("r{} is not free", op.lock));
+                self.check_refused(op, began);
             }
-        });
+            Err(error) => self.refused(op, began, &error),
+        }
     }
 
     async fn attempt(&self, op: &Op) -> Result<Option<Held>, Error> {
         let _waiting = (op.mode == Mode::Wait).then(|| Waiting::new(op.lock, self.task));
         let _set = (op.share == Share::Set).then(|| SetAttempt::new(op.lock));
         let plan = with(|world| world.plan.clone());
-        let (lock, started) = (&plan.locks[op.lock], self.moment());
+        let started = self.moment();
         self.say(4, || format!("wants r{} ({:?}, {:?})", op.lock, op.share, op.mode));
-        let got = match (lock.kind, op.share) {
-            (LockKind::Mutex, Share::Set) => self.set(&plan.locks, op).await?.map(Got::Set),
+        let got = self.take(&plan.locks, op).await;
+        match op.mode {
+            Mode::Timeout(limit) => {
+                let extra = if op.share == Share::Set { 5 * SECOND } else { 2 * SECOND };
+                self.check_time(started, limit + extra, "a wait with a limit");
+            }
+            Mode::Try => self.check_time(started, TRY_LIMIT, "an attempt that does not wait"),
+            Mode::Wait => {}
+        }
+        let permits = if op.share == Share::More { plan.locks[op.lock].permits().div_ceil(2) } else { 1 };
+        Ok(got?.map(|got| self.hold(op.lock, got, permits)))
+    }
+
+    async fn take(&self, locks: &[LockPlan], op: &Op) -> Result<Option<Got>, Error> {
+        let lock = &locks[op.lock];
+        Ok(match (lock.kind, op.share) {
+            (LockKind::Mutex, Share::Set) => self.set(locks, op).await?.map(Got::Set),
             (LockKind::Mutex, _) => {
                 let mutex = self.mutex(lock, op.lock);
                 let got = match op.mode {
@@ -153,33 +161,7 @@ impl User {
                 };
                 got.map(Got::Guard)
             }
-        };
-        if let Mode::Timeout(limit) = op.mode {
-            let extra = if op.share == Share::Set { 5 * SECOND } else { 2 * SECOND };
-            self.check_time(started, limit + extra, "a wait with a limit");
-        }
-        let permits = if op.share == Share::More { lock.permits().div_ceil(2) } else { 1 };
-        Ok(got.map(|got| self.hold(op.lock, got, permits)))
-    }
-
-    /// Now, by the process's clock, and since when it has run without being stalled.
-    fn moment(&self) -> (u64, u64, bool) {
-        with(|world| {
-            let known = &world.processes[self.process];
-            (world.local(self.process).as_micros(), known.stalled, known.stalls == [0, 0])
         })
-    }
-
-    /// Section "Timeouts".
-    fn check_time(&self, (started, stalls, was_running): (u64, u64, bool), limit: Micros, what: &str) {
-        let (now, stalls_now, _) = self.moment();
-        let took = now - started;
-        if was_running && stalls == stalls_now && took > limit + 5 * MS {
-            let task = self.task;
-            with(|world| {
-                world.broken(Promise::InTime, || format!("task {task}: {what} took {took} µs, not {limit}"));
-            });
-        }
     }
 
     async fn share(&self, lock: &RwLock, share: Share, mode: Mode) -> Result<Option<Got>, Error> {
@@ -229,7 +211,9 @@ impl User {
                 for guard in held.guards() {
                     let acquisition = LeaseProbe::of(guard).acquisition();
                     with(|world| world.books.excuse_renewal(acquisition));
-                    let _ = guard.renew().await;
+                    if let Err(error) = guard.renew().await {
+                        self.failed(&held.leases(), &error);
+                    }
                 }
             }
             self.sleep(op.hold / 2).await;
@@ -242,18 +226,21 @@ impl User {
             };
             if is_lost {
                 self.say(5, || format!("has lost r{}", op.lock));
+                self.lost(&held.leases());
                 with(|world| world.note_busy(&held.numbers()));
             }
             self.watch(&held, false);
         } else {
             body.await;
         }
+        self.check_held(&held);
         // Also a user that has not looked: this is what tokens are for.
         self.write(&held);
         self.finish(op, held).await;
     }
 
     async fn upgrade(&self, op: &Op, held: Held) -> Option<Held> {
+        let leases = held.leases();
         let Held { records, got: Got::Upgradable(guard) } = held else { return Some(held) };
         with(|world| {
             for Registration(number) in &records {
@@ -262,7 +249,8 @@ impl User {
                 }
             }
         });
-        let upgraded = guard.upgrade_timeout(span(op.hold.max(MS) * 4)).await;
+        let (started, limit) = (self.moment().0, op.hold.max(MS) * 4);
+        let upgraded = guard.upgrade_timeout(span(limit)).await;
         drop(records);
         match upgraded {
             Ok(Ok(writer)) => Some(self.hold(op.lock, Got::Writer(writer), 1)),
@@ -271,7 +259,10 @@ impl User {
                 None
             }
             Err(error) => {
-                self.say(6, || format!("upgrade: {error}"));
+                // An upgrade that was granted at its limit is released, and the reader has ended.
+                if !error.is_lost() || self.moment().0 < started + limit {
+                    self.failed(&leases, &error);
+                }
                 None
             }
         }
@@ -281,6 +272,7 @@ impl User {
         if let End::Detach(next) = op.end {
             return self.detach(op, held, next).await;
         }
+        let leases = held.leases();
         let Held { records, got } = held;
         match op.end {
             End::Drop => {
@@ -299,10 +291,13 @@ impl User {
                 });
                 let reader = writer.downgrade().await;
                 drop(records);
-                if let Ok(reader) = reader {
-                    let held = self.hold(op.lock, Got::Guard(reader), 1);
-                    self.sleep(op.hold / 4).await;
-                    drop(held);
+                match reader {
+                    Ok(reader) => {
+                        let held = self.hold(op.lock, Got::Guard(reader), 1);
+                        self.sleep(op.hold / 4).await;
+                        self.check_held(&held);
+                    }
+                    Err(error) => self.failed(&leases, &error),
                 }
             }
             End::Force => {
@@ -311,20 +306,27 @@ impl User {
                     LockKind::ReadWrite => Kind::ReadWrite,
                     LockKind::Semaphore(_) => Kind::Semaphore,
                 };
-                let _ = self.client.force_release(kind, name(op.lock)).await;
+                if let Err(error) = self.client.force_release(kind, name(op.lock)).await {
+                    self.failed(&[], &error);
+                }
                 drop(records);
                 drop(got);
             }
             End::ReleaseTimeout(limit) if !matches!(got, Got::Set(_)) => {
                 drop(records);
                 let started = self.moment();
-                let _ = match got {
+                let released = match got {
                     Got::Guard(guard) => guard.release_timeout(span(limit)).await,
                     Got::Writer(guard) => guard.release_timeout(span(limit)).await,
                     Got::Upgradable(guard) => guard.release_timeout(span(limit)).await,
                     Got::Set(set) => set.release().await,
                 };
                 self.check_time(started, limit, "release_timeout");
+                if let Err(error) = released
+                    && !error.is_timeout()
+                {
+                    self.failed(&leases, &error);
+                }
             }
             End::ReleaseDropped(limit) => {
                 drop(records);
@@ -333,7 +335,7 @@ impl User {
             _ => {
                 drop(records);
                 if let Err(error) = got.release().await {
-                    self.say(7, || format!("release: {error}"));
+                    self.failed(&leases, &error);
                 }
             }
         }
@@ -362,22 +364,20 @@ impl User {
             match self.attempt(&op).await {
                 Ok(Some(held)) => break held,
                 Ok(None) => {}
-                Err(error) => self.failed(&error),
+                Err(error) => self.refused(&op, 0, &error),
             }
             self.sleep(100 * MS).await;
         };
         self.write(&held);
         self.sleep(hold).await;
+        self.check_held(&held);
+        let leases = held.leases();
         let Held { records, got } = held;
         drop(records);
-        if let Err(error) = got.release().await.map_err(|error| (error.is_lost(), error)) {
-            // A section longer than a lease that is not renewed ends with a loss.
-            let may_be_lost = !plan.locks[lock].renews || plan.locks[lock].max_hold.is_some();
-            // A message may take longer than the lease lasts, which then expires before the release is confirmed.
-            let may_be_late = plan.network.slowest() >= plan.locks[lock].ttl / 2;
-            if !(error.0 && may_be_lost || error.1.is_unavailable() && may_be_late) {
-                self.failed(&error.1);
-            }
+        if with(|world| world.planted == Some(Planted::GuardKept) && world.rng.chance(100)) {
+            std::mem::forget(got);
+        } else if let Err(error) = got.release().await {
+            self.failed(&leases, &error);
         }
     }
 }

@@ -111,6 +111,8 @@ pub struct Process {
     pub driver_polls: u64,
     /// How many messages it sent and received since then.
     pub messages: u64,
+    /// When a server last refused or queued an attempt of it.
+    pub refused_at: Micros,
 }
 
 /// A call that has no answer yet, or whose answer was not taken yet.
@@ -154,6 +156,8 @@ pub struct Demand {
     pub busy_at: Micros,
     /// How many attempts for this lock and another are under way.
     pub sets: u32,
+    /// When it was last released by force.
+    pub forced_at: Micros,
 }
 
 /// The state of one run.
@@ -256,6 +260,11 @@ impl World {
         });
         let server = Server::new(plan.locks.len(), ServerClock { offset: 0, ppm: plan.server_ppm }, 0);
         let machines = machines.collect();
+        let mut books = Books::new(plan.locks.iter().map(|lock| lock.kind), plan.network.slowest());
+        if plan.faults.is_empty() {
+            // Until then connections are being made.
+            books.calm_from = SECOND;
+        }
         Self {
             now: 0,
             planted,
@@ -270,7 +279,7 @@ impl World {
             sleeps: BTreeMap::new(),
             loss: (0, false, 0),
             delay: (0, 0),
-            books: Books::new(plan.locks.iter().map(|lock| lock.kind), plan.network.slowest()),
+            books,
             history: History::new(has_lines),
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
             detached: VecDeque::new(),

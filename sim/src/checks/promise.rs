@@ -25,8 +25,12 @@ pub enum Promise {
     NoTimerStorm,
     /// After the faults, each waiter is granted within the bound.
     Liveness,
+    /// On a healthy network, a lease that is renewed lasts as long as its guard.
+    Kept,
     /// After the faults, no operation fails.
     NoError,
+    /// An attempt finds the lock not free only if the server says so.
+    Refused,
     /// `lock_timeout` and `close` end in time.
     InTime,
     /// A command that arrives after its attempt was given up acquires nothing.
@@ -47,7 +51,9 @@ impl fmt::Display for Promise {
             Self::FewCommands => "commands per acquisition",
             Self::NoTimerStorm => "no timer storm",
             Self::Liveness => "each waiter is granted within the bound",
+            Self::Kept => "a renewed lease lasts on a healthy network",
             Self::NoError => "no error on a healthy network",
+            Self::Refused => "only the server refuses an attempt",
             Self::InTime => "limits are kept",
             Self::NoGhost => "a late command acquires nothing",
             Self::Repeatable => "a run can be repeated",

@@ -1,11 +1,17 @@
 //! The books follow the commands that the servers run.
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Grant, Push, PushKind, Reply, StoreTime, TOMBSTONE_TTL,
+    Acquire, Acquisition, ClientId, Command, Grant, Push, PushKind, Reply, StoreTime, TOMBSTONE_TTL, Token,
 };
 
 use super::{Attempt, Books, Promise, Shadow, Step, micros};
-use crate::plan::{LockKind, Micros, SECOND};
+use crate::plan::{Micros, SECOND};
+
+/// The lease that an attempt exchanges.
+fn replaced(acquire: &Acquire) -> Option<Acquisition> {
+    let client = acquire.acquisition.client;
+    acquire.replaces.map(|sequence| Acquisition { client, sequence })
+}
 
 impl Books {
     /// Before the server runs a command. `is_batch`: it may be left out.
@@ -48,12 +54,14 @@ impl Books {
                 queued: false,
                 granted_at: None,
                 released_at: None,
-                tombstone: None,
                 is_forced: false,
                 commands: 0,
                 ttl: micros(acquire.ttl),
-                has_owner: acquire.owner.is_some(),
+                owner: acquire.owner.clone(),
                 is_contended: false,
+                contended_at: None,
+                handoffs: 0,
+                has_begun: false,
                 replaces: acquire.replaces.is_some(),
             });
             attempt.anchor = epoch;
@@ -91,7 +99,7 @@ impl Books {
 
     /// What the command has revoked or removed, and which holders it has told of waiters.
     fn note_removals(&mut self, step: Step<'_>, shadow: &mut Shadow, pushes: &[Push]) {
-        let Step { resource, command, .. } = step;
+        let Step { now, resource, command, .. } = step;
         if let Command::Release(release) = command {
             shadow.queue.retain(|entry| entry.acquisition != release.acquisition);
         }
@@ -105,6 +113,8 @@ impl Books {
                 && let Some(attempt) = self.attempts.get_mut(&push.acquisition)
             {
                 attempt.is_contended = true;
+                attempt.contended_at = Some(now);
+                attempt.handoffs = 0;
             }
             // The lease was revoked by force, or the lease that a waiter wanted to replace is gone.
             if push.kind == PushKind::Revoked {
@@ -127,7 +137,7 @@ impl Books {
         pushes: &[Push],
         waited: &[Acquisition],
     ) {
-        let Step { now, resource, command, .. } = step;
+        let Step { now, command, epoch, .. } = step;
         let asked = match (command, reply) {
             (Command::Acquire(acquire), Reply::Granted(_)) => Some(acquire),
             _ => None,
@@ -136,10 +146,7 @@ impl Books {
         let is_repeat = |acquire: &&std::sync::Arc<Acquire>| {
             self.attempts.get(&acquire.acquisition).is_some_and(|attempt| attempt.granted_at.is_some())
         };
-        let exchanged = asked.filter(|acquire| !is_repeat(acquire)).and_then(|acquire| {
-            let client = acquire.acquisition.client;
-            acquire.replaces.map(|sequence| Acquisition { client, sequence })
-        });
+        let exchanged = asked.filter(|acquire| !is_repeat(acquire)).and_then(|acquire| replaced(acquire));
         let granted: Vec<Acquisition> = pushes
             .iter()
             .filter(|push| matches!(push.kind, PushKind::Granted(_)))
@@ -159,16 +166,21 @@ impl Books {
                     .iter()
                     .any(|push| push.acquisition == *acquisition && push.kind == PushKind::Revoked)
         };
+        let re_enters = |acquisition: &Acquisition| {
+            let mut entries = self.entries_beside(*acquisition);
+            entries.any(|(other, attempt)| granted.contains(other) || self.is_held(*other, attempt, epoch))
+        };
         let new: Vec<Acquisition> = granted
             .iter()
             .copied()
             .filter(|acquisition| {
-                is_new(acquisition) && !is_released(acquisition) && exchanged != Some(*acquisition)
+                is_new(acquisition)
+                    && !is_released(acquisition)
+                    && !re_enters(acquisition)
+                    && exchanged != Some(*acquisition)
             })
             .collect();
-        if let Some((late, early)) = shadow.overtaken(&new, &granted)
-            && self.locks[resource].kind != LockKind::Reentrant
-        {
+        if let Some((late, early)) = shadow.overtaken(&new, &granted) {
             self.broken(now, Promise::Fifo, || {
                 format!("{late} was granted before {early}, which came earlier")
             });
@@ -224,9 +236,10 @@ impl Books {
             (Command::Acquire(acquire), _) => {
                 shadow.queue.retain(|entry| entry.acquisition != acquire.acquisition);
             }
-            (Command::Renew(renew), Reply::Renewed { tokens, .. }) => {
+            (Command::Renew(renew), Reply::Renewed { tokens, contended, .. }) => {
                 if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
                     (attempt.epoch, attempt.trust) = (epoch, epoch);
+                    attempt.contended_at = attempt.contended_at.filter(|_| *contended);
                     if let Some(tokens) = tokens {
                         attempt.ranges.push((tokens.first.get(), tokens.last.get(), epoch));
                         self.note_token(now, resource, clock, (tokens.first.get(), tokens.last.get()), epoch);
@@ -246,16 +259,14 @@ impl Books {
         epoch: (usize, u32),
     ) {
         let healthy_from = self.healthy_from;
+        self.gone.insert(release.acquisition, (clock, epoch));
         let Some(attempt) = self.attempts.get_mut(&release.acquisition) else { return };
-        if !release.tombstone.is_zero() {
-            attempt.tombstone = Some((clock, epoch));
-        }
         if attempt.released_at.is_some() {
             return;
         }
         attempt.released_at = Some(now);
         let Some(granted_at) = attempt.granted_at else { return };
-        if attempt.first_command < healthy_from || attempt.has_owner || attempt.is_forced {
+        if attempt.first_command < healthy_from || attempt.owner.is_some() || attempt.is_forced {
             return;
         }
         // One command to acquire, one to release; a renewal for each third of the ttl, and one to claim; a re-check when the
@@ -297,7 +308,6 @@ impl Books {
         let is_repeat = self.attempts.get(&acquisition).is_some_and(|attempt| {
             attempt.granted_at.is_some() && attempt.ranges.iter().any(|range| range.0 == first)
         });
-        let is_exchange = acquire.is_some_and(|acquire| acquire.replaces.is_some());
         self.check_ghost(now, clock, acquisition, epoch, "granted");
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
             (attempt.epoch, attempt.trust) = (epoch, trusted_epoch);
@@ -305,13 +315,7 @@ impl Books {
         if is_repeat {
             return;
         }
-        let is_owned = self.locks[resource].kind == LockKind::Reentrant;
-        // A re-entry and a downgrade are the same critical section, with the same token.
-        let is_same_section = (is_owned || is_exchange)
-            && self.attempts.values().any(|attempt| {
-                attempt.resource == resource && attempt.ranges.iter().any(|range| range.0 == first)
-            });
-        if !is_same_section {
+        if !self.is_same_section(acquisition, acquire, first, epoch) {
             self.note_token(now, resource, clock, (first, last), epoch);
         }
         self.grants += 1;
@@ -323,6 +327,54 @@ impl Books {
         }
     }
 
+    /// A re-entry and a downgrade continue a critical section, with its token.
+    fn is_same_section(
+        &self,
+        acquisition: Acquisition,
+        acquire: Option<&Acquire>,
+        token: u64,
+        epoch: (usize, u32),
+    ) -> bool {
+        let has_token = |attempt: &Attempt| attempt.ranges.iter().any(|range| range.0 == token);
+        let downgrade = acquire.filter(|acquire| acquire.weight < acquire.capacity);
+        let downgraded = downgrade.and_then(replaced).and_then(|replaced| self.attempts.get(&replaced));
+        downgraded.is_some_and(has_token)
+            || self
+                .entries_beside(acquisition)
+                .any(|(other, attempt)| has_token(attempt) && self.is_held(*other, attempt, epoch))
+    }
+
+    /// The token of the lock's last grant to a named owner, or of the lease that an attempt exchanges. Planted bugs repeat it.
+    pub(crate) fn earlier_token(&self, resource: usize, command: &Command) -> Option<Token> {
+        let Command::Acquire(acquire) = command else { return None };
+        let token = match replaced(acquire) {
+            Some(replaced) => self.attempts.get(&replaced)?.ranges.last()?.0,
+            None if acquire.owner.is_some() => self.locks[resource].last_token,
+            None => return None,
+        };
+        Token::new(token)
+    }
+
+    /// The first token that an attempt was granted, which a planted bug repeats.
+    pub(crate) fn first_token(&self, acquisition: Acquisition) -> Option<u64> {
+        self.attempts.get(&acquisition)?.ranges.first().map(|range| range.0)
+    }
+
+    /// The other attempts for the lock by the named owner of this one.
+    fn entries_beside(&self, acquisition: Acquisition) -> impl Iterator<Item = (&Acquisition, &Attempt)> {
+        let owned = self.attempts.get(&acquisition).filter(|attempt| attempt.owner.is_some());
+        owned.into_iter().flat_map(move |this| {
+            self.attempts.iter().filter(move |(other, attempt)| {
+                **other != acquisition && attempt.resource == this.resource && attempt.owner == this.owner
+            })
+        })
+    }
+
+    /// Whether an attempt was granted and, at this server, not released.
+    fn is_held(&self, acquisition: Acquisition, attempt: &Attempt, epoch: (usize, u32)) -> bool {
+        attempt.granted_at.is_some() && self.gone.get(&acquisition).is_none_or(|(_, of)| *of != epoch)
+    }
+
     /// Section "A command arrives after its attempt was given up: it acquires nothing".
     fn check_ghost(
         &mut self,
@@ -332,9 +384,7 @@ impl Books {
         epoch: (usize, u32),
         what: &str,
     ) {
-        let Some((at, of)) = self.attempts.get(&acquisition).and_then(|attempt| attempt.tombstone) else {
-            return;
-        };
+        let Some(&(at, of)) = self.gone.get(&acquisition) else { return };
         if of == epoch && clock.since(at) < TOMBSTONE_TTL {
             self.broken(now, Promise::NoGhost, || {
                 format!("{acquisition} was {what} after it had been given up")

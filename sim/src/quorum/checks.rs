@@ -1,6 +1,7 @@
 //! Keeps the books of the checks, and compares them with the promises.
 
 use super::books::Record;
+use super::planted::Planted;
 use super::world::World;
 use crate::checks::Promise;
 use crate::plan::MS;
@@ -35,10 +36,10 @@ impl World {
         let Some(record) = self.books.records.get(&number) else { return };
         let (lock, token, order) = (record.lock, record.token, record.order);
         let book = &mut self.books.locks[lock];
-        if token < book.fence {
+        if token < book.fence && self.planted != Some(Planted::Unfenced) {
             return;
         }
-        book.fence = token;
+        book.fence = book.fence.max(token);
         let written = book.written;
         book.written = written.max(order);
         if order < written {
@@ -67,9 +68,9 @@ impl World {
     /// What is wrong with the time that the lock was free while this task waited for it.
     pub(super) fn overdue(&self, lock: usize, task: usize) -> Option<String> {
         let since = *self.demand[lock].waiting.get(&task)?;
-        let free = self.demand[lock].busy_at.max(since).max(self.plan.heal_at);
+        let free = self.demand[lock].busy_at.max(since).max(self.plan.faults_end());
         let stall = self.now.saturating_sub(free);
-        let bound = if free < self.healthy_from {
+        let bound = if free < self.calm_from {
             self.takeover_bound()
         } else {
             // A hand-over, with conflicting rounds.

@@ -162,6 +162,7 @@ impl World {
         self.say(Column::Server, &[34], || "the faults end".to_owned());
         self.is_healed = true;
         self.healthy_from = self.now + self.takeover_bound() + self.plan.ttl;
+        self.calm_from = self.calm_from.min(self.healthy_from);
         (self.loss, self.delay) = ((0, 0), (0, 0));
         for node in 0..self.nodes.len() {
             let half_open = self.nodes[node].connections.iter().filter(|(link, (process, _))| {

@@ -9,6 +9,7 @@ use leasehold::simulation::{Answered, Pending, QuorumHost};
 use leasehold_core::{Command, LocalTime, Resource, Token};
 
 use super::event::Content;
+use super::planted::Planted;
 use super::world::{try_with, with};
 use crate::executor::{self, ProcessId, Thread};
 use crate::plan::Micros;
@@ -53,7 +54,12 @@ impl QuorumHost for Host {
     }
 
     fn sleep_until(&self, time: LocalTime) -> Pending<()> {
-        Box::pin(Sleep::new(self.process, time))
+        let late = match try_with(|world| world.planted).flatten() {
+            Some(Planted::LateTimers) if time != LocalTime::NEVER => Duration::from_millis(2_500),
+            Some(Planted::LateTimeouts) if time != LocalTime::NEVER => Duration::from_secs(8),
+            _ => Duration::ZERO,
+        };
+        Box::pin(Sleep::new(self.process, time + late))
     }
 
     fn random(&self) -> u32 {

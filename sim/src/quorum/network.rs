@@ -201,7 +201,11 @@ impl World {
                 format!("node {node}, client {client}: {}", describe(command, &answer.reply))
             });
             self.publish(node, pushes);
-            answers.push(Ok(answer));
+            let is_planted = self.planted == Some(Planted::SpuriousErrors)
+                && matches!(command, Command::Acquire(_))
+                && self.rng.chance(200);
+            let failed = CallFailed { failure: Failure::Unknown, message: "a planted error" };
+            answers.push(if is_planted { Err(failed) } else { Ok(answer) });
         }
         if self.loses() {
             self.say(Column::Server, &[4, call], || format!("the answer to call {call} is lost"));

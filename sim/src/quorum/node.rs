@@ -108,7 +108,7 @@ impl Node {
         };
         let table = self.tables.entry(resource.to_string()).or_default();
         let before = table.clone();
-        let answer = apply(table, context, command).unwrap_or_else(|never| match never {});
+        let mut answer = apply(table, context, command).unwrap_or_else(|never| match never {});
         match command {
             Command::Renew(renew)
                 if is_planted(Planted::RenewalsForgotten)
@@ -116,6 +116,9 @@ impl Node {
             {
                 *table = before;
                 pushes.clear();
+            }
+            Command::Renew(_) if is_planted(Planted::RenewalsRefused) && floor.is_none() => {
+                answer.reply = Reply::NotHeld;
             }
             Command::Release(Release { acquisition, .. })
                 if is_planted(Planted::ReleaseForgotten) && acquisition.sequence.is_multiple_of(4) =>

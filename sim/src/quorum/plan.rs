@@ -148,6 +148,18 @@ impl Plan {
         plan
     }
 
+    /// Nothing goes wrong, and each node votes from the start.
+    #[must_use]
+    pub fn is_calm(&self) -> bool {
+        self.faults.is_empty() && self.max_ttl.is_none()
+    }
+
+    /// When the last fault ends; zero without faults.
+    #[must_use]
+    pub fn faults_end(&self) -> Micros {
+        if self.is_calm() { 0 } else { self.heal_at }
+    }
+
     /// The parts that could be left out of this case, large ones first.
     #[must_use]
     pub fn parts(case: &Case) -> Vec<Part> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::checks::Promise;
+use crate::checks::{Promise, Violation};
 
 /// A bug in a simulated node, network or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,11 +21,21 @@ pub enum Planted {
     ReleaseForgotten,
     /// A node never grants to a waiter, and publishes nothing.
     PushesLost,
+    /// The nodes refuse renewals.
+    RenewalsRefused,
+    /// The resource accepts any token.
+    Unfenced,
+    /// Timers fire late.
+    LateTimers,
+    /// Timers fire so late that timed waits do not end in time.
+    LateTimeouts,
+    /// The nodes fail some attempts although they are healthy.
+    SpuriousErrors,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 12] = [
         Self::OneVoteLess,
         Self::RestartGuardIgnored,
         Self::TokenNotStored,
@@ -33,7 +43,18 @@ impl Planted {
         Self::SlowClients,
         Self::ReleaseForgotten,
         Self::PushesLost,
+        Self::RenewalsRefused,
+        Self::Unfenced,
+        Self::LateTimers,
+        Self::LateTimeouts,
+        Self::SpuriousErrors,
     ];
+
+    /// Whether this violation is the one that the bug must cause.
+    #[must_use]
+    pub fn explains(self, violation: &Violation) -> bool {
+        violation.promise == self.breaks()
+    }
 
     /// The check that must find it.
     #[must_use]
@@ -45,6 +66,11 @@ impl Planted {
             Self::TokenNotStored => Promise::TokensRise,
             Self::ReleaseForgotten => Promise::NothingLeft,
             Self::PushesLost => Promise::Liveness,
+            Self::RenewalsRefused => Promise::Kept,
+            Self::Unfenced => Promise::Fenced,
+            Self::LateTimers => Promise::LossReported,
+            Self::LateTimeouts => Promise::InTime,
+            Self::SpuriousErrors => Promise::NoError,
         }
     }
 }

@@ -138,18 +138,34 @@ impl User {
         }
     }
 
+    /// An operation failed on a guard that exists since then.
+    fn failed_with(&self, since: Micros, error: &Error) {
+        if error.is_lost() {
+            self.lost(since);
+        } else {
+            self.failed(error);
+        }
+    }
+
+    /// The lease of a guard was lost that exists since then.
+    fn lost(&self, since: Micros) {
+        let task = self.task;
+        with(|world| {
+            let is_fast = 8 * world.slowest() <= world.plan.ttl;
+            if is_fast && since >= world.calm_from {
+                world.broken(Promise::Kept, || format!("task {task} has lost its lease"));
+            }
+        });
+    }
+
     fn failed(&self, error: &Error) {
         self.say(3, || format!("error: {error}"));
-        if error.is_lost() {
-            return;
-        }
         let (task, process) = (self.task, self.process);
         with(|world| {
             // Until enough nodes vote again, and a second for connections that are still being made.
             let abstention = world.plan.max_ttl.unwrap_or(0);
-            if world.now > world.plan.heal_at + 20 * SECOND + abstention
-                && world.now > world.processes[process].resumed_at + SECOND
-            {
+            let recovered = (world.plan.heal_at + 20 * SECOND + abstention).min(world.calm_from);
+            if world.now > recovered && world.now > world.processes[process].resumed_at + SECOND {
                 world.broken(Promise::NoError, || format!("task {task}: {error}"));
             }
         });
@@ -161,14 +177,14 @@ impl User {
         self.say(4, || format!("wants r{} ({:?})", op.lock, op.mode));
         let mutex = self.mutex(op.lock);
         let guard = match op.mode {
-            Mode::Wait => Some(mutex.lock().await?),
-            Mode::Try => mutex.try_lock().await?,
-            Mode::Timeout(limit) => mutex.lock_timeout(Duration::from_micros(limit)).await?,
+            Mode::Wait => mutex.lock().await.map(Some),
+            Mode::Try => mutex.try_lock().await,
+            Mode::Timeout(limit) => mutex.lock_timeout(Duration::from_micros(limit)).await,
         };
         if let Mode::Timeout(limit) = op.mode {
             self.check_time(started, limit + TIMEOUT_EXTRA);
         }
-        Ok(guard.map(|guard| (self.register(op.lock, &guard), guard)))
+        Ok(guard?.map(|guard| (self.register(op.lock, &guard), guard)))
     }
 
     /// Now, by the process's clock, and since when it has run without being stalled.
@@ -245,6 +261,7 @@ impl User {
     }
 
     async fn section(&self, op: Op, registration: Registration, guard: Guard) {
+        let since = with(|world| world.now);
         let body = async {
             with(|world| world.write(registration.0));
             self.sleep(op.hold).await;
@@ -253,6 +270,7 @@ impl User {
             self.watch(&registration, true);
             if guard.run(body).await.is_err() {
                 self.say(5, || format!("has lost r{}", op.lock));
+                self.lost(since);
                 with(|world| world.demand[op.lock].busy_at = world.now);
             }
             self.watch(&registration, false);
@@ -267,6 +285,7 @@ impl User {
             drop(guard);
         } else if let Err(error) = guard.release().await {
             self.say(7, || format!("release: {error}"));
+            self.failed_with(since, &error);
         }
     }
 
@@ -289,12 +308,15 @@ impl User {
             }
             self.sleep(100 * MS).await;
         };
-        with(|world| world.write(registration.0));
+        let since = with(|world| {
+            world.write(registration.0);
+            world.now
+        });
         self.sleep(hold).await;
         drop(registration);
         self.say(8, || format!("gives up r{lock}"));
         if let Err(error) = guard.release().await {
-            self.failed(&error);
+            self.failed_with(since, &error);
         }
     }
 }

@@ -130,8 +130,10 @@ pub(super) struct World {
     pub(super) progress: Vec<usize>,
     pub(super) finished: Vec<bool>,
     pub(super) is_healed: bool,
-    /// From then on the network is healthy.
+    /// From then on the faults have no effect any more.
     pub(super) healthy_from: Micros,
+    /// From then on the network is healthy: in a run without faults from its first second.
+    pub(super) calm_from: Micros,
     pub(super) crashes: u64,
     /// Processes that were killed and whose tasks exist still.
     pub(super) killed: Vec<ProcessId>,
@@ -199,6 +201,8 @@ impl World {
                 .collect(),
             is_healed: false,
             healthy_from: Micros::MAX,
+            // Until then connections are being made.
+            calm_from: if plan.is_calm() { SECOND } else { Micros::MAX },
             crashes: 0,
             killed: Vec::new(),
             next: 1,
@@ -271,6 +275,11 @@ impl World {
         }
         let (by, until) = self.delay;
         if self.now < until { delay + by } else { delay }
+    }
+
+    /// The longest delay of a message without faults.
+    pub(super) fn slowest(&self) -> Micros {
+        self.plan.base + 21 * self.plan.jitter
     }
 
     /// Whether a single message is lost.

@@ -97,6 +97,11 @@ impl User {
                 LockKind::Semaphore(capacity) => capacity,
                 LockKind::Mutex | LockKind::Reentrant => 1,
             };
+            let acquisition = LeaseProbe::of(guard).acquisition();
+            let token = with(|world| match world.planted {
+                Some(Planted::HandoffTokenRepeated) => world.books.first_token(acquisition),
+                _ => None,
+            });
             let owner = (kinds[*lock] == LockKind::Reentrant).then_some(self.owner());
             let record = Record {
                 resource: *lock,
@@ -105,7 +110,8 @@ impl User {
                 process: self.process,
                 task: self.task,
                 probe: LeaseProbe::of(guard),
-                token: guard.token().get(),
+                token: token.unwrap_or(guard.token().get()),
+                since: with(|world| world.now),
                 is_exchanged: false,
                 is_watched: false,
                 is_attached,
@@ -162,6 +168,7 @@ impl User {
                 world.broken(Promise::Liveness, || what);
             }
             world.demand[resource].busy_at = world.now;
+            world.check_handoff(&record);
             world.books.records.insert(number, record);
             number
         });
@@ -265,10 +272,34 @@ impl World {
         }
     }
 
+    /// Section "Local hand-off": how long the tasks of a client go on once another client waits.
+    fn check_handoff(&mut self, record: &Record) {
+        let (now, calm_from, slowest) = (self.now, self.books.calm_from, self.plan.network.slowest());
+        let (most, limit) = self.plan.locks[record.resource].handoff.unwrap_or((64, 10 * MS));
+        let Some(attempt) = self.books.attempts.get_mut(&record.probe.acquisition()) else { return };
+        let is_handoff = std::mem::replace(&mut attempt.has_begun, true) && !record.is_attached;
+        // The guards of a set exist as soon as it has all leases.
+        if !is_handoff || self.demand[record.resource].sets > 0 {
+            return;
+        }
+        // The client learns of it by a push.
+        let known = attempt.contended_at.filter(|at| *at >= calm_from).map(|at| at + slowest);
+        let Some(known) = known.filter(|known| *known < now) else { return };
+        attempt.handoffs += 1;
+        let handoffs = attempt.handoffs;
+        if handoffs > most || now > known + limit + limit / 100 + MS {
+            let resource = record.resource;
+            self.broken(Promise::Fifo, || {
+                let waits = now - known;
+                format!("hand-off {handoffs} of r{resource}, {waits} µs after another client began to wait")
+            });
+        }
+    }
+
     /// What is wrong with the time that the lock was free while this task waited for it.
     pub(super) fn overdue(&self, lock: usize, task: usize) -> Option<String> {
         let since = *self.demand[lock].waiting.get(&task)?;
-        let free = self.demand[lock].busy_at.max(since).max(self.plan.heal_at);
+        let free = self.demand[lock].busy_at.max(since).max(self.plan.faults_end());
         let stall = if self.demand[lock].sets > 0 { 0 } else { self.now.saturating_sub(free) };
         let plan = &self.plan.locks[lock];
         // A lease that ends by itself may do so at any time. If it is as short as a claim window, its client looks frozen then, and
@@ -277,7 +308,7 @@ impl World {
         // A replica that is behind knows waiters that have given up. Each is granted, and costs a claim window.
         let is_behind =
             self.plan.faults.iter().any(|fault| matches!(fault.fault, Fault::Failover { lag: 1.., .. }));
-        let bound = if free < self.books.healthy_from || ends_by_itself || is_behind {
+        let bound = if free < self.books.calm_from || ends_by_itself || is_behind || self.plan.detaches {
             self.takeover_bound()
         } else {
             // A hand-off: a few messages, and what a minimum hold retains.

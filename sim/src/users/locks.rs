@@ -1,9 +1,13 @@
 //! The locks of a plan.
 
+use std::time::Duration;
+
 use leasehold::{Mutex, ReentrantMutex, RwLock, Semaphore};
 
 use super::user::{User, span};
 use crate::plan::LockPlan;
+use crate::planted::Planted;
+use crate::world::with;
 
 impl User {
     pub(super) fn mutex(&self, plan: &LockPlan, lock: usize) -> Mutex {
@@ -14,7 +18,9 @@ impl User {
         if plan.min_hold > 0 {
             mutex = mutex.min_hold(span(plan.min_hold));
         }
-        if let Some((handoffs, limit)) = plan.handoff {
+        if with(|world| world.planted) == Some(Planted::EndlessHandoff) {
+            mutex = mutex.local_handoff(u32::MAX, Duration::from_secs(3600));
+        } else if let Some((handoffs, limit)) = plan.handoff {
             mutex = mutex.local_handoff(handoffs, span(limit));
         }
         if plan.global_fifo { mutex.global_fifo() } else { mutex }

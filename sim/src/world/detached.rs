@@ -2,6 +2,8 @@
 
 use leasehold::LeaseId;
 
+use crate::plan::Micros;
+
 /// A detached lease that no task uses now.
 #[derive(Debug)]
 pub(crate) struct Detached {
@@ -9,4 +11,6 @@ pub(crate) struct Detached {
     /// Its share of the capacity.
     pub(crate) weight: u32,
     pub(crate) id: LeaseId,
+    /// When it was detached or last renewed.
+    pub(crate) since: Micros,
 }

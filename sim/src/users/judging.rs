@@ -1,0 +1,167 @@
+//! What is wrong with the result of an operation.
+
+use leasehold::Error;
+use leasehold::simulation::LeaseProbe;
+use leasehold_core::Acquisition;
+
+use super::holding::{Held, Registration};
+use super::user::User;
+use crate::checks::{Promise, Record};
+use crate::plan::{LockKind, MS, Micros, Mode, Op, SECOND, Share};
+use crate::world::{World, with};
+
+/// The lease of a guard.
+#[derive(Clone, Copy)]
+pub(super) struct Lease {
+    lock: usize,
+    acquisition: Acquisition,
+    /// Since when the guard exists.
+    since: Micros,
+    /// It was attached, perhaps shortly before the lease would have expired.
+    is_attached: bool,
+}
+
+impl Held {
+    pub(super) fn leases(&self) -> Vec<Lease> {
+        with(|world| {
+            let known = |Registration(number): &Registration| world.books.records.get(number);
+            let lease = |record: &Record| Lease {
+                lock: record.resource,
+                acquisition: record.probe.acquisition(),
+                since: record.since,
+                is_attached: record.is_attached,
+            };
+            self.records.iter().filter_map(known).map(lease).collect()
+        })
+    }
+
+    fn has_lost(&self) -> bool {
+        self.guards().into_iter().any(|guard| LeaseProbe::of(guard).remaining().is_zero())
+    }
+}
+
+impl User {
+    /// An attempt failed that began then.
+    pub(super) fn refused(&self, op: &Op, began: Micros, error: &Error) {
+        self.say(3, || format!("error: {error}"));
+        let mut locks = op.lock..=op.lock + usize::from(op.share == Share::Set);
+        let may_be_lost = with(|world| match op.share {
+            // The lease of one may end while the set waits for the other.
+            Share::Set => {
+                locks.clone().any(|lock| !world.lasts(lock) || world.demand[lock].forced_at >= began)
+            }
+            // An owner that has not yet dropped a guard of a lost lease can't enter again.
+            _ => world.plan.locks[op.lock].kind == LockKind::Reentrant,
+        });
+        let may_be_late = locks.any(|lock| self.may_be_late(lock));
+        if !(error.is_lost() && may_be_lost || error.is_unavailable() && may_be_late) {
+            self.check_error(error);
+        }
+    }
+
+    /// An attempt that began then was told that the lock is not free.
+    pub(super) fn check_refused(&self, op: &Op, began: Micros) {
+        let (task, process) = (self.task, self.process);
+        with(|world| {
+            let client = world.processes[process].client;
+            // Another task of the client may hold the lock.
+            let is_alone = world.plan.tasks.iter().filter(|task| task.client == client).count() == 1;
+            // An attempt may reach its limit before its first answer.
+            let is_heard = match op.mode {
+                Mode::Timeout(limit) => {
+                    began >= world.books.calm_from && limit > 2 * world.plan.network.slowest()
+                }
+                _ => true,
+            };
+            if is_alone && is_heard && world.processes[process].refused_at < began {
+                world.broken(Promise::Refused, || {
+                    format!("task {task}: r{} is not free, but no server said so", op.lock)
+                });
+            }
+        });
+    }
+
+    /// An operation failed on the guard of these leases.
+    pub(super) fn failed(&self, leases: &[Lease], error: &Error) {
+        self.say(7, || format!("error with a guard: {error}"));
+        if error.is_lost() {
+            self.lost(leases);
+        } else if !(error.is_unavailable() && leases.iter().any(|lease| self.may_be_late(lease.lock))) {
+            self.check_error(error);
+        }
+    }
+
+    /// Whether an answer may take longer than the lease lasts, which then has expired.
+    fn may_be_late(&self, lock: usize) -> bool {
+        with(|world| world.plan.network.slowest() >= world.plan.locks[lock].ttl / 2)
+    }
+
+    pub(super) fn check_error(&self, error: &Error) {
+        let (task, process) = (self.task, self.process);
+        with(|world| {
+            let recovered = (world.plan.heal_at + 20 * SECOND).min(world.books.calm_from);
+            // A second for connections that are still being made.
+            if world.now > recovered && world.now > world.processes[process].resumed_at + SECOND {
+                world.broken(Promise::NoError, || format!("task {task}: {error}"));
+            }
+        });
+    }
+
+    /// One of these leases was lost.
+    pub(super) fn lost(&self, leases: &[Lease]) {
+        let task = self.task;
+        with(|world| {
+            if leases.iter().all(|lease| world.must_last(lease)) {
+                let locks: Vec<usize> = leases.iter().map(|lease| lease.lock).collect();
+                world.broken(Promise::Kept, || format!("task {task} has lost a lease of r{locks:?}"));
+            }
+        });
+    }
+
+    /// At the end of a section the leases are still held.
+    pub(super) fn check_held(&self, held: &Held) {
+        if held.has_lost() {
+            self.lost(&held.leases());
+        }
+    }
+
+    /// Now, by the process's clock, and since when it has run without being stalled.
+    pub(super) fn moment(&self) -> (u64, u64, bool) {
+        with(|world| {
+            let known = &world.processes[self.process];
+            (world.local(self.process).as_micros(), known.stalled, known.stalls == [0, 0])
+        })
+    }
+
+    /// Section "Timeouts".
+    pub(super) fn check_time(
+        &self,
+        (started, stalls, was_running): (u64, u64, bool),
+        limit: Micros,
+        what: &str,
+    ) {
+        let (now, stalls_now, _) = self.moment();
+        let took = now - started;
+        if was_running && stalls == stalls_now && took > limit + 5 * MS {
+            let task = self.task;
+            with(|world| {
+                world.broken(Promise::InTime, || format!("task {task}: {what} took {took} µs, not {limit}"));
+            });
+        }
+    }
+}
+
+impl World {
+    /// Whether a lease of this lock lasts on a healthy network: each renewal arrives well before the lease would expire.
+    pub(super) fn lasts(&self, lock: usize) -> bool {
+        let plan = &self.plan.locks[lock];
+        plan.renews && plan.max_hold.is_none() && self.plan.network.slowest() * 8 <= plan.ttl
+    }
+
+    /// Whether a lease lasts as long as its guard: nothing has gone wrong since the guard exists.
+    fn must_last(&self, lease: &Lease) -> bool {
+        let is_forced = self.books.attempts.get(&lease.acquisition).is_some_and(|attempt| attempt.is_forced);
+        let is_calm = lease.since >= self.books.calm_from;
+        self.lasts(lease.lock) && is_calm && !is_forced && !lease.is_attached
+    }
+}
