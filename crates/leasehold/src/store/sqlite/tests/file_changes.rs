@@ -104,7 +104,9 @@ fn removed_pipe_of_a_client_is_made_again() {
         drop(guard);
         assert!(waits.join().unwrap().unwrap().is_held());
     });
-    drop((holder, other));
+    for client in [holder, other] {
+        client.close().unwrap();
+    }
     assert_eq!(pipes(), 0);
 }
 
