@@ -23,8 +23,9 @@ use locks::name;
 use user::{User, span};
 use waiting::{SetAttempt, Waiting};
 
-/// How long an attempt without waiting may take: two requests, each of which may wait for a connection and for an answer.
-const TRY_LIMIT: Micros = 4 * SECOND;
+/// How long an attempt without waiting may take: two requests, each of which may wait for a connection and for an answer, and
+/// between them the time until a silent connection has been replaced.
+const TRY_LIMIT: Micros = 6 * SECOND;
 
 /// A user's task, from where an earlier process of its client was killed.
 pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
