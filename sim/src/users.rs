@@ -23,8 +23,8 @@ use locks::name;
 use user::{User, span};
 use waiting::{SetAttempt, Waiting};
 
-/// How long an attempt without waiting may take: three requests, one of them of another task of its client. Each may wait for a
-/// connection and for an answer.
+/// How long an attempt without waiting may take: two requests, each of which may wait for a connection and for an answer, and
+/// between them the time until a silent connection has been replaced.
 const TRY_LIMIT: Micros = 6 * SECOND;
 
 /// A user's task, from where an earlier process of its client was killed.
