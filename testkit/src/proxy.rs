@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use crate::port::Port;
 use crate::postgres::Postgres;
 use crate::server::Server;
+use crate::wait::wait_until;
 
 use link::{Direction, Link, lock};
 
@@ -22,9 +23,6 @@ use link::{Direction, Link, lock};
 /// long that an attempt ends which gets no reply to three requests.
 const ATTEMPT: Duration = Duration::from_millis(1_500);
 const ATTEMPTS: usize = 20;
-
-/// How long a claimed port may be in use.
-const BIND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A proxy, which stops when it is dropped. Without further calls it forwards everything without delay.
 pub struct Proxy {
@@ -217,13 +215,12 @@ struct Acceptor {
 impl Acceptor {
     fn start(port: u16, shared: &Arc<Shared>) -> Self {
         // A process that is being started has copies of the sockets that tried the port, until it runs its own program.
-        let mut bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port));
-        let give_up = Instant::now() + BIND_LIMIT;
-        while bound.is_err() && Instant::now() < give_up {
-            thread::sleep(Duration::from_millis(5));
-            bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port));
-        }
-        let listener = bound.expect("the port is claimed");
+        let mut bound = None;
+        wait_until("the claimed port is free", || {
+            bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok();
+            bound.is_some()
+        });
+        let listener = bound.expect("it is bound");
         let is_over = Arc::new(AtomicBool::new(false));
         let (ends, shared) = (Arc::clone(&is_over), Arc::clone(shared));
         let thread = thread::spawn(move || {

@@ -25,7 +25,7 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
     let command = Command::find(work)?;
     let mut signals = Signals::catch_of_a_service().map_err(|error| cannot_catch(&error))?;
     let store = find()?;
-    let client = match connect_in_the_end(&store, &args, &mut signals).await? {
+    let client = match connect_repeatedly(&store, &args, &mut signals).await? {
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };
@@ -38,7 +38,7 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
 }
 
 /// Connects to a store that may be started after this program.
-async fn connect_in_the_end(
+async fn connect_repeatedly(
     store: &Store,
     args: &ElectArgs,
     signals: &mut Signals,

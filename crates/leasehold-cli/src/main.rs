@@ -54,12 +54,12 @@ fn main() -> ExitCode {
         output::use_json();
     }
     // The commands of `run` and `elect` inherit the mask, so these look at it first.
-    let inherits_no_mask = match &args.action {
+    let has_no_command = match &args.action {
         #[cfg(feature = "serve")]
         Action::Serve(_) => true,
         action => matches!(action, Action::Watch(_)),
     };
-    if inherits_no_mask {
+    if has_no_command {
         // If that fails, signals stay as they were.
         let _ = signals::unblock();
     }

@@ -1,5 +1,7 @@
 //! Files that are removed, replaced, moved or mounted under their clients, and who may use them.
 
+use leasehold_testkit::wait_until;
+
 use super::*;
 use crate::store::sqlite::worker::FILE_CHECK_INTERVAL;
 
@@ -62,11 +64,7 @@ fn removed_log_is_noticed_before_the_lease_expires() {
     let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.mutex("a").global_fifo().lock());
-        let give_up = Instant::now() + Duration::from_secs(10);
-        while client.mutex("a").inspect().unwrap().waiters.is_empty() {
-            assert!(Instant::now() < give_up, "it does not wait");
-            thread::sleep(Duration::from_millis(2));
-        }
+        wait_until("it waits", || !client.mutex("a").inspect().unwrap().waiters.is_empty());
         remove(&files::beside(&path, "-wal"));
         let loss = guard.lost_within(FILE_CHECK_INTERVAL + Duration::from_secs(20));
         assert_eq!(loss, Some(leasehold_core::Loss::Gone));
@@ -89,18 +87,12 @@ fn removed_pipe_of_a_client_is_made_again() {
     let pipes = || fs::read_dir(&inbox).map_or(0, Iterator::count);
     thread::scope(|scope| {
         let waits = scope.spawn(|| other.mutex("a").lock());
-        let until = |what: &dyn Fn() -> bool| {
-            let give_up = Instant::now() + FILE_CHECK_INTERVAL + Duration::from_secs(20);
-            while !what() {
-                assert!(Instant::now() < give_up);
-                thread::sleep(Duration::from_millis(2));
-            }
-        };
-        until(&|| holder.mutex("a").inspect().unwrap().waiters.len() == 1);
+        let waiters = || holder.mutex("a").inspect().unwrap().waiters;
+        wait_until("the other client waits", || waiters().len() == 1);
         assert_eq!(pipes(), 2);
         fs::remove_dir_all(&inbox).unwrap();
-        until(&|| pipes() == 2);
-        until(&|| holder.mutex("a").inspect().unwrap().waiters.iter().all(|waiter| !waiter.skipped));
+        wait_until("both pipes are there again", || pipes() == 2);
+        wait_until("the waiter is not skipped", || waiters().iter().all(|waiter| !waiter.skipped));
         drop(guard);
         assert!(waits.join().unwrap().unwrap().is_held());
     });
