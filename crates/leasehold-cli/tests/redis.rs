@@ -5,7 +5,6 @@
 mod common;
 
 use std::io::{BufRead as _, BufReader};
-use std::time::Duration;
 
 use common::Place;
 use leasehold_testkit::{Certificates, Cluster, Proxy, Sentinels, Server, wait_until};
@@ -72,16 +71,22 @@ fn candidate_campaigns_at_a_store_that_starts_later() {
 fn lock_is_not_retained_after_a_signal_between_its_grant_and_the_start() {
     let server = Server::on_port();
     let (place, proxy) = (Place::on(&server.url()), Proxy::before(&server));
-    let delay = Duration::from_millis(600);
-    proxy.delay_replies(delay);
+    let mut holder = place.start(&["run", "a", "--", "sleep", "600"]);
+    place.until_held("a");
     let address = proxy.url();
     let mut run = place.start(&["run", "--store", &address, "--min-hold", "1h", "a", "--", "sleep", "600"]);
+    place.until_waiting("a", 1);
+    proxy.hold_replies(true);
+    holder.signal("TERM");
+    assert_eq!(holder.end(), 143);
     place.until_held("a");
-    // Between the answer to the grant and the answer to the inspection of the other kind.
-    std::thread::sleep(delay * 3 / 2);
+    proxy.release_held();
+    wait_until("it has the grant, and waits for the inspection of the other kind", || proxy.held() > 0);
     run.signal("TERM");
-    assert_eq!(run.end(), 143);
     wait_until("the lock is free", || place.locks() == serde_json::json!([]));
+    proxy.hold_replies(false);
+    proxy.release_held();
+    assert_eq!(run.end(), 143);
 }
 
 #[test]
