@@ -250,12 +250,17 @@ impl User {
             }
         });
         let (started, limit) = (self.moment().0, op.hold.max(MS) * 4);
-        let upgraded = guard.upgrade_timeout(span(limit)).await;
+        let upgraded = match op.mode {
+            Mode::Try => guard.try_upgrade().await,
+            _ => guard.upgrade_timeout(span(limit)).await,
+        };
         drop(records);
         match upgraded {
             Ok(Ok(writer)) => Some(self.hold(op.lock, Got::Writer(writer), 1)),
             Ok(Err(reader)) => {
-                drop(reader);
+                let held = self.hold(op.lock, Got::Upgradable(reader), 1);
+                self.sleep(op.hold / 4).await;
+                self.check_held(&held);
                 None
             }
             Err(error) => {

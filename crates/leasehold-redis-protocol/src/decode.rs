@@ -118,6 +118,8 @@ const FOREIGN_POLL: Duration = Duration::from_secs(1);
 /// The answer where another program holds the key: for this many milliseconds, or without a limit.
 fn foreign(command: &Command, at: StoreTime, left: Option<Duration>) -> Reply {
     match command {
+        // The lease to replace was in the key.
+        Command::Acquire(acquire) if acquire.replaces.is_some() => Reply::Refused(Refusal::NotHeld),
         Command::Acquire(acquire) if acquire.wait.is_some() => {
             let repoll_at = at + left.map_or(FOREIGN_POLL, |left| left.min(FOREIGN_POLL));
             Reply::Queued(Queued { is_head: true, repoll_at })
@@ -364,6 +366,12 @@ mod tests {
         assert_eq!(waits(9_000), Ok(queued(1_000_005)), "it may be released before it expires");
         assert_eq!(waits(-1), Ok(queued(1_000_005)));
         assert_eq!(reply(&acquire(0), &numbers(&[5, 13, -1])), Ok(Reply::Busy));
+        for wait in [None, Some(WaitFor { entry_ttl: Duration::from_secs(9), max_queue: 9 })] {
+            let exchange =
+                Acquire { wait, replaces: Some(2), ..Acquire::exclusive(ID, Duration::from_secs(10)) };
+            let refused = reply(&Command::from(exchange), &numbers(&[5, 13, -1]));
+            assert_eq!(refused, Ok(Reply::Refused(Refusal::NotHeld)), "the lease was in the key");
+        }
         let foreign = |expires_at| Ok(Reply::Foreign { expires_at });
         assert_eq!(reply(&Command::Inspect, &numbers(&[5, 13, -1])), foreign(None));
         let expires_at = Some(StoreTime::from_micros(2_005));

@@ -1,4 +1,5 @@
-//! Bridges: a lock that is shared with programs that use another lock library on the same Redis server.
+//! Bridges: a lock that is shared with programs that use another lock library on the same Redis server, or on
+//! several that vote.
 //!
 //! A bridged lock has two legs. The *own leg* is leasehold's lock, with its queue, its pushes and its fencing tokens. Only the
 //! holder of the own leg takes the *foreign leg*, which is the lock of the other library: a key, in the form which that library
@@ -29,3 +30,7 @@ pub use self::foreign::Foreign;
 pub(crate) use self::keeper::Bridges;
 pub(crate) use self::leg::{Leg, LegEnd, MAX_DELAY};
 pub(crate) use self::take::take_leg;
+
+/// Why a bridged lock has no minimum hold.
+pub(crate) const NO_MIN_HOLD: &str =
+    "a bridged lock can't have a minimum hold, because the other library's lock is released at once";

@@ -325,8 +325,8 @@ impl Client {
 
     async fn closed(&self) -> Result<(), Error> {
         let session = &self.handle.session;
-        let unanswered = poll_fn(|context| session.poll_closed(context)).await;
         poll_fn(|context| session.poll_driver_gone(context)).await;
+        let unanswered = poll_fn(|context| session.poll_closed(context)).await;
         match unanswered {
             0 => Ok(()),
             count => Err(Error::new(

@@ -20,6 +20,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::inspect::HolderInfo;
+use crate::options::MAX_TTL;
 
 /// Part of the lease's time for which [`Guard::detach`] waits until the store has the client's metadata.
 const PUBLISH_FRACTION: u32 = 4;
@@ -150,8 +151,9 @@ fn parse(text: &str) -> Option<LeaseId> {
     let bytes =
         name.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
     let name = String::from_utf8(bytes.collect::<Option<_>>()?).ok()?;
-    let span = |text: &str| text.parse().ok().map(Duration::from_millis);
-    let lease = DetachedTerms { ttl: span(ttl)?, min_hold: span(min_hold)?, tombstone: span(tombstone)? };
+    let span = |text: &str| text.parse().ok().map(Duration::from_millis).filter(|span| *span <= MAX_TTL);
+    let ttl = span(ttl).filter(|ttl| !ttl.is_zero())?;
+    let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone: span(tombstone)? };
     let secret = (secret.len() == 32).then(|| u128::from_str_radix(secret, 16).ok())??;
     let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
     let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, secret };
@@ -213,7 +215,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease has ended, or if the id is wrong; `is_invalid` if its ttl is longer than the `max_ttl` of a quorum;
+    /// `is_lost` if the lease has ended, or if the id is wrong; `is_invalid` if its ttl or minimum hold is longer than the `max_ttl` of
+    /// a quorum;
     /// `is_unavailable`, also if a quorum did not confirm the lease by a renewal; `is_closed`.
     ///
     /// # Cancel safety
@@ -234,11 +237,10 @@ impl Client {
     /// The guard, and the attempt that the store knows as its holder. `is_borrowed`: the guard never releases the lease.
     async fn attach_as(&self, id: &LeaseId, is_borrowed: bool) -> Result<(Guard, Acquisition), Error> {
         let handle = &self.handle;
-        if let Some(longest) = handle.capabilities.max_ttl.filter(|longest| id.lease.ttl > *longest) {
-            let what = format!(
-                "the lease has a ttl of {:?}, and the max_ttl of this store is {longest:?}",
-                id.lease.ttl
-            );
+        let lasts = id.lease.ttl.max(id.lease.min_hold);
+        if let Some(longest) = handle.capabilities.max_ttl.filter(|longest| lasts > *longest) {
+            let what =
+                format!("the lease lasts for up to {lasts:?}, and the max_ttl of this store is {longest:?}");
             return Err(handle.error(ErrorKind::Invalid, &id.resource, what));
         }
         let asked_at = handle.now();
@@ -386,6 +388,24 @@ mod tests {
             let text = id(name).to_string();
             assert_eq!(text.parse::<LeaseId>().unwrap(), id(name));
             assert!(text.chars().all(|c| c.is_ascii_alphanumeric() || c == '.'), "{text}");
+        }
+    }
+
+    #[test]
+    fn times_that_no_lease_has_are_no_id() {
+        let text = id("deploy").to_string();
+        let longest = MAX_TTL.as_millis().to_string();
+        for (field, milliseconds, is_valid) in [
+            (".300000.", "0", false),
+            (".300000.", "1", true),
+            (".300000.", longest.as_str(), true),
+            (".300000.", "2592000001", false),
+            (".300000.", "18446744073709551615", false),
+            (".0.", "2592000001", false),
+            (".7.", "2592000001", false),
+        ] {
+            let other = text.replace(field, &format!(".{milliseconds}."));
+            assert!(other != text && other.parse::<LeaseId>().is_ok() == is_valid, "{other}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! One-way names for secrets that only a client and the store know.
+//! One-way names: for secrets that only a client and the store know, and for names that are too long.
 //!
 //! A client's id is random, and it is the client's only proof of identity: any command that contains the id acts for the
 //! client. Inspection therefore shows only a digest of it. A digest has 128 bits, so it is as hard to guess as the id. SHA-1 is weak
@@ -10,6 +10,11 @@ use sha1_smol::Sha1;
 /// The name of a client that inspection shows.
 pub(crate) fn client_name(client: ClientId) -> String {
     format!("{:032x}", digest("client", &client.get().to_be_bytes()))
+}
+
+/// A short name that stands for a name which is too long.
+pub(crate) fn short_name(name: &str) -> String {
+    format!("{:032x}", digest("name", name.as_bytes()))
 }
 
 /// The secret part of a detached lease's id. It does not reveal the ids of the same client's other leases.

@@ -163,13 +163,17 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for more than 30 days, or more than the `max_ttl` of a quorum. Nothing is changed in that
-    /// case.
+    /// `is_invalid` for more than 30 days, for more than the `max_ttl` of a quorum, and for a bridged lock, because the other library's
+    /// lock is released at once. Nothing is changed in that case.
     pub fn set_min_hold(&self, min_hold: Duration) -> Result<(), Error> {
         let longest = self.handle.capabilities.max_ttl.map_or(MAX_TTL, |longest| longest.min(MAX_TTL));
         if min_hold > longest {
             let what = format!("a minimum hold is at most {longest:?}, not {min_hold:?}");
             return Err(self.handle.error(ErrorKind::Invalid, &self.resource, what));
+        }
+        #[cfg(feature = "redis")]
+        if self.leg.is_some() && !min_hold.is_zero() {
+            return Err(self.handle.error(ErrorKind::Invalid, &self.resource, crate::bridge::NO_MIN_HOLD));
         }
         self.handle.session.set_min_hold(self.sequence, min_hold, self.handle.now());
         Ok(())

@@ -12,6 +12,7 @@ use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
 use crate::inspect::{ForeignInfo, HolderInfo, LockInfo};
 use crate::metadata::HolderMetadata;
+use crate::options::MIN_TTL;
 use crate::store::{Capabilities, Store, StoreError};
 use crate::telemetry::ClientTelemetry;
 
@@ -196,7 +197,7 @@ impl Handle {
         }
         let mut released = None;
         for holder in holders {
-            let request = Acquire::exclusive(holder.acquisition, holder.expires_in);
+            let request = Acquire::exclusive(holder.acquisition, holder.expires_in.max(MIN_TTL));
             self.store.attach(&Arc::new(resource.clone()), Arc::new(request), token);
             let release = Command::Release(Release::now(holder.acquisition));
             match self.ask(resource.clone(), release).await?.reply {
@@ -232,6 +233,11 @@ impl Handle {
     /// An error if the client was closed.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         if self.session.is_closed() { Err(self.closed()) } else { Ok(()) }
+    }
+
+    /// The error of a wait that has lost a lease which it needs: that the client was closed, if it was.
+    pub(crate) fn closed_or(&self, error: Error) -> Error {
+        if error.is_lost() && self.session.is_closed() { self.closed() } else { error }
     }
 
     pub(crate) fn closed(&self) -> Error {

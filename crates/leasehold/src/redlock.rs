@@ -246,8 +246,8 @@ impl RedlockBuilder {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for an invalid address, no address, or one server under two addresses; `is_unavailable` if too few servers are
-    /// reachable, with the reason for each.
+    /// `is_invalid` for an invalid address, no address, one server under two addresses, a `node_timeout` of zero, or a `max_ttl` that is
+    /// no valid ttl; `is_unavailable` if too few servers are reachable, with the reason for each.
     ///
     /// # Cancel safety
     ///

@@ -45,6 +45,8 @@ enum Fate {
     NeverDone,
     /// Never answered, and executed much later.
     Delayed,
+    /// Reported as lost, and executed much later.
+    LateAndLost,
     /// Not sent because the store is busy, which is reported.
     Busy,
     /// The thread that sends it panics.
@@ -126,6 +128,10 @@ impl Scripted {
             Fate::Delayed => {
                 self.delayed.lock().unwrap().push(Box::new(move |memory| drop(work(memory))));
                 Box::pin(pending())
+            }
+            Fate::LateAndLost => {
+                self.delayed.lock().unwrap().push(Box::new(move |memory| drop(work(memory))));
+                fail(Failure::Unknown)
             }
         }
     }

@@ -416,6 +416,8 @@ async fn bridge_is_refused_where_it_cannot_work() {
     }
     assert!(!exists(&server));
     let guard = mutex(&client, &foreign).lock().await.unwrap();
+    guard.set_min_hold(Duration::ZERO).unwrap();
+    assert!(guard.set_min_hold(Duration::from_secs(1)).unwrap_err().is_invalid());
     assert!(guard.detach().await.unwrap_err().is_invalid());
     until(async || !exists(&server)).await;
 }
@@ -632,4 +634,26 @@ async fn set_of_bridged_mutexes_takes_all_foreign_locks_or_none() {
     let twice = MutexSet::new([bridged("a", "1"), bridged("b", "1")]);
     let error = twice.lock().await.unwrap_err();
     assert!(error.is_invalid() && error.to_string().contains("also bridged to the key"), "{error}");
+}
+
+#[tokio::test]
+async fn close_does_not_wait_for_an_attempt_that_is_not_polled() {
+    let server = Server::on_socket();
+    let other = connect(&server).await;
+    for foreign in both() {
+        let client = connect(&server).await;
+        take_as_other(&server, &foreign, "60000");
+        let jobs = mutex(&client, &foreign);
+        let mut waiter = Box::pin(jobs.lock());
+        until(async || {
+            let polled = tokio::time::timeout(Duration::from_millis(20), waiter.as_mut()).await;
+            assert!(polled.is_err(), "another program has the lock");
+            !own_is_free(&other).await
+        })
+        .await;
+        tokio::time::timeout(SOON, client.close()).await.expect("it ends").unwrap();
+        let error = waiter.await.unwrap_err();
+        assert!(error.is_closed(), "{error}");
+        server.run(&["DEL", KEY]);
+    }
 }

@@ -277,3 +277,58 @@ async fn close_reports_a_leg_whose_release_was_not_confirmed() {
     assert!(error.is_unavailable(), "{error}");
     drop(guard);
 }
+
+#[tokio::test]
+async fn attempt_whose_own_lease_is_not_released_in_time_is_unavailable() {
+    let place = Place::new();
+    let client = place.client().await;
+    place.take_as_other(&[0, 1]);
+    let mutex = mutex(&client, &place.foreign());
+    let waiter = tokio::spawn(async move { mutex.lock_timeout(Duration::from_secs(3)).await });
+    until(async || !own_is_free(&client).await).await;
+    place.own.signal("STOP");
+    let ended = waiter.await.unwrap();
+    place.own.signal("CONT");
+    let error = ended.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+}
+
+/// A try whose answers are all there leaves nothing to release again with each later try.
+#[tokio::test]
+async fn waiter_sends_few_commands_without_the_servers_word_of_changes() {
+    let place = Place::new();
+    let urls = place.servers.each_ref().map(|server| format!("{}?protocol=2", server.url()));
+    let foreign = Foreign::redlock(urls, KEY).unwrap();
+    let client = place.client().await;
+    place.take_as_other(&[0, 1]);
+    let waiter = tokio::spawn({
+        let mutex = mutex(&client, &foreign);
+        async move { mutex.lock().await }
+    });
+    let tries = || calls(&place.servers[0], "pttl");
+    until(async || tries() > 30).await;
+    let releases = calls(&place.servers[0], "evalsha");
+    waiter.abort();
+    // One to take it and one to release it.
+    assert!(releases <= 3 * tries(), "{releases} scripts for {} tries", tries());
+}
+
+/// How often the server has run this command.
+fn calls(server: &Server, command: &str) -> u64 {
+    let text: String = server.query(&["INFO", "commandstats"]).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+#[tokio::test]
+async fn attempt_on_a_quorum_that_may_not_wait_is_refused_with_a_bridge_too() {
+    let place = Place::new();
+    let nodes = format!("redlock:{}", place.servers.each_ref().map(Server::url).join(" "));
+    let (one, other) = (Client::connect(&nodes).await.unwrap(), Client::connect(&nodes).await.unwrap());
+    let guard = mutex(&one, &place.foreign()).lock().await.unwrap();
+    let attempt = mutex(&other, &place.foreign()).max_waiters(0);
+    let error = tokio::time::timeout(LONG, attempt.lock()).await.expect("it does not wait").unwrap_err();
+    assert!(error.is_queue_full(), "{error}");
+    guard.release().await.unwrap();
+    attempt.lock().await.unwrap().release().await.unwrap();
+}

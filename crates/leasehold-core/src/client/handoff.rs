@@ -43,6 +43,8 @@ pub struct HandoffBudget {
     spare: Option<TokenRange>,
     /// Since when renewals request tokens.
     awaiting_tokens: Option<LocalTime>,
+    /// The store had no tokens for a renewal that requested some: no other is sent for them.
+    has_none: bool,
     /// Since when another client waits, and the hand-offs since then.
     contended: Option<(LocalTime, u32)>,
 }
@@ -52,7 +54,7 @@ impl HandoffBudget {
     #[must_use]
     pub const fn new(limits: HandoffLimits, tokens: TokenRange) -> Self {
         let (next, last) = (tokens.first.get() + 1, tokens.last.get());
-        Self { limits, next, last, spare: None, awaiting_tokens: None, contended: None }
+        Self { limits, next, last, spare: None, awaiting_tokens: None, has_none: false, contended: None }
     }
 
     /// Tokens that the acquire reserves. While uncontended, renewals fetch more.
@@ -63,14 +65,14 @@ impl HandoffBudget {
 
     /// Decides what to do after a critical section while another local task waits.
     pub fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
-        if let Some((since, max_handoffs)) = &mut self.contended {
-            if *max_handoffs >= self.limits.max_handoffs || now >= *since + self.limits.max_duration {
+        if let Some((since, handoffs)) = &mut self.contended {
+            if *handoffs >= self.limits.max_handoffs || now >= *since + self.limits.max_duration {
                 return HandoffDecision::Release;
             }
-            *max_handoffs += 1;
+            *handoffs += 1;
         }
         let next = self.next_token();
-        if self.contended.is_none() && self.spare.is_none() {
+        if self.contended.is_none() && self.spare.is_none() && !self.has_none {
             let left = (self.last + 1).saturating_sub(self.next);
             if left < u64::from(RENEWAL_RESERVE / 2) {
                 self.awaiting_tokens.get_or_insert(now);
@@ -120,8 +122,10 @@ impl HandoffBudget {
             self.contended = None;
         }
         // A renewal that requested tokens brings some, or the store has none to give.
-        if tokens.is_some() || self.awaiting_tokens.is_some_and(|since| since <= sent_at) {
+        let has_requested = self.awaiting_tokens.is_some_and(|since| since <= sent_at);
+        if tokens.is_some() || has_requested {
             self.awaiting_tokens = None;
+            self.has_none = tokens.is_none();
         }
         if let Some(tokens) = tokens {
             // A late answer to an older renewal may have lower tokens than those of a newer one.
@@ -188,8 +192,24 @@ mod tests {
         assert_eq!(budget.hand_off(at(1)), HandoffDecision::AwaitTokens);
         budget.handle_renewed(at(2), at(0), None, false);
         assert_eq!(budget.reserve(), RENEWAL_RESERVE, "an older renewal has requested none");
-        budget.handle_renewed(at(2), at(1), None, true);
-        assert_eq!(budget.hand_off(at(2)), HandoffDecision::Release);
+        for is_contended in [true, false] {
+            let mut budget = budget.clone();
+            budget.handle_renewed(at(2), at(1), None, is_contended);
+            assert_eq!(budget.hand_off(at(2)), HandoffDecision::Release, "contended: {is_contended}");
+            assert_eq!(budget.reserve(), 0);
+        }
+    }
+
+    #[test]
+    fn tokens_are_requested_again_once_the_store_has_given_some() {
+        let mut budget = HandoffBudget::new(BOUND, tokens(10, 2));
+        token(budget.hand_off(at(1)));
+        budget.handle_renewed(at(2), at(1), None, false);
+        token(budget.hand_off(at(3)));
+        assert_eq!(budget.reserve(), 0);
+        budget.handle_renewed(at(4), at(3), Some(tokens(20, 1)), false);
+        assert_eq!([(); 2].map(|()| token(budget.hand_off(at(5)))), [21, 22]);
+        assert_eq!(budget.reserve(), RENEWAL_RESERVE);
     }
 
     #[test]

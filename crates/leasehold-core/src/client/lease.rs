@@ -110,8 +110,7 @@ impl LeaseMachine {
         has_waited: bool,
     ) -> Self {
         let hold_ends_at = terms.max_hold.map_or(LocalTime::NEVER, |hold| granted_at + hold);
-        // What is left of a lease may be less than its ttl for another reason: the first answer was lost.
-        let needs_claim = valid_for <= CLAIM_WINDOW && (has_waited || valid_for < terms.ttl);
+        let needs_claim = valid_for <= CLAIM_WINDOW && has_waited;
         let renew_at =
             if terms.renews || needs_claim { granted_at + valid_for / 3 } else { LocalTime::NEVER };
         Self {

@@ -10,6 +10,7 @@
 local raw = redis.call('MGET', KEYS[1])[1]
 --@use rules
 
+may_exceed_memory = true
 if not begin() then return { now, 13, foreign } end
 grant()
 local taken = each_lease()

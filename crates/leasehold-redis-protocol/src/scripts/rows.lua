@@ -267,7 +267,7 @@ local function load()
   if raw then return load_plain() end
   header = redis.call('ZRANGEBYLEX', KEYS[1], '[h', '(i', 'LIMIT', '0', '1')[1]
   if not header or #header < struct.size(HEADER) then
-    if redis.call('EXISTS', KEYS[1]) == 1 then error('WRONGTYPE ' .. KEYS[1] .. ' is a sorted set of another program', 0) end
+    if redis.call('EXISTS', KEYS[1]) == 1 then error('WRONGTYPE the key has a sorted set of another program', 0) end
     return
   end
   has_rows = true

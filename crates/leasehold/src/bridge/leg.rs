@@ -250,12 +250,10 @@ impl Leg {
     async fn hold(&self) {
         let key = self.keys.watch(&self.foreign.keys());
         let mut own = self.session.watch(self.own.sequence);
-        let mut is_lost = false;
         loop {
             let renew_at = {
                 let state = self.state();
-                // A command to take the leg may be in flight until its attempt ends it.
-                if state.is_ending || is_lost && state.taken_at.is_some() {
+                if state.is_ending {
                     return;
                 }
                 state.renew_at
@@ -263,14 +261,20 @@ impl Leg {
             let event = async {
                 tokio::select! {
                     biased;
-                    _ = poll_fn(|context| self.session.poll_lost(&mut own, context)), if !is_lost => Event::Lost,
+                    _ = poll_fn(|context| self.session.poll_lost(&mut own, context)) => Event::Lost,
                     () = self.changed.notified() => Event::Command,
                     // Each reader changes the key of all readers: only its renewals look at it.
                     () = key.changed(), if renew_at.is_some() && self.foreign.is_exclusive() => Event::Look,
                 }
             };
             match with_deadline(&self.session, renew_at, event).await {
-                Some(Event::Lost) => is_lost = true,
+                Some(Event::Lost) => {
+                    if self.state().taken_at.is_none() {
+                        // A command to take the leg may be in flight. Its attempt ends with the next poll, which may never come.
+                        self.note_unanswered(&self.holders.current(), self.session.now());
+                    }
+                    return;
+                }
                 Some(Event::Command) => {}
                 Some(Event::Look) | None => {
                     if self.renew().await.is_err() {

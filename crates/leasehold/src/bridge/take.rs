@@ -40,7 +40,7 @@ pub(crate) async fn take_leg(
     began_at: LocalTime,
     deadline: Option<LocalTime>,
 ) -> Result<Option<Guard>, Error> {
-    let handle = guard.handle().clone();
+    let (handle, resource) = (guard.handle().clone(), guard.resource().clone());
     let failed = |guard: &Guard, error: &StoreError| leg_error(&handle, guard, foreign, error);
     let own = OwnLease { sequence: guard.sequence(), token: guard.token() };
     let bridges = handle.bridges(foreign);
@@ -52,11 +52,15 @@ pub(crate) async fn take_leg(
         Some(Ok(Ok(true))) => return Ok(Some(guard)),
         Some(Ok(Ok(false))) | None => None,
         Some(Ok(Err(error))) => Some(failed(&guard, &error)),
-        Some(Err(lost)) => Some(lost),
+        Some(Err(lost)) => Some(handle.closed_or(lost)),
     };
     let released = guard.release_timeout(CANCEL_LIMIT).await;
     match (error, released) {
         (Some(error), _) => Err(error),
+        (None, Err(error)) if error.is_timeout() => {
+            let what = "the lock of the other library was not taken, and the store did not confirm the release of its own";
+            Err(handle.unavailable(&resource, what))
+        }
         (None, Err(error)) if !error.is_lost() => Err(error),
         (None, _) => Ok(None),
     }
@@ -126,12 +130,15 @@ impl Leg {
         let ttl = self.first_ttl(sent_at);
         let holder = self.holders.current();
         let given_up = if is_repeated { self.holders.adoptable() } else { Vec::new() };
-        let mut calls = Vec::new();
+        // A server that reports no changes would refuse to be asked for them.
+        let track = (is_repeated && self.keys.is_tracking()).then(ForeignCall::track);
+        let not_read = usize::from(track.is_some());
+        let mut calls = Vec::from_iter(track);
         if is_repeated {
             let mut left = redis::cmd("PTTL");
             left.arg(self.foreign.key());
             let holds = |holder: &String| ForeignCall::Command(self.foreign.holds(holder));
-            calls.extend([ForeignCall::track(), holds(&holder), ForeignCall::Command(left)]);
+            calls.extend([holds(&holder), ForeignCall::Command(left)]);
             calls.extend(given_up.iter().map(holds));
         }
         calls.push(self.foreign.take(&holder, millis(ttl), self.own.token));
@@ -146,7 +153,7 @@ impl Leg {
             Err(error) if !is_undecided(&error) => return Err(explain(&error)),
             _ => {}
         }
-        let mut answers = answers.into_iter().skip(1);
+        let mut answers = answers.into_iter().skip(not_read);
         let mut is_held = |holder: &String| match answers.next() {
             Some(Ok(held)) => Ok(self.foreign.is_holder(holder, &held)),
             Some(Err(error)) if !is_undecided(&error) => Err(explain(&error)),

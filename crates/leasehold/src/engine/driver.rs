@@ -3,12 +3,14 @@
 //! It is a thread with a runtime of its own, because guards are dropped anywhere: outside a runtime, in a panic, in a runtime
 //! that is shutting down. It sleeps until the earliest deadline of the table, sends everything that is due in one batch, and
 //! never waits for the store: a slow response delays no loss and no other batch. It ends when the client's last handle is
-//! dropped and everything is released.
+//! dropped, everything is released, and the store has settled.
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
@@ -21,7 +23,7 @@ use super::entry::Transmit;
 use super::manual::{Driven, ManualClock};
 use super::session::Session;
 use super::timer::Timer;
-use crate::store::Store;
+use crate::store::{BoxFuture, Store};
 use crate::telemetry::{renewal_outcome, spans};
 
 /// How many batches may be in flight to one shard. After a reconnect all leases are renewed; a server with more requests than
@@ -98,10 +100,17 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
     // A cluster's nodes come and go, but they are few.
     let mut in_flight_limits = BTreeMap::<u64, Arc<Semaphore>>::new();
     let mut in_flight = FuturesUnordered::new();
+    let (mut settling, mut has_settled) = (None::<BoxFuture<bool>>, false);
     loop {
         let due = session.due(session.now());
-        if due.is_over {
+        if due.is_over && has_settled {
             return;
+        }
+        if due.is_over {
+            // Counts as a leg, so that `close` waits for it.
+            session.begin_leg();
+            settling = Some(store.settle());
+            continue;
         }
         for ((shard, replicas), batch) in by_shard(store, due.transmits) {
             let limit = in_flight_limits
@@ -121,6 +130,10 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
             biased;
             Some(()) = in_flight.next() => {}
             () = session.alarm.notified() => {}
+            is_confirmed = poll_fn(|context| poll_some(&mut settling, context)) => {
+                (settling, has_settled) = (None, true);
+                session.end_leg(is_confirmed);
+            }
             slept = timer.until(due.next) => if let Err(error) = slept {
                 // Leases are still lost on time, because guards read the clock themselves.
                 tracing::error!(%error, "the timer failed; retrying in 1 s");
@@ -128,6 +141,11 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
             }
         }
     }
+}
+
+/// Polls a future, if there is one.
+fn poll_some<T>(future: &mut Option<BoxFuture<T>>, context: &mut Context<'_>) -> Poll<T> {
+    future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(context))
 }
 
 type Transmits = Vec<(Arc<Resource>, Transmit)>;

@@ -75,6 +75,8 @@ pub(super) struct Entry {
     owner_was_granted: bool,
     /// Another lease is about to replace this one, which then ends without a loss.
     pub(super) is_replacing: bool,
+    /// A release has been begun: an attempt that was refused at once needs none.
+    pub(super) needs_release: bool,
     /// The lease belongs to an id and is only renewed here: it ends without a release.
     is_borrowed: bool,
     /// The local queue that owns the entry, and its hand-off limits.
@@ -129,6 +131,7 @@ impl Entry {
             is_failure_logged: false,
             owner_was_granted: false,
             is_replacing: false,
+            needs_release: false,
             is_borrowed: false,
             local_queue: None,
             log_events: Vec::new(),
@@ -264,6 +267,20 @@ impl Entry {
         }
     }
 
+    /// The task that sends the `Acquire` may not poll for its answer.
+    pub(super) fn limit_answer(&mut self, now: LocalTime) {
+        if let Stage::Attempt(machine) = &mut self.stage {
+            machine.limit_answer(now);
+        }
+    }
+
+    /// No task polls for the answer to the `Acquire` any more.
+    pub(super) fn abandon_acquire(&mut self, now: LocalTime) {
+        if let Stage::Attempt(machine) = &mut self.stage {
+            machine.handle_abandoned(now);
+        }
+    }
+
     /// The lock may be free: the attempt asks the store.
     pub(super) fn recheck(&mut self, now: LocalTime) {
         if let Stage::Attempt(machine) = &mut self.stage {
@@ -318,10 +335,10 @@ impl Entry {
         }
     }
 
-    /// Sends a release again at once, because the task that sent it may be gone.
-    pub(super) fn retry_release(&mut self, now: LocalTime) {
+    /// The release that was polled could not be sent: the driver sends it.
+    pub(super) fn defer_release(&mut self, now: LocalTime) {
         if let Stage::Releasing(releasing) = &mut self.stage {
-            releasing.retry_now(now);
+            releasing.defer(now);
         }
     }
 
@@ -368,13 +385,16 @@ impl Entry {
             let as_granted = grant.is_plain.then(|| (machine.command().clone(), grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
+            // A first answer that was lost may have queued it. What is left of the lease tells, but an attempt that does not wait
+            // has nothing to claim.
+            let may_wait = machine.command().wait.is_some() && grant.valid_for < self.terms.ttl;
             let mut lease = LeaseMachine::new(
                 acquisition,
                 self.terms,
                 since,
                 grant.valid_for,
                 trusted_until,
-                self.has_waited,
+                self.has_waited || may_wait,
             );
             if let Some((_, bound)) = self.local_queue {
                 let mut budget = HandoffBudget::new(bound, grant.tokens);
@@ -414,6 +434,7 @@ impl Entry {
         let lease = self.terms.ttl.max(self.terms.min_lifetime);
         let lasts = lease.max(release.tombstone).max(place);
         self.stage = Stage::Releasing(Releasing::new(release, lasts, remaining, now));
+        self.needs_release = true;
         self.is_failure_logged = false;
         self.is_changed = true;
     }

@@ -156,6 +156,11 @@ impl Session {
         theirs.find_map(|entry| entry.loss(now, granted))
     }
 
+    /// Whether an attempt that has ended without a grant was not refused at once, but needs a release, or needed one.
+    pub(crate) fn needs_release(&self, sequence: u64) -> bool {
+        self.table().entries.get(&sequence).is_some_and(|entry| entry.needs_release)
+    }
+
     /// Begins a renewal, unless one is in flight.
     pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Transmit> {
         self.step(sequence, now, |entry| entry.begin_renewal(sequence, now))?
@@ -164,6 +169,11 @@ impl Session {
     /// The future that awaited the renewal's response was dropped.
     pub(crate) fn abandon_renewal(&self, sequence: u64, now: LocalTime) {
         self.step(sequence, now, |entry| entry.abandon_renewal(now));
+    }
+
+    /// As `abandon_renewal`, for the `Acquire` of a local queue.
+    pub(crate) fn abandon_acquire(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.abandon_acquire(now));
     }
 
     /// Ends a task's hold of a lease: hands the lease off to the next task of its local queue, or begins to release it.
@@ -230,6 +240,6 @@ impl Session {
 
     /// Lets the driver send this release.
     pub(crate) fn defer_release(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.retry_release(now));
+        self.step(sequence, now, |entry| entry.defer_release(now));
     }
 }

@@ -47,7 +47,7 @@ impl Releasing {
         }
         self.sent += 1;
         // If no response comes, the driver sends it again, whichever task sent it now.
-        self.retry_at = now + ttl / 2;
+        self.retry_at = now + (ttl / 2).max(RETRY_MIN);
         Some(Command::Release(self.release.clone()))
     }
 
@@ -76,6 +76,12 @@ impl Releasing {
     pub(super) fn handle_failure(&mut self, now: LocalTime) {
         self.retry_at = now + self.pause;
         self.pause = (self.pause * 2).min(RETRY_MAX);
+    }
+
+    /// It was not sent after all.
+    pub(super) fn defer(&mut self, now: LocalTime) {
+        self.sent -= 1;
+        self.retry_now(now);
     }
 
     /// Sends it again at once, because the task that sent it may be gone, or the connection is another one.

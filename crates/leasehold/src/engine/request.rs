@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use leasehold_core::{Command, Failure, Outcome, Resource};
+use leasehold_core::{Command, Outcome, Resource};
 
 use super::entry::Transmit;
 use super::local_queue::Ticket;
@@ -91,12 +91,10 @@ impl<'a> Request<'a> {
         Some(response)
     }
 
-    /// Counts a request in flight as lost, because no task polls for its answer any more: the driver asks again.
+    /// No task polls for the answer to an `Acquire` in flight any more: the driver asks again.
     pub(crate) fn abandon(&mut self) {
         if let State::InFlight(transmit, _) = std::mem::replace(&mut self.state, State::Done) {
-            let message = "the task that sent the request was cancelled".to_owned();
-            let lost = Err(StoreError::new(Failure::Unknown, message));
-            self.session.handle_response(&transmit, self.session.now(), &lost);
+            self.session.abandon_acquire(transmit.sequence, self.session.now());
         }
     }
 }

@@ -29,7 +29,9 @@ use tokio::sync::Notify;
 use super::clock::Clock;
 use super::due::DueWork;
 use super::entry::{Entry, MinHold, Transmit};
-use super::local_queue::{AcquireKey, CancelledWait, EnqueueError, QueueState, Ticket, WaitOutcome};
+use super::local_queue::{
+    AcquireKey, CancelledWait, EnqueueError, LocalQueue, QueueState, Ticket, WaitOutcome,
+};
 use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
 use super::table::{Effects, Table};
@@ -211,11 +213,14 @@ impl Session {
         enqueued
     }
 
-    /// Whether a task of this client has the lease, so that an attempt without waiting need not ask the store.
-    pub(crate) fn holds_lease(&self, key: &AcquireKey) -> bool {
+    /// Whether a task of this client has the lease, or is about to get it, so that an attempt without waiting need not ask the store.
+    pub(crate) fn holds_lease(&self, key: &AcquireKey, now: LocalTime) -> bool {
         let table = self.table();
         let queue = table.local_queues.find(key).and_then(|id| table.local_queues.by_id.get(&id));
-        queue.is_some_and(|queue| !matches!(queue.state, QueueState::Idle | QueueState::Acquiring(_)))
+        let lease = queue
+            .filter(|queue| !matches!(queue.state, QueueState::Acquiring(_)))
+            .and_then(LocalQueue::entry);
+        lease.and_then(|lease| table.entries.get(&lease)).is_some_and(|entry| entry.remaining(now).is_ok())
     }
 
     pub(crate) fn poll_wait(&self, ticket: Ticket, context: &mut Context<'_>) -> Poll<WaitOutcome> {

@@ -221,6 +221,7 @@ impl Table {
         let acquisition = Acquisition { client: self.id, sequence };
         let mut entry = queue.start_attempt(id, acquisition, queue.key.wait.max_queue, now);
         let transmit = entry.poll_transmit(sequence, now);
+        entry.limit_answer(now);
         self.insert(sequence, entry, now, effects);
         Ok((ticket, transmit))
     }

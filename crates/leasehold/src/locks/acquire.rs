@@ -71,7 +71,7 @@ impl Lock {
             if let Some(deadline) = wait.deadline(now) {
                 return self.acquire_queued(resource, key, deadline, now).await;
             }
-            if self.handle.session.holds_lease(&key) {
+            if self.handle.session.holds_lease(&key, now) {
                 return Ok(None);
             }
         }
@@ -141,21 +141,22 @@ impl Lock {
         let unknown = || Err(self.failed(resource, Outcome::TimedOut, None));
         let until = self.handle.now() + CANCEL_LIMIT;
         match waiting.cancel() {
-            CancelledWait::LeaseInUse => Ok(None),
+            CancelledWait::LeaseInUse => return Ok(None),
             CancelledWait::LastWaiter { sequence, may_be_in_store } => {
-                if await_cancellation(&self.handle, sequence, until).await && may_be_in_store {
-                    Ok(None)
-                } else {
-                    unknown()
+                if !await_cancellation(&self.handle, sequence, until).await {
+                    return unknown();
                 }
+                if may_be_in_store {
+                    return Ok(None);
+                }
+                // The driver has not sent it yet, so the store has said nothing.
             }
-            // The attempt continues for the other tasks, and its last response may be old: ask the store once more. This attempt
-            // does not wait, so it overtakes no waiter in the store's queue.
-            CancelledWait::AttemptContinues => {
-                let tried = self.attempt(resource, 1, None, WaitMode::NoWait);
-                with_deadline(&self.handle.session, Some(until), tried).await.unwrap_or_else(unknown)
-            }
+            // The attempt continues for the other tasks, and its last response may be old.
+            CancelledWait::AttemptContinues => {}
         }
+        // Asks the store once more. This attempt does not wait, so it overtakes no waiter in the store's queue.
+        let tried = self.attempt(resource, 1, None, WaitMode::NoWait);
+        with_deadline(&self.handle.session, Some(until), tried).await.unwrap_or_else(unknown)
     }
 }
 

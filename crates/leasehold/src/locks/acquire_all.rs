@@ -37,8 +37,9 @@ impl Lock {
     fn is_held_locally(&self) -> Result<bool, Error> {
         let resource = self.checked_resource()?;
         let hand_off = self.handoff_limits();
-        Ok(hand_off
-            .is_some_and(|hand_off| self.handle.session.holds_lease(&self.acquire_key(resource, hand_off))))
+        Ok(hand_off.is_some_and(|hand_off| {
+            self.handle.session.holds_lease(&self.acquire_key(resource, hand_off), self.handle.now())
+        }))
     }
 }
 

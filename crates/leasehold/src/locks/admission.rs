@@ -95,6 +95,10 @@ impl Lock {
                     Ok(None) => return Ok(None),
                     Ok(admission) => return at_nodes(admission).await,
                     Err(error) if error.is_unavailable() || waits_already && error.is_queue_full() => {}
+                    // The error is to name the lock, and its number of waiters.
+                    Err(error) if error.is_queue_full() => {
+                        return Err(self.failed(resource, Outcome::QueueFull, None));
+                    }
                     Err(error) => return Err(error),
                 }
             }
@@ -129,7 +133,7 @@ impl Lock {
         }
     }
 
-    /// The lock whose holder is admitted; none if the resource's name is too long for one.
+    /// The lock whose holder is admitted.
     fn admission_lock(&self, resource: &Resource) -> Option<Self> {
         let queue = admission_queue_of(resource)?;
         let mut admission = Self::new(self.handle.clone(), queue.kind, queue.name.as_str(), 1);

@@ -43,9 +43,15 @@ impl Lock {
         }
         match outcome {
             Outcome::NotGranted | Outcome::TimedOut => {
+                let needs_release = self.handle.session.needs_release(attempt.sequence);
                 let until = self.handle.now() + CANCEL_LIMIT;
                 let is_cancelled = await_cancellation(&self.handle, attempt.sequence, until).await;
                 match (is_cancelled, replaces) {
+                    (true, Some(held)) if needs_release => {
+                        // A command that came late may have exchanged `held`, and the release has ended that. A renewal finds out.
+                        held.renew().await?;
+                        Ok(None)
+                    }
                     (true, _) => Ok(None),
                     // The store has refused the attempt; only an earlier response was lost.
                     (false, None) if outcome == Outcome::NotGranted => Ok(None),
@@ -76,7 +82,12 @@ impl Lock {
             Outcome::Refused(refusal) => {
                 self.handle.error(ErrorKind::Invalid, resource, explain(refusal, resource.kind))
             }
-            Outcome::Cancelled => self.handle.closed(),
+            Outcome::Cancelled if self.handle.session.is_closed() => self.handle.closed(),
+            Outcome::Cancelled => {
+                let what =
+                    "it was granted and has been released by another process before this client heard of it";
+                self.handle.unavailable(resource, what)
+            }
             Outcome::TimedOut if self.handle.session.is_closed() => self.handle.closed(),
             Outcome::TimedOut => {
                 let what = "timed out, and the store did not confirm that the lock was not granted";

@@ -136,6 +136,10 @@ impl Barrier {
 
     async fn wait_within(&self, wait: WaitMode) -> Result<Option<bool>, Error> {
         self.check()?;
+        self.pass_within(wait).await.map_err(|error| self.0.handle.closed_or(error))
+    }
+
+    async fn pass_within(&self, wait: WaitMode) -> Result<Option<bool>, Error> {
         let deadline = wait.deadline(self.0.handle.now());
         // This loop renews the lease instead of the driver: a party whose future is no longer polled must not count for a later
         // round.

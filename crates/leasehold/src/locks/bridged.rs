@@ -9,7 +9,7 @@ use leasehold_core::{Kind, LocalTime, Resource};
 use super::lock::{Lock, WaitMode};
 use super::mutex::Mutex;
 use super::mutex_set::{MutexSet, SetGuard};
-use crate::bridge::{Foreign, take_leg};
+use crate::bridge::{Foreign, NO_MIN_HOLD, take_leg};
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 
@@ -40,7 +40,7 @@ impl Lock {
         } else if !self.terms.renews {
             "a bridged lock is always renewed, because the other library's lock is first taken for 3 s only"
         } else if !self.min_hold.is_zero() {
-            "a bridged lock can't have a minimum hold, because the other library's lock is released at once"
+            NO_MIN_HOLD
         } else {
             return Ok(());
         };
@@ -57,7 +57,12 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let began_at = self.handle.now();
         let deadline = wait.deadline(began_at);
-        let Some(guard) = self.attempt(resource, weight, None, wait).await? else { return Ok(None) };
+        let own = if self.handle.capabilities.needs_admission_queue {
+            self.acquire_with_admission(weight, wait).await?
+        } else {
+            self.attempt(resource, weight, None, wait).await?
+        };
+        let Some(guard) = own else { return Ok(None) };
         let is_reader = resource.kind == Kind::ReadWrite && weight == READER;
         let foreign = if is_reader { &foreign.as_reader() } else { foreign };
         take_leg(guard, foreign, self.terms.ttl, began_at, deadline).await
@@ -111,7 +116,10 @@ impl MutexSet {
         let lock = &self.mutexes[position].0;
         let Some(foreign) = &lock.bridge else { return Ok(Some(guard)) };
         let taking = take_leg(guard, foreign, lock.terms.ttl, began_at, deadline);
-        if others.guards.is_empty() { taking.await } else { others.run(taking).await? }
+        if others.guards.is_empty() {
+            return taking.await;
+        }
+        others.run(taking).await.map_err(|lost| lock.handle.closed_or(lost))?
     }
 
     /// The positions of the bridged mutexes by their foreign keys. One key twice would wait for itself.

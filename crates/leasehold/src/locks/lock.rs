@@ -146,9 +146,11 @@ impl Lock {
             Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, session.now()),
             _ => session.set_replacing(held.sequence(), false, session.now()),
         }
-        if matches!(taken, Ok(None)) && !matches!(wait, WaitMode::NoWait) {
-            // A grant that was in flight when the attempt timed out has ended `held`. A renewal finds out.
-            held.renew().await?;
+        if taken.as_ref().is_err_and(Error::is_unavailable)
+            && let Some(loss) = held.loss()
+        {
+            // For example, the answer came after the end of the maximum hold.
+            return Err(self.handle.lost(self.checked_resource()?, loss));
         }
         taken
     }

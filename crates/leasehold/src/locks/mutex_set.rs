@@ -410,6 +410,9 @@ impl SetGuard {
             lock.hand_off = None;
         }
         let next = lock.acquire(1, None, WaitMode::until(deadline, lock.handle.now()));
-        if self.guards.is_empty() { next.await } else { self.run(next).await? }
+        if self.guards.is_empty() {
+            return next.await;
+        }
+        self.run(next).await.map_err(|lost| lock.handle.closed_or(lost))?
     }
 }

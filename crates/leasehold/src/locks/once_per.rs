@@ -148,9 +148,15 @@ impl OncePer {
 
     async fn start_or_see_done(&self, wait: WaitMode) -> Result<Option<Guard>, Error> {
         let started = async {
-            let guard = self.0.acquire(1, None, wait).await?;
-            let what = "the work was neither done nor free to start within the limit";
-            guard.map(Some).ok_or(self.0.handle.error(ErrorKind::Timeout, self.0.checked_resource()?, what))
+            match self.0.acquire(1, None, wait).await? {
+                Some(guard) => Ok(Some(guard)),
+                // It may have been done since the last look.
+                None if self.is_done().await? => Ok(None),
+                None => {
+                    let what = "the work was neither done nor free to start within the limit";
+                    Err(self.0.handle.error(ErrorKind::Timeout, self.0.checked_resource()?, what))
+                }
+            }
         };
         let (mut started, mut done) = (pin!(started), pin!(self.until_done()));
         poll_fn(|context| match started.as_mut().poll(context) {
@@ -164,11 +170,15 @@ impl OncePer {
         loop {
             self.0.handle.check_open()?;
             // An error here is ignored: the attempt that runs beside this reports an unavailable store.
-            if self.0.look_up().await.is_ok_and(|view| view.holders.iter().any(|holder| holder.retained)) {
+            if self.is_done().await.unwrap_or(false) {
                 return Ok(());
             }
             Sleep::until(&self.0.handle.session, self.0.handle.now() + POLL_INTERVAL).await;
         }
+    }
+
+    async fn is_done(&self) -> Result<bool, Error> {
+        Ok(self.0.look_up().await?.holders.iter().any(|holder| holder.retained))
     }
 
     fn check(&self) -> Result<(), Error> {

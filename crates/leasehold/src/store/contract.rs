@@ -11,6 +11,7 @@ use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Kind, Name,
 #[cfg(feature = "redis")]
 use super::foreign::{ForeignCall, ForeignOutcome, KeyWatch};
 use crate::diagnostics::Diagnosis;
+use crate::digest::short_name;
 #[cfg(feature = "redis")]
 use tokio::runtime::Handle;
 
@@ -162,6 +163,12 @@ pub(crate) trait Store: Send + Sync {
         false
     }
 
+    /// Waits, for a bounded time, until nothing that the store releases by itself keeps a lock from others. Returns whether that is so.
+    /// The client ends after that.
+    fn settle(&self) -> BoxFuture<bool> {
+        Box::pin(ready(true))
+    }
+
     /// Whether the store abstains after a restart and cannot grant anything yet.
     fn in_restart_grace(&self) -> bool {
         false
@@ -240,8 +247,10 @@ pub(crate) fn missing_response() -> CallResult {
     Err(StoreError::new(Failure::Unknown, "the store sent no response"))
 }
 
-/// The admission queue of a resource. `None` if the derived name would be too long.
+/// The admission queue of a resource.
 pub(crate) fn admission_queue_of(resource: &Resource) -> Option<Resource> {
-    let name = Name::new(&format!("{}:{}", resource.kind, resource.name.as_str())).ok()?;
+    let of = |name: &str| Name::new(&format!("{}:{name}", resource.kind));
+    let name = resource.name.as_str();
+    let name = of(name).or_else(|_| of(&short_name(name))).ok()?;
     Some(Resource { kind: Kind::Admission, name })
 }

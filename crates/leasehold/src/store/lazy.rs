@@ -128,6 +128,10 @@ impl Store for Lazy {
         self.opened().is_some_and(|store| store.is_contended(resource))
     }
 
+    fn settle(&self) -> BoxFuture<bool> {
+        self.opened().map_or_else(|| Box::pin(ready(true)) as BoxFuture<_>, |store| store.settle())
+    }
+
     fn in_restart_grace(&self) -> bool {
         self.opened().is_some_and(|store| store.in_restart_grace())
     }

@@ -28,6 +28,7 @@ mod simulated;
 mod voter;
 mod votes;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -75,6 +76,8 @@ struct Quorum {
     contended: Mutex<ContendedLocks>,
     /// Signals that a node may not have received a release.
     releases_pending: Notify,
+    /// At how many nodes a release is in flight, by its attempt's id there.
+    releasing: Mutex<BTreeMap<Acquisition, usize>>,
     /// Too many nodes abstain until then, by the local clock in microseconds.
     restart_grace_until: AtomicU64,
 }
@@ -130,6 +133,7 @@ impl Quorum {
             admission_nodes: Mutex::default(),
             contended: Mutex::default(),
             releases_pending: Notify::new(),
+            releasing: Mutex::default(),
             restart_grace_until: AtomicU64::new(0),
         }
     }
@@ -376,6 +380,10 @@ impl Store for Redlock {
 
     fn is_contended(&self, resource: &Resource) -> bool {
         self.quorum.is_contended(resource)
+    }
+
+    fn settle(&self) -> BoxFuture<bool> {
+        Box::pin(self.quorum.clone().settle())
     }
 
     fn in_restart_grace(&self) -> bool {

@@ -167,6 +167,10 @@ impl Store for Metered {
         self.store.is_contended(resource)
     }
 
+    fn settle(&self) -> BoxFuture<bool> {
+        self.store.settle()
+    }
+
     fn in_restart_grace(&self) -> bool {
         self.store.in_restart_grace()
     }

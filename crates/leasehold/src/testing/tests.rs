@@ -284,3 +284,38 @@ fn start_with_a_limit_sees_the_work_done_and_its_host_dead() {
     }
     assert!(block_on(here.start_timeout(TTL)).unwrap().is_none(), "the work is done");
 }
+
+#[test]
+fn start_timeout_sees_at_its_limit_that_the_work_is_done() {
+    let store = TestStore::new();
+    let (here, there) = (store.client().unwrap(), store.client().unwrap());
+    let work = |client: &Client| client.once_per("w", Duration::from_secs(3_600)).at_least_once();
+    let working = block_on(work(&there).start()).unwrap().unwrap();
+    let work = work(&here);
+    let mut start = pin!(work.start_timeout(Duration::from_millis(500)));
+    assert!(poll(start.as_mut()).is_pending());
+    store.advance(Duration::from_millis(200));
+    block_on(working.release()).unwrap();
+    store.advance(Duration::from_millis(300));
+    let started = poll(start.as_mut());
+    assert!(matches!(started, Poll::Ready(Ok(None))), "{started:?}");
+    let started = block_on(work.start_timeout(Duration::ZERO));
+    assert!(matches!(started, Ok(None)), "{started:?}");
+}
+
+#[test]
+fn waits_that_need_a_lease_say_that_the_client_was_closed() {
+    let store = TestStore::new();
+    let (client, other) = (store.client().unwrap(), store.client().unwrap());
+    let _held = block_on(other.mutex("b").lock()).unwrap();
+    let set = MutexSet::new(["a", "b"].map(|name| client.mutex(name)));
+    let mut all = pin!(set.lock());
+    assert!(poll(all.as_mut()).is_pending());
+    let barrier = client.barrier("g", 2);
+    let mut party = pin!(barrier.wait());
+    assert!(poll(party.as_mut()).is_pending());
+    block_on(client.close()).unwrap();
+    for error in [block_on(all).unwrap_err(), block_on(party).unwrap_err()] {
+        assert!(error.is_closed(), "{error}");
+    }
+}

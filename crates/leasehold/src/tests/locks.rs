@@ -1,8 +1,13 @@
 //! Kinds of lock over a store with injected faults.
 
 use super::*;
-use crate::MutexSet;
+use crate::engine::Session;
+use crate::engine::clock::Clock;
+use crate::engine::manual::ManualClock;
+use crate::handle::{ClientOptions, Handle};
+use crate::telemetry::ClientTelemetry;
 use crate::testing::TestStore;
+use crate::{MutexSet, UpgradableGuard, WriteGuard};
 use leasehold_core::Push;
 use leasehold_testkit::wait_until;
 
@@ -26,7 +31,31 @@ fn timed_out_upgrade_returns_only_a_held_guard() {
     let ignored: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
     stage.store.inner.join(stage.client.handle.session.id, Arc::downgrade(&ignored));
     stage.other_gives_it_back();
-    match block_on(future) {
+    assert_returns_only_a_held_guard(&stage, block_on(future));
+}
+
+#[test]
+fn refused_upgrade_returns_only_a_held_guard() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let guard = block_on(stage.client.rw_lock("a").upgradable_read()).unwrap();
+    stage.other_takes(u32::MAX, 1);
+    // The first command is late, the second one is refused, and then no release arrives.
+    stage.script(&[Fate::LateAndLost, Fate::Now]);
+    stage.becomes(Fate::CommandLost);
+    let mut future = Box::pin(guard.try_upgrade());
+    assert!(poll_once(future.as_mut()).is_pending());
+    wait_until("the attempt is refused", || stage.store.script.lock().unwrap().is_empty());
+    stage.other_gives_it_back();
+    stage.store.deliver_delayed();
+    stage.answers_again();
+    assert_returns_only_a_held_guard(&stage, block_on(future));
+}
+
+fn assert_returns_only_a_held_guard(
+    stage: &Stage,
+    upgraded: Result<Result<WriteGuard, UpgradableGuard>, Error>,
+) {
+    match upgraded {
         Ok(Err(guard)) => {
             let held = stage.view().holders.len();
             assert!(!guard.is_held() || held == 1, "the guard is held, and the store has {held} holders");
@@ -34,6 +63,27 @@ fn timed_out_upgrade_returns_only_a_held_guard() {
         Ok(Ok(_)) => {}
         Err(error) => assert!(error.is_lost(), "{error}"),
     }
+}
+
+/// The driver has not run since the holder's release, as if its thread got no time.
+#[test]
+fn limit_of_a_wait_that_the_driver_has_not_sent_is_no_failure_of_the_store() {
+    let clock = Arc::new(ManualClock::new());
+    let local = || Clock::Manual(clock.clone());
+    let telemetry = ClientTelemetry::new("memory:");
+    let session = Arc::new(Session::new(ClientId::new(7), local(), telemetry.clone()));
+    let memory = Arc::new(Memory::with_clock(local()));
+    let handle = Handle::new(session, memory, "memory:".to_owned(), ClientOptions::default(), telemetry);
+    let client = Client { handle: Arc::new(handle) };
+    let guard = block_on(client.mutex("a").lock()).unwrap();
+    guard.set_min_hold(Duration::from_secs(60)).unwrap();
+    let mutex = client.mutex("a");
+    let mut waits = pin!(mutex.lock_timeout(Duration::from_secs(1)));
+    assert!(poll_once(waits.as_mut()).is_pending());
+    drop(guard);
+    clock.jump(Duration::from_secs(1));
+    let ended = poll_once(waits.as_mut());
+    assert!(matches!(ended, Poll::Ready(Ok(None))), "{ended:?}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::invalid;
 use super::redis::{Place, RedisUrl};
 use crate::error::Error;
+use crate::options::{MAX_TTL, MIN_TTL};
 
 /// The maximum number of nodes. Every lock costs a request to each of them.
 const MAX_NODES: usize = 15;
@@ -102,6 +103,12 @@ impl RedlockUrl {
                 "a quorum has 1 to {MAX_NODES} nodes, not {count}: redlock://host[:port],host[:port],…, or redlock: and whole \
                  addresses with spaces between them"
             )));
+        }
+        if self.node_timeout.is_some_and(|limit| limit.is_zero() || limit > MAX_TTL) {
+            return Err(invalid("the time limit for a node's answer is more than zero, and at most 30 days"));
+        }
+        if self.max_ttl.is_some_and(|longest| !(MIN_TTL..=MAX_TTL).contains(&longest)) {
+            return Err(invalid(format!("max_ttl is between {MIN_TTL:?} and 30 days, as every ttl")));
         }
         for (index, node) in self.nodes.iter().enumerate() {
             if matches!(node.place, Place::Cluster(_)) {

@@ -289,3 +289,27 @@ async fn values_that_only_look_like_a_lock_are_those_of_another_program() {
     let error = client.mutex("a").try_lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("another program"), "{error}");
 }
+
+#[tokio::test]
+async fn exchange_of_a_lease_that_another_program_has_overwritten_is_a_loss() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let lock = client.rw_lock("a").ttl(Duration::from_secs(60));
+    let overwrite = || {
+        let key = keys(&server).into_iter().find(|key| key.ends_with(":a}")).expect("the lock's key");
+        server.run(&["SET", &key, "mine"]);
+        key
+    };
+    let writer = lock.write().await.unwrap();
+    let key = overwrite();
+    let mut errors = vec![timeout(SOON, writer.downgrade()).await.expect("an answer").err()];
+    server.run(&["DEL", &key]);
+    let reader = lock.upgradable_read().await.unwrap();
+    overwrite();
+    errors.push(timeout(SOON, reader.try_upgrade()).await.expect("an answer").err());
+    server.run(&["DEL", &key]);
+    let reader = lock.upgradable_read().await.unwrap();
+    overwrite();
+    errors.push(timeout(SOON, reader.upgrade()).await.expect("an answer").err());
+    assert!(errors.iter().all(|error| error.as_ref().is_some_and(leasehold::Error::is_lost)), "{errors:?}");
+}

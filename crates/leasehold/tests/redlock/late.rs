@@ -147,3 +147,43 @@ async fn dropped_futures_leave_nothing_at_any_node() {
         other.mutex(name).lock().await.unwrap().release().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn node_that_is_always_late_gets_back_a_lease_that_it_has_lost() {
+    let nodes = Nodes::start(3);
+    let (client, proxies) = nodes.client_through_proxies(2, "").await;
+    until_connected(&client, &nodes.0[2]).await;
+    proxies[0].delay_requests(LATE);
+    let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
+    until(async || holds(&nodes.0[2], "a").await).await;
+    nodes.0[2].run(&["DEL", "leasehold:3:{mutex:a}"]);
+    until(async || holds(&nodes.0[2], "a").await).await;
+    guard.release().await.unwrap();
+    until(async || nodes.holding("a").await == 0).await;
+}
+
+/// Two of three nodes answer neither the attempt nor its release, until the client is being closed or for longer.
+#[tokio::test]
+async fn close_waits_for_the_releases_of_a_failed_attempt() {
+    for answers in [true, false] {
+        let nodes = Nodes::start(3);
+        let url = format!("redlock:{} ?node_timeout_ms=200", nodes.urls().join(" "));
+        let client = Client::connect(&url).await.unwrap();
+        nodes.0[..2].iter().for_each(|server| server.signal("STOP"));
+        let error = client.mutex("a").ttl(Duration::from_secs(600)).try_lock().await.unwrap_err();
+        assert!(error.is_unavailable(), "{error}");
+        let closing = tokio::spawn(client.close());
+        if answers {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            nodes.0[..2].iter().for_each(|server| server.signal("CONT"));
+        }
+        let closed = closing.await.unwrap();
+        nodes.0[..2].iter().for_each(|server| server.signal("CONT"));
+        match closed {
+            // One node may still have it: the others are a majority.
+            Ok(()) => assert!(answers && nodes.holding("a").await <= 1),
+            // On a slow machine they answer too late.
+            Err(error) => assert!(error.is_unavailable(), "{error}"),
+        }
+    }
+}

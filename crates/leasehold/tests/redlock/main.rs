@@ -80,6 +80,50 @@ async fn attempt_that_may_not_wait_is_refused_at_once() {
 }
 
 #[tokio::test]
+async fn full_queue_is_reported_as_that_of_the_lock() {
+    let nodes = Nodes::start(3);
+    let (one, other, third) = (nodes.client().await, nodes.client().await, nodes.client().await);
+    for name in ["a".to_owned(), "n".repeat(512)] {
+        let guard = one.mutex(&name).lock().await.unwrap();
+        let waiter = tokio::spawn({
+            let mutex = other.mutex(&name).max_waiters(1);
+            async move { mutex.lock().await }
+        });
+        until(async || one.mutex(&name).inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
+        let attempt = third.mutex(&name).max_waiters(1);
+        let ended = timeout(Duration::from_secs(20), attempt.lock()).await.expect("it does not wait");
+        let error = ended.unwrap_err();
+        let message = error.to_string();
+        assert!(error.is_queue_full() && message.contains("(1 waiters)"), "{message}");
+        assert!(message.contains(&format!("mutex \"{name}\"")), "{message}");
+        waiter.abort();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn value_of_another_program_at_a_majority_is_shown() {
+    const KEY: &str = "leasehold:3:{mutex:a}";
+    let nodes = Nodes::start(3);
+    let client = nodes.client().await;
+    for server in &nodes.0[..2] {
+        server.run(&["SET", KEY, "mine", "PX", "600000"]);
+    }
+    let mutex = client.mutex("a");
+    let info = mutex.inspect().await.unwrap();
+    let left = info.foreign.as_ref().and_then(|foreign| foreign.expires_in);
+    assert!(left.is_some_and(|left| left <= Duration::from_secs(600) && !left.is_zero()), "{info:?}");
+    let listed = client.list().await.unwrap();
+    assert!(listed.iter().any(|info| info.name == "a" && info.foreign.is_some()), "{listed:?}");
+    assert!(mutex.try_lock().await.unwrap().is_none());
+    assert!(mutex.force_release().await.unwrap_err().is_invalid());
+    nodes.0[0].run(&["DEL", KEY]);
+    let info = mutex.inspect().await.unwrap();
+    assert!(info.foreign.is_none() && info.holders.is_empty(), "{info:?}");
+    mutex.lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
 async fn queued_waiter_is_not_overtaken_by_new_attempts() {
     let nodes = Nodes::start(3);
     let (one, other, newcomer) = (nodes.client().await, nodes.client().await, nodes.client().await);

@@ -6,6 +6,21 @@ use leasehold_testkit::{Certificates, Proxy, Sentinels, Server, until};
 use crate::nodes::url;
 
 #[tokio::test]
+async fn limits_that_no_lock_can_meet_are_refused() {
+    let ms = std::time::Duration::from_millis;
+    let builder = || Redlock::builder().node("redis://127.0.0.1:1");
+    for (wrong, what) in [
+        (builder().node_timeout(ms(0)), "time limit"),
+        (builder().max_ttl(ms(99)), "max_ttl"),
+        (builder().max_ttl(leasehold::MAX_TTL + ms(1)), "max_ttl"),
+    ] {
+        let error = wrong.connect().await.expect_err("it is refused");
+        assert!(error.is_invalid() && error.to_string().contains(what), "{error}");
+    }
+    assert!(builder().node_timeout(ms(1)).max_ttl(ms(100)).connect().await.unwrap_err().is_unavailable());
+}
+
+#[tokio::test]
 async fn nodes_with_tls_passwords_and_sentinels_vote_together() {
     let files = Certificates::new();
     let encrypted = Server::builder().tls(&files.server, &files.authority).password("first").start();

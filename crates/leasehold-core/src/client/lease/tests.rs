@@ -149,7 +149,8 @@ fn hint_during_a_renewal_causes_another_renewal() {
 
 #[test]
 fn pushed_lease_is_claimed_once_without_renewal() {
-    let mut lease = lease(LeaseTerms { renews: false, ..terms() }, Duration::from_secs(3));
+    let by_hand = LeaseTerms { renews: false, ..terms() };
+    let mut lease = lease_after(true, by_hand, Duration::from_secs(3));
     assert_eq!(lease.poll_timeout(), Some(at(1_000)));
     assert!(lease.poll_transmit(at(1_000)).is_some());
     lease.handle_reply(at(1_001), at(1_000), &renewed(TTL));
@@ -217,7 +218,7 @@ fn reconnect_renews_only_renewed_leases() {
     assert_eq!(left_alone.poll_transmit(at(10)), None);
     assert_eq!(left_alone.poll_timeout(), Some(at(8_908)), "nothing but the end is left");
 
-    let mut pushed = lease(by_hand, Duration::from_secs(3));
+    let mut pushed = lease_after(true, by_hand, Duration::from_secs(3));
     pushed.handle_reconnected(at(10));
     assert!(pushed.poll_transmit(at(10)).is_some(), "it is claimed sooner");
     pushed.handle_reply(at(11), at(10), &renewed(TTL));

@@ -264,7 +264,7 @@ fn release_is_sent_again_until_it_is_answered_or_has_expired() {
         now = retry;
     }
     // At once, if the connection or the task is another one.
-    entry.retry_release(now);
+    entry.defer_release(now);
     sent(&mut entry, now);
     entry.handle_reconnected(now);
     sent(&mut entry, now);
@@ -473,4 +473,28 @@ fn hint_asks_the_store_again() {
     entry.handle_reconnected(at(1));
     assert!(matches!(sent(&mut entry, at(1)).command, Command::Acquire(_)));
     assert!(entry.may_be_in_store());
+}
+
+#[test]
+fn rest_of_a_lease_is_claimed_only_if_its_attempt_may_have_waited() {
+    for waits in [true, false] {
+        let mut entry = entry(waits);
+        entry.terms = LeaseTerms { ttl: millis(2_000), renews: false, ..entry.terms };
+        let first = sent(&mut entry, at(0));
+        entry.handle_response(&first, at(0), &failure());
+        let again = sent(&mut entry, at(0));
+        let left = Grant { valid_for: millis(1_950), ..grant(false) };
+        entry.handle_response(&again, at(0), &answer(Reply::Granted(left)));
+        assert!(matches!(entry.outcome(at(0)), Some(Outcome::Granted { .. })));
+        let Stage::Lease { machine, .. } = &entry.stage else { panic!("it is granted") };
+        assert_eq!(machine.poll_renewal().is_some(), waits);
+    }
+}
+
+#[test]
+fn release_of_a_lease_without_time_is_not_sent_over_and_over() {
+    let mut entry = held();
+    entry.terms.ttl = Duration::ZERO;
+    release_of(&mut entry, at(1));
+    assert!(entry.poll_transmit(1, at(1)).is_none());
 }

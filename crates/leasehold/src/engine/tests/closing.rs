@@ -129,3 +129,19 @@ fn leg_of_a_bridge_is_trusted_released_and_lost() {
     session.lose_bridge(lease, now);
     assert_eq!(session.remaining(lease, now), Err(Loss::Bridge));
 }
+
+#[test]
+fn release_that_was_not_sent_at_first_is_not_repeated() {
+    let scene = Scene::new();
+    let lease = scene.lease("a");
+    scene.session.set_min_hold(lease, Duration::from_secs(60), scene.start);
+    scene.clock.jump(Duration::from_secs(20));
+    let now = scene.session.now();
+    scene.drop_lease(lease);
+    scene.session.defer_release(lease, now);
+    scene.session.close(now);
+    let release = scene.due(now).pop().expect("the release");
+    scene.answer(&release, Reply::NotHeld);
+    let closed = poll_with(Waker::noop(), |context| scene.session.poll_closed(context));
+    assert_eq!(closed, Poll::Ready(0), "the lease was lost before");
+}

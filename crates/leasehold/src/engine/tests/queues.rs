@@ -87,12 +87,12 @@ fn tasks_get_the_lease_in_their_order_with_rising_tokens() {
     let (attempt, first, [second, third]) = scene.queue();
     assert_eq!(acquire(&attempt).wait, Some(WAIT));
     assert_eq!((acquire(&attempt).reserve, &*acquire(&attempt).metadata), (0, "a task"));
-    assert!(!scene.session.holds_lease(&key()));
+    assert!(!scene.session.holds_lease(&key(), scene.start));
     scene.answer(&attempt, granted(10, 11));
     let lease = attempt.sequence;
-    assert!(scene.session.holds_lease(&key()) && scene.granted(second).is_none());
+    assert!(scene.session.holds_lease(&key(), scene.start) && scene.granted(second).is_none());
     assert_eq!(scene.granted(first), Some((lease, 10)));
-    assert!(scene.session.holds_lease(&key()) && scene.granted(second).is_none());
+    assert!(scene.session.holds_lease(&key(), scene.start) && scene.granted(second).is_none());
     assert!(scene.session.hand_off(first.queue, lease, scene.start));
     assert_eq!(scene.granted(second), Some((lease, 11)));
     // No token is left: a renewal fetches more.
@@ -107,7 +107,7 @@ fn tasks_get_the_lease_in_their_order_with_rising_tokens() {
     let (release, loss) = scene.released(third, lease, scene.start);
     assert_eq!((loss, scene.queues()), (None, 0));
     scene.answer(&release, Reply::Released);
-    assert!(!scene.session.holds_lease(&key()));
+    assert!(!scene.session.holds_lease(&key(), scene.start));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn cancelled_task_leaves_the_lease_to_the_next_one() {
     assert!(matches!(scene.cancel(second), CancelledWait::LeaseInUse));
     assert_eq!(scene.granted(first), Some((attempt.sequence, 10)));
     assert!(matches!(scene.cancel(third), CancelledWait::LeaseInUse));
-    assert!(scene.session.holds_lease(&key()), "the first task still has the lease");
+    assert!(scene.session.holds_lease(&key(), scene.start), "the first task still has the lease");
     let (fourth, fifth) = (scene.enqueue().0, scene.enqueue().0);
     assert!(scene.session.hand_off(first.queue, attempt.sequence, scene.start));
     assert!(matches!(scene.cancel(fourth), CancelledWait::LeaseInUse));
@@ -265,4 +265,57 @@ fn detached_lease_leaves_its_queue() {
     scene.answer(&sent[0], granted(20, 20));
     assert_eq!(scene.granted(second), Some((sent[0].sequence, 20)));
     assert!(matches!(scene.session.detach(attempt.sequence, None, scene.start), Err(Loss::Closed)));
+}
+
+#[test]
+fn tasks_queue_again_if_the_store_has_no_tokens_for_them() {
+    let scene = Scene::new();
+    let (attempt, first, [second]) = scene.queue();
+    scene.answer(&attempt, granted(10, 10));
+    assert!(scene.granted(first).is_some());
+    let ended = scene.session.end_hold(Some(first.queue), attempt.sequence, scene.start);
+    assert!(matches!(ended, EndedHold::HandedOff) && scene.granted(second).is_none());
+    let renewal = scene.due(scene.start).pop().expect("a renewal for tokens");
+    scene.answer(&renewal, Reply::Renewed { valid_for: TTL, tokens: None, contended: false });
+    let sent = scene.due(scene.start);
+    let again = sent.iter().find(|transmit| matches!(transmit.command, Command::Acquire(_)));
+    let again = again.unwrap_or_else(|| panic!("an attempt for the other task: {sent:?}"));
+    assert!(sent.iter().any(|transmit| matches!(transmit.command, Command::Release(_))), "{sent:?}");
+    scene.answer(again, granted(20, 20));
+    assert_eq!(scene.granted(second), Some((again.sequence, 20)));
+}
+
+#[test]
+fn cancelled_task_does_not_use_up_the_retry_of_the_others() {
+    let scene = Scene::new();
+    let (attempt, first, [second]) = scene.queue();
+    scene.session.abandon_acquire(attempt.sequence, scene.start);
+    scene.cancel(first);
+    // Its answer is lost with the connection, and so is the next one's.
+    for (is_last, sent) in [(false, "the driver's"), (true, "the retry")] {
+        let again = scene.due(scene.start).pop().expect(sent);
+        assert_eq!(acquire(&again).acquisition, acquire(&attempt).acquisition);
+        scene.session.handle_response(&again, scene.start, &failure());
+        assert_eq!(scene.ended(second).is_some(), is_last, "{sent}");
+    }
+}
+
+#[test]
+fn attempt_whose_task_does_not_poll_is_sent_again_for_the_others() {
+    let scene = Scene::new();
+    let (attempt, _first, [_second]) = scene.queue();
+    assert!(scene.due(scene.after(4)).is_empty());
+    let again = scene.due(scene.after(5)).pop().expect("the driver's");
+    assert_eq!(acquire(&again).acquisition, acquire(&attempt).acquisition);
+    assert!(scene.due(scene.after(19)).is_empty(), "the driver polls for the answer");
+}
+
+#[test]
+fn lost_lease_is_held_by_no_task() {
+    let scene = Scene::new();
+    let (attempt, first, []) = scene.queue();
+    scene.answer(&attempt, granted(10, 19));
+    assert!(scene.granted(first).is_some());
+    assert!(scene.session.holds_lease(&key(), scene.after(8)));
+    assert!(!scene.session.holds_lease(&key(), scene.after(10)), "the driver has not seen the loss yet");
 }

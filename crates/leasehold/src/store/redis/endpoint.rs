@@ -7,9 +7,11 @@
 //! The *driver connection* belongs to the client's thread. The *caller connection* belongs to the runtime in which the client
 //! was created, if any (`caller_conn`). It is optional, so that renewals do not depend on the caller's runtime.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use leasehold_core::Failure;
 use redis::{ConnectionInfo, ErrorKind, RedisError};
 use tokio::runtime::Handle;
@@ -105,7 +107,7 @@ impl Endpoint {
             skip_backoff: skip_backoff.clone(),
             last_connect: None,
         };
-        Self { state, health_check, skip_backoff, keeper: tokio::spawn(keeper.keep()).abort_handle() }
+        Self { state, health_check, skip_backoff, keeper: tokio::spawn(keeper.keep_on()).abort_handle() }
     }
 
     /// The connections, if established.
@@ -207,7 +209,17 @@ impl Drop for Reconnector {
 }
 
 impl Reconnector {
-    async fn keep(mut self) {
+    /// Log subscribers and wakers are code of the program. If one panics, the endpoint is connected again.
+    async fn keep_on(mut self) {
+        while AssertUnwindSafe(self.keep()).catch_unwind().await.is_err() {
+            if let State::Up(connections) = self.state.send_replace(State::Connecting { is_first: false }) {
+                connections.close();
+            }
+            sleep(*RECONNECT_BACKOFF.end()).await;
+        }
+    }
+
+    async fn keep(&mut self) {
         let mut pause = *RECONNECT_BACKOFF.start();
         let mut failures = 0_u32;
         loop {

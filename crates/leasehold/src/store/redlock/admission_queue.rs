@@ -8,6 +8,7 @@ use leasehold_core::{Acquire, Acquisition, Command, Release, Renew, Resource, TO
 use super::Quorum;
 use super::admission_state::{AdmissionNodes, ContendedLocks};
 use super::limits::POLL_INTERVALS;
+use super::node::PendingRelease;
 use crate::store::CallResult;
 use crate::store::redis::slot_of;
 
@@ -73,7 +74,8 @@ impl Quorum {
             };
             // Later the entry has expired, also that of an acquire which is in flight now.
             let until = now + TOMBSTONE_TTL + POLL_INTERVALS.entry_ttl;
-            self.nodes[left.node].add_pending_release(left.resource, release, until);
+            let (node, resource) = (left.node, left.resource);
+            self.nodes[node].add_pending_release(PendingRelease { resource, release, until, requests: None });
             self.releases_pending.notify_one();
         }
         acquisition

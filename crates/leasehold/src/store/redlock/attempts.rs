@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, ClientId, LocalTime, Resource, Token};
+use leasehold_core::{Acquire, Acquisition, ClientId, LocalTime, NodeReply, Reply, Resource, Token};
 use tokio::sync::watch;
 
 /// First sequence number of node attempts. Each try uses a new number, because a release after a lost answer leaves a
@@ -47,6 +48,8 @@ pub(super) struct RequestCounts {
     pub(super) unanswered: u32,
     /// The node answered that it has a lease or a queue entry.
     pub(super) keeps_something: bool,
+    /// The node has released the lease.
+    pub(super) is_released: bool,
 }
 
 /// The grants of a try that no quorum has granted.
@@ -85,6 +88,16 @@ impl NodeRequests {
             counts.unanswered = counts.unanswered.saturating_sub(1);
             counts.keeps_something |= keeps_something;
         });
+    }
+
+    /// Records the answer to a release, and returns what it means: a node that has released the lease before has none any more.
+    pub(super) fn handle_release(&self, reply: &Reply) -> NodeReply {
+        self.0.send_modify(|counts| counts.is_released |= *reply == Reply::Released);
+        if self.get().is_released {
+            NodeReply::Held { valid_for: Duration::ZERO }
+        } else {
+            NodeReply::NotHeld
+        }
     }
 
     pub(super) fn get(&self) -> RequestCounts {

@@ -8,15 +8,15 @@ use leasehold_core::{NodeReplies, NodeReply};
 
 use super::runtime::Runtime;
 
-/// Passes the nodes' responses to `handle` until the tally of each command is decided. Nodes that have not responded within
-/// `limit` count as failed. Their later responses still arrive, but decide nothing.
-pub(super) async fn gather<T: Send + 'static>(
+/// Passes the nodes' responses to `handle` until the tally of each command is decided, and returns the later ones, which decide nothing.
+/// Nodes that have not responded within `limit` count as failed.
+pub(super) async fn gather<T, F: Future<Output = (usize, T)>>(
     runtime: &Runtime,
-    mut responses: FuturesUnordered<impl Future<Output = (usize, T)> + Send + 'static>,
+    mut responses: FuturesUnordered<F>,
     limit: Duration,
     replies: &mut [NodeReplies],
     mut handle: impl FnMut(&mut [NodeReplies], usize, T),
-) {
+) -> FuturesUnordered<F> {
     let mut limit = pin!(runtime.sleep(limit));
     while replies.iter().any(|replies| replies.poll_tally().is_none()) {
         tokio::select! {
@@ -26,7 +26,7 @@ pub(super) async fn gather<T: Send + 'static>(
             () = &mut limit => replies.iter_mut().for_each(NodeReplies::handle_timeout),
         }
     }
-    runtime.drain(responses);
+    responses
 }
 
 /// Marks a node as failed for all commands.

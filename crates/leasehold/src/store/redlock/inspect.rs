@@ -46,18 +46,37 @@ impl Quorum {
     /// The leases that a quorum may have granted, counting nodes that do not answer.
     pub(super) async fn inspect(self: &Arc<Self>, resource: Arc<Resource>) -> CallResult {
         let answers = self.call_all(&resource, Command::Inspect).await?;
+        if let Some(foreign) = self.foreign(&answers) {
+            return Ok(foreign);
+        }
+        let answered = answers.len();
         let (at, views) = on_one_clock(answers);
         // The highest token that a quorum knows.
         let mut known: Vec<Token> = views.iter().filter_map(|view| view.last_token).collect();
         known.sort_unstable();
         let last_token = known.iter().rev().nth(quorum_of(self.nodes.len()) - 1).copied();
         let in_use = views.iter().map(|view| view.in_use).max().unwrap_or(0);
-        let answered = views.len();
         let queued = self.quorum_waiters(&views);
         let holders = self.quorum_holders(views.into_iter().flat_map(|view| view.holders), answered);
         let in_use = if holders.is_empty() { 0 } else { in_use };
         let waiters = self.waiters(&resource, at, queued).await;
         Ok(Answer { at, reply: Reply::View(View { capacity: 1, in_use, last_token, holders, waiters }) })
+    }
+
+    /// The answer if another program's value is in the key at a majority of the nodes: until fewer have it.
+    fn foreign(&self, answers: &[Answer]) -> Option<Answer> {
+        let at = answers.iter().map(|answer| answer.at).max()?;
+        let mut left: Vec<Option<Duration>> = answers
+            .iter()
+            .filter_map(|answer| match answer.reply {
+                Reply::Foreign { expires_at } => Some(expires_at.map(|time| time.since(answer.at))),
+                _ => None,
+            })
+            .collect();
+        // The longest first; none has no end.
+        left.sort_unstable_by_key(|left| std::cmp::Reverse(left.unwrap_or(Duration::MAX)));
+        let left = left.get(quorum_of(self.nodes.len()) - 1)?;
+        Some(Answer { at, reply: Reply::Foreign { expires_at: left.map(|left| at + left) } })
     }
 
     /// The waiters that a majority of the nodes has in the lock's own queue, in the order of their times.
@@ -114,6 +133,7 @@ impl Quorum {
 
     pub(super) async fn force_release(&self, resource: Arc<Resource>) -> CallResult {
         let answers = self.call_all(&resource, Command::ForceRelease).await?;
+        let foreign = self.foreign(&answers);
         let at = answers.iter().map(|answer| answer.at).max().unwrap_or(StoreTime::ZERO);
         let answered = answers.len();
         let taken: Vec<Holder> = answers
@@ -123,6 +143,9 @@ impl Quorum {
                 _ => Vec::new(),
             })
             .collect();
+        if let Some(foreign) = foreign.filter(|_| taken.is_empty()) {
+            return Ok(foreign);
+        }
         // A concurrent renewal may have rejoined a node that had released already. The nodes have released the leases before, so
         // a failure does not matter: for example, other programs' values are in the keys.
         let acquisitions: BTreeSet<Acquisition> = taken.iter().map(|holder| holder.acquisition).collect();
@@ -262,35 +285,38 @@ impl Quorum {
         .collect()
     }
 
-    /// The error of an unconfirmed release, with the silent nodes.
+    /// The error of an unconfirmed release, with each node's reason.
     pub(super) fn release_failure(&self, replies: &NodeReplies) -> String {
-        let silent =
-            self.nodes.iter().zip(replies.replies()).filter(|(_, reply)| **reply == Some(NodeReply::Failed));
-        let silent: Vec<String> = silent.map(|(node, _)| format!("{}: no answer", node.name)).collect();
-        self.too_few(self.nodes.len() - silent.len(), &silent)
+        self.too_few_did(replies, "released", |_| "no answer")
     }
 
     /// The error of a renewal without a quorum, with each node's reason.
     pub(super) fn renewal_failure(&self, replies: &NodeReplies, errors: &[Option<String>]) -> String {
-        let mut renewed = 0;
+        self.too_few_did(replies, "renewed", |node| errors[node].as_deref().unwrap_or("too slow"))
+    }
+
+    fn too_few_did<'a>(
+        &self,
+        replies: &NodeReplies,
+        what: &str,
+        why_not: impl Fn(usize) -> &'a str,
+    ) -> String {
+        let mut done = 0;
         let mut parts = Vec::new();
-        for ((node, reply), error) in self.nodes.iter().zip(replies.replies()).zip(errors) {
-            let what = match reply {
+        for (index, (node, reply)) in self.nodes.iter().zip(replies.replies()).enumerate() {
+            let why = match reply {
                 Some(NodeReply::Held { .. }) => {
-                    renewed += 1;
+                    done += 1;
                     continue;
                 }
                 Some(NodeReply::NotHeld) => "does not have the lease (any more)",
-                Some(NodeReply::Failed) => error.as_deref().unwrap_or("too slow"),
+                Some(NodeReply::Failed) => why_not(index),
                 None => NOT_WAITED_FOR,
             };
-            parts.push(format!("{}: {what}", node.name));
+            parts.push(format!("{}: {why}", node.name));
         }
         let (nodes, quorum) = (self.nodes.len(), quorum_of(self.nodes.len()));
-        format!(
-            "no quorum: {renewed} of {nodes} nodes renewed it, {quorum} are needed ({})",
-            parts.join("; ")
-        )
+        format!("no quorum: {done} of {nodes} nodes {what} it, {quorum} are needed ({})", parts.join("; "))
     }
 }
 

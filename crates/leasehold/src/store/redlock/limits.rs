@@ -22,6 +22,10 @@ pub(super) const STRAGGLER_GRACE: Duration = Duration::from_millis(10);
 /// Interval between retries of unanswered releases.
 pub(super) const RELEASE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How long a client that ends repeats releases which keep a lock from others, and how often it looks.
+pub(super) const SETTLE_LIMIT: Duration = Duration::from_secs(2);
+pub(super) const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Number of batches over which attempts at different locks are spread.
 pub(super) const SHARDS: u64 = 64;
 

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::MIN_NODE_TIMEOUT;
+use super::attempts::NodeRequests;
 use super::runtime::Runtime;
 use super::voter::Voter;
 use crate::engine::clock::Clock;
 use crate::store::{CallResult, StoreError};
 use leasehold_core::{
-    Acquisition, Command, Failure, Kind, LocalTime, Name, Release, Resource, StoreTime, Token,
+    Acquisition, Command, Failure, Kind, LocalTime, Name, NodeReply, Release, Reply, Resource, StoreTime,
+    Token,
 };
 
 /// A node with this many unanswered requests, and no answer for this long, counts as stalled and is sent nothing.
@@ -49,10 +51,25 @@ pub(super) struct Node {
     pending_releases: Mutex<BTreeMap<Acquisition, PendingRelease>>,
 }
 
-struct PendingRelease {
-    resource: Arc<Resource>,
-    release: Release,
-    until: LocalTime,
+/// A release that a node has not answered.
+#[derive(Clone)]
+pub(super) struct PendingRelease {
+    pub(super) resource: Arc<Resource>,
+    pub(super) release: Release,
+    /// When what is to be released has expired.
+    pub(super) until: LocalTime,
+    /// What was sent to the nodes before, and which of them this one is; none for an admission queue.
+    pub(super) requests: Option<(Arc<[NodeRequests]>, usize)>,
+}
+
+impl PendingRelease {
+    /// Records the node's answer, and returns what it means.
+    pub(super) fn handle_answer(&self, reply: &Reply) -> NodeReply {
+        match &self.requests {
+            Some((requests, node)) => requests[*node].handle_release(reply),
+            None => NodeReply::NotHeld,
+        }
+    }
 }
 
 /// Counts an unanswered request; dropped with the answer or the request.
@@ -189,9 +206,9 @@ impl Node {
     }
 
     /// Records an unconfirmed release, to be retried until `until`, when the lease has expired anyway.
-    pub(super) fn add_pending_release(&self, resource: Arc<Resource>, release: Release, until: LocalTime) {
+    pub(super) fn add_pending_release(&self, pending: PendingRelease) {
         let mut pending_releases = self.pending_releases();
-        pending_releases.insert(release.acquisition, PendingRelease { resource, release, until });
+        pending_releases.insert(pending.release.acquisition, pending);
         while pending_releases.len() > MAX_PENDING_RELEASES {
             pending_releases.pop_first();
         }
@@ -199,6 +216,11 @@ impl Node {
 
     pub(super) fn has_pending_releases(&self) -> bool {
         !self.pending_releases().is_empty()
+    }
+
+    /// The attempts whose releases are pending.
+    pub(super) fn unreleased(&self) -> Vec<Acquisition> {
+        self.pending_releases().keys().copied().collect()
     }
 
     /// Resends pending releases.
@@ -218,8 +240,10 @@ impl Node {
         let answers = self.clone().call_batch(&due).await;
         let mut pending_releases = self.pending_releases();
         for ((_, command), answer) in due.iter().zip(answers) {
-            if let (Command::Release(release), Ok(_)) = (command, answer) {
-                pending_releases.remove(&release.acquisition);
+            if let (Command::Release(release), Ok(answer)) = (command, answer)
+                && let Some(released) = pending_releases.remove(&release.acquisition)
+            {
+                released.handle_answer(&answer.reply);
             }
         }
     }

@@ -1,15 +1,21 @@
 //! Releases leases and attempts at all nodes.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use leasehold_core::{
-    Command, Failure, LocalTime, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL, Tally,
+    Acquisition, Command, Failure, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL, Tally,
+    quorum_of,
 };
 
 use super::attempts::{NodeAttempt, RequestCounts};
 use super::gather::gather;
+use super::limits::{SETTLE_INTERVAL, SETTLE_LIMIT};
+use super::node::{Node, PendingRelease};
 use super::{Quorum, STRAGGLER_GRACE, answer};
 use crate::store::{CallResult, StoreError};
 
@@ -35,16 +41,19 @@ impl Quorum {
         }
         let mut replies = [NodeReplies::new(self.nodes.len())];
         let limit = self.node_timeout(known.request.ttl);
-        gather(&self.runtime, responses, limit, &mut replies, |replies, node, reply| {
+        let late = gather(&self.runtime, responses, limit, &mut replies, |replies, node, reply| {
             replies[0].handle_reply(node, reply);
-        })
-        .await;
+        });
+        self.runtime.drain(late.await);
         let [replies] = replies;
         let now = self.now();
         match replies.poll_tally() {
             Some(Tally::Held { .. }) => answer(now, Reply::Released),
             Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
-            Some(Tally::Unknown) if replies.has_quorum() => answer(now, Reply::Released),
+            // So few nodes have the lease that the lock is free. A minimum hold needs a majority that retains it.
+            Some(Tally::Unknown) if replies.has_quorum() && release.min_hold.is_zero() => {
+                answer(now, Reply::Released)
+            }
             // The release is sent again to nodes that did not answer, until the lease has expired there.
             Some(Tally::Unknown) | None => {
                 let message = self.release_failure(&replies);
@@ -54,6 +63,31 @@ impl Quorum {
                 Err(StoreError::new(Failure::Unknown, message))
             }
         }
+    }
+
+    /// Waits until no release is outstanding at so many nodes that no other attempt can get a majority, and repeats the outstanding
+    /// ones. Returns false at the limit.
+    pub(super) async fn settle(self: Arc<Self>) -> bool {
+        let settled = async {
+            while self.keeps_a_lock() {
+                join_all(self.nodes.iter().cloned().map(Node::retry_pending_releases)).await;
+                self.runtime.sleep(SETTLE_INTERVAL).await;
+            }
+        };
+        self.runtime.timeout(SETTLE_LIMIT, settled).await.is_some()
+    }
+
+    fn keeps_a_lock(&self) -> bool {
+        let mut outstanding = self.releasing().clone();
+        for acquisition in self.nodes.iter().flat_map(|node| node.unreleased()) {
+            *outstanding.entry(acquisition).or_default() += 1;
+        }
+        let spare = self.nodes.len() - quorum_of(self.nodes.len());
+        outstanding.into_values().any(|nodes| nodes > spare)
+    }
+
+    fn releasing(&self) -> MutexGuard<'_, BTreeMap<Acquisition, usize>> {
+        self.releasing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Releases at one node, and leaves a pending release if the node does not answer. With `may_have_nothing`, first waits
@@ -71,12 +105,12 @@ impl Quorum {
         // No earlier acquire can leave anything that lasts longer.
         let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
         // If this future is dropped before the answer, the release stays pending too.
-        let mut guard =
-            ReleaseGuard { quorum: self.clone(), node, resource, release, until, is_confirmed: false };
+        let pending = PendingRelease { resource, release, until, requests: Some((requests.clone(), node)) };
+        let mut guard = ReleaseGuard::new(self.clone(), node, pending);
         // Acquires of an attached lease that another client sent may arrive after this release, at a node with the lease too.
         let may_follow = is_attached || requests[node].get().unanswered > 0;
         if may_follow {
-            guard.release.tombstone = TOMBSTONE_TTL;
+            guard.pending.release.tombstone = TOMBSTONE_TTL;
         }
         async move {
             if may_have_nothing {
@@ -121,22 +155,25 @@ impl Quorum {
 struct ReleaseGuard {
     quorum: Arc<Quorum>,
     node: usize,
-    resource: Arc<Resource>,
-    release: Release,
-    until: LocalTime,
+    pending: PendingRelease,
     is_confirmed: bool,
 }
 
 impl ReleaseGuard {
+    fn new(quorum: Arc<Quorum>, node: usize, pending: PendingRelease) -> Self {
+        *quorum.releasing().entry(pending.release.acquisition).or_default() += 1;
+        Self { quorum, node, pending, is_confirmed: false }
+    }
+
     fn confirm(&mut self) {
         self.is_confirmed = true;
     }
 
     async fn send(&self, tombstone: Duration) -> NodeReply {
-        let command = Command::Release(Release { tombstone, ..self.release.clone() });
-        match self.quorum.nodes[self.node].clone().call(self.resource.clone(), command, None).await {
-            Ok(answer) if answer.reply == Reply::Released => NodeReply::Held { valid_for: Duration::ZERO },
-            Ok(_) => NodeReply::NotHeld,
+        let PendingRelease { resource, release, .. } = &self.pending;
+        let command = Command::Release(Release { tombstone, ..release.clone() });
+        match self.quorum.nodes[self.node].clone().call(resource.clone(), command, None).await {
+            Ok(answer) => self.pending.handle_answer(&answer.reply),
             Err(_) => NodeReply::Failed,
         }
     }
@@ -144,13 +181,16 @@ impl ReleaseGuard {
 
 impl Drop for ReleaseGuard {
     fn drop(&mut self) {
+        let acquisition = self.pending.release.acquisition;
         if !self.is_confirmed {
-            self.quorum.nodes[self.node].add_pending_release(
-                self.resource.clone(),
-                self.release.clone(),
-                self.until,
-            );
+            self.quorum.nodes[self.node].add_pending_release(self.pending.clone());
             self.quorum.releases_pending.notify_one();
+        }
+        if let Entry::Occupied(mut nodes) = self.quorum.releasing().entry(acquisition) {
+            *nodes.get_mut() -= 1;
+            if *nodes.get() == 0 {
+                nodes.remove();
+            }
         }
     }
 }

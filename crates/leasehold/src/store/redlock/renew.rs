@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
-use futures_util::stream::FuturesUnordered;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{Acquire, Command, Failure, NodeReplies, NodeReply, Renew, Reply, Resource, Tally};
 
 use super::attempts::NodeAttempt;
 use super::gather::{fail, gather};
 use super::{Quorum, answer};
-use crate::store::{CallResult, StoreError, missing_response};
+use crate::store::{BoxFuture, CallResult, StoreError, missing_response};
+
+/// A node, and its answers to a batch.
+type NodeAnswers = (usize, Vec<CallResult>);
 
 impl Quorum {
     /// Renews several leases, with one batch per node.
@@ -23,9 +26,10 @@ impl Quorum {
                 _ => None,
             })
             .collect();
-        let requests: Vec<&(Renew, NodeAttempt)> = known.iter().flatten().collect();
+        let is_known: Vec<bool> = known.iter().map(Option::is_some).collect();
+        let requests: Arc<[(Renew, NodeAttempt)]> = known.into_iter().flatten().collect();
         if requests.is_empty() {
-            return known.iter().map(|_| answer(self.now(), Reply::NotHeld)).collect();
+            return is_known.iter().map(|_| answer(self.now(), Reply::NotHeld)).collect();
         }
         let commands: Arc<[(Arc<Resource>, Command)]> = requests
             .iter()
@@ -34,12 +38,20 @@ impl Quorum {
                 (known.resource.clone(), Command::Renew(renew))
             })
             .collect();
-        let (replies, errors) = self.renew_at_nodes(&requests, &commands).await;
+        let (replies, errors, late) = self.renew_at_nodes(&requests, &commands).await;
         let now = self.now();
-        let mut answers =
-            requests.iter().zip(&replies).map(|((renew, known), replies)| match replies.poll_tally() {
+        let mut is_held = Vec::with_capacity(requests.len());
+        let mut answers = Vec::with_capacity(requests.len());
+        for (request, replies) in requests.iter().zip(&replies) {
+            let tally = replies.poll_tally();
+            is_held.push(matches!(tally, Some(Tally::Held { .. })));
+            answers.push(match tally {
                 Some(Tally::Held { valid_for }) => {
-                    self.rejoin_nodes(renew, known, replies);
+                    for (node, reply) in replies.replies().iter().enumerate() {
+                        if *reply == Some(NodeReply::NotHeld) {
+                            self.rejoin(request, node);
+                        }
+                    }
                     answer(now, Reply::Renewed { valid_for, tokens: None, contended: false })
                 }
                 Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
@@ -47,35 +59,37 @@ impl Quorum {
                     Err(StoreError::new(Failure::Unknown, self.renewal_failure(replies, &errors)))
                 }
             });
-        known
-            .iter()
-            .map(|known| match known {
-                Some(_) => answers.next().unwrap_or_else(missing_response),
-                None => answer(now, Reply::NotHeld),
-            })
-            .collect()
+        }
+        self.rejoin_late(late, requests, is_held);
+        let mut answers = answers.into_iter();
+        let answer_of = |is_known| match is_known {
+            true => answers.next().unwrap_or_else(missing_response),
+            false => answer(now, Reply::NotHeld),
+        };
+        is_known.into_iter().map(answer_of).collect()
     }
 
-    /// Sends the renewals to every node, and gathers the replies by renewal, and the errors by node.
+    /// Sends the renewals to every node, and gathers the replies by renewal, and the errors by node. Also returns the answers that
+    /// come later than the decision.
     async fn renew_at_nodes(
         &self,
-        requests: &[&(Renew, NodeAttempt)],
+        requests: &[(Renew, NodeAttempt)],
         commands: &Arc<[(Arc<Resource>, Command)]>,
-    ) -> (Vec<NodeReplies>, Vec<Option<String>>) {
+    ) -> (Vec<NodeReplies>, Vec<Option<String>>, FuturesUnordered<BoxFuture<NodeAnswers>>) {
         let mut replies = vec![NodeReplies::new(self.nodes.len()); requests.len()];
         let mut errors = self.duplicate_nodes();
-        let responses = FuturesUnordered::new();
+        let responses = FuturesUnordered::<BoxFuture<NodeAnswers>>::new();
         for (node, to) in self.nodes.iter().enumerate() {
             if errors[node].is_some() {
                 fail(&mut replies, node);
                 continue;
             }
             let (to, commands) = (to.clone(), commands.clone());
-            responses.push(async move { (node, to.call_batch(&commands).await) });
+            responses.push(Box::pin(async move { (node, to.call_batch(&commands).await) }));
         }
         let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
         let limit = self.node_timeout(shortest);
-        gather(&self.runtime, responses, limit, &mut replies, |replies, node, answers: Vec<CallResult>| {
+        let late = gather(&self.runtime, responses, limit, &mut replies, |replies, node, answers| {
             let is_heard = |other: usize| {
                 let heard = |replies: &NodeReplies| replies.replies()[other];
                 replies.iter().filter_map(heard).any(|reply| reply != NodeReply::Failed)
@@ -92,26 +106,45 @@ impl Quorum {
             }
         })
         .await;
-        (replies, errors)
+        (replies, errors, late)
     }
 
-    /// Acquires a renewed lease at the nodes that do not have it, because they were unreachable or restarted. They learn its
-    /// token by that.
-    fn rejoin_nodes(self: &Arc<Self>, renew: &Renew, known: &NodeAttempt, replies: &NodeReplies) {
-        for (node, reply) in replies.replies().iter().enumerate() {
-            if *reply != Some(NodeReply::NotHeld)
-                || !self.attempts.join(renew.acquisition, known.acquisition, node)
-            {
-                continue;
-            }
-            let acquire = Acquire {
-                metadata: known.request.metadata.clone(),
-                ..Acquire::exclusive(known.acquisition, renew.ttl)
-            };
-            let call = (known.resource.clone(), Command::from(acquire));
-            let voting = self.request_vote(node, known.requests.clone(), call, known.token);
-            self.runtime.spawn_here(async move { drop(voting.await) });
+    /// Acquires a renewed lease at a node that does not have it, because it was unreachable or restarted. The node learns its token
+    /// by that.
+    fn rejoin(self: &Arc<Self>, (renew, known): &(Renew, NodeAttempt), node: usize) {
+        if !self.attempts.join(renew.acquisition, known.acquisition, node) {
+            return;
         }
+        let acquire = Acquire {
+            metadata: known.request.metadata.clone(),
+            ..Acquire::exclusive(known.acquisition, renew.ttl)
+        };
+        let call = (known.resource.clone(), Command::from(acquire));
+        let voting = self.request_vote(node, known.requests.clone(), call, known.token);
+        self.runtime.spawn_here(async move { drop(voting.await) });
+    }
+
+    /// Does that at the nodes that answer later than the majority: one may always do.
+    fn rejoin_late(
+        self: &Arc<Self>,
+        mut late: FuturesUnordered<BoxFuture<NodeAnswers>>,
+        requests: Arc<[(Renew, NodeAttempt)]>,
+        is_held: Vec<bool>,
+    ) {
+        if late.is_empty() {
+            return;
+        }
+        let quorum = self.clone();
+        // On the caller's runtime, whose timers the calls may use.
+        self.runtime.spawn_here(async move {
+            while let Some((node, answers)) = late.next().await {
+                for ((request, answered), is_held) in requests.iter().zip(&answers).zip(&is_held) {
+                    if *is_held && reply_of(answered) == NodeReply::NotHeld {
+                        quorum.rejoin(request, node);
+                    }
+                }
+            }
+        });
     }
 }
 

@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Failure, Holder, Kind, Name, Push, PushKind, QueueEntry,
-    Release, Renew, Reply, Resource, StoreTime, Token, View, WaitFor,
+    Acquire, Acquisition, Answer, ClientId, Command, Failure, Holder, Kind, Name, NodeReplies, NodeReply,
+    Push, PushKind, QueueEntry, Release, Renew, Reply, Resource, StoreTime, Token, View, WaitFor,
 };
 use leasehold_testkit::{Proxy, Server, until};
 
@@ -546,3 +546,33 @@ fn times_of_a_node_are_relative_to_its_own_clock() {
 }
 
 const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test]
+async fn minimum_hold_needs_a_majority_that_retains_the_lock() {
+    let servers = servers();
+    let client = QuorumClient::new(&servers, 1).await;
+    assert!(matches!(client.ask(1).await, Ok(Reply::Granted(_))));
+    until(async || client.holding().await == 3).await;
+    assert!(matches!(client.at_node(2, Command::ForceRelease).await, Reply::Forced(_)));
+    servers[1].signal("STOP");
+    let release = || {
+        let release = Release { min_hold: Duration::from_secs(60), ..Release::now(client.attempt(1)) };
+        client.quorum().release(client.resource.clone(), release)
+    };
+    let error = release().await.unwrap_err();
+    assert!(error.message.contains("1 of 3 nodes released it, 2 are needed"), "{}", error.message);
+    servers[1].signal("CONT");
+    // It is repeated in the background, too. The first node has nothing to release any more, and says so.
+    until(async || matches!(release().await.map(|answer| answer.reply), Ok(Reply::Released))).await;
+    assert_eq!(client.holding().await, 2, "two nodes retain it");
+}
+
+#[tokio::test]
+async fn failure_of_a_release_counts_the_nodes_that_have_released_it() {
+    let client = QuorumClient::new(&servers(), 1).await;
+    let mut replies = NodeReplies::new(3);
+    replies.handle_reply(0, NodeReply::Failed);
+    replies.handle_reply(1, NodeReply::Failed);
+    let message = client.quorum().release_failure(&replies);
+    assert!(message.contains("0 of 3 nodes released it") && message.contains("not waited for"), "{message}");
+}

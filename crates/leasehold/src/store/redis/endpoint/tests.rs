@@ -18,6 +18,8 @@ struct Calls {
     /// Between the loss of a connection and the callback for the new one.
     is_between: AtomicBool,
     messages_between: AtomicUsize,
+    /// How often the callback for a new connection panics.
+    panics: AtomicUsize,
 }
 
 fn endpoint_to(url: &str, calls: &Arc<Calls>) -> Endpoint {
@@ -30,6 +32,11 @@ fn endpoint_to(url: &str, calls: &Arc<Calls>) -> Endpoint {
             on_message.messages_between.fetch_add(is_between, Ordering::SeqCst);
         }),
         on_reconnect: Arc::new(move |_| {
+            let left = on_reconnect.panics.load(Ordering::SeqCst);
+            if left > 0 {
+                on_reconnect.panics.store(left - 1, Ordering::SeqCst);
+                panic!("a callback of the program");
+            }
             on_reconnect.is_between.store(false, Ordering::SeqCst);
             on_reconnect.on_reconnect.fetch_add(1, Ordering::SeqCst);
         }),
@@ -96,4 +103,18 @@ fn connect_timeout_follows_the_shortest_ttl_and_the_last_connect() {
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+/// As a log subscriber or a waker of the program may do.
+#[tokio::test]
+async fn endpoint_connects_again_after_a_callback_has_panicked() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let calls = Arc::new(Calls { panics: AtomicUsize::new(2), ..Calls::default() });
+    let endpoint = endpoint_to(&proxy.url(), &calls);
+    endpoint.connections().await.unwrap();
+    proxy.cut();
+    until(async || calls.on_reconnect.load(Ordering::SeqCst) == 1).await;
+    until(async || endpoint.current().is_some()).await;
+    assert_eq!(calls.panics.load(Ordering::SeqCst), 0);
 }

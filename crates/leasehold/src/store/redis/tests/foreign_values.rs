@@ -137,9 +137,9 @@ fn sorted_set_of_another_program_is_an_error() {
                 Command::ForceRelease,
             ] {
                 let error = runner.value_of(&resource(), &command, now()).expect_err("not a lock");
-                let expected = format!("WRONGTYPE {key} is a sorted set of another program");
+                let expected = "WRONGTYPE the key has a sorted set of another program";
                 let detail = error.detail().unwrap_or_default();
-                assert!(detail.starts_with(&expected), "{command:?}: {error}");
+                assert!(detail.starts_with(expected), "{command:?}: {error}");
                 let left: Vec<String> =
                     redis::cmd("ZRANGE").arg(&key).arg(0).arg(-1).query(runner.commands).unwrap();
                 assert_eq!(left, members);

@@ -414,7 +414,7 @@ fn error_in_a_batch_releases_what_the_batch_acquired() {
     });
 }
 
-/// To release and to renew always works. Everything else is refused, and changes nothing.
+/// To release, also by force, and to renew always works. Everything else is refused, and changes nothing.
 #[test]
 fn full_memory_refuses_only_what_needs_memory() {
     with_scripts(|runner| {
@@ -431,6 +431,7 @@ fn full_memory_refuses_only_what_needs_memory() {
             (vec![acquire_or_queue(0, 1, 1, 1), waiter()], renew(0, 1, 1), false),
             (vec![acquire_or_queue(0, 1, 1, 1), waiter()], release(0, 1), false),
             (vec![acquire_or_queue(0, 1, 1, 1), waiter()], retain(0, 1), false),
+            (vec![acquire_or_queue(0, 1, 1, 1), waiter()], Command::ForceRelease, false),
             (vec![share(0, TTL), share(1, TTL), share(2, TTL)], release(0, 1), false),
             (vec![share(0, TTL), share(1, TTL), share(2, TTL)], release(2, 1), false),
         ];
