@@ -104,7 +104,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_unavailable`.
+    /// `is_unavailable`; `is_closed`.
     ///
     /// # Cancel safety
     ///
@@ -112,6 +112,7 @@ impl Client {
     /// future is dropped before that, the keys expire within an hour.
     pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
+        handle.check_open()?;
         handle.store.diagnose().await.map_err(|error| Error::from_store(&handle.url, &error))
     }
 
@@ -137,7 +138,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_unavailable`.
+    /// `is_unavailable`; `is_closed`.
     ///
     /// # Cancel safety
     ///
@@ -167,7 +168,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_unavailable`.
+    /// `is_unavailable`; `is_closed`.
     ///
     /// # Cancel safety
     ///
@@ -192,7 +193,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for the name; `is_unavailable`.
+    /// `is_invalid` for the name; `is_unavailable`; `is_closed`.
     ///
     /// # Cancel safety
     ///

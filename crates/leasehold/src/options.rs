@@ -205,7 +205,7 @@ macro_rules! inspection {
             ///
             /// # Errors
             ///
-            /// `is_invalid` for the name; `is_unavailable`.
+            /// `is_invalid` for the name; `is_unavailable`; `is_closed`.
             ///
             /// # Cancel safety
             ///

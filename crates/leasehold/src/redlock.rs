@@ -115,7 +115,7 @@ impl Redlock {
     ///
     /// # Errors
     ///
-    /// `is_unavailable`.
+    /// `is_unavailable`; `is_closed`.
     ///
     /// # Cancel safety
     ///

@@ -160,7 +160,7 @@ impl Election {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for the name; `is_unavailable`.
+    /// `is_invalid` for the name; `is_unavailable`; `is_closed`.
     ///
     /// # Cancel safety
     ///

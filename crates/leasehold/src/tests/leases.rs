@@ -275,6 +275,8 @@ fn reads_of_a_closed_client_say_that_it_is_closed() {
     assert!(block_on(mutex.inspect()).unwrap_err().is_closed());
     assert!(block_on(mutex.force_release()).unwrap_err().is_closed());
     assert!(block_on(client.list()).unwrap_err().is_closed());
+    assert!(block_on(client.list_names()).unwrap_err().is_closed());
+    assert!(block_on(client.diagnose()).unwrap_err().is_closed());
 }
 
 #[test]

@@ -203,7 +203,8 @@ impl UpgradableGuard {
     ///
     /// # Errors
     ///
-    /// As [`Self::upgrade`].
+    /// As [`Self::upgrade`]. `is_lost` also if the store grants the upgrade at the moment of the limit: it is released then, and the
+    /// lease that it has replaced has ended.
     ///
     /// # Cancel safety
     ///
