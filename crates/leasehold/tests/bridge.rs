@@ -657,3 +657,25 @@ async fn close_does_not_wait_for_an_attempt_that_is_not_polled() {
         server.run(&["DEL", KEY]);
     }
 }
+
+#[tokio::test]
+async fn close_ends_a_waiting_attempt_soon() {
+    let server = Server::on_socket();
+    let foreign = Foreign::set_nx_px(KEY);
+    take_as_other(&server, &foreign, "600000");
+    // A command to take the lock is on its way only now and then, and is waited for.
+    let mut took = Vec::new();
+    for _ in 0..3 {
+        let client = connect(&server).await;
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign);
+            async move { mutex.lock().await }
+        });
+        until_tracked(&server).await;
+        let began = Instant::now();
+        client.close().await.unwrap();
+        took.push(began.elapsed());
+        assert!(waiter.await.unwrap().unwrap_err().is_closed());
+    }
+    assert!(took.iter().any(|took| *took < Duration::from_secs(2)), "{took:?}");
+}

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Guard, Kind, Loss, Mutex};
-use leasehold_testkit::{Server, until, until_some};
+use leasehold_testkit::{Server, unless_paused, until, until_some};
 use redis::Value;
 
 const KEY: &str = "jobs";
@@ -280,17 +280,36 @@ async fn close_reports_a_leg_whose_release_was_not_confirmed() {
 
 #[tokio::test]
 async fn attempt_whose_own_lease_is_not_released_in_time_is_unavailable() {
-    let place = Place::new();
+    unless_paused(Duration::from_secs(1), async || {
+        let place = Place::new();
+        let client = place.client().await;
+        place.take_as_other(&[0, 1]);
+        let mutex = mutex(&client, &place.foreign());
+        let waiter = tokio::spawn(async move { mutex.lock_timeout(Duration::from_secs(3)).await });
+        until(async || waiter.is_finished() || !own_is_free(&client).await).await;
+        place.own.signal("STOP");
+        let ended = waiter.await.unwrap();
+        place.own.signal("CONT");
+        let error = ended.unwrap_err();
+        assert!(error.is_unavailable(), "{error}");
+    })
+    .await;
+}
+
+/// The servers that are up report changes of the key although one was never reached.
+#[tokio::test]
+async fn servers_that_are_up_report_changes_while_another_one_is_down() {
+    let mut place = Place::new();
     let client = place.client().await;
+    let foreign = place.foreign();
     place.take_as_other(&[0, 1]);
-    let mutex = mutex(&client, &place.foreign());
-    let waiter = tokio::spawn(async move { mutex.lock_timeout(Duration::from_secs(3)).await });
-    until(async || !own_is_free(&client).await).await;
-    place.own.signal("STOP");
-    let ended = waiter.await.unwrap();
-    place.own.signal("CONT");
-    let error = ended.unwrap_err();
-    assert!(error.is_unavailable(), "{error}");
+    place.servers[2].stop();
+    let waiter = tokio::spawn({
+        let mutex = mutex(&client, &foreign);
+        async move { mutex.lock().await }
+    });
+    until(async || calls(&place.servers[0], "client|caching") > 0).await;
+    waiter.abort();
 }
 
 /// A try whose answers are all there leaves nothing to release again with each later try.

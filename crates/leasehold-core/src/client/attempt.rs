@@ -21,9 +21,6 @@ pub const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
 /// Max time to wait for an answer. Stores answer sooner, unless the task that sends the command is not polled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Max time to wait for an answer that a task polls for while other tasks wait for it too. Stores that respond answer sooner.
-const TASK_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Shortest pause between re-checks that follow each other: while a clock that a test moves stands still, they do not go on for ever.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 
@@ -66,8 +63,6 @@ pub struct AcquireMachine {
     failures: u32,
     /// Those of them whose answer the store owes, and no task that has stopped to poll for it.
     lost_answers: u32,
-    /// The `Acquire` in flight was sent by a task, which may not poll for its answer.
-    is_sent_by_task: bool,
     /// How many sends in a row had no answer.
     retries: u32,
     /// At least one `Acquire` was sent. An attempt asks once even if its deadline has passed.
@@ -110,7 +105,6 @@ impl AcquireMachine {
             needs_release: false,
             failures: 0,
             lost_answers: 0,
-            is_sent_by_task: false,
             retries: 0,
             has_sent: false,
             has_waited: false,
@@ -156,7 +150,6 @@ impl AcquireMachine {
             Phase::SendAt { at } if at <= now => {
                 self.phase = Phase::InFlight { until: now + ANSWER_TIMEOUT };
                 self.may_be_in_flight = true;
-                self.is_sent_by_task = false;
                 self.has_sent = true;
                 Some(Command::Acquire(self.command.clone()))
             }
@@ -223,11 +216,7 @@ impl AcquireMachine {
         } else if let Phase::InFlight { until } = self.phase
             && now >= until
         {
-            if self.is_sent_by_task {
-                self.handle_abandoned(now);
-            } else {
-                self.handle_failure(now, Failure::Unknown);
-            }
+            self.handle_failure(now, Failure::Unknown);
         } else if let Phase::Queued { repoll_at } = self.phase
             && now >= repoll_at
         {
@@ -311,15 +300,6 @@ impl AcquireMachine {
                 self.phase = Phase::SendAt { at: now }
             }
             _ => self.finish(Outcome::Failed),
-        }
-    }
-
-    /// The `Acquire` that was sent now is answered only while its task is polled, and other tasks wait for the same answer. After a
-    /// limit it is sent again.
-    pub fn limit_answer(&mut self, now: LocalTime) {
-        if let Phase::InFlight { .. } = self.phase {
-            self.phase = Phase::InFlight { until: now + TASK_ANSWER_TIMEOUT };
-            self.is_sent_by_task = true;
         }
     }
 

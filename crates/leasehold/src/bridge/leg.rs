@@ -71,6 +71,8 @@ struct State {
     expires_at: LocalTime,
     /// Until when the client may rely on the leg, by the last confirmation.
     trusted_until: LocalTime,
+    /// When the command to take the leg was sent that is in flight.
+    taking_since: Option<LocalTime>,
     /// Until when a command without an answer may still take the foreign lock.
     orphan_until: LocalTime,
     is_ending: bool,
@@ -124,11 +126,17 @@ impl Leg {
         state.orphan_until = state.orphan_until.max(sent_at + FIRST_TTL + MAX_DELAY);
     }
 
-    /// The ttl to take the leg with.
-    pub(super) fn first_ttl(&self, sent_at: LocalTime) -> Duration {
+    /// A command to take the leg is about to be sent. Returns its ttl.
+    pub(super) fn begin_take(&self, sent_at: LocalTime) -> Duration {
         let ttl = self.ttl.min(FIRST_TTL);
         self.note_sent(sent_at, ttl);
+        self.state().taking_since = Some(sent_at);
         ttl
+    }
+
+    /// That command was answered, or its attempt was dropped.
+    pub(super) fn end_take(&self) {
+        self.state().taking_since = None;
     }
 
     /// The token of a lock with tokens: that of the other library, and at least the own one.
@@ -161,7 +169,7 @@ impl Leg {
         let mut calls = vec![self.foreign.renew(&holder, millis(self.ttl))];
         if self.foreign.is_exclusive() {
             // A change of the key is reported from now on: an operator may delete it by hand. What came before is in the answer.
-            calls.extend([ForeignCall::track(), ForeignCall::Command(self.foreign.holds(&holder))]);
+            calls.extend([ForeignCall::Track, ForeignCall::Command(self.foreign.holds(&holder))]);
         }
         let mut answers = self.keys.run(calls).await?.answers.into_iter();
         let renewed = answers.next().unwrap_or(Ok(Value::Nil));
@@ -269,9 +277,10 @@ impl Leg {
             };
             match with_deadline(&self.session, renew_at, event).await {
                 Some(Event::Lost) => {
-                    if self.state().taken_at.is_none() {
-                        // A command to take the leg may be in flight. Its attempt ends with the next poll, which may never come.
-                        self.note_unanswered(&self.holders.current(), self.session.now());
+                    // Its attempt ends with the next poll, which may never come.
+                    let taking_since = self.state().taking_since;
+                    if let Some(sent_at) = taking_since {
+                        self.note_unanswered(&self.holders.current(), sent_at);
                     }
                     return;
                 }

@@ -127,24 +127,22 @@ impl Leg {
     /// Sends the command once. A repeated one also finds a leg that an earlier command without an answer has taken.
     async fn try_once(&self, is_repeated: bool) -> Result<Try, StoreError> {
         let sent_at = self.session.now();
-        let ttl = self.first_ttl(sent_at);
+        let ttl = self.begin_take(sent_at);
         let holder = self.holders.current();
         let given_up = if is_repeated { self.holders.adoptable() } else { Vec::new() };
-        // A server that reports no changes would refuse to be asked for them.
-        let track = (is_repeated && self.keys.is_tracking()).then(ForeignCall::track);
-        let not_read = usize::from(track.is_some());
-        let mut calls = Vec::from_iter(track);
+        let mut calls = Vec::new();
         if is_repeated {
             let mut left = redis::cmd("PTTL");
             left.arg(self.foreign.key());
             let holds = |holder: &String| ForeignCall::Command(self.foreign.holds(holder));
-            calls.extend([holds(&holder), ForeignCall::Command(left)]);
+            calls.extend([ForeignCall::Track, holds(&holder), ForeignCall::Command(left)]);
             calls.extend(given_up.iter().map(holds));
         }
         calls.push(self.foreign.take(&holder, millis(ttl), self.own.token));
         let unanswered = Unanswered { leg: self, holder: &holder, sent_at };
         let ForeignOutcome { mut answers, is_complete } = self.keys.run(calls).await?;
         std::mem::forget(unanswered);
+        self.end_take();
         match answers.pop().unwrap_or(Ok(Value::Nil)) {
             Ok(taken) if is_yes(&taken) => {
                 self.confirm(sent_at, ttl, &taken);
@@ -153,7 +151,7 @@ impl Leg {
             Err(error) if !is_undecided(&error) => return Err(explain(&error)),
             _ => {}
         }
-        let mut answers = answers.into_iter().skip(not_read);
+        let mut answers = answers.into_iter().skip(1);
         let mut is_held = |holder: &String| match answers.next() {
             Some(Ok(held)) => Ok(self.foreign.is_holder(holder, &held)),
             Some(Err(error)) if !is_undecided(&error) => Err(explain(&error)),
@@ -198,7 +196,7 @@ impl Leg {
         let offer = offer.min(deadline.since(self.session.now()) / 2);
         let mut exists = redis::cmd("EXISTS");
         exists.arg(self.foreign.key());
-        let mut calls = vec![ForeignCall::track(), ForeignCall::Command(exists)];
+        let mut calls = vec![ForeignCall::Track, ForeignCall::Command(exists)];
         calls.extend(self.foreign.count_waiters().map(ForeignCall::Command));
         // If the server does not answer, the next command says so.
         let Ok(ForeignOutcome { answers, .. }) = self.keys.run(calls).await else { return };
@@ -223,6 +221,7 @@ struct Unanswered<'a> {
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         self.leg.note_unanswered(self.holder, self.sent_at);
+        self.leg.end_take();
     }
 }
 

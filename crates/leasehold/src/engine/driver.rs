@@ -100,16 +100,18 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
     // A cluster's nodes come and go, but they are few.
     let mut in_flight_limits = BTreeMap::<u64, Arc<Semaphore>>::new();
     let mut in_flight = FuturesUnordered::new();
-    let (mut settling, mut has_settled) = (None::<BoxFuture<bool>>, false);
+    let mut settling = None::<BoxFuture<bool>>;
     loop {
         let due = session.due(session.now());
-        if due.is_over && has_settled {
-            return;
-        }
         if due.is_over {
-            // Counts as a leg, so that `close` waits for it.
-            session.begin_leg();
-            settling = Some(store.settle());
+            let mut settle = store.settle();
+            // Usually there is nothing to wait for.
+            if let Some(is_settled) = settle.as_mut().now_or_never() {
+                session.end_settling(is_settled);
+                return;
+            }
+            session.begin_settling();
+            settling = Some(settle);
             continue;
         }
         for ((shard, replicas), batch) in by_shard(store, due.transmits) {
@@ -130,9 +132,9 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
             biased;
             Some(()) = in_flight.next() => {}
             () = session.alarm.notified() => {}
-            is_confirmed = poll_fn(|context| poll_some(&mut settling, context)) => {
-                (settling, has_settled) = (None, true);
-                session.end_leg(is_confirmed);
+            is_settled = poll_fn(|context| poll_some(&mut settling, context)) => {
+                session.end_settling(is_settled);
+                return;
             }
             slept = timer.until(due.next) => if let Err(error) = slept {
                 // Leases are still lost on time, because guards read the clock themselves.

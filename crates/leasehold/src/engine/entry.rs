@@ -267,13 +267,6 @@ impl Entry {
         }
     }
 
-    /// The task that sends the `Acquire` may not poll for its answer.
-    pub(super) fn limit_answer(&mut self, now: LocalTime) {
-        if let Stage::Attempt(machine) = &mut self.stage {
-            machine.limit_answer(now);
-        }
-    }
-
     /// No task polls for the answer to the `Acquire` any more.
     pub(super) fn abandon_acquire(&mut self, now: LocalTime) {
         if let Stage::Attempt(machine) = &mut self.stage {

@@ -317,6 +317,20 @@ impl Session {
         Poll::Pending
     }
 
+    /// The client ends once the store has settled.
+    pub(crate) fn begin_settling(&self) {
+        self.table().is_settling = true;
+    }
+
+    /// The store has settled, or something keeps a lock from others that no entry of the table has reported.
+    pub(crate) fn end_settling(&self, is_settled: bool) {
+        let mut table = self.table();
+        table.is_settling = false;
+        if !is_settled {
+            table.unconfirmed = table.unconfirmed.max(1);
+        }
+    }
+
     /// Ready once the driver has dropped the store, which it does when the client is closed and everything is released.
     pub(crate) fn poll_driver_gone(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut table = self.table();

@@ -34,6 +34,8 @@ pub(super) struct Table {
     pub(super) unsettled: usize,
     /// Legs of bridged leases that have not ended.
     pub(super) open_legs: usize,
+    /// The store still releases something by itself.
+    pub(super) is_settling: bool,
     /// How many releases the store has not confirmed, since the client was closed.
     pub(super) unconfirmed: u64,
     /// Tasks that wait for `unsettled` to become zero, or for the driver to end.
@@ -66,6 +68,7 @@ impl Table {
             driver_wakes_at: LocalTime::NEVER,
             unsettled: 0,
             open_legs: 0,
+            is_settling: false,
             unconfirmed: 0,
             close_wakers: Vec::new(),
             is_driver_gone: false,
@@ -172,7 +175,7 @@ impl Table {
 
     /// Whether the store keeps nothing for this client.
     pub(super) fn is_settled(&self) -> bool {
-        self.unsettled == 0 && self.open_legs == 0
+        self.unsettled == 0 && self.open_legs == 0 && !self.is_settling
     }
 
     pub(super) fn check_settled(&mut self, effects: &mut Effects) {
@@ -221,7 +224,6 @@ impl Table {
         let acquisition = Acquisition { client: self.id, sequence };
         let mut entry = queue.start_attempt(id, acquisition, queue.key.wait.max_queue, now);
         let transmit = entry.poll_transmit(sequence, now);
-        entry.limit_answer(now);
         self.insert(sequence, entry, now, effects);
         Ok((ticket, transmit))
     }
@@ -246,7 +248,13 @@ impl Table {
                     CancelledWait::LastWaiter { sequence: lease, may_be_in_store: true }
                 }
             }
-            QueueState::Assigned { .. } | QueueState::Held(_) => CancelledWait::LeaseInUse,
+            QueueState::Assigned { lease, .. } | QueueState::Held(lease)
+                if self.entries.get(&lease).is_some_and(|entry| entry.remaining(now).is_ok()) =>
+            {
+                CancelledWait::LeaseInUse
+            }
+            // The lease is lost, which the driver has not seen yet.
+            QueueState::Assigned { .. } | QueueState::Held(_) => CancelledWait::AttemptContinues,
             QueueState::Acquiring(sequence) | QueueState::AwaitingTokens(sequence)
                 if queue.waiting.is_empty() =>
             {

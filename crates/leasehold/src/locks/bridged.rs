@@ -100,7 +100,7 @@ impl MutexSet {
             }
         }
         match held.guards.iter().find_map(|guard| Some(guard.lost_error(guard.loss()?))) {
-            Some(lost) => Err(lost),
+            Some(lost) => Err(first.0.handle.closed_or(lost)),
             None => Ok(Some(held)),
         }
     }

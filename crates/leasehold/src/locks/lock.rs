@@ -141,6 +141,7 @@ impl Lock {
         session.set_replacing(held.sequence(), true, session.now());
         let ends_at = session.ends_at(held.sequence());
         let taken = self.acquire(weight, Some(held), wait).await;
+        self.handle.check_open()?;
         match &taken {
             // The exchange continues the hold, even if the attempt has waited.
             Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, session.now()),

@@ -27,21 +27,21 @@ impl ForeignScript {
 #[derive(Clone)]
 pub(crate) enum ForeignCall {
     Command(Cmd),
-    Script { script: &'static ForeignScript, keys: Vec<String>, arguments: Vec<String> },
+    /// Asks the server to report the next change of the keys that the next command reads. A server that can't do that leaves it out.
+    Track,
+    Script {
+        script: &'static ForeignScript,
+        keys: Vec<String>,
+        arguments: Vec<String>,
+    },
 }
 
 impl ForeignCall {
-    /// Asks the server to report the next change of the keys that the next command reads.
-    pub(crate) fn track() -> Self {
-        let mut command = redis::cmd("CLIENT");
-        command.arg("CACHING").arg("YES");
-        Self::Command(command)
-    }
-
     /// `with_text`: the server does not know the script yet.
     pub(super) fn encode(&self, with_text: bool) -> Cmd {
         match self {
             Self::Command(command) => command.clone(),
+            Self::Track => redis::cmd("CLIENT").arg("CACHING").arg("YES").to_owned(),
             Self::Script { script, keys, arguments } => {
                 let mut command = match with_text {
                     false => redis::cmd("EVALSHA").arg(script.hash()).to_owned(),

@@ -76,8 +76,8 @@ struct Quorum {
     contended: Mutex<ContendedLocks>,
     /// Signals that a node may not have received a release.
     releases_pending: Notify,
-    /// At how many nodes a release is in flight, by its attempt's id there.
-    releasing: Mutex<BTreeMap<Acquisition, usize>>,
+    /// How many releases of an attempt are in flight at a node, by the attempt's id there and the node.
+    releasing: Mutex<BTreeMap<(Acquisition, usize), usize>>,
     /// Too many nodes abstain until then, by the local clock in microseconds.
     restart_grace_until: AtomicU64,
 }

@@ -301,16 +301,6 @@ fn cancelled_task_does_not_use_up_the_retry_of_the_others() {
 }
 
 #[test]
-fn attempt_whose_task_does_not_poll_is_sent_again_for_the_others() {
-    let scene = Scene::new();
-    let (attempt, _first, [_second]) = scene.queue();
-    assert!(scene.due(scene.after(4)).is_empty());
-    let again = scene.due(scene.after(5)).pop().expect("the driver's");
-    assert_eq!(acquire(&again).acquisition, acquire(&attempt).acquisition);
-    assert!(scene.due(scene.after(19)).is_empty(), "the driver polls for the answer");
-}
-
-#[test]
 fn lost_lease_is_held_by_no_task() {
     let scene = Scene::new();
     let (attempt, first, []) = scene.queue();
@@ -318,4 +308,7 @@ fn lost_lease_is_held_by_no_task() {
     assert!(scene.granted(first).is_some());
     assert!(scene.session.holds_lease(&key(), scene.after(8)));
     assert!(!scene.session.holds_lease(&key(), scene.after(10)), "the driver has not seen the loss yet");
+    let second = scene.enqueue().0;
+    scene.clock.jump(Duration::from_secs(10));
+    assert!(matches!(scene.cancel(second), CancelledWait::AttemptContinues));
 }

@@ -134,6 +134,12 @@ impl Shared {
             }
             answers = pipeline(&mut connection, calls, true).await;
         }
+        for (call, answer) in calls.iter().zip(&mut answers) {
+            if matches!((call, &*answer), (ForeignCall::Track, Err(error)) if !error.is_unrecoverable_error())
+            {
+                *answer = Ok(Value::Nil);
+            }
+        }
         for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
             match CallError::from(error) {
                 failed @ (CallError::ConnectionLost(_) | CallError::Timeout(_)) => {

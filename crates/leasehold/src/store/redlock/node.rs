@@ -220,7 +220,9 @@ impl Node {
 
     /// The attempts whose releases are pending.
     pub(super) fn unreleased(&self) -> Vec<Acquisition> {
-        self.pending_releases().keys().copied().collect()
+        let now = self.now();
+        let pending_releases = self.pending_releases();
+        pending_releases.iter().filter(|(_, pending)| pending.until > now).map(|(id, _)| *id).collect()
     }
 
     /// Resends pending releases.

@@ -1,7 +1,7 @@
 //! Releases leases and attempts at all nodes.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use leasehold_core::{
     Acquisition, Command, Failure, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL, Tally,
-    quorum_of,
+    drift_margin, quorum_of,
 };
 
 use super::attempts::{NodeAttempt, RequestCounts};
 use super::gather::gather;
 use super::limits::{SETTLE_INTERVAL, SETTLE_LIMIT};
-use super::node::{Node, PendingRelease};
+use super::node::PendingRelease;
 use super::{Quorum, STRAGGLER_GRACE, answer};
 use crate::store::{CallResult, StoreError};
 
@@ -65,28 +65,46 @@ impl Quorum {
         }
     }
 
-    /// Waits until no release is outstanding at so many nodes that no other attempt can get a majority, and repeats the outstanding
-    /// ones. Returns false at the limit.
+    /// Waits until so few releases are outstanding that every other attempt can get a majority, and repeats the outstanding ones. Returns
+    /// false at the limit.
     pub(super) async fn settle(self: Arc<Self>) -> bool {
         let settled = async {
             while self.keeps_a_lock() {
-                join_all(self.nodes.iter().cloned().map(Node::retry_pending_releases)).await;
                 self.runtime.sleep(SETTLE_INTERVAL).await;
             }
         };
-        self.runtime.timeout(SETTLE_LIMIT, settled).await.is_some()
+        // A node that does not answer delays no other.
+        let repeated = join_all(self.nodes.iter().map(async |node| {
+            while self.keeps_a_lock() {
+                node.clone().retry_pending_releases().await;
+                self.runtime.sleep(SETTLE_INTERVAL).await;
+            }
+        }));
+        let work = async {
+            tokio::select! {
+                biased;
+                () = settled => {}
+                _ = repeated => {}
+            }
+        };
+        let _ = self.runtime.timeout(SETTLE_LIMIT, work).await;
+        !self.keeps_a_lock()
     }
 
-    fn keeps_a_lock(&self) -> bool {
-        let mut outstanding = self.releasing().clone();
-        for acquisition in self.nodes.iter().flat_map(|node| node.unreleased()) {
-            *outstanding.entry(acquisition).or_default() += 1;
+    pub(super) fn keeps_a_lock(&self) -> bool {
+        let mut outstanding: BTreeSet<(Acquisition, usize)> = self.releasing().keys().copied().collect();
+        for (node, to) in self.nodes.iter().enumerate() {
+            outstanding.extend(to.unreleased().into_iter().map(|acquisition| (acquisition, node)));
         }
         let spare = self.nodes.len() - quorum_of(self.nodes.len());
-        outstanding.into_values().any(|nodes| nodes > spare)
+        let mut nodes = BTreeMap::<Acquisition, usize>::new();
+        for (acquisition, _) in outstanding {
+            *nodes.entry(acquisition).or_default() += 1;
+        }
+        nodes.into_values().any(|nodes| nodes > spare)
     }
 
-    fn releasing(&self) -> MutexGuard<'_, BTreeMap<Acquisition, usize>> {
+    fn releasing(&self) -> MutexGuard<'_, BTreeMap<(Acquisition, usize), usize>> {
         self.releasing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,15 +120,16 @@ impl Quorum {
         let (resource, requests) = (known.resource.clone(), known.requests.clone());
         let is_attached = known.is_attached;
         let release = Release { min_hold, ..Release::now(known.acquisition) };
-        // No earlier acquire can leave anything that lasts longer.
-        let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
         // If this future is dropped before the answer, the release stays pending too.
+        let ttl = known.request.ttl;
+        let until = self.now() + ttl + drift_margin(ttl);
         let pending = PendingRelease { resource, release, until, requests: Some((requests.clone(), node)) };
         let mut guard = ReleaseGuard::new(self.clone(), node, pending);
         // Acquires of an attached lease that another client sent may arrive after this release, at a node with the lease too.
         let may_follow = is_attached || requests[node].get().unanswered > 0;
         if may_follow {
             guard.pending.release.tombstone = TOMBSTONE_TTL;
+            guard.pending.until = until + TOMBSTONE_TTL;
         }
         async move {
             if may_have_nothing {
@@ -161,7 +180,7 @@ struct ReleaseGuard {
 
 impl ReleaseGuard {
     fn new(quorum: Arc<Quorum>, node: usize, pending: PendingRelease) -> Self {
-        *quorum.releasing().entry(pending.release.acquisition).or_default() += 1;
+        *quorum.releasing().entry((pending.release.acquisition, node)).or_default() += 1;
         Self { quorum, node, pending, is_confirmed: false }
     }
 
@@ -186,10 +205,10 @@ impl Drop for ReleaseGuard {
             self.quorum.nodes[self.node].add_pending_release(self.pending.clone());
             self.quorum.releases_pending.notify_one();
         }
-        if let Entry::Occupied(mut nodes) = self.quorum.releasing().entry(acquisition) {
-            *nodes.get_mut() -= 1;
-            if *nodes.get() == 0 {
-                nodes.remove();
+        if let Entry::Occupied(mut count) = self.quorum.releasing().entry((acquisition, self.node)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }

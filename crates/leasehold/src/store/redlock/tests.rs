@@ -576,3 +576,20 @@ async fn failure_of_a_release_counts_the_nodes_that_have_released_it() {
     let message = client.quorum().release_failure(&replies);
     assert!(message.contains("0 of 3 nodes released it") && message.contains("not waited for"), "{message}");
 }
+
+#[tokio::test]
+async fn releases_that_a_minority_has_not_answered_keep_no_lock() {
+    let servers = servers();
+    let client = QuorumClient::new(&servers, 1).await;
+    assert!(matches!(client.ask(1).await, Ok(Reply::Granted(_))));
+    until(async || client.holding().await == 3).await;
+    servers[1..].iter().for_each(|server| server.signal("STOP"));
+    let release = || client.quorum().release(client.resource.clone(), Release::now(client.attempt(1)));
+    assert!(release().await.is_err());
+    assert!(client.quorum().keeps_a_lock());
+    servers[1].signal("CONT");
+    until(async || release().await.is_ok()).await;
+    // The third node has a pending release, and another one on its way.
+    assert!(!client.quorum().keeps_a_lock());
+    servers[2].signal("CONT");
+}
