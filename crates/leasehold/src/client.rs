@@ -262,7 +262,7 @@ impl Client {
     /// Releases every lease and cancels every wait of this client and its clones, and waits until the store has confirmed
     /// it. Guards lose their leases at once (`Loss::Closed`), and waiters get an error with `is_closed`.
     ///
-    /// If the store does not answer, this waits until the longest lease has expired, and at least 2 s.
+    /// If the store does not answer, this waits until the longest lease has expired, and at least 2 s; over a quorum up to 2 s longer.
     /// [`ClientBuilder::close_timeout`](crate::ClientBuilder::close_timeout) can limit the wait.
     ///
     /// ```

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use leasehold_core::{
     Acquisition, Command, Failure, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL, Tally,
-    drift_margin, quorum_of,
+    quorum_of,
 };
 
 use super::attempts::{NodeAttempt, RequestCounts};
@@ -121,15 +121,14 @@ impl Quorum {
         let is_attached = known.is_attached;
         let release = Release { min_hold, ..Release::now(known.acquisition) };
         // If this future is dropped before the answer, the release stays pending too.
-        let ttl = known.request.ttl;
-        let until = self.now() + ttl + drift_margin(ttl);
+        // No earlier acquire can leave anything that lasts longer.
+        let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
         let pending = PendingRelease { resource, release, until, requests: Some((requests.clone(), node)) };
         let mut guard = ReleaseGuard::new(self.clone(), node, pending);
         // Acquires of an attached lease that another client sent may arrive after this release, at a node with the lease too.
         let may_follow = is_attached || requests[node].get().unanswered > 0;
         if may_follow {
             guard.pending.release.tombstone = TOMBSTONE_TTL;
-            guard.pending.until = until + TOMBSTONE_TTL;
         }
         async move {
             if may_have_nothing {
