@@ -216,8 +216,7 @@ impl Client {
     /// # Errors
     ///
     /// `is_lost` if the lease has ended, or if the id is wrong; `is_invalid` if its ttl or minimum hold is longer than the `max_ttl` of
-    /// a quorum;
-    /// `is_unavailable`, also if a quorum did not confirm the lease by a renewal; `is_closed`.
+    /// a quorum; `is_unavailable`, also if a quorum did not confirm the lease by a renewal; `is_closed`.
     ///
     /// # Cancel safety
     ///
