@@ -8,7 +8,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand, ValueEnum as _};
 use leasehold_bench::peers::{self, Peer};
 use leasehold_torture::faults::{Fault, StoreKind};
-use leasehold_torture::options::Options;
+use leasehold_torture::options::{Options, TASKS, TTL, WORKERS, WRITE, millis};
 use leasehold_torture::run::run;
 use leasehold_torture::targets::Target;
 use leasehold_torture::{page, specimens};
@@ -39,13 +39,16 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// The ttl of the leases, in milliseconds
-    #[arg(long, default_value_t = 2_000)]
+    #[arg(long, default_value_t = millis(TTL))]
     ttl_ms: u64,
+    /// How long the write at the end of a section is on its way, in milliseconds
+    #[arg(long, default_value_t = millis(WRITE))]
+    write_ms: u64,
     /// Worker processes
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = WORKERS)]
     workers: u32,
     /// Tasks of each worker process
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = TASKS)]
     tasks: u32,
     /// Print each fault
     #[arg(short, long)]
@@ -106,6 +109,7 @@ fn torture(args: &Args) -> Result<bool, String> {
         time: Duration::from_secs_f64(args.minutes * 60.0),
         seed,
         ttl: Duration::from_millis(args.ttl_ms),
+        write: Duration::from_millis(args.write_ms),
         workers: (args.workers, args.tasks),
         is_verbose: args.verbose,
     };

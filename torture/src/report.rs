@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::check::{Check, Figures, Finding, Terms, Verdict, check};
 use crate::faults::{Fault, StoreKind};
 use crate::history::{History, Ns};
-use crate::options::Options;
+use crate::options::{Options, TASKS, TTL, WORKERS, WRITE, millis};
 use crate::targets::{LEASEHOLD, Target};
 use crate::timeline;
 
@@ -43,6 +43,9 @@ pub struct Report {
     pub seconds: f64,
     /// The ttl, in milliseconds.
     pub ttl_ms: u64,
+    /// How long the write of a section was on its way, in milliseconds.
+    #[serde(default = "usual_write")]
+    pub write_ms: u64,
     /// Worker processes, and tasks in each.
     pub workers: (u32, u32),
     /// The faults that were asked for.
@@ -69,6 +72,10 @@ pub struct Report {
     pub start: Ns,
 }
 
+fn usual_write() -> u64 {
+    millis(WRITE)
+}
+
 /// More than this many additional file descriptors are a leak: connections may come and go.
 const DESCRIPTORS: i64 = 16;
 /// Findings of one check that a report has.
@@ -87,7 +94,8 @@ impl Report {
             store: options.store,
             seed: options.seed,
             seconds: options.time.as_secs_f64(),
-            ttl_ms: u64::try_from(options.ttl.as_millis()).unwrap_or(u64::MAX),
+            ttl_ms: millis(options.ttl),
+            write_ms: millis(options.write),
             workers: options.workers,
             faults: options.faults.iter().copied().collect(),
             has_tokens: options.target.has_tokens,
@@ -173,13 +181,26 @@ impl Report {
     pub fn command(&self) -> String {
         let faults: Vec<String> = self.faults.iter().map(|fault| fault.name()).collect();
         let faults = if faults.is_empty() { "none".to_owned() } else { faults.join(",") };
-        format!(
+        let mut command = format!(
             "cargo run --release -p leasehold-torture -- --target {} --store {} --faults {faults} --minutes {:.2} --seed {}",
             self.target,
             self.store.name(),
             self.seconds / 60.0,
             self.seed
-        )
+        );
+        let (workers, tasks) = self.workers;
+        let settings = [
+            ("ttl-ms", self.ttl_ms, millis(TTL)),
+            ("write-ms", self.write_ms, millis(WRITE)),
+            ("workers", workers.into(), WORKERS.into()),
+            ("tasks", tasks.into(), TASKS.into()),
+        ];
+        for (name, set, usual) in settings {
+            if set != usual {
+                command += &format!(" --{name} {set}");
+            }
+        }
+        command
     }
 
     /// Sums over all faults.
@@ -312,6 +333,7 @@ mod tests {
             time: Duration::from_secs(60),
             seed: 7,
             ttl: Duration::from_secs(2),
+            write: WRITE,
             workers: (3, 2),
             is_verbose: false,
         }
@@ -341,6 +363,13 @@ mod tests {
         assert_eq!(report(&history, None), "what is left in the store is unknown");
         history.faults[0].has_failed = true;
         assert_eq!(report(&history, Some(0)), "not injected: flush-all");
+    }
+
+    #[test]
+    fn command_names_every_setting_that_is_not_usual() {
+        let options = Options { write: Duration::from_millis(9), ..options() };
+        let report = Report::new(&options, String::new(), &History::default(), Left::default(), 0);
+        assert!(report.command().ends_with("--seed 7 --write-ms 9 --workers 3"), "{}", report.command());
     }
 
     /// Pairs of sections, of which the last ones have no fault before them.

@@ -19,8 +19,6 @@ use crate::workers::{Work, Worker, left_until, wait_until};
 
 /// The longest usual section.
 const HOLD: Duration = Duration::from_millis(30);
-/// How long a write is on its way.
-const WRITE: Duration = Duration::from_millis(4);
 /// Time between two checks of the lock.
 const STEP: Duration = Duration::from_millis(20);
 /// How many of a hundred sections are longer than the ttl, where leases are renewed.
@@ -113,7 +111,7 @@ fn work(options: &Options, stores: &Stores, resource: &Resource) -> Work {
         hold_us: micros(HOLD),
         long_us: micros(options.ttl * 3 / 2),
         long_percent: if options.target.renews { LONG_PERCENT } else { 0 },
-        write_us: micros(WRITE),
+        write_us: micros(options.write),
         step_us: micros(STEP),
         end_ns: 0,
         seed: options.seed,

@@ -174,9 +174,6 @@ const HANGING: Duration = Duration::from_secs(20);
 /// The ttl of the lease that is left.
 const LEFT: Duration = Duration::from_secs(600);
 
-/// How long a section stays between its checks whether it has the lock: it ends after a ttl of 500 ms.
-const SLOW: Duration = Duration::from_millis(300);
-
 impl Broken {
     fn is_due(&self) -> bool {
         self.task == 0 && self.taken.is_multiple_of(EVERY)
@@ -246,10 +243,6 @@ impl Lock for Broken {
     fn is_held(held: &Held) -> bool {
         match held.defect {
             Defect::IgnoresLoss => true,
-            Defect::SameToken => {
-                std::thread::sleep(SLOW);
-                true
-            }
             Defect::AlwaysLost => false,
             _ => held.guard.as_ref().is_none_or(Guard::is_held),
         }

@@ -9,6 +9,7 @@ use leasehold_bench_peer::clock::now_ns;
 use leasehold_bench_peer::protocol::{Contend, Open, Order};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::options::millis;
 use crate::targets::Target;
 
 /// What every worker is told.
@@ -48,11 +49,7 @@ impl Worker {
         } else {
             Process::start(target.program)?
         };
-        let open = Open {
-            urls: work.urls.clone(),
-            clients: work.clients,
-            ttl_ms: u64::try_from(work.ttl.as_millis()).unwrap_or(u64::MAX),
-        };
+        let open = Open { urls: work.urls.clone(), clients: work.clients, ttl_ms: millis(work.ttl) };
         process.ask(&Order::Open(open), Duration::ZERO)?;
         Ok(Self { process, first_task, tasks: work.contend.tasks, descriptors: None })
     }

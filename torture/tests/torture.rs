@@ -213,10 +213,21 @@ fn lease_that_is_left_is_caught() {
     caught("broken-leaves-lease", Check::Left, &arguments);
 }
 
-/// The fence compares tokens, which are all the same.
+/// The write arrives after the lease has ended and the next holders have begun. The fence compares tokens, which are all the same.
 #[test]
 fn stale_write_that_the_fence_accepts_is_caught() {
-    let arguments = ["--store", "sqlite", "--faults", "none", "--minutes", "0.2", "--ttl-ms", "500"];
+    let arguments = [
+        "--store",
+        "sqlite",
+        "--faults",
+        "none",
+        "--minutes",
+        "0.1",
+        "--ttl-ms",
+        "500",
+        "--write-ms",
+        "1500",
+    ];
     caught("broken-same-token", Check::StaleFenced, &arguments);
 }
 
