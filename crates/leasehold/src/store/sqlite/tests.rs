@@ -546,10 +546,11 @@ fn unused_resources_are_swept_by_an_idle_client() {
         run_at(&store, at(PAST, 0), &number.to_string(), &acquire(id(1, number), false));
     }
     drop(store);
-    // The worker of a client that only comes sweeps all of it, in batches.
+    // The worker of a client that only comes sweeps all of it, in batches. Before that it moves the log into the file, for which it
+    // waits for the disk. The next sweep is after 60 s.
     let connection = Connection::open(&path).unwrap();
     let _store = open(&path, 2).unwrap();
-    let give_up = Instant::now() + Duration::from_secs(20);
+    let give_up = Instant::now() + Duration::from_secs(50);
     while count_rows(&connection) > 0 {
         assert!(Instant::now() < give_up, "{} rows are left", count_rows(&connection));
         thread::sleep(Duration::from_millis(5));
@@ -625,12 +626,14 @@ fn second_client_keeps_the_first_clients_file_locks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let _first = open(&path, 1).unwrap();
-    // What keeps another program from taking the log away when it closes the file.
+    // What keeps another program from taking the log away when it closes the file. While other programs lock files, /proc/locks may
+    // lack a lock that is held; the list of one open file does not.
     let locks = || {
         let inode = format!(":{} ", fs::metadata(&path).unwrap().ino());
-        let all = fs::read_to_string("/proc/locks").unwrap();
-        let own = format!(" {} ", std::process::id());
-        all.lines().filter(|line| line.contains(&inode) && line.contains(&own)).count()
+        let files = fs::read_dir("/proc/self/fdinfo").unwrap().map(|file| file.unwrap().path());
+        // Other threads close files meanwhile.
+        let facts: String = files.filter_map(|file| fs::read_to_string(file).ok()).collect();
+        facts.lines().filter(|line| line.starts_with("lock:") && line.contains(&inode)).count()
     };
     assert!(locks() > 0);
     let second = open(&path, 2).unwrap();
