@@ -257,6 +257,13 @@ impl Books {
         }
     }
 
+    /// The next guard of this lease is no hand-off.
+    pub fn begin_anew(&mut self, acquisition: Acquisition) {
+        if let Some(attempt) = self.attempts.get_mut(&acquisition) {
+            attempt.has_begun = false;
+        }
+    }
+
     /// A write with a guard's token reaches the fenced resource, which compares tokens. Returns whether it was accepted.
     pub fn write(
         &mut self,

@@ -258,6 +258,8 @@ impl User {
         match upgraded {
             Ok(Ok(writer)) => Some(self.hold(op.lock, Got::Writer(writer), 1)),
             Ok(Err(reader)) => {
+                // The guard that goes on is checked like a new one, but it is no hand-off.
+                with(|world| world.books.begin_anew(LeaseProbe::of(&reader).acquisition()));
                 let held = self.hold(op.lock, Got::Upgradable(reader), 1);
                 self.sleep(op.hold / 4).await;
                 self.check_held(&held);
