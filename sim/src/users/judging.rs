@@ -93,7 +93,10 @@ impl User {
 
     /// Whether an answer may take longer than the lease lasts, which then has expired.
     fn may_be_late(&self, lock: usize) -> bool {
-        with(|world| world.plan.network.slowest() >= world.plan.locks[lock].ttl / 2)
+        with(|world| {
+            let plan = &world.plan.locks[lock];
+            world.plan.network.slowest() >= plan.ttl.min(plan.max_hold.unwrap_or(Micros::MAX)) / 2
+        })
     }
 
     pub(super) fn check_error(&self, error: &Error) {
