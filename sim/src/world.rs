@@ -392,6 +392,12 @@ impl World {
         self.books.broken(self.now, promise, what);
     }
 
+    /// From then on an operation that fails breaks a promise.
+    #[must_use]
+    pub fn recovered_at(&self) -> Micros {
+        (self.plan.heal_at + 20 * SECOND).min(self.books.calm_from)
+    }
+
     /// The bound on a stall after the faults: section "Liveness", *Bounds of a takeover* and the row on lost pushes.
     #[must_use]
     pub fn takeover_bound(&self) -> Micros {

@@ -102,9 +102,8 @@ impl User {
     pub(super) fn check_error(&self, error: &Error) {
         let (task, process) = (self.task, self.process);
         with(|world| {
-            let recovered = (world.plan.heal_at + 20 * SECOND).min(world.books.calm_from);
             // A second for connections that are still being made.
-            if world.now > recovered && world.now > world.processes[process].resumed_at + SECOND {
+            if world.now > world.recovered_at() && world.now > world.processes[process].resumed_at + SECOND {
                 world.broken(Promise::NoError, || format!("task {task}: {error}"));
             }
         });
