@@ -26,6 +26,8 @@ pub struct Attempt {
     pub epoch: (usize, u32),
     /// From which epoch the client counts its trust: a pushed grant counts from the answer before it.
     trust: (usize, u32),
+    /// In which epoch an inspection showed its lease: an attached guard counts its trust from there.
+    shown: (usize, u32),
     /// In which epoch a server last ran an `Acquire`, and the first. Answers may be lost, so the client may count from the first.
     anchor: (usize, u32),
     begun: (usize, u32),
@@ -51,6 +53,12 @@ pub struct Attempt {
     pub(crate) has_begun: bool,
     /// It exchanges a lease, and goes before all others.
     replaces: bool,
+}
+
+impl Attempt {
+    fn trusted_from(&self, guard: &Record) -> (usize, u32) {
+        if guard.is_attached { self.shown } else { self.trust }
+    }
 }
 
 /// A guard that exists.
@@ -198,7 +206,8 @@ impl Books {
             self.broken(now, Promise::OneHolder, || format!("a guard of r{resource} was never granted"));
             return;
         };
-        let (epoch, is_forced) = (attempt.epoch, attempt.is_forced || attempt.trust != attempt.epoch);
+        let epoch = attempt.epoch;
+        let is_forced = attempt.is_forced || attempt.trusted_from(record) != epoch;
         let range = attempt.ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&record.token));
         let Some(&(.., token_epoch)) = range else {
             let token = record.token;
@@ -217,7 +226,7 @@ impl Books {
             let Some(known) = self.attempts.get(&other.probe.acquisition()) else { continue };
             // Section "Redis: what no setting prevents": data that a server has lost, a failover, a clock set forward.
             if known.epoch != epoch
-                || known.trust != epoch
+                || known.trusted_from(other) != epoch
                 || known.is_forced
                 || other.is_exchanged
                 || other.task == record.task

@@ -46,6 +46,7 @@ impl Books {
                 resource,
                 epoch,
                 trust: epoch,
+                shown: epoch,
                 anchor: epoch,
                 begun: epoch,
                 order: 0,
@@ -247,6 +248,13 @@ impl Books {
                 }
             }
             (Command::Release(release), _) => self.released(now, clock, release, epoch),
+            (Command::Inspect, Reply::View(view)) => {
+                for holder in &view.holders {
+                    if let Some(attempt) = self.attempts.get_mut(&holder.acquisition) {
+                        attempt.shown = epoch;
+                    }
+                }
+            }
             _ => {}
         }
     }
