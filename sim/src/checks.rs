@@ -26,7 +26,7 @@ pub struct Attempt {
     pub epoch: (usize, u32),
     /// From which epoch the client counts its trust: a pushed grant counts from the answer before it.
     trust: (usize, u32),
-    /// In which epoch an inspection showed its lease: an attached guard counts its trust from there.
+    /// In which epoch an inspection showed its lease, or it was renewed: an attached guard counts its trust from there.
     shown: (usize, u32),
     /// In which epoch a server last ran an `Acquire`, and the first. Answers may be lost, so the client may count from the first.
     anchor: (usize, u32),

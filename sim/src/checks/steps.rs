@@ -239,7 +239,7 @@ impl Books {
             }
             (Command::Renew(renew), Reply::Renewed { tokens, contended, .. }) => {
                 if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
-                    (attempt.epoch, attempt.trust) = (epoch, epoch);
+                    (attempt.epoch, attempt.trust, attempt.shown) = (epoch, epoch, epoch);
                     attempt.contended_at = attempt.contended_at.filter(|_| *contended);
                     if let Some(tokens) = tokens {
                         attempt.ranges.push((tokens.first.get(), tokens.last.get(), epoch));
