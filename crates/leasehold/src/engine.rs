@@ -14,6 +14,7 @@ mod local_queue;
 mod log_event;
 pub(crate) mod manual;
 mod number_map;
+mod outbox;
 mod releasing;
 mod request;
 mod second_leg;

@@ -1,11 +1,10 @@
 //! One thread per client for work that must not depend on a polled future: renewals, rechecks, losses, and releases of dropped guards.
 //!
 //! It is a thread with a runtime of its own, because guards are dropped anywhere: outside a runtime, in a panic, in a runtime
-//! that is shutting down. It sleeps until the earliest deadline of the table, sends everything that is due in one batch, and
-//! never waits for the store: a slow response delays no loss and no other batch. It ends when the client's last handle is
-//! dropped, everything is released, and the store has settled.
+//! that is shutting down. It sleeps until the earliest deadline of the table and sends everything that is due in one batch. A
+//! slow response delays no loss; if too many batches have no response, what becomes due meanwhile is one more batch. The thread
+//! ends when the client's last handle is dropped, everything is released, and the store has settled.
 
-use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -14,21 +13,16 @@ use std::task::{Context, Poll};
 
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use leasehold_core::{Command, LocalTime, Resource};
+use leasehold_core::{Command, LocalTime};
 use tokio::runtime::Builder;
-use tokio::sync::Semaphore;
 use tracing::{Instrument as _, Span};
 
-use super::entry::Transmit;
 use super::manual::{Driven, ManualClock};
+use super::outbox::{Outbox, Transmits};
 use super::session::Session;
 use super::timer::Timer;
 use crate::store::{BoxFuture, Store};
 use crate::telemetry::{renewal_outcome, spans};
-
-/// How many batches may be in flight to one shard. After a reconnect all leases are renewed; a server with more requests than
-/// it can answer in time would look like a lost connection.
-const MAX_IN_FLIGHT: usize = 16;
 
 /// Starts the thread. `open` runs on it first, and `report` gets its result; `failed` is the error of a thread without a runtime or
 /// a timer.
@@ -97,8 +91,7 @@ impl DriverTimer for Timer {
 }
 
 pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl DriverTimer) {
-    // A cluster's nodes come and go, but they are few.
-    let mut in_flight_limits = BTreeMap::<u64, Arc<Semaphore>>::new();
+    let mut outbox = Outbox::default();
     let mut in_flight = FuturesUnordered::new();
     let mut settling = None::<BoxFuture<bool>>;
     loop {
@@ -114,23 +107,22 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
             settling = Some(settle);
             continue;
         }
-        for ((shard, replicas), batch) in by_shard(store, due.transmits) {
-            let limit = in_flight_limits
-                .entry(shard)
-                .or_insert_with(|| Arc::new(Semaphore::new(MAX_IN_FLIGHT)))
-                .clone();
-            in_flight.push(send(session, store, limit, batch, replicas));
+        outbox.add(store, due.transmits);
+        while let Some((shard, replicas, batch)) = outbox.next_batch() {
+            in_flight.push(send(session, store, shard, batch, replicas));
         }
         if due.next <= session.now() {
             // More than one batch is due: let the first one be sent.
-            let _ = in_flight.next().now_or_never();
+            if let Some(Some(shard)) = in_flight.next().now_or_never() {
+                outbox.handle_response(shard);
+            }
             tokio::task::yield_now().await;
             continue;
         }
         tokio::select! {
             // The order is fixed so that a run can be repeated. Everything that is due is looked at after each of them.
             biased;
-            Some(()) = in_flight.next() => {}
+            Some(shard) = in_flight.next() => outbox.handle_response(shard),
             () = session.alarm.notified() => {}
             is_settled = poll_fn(|context| poll_some(&mut settling, context)) => {
                 session.end_settling(is_settled);
@@ -150,26 +142,14 @@ fn poll_some<T>(future: &mut Option<BoxFuture<T>>, context: &mut Context<'_>) ->
     future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(context))
 }
 
-type Transmits = Vec<(Arc<Resource>, Transmit)>;
-
-/// Groups commands by shard and by replica count, in the order of their deadlines.
-fn by_shard(store: &dyn Store, transmits: Transmits) -> BTreeMap<(u64, u32), Transmits> {
-    let mut shards = BTreeMap::<_, Vec<_>>::new();
-    for (resource, transmit) in transmits {
-        let shard = store.shard(&resource, &transmit.command);
-        shards.entry((shard, transmit.replicas)).or_default().push((resource, transmit));
-    }
-    shards
-}
-
+/// Sends a batch and steps its entries with the answers. Returns the shard.
 async fn send(
     session: &Session,
     store: &dyn Store,
-    limit: Arc<Semaphore>,
+    shard: u64,
     transmits: Transmits,
     replicas: u32,
-) {
-    let _permit = limit.acquire().await;
+) -> u64 {
     let batch =
         transmits.iter().map(|(resource, transmit)| (resource.clone(), transmit.command.clone())).collect();
     let renews = transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_)));
@@ -184,6 +164,7 @@ async fn send(
         }
         session.handle_response(transmit, now, answered);
     }
+    shard
 }
 
 /// Drives a client of a manual clock, whose store answers inline.

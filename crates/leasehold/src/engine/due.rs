@@ -9,7 +9,7 @@ use super::entry::Transmit;
 use super::table::{Effects, Table};
 
 /// The largest number of commands in one batch.
-const MAX_BATCH: usize = 512;
+pub(super) const MAX_BATCH: usize = 512;
 
 /// A renewal that is due within this fraction of its ttl is sent together with one that is due now.
 const EARLY_RENEWAL_PART: u32 = 20;

@@ -1,0 +1,111 @@
+//! The commands that are due but not yet sent, by shard.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use leasehold_core::Resource;
+
+use super::due::MAX_BATCH;
+use super::entry::Transmit;
+use crate::store::Store;
+
+/// How many batches may be in flight to one shard. After a reconnect all leases are renewed; a server with more requests than
+/// it can answer in time would look like a lost connection.
+const MAX_IN_FLIGHT: usize = 16;
+
+pub(super) type Transmits = Vec<(Arc<Resource>, Transmit)>;
+
+/// What is due. While a shard has [`MAX_IN_FLIGHT`] batches, its commands wait here and become one batch: a command waits for one
+/// response at most, however many others wait with it.
+#[derive(Default)]
+pub(super) struct Outbox {
+    /// By shard and replica count, in the order of the deadlines.
+    due: BTreeMap<(u64, u32), Transmits>,
+    /// The number of batches in flight. A cluster's nodes come and go, but they are few.
+    in_flight: BTreeMap<u64, usize>,
+}
+
+impl Outbox {
+    pub(super) fn add(&mut self, store: &dyn Store, transmits: Transmits) {
+        for (resource, transmit) in transmits {
+            let shard = store.shard(&resource, &transmit.command);
+            self.due.entry((shard, transmit.replicas)).or_default().push((resource, transmit));
+        }
+    }
+
+    /// The next batch to send, with its shard and replica count. It is in flight until [`Self::handle_response`].
+    pub(super) fn next_batch(&mut self) -> Option<(u64, u32, Transmits)> {
+        let in_flight = &self.in_flight;
+        let has_room = |shard| in_flight.get(shard).is_none_or(|count| *count < MAX_IN_FLIGHT);
+        let key = *self.due.keys().find(|(shard, _)| has_room(shard))?;
+        let mut batch = self.due.remove(&key)?;
+        if batch.len() > MAX_BATCH {
+            let rest = batch.split_off(MAX_BATCH);
+            self.due.insert(key, rest);
+        }
+        let (shard, replicas) = key;
+        *self.in_flight.entry(shard).or_default() += 1;
+        Some((shard, replicas, batch))
+    }
+
+    /// A batch to this shard was answered, or has failed.
+    pub(super) fn handle_response(&mut self, shard: u64) {
+        if let Some(count) = self.in_flight.get_mut(&shard) {
+            *count -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::{Acquisition, ClientId, Command, Kind, LocalTime, Name, Release};
+
+    use super::*;
+
+    impl Outbox {
+        fn add_release(&mut self, shard: u64, sequence: u64) {
+            let acquisition = Acquisition { client: ClientId::new(1), sequence };
+            let command = Command::Release(Release::now(acquisition));
+            let transmit = Transmit { sequence, sent_at: LocalTime::NEVER, command, replicas: 0 };
+            let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+            self.due.entry((shard, 0)).or_default().push((resource, transmit));
+        }
+
+        fn sent(&mut self) -> Vec<(u64, Vec<u64>)> {
+            let batches = std::iter::from_fn(|| self.next_batch());
+            let numbers = |batch: Transmits| batch.iter().map(|(_, transmit)| transmit.sequence).collect();
+            batches.map(|(shard, _, batch)| (shard, numbers(batch))).collect()
+        }
+    }
+
+    #[test]
+    fn commands_that_wait_for_a_response_are_sent_together() {
+        let mut outbox = Outbox::default();
+        for sequence in 0..MAX_IN_FLIGHT as u64 {
+            outbox.add_release(1, sequence);
+            assert_eq!(outbox.sent(), [(1, vec![sequence])]);
+        }
+        for sequence in 100..103 {
+            outbox.add_release(1, sequence);
+            assert_eq!(outbox.sent(), []);
+        }
+        outbox.add_release(2, 200);
+        assert_eq!(outbox.sent(), [(2, vec![200])], "another shard does not wait");
+        outbox.handle_response(2);
+        assert_eq!(outbox.sent(), []);
+        outbox.handle_response(1);
+        assert_eq!(outbox.sent(), [(1, vec![100, 101, 102])]);
+        outbox.add_release(1, 103);
+        assert_eq!(outbox.sent(), [], "one response, one batch");
+    }
+
+    #[test]
+    fn batch_is_bounded() {
+        let mut outbox = Outbox::default();
+        for sequence in 0..MAX_BATCH as u64 + 1 {
+            outbox.add_release(1, sequence);
+        }
+        let sizes: Vec<_> = outbox.sent().into_iter().map(|(_, batch)| batch.len()).collect();
+        assert_eq!(sizes, [MAX_BATCH, 1]);
+    }
+}
