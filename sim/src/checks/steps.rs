@@ -230,6 +230,8 @@ impl Books {
             (Command::Acquire(acquire), Reply::Queued(_)) => {
                 if let Some(attempt) = self.attempts.get_mut(&acquire.acquisition) {
                     attempt.queued = true;
+                    // The clients that waited for an earlier grant of this attempt do not wait for its next one.
+                    attempt.contended_at = None;
                     self.check_ghost(now, clock, acquire.acquisition, epoch, "queued");
                 }
                 shadow.enqueue(acquire, clock);

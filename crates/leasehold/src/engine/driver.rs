@@ -143,13 +143,7 @@ fn poll_some<T>(future: &mut Option<BoxFuture<T>>, context: &mut Context<'_>) ->
 }
 
 /// Sends a batch and steps its entries with the answers. Returns the shard.
-async fn send(
-    session: &Session,
-    store: &dyn Store,
-    shard: u64,
-    transmits: Transmits,
-    replicas: u32,
-) -> u64 {
+async fn send(session: &Session, store: &dyn Store, shard: u64, transmits: Transmits, replicas: u32) -> u64 {
     let batch =
         transmits.iter().map(|(resource, transmit)| (resource.clone(), transmit.command.clone())).collect();
     let renews = transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_)));
