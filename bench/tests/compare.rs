@@ -64,10 +64,10 @@ fn assert_leasehold_is_not_broken() {
         assert!(found["calls"].iter().all(|calls| *calls > 0.0), "{}: {found:?}", cell.title);
     }
     let alone = figures(&results.cells[0], "leasehold");
-    // A command to take it and one to give it back. A few more are those of the client's start, and of a pair that was cut off by
-    // either end of the measurement; on a slow machine they are shared by few acquisitions.
+    // A command to take it and one to give it back. A few more are those of the client's start. A pair that is cut off by either end of
+    // the measurement has one more or one less. On a slow machine they are shared by few acquisitions.
     for (sent, acquisitions) in alone["sent"].iter().zip(&alone["sent_for"]) {
-        assert!(*sent >= 2.0 && (sent - 2.0) * acquisitions <= FEW, "{alone:?}");
+        assert!(((sent - 2.0) * acquisitions).abs() <= FEW, "{alone:?}");
     }
 }
 

@@ -34,7 +34,7 @@ pub struct Attempt {
     /// Its number in the order of all grants; zero before.
     pub order: u64,
     /// The tokens that it was granted.
-    ranges: Vec<(u64, u64, (usize, u32))>,
+    ranges: Vec<TokensOfGrant>,
     first_command: Micros,
     queued: bool,
     granted_at: Option<Micros>,
@@ -53,11 +53,29 @@ pub struct Attempt {
     pub(crate) has_begun: bool,
     /// It exchanges a lease, and goes before all others.
     replaces: bool,
+    /// Its lease was detached from its guard.
+    is_detached: bool,
+    /// An `Acquire` that was repeated arrived after its detached lease had expired. Its place in the queue expires by itself.
+    is_late_repeat: bool,
+}
+
+/// The tokens of one grant, or of a renewal.
+#[derive(Clone, Debug)]
+struct TokensOfGrant {
+    first: u64,
+    last: u64,
+    epoch: (usize, u32),
+    /// The number of the grant in the order of all grants.
+    order: u64,
 }
 
 impl Attempt {
     fn trusted_from(&self, guard: &Record) -> (usize, u32) {
         if guard.is_attached { self.shown } else { self.trust }
+    }
+
+    fn tokens_with(&self, token: u64) -> Option<&TokensOfGrant> {
+        self.ranges.iter().find(|tokens| (tokens.first..=tokens.last).contains(&token))
     }
 }
 
@@ -192,6 +210,19 @@ impl Books {
         self.attempts.get(&acquisition).is_some_and(|attempt| attempt.anchor.0 == server)
     }
 
+    /// The lease of this attempt was detached from its guard.
+    pub fn note_detached(&mut self, acquisition: Acquisition) {
+        if let Some(attempt) = self.attempts.get_mut(&acquisition) {
+            attempt.is_detached = true;
+        }
+    }
+
+    /// Whether an attempt waits because a repeated command arrived after its detached lease had expired.
+    #[must_use]
+    pub fn is_late_repeat(&self, acquisition: Acquisition) -> bool {
+        self.attempts.get(&acquisition).is_some_and(|attempt| attempt.is_late_repeat)
+    }
+
     /// Whether an attempt is one of this resource.
     #[must_use]
     pub fn is_of(&self, acquisition: Acquisition, resource: usize) -> bool {
@@ -208,8 +239,7 @@ impl Books {
         };
         let epoch = attempt.epoch;
         let is_forced = attempt.is_forced || attempt.trusted_from(record) != epoch;
-        let range = attempt.ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&record.token));
-        let Some(&(.., token_epoch)) = range else {
+        let Some(&TokensOfGrant { epoch: token_epoch, .. }) = attempt.tokens_with(record.token) else {
             let token = record.token;
             self.broken(now, Promise::TokensRise, || {
                 format!("a guard has token {token}, which was never granted to it")
@@ -283,7 +313,9 @@ impl Books {
         is_fenced: bool,
     ) -> bool {
         let Some(attempt) = self.attempts.get(&acquisition) else { return false };
-        let (order, epoch) = (attempt.order, attempt.epoch);
+        // Of the grant with this token: the server may have granted to the attempt again, and the client does not know it yet.
+        let order = attempt.tokens_with(token).map_or(attempt.order, |tokens| tokens.order);
+        let epoch = attempt.epoch;
         let book = &mut self.locks[resource];
         if is_fenced && token < book.fence {
             return false;

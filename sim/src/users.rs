@@ -267,7 +267,7 @@ impl User {
             }
             Err(error) => {
                 // An upgrade that was granted at its limit is released, and the reader has ended.
-                if !error.is_lost() || self.moment().0 < started + limit {
+                if !error.is_lost() || op.mode == Mode::Try || self.moment().0 < started + limit {
                     self.failed(&leases, &error);
                 }
                 None

@@ -89,6 +89,8 @@ pub struct Process {
     pub id: ClientId,
     /// It was not killed.
     pub is_alive: bool,
+    /// It was closed soon after the faults, and the store did not confirm all releases. What it has left expires by itself.
+    pub has_left_leases: bool,
     /// The engine's side towards the store.
     pub inbox: Option<SimulatedInbox>,
     /// The library's client.

@@ -62,7 +62,8 @@ fn judged(arguments: &[&str], judge: impl Fn(Option<i32>, &Report) -> bool) -> R
         if judge(code, &report) {
             return report;
         }
-        let is_too_short = code == Some(2);
+        let is_too_short =
+            code == Some(2) && report.shortfall().is_some_and(|why| why.starts_with("not injected"));
         let says_nothing = report.paused_ms > 0 || is_too_short;
         assert!(says_nothing && attempt < ATTEMPTS, "exit code {code:?}\n{}", report.text());
         eprintln!("paused for {} ms, exit code {code:?}: this run does not count", report.paused_ms);

@@ -4,7 +4,8 @@ use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Grant, Push, PushKind, Reply, StoreTime, TOMBSTONE_TTL, Token,
 };
 
-use super::{Attempt, Books, Promise, Shadow, Step, micros};
+use super::shadow::ShadowEntry;
+use super::{Attempt, Books, Promise, Shadow, Step, TokensOfGrant, micros};
 use crate::plan::{Micros, SECOND};
 
 /// The lease that an attempt exchanges.
@@ -51,6 +52,8 @@ impl Books {
                 begun: epoch,
                 order: 0,
                 ranges: Vec::new(),
+                is_detached: false,
+                is_late_repeat: false,
                 first_command: now,
                 queued: false,
                 granted_at: None,
@@ -143,9 +146,10 @@ impl Books {
             (Command::Acquire(acquire), Reply::Granted(_)) => Some(acquire),
             _ => None,
         };
-        // A lease may be granted and exchanged in one step. A repeat exchanges nothing.
+        // A lease may be granted and exchanged in one step. A repeat exchanges nothing, unless a master took over in between.
         let is_repeat = |acquire: &&std::sync::Arc<Acquire>| {
-            self.attempts.get(&acquire.acquisition).is_some_and(|attempt| attempt.granted_at.is_some())
+            let attempt = self.attempts.get(&acquire.acquisition);
+            attempt.is_some_and(|attempt| attempt.granted_at.is_some() && attempt.epoch == epoch)
         };
         let exchanged = asked.filter(|acquire| !is_repeat(acquire)).and_then(|acquire| replaced(acquire));
         let granted: Vec<Acquisition> = pushes
@@ -219,6 +223,15 @@ impl Books {
         for (grant, acquisition, acquire) in grants {
             let begun = self.attempts.get(&acquisition).map_or(epoch, |attempt| attempt.begun);
             self.granted(now, resource, clock, acquisition, grant, (epoch, begun), acquire);
+            // It knows from its own wait that others may wait.
+            let others =
+                |entry: &ShadowEntry| !entry.is_excused && entry.acquisition.client != acquisition.client;
+            if waited.contains(&acquisition)
+                && shadow.queue.iter().any(others)
+                && let Some(attempt) = self.attempts.get_mut(&acquisition)
+            {
+                (attempt.contended_at, attempt.handoffs) = (Some(now), 0);
+            }
         }
     }
 
@@ -230,7 +243,8 @@ impl Books {
             (Command::Acquire(acquire), Reply::Queued(_)) => {
                 if let Some(attempt) = self.attempts.get_mut(&acquire.acquisition) {
                     attempt.queued = true;
-                    // The clients that waited for an earlier grant of this attempt do not wait for its next one.
+                    attempt.is_late_repeat |= attempt.is_detached;
+                    // It holds no lease any more.
                     attempt.contended_at = None;
                     self.check_ghost(now, clock, acquire.acquisition, epoch, "queued");
                 }
@@ -242,10 +256,11 @@ impl Books {
             (Command::Renew(renew), Reply::Renewed { tokens, contended, .. }) => {
                 if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
                     (attempt.epoch, attempt.trust, attempt.shown) = (epoch, epoch, epoch);
-                    attempt.contended_at = attempt.contended_at.filter(|_| *contended);
+                    attempt.contended_at = contended.then(|| attempt.contended_at.unwrap_or(now));
                     if let Some(tokens) = tokens {
-                        attempt.ranges.push((tokens.first.get(), tokens.last.get(), epoch));
-                        self.note_token(now, resource, clock, (tokens.first.get(), tokens.last.get()), epoch);
+                        let (first, last, order) = (tokens.first.get(), tokens.last.get(), attempt.order);
+                        attempt.ranges.push(TokensOfGrant { first, last, epoch, order });
+                        self.note_token(now, resource, clock, (first, last), epoch);
                     }
                 }
             }
@@ -316,7 +331,7 @@ impl Books {
     ) {
         let (first, last) = (grant.tokens.first.get(), grant.tokens.last.get());
         let is_repeat = self.attempts.get(&acquisition).is_some_and(|attempt| {
-            attempt.granted_at.is_some() && attempt.ranges.iter().any(|range| range.0 == first)
+            attempt.granted_at.is_some() && attempt.ranges.iter().any(|range| range.first == first)
         });
         self.check_ghost(now, clock, acquisition, epoch, "granted");
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
@@ -332,7 +347,7 @@ impl Books {
         let order = self.grants;
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
             attempt.order = order;
-            attempt.ranges.push((first, last, epoch));
+            attempt.ranges.push(TokensOfGrant { first, last, epoch, order });
             attempt.granted_at = Some(now);
         }
     }
@@ -345,7 +360,7 @@ impl Books {
         token: u64,
         epoch: (usize, u32),
     ) -> bool {
-        let has_token = |attempt: &Attempt| attempt.ranges.iter().any(|range| range.0 == token);
+        let has_token = |attempt: &Attempt| attempt.ranges.iter().any(|range| range.first == token);
         let downgrade = acquire.filter(|acquire| acquire.weight < acquire.capacity);
         let downgraded = downgrade.and_then(replaced).and_then(|replaced| self.attempts.get(&replaced));
         downgraded.is_some_and(has_token)
@@ -358,7 +373,7 @@ impl Books {
     pub(crate) fn earlier_token(&self, resource: usize, command: &Command) -> Option<Token> {
         let Command::Acquire(acquire) = command else { return None };
         let token = match replaced(acquire) {
-            Some(replaced) => self.attempts.get(&replaced)?.ranges.last()?.0,
+            Some(replaced) => self.attempts.get(&replaced)?.ranges.last()?.first,
             None if acquire.owner.is_some() => self.locks[resource].last_token,
             None => return None,
         };
@@ -367,7 +382,7 @@ impl Books {
 
     /// The first token that an attempt was granted, which a planted bug repeats.
     pub(crate) fn first_token(&self, acquisition: Acquisition) -> Option<u64> {
-        self.attempts.get(&acquisition)?.ranges.first().map(|range| range.0)
+        self.attempts.get(&acquisition)?.ranges.first().map(|range| range.first)
     }
 
     /// The other attempts for the lock by the named owner of this one.

@@ -1,5 +1,6 @@
 //! Detached leases: a task forgets its guard, and tasks of any client renew, attach and release the lease by its id.
 
+use leasehold::simulation::LeaseProbe;
 use leasehold::{Error, Guard};
 
 use super::holding::{Got, Held, Registration};
@@ -43,8 +44,10 @@ impl User {
     /// The lease stays at the server without a guard.
     async fn forget(&self, lock: usize, weight: u32, guard: Guard, leases: &[Lease]) {
         let token = guard.token();
+        let acquisition = LeaseProbe::of(&guard).acquisition();
         match guard.detach().await {
             Ok(id) => {
+                with(|world| world.books.note_detached(acquisition));
                 self.say(52, || format!("detaches r{lock}, token {token}"));
                 with(|world| world.detached.push_back(Detached { lock, weight, id, since: world.now }));
             }

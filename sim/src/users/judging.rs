@@ -46,10 +46,12 @@ impl User {
         self.say(3, || format!("error: {error}"));
         let mut locks = op.lock..=op.lock + usize::from(op.share == Share::Set);
         let may_be_lost = with(|world| match op.share {
-            // The lease of one may end while the set waits for the other.
-            Share::Set => {
-                locks.clone().any(|lock| !world.lasts(lock) || world.demand[lock].forced_at >= began)
-            }
+            // The lease of one may end while the set waits for the other. A lease that was ended by force is handed on to other tasks of
+            // its client until the client knows, at the next renewal at the latest.
+            Share::Set => locks.clone().any(|lock| {
+                let forced_at = world.demand[lock].forced_at;
+                !world.lasts(lock) || forced_at != 0 && forced_at + world.plan.locks[lock].ttl >= began
+            }),
             // An owner that has not yet dropped a guard of a lost lease can't enter again.
             _ => world.plan.locks[op.lock].kind == LockKind::Reentrant,
         });
@@ -144,7 +146,8 @@ impl User {
     ) {
         let (now, stalls_now, _) = self.moment();
         let took = now - started;
-        if was_running && stalls == stalls_now && took > limit + 5 * MS {
+        let is_sound = with(|world| world.is_sound(self.process));
+        if is_sound && was_running && stalls == stalls_now && took > limit + 5 * MS {
             let task = self.task;
             with(|world| {
                 world.broken(Promise::InTime, || format!("task {task}: {what} took {took} µs, not {limit}"));

@@ -1,9 +1,9 @@
 //! One thread per client for work that must not depend on a polled future: renewals, rechecks, losses, and releases of dropped guards.
 //!
 //! It is a thread with a runtime of its own, because guards are dropped anywhere: outside a runtime, in a panic, in a runtime
-//! that is shutting down. It sleeps until the earliest deadline of the table and sends everything that is due in one batch. A
-//! slow response delays no loss; if too many batches have no response, what becomes due meanwhile is one more batch. The thread
-//! ends when the client's last handle is dropped, everything is released, and the store has settled.
+//! that is shutting down. It sleeps until the earliest deadline of the table and sends everything that is due, one batch
+//! for each shard. A slow response delays no loss; if too many batches have no response, what becomes due meanwhile is one more batch. The
+//! thread ends when the client's last handle is dropped, everything is released, and the store has settled.
 
 use std::future::poll_fn;
 use std::io;

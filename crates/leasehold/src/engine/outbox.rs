@@ -1,6 +1,6 @@
 //! The commands that are due but not yet sent, by shard.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use leasehold_core::Resource;
@@ -15,12 +15,11 @@ const MAX_IN_FLIGHT: usize = 16;
 
 pub(super) type Transmits = Vec<(Arc<Resource>, Transmit)>;
 
-/// What is due. While a shard has [`MAX_IN_FLIGHT`] batches, its commands wait here and become one batch: a command waits for one
-/// response at most, however many others wait with it.
+/// What is due. While a shard has [`MAX_IN_FLIGHT`] batches, its commands wait here, and the oldest ones are the next batch.
 #[derive(Default)]
 pub(super) struct Outbox {
-    /// By shard and replica count, in the order of the deadlines.
-    due: BTreeMap<(u64, u32), Transmits>,
+    /// By shard and replica count, in the order of the deadlines. None is empty.
+    due: BTreeMap<(u64, u32), VecDeque<(Arc<Resource>, Transmit)>>,
     /// The number of batches in flight. A cluster's nodes come and go, but they are few.
     in_flight: BTreeMap<u64, usize>,
 }
@@ -29,7 +28,7 @@ impl Outbox {
     pub(super) fn add(&mut self, store: &dyn Store, transmits: Transmits) {
         for (resource, transmit) in transmits {
             let shard = store.shard(&resource, &transmit.command);
-            self.due.entry((shard, transmit.replicas)).or_default().push((resource, transmit));
+            self.due.entry((shard, transmit.replicas)).or_default().push_back((resource, transmit));
         }
     }
 
@@ -37,11 +36,15 @@ impl Outbox {
     pub(super) fn next_batch(&mut self) -> Option<(u64, u32, Transmits)> {
         let in_flight = &self.in_flight;
         let has_room = |shard| in_flight.get(shard).is_none_or(|count| *count < MAX_IN_FLIGHT);
-        let key = *self.due.keys().find(|(shard, _)| has_room(shard))?;
-        let mut batch = self.due.remove(&key)?;
-        if batch.len() > MAX_BATCH {
-            let rest = batch.split_off(MAX_BATCH);
-            self.due.insert(key, rest);
+        // The oldest first: commands with one replica count must not keep those with another one waiting.
+        let ready = self.due.iter().filter(|((shard, _), _)| has_room(shard));
+        let oldest =
+            |waiting: &VecDeque<(_, Transmit)>| waiting.front().map(|(_, transmit)| transmit.sent_at);
+        let key = *ready.min_by_key(|(_, waiting)| oldest(waiting))?.0;
+        let waiting = self.due.get_mut(&key)?;
+        let batch = waiting.drain(..waiting.len().min(MAX_BATCH)).collect();
+        if waiting.is_empty() {
+            self.due.remove(&key);
         }
         let (shard, replicas) = key;
         *self.in_flight.entry(shard).or_default() += 1;
@@ -63,12 +66,14 @@ mod tests {
     use super::*;
 
     impl Outbox {
-        fn add_release(&mut self, shard: u64, sequence: u64) {
+        /// Adds a release. The sequence number is also its age.
+        fn add_release(&mut self, shard: u64, replicas: u32, sequence: u64) {
             let acquisition = Acquisition { client: ClientId::new(1), sequence };
             let command = Command::Release(Release::now(acquisition));
-            let transmit = Transmit { sequence, sent_at: LocalTime::NEVER, command, replicas: 0 };
+            let sent_at = LocalTime::from_micros(sequence);
+            let transmit = Transmit { sequence, sent_at, command, replicas };
             let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
-            self.due.entry((shard, 0)).or_default().push((resource, transmit));
+            self.due.entry((shard, replicas)).or_default().push_back((resource, transmit));
         }
 
         fn sent(&mut self) -> Vec<(u64, Vec<u64>)> {
@@ -76,34 +81,51 @@ mod tests {
             let numbers = |batch: Transmits| batch.iter().map(|(_, transmit)| transmit.sequence).collect();
             batches.map(|(shard, _, batch)| (shard, numbers(batch))).collect()
         }
+
+        /// As many batches in flight as may be.
+        fn full(shard: u64) -> Self {
+            Self { in_flight: BTreeMap::from([(shard, MAX_IN_FLIGHT)]), ..Self::default() }
+        }
     }
 
     #[test]
     fn commands_that_wait_for_a_response_are_sent_together() {
         let mut outbox = Outbox::default();
         for sequence in 0..MAX_IN_FLIGHT as u64 {
-            outbox.add_release(1, sequence);
+            outbox.add_release(1, 0, sequence);
             assert_eq!(outbox.sent(), [(1, vec![sequence])]);
         }
         for sequence in 100..103 {
-            outbox.add_release(1, sequence);
+            outbox.add_release(1, 0, sequence);
             assert_eq!(outbox.sent(), []);
         }
-        outbox.add_release(2, 200);
+        outbox.add_release(2, 0, 200);
         assert_eq!(outbox.sent(), [(2, vec![200])], "another shard does not wait");
         outbox.handle_response(2);
         assert_eq!(outbox.sent(), []);
         outbox.handle_response(1);
         assert_eq!(outbox.sent(), [(1, vec![100, 101, 102])]);
-        outbox.add_release(1, 103);
+        outbox.add_release(1, 0, 103);
         assert_eq!(outbox.sent(), [], "one response, one batch");
+    }
+
+    #[test]
+    fn no_replica_count_keeps_another_one_waiting() {
+        let mut outbox = Outbox::full(1);
+        outbox.add_release(1, 0, 1);
+        outbox.add_release(1, 2, 2);
+        for (response, next) in [vec![1], vec![2], vec![10, 11]].into_iter().enumerate() {
+            outbox.handle_response(1);
+            assert_eq!(outbox.sent(), [(1, next)]);
+            outbox.add_release(1, 0, 10 + response as u64);
+        }
     }
 
     #[test]
     fn batch_is_bounded() {
         let mut outbox = Outbox::default();
         for sequence in 0..MAX_BATCH as u64 + 1 {
-            outbox.add_release(1, sequence);
+            outbox.add_release(1, 0, sequence);
         }
         let sizes: Vec<_> = outbox.sent().into_iter().map(|(_, batch)| batch.len()).collect();
         assert_eq!(sizes, [MAX_BATCH, 1]);

@@ -140,7 +140,8 @@ pub(crate) trait Store: Send + Sync {
     /// replicas is asked for.
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult>;
 
-    /// As `call`, for the driver: runs commands in order. Returns one result per command, in the same order.
+    /// As `call`, for the driver. Returns one result per command, in the same order. A store may run them side by side, also those of
+    /// one attempt: a release that may overtake its attempt has a tombstone.
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>>;
 
     /// Runs non-waiting attempts atomically: all are granted, or none. `None`, without effect, if the store cannot do that for

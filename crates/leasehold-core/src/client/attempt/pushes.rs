@@ -61,6 +61,11 @@ impl AcquireMachine {
         }
         // The store's clock advanced by `elapsed` since the anchoring answer. A delayed push therefore cannot extend trust.
         let elapsed = at.since(answered_at);
+        // More than has passed here: the store's clock was set forward, and the age of the push is unknown.
+        if elapsed > received_at.since(sent_at) + drift_margin(elapsed) {
+            self.handle_hint(now);
+            return;
+        }
         let since = received_at.min(sent_at + elapsed);
         let margin = drift_margin(elapsed + grant.valid_for);
         let trusted_until = since + grant.valid_for.saturating_sub(margin);
