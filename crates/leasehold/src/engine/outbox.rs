@@ -13,13 +13,14 @@ use crate::store::Store;
 /// it can answer in time would look like a lost connection.
 const MAX_IN_FLIGHT: usize = 16;
 
-pub(super) type Transmits = Vec<(Arc<Resource>, Transmit)>;
+type Outgoing = (Arc<Resource>, Transmit);
+pub(super) type Transmits = Vec<Outgoing>;
 
 /// What is due. While a shard has [`MAX_IN_FLIGHT`] batches, its commands wait here, and the oldest ones are the next batch.
 #[derive(Default)]
 pub(super) struct Outbox {
     /// By shard and replica count, in the order of the deadlines. None is empty.
-    due: BTreeMap<(u64, u32), VecDeque<(Arc<Resource>, Transmit)>>,
+    due: BTreeMap<(u64, u32), VecDeque<Outgoing>>,
     /// The number of batches in flight. A cluster's nodes come and go, but they are few.
     in_flight: BTreeMap<u64, usize>,
 }
