@@ -381,11 +381,11 @@ impl World {
                     && is_known(holder.acquisition)
                     && !(holder.retained && clients.is_some())
             });
-            let waiter = view
-                .waiters
-                .iter()
-                .find(|waiter| is_theirs(waiter.acquisition.client) && is_known(waiter.acquisition))
-                .filter(|waiter| clients.is_none() || !self.books.is_late_repeat(waiter.acquisition));
+            let waiter = view.waiters.iter().find(|waiter| {
+                is_theirs(waiter.acquisition.client)
+                    && is_known(waiter.acquisition)
+                    && !(self.books.is_late_repeat(waiter.acquisition) && clients.is_some())
+            });
             if let Some(holder) = holder {
                 let what = format!("r{resource}: the lease {} is left at the end", holder.acquisition);
                 self.broken(Promise::NothingLeft, || what);
