@@ -314,8 +314,8 @@ impl Books {
     ) -> bool {
         let Some(attempt) = self.attempts.get(&acquisition) else { return false };
         // Of the grant with this token: the server may have granted to the attempt again, and the client does not know it yet.
-        let order = attempt.tokens_with(token).map_or(attempt.order, |tokens| tokens.order);
-        let epoch = attempt.epoch;
+        let granted = attempt.tokens_with(token).map(|tokens| (tokens.order, tokens.epoch));
+        let (order, epoch) = granted.unwrap_or((attempt.order, attempt.epoch));
         let book = &mut self.locks[resource];
         if is_fenced && token < book.fence {
             return false;

@@ -7,7 +7,15 @@ use leasehold_core::{Acquire, Acquisition, ClientId, StoreTime};
 pub struct Shadow {
     pub(super) queue: Vec<ShadowEntry>,
     /// Grants that were pushed and that the server has not heard of since.
-    pub(super) unclaimed: Vec<(Acquisition, StoreTime)>,
+    pub(super) unclaimed: Vec<Unclaimed>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Unclaimed {
+    pub(super) acquisition: Acquisition,
+    pub(super) until: StoreTime,
+    /// Its claim window has lapsed, unless the clock is set back: a server may have refused an attempt without a write since.
+    pub(super) has_lapsed: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -22,6 +30,20 @@ impl Shadow {
     pub(super) fn excuse(&mut self, client: ClientId, is_excused: bool) {
         let theirs = self.queue.iter_mut().filter(|entry| entry.acquisition.client == client);
         theirs.for_each(|entry| entry.is_excused = is_excused);
+    }
+
+    /// Excuses the clients whose claim windows have lapsed.
+    pub(super) fn note_lapses(&mut self, clock: StoreTime) {
+        let mut lapsed = Vec::new();
+        for grant in &mut self.unclaimed {
+            let had_lapsed = std::mem::replace(&mut grant.has_lapsed, grant.until <= clock);
+            if grant.has_lapsed && !had_lapsed {
+                lapsed.push(grant.acquisition.client);
+            }
+        }
+        for client in lapsed {
+            self.excuse(client, true);
+        }
     }
 
     pub(super) fn enqueue(&mut self, acquire: &Acquire, clock: StoreTime) {

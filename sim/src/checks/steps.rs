@@ -4,7 +4,7 @@ use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Grant, Push, PushKind, Reply, StoreTime, TOMBSTONE_TTL, Token,
 };
 
-use super::shadow::ShadowEntry;
+use super::shadow::{ShadowEntry, Unclaimed};
 use super::{Attempt, Books, Promise, Shadow, Step, TokensOfGrant, micros};
 use crate::plan::{Micros, SECOND};
 
@@ -19,16 +19,7 @@ impl Books {
     pub fn before(&mut self, step: Step<'_>, shadow: &mut Shadow, is_batch: bool) {
         let Step { now, resource, clock, command, epoch } = step;
         shadow.queue.retain(|entry| entry.deadline > clock);
-        let lapsed: Vec<ClientId> = shadow
-            .unclaimed
-            .iter()
-            .filter(|(_, until)| *until <= clock)
-            .map(|(acquisition, _)| acquisition.client)
-            .collect();
-        shadow.unclaimed.retain(|(_, until)| *until > clock);
-        for client in lapsed {
-            shadow.excuse(client, true);
-        }
+        shadow.note_lapses(clock);
         let (acquisition, is_sign_of_life) = match command {
             Command::Acquire(acquire) => (acquire.acquisition, true),
             Command::Renew(renew) => (renew.acquisition, true),
@@ -36,7 +27,7 @@ impl Books {
             Command::Inspect | Command::ForceRelease => return,
         };
         if !matches!(command, Command::Acquire(_)) {
-            shadow.unclaimed.retain(|(other, _)| *other != acquisition);
+            shadow.unclaimed.retain(|grant| grant.acquisition != acquisition);
         }
         // Of several attempts as one command, those behind a refused one are not made.
         if is_sign_of_life && !is_batch {
@@ -215,7 +206,8 @@ impl Books {
         }
         for (grant, acquisition, _) in &grants {
             if waited.contains(acquisition) {
-                shadow.unclaimed.push((*acquisition, clock + grant.valid_for));
+                let until = clock + grant.valid_for;
+                shadow.unclaimed.push(Unclaimed { acquisition: *acquisition, until, has_lapsed: false });
             }
         }
         // One command may grant to several.

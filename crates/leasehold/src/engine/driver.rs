@@ -111,14 +111,6 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
         while let Some((shard, replicas, batch)) = outbox.next_batch() {
             in_flight.push(send(session, store, shard, batch, replicas));
         }
-        if due.next <= session.now() {
-            // More than one batch is due: let the first one be sent.
-            if let Some(Some(shard)) = in_flight.next().now_or_never() {
-                outbox.handle_response(shard);
-            }
-            tokio::task::yield_now().await;
-            continue;
-        }
         tokio::select! {
             // The order is fixed so that a run can be repeated. Everything that is due is looked at after each of them.
             biased;
