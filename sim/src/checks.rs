@@ -10,7 +10,7 @@ mod steps;
 use std::collections::BTreeMap;
 
 use leasehold::simulation::LeaseProbe;
-use leasehold_core::{Acquisition, Command, Owner, StoreTime};
+use leasehold_core::{Acquisition, ClientId, Command, Owner, StoreTime};
 
 use crate::executor::ProcessId;
 use crate::plan::{LockKind, Micros};
@@ -141,8 +141,12 @@ pub struct Books {
     pub locks: Vec<LockBook>,
     /// All guards, by a number.
     pub records: BTreeMap<u64, Record>,
+    /// When an owner gave up the guard of a lost lease last, by lock and owner.
+    pub lost_by: BTreeMap<(usize, u64), Micros>,
     /// The attempts that were released: when by the server's clock, and in which epoch.
     gone: BTreeMap<Acquisition, (StoreTime, (usize, u32))>,
+    /// When a release of a lease with a minimum hold found no lease last, by client.
+    pub not_retained: BTreeMap<ClientId, Micros>,
     grants: u64,
     /// From then on the faults have no effect any more.
     pub healthy_from: Micros,
@@ -170,7 +174,9 @@ impl Books {
             attempts: BTreeMap::new(),
             locks: kinds.map(book).collect(),
             records: BTreeMap::new(),
+            lost_by: BTreeMap::new(),
             gone: BTreeMap::new(),
+            not_retained: BTreeMap::new(),
             grants: 0,
             healthy_from: Micros::MAX,
             calm_from: Micros::MAX,
@@ -215,6 +221,13 @@ impl Books {
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
             attempt.is_detached = true;
         }
+    }
+
+    /// Whether a detached lease may have kept this lock from others since then.
+    #[must_use]
+    pub fn was_detached(&self, resource: usize, since: Micros) -> bool {
+        let mut theirs = self.attempts.values().filter(|attempt| attempt.resource == resource);
+        theirs.any(|attempt| attempt.is_detached && attempt.released_at.is_none_or(|at| at > since))
     }
 
     /// Whether an attempt waits because a repeated command arrived after its detached lease had expired.

@@ -190,6 +190,9 @@ impl World {
         if call.attempt != attempt || call.result.is_some() {
             return Act::None;
         }
+        if answers.iter().any(Result::is_ok) {
+            self.processes[process].answered_at = self.now;
+        }
         call.result = Some(answers);
         call.waker.take().map_or(Act::None, Act::Wake)
     }

@@ -105,7 +105,12 @@ impl Run {
             let bound = world.plan.longest_ttl();
             world.plan.heal_at + 400 * SECOND + tasks * (2 * bound + 10 * SECOND)
         });
-        self.advance(deadline, |world| world.finished.iter().all(|is_finished| *is_finished));
+        // Half of the clients are closed as soon as their own tasks have ended.
+        loop {
+            self.advance(deadline, |world| world.closable().is_some() || world.are_finished());
+            let Some(process) = with(|world| world.closable()) else { break };
+            self.close_clients(&[process]);
+        }
         with(|world| {
             if let Some(task) = world.finished.iter().position(|is_finished| !is_finished) {
                 world.broken(Promise::Liveness, || format!("task {task} still waits at the end"));
@@ -114,16 +119,16 @@ impl Run {
         });
     }
 
-    /// All clients are closed, half of them at once and the others after the network has recovered, and nothing may be left.
+    /// The other clients are closed after the network has recovered, and nothing may be left.
     fn close(&mut self) {
         let living: Vec<ProcessId> = with(|world| {
             let living = world.processes.iter().enumerate().filter(|(_, process)| process.is_alive);
             living.map(|(number, _)| number).collect()
         });
-        let (early, late): (Vec<_>, Vec<_>) = living.iter().partition(|process| **process % 2 == 0);
-        self.close_clients(&early);
         let recovered_at = with(|world| world.recovered_at());
         self.advance(recovered_at, |_| false);
+        let is_open = |process: &ProcessId| with(|world| world.processes[*process].handle.is_some());
+        let late: Vec<ProcessId> = living.iter().copied().filter(is_open).collect();
         self.close_clients(&late);
         let is_closed = |process: &ProcessId| with(|world| !world.processes[*process].has_left_leases);
         let closed: Vec<ProcessId> = living.iter().copied().filter(is_closed).collect();
@@ -155,6 +160,11 @@ impl Run {
                         // Soon after the faults a connection may still be missing while the last retry of a release ends.
                         if began < world.recovered_at() && error.is_unavailable() {
                             world.processes[process].has_left_leases = true;
+                            return;
+                        }
+                        // A release that was sent twice and found no lease is not confirmed, if the lease had a minimum hold.
+                        let not_retained_at = world.books.not_retained.get(&world.processes[process].id);
+                        if not_retained_at.is_some_and(|at| at + 5 * SECOND >= began) {
                             return;
                         }
                         world.broken(Promise::NothingLeft, || format!("process {process}: close: {error}"));
@@ -304,6 +314,7 @@ fn start(client: usize) {
             driver_polls: 0,
             messages: 0,
             refused_at: 0,
+            answered_at: 0,
         });
         world.machines[client].process = Some(process);
         let column = world.column(process);

@@ -115,6 +115,8 @@ pub struct Process {
     pub messages: u64,
     /// When a server last refused or queued an attempt of it.
     pub refused_at: Micros,
+    /// When it last heard the answer to a command.
+    pub answered_at: Micros,
 }
 
 /// A call that has no answer yet, or whose answer was not taken yet.
@@ -398,6 +400,25 @@ impl World {
     #[must_use]
     pub fn recovered_at(&self) -> Micros {
         (self.plan.heal_at + 20 * SECOND).min(self.books.calm_from)
+    }
+
+    /// Whether all tasks have done everything.
+    #[must_use]
+    pub fn are_finished(&self) -> bool {
+        self.finished.iter().all(|is_finished| *is_finished)
+    }
+
+    /// A client that is open although its tasks have done everything: one of those that are closed early.
+    #[must_use]
+    pub fn closable(&self) -> Option<ProcessId> {
+        let is_done = |client: usize| {
+            let mut tasks = self.plan.tasks.iter().zip(&self.finished);
+            tasks.all(|(task, is_finished)| task.client != client || *is_finished)
+        };
+        self.processes.iter().enumerate().step_by(2).find_map(|(number, process)| {
+            let is_open = process.is_alive && process.is_started && process.handle.is_some();
+            (is_open && is_done(process.client)).then_some(number)
+        })
     }
 
     /// The bound on a stall after the faults: section "Liveness", *Bounds of a takeover* and the row on lost pushes.

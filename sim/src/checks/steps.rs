@@ -213,8 +213,10 @@ impl Books {
         // One command may grant to several.
         grants.sort_by_key(|(grant, ..)| grant.tokens.first.get());
         for (grant, acquisition, acquire) in grants {
+            // A push is measured from an earlier answer.
             let begun = self.attempts.get(&acquisition).map_or(epoch, |attempt| attempt.begun);
-            self.granted(now, resource, clock, acquisition, grant, (epoch, begun), acquire);
+            let trusted_from = if acquire.is_some() { epoch } else { begun };
+            self.granted(now, resource, clock, acquisition, grant, (epoch, trusted_from), acquire);
             // It knows from its own wait that others may wait.
             let others =
                 |entry: &ShadowEntry| !entry.is_excused && entry.acquisition.client != acquisition.client;
@@ -256,7 +258,12 @@ impl Books {
                     }
                 }
             }
-            (Command::Release(release), _) => self.released(now, clock, release, epoch),
+            (Command::Release(release), _) => {
+                if *reply == Reply::NotHeld && !release.min_hold.is_zero() {
+                    self.not_retained.insert(release.acquisition.client, now);
+                }
+                self.released(now, clock, release, epoch);
+            }
             (Command::Inspect, Reply::View(view)) => {
                 for holder in &view.holders {
                     if let Some(attempt) = self.attempts.get_mut(&holder.acquisition) {
@@ -293,8 +300,10 @@ impl Books {
         // Renewals count from when the attempt was sent. One is due after a third of the ttl, and is sent a twentieth earlier together
         // with another lease's: 17 parts of 60.
         let renewals = (held + 2 * self.slowest) * 60 / (attempt.ttl.min(3 * SECOND) * 17).max(1);
-        // Of several holders, or of leases that are retained, each may end at a time of its own.
-        let rechecks = if attempt.queued { 8 + waited / (250 * 1000) } else { 0 };
+        // Of several holders, or of leases that are retained, each may end at a time of its own. A renewal comes after a third.
+        let min_hold = Some(micros(release.min_hold)).filter(|min_hold| *min_hold > 0);
+        let shortest = attempt.ttl.min(3 * SECOND).min(min_hold.unwrap_or(Micros::MAX)) * 2 / 3;
+        let rechecks = if attempt.queued { 8 + waited / shortest.max(1) } else { 0 };
         // A push that another client waits may overtake the grant's answer: one renewal asks whether it is so.
         let asks = u64::from(attempt.is_contended);
         let allowed = 2 + renewals + rechecks + asks;

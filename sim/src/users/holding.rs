@@ -44,6 +44,9 @@ impl Drop for Registration {
                 if is_trusted || !world.plan.locks[resource].renews {
                     world.demand[resource].busy_at = world.now;
                 }
+                if let Some(owner) = record.owner.filter(|_| !is_trusted) {
+                    world.books.lost_by.insert((resource, owner), world.now);
+                }
                 let column = world.column(process);
                 world.say(column, &[48, resource as u64, task], || {
                     format!("task {task} gives up r{resource}")
@@ -308,7 +311,11 @@ impl World {
         // A replica that is behind knows waiters that have given up. Each is granted, and costs a claim window.
         let is_behind =
             self.plan.faults.iter().any(|fault| matches!(fault.fault, Fault::Failover { lag: 1.., .. }));
-        let bound = if free < self.books.calm_from || ends_by_itself || is_behind || self.plan.detaches {
+        let bound = if free < self.books.calm_from
+            || ends_by_itself
+            || is_behind
+            || self.books.was_detached(lock, free)
+        {
             self.takeover_bound()
         } else {
             // A hand-off: a few messages, and what a minimum hold retains.

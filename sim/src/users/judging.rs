@@ -21,17 +21,18 @@ pub(super) struct Lease {
     is_attached: bool,
 }
 
+impl Lease {
+    fn of(record: &Record) -> Self {
+        let acquisition = record.probe.acquisition();
+        Self { lock: record.resource, acquisition, since: record.since, is_attached: record.is_attached }
+    }
+}
+
 impl Held {
     pub(super) fn leases(&self) -> Vec<Lease> {
         with(|world| {
             let known = |Registration(number): &Registration| world.books.records.get(number);
-            let lease = |record: &Record| Lease {
-                lock: record.resource,
-                acquisition: record.probe.acquisition(),
-                since: record.since,
-                is_attached: record.is_attached,
-            };
-            self.records.iter().filter_map(known).map(lease).collect()
+            self.records.iter().filter_map(known).map(Lease::of).collect()
         })
     }
 
@@ -45,6 +46,7 @@ impl User {
     pub(super) fn refused(&self, op: &Op, began: Micros, error: &Error) {
         self.say(3, || format!("error: {error}"));
         let mut locks = op.lock..=op.lock + usize::from(op.share == Share::Set);
+        let had_lost_guard = self.had_lost_guard(op.lock, began);
         let may_be_lost = with(|world| match op.share {
             // The lease of one may end while the set waits for the other. A lease that was ended by force is handed on to other tasks of
             // its client until the client knows, at the next renewal at the latest.
@@ -53,12 +55,24 @@ impl User {
                 !world.lasts(lock) || forced_at != 0 && forced_at + world.plan.locks[lock].ttl >= began
             }),
             // An owner that has not yet dropped a guard of a lost lease can't enter again.
-            _ => world.plan.locks[op.lock].kind == LockKind::Reentrant,
+            _ => world.plan.locks[op.lock].kind == LockKind::Reentrant && had_lost_guard,
         });
         let may_be_late = locks.any(|lock| self.may_be_late(lock));
         if !(error.is_lost() && may_be_lost || error.is_unavailable() && may_be_late) {
             self.check_error(error);
         }
+    }
+
+    /// Whether the task's owner of a reentrant lock has had a guard since then whose lease may have been lost, or was releasing it.
+    fn had_lost_guard(&self, lock: usize, since: Micros) -> bool {
+        let owner = self.owner();
+        with(|world| {
+            let records = world.books.records.values();
+            let mut theirs = records.filter(|record| record.resource == lock && record.owner == Some(owner));
+            let given_up_at = world.books.lost_by.get(&(lock, owner));
+            theirs.any(|record| !world.must_last(&Lease::of(record)))
+                || given_up_at.is_some_and(|at| at + 2 * SECOND >= since)
+        })
     }
 
     /// An attempt that began then was told that the lock is not free.
@@ -68,14 +82,16 @@ impl User {
             let client = world.processes[process].client;
             // Another task of the client may hold the lock.
             let is_alone = world.plan.tasks.iter().filter(|task| task.client == client).count() == 1;
-            // An attempt may reach its limit before its first answer.
-            let is_heard = match op.mode {
+            let known = &world.processes[process];
+            let is_told = match op.mode {
+                // An attempt may reach its limit before its first answer. It is given up then, and the answer to that counts.
                 Mode::Timeout(limit) => {
-                    began >= world.books.calm_from && limit > 2 * world.plan.network.slowest()
+                    let is_heard = began >= world.books.calm_from && limit > 2 * world.plan.network.slowest();
+                    if is_heard { known.refused_at >= began } else { known.answered_at >= began }
                 }
-                _ => true,
+                _ => known.refused_at >= began,
             };
-            if is_alone && is_heard && world.processes[process].refused_at < began {
+            if is_alone && !is_told {
                 world.broken(Promise::Refused, || {
                     format!("task {task}: r{} is not free, but no server said so", op.lock)
                 });

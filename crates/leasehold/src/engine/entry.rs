@@ -225,7 +225,7 @@ impl Entry {
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
             (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
-                let outcome = releasing.outcome(&answer.reply, transmit.sent_at, now);
+                let outcome = releasing.outcome(&answer.reply, now);
                 self.end(outcome);
             }
             (Stage::Releasing(releasing), Command::Release(_), Err(error)) => {

@@ -28,8 +28,6 @@ pub(super) struct Releasing {
     pause: Duration,
     /// How often the release was sent.
     sent: u32,
-    /// `None`: unknown, because it was sent twice at that time.
-    first_sent_at: Option<LocalTime>,
     /// By then the lease, or the place in the queue, has expired in the store.
     until: LocalTime,
     /// When an unreleased lease expires by this client's clock.
@@ -40,16 +38,13 @@ impl Releasing {
     /// `lasts`: how long the store keeps what is to be released. `remaining`: how long the lease could have been trusted.
     pub(super) fn new(release: Release, lasts: Duration, remaining: Duration, now: LocalTime) -> Self {
         let until = now + lasts + drift_margin(lasts);
-        let held_until = now + remaining;
-        Self { release, retry_at: now, pause: RETRY_MIN, sent: 0, first_sent_at: None, until, held_until }
+        Self { release, retry_at: now, pause: RETRY_MIN, sent: 0, until, held_until: now + remaining }
     }
 
     pub(super) fn poll_transmit(&mut self, now: LocalTime, ttl: Duration) -> Option<Command> {
         if now < self.retry_at || self.has_expired(now) {
             return None;
         }
-        self.first_sent_at =
-            if self.sent == 0 { Some(now) } else { self.first_sent_at.filter(|first| *first < now) };
         self.sent += 1;
         // If no response comes, the driver sends it again, whichever task sent it now.
         self.retry_at = now + (ttl / 2).max(RETRY_MIN);
@@ -64,16 +59,17 @@ impl Releasing {
         now >= self.until
     }
 
-    /// What the store's reply to the release sent at `sent_at` means. An earlier release may have succeeded, and its response may
-    /// have been lost. If the lease may have expired instead, nothing says whether the store retains it for its minimum hold.
-    pub(super) fn outcome(&self, reply: &Reply, sent_at: LocalTime, now: LocalTime) -> ReleaseOutcome {
-        let may_have_expired = !self.release.min_hold.is_zero() && now >= self.held_until;
+    /// What the store's reply means. An earlier release may have succeeded, and its response may have been lost. If the lease may
+    /// have expired instead, nothing says whether the store retains it for its minimum hold.
+    pub(super) fn outcome(&self, reply: &Reply, now: LocalTime) -> ReleaseOutcome {
+        let was_repeated = self.sent > 1;
         match reply {
             Reply::Released => ReleaseOutcome::Released,
-            _ if self.sent == 1 => ReleaseOutcome::NotHeld,
-            _ if !may_have_expired => ReleaseOutcome::Released,
-            _ if self.first_sent_at == Some(sent_at) => ReleaseOutcome::NotHeld,
-            _ => ReleaseOutcome::Unconfirmed,
+            _ if was_repeated && !self.release.min_hold.is_zero() && now >= self.held_until => {
+                ReleaseOutcome::Unconfirmed
+            }
+            _ if was_repeated => ReleaseOutcome::Released,
+            _ => ReleaseOutcome::NotHeld,
         }
     }
 

@@ -202,7 +202,7 @@ async fn response_over_a_closed_connection_is_ignored() {
 
 /// The store does not retain the lock then, so that a minimum hold, a period that is done, or the count of a latch is lost.
 #[tokio::test]
-async fn release_that_arrives_after_the_end_of_its_lease_does_not_succeed() {
+async fn release_that_arrives_after_the_end_of_its_lease_is_not_confirmed() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let (client, direct) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
@@ -215,8 +215,7 @@ async fn release_that_arrives_after_the_end_of_its_lease_does_not_succeed() {
     until(async || direct.mutex("a").inspect().await.unwrap().holders.is_empty()).await;
     proxy.hold_requests(false);
     proxy.release_held();
-    // The answer to the first of both tells the loss. On a busy machine the first one is given up before.
     let error = releasing.await.unwrap().unwrap_err();
-    assert!(error.is_lost() || error.is_unavailable(), "{error}");
+    assert!(error.is_unavailable(), "{error}");
     assert!(direct.mutex("a").try_lock().await.unwrap().is_some());
 }

@@ -236,6 +236,18 @@ async fn many_leases_survive_a_script_flush_at_high_latency() {
     assert_eq!(guards.iter().filter(|guard| !guard.is_held()).count(), 0);
 }
 
+/// The client's thread sends at most 512 commands as one batch.
+#[tokio::test]
+async fn releases_of_several_batches_are_sent_at_once() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let lock = async |number| client.mutex(format!("{number}")).lock().await.unwrap();
+    let guards = futures_util::future::join_all((0..1_100).map(lock)).await;
+    drop(guards);
+    timeout(SOON, client.close()).await.unwrap().unwrap();
+    assert_eq!(server.run(&["KEYS", "*mutex*"]), "");
+}
+
 #[tokio::test]
 async fn close_after_a_server_crash_returns_within_the_longest_lease() {
     let mut server = Server::on_port();

@@ -326,18 +326,6 @@ fn release_that_found_no_lease_is_unconfirmed_if_the_lease_may_have_expired_befo
     }
 }
 
-/// Closing a client sends every release again, also one whose answer is on its way.
-#[test]
-fn answer_to_the_first_of_two_releases_tells_that_there_was_no_lease() {
-    let mut entry = held();
-    entry.min_hold.length = TTL;
-    let (_, first) = release_of(&mut entry, at(10));
-    entry.close(at(11));
-    sent(&mut entry, at(11));
-    entry.handle_response(&first, at(12), &answer(Reply::NotHeld));
-    assert_eq!(entry.release_outcome(), Some(ReleaseOutcome::NotHeld));
-}
-
 #[test]
 fn closed_client_retries_a_release_until_the_lease_has_ended() {
     let closed = |now: u64| {
