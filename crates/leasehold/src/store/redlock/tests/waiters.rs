@@ -64,7 +64,15 @@ async fn inspect_includes_waiters_without_admission() {
     }
     let at_nodes =
         [1, 2].map(|sequence| waits.quorum().attempts.get(waits.attempt(sequence)).unwrap().acquisition);
-    until(async || waiters().await == at_nodes).await;
+    // At each node, because only the times of one node tell their order.
+    for node in 0..servers.len() {
+        let queued = async || match waits.at_node(node, Command::Inspect).await {
+            Reply::View(view) => view.waiters.len(),
+            other => panic!("{other:?}"),
+        };
+        until(async || queued().await == 2).await;
+    }
+    assert_eq!(waiters().await, at_nodes);
     let queue = Arc::new(admission_queue_of(&waits.resource).unwrap());
     let admit = async |sequence| {
         let acquire = Command::Acquire(waits.request(sequence));
