@@ -55,7 +55,8 @@ pub struct Attempt {
     replaces: bool,
     /// Its lease was detached from its guard.
     is_detached: bool,
-    /// An `Acquire` that was repeated arrived after its detached lease had expired. Its place in the queue expires by itself.
+    /// An `Acquire` that was repeated arrived after its detached lease had expired, or after the server had lost its release. Its place in
+    /// the queue expires by itself.
     is_late_repeat: bool,
 }
 

@@ -213,10 +213,8 @@ impl Books {
         // One command may grant to several.
         grants.sort_by_key(|(grant, ..)| grant.tokens.first.get());
         for (grant, acquisition, acquire) in grants {
-            // A push is measured from an earlier answer.
             let begun = self.attempts.get(&acquisition).map_or(epoch, |attempt| attempt.begun);
-            let trusted_from = if acquire.is_some() { epoch } else { begun };
-            self.granted(now, resource, clock, acquisition, grant, (epoch, trusted_from), acquire);
+            self.granted(now, resource, clock, acquisition, grant, (epoch, begun), acquire);
             // It knows from its own wait that others may wait.
             let others =
                 |entry: &ShadowEntry| !entry.is_excused && entry.acquisition.client != acquisition.client;
@@ -235,9 +233,11 @@ impl Books {
         match (command, reply) {
             (Command::Acquire(_), Reply::Granted(_)) => {}
             (Command::Acquire(acquire), Reply::Queued(_)) => {
+                // The server may have lost what kept the command out.
+                let is_forgotten = self.gone.get(&acquire.acquisition).is_some_and(|(_, of)| *of != epoch);
                 if let Some(attempt) = self.attempts.get_mut(&acquire.acquisition) {
                     attempt.queued = true;
-                    attempt.is_late_repeat |= attempt.is_detached;
+                    attempt.is_late_repeat |= attempt.is_detached || is_forgotten;
                     // It holds no lease any more.
                     attempt.contended_at = None;
                     self.check_ghost(now, clock, acquire.acquisition, epoch, "queued");

@@ -153,7 +153,14 @@ impl Store {
     }
 
     async fn client(&self) -> Client {
-        Client::connect(&self.url).await.expect("the store opens")
+        let mut opened = Client::connect(&self.url).await;
+        // On a busy machine a server may take longer than the time limit.
+        for _ in 0..2 {
+            if opened.as_ref().is_err_and(leasehold::Error::is_unavailable) {
+                opened = Client::connect(&self.url).await;
+            }
+        }
+        opened.expect("the store opens")
     }
 
     /// How long a holder may need to learn that another client waits, beyond the time of a push. docs/postgres.md has the bound.
