@@ -47,6 +47,8 @@ pub struct HandoffBudget {
     has_none: bool,
     /// Since when another client waits, and the hand-offs since then.
     contended: Option<(LocalTime, u32)>,
+    /// When the store last said so. An answer to a renewal that was sent before is older.
+    contended_at: LocalTime,
 }
 
 impl HandoffBudget {
@@ -54,7 +56,16 @@ impl HandoffBudget {
     #[must_use]
     pub const fn new(limits: HandoffLimits, tokens: TokenRange) -> Self {
         let (next, last) = (tokens.first.get() + 1, tokens.last.get());
-        Self { limits, next, last, spare: None, awaiting_tokens: None, has_none: false, contended: None }
+        Self {
+            limits,
+            next,
+            last,
+            spare: None,
+            awaiting_tokens: None,
+            has_none: false,
+            contended: None,
+            contended_at: LocalTime::ZERO,
+        }
     }
 
     /// Tokens that the acquire reserves. While uncontended, renewals fetch more.
@@ -105,6 +116,7 @@ impl HandoffBudget {
     /// Records that another client waits.
     pub fn handle_contended(&mut self, now: LocalTime) {
         self.contended.get_or_insert((now, 0));
+        self.contended_at = now;
     }
 
     /// Handles the answer to a renewal that was sent at `sent_at`. The answer may be older than a contention
@@ -118,7 +130,7 @@ impl HandoffBudget {
     ) {
         if is_contended {
             self.handle_contended(now);
-        } else if self.contended.is_some_and(|(since, _)| since < sent_at) {
+        } else if self.contended_at < sent_at {
             self.contended = None;
         }
         // A renewal that requested tokens brings some, or the store has none to give.
@@ -257,6 +269,17 @@ mod tests {
         budget.handle_contended(at(5));
         budget.handle_renewed(at(6), at(5), None, false);
         assert_eq!(budget.hand_off(at(15)), HandoffDecision::Release);
+    }
+
+    #[test]
+    fn renewal_sent_before_the_last_notice_does_not_clear_contention() {
+        for (sent_at, is_contended) in [(6, true), (7, true), (8, false)] {
+            let mut budget = HandoffBudget::new(BOUND, tokens(10, 100));
+            budget.handle_contended(at(5));
+            budget.handle_contended(at(7));
+            budget.handle_renewed(at(9), at(sent_at), None, false);
+            assert_eq!(budget.hand_off(at(15)) == HandoffDecision::Release, is_contended, "{sent_at}");
+        }
     }
 
     #[test]
