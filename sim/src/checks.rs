@@ -231,7 +231,7 @@ impl Books {
         theirs.any(|attempt| attempt.is_detached && attempt.released_at.is_none_or(|at| at > since))
     }
 
-    /// Whether an attempt waits because a repeated command arrived after its detached lease had expired.
+    /// Whether an attempt waits because a repeated command arrived after its detached lease had expired, or after a loss of data.
     #[must_use]
     pub fn is_late_repeat(&self, acquisition: Acquisition) -> bool {
         self.attempts.get(&acquisition).is_some_and(|attempt| attempt.is_late_repeat)
