@@ -26,7 +26,9 @@ pub use builder::Builder;
 pub use certificates::{Certificates, Pair};
 pub use cluster::Cluster;
 pub use extent::extent;
-pub use pause_detector::{PauseDetector, retry_if_paused, unless_paused, unless_paused_blocking};
+pub use pause_detector::{
+    PauseDetector, retry_if_paused, retry_if_slow, unless_paused, unless_paused_blocking,
+};
 pub use port::Port;
 pub use postgres::{Filling, PgBouncer, Postgres, PostgresOptions, Session, SmallDisk};
 pub use program::Flavor;

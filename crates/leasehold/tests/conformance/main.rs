@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, LockInfo};
 use leasehold_testkit::{
-    Certificates, Cluster, Flavor, PgBouncer, Postgres, Sentinels, Server, retry_if_paused,
+    Certificates, Cluster, Flavor, PgBouncer, Postgres, Sentinels, Server, retry_if_slow,
 };
 
 /// The store of one test, shared by several clients.
@@ -129,8 +129,14 @@ impl Backend {
 
 /// One server for all tests of this process, which have schemas of their own. It starts slowly.
 fn postgres() -> &'static Postgres {
-    static SERVER: OnceLock<Postgres> = OnceLock::new();
-    SERVER.get_or_init(Postgres::on_port)
+    POSTGRES.get_or_init(Postgres::on_port)
+}
+
+static POSTGRES: OnceLock<Postgres> = OnceLock::new();
+
+/// How many statements PostgreSQL has ended because they took too long. They take milliseconds, unless the server has no time.
+fn slow_statements() -> usize {
+    POSTGRES.get().map_or(0, |server| server.log().matches("due to statement timeout").count())
 }
 
 fn pgbouncer() -> &'static PgBouncer {
@@ -304,9 +310,9 @@ async fn run_next(backend: &Arc<Backend>, test: Test) {
     .await;
 }
 
-/// Runs a test. It repeats a failed one if the machine paused for longer than the deadlines of the tests allow.
+/// Runs a test. It repeats a failed one if the machine, or PostgreSQL, paused for longer than the deadlines of the tests allow.
 async fn run(attempt: impl AsyncFn()) {
-    retry_if_paused(Duration::from_millis(250), async || {
+    retry_if_slow(Duration::from_millis(250), slow_statements, async || {
         let ended = tokio::time::timeout(LIMIT, attempt()).await;
         ended.map_err(|_| format!("the test did not end within {LIMIT:?}"))
     })
