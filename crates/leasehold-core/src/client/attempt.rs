@@ -175,6 +175,12 @@ impl AcquireMachine {
         self.has_waited
     }
 
+    /// It was queued, or an answer that was lost may have said so.
+    #[must_use]
+    pub const fn may_have_waited(&self) -> bool {
+        self.has_waited || (self.policy.is_some() && self.failures > 0)
+    }
+
     /// The command that it sends.
     #[must_use]
     pub const fn command(&self) -> &Arc<Acquire> {

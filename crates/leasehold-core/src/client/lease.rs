@@ -90,7 +90,7 @@ pub struct LeaseMachine {
     renew_at: LocalTime,
     /// A renewal is in flight; it counts as lost from then on. The answer to an older one counts as well.
     in_flight_until: Option<LocalTime>,
-    /// A hint arrived during a renewal whose answer may be older than the hint.
+    /// A hint arrived during a renewal whose answer may be older than the hint. Another renewal is to be sent.
     recheck_pending: bool,
     /// Set for a lease that the client's tasks hand off among themselves.
     handoff: Option<HandoffBudget>,
@@ -212,6 +212,12 @@ impl LeaseMachine {
         self.in_flight_until.is_some()
     }
 
+    /// Whether every renewal that was asked for has been answered, or has failed.
+    #[must_use]
+    pub const fn is_confirmed(&self) -> bool {
+        !self.is_renewing() && !self.recheck_pending
+    }
+
     /// Time of the next renewal; none while one is in flight or if no more will be sent.
     #[must_use]
     pub fn poll_renewal(&self) -> Option<LocalTime> {
@@ -231,6 +237,7 @@ impl LeaseMachine {
             return None;
         }
         self.in_flight_until = Some(LocalTime::NEVER);
+        self.recheck_pending = false;
         let ttl = self.ttl_from(now);
         // Near the end of the max hold a renewal shortens the lease in the store, whether or not it is answered.
         self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));
@@ -267,7 +274,7 @@ impl LeaseMachine {
                 if let Some(handoff) = &mut self.handoff {
                     handoff.handle_renewed(now, sent_at, *tokens, *contended);
                 }
-                if core::mem::take(&mut self.recheck_pending) {
+                if self.recheck_pending {
                     self.renew_at = now;
                 }
             }
@@ -287,7 +294,7 @@ impl LeaseMachine {
                 handoff.handle_failure();
             }
             self.retry(now);
-            if core::mem::take(&mut self.recheck_pending) {
+            if self.recheck_pending {
                 // It failed on the old connection.
                 self.renew_at = now;
             }
@@ -296,7 +303,7 @@ impl LeaseMachine {
 
     /// Handles a hint that the lease may be gone, and schedules a renewal at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
-        self.recheck_pending = self.is_renewing();
+        self.recheck_pending |= self.is_renewing();
         self.renew_at = self.renew_at.min(now);
     }
 

@@ -47,6 +47,8 @@ pub(crate) struct MinHold {
     pub(crate) length: Duration,
     /// A lease that the close of its client releases is not retained: its work is unfinished.
     pub(crate) ends_at_close: bool,
+    /// The attempt continues the hold of the lease that it replaces, so the minimum hold counts even if its own lease is never used.
+    pub(crate) is_continued: bool,
 }
 
 pub(super) struct Entry {
@@ -378,20 +380,20 @@ impl Entry {
             let as_granted = grant.is_plain.then(|| (machine.command().clone(), grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
-            // A first answer that was lost may have queued it. What is left of the lease tells, but an attempt that does not wait
-            // has nothing to claim.
-            let may_wait = machine.command().wait.is_some() && grant.valid_for < self.terms.ttl;
+            // A grant that the queue has shortened shows a wait too, but an attempt that does not wait has nothing to claim.
+            let is_shortened = machine.command().wait.is_some() && grant.valid_for < self.terms.ttl;
+            let may_have_waited = machine.may_have_waited() || is_shortened;
             let mut lease = LeaseMachine::new(
                 acquisition,
                 self.terms,
                 since,
                 grant.valid_for,
                 trusted_until,
-                self.has_waited || may_wait,
+                may_have_waited,
             );
             if let Some((_, bound)) = self.local_queue {
                 let mut budget = HandoffBudget::new(bound, grant.tokens);
-                if machine.has_waited() {
+                if may_have_waited {
                     // A lease granted after a wait is assumed to have waiters behind it until a renewal reports otherwise.
                     budget.handle_contended(now);
                 }
@@ -401,7 +403,10 @@ impl Entry {
                 lease.handle_hint(now);
             }
             self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered, as_granted };
-        } else if let Some(Command::Release(release)) = machine.poll_transmit(now) {
+        } else if let Some(Command::Release(mut release)) = machine.poll_transmit(now) {
+            if self.min_hold.is_continued {
+                release.min_hold = self.min_hold.length;
+            }
             let place = machine.queue_entry_ttl();
             self.begin_release(release, place, Duration::ZERO, now);
         } else {

@@ -211,6 +211,15 @@ impl Session {
         self.step(sequence, now, |entry| entry.min_hold.length = min_hold);
     }
 
+    /// The lease of an attempt was never used, so its minimum hold does not apply.
+    pub(crate) fn end_unused_min_hold(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| {
+            if !entry.min_hold.is_continued {
+                entry.min_hold.length = Duration::ZERO;
+            }
+        });
+    }
+
     /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is not logged as a loss.
     pub(crate) fn set_replacing(&self, sequence: u64, is_replacing: bool, now: LocalTime) {
         self.step(sequence, now, |entry| entry.is_replacing = is_replacing);
@@ -227,6 +236,11 @@ impl Session {
             entry.is_referenced = false;
             entry.mark_replaced(now);
         });
+    }
+
+    /// Cancels the attempt or releases the lease. The driver sends the release.
+    pub(crate) fn cancel(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry| entry.abandon(now));
     }
 
     /// No future or guard refers to this entry: cancels the attempt or releases the lease, and removes the entry after that.

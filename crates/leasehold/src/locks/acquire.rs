@@ -17,7 +17,7 @@ use crate::engine::{
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::attempt::{CANCEL_LIMIT, await_cancellation};
+use crate::locks::attempt::{Attempt, CANCEL_LIMIT};
 use crate::locks::lock::{Lock, WaitMode};
 use crate::telemetry::{LockTelemetry, spans};
 
@@ -140,10 +140,11 @@ impl Lock {
     ) -> Result<Option<Guard>, Error> {
         let unknown = || Err(self.failed(resource, Outcome::TimedOut, None));
         let until = self.handle.now() + CANCEL_LIMIT;
-        match waiting.cancel() {
+        match waiting.leave() {
             CancelledWait::LeaseInUse => return Ok(None),
             CancelledWait::LastWaiter { sequence, may_be_in_store } => {
-                if !await_cancellation(&self.handle, sequence, until).await {
+                let attempt = Attempt::of_queue(&self.handle, resource, sequence);
+                if !attempt.cancel(until).await {
                     return unknown();
                 }
                 if may_be_in_store {
@@ -181,15 +182,13 @@ impl QueuedTask<'_> {
         with_deadline(session, Some(deadline), assigned).await
     }
 
-    fn cancel(&mut self) -> CancelledWait {
+    /// Leaves the queue. The caller cancels the attempt, or releases the lease, if no other task waits.
+    fn leave(&mut self) -> CancelledWait {
         self.is_over = true;
         let cancelled = self.handle.session.cancel_wait(self.ticket, self.handle.now());
-        match &cancelled {
-            CancelledWait::LastWaiter { sequence, .. } => {
-                release_dropped(&self.handle.session, &*self.handle.store, self.resource, *sequence);
-            }
+        if let CancelledWait::LeaseInUse | CancelledWait::AttemptContinues = cancelled {
             // The other tasks need the response, which this task no longer polls for.
-            CancelledWait::LeaseInUse | CancelledWait::AttemptContinues => self.request.abandon(),
+            self.request.abandon();
         }
         cancelled
     }
@@ -197,8 +196,10 @@ impl QueuedTask<'_> {
 
 impl Drop for QueuedTask<'_> {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.cancel();
+        if !self.is_over
+            && let CancelledWait::LastWaiter { sequence, .. } = self.leave()
+        {
+            release_dropped(&self.handle.session, &*self.handle.store, self.resource, sequence);
         }
     }
 }

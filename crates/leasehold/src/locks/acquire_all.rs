@@ -12,7 +12,7 @@ use crate::engine::{AttemptEnd, Transmit, with_deadline};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::attempt::{Attempt, CANCEL_LIMIT, await_cancellation};
+use crate::locks::attempt::{Attempt, CANCEL_LIMIT};
 use crate::locks::lock::Lock;
 use crate::store::{BoxFuture, CallResult, StoreError};
 
@@ -151,10 +151,8 @@ impl<'a> BatchAcquire<'a> {
     /// Cancels all attempts, and waits up to [`CANCEL_LIMIT`] for the store's confirmation. Returns whether it came.
     async fn withdraw(self) -> bool {
         let Self { handle, attempts, .. } = self;
-        let sequences: Vec<u64> = attempts.iter().map(|(_, attempt, _)| attempt.sequence).collect();
-        drop(attempts);
         let until = handle.now() + CANCEL_LIMIT;
-        let given = sequences.into_iter().map(|sequence| await_cancellation(handle, sequence, until));
-        join_all(given).await.into_iter().all(|is_cancelled| is_cancelled)
+        let cancelled = attempts.into_iter().map(|(_, attempt, _)| attempt.cancel(until));
+        join_all(cancelled).await.into_iter().all(|is_cancelled| is_cancelled)
     }
 }

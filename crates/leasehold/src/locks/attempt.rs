@@ -128,7 +128,15 @@ impl Lock {
             metadata: self.metadata.clone(),
         };
         let wait_policy = deadline.map(|deadline| self.wait_policy(deadline));
-        let min_hold = MinHold { length: self.min_hold, ends_at_close: self.min_hold_ends_at_close };
+        // A writer that becomes a reader, or the reverse, keeps what `Guard::set_min_hold` has set. A party of a barrier does not.
+        let continued = replaces
+            .filter(|_| resource.kind == Kind::ReadWrite)
+            .and_then(|held| session.min_hold(held.sequence()));
+        let min_hold = MinHold {
+            length: continued.unwrap_or(self.min_hold),
+            ends_at_close: self.min_hold_ends_at_close,
+            is_continued: continued.is_some(),
+        };
         let began = session.begin(resource.clone(), terms, min_hold, command, wait_policy, self.handle.now());
         let transmit = began.map_err(|Closed| self.handle.closed())?;
         Ok((
@@ -177,7 +185,7 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
 
 /// Waits until the store has confirmed the attempt's cancellation, so that the caller's next attempt does not compete with it.
 /// The driver sends the cancellation. Returns false at `until`, or when the client is closed.
-pub(crate) async fn await_cancellation(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
+async fn await_cancellation(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
     let session = &handle.session;
     let mut watch = session.watch(attempt);
     let confirmed = poll_fn(|context| match session.poll_released(&mut watch, context) {
@@ -196,7 +204,21 @@ pub(crate) struct Attempt<'a> {
     is_taken: bool,
 }
 
-impl Attempt<'_> {
+impl<'a> Attempt<'a> {
+    /// The attempt, or the lease, of a local queue that no other task needs.
+    pub(crate) fn of_queue(handle: &'a Arc<Handle>, resource: &'a Arc<Resource>, sequence: u64) -> Self {
+        Self { handle, resource, sequence, is_taken: false }
+    }
+
+    /// Cancels it, and waits as [`await_cancellation`] does. Until then this refers to it: what ends without a confirmation would not
+    /// be known otherwise.
+    pub(crate) async fn cancel(self, until: LocalTime) -> bool {
+        let (session, now) = (&self.handle.session, self.handle.now());
+        session.end_unused_min_hold(self.sequence, now);
+        session.cancel(self.sequence, now);
+        await_cancellation(self.handle, self.sequence, until).await
+    }
+
     /// Sends the first command, and waits for the outcome. The driver sends the following commands.
     pub(crate) async fn finish(&self, transmit: Option<Transmit>) -> AttemptEnd {
         let mut request = Request::send(&self.handle.session, &*self.handle.store, self.resource, transmit);
@@ -223,8 +245,7 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
-            // The lease was never used, so its minimum hold does not apply.
-            self.handle.session.set_min_hold(self.sequence, Duration::ZERO, self.handle.now());
+            self.handle.session.end_unused_min_hold(self.sequence, self.handle.now());
             release_dropped(&self.handle.session, &*self.handle.store, self.resource, self.sequence);
         }
     }

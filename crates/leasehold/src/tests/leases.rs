@@ -108,6 +108,46 @@ fn exchanged_lease_keeps_the_min_hold_of_its_guard() {
 }
 
 #[test]
+fn exchange_that_is_given_up_keeps_the_min_hold() {
+    let assert_retained = |stage: &Stage, case: &str| {
+        let held = || stage.view().holders.iter().any(|holder| !holder.retained);
+        wait_until("the lease is released", || !held());
+        assert_eq!(stage.view().holders.len(), 1, "{case}: {:?}", stage.view());
+    };
+    for ends in ["dropped", "closed"] {
+        let stage = Stage::of(Kind::ReadWrite);
+        let writer = block_on(stage.client.rw_lock("a").min_hold(HOUR).write()).unwrap();
+        let mut downgrade = Box::pin(writer.downgrade());
+        stage.script(&[Fate::NeverAnswered]);
+        assert!(poll_once(downgrade.as_mut()).is_pending());
+        match ends {
+            "dropped" => drop(downgrade),
+            _ => block_on(stage.client.clone().close()).unwrap(),
+        }
+        assert_retained(&stage, ends);
+    }
+    let stage = Stage::of(Kind::ReadWrite);
+    let upgradable = block_on(stage.client.rw_lock("a").upgradable_read()).unwrap();
+    upgradable.set_min_hold(HOUR).unwrap();
+    stage.script(&[Fate::NeverAnswered]);
+    let upgraded = block_on(upgradable.upgrade_timeout(Duration::from_millis(50)));
+    assert!(upgraded.is_err_and(|error| error.is_lost()), "it was granted at the limit");
+    assert_retained(&stage, "at its limit");
+}
+
+#[test]
+fn exchange_that_is_given_up_without_a_min_hold_leaves_nothing() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let writer = block_on(stage.client.rw_lock("a").min_hold(HOUR).write()).unwrap();
+    writer.set_min_hold(Duration::ZERO).unwrap();
+    let mut downgrade = Box::pin(writer.downgrade());
+    stage.script(&[Fate::NeverAnswered]);
+    assert!(poll_once(downgrade.as_mut()).is_pending());
+    drop(downgrade);
+    stage.assert_nothing_is_left("a dropped exchange");
+}
+
+#[test]
 fn release_by_token_ends_all_acquisitions_of_an_owner_and_refuses_a_retained_lock() {
     let stage = Stage::new();
     let client = &stage.client;

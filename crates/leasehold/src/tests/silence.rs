@@ -147,6 +147,25 @@ fn every_task_of_a_local_queue_gets_unavailable_from_an_unresponsive_store() {
 }
 
 #[test]
+fn task_whose_turn_comes_while_the_store_is_silent_gets_unavailable() {
+    let stage = Stage::new();
+    // The lease, and with it a release without an answer, ends before the attempt gives up.
+    let mutex = stage.client.mutex("a").ttl(Duration::from_millis(500));
+    let held = block_on(mutex.lock()).unwrap();
+    let mut waits = Box::pin(mutex.lock_timeout(LIMIT));
+    assert!(poll_once(waits.as_mut()).is_pending());
+    stage.becomes(Fate::NeverDone);
+    // The task needs a token, for which the lease is renewed.
+    drop(held);
+    let began = Instant::now();
+    let ended = block_on(waits).map(|guard| guard.is_some());
+    assert_unavailable("a task whose turn has come", &ended);
+    assert_in_time("a task whose turn has come", began, LIMIT);
+    stage.answers_again();
+    stage.assert_nothing_is_left("a task whose turn came while the store was silent");
+}
+
+#[test]
 fn try_lock_beside_a_local_waiter_is_unavailable_on_an_unresponsive_store() {
     let stage = Stage::new();
     stage.other_takes_it();

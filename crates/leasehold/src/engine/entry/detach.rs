@@ -62,14 +62,16 @@ impl Entry {
         } = lease;
         // A lease that must last longer than its ttl, such as that of a period, is not shortened by a renewal.
         let terms = LeaseTerms { ttl, renews: true, max_hold: None, min_lifetime: valid_for, replicas };
-        let trusted_until = asked_at + valid_for.saturating_sub(drift_margin(valid_for));
+        // A store's clock that was set back leaves more than was asked for, and may be set forward again.
+        let trusted_for = valid_for.min(ttl.max(min_hold));
+        let trusted_until = asked_at + trusted_for.saturating_sub(drift_margin(trusted_for));
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
-        let min_hold = MinHold { length: min_hold, ends_at_close: false };
+        let min_hold = MinHold { length: min_hold, ..MinHold::default() };
         let mut entry = Self::new(resource, owner, terms, min_hold, machine);
         entry.is_borrowed = is_borrowed;
-        let grant = Grant { tokens, valid_for, is_plain: false };
+        let grant = Grant { tokens, valid_for: trusted_for, is_plain: false };
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
-        let machine = LeaseMachine::new(acquisition, terms, asked_at, valid_for, trusted_until, false);
+        let machine = LeaseMachine::new(acquisition, terms, asked_at, trusted_for, trusted_until, false);
         entry.stage =
             Stage::Lease { machine, tombstone, tombstone_once_answered: tombstone, as_granted: None };
         entry

@@ -75,20 +75,20 @@ impl Entry {
         machine.poll_renewal().is_some_and(|time| time <= now + self.terms.ttl / part)
     }
 
-    /// The result of the last renewal, once none is in flight.
+    /// The result of the last renewal, once none is in flight, and none is to follow it at once.
     pub(in crate::engine) fn renewal_result(&self, now: LocalTime) -> Option<Result<(), RenewalError>> {
         if let Err(loss) = self.remaining(now) {
             return Some(Err(RenewalError::Lost(loss)));
         }
         let Stage::Lease { machine, .. } = &self.stage else { return None };
-        match (machine.is_renewing(), machine.state(now), &self.last_error) {
-            (true, ..) => None,
-            (false, LeaseState::Uncertain, Some(last_error)) => {
+        match (machine.is_confirmed(), machine.state(now), &self.last_error) {
+            (false, ..) => None,
+            (true, LeaseState::Uncertain, Some(last_error)) => {
                 Some(Err(RenewalError::Failed(last_error.clone())))
             }
             // It had no answer in time, and is repeated.
-            (false, LeaseState::Uncertain, None) => None,
-            (false, ..) => Some(Ok(())),
+            (true, LeaseState::Uncertain, None) => None,
+            (true, ..) => Some(Ok(())),
         }
     }
 }

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Failure, Grant, Kind, LocalTime, Name, StoreTime, TokenRange, WaitFor,
-    WaitPolicy,
+    Acquisition, Answer, ClientId, Failure, Grant, HandoffDecision, Kind, LocalTime, Name, StoreTime,
+    TokenRange, WaitFor, WaitPolicy,
 };
 
 use super::*;
@@ -476,18 +476,84 @@ fn hint_asks_the_store_again() {
 }
 
 #[test]
-fn rest_of_a_lease_is_claimed_only_if_its_attempt_may_have_waited() {
-    for waits in [true, false] {
+fn lease_is_claimed_only_if_its_attempt_may_have_waited() {
+    // The rest of a lease, or a lease that the repeat itself was granted after a wait.
+    for (waits, valid_for) in [(true, 1_950), (false, 1_950), (true, 2_000), (false, 2_000)] {
         let mut entry = entry(waits);
         entry.terms = LeaseTerms { ttl: millis(2_000), renews: false, ..entry.terms };
         let first = sent(&mut entry, at(0));
         entry.handle_response(&first, at(0), &failure());
         let again = sent(&mut entry, at(0));
-        let left = Grant { valid_for: millis(1_950), ..grant(false) };
+        let left = Grant { valid_for: millis(valid_for), ..grant(false) };
         entry.handle_response(&again, at(0), &answer(Reply::Granted(left)));
         assert!(matches!(entry.outcome(at(0)), Some(Outcome::Granted { .. })));
         let Stage::Lease { machine, .. } = &entry.stage else { panic!("it is granted") };
-        assert_eq!(machine.poll_renewal().is_some(), waits);
+        assert_eq!(machine.poll_renewal().is_some(), waits, "{valid_for} ms");
+    }
+}
+
+#[test]
+fn attempt_whose_answer_was_lost_hands_off_as_one_that_has_waited() {
+    let limits = HandoffLimits { max_handoffs: 64, max_duration: Duration::from_secs(1) };
+    for is_lost in [true, false] {
+        let mut entry = entry(true);
+        entry.local_queue = Some((1, limits));
+        if is_lost {
+            let first = sent(&mut entry, at(0));
+            entry.handle_response(&first, at(0), &failure());
+        }
+        let last = sent(&mut entry, at(0));
+        let tokens = TokenRange::next(0, 9, StoreTime::ZERO);
+        let reply = Reply::Granted(Grant { tokens, ..grant(false) });
+        entry.handle_response(&last, at(0), &answer(reply));
+        assert!(matches!(entry.outcome(at(0)), Some(Outcome::Granted { .. })));
+        assert!(matches!(entry.hand_off(at(0)), HandoffDecision::Next(_)));
+        assert_eq!(entry.hand_off(at(2)) == HandoffDecision::Release, is_lost);
+    }
+}
+
+#[test]
+fn renewal_is_confirmed_by_an_answer_to_one_sent_after_the_call() {
+    let mut entry = held();
+    entry.renew_now(at(1));
+    let older = sent(&mut entry, at(1));
+    assert!(entry.begin_renewal(1, at(2)).is_none(), "one is in flight");
+    entry.handle_response(&older, at(2), &renewed(false, None));
+    assert!(entry.renewal_result(at(2)).is_none(), "it was sent before");
+    let newer = sent(&mut entry, at(2));
+    assert!(entry.renewal_result(at(2)).is_none());
+    entry.handle_response(&newer, at(2), &renewed(false, None));
+    assert!(matches!(entry.renewal_result(at(2)), Some(Ok(()))));
+    // The older one fails: the newer one decides.
+    entry.renew_now(at(3));
+    let older = sent(&mut entry, at(3));
+    assert!(entry.begin_renewal(1, at(3)).is_none());
+    entry.handle_response(&older, at(3), &failure());
+    assert!(entry.renewal_result(at(3)).is_none());
+    let newer = sent(&mut entry, at(3));
+    entry.handle_response(&newer, at(3), &renewed(false, None));
+    assert!(matches!(entry.renewal_result(at(3)), Some(Ok(()))));
+}
+
+#[test]
+fn attached_lease_is_trusted_for_no_longer_than_it_was_asked_for() {
+    use crate::engine::leases::{AttachedLease, DetachedLease};
+    let hour = Duration::from_secs(3_600);
+    for (min_hold, trusted_for) in [(Duration::ZERO, TTL), (hour, hour)] {
+        let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let detached = DetachedLease { acquisition, ttl: TTL, min_hold, tombstone: Duration::ZERO };
+        let tokens = grant(false).tokens;
+        let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: false };
+        let resource = held().resource;
+        // The store's clock was set back by two hours since the grant.
+        let mut entry = Entry::attached(resource, lease, at(0), 2 * hour + TTL);
+        let remaining = entry.remaining(at(0)).unwrap();
+        assert!(remaining < trusted_for && remaining > trusted_for / 10 * 9, "{remaining:?}");
+        let renewal = entry.poll_timeout().unwrap();
+        assert_eq!(renewal, at(0) + trusted_for / 3);
+        // A renewal shortens nothing: another client may know of a longer lease.
+        let Command::Renew(renewal) = sent(&mut entry, renewal).command else { panic!("it is renewed") };
+        assert!(renewal.ttl > hour, "{renewal:?}");
     }
 }
 

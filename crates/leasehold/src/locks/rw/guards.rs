@@ -236,7 +236,7 @@ impl UpgradableGuard {
     }
 
     async fn upgrade_within(self, wait: WaitMode) -> Result<Result<WriteGuard, Self>, Error> {
-        match exchange(&self.lock, &self.guard, WRITER, wait).await? {
+        match self.lock.replace(&self.guard, WRITER, wait).await? {
             Some(guard) => {
                 self.guard.mark_replaced();
                 Ok(Ok(WriteGuard { guard, lock: self.lock }))
@@ -246,20 +246,9 @@ impl UpgradableGuard {
     }
 }
 
-/// The new lease keeps what `Guard::set_min_hold` has set.
-async fn exchange(lock: &Lock, held: &Guard, weight: u32, wait: WaitMode) -> Result<Option<Guard>, Error> {
-    let session = &lock.handle.session;
-    let min_hold = session.min_hold(held.sequence());
-    let taken = lock.replace(held, weight, wait).await?;
-    if let (Some(guard), Some(min_hold)) = (&taken, min_hold) {
-        session.set_min_hold(guard.sequence(), min_hold, session.now());
-    }
-    Ok(taken)
-}
-
 /// A smaller weight always fits, so this fails only if the client is closed.
 async fn become_reader(lock: &Lock, held: Guard) -> Result<Guard, Error> {
-    let reader = exchange(lock, &held, READER, WaitMode::NoWait).await?;
+    let reader = lock.replace(&held, READER, WaitMode::NoWait).await?;
     let reader = reader.ok_or_else(|| lock.handle.closed())?;
     held.mark_replaced();
     Ok(reader)
