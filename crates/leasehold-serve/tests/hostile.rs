@@ -5,6 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Place, SOON, WRITE, checked, send, until};
+use leasehold::Client;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, Interest};
 
@@ -310,6 +311,24 @@ async fn pipelined_requests_are_answered_in_their_order() {
     assert_eq!(parts.len(), 803);
     assert!(parts[1].contains("\"lease\"") && parts[2].contains("\"holders\""), "{}", parts[1]);
     assert!(!parts[802].contains("\"holders\""));
+}
+
+/// The server learns of the grant before it looks at the connection.
+#[tokio::test]
+async fn request_that_is_granted_at_the_end_of_its_connection_gets_no_lease() {
+    let store = format!("memory:{}", std::process::id());
+    let client = Client::connect(&store).await.unwrap();
+    let place = Place::of(Client::connect(&store).await.unwrap()).await;
+    for _ in 0..20 {
+        let held = client.mutex("a").lock().await.unwrap();
+        let mut stream = place.tcp().await;
+        stream.write_all(long_poll().as_bytes()).await.unwrap();
+        place.until_waiting("a", 1).await;
+        // The server's tasks run on this thread, so that they see both ends only now.
+        drop(stream);
+        drop(held);
+        place.until_free("a").await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

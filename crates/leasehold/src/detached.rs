@@ -56,12 +56,17 @@ struct DetachedTerms {
     ttl: Duration,
     min_hold: Duration,
     tombstone: Duration,
+    /// See `MinHold::ends_at_close`.
+    ends_at_close: bool,
 }
+
+/// The last part of the text of an id whose minimum hold ends at the close of its client.
+const ENDS_AT_CLOSE: &str = "c";
 
 impl LeaseId {
     pub(crate) fn new(resource: &Resource, lease: &DetachedLease, token: Token, stored: Acquisition) -> Self {
-        let DetachedLease { ttl, min_hold, tombstone, .. } = *lease;
-        let lease = DetachedTerms { ttl, min_hold, tombstone };
+        let DetachedLease { ttl, min_hold, ends_at_close, tombstone, .. } = *lease;
+        let lease = DetachedTerms { ttl, min_hold, tombstone, ends_at_close };
         Self { resource: resource.clone(), lease, token, secret: lease_secret(stored) }
     }
 
@@ -115,11 +120,12 @@ impl fmt::Display for LeaseId {
         for byte in self.name().bytes() {
             write!(f, "{byte:02x}")?;
         }
-        let DetachedTerms { ttl, min_hold, tombstone } = self.lease;
+        let DetachedTerms { ttl, min_hold, tombstone, ends_at_close } = self.lease;
         for span in [ttl, min_hold, tombstone] {
             write!(f, ".{}", span.as_millis())?;
         }
-        write!(f, ".{}.{:032x}", self.token, self.secret)
+        write!(f, ".{}.{:032x}", self.token, self.secret)?;
+        if ends_at_close { write!(f, ".{ENDS_AT_CLOSE}") } else { Ok(()) }
     }
 }
 
@@ -146,14 +152,15 @@ impl FromStr for LeaseId {
 }
 
 fn parse(text: &str) -> Option<LeaseId> {
-    let parts: Vec<&str> = text.split('.').collect();
+    let mut parts: Vec<&str> = text.split('.').collect();
+    let ends_at_close = parts.len() == 9 && parts.pop() == Some(ENDS_AT_CLOSE);
     let [FORMAT, kind, name, ttl, min_hold, tombstone, token, secret] = parts[..] else { return None };
     let bytes =
         name.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
     let name = String::from_utf8(bytes.collect::<Option<_>>()?).ok()?;
     let span = |text: &str| text.parse().ok().map(Duration::from_millis).filter(|span| *span <= MAX_TTL);
     let ttl = span(ttl).filter(|ttl| !ttl.is_zero())?;
-    let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone: span(tombstone)? };
+    let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone: span(tombstone)?, ends_at_close };
     let secret = (secret.len() == 32).then(|| u128::from_str_radix(secret, 16).ok())??;
     let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
     let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, secret };
@@ -249,14 +256,14 @@ impl Client {
         };
         let resource = Arc::new(id.resource.clone());
         let (token, acquisition) = (holder.token.max(id.token), holder.acquisition);
-        let DetachedTerms { ttl, min_hold, tombstone } = id.lease;
+        let DetachedTerms { ttl, min_hold, tombstone, ends_at_close } = id.lease;
         let request = Acquire {
             weight: holder.weight,
             metadata: holder.metadata.clone(),
             ..Acquire::exclusive(acquisition, ttl)
         };
         handle.store.attach(&resource, Arc::new(request), token);
-        let detached = DetachedLease { acquisition, ttl, min_hold, tombstone };
+        let detached = DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone };
         // The loss of a borrowed lease concerns no guard of its owner.
         let owner = holder.owner.filter(|_| !is_borrowed);
         let tokens = TokenRange { first: holder.token, last: token };
@@ -365,7 +372,8 @@ impl Handle {
         let found = view.holders.into_iter().find(is_meant);
         Ok(found.map(|holder| {
             let valid_for = holder.expires_at.since(answer.at);
-            (holder, valid_for)
+            // Over a quorum no renewal may ask for more, even if the clock of a node was set back.
+            (holder, self.capabilities.max_ttl.map_or(valid_for, |longest| valid_for.min(longest)))
         }))
     }
 }
@@ -377,16 +385,23 @@ mod tests {
     fn id(name: &str) -> LeaseId {
         let resource = Resource { kind: Kind::Semaphore, name: Name::new(name).unwrap() };
         let span = Duration::from_millis;
-        let lease = DetachedTerms { ttl: span(300_000), min_hold: span(0), tombstone: span(7) };
+        let lease =
+            DetachedTerms { ttl: span(300_000), min_hold: span(0), tombstone: span(7), ends_at_close: false };
         LeaseId { resource, lease, token: Token::new(9).unwrap(), secret: 5 }
     }
 
     #[test]
     fn id_survives_its_text_whatever_the_name() {
         for name in ["deploy", "a.b c/\u{e4}", "'; rm -rf"] {
-            let text = id(name).to_string();
-            assert_eq!(text.parse::<LeaseId>().unwrap(), id(name));
-            assert!(text.chars().all(|c| c.is_ascii_alphanumeric() || c == '.'), "{text}");
+            for ends_at_close in [false, true] {
+                let mut id = id(name);
+                id.lease.ends_at_close = ends_at_close;
+                let text = id.to_string();
+                assert_eq!(text.parse::<LeaseId>().unwrap(), id);
+                assert!(text.chars().all(|c| c.is_ascii_alphanumeric() || c == '.'), "{text}");
+                assert!(format!("{text}.").parse::<LeaseId>().is_err());
+                assert!(format!("{text}.d").parse::<LeaseId>().is_err());
+            }
         }
     }
 

@@ -87,6 +87,8 @@ pub struct LeaseMachine {
     hold_ends_at: LocalTime,
     /// No renewal shortens the lease to before this.
     min_lifetime_until: LocalTime,
+    /// No renewal is trusted for longer, and the next one follows in a third of that.
+    longest_trust: Duration,
     renew_at: LocalTime,
     /// A renewal is in flight; it counts as lost from then on. The answer to an older one counts as well.
     in_flight_until: Option<LocalTime>,
@@ -120,6 +122,7 @@ impl LeaseMachine {
             trusted_until: trusted_until.min(hold_ends_at),
             hold_ends_at,
             min_lifetime_until: granted_at + terms.min_lifetime,
+            longest_trust: Duration::MAX,
             renew_at,
             in_flight_until: None,
             recheck_pending: false,
@@ -131,6 +134,13 @@ impl LeaseMachine {
     #[must_use]
     pub fn with_handoff_budget(mut self, handoff: HandoffBudget) -> Self {
         self.handoff = Some(handoff);
+        self
+    }
+
+    /// Limits the trust in each renewal, for a lease that may last longer than was asked for.
+    #[must_use]
+    pub fn with_longest_trust(mut self, longest_trust: Duration) -> Self {
+        self.longest_trust = longest_trust;
         self
     }
 
@@ -318,6 +328,7 @@ impl LeaseMachine {
 
     fn apply_renewal(&mut self, sent_at: LocalTime, valid_for: Duration) {
         self.state = LeaseState::Held;
+        let valid_for = valid_for.min(self.longest_trust);
         let until = sent_at + valid_for.saturating_sub(drift_margin(valid_for));
         // A reordered older answer never shortens the trust period.
         self.trusted_until = self.trusted_until.max(until).min(self.hold_ends_at);

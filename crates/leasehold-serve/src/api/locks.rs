@@ -118,6 +118,10 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
     {
         return Err(not_granted(lock, wait));
     }
+    if !wait.is_zero() {
+        // The connection's task looks here whether the client is gone. If the request was granted at once, it has not looked yet.
+        tokio::task::yield_now().await;
+    }
     let id = session.as_ref().map(|open| open.0.id.clone());
     let lease = app.leases.insert(lock.key(), id, held, permit)?;
     if let Some(open) = &session {

@@ -30,6 +30,8 @@ pub(crate) struct DetachedLease {
     pub(crate) acquisition: Acquisition,
     pub(crate) ttl: Duration,
     pub(crate) min_hold: Duration,
+    /// See `MinHold::ends_at_close`.
+    pub(crate) ends_at_close: bool,
     /// How long a release must be remembered, because an `Acquire` may still be in flight.
     pub(crate) tombstone: Duration,
 }

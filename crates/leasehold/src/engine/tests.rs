@@ -330,7 +330,8 @@ fn attached_lease_is_released_only_by_its_owner() {
     let attach = || {
         let acquisition = Acquisition { client: ClientId::new(2), sequence: 7 };
         let (ttl, zero) = (TTL, Duration::ZERO);
-        let detached = DetachedLease { acquisition, ttl, min_hold: zero, tombstone: zero };
+        let detached =
+            DetachedLease { acquisition, ttl, min_hold: zero, ends_at_close: false, tombstone: zero };
         let tokens = grant(1, 1).tokens;
         let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: true };
         scene.session.attach(resource("a"), lease, scene.start, TTL)

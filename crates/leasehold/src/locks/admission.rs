@@ -52,6 +52,7 @@ impl Lock {
                     // The vote is fresh.
                     Ok(None) if is_over() => return Ok(None),
                     Ok(None) => true,
+                    Err(error) if is_over() => return Err(error),
                     // Nodes in their restart grace vote soon: wait for them.
                     Err(_) if self.handle.store.in_restart_grace() => false,
                     // The votes are split: wait, as long as a quorum responds.

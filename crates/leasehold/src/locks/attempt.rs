@@ -45,18 +45,18 @@ impl Lock {
             Outcome::NotGranted | Outcome::TimedOut => {
                 let needs_release = self.handle.session.needs_release(attempt.sequence);
                 let until = self.handle.now() + CANCEL_LIMIT;
-                let is_cancelled = await_cancellation(&self.handle, attempt.sequence, until).await;
-                match (is_cancelled, replaces) {
-                    (true, Some(held)) if needs_release => {
+                let released = await_release(&self.handle, attempt.sequence, until).await;
+                match (released, replaces) {
+                    (Some(_), Some(held)) if needs_release => {
                         // A command that came late may have exchanged `held`, and the release has ended that. A renewal finds out.
                         held.renew().await?;
                         Ok(None)
                     }
-                    (true, _) => Ok(None),
+                    (Some(released), _) if released != ReleaseOutcome::Unconfirmed => Ok(None),
                     // The store has refused the attempt; only an earlier response was lost.
-                    (false, None) if outcome == Outcome::NotGranted => Ok(None),
-                    (false, None) => Err(self.failed(resource, outcome, last_error.as_ref())),
-                    (false, Some(_)) => {
+                    (_, None) if outcome == Outcome::NotGranted => Ok(None),
+                    (_, None) => Err(self.failed(resource, outcome, last_error.as_ref())),
+                    (_, Some(_)) => {
                         let what = "the store did not confirm whether the lease was exchanged";
                         Err(self.handle.unavailable(resource, what))
                     }
@@ -183,17 +183,17 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
     }
 }
 
-/// Waits until the store has confirmed the attempt's cancellation, so that the caller's next attempt does not compete with it.
-/// The driver sends the cancellation. Returns false at `until`, or when the client is closed.
-async fn await_cancellation(handle: &Handle, attempt: u64, until: LocalTime) -> bool {
+/// Waits for the end of the attempt's cancellation, so that the caller's next attempt does not compete with it. The driver sends
+/// the cancellation. Returns `None` at `until`, or when the client is closed.
+async fn await_release(handle: &Handle, attempt: u64, until: LocalTime) -> Option<ReleaseOutcome> {
     let session = &handle.session;
     let mut watch = session.watch(attempt);
-    let confirmed = poll_fn(|context| match session.poll_released(&mut watch, context) {
-        Poll::Ready(released) => Poll::Ready(released != ReleaseOutcome::Unconfirmed),
-        Poll::Pending if session.is_closed() => Poll::Ready(false),
+    let ended = poll_fn(|context| match session.poll_released(&mut watch, context) {
+        Poll::Ready(released) => Poll::Ready(Some(released)),
+        Poll::Pending if session.is_closed() => Poll::Ready(None),
         Poll::Pending => Poll::Pending,
     });
-    with_deadline(session, Some(until), confirmed).await.unwrap_or(false)
+    with_deadline(session, Some(until), ended).await.flatten()
 }
 
 /// An attempt in progress. Dropping it cancels the attempt and releases a lease that was granted.
@@ -210,13 +210,14 @@ impl<'a> Attempt<'a> {
         Self { handle, resource, sequence, is_taken: false }
     }
 
-    /// Cancels it, and waits as [`await_cancellation`] does. Until then this refers to it: what ends without a confirmation would not
-    /// be known otherwise.
+    /// Cancels it. Returns whether the store confirms that until `until`. Until then this refers to it: what ends without a
+    /// confirmation would not be known otherwise.
     pub(crate) async fn cancel(self, until: LocalTime) -> bool {
         let (session, now) = (&self.handle.session, self.handle.now());
         session.end_unused_min_hold(self.sequence, now);
         session.cancel(self.sequence, now);
-        await_cancellation(self.handle, self.sequence, until).await
+        let released = await_release(self.handle, self.sequence, until).await;
+        released.is_some_and(|released| released != ReleaseOutcome::Unconfirmed)
     }
 
     /// Sends the first command, and waits for the outcome. The driver sends the following commands.

@@ -28,7 +28,7 @@ use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
 use crate::options::lease_settings;
-use round::{ARRIVAL, CLAIM, DEPARTURE, MARK, RETURNED, Round};
+use round::{ARRIVAL, ARRIVING, CLAIM, DEPARTURE, MARK, RETURNED, Round};
 
 pub(crate) use round::{parties, passed_rounds};
 
@@ -145,9 +145,11 @@ impl Barrier {
         // round.
         let mut lock = self.0.clone();
         lock.terms.renews = false;
-        let Some(guard) = lock.acquire(ARRIVAL, None, wait).await? else { return Ok(None) };
+        // No round counts the party before it knows of its lease, so a wait that ends at its limit has not passed.
+        let Some(guard) = lock.acquire(ARRIVING, None, wait).await? else { return Ok(None) };
         let mut party =
             Party { barrier: self, lock, token: guard.token(), guard, arrived: self.0.handle.now() };
+        party.step_down(ARRIVAL, None).await?;
         let mut has_seen_all = false;
         loop {
             let view = self.view().await?;
@@ -272,7 +274,7 @@ impl Party<'_> {
         if Round::present(&view, self.token, self.barrier.1).as_ref() == Some(round) {
             return Ok(Claim::Confirmed(view));
         }
-        self.step_down(RETURNED, Round::returned(self.token)).await?;
+        self.step_down(RETURNED, Some(Round::returned(self.token))).await?;
         Ok(Claim::Void)
     }
 
@@ -280,14 +282,14 @@ impl Party<'_> {
     async fn mark(mut self, round: &Round, view: &View) -> Result<bool, Error> {
         self.lock.min_hold =
             self.barrier.mark_min_hold(view, self.barrier.0.handle.now().since(self.arrived));
-        self.step_down(MARK, round.mark()).await?;
+        self.step_down(MARK, Some(round.mark())).await?;
         self.guard.release().await?;
         Ok(round.first == self.token)
     }
 
     /// Replaces the lease by one of less weight, for which there always is capacity.
-    async fn step_down(&mut self, weight: u32, label: String) -> Result<(), Error> {
-        if self.replace_lease(weight, Some(label)).await? {
+    async fn step_down(&mut self, weight: u32, label: Option<String>) -> Result<(), Error> {
+        if self.replace_lease(weight, label).await? {
             return Ok(());
         }
         let resource = self.lock.checked_resource()?;

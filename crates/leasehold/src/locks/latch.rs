@@ -136,8 +136,9 @@ impl Latch {
             }
             let view = self.view().await?;
             if let Some(owner) = &lock.owner {
-                let is_own = |holder: &&HolderInfo| holder.owner.as_deref() == Some(owner.as_str());
-                has_counted = view.holders.iter().find(is_own).is_some_and(|holder| holder.retained);
+                let is_own = |holder: &HolderInfo| holder.owner.as_deref() == Some(owner.as_str());
+                // A client that died while it counted may have left a row that is not retained.
+                has_counted = view.holders.iter().any(|holder| is_own(holder) && holder.retained);
             }
             let remaining = self.remaining_in(&view);
             if has_counted || remaining == 0 {

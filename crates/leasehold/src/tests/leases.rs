@@ -136,6 +136,18 @@ fn exchange_that_is_given_up_keeps_the_min_hold() {
 }
 
 #[test]
+fn upgrade_that_ends_at_its_limit_returns_the_guard_although_an_answer_was_lost() {
+    let stage = Stage::of(Kind::ReadWrite);
+    let _reader = block_on(stage.other_client().rw_lock("a").read()).unwrap();
+    let upgradable = block_on(stage.client.rw_lock("a").upgradable_read()).unwrap();
+    upgradable.set_min_hold(HOUR).unwrap();
+    stage.script(&[Fate::Now, Fate::AnswerLost]);
+    let upgraded = block_on(upgradable.upgrade_timeout(Duration::from_millis(50))).unwrap();
+    assert!(stage.store.script.lock().unwrap().is_empty(), "its place was given back, and the answer lost");
+    assert!(upgraded.is_err_and(|guard| guard.is_held()));
+}
+
+#[test]
 fn exchange_that_is_given_up_without_a_min_hold_leaves_nothing() {
     let stage = Stage::of(Kind::ReadWrite);
     let writer = block_on(stage.client.rw_lock("a").min_hold(HOUR).write()).unwrap();
@@ -344,6 +356,13 @@ fn work_that_a_close_interrupts_does_not_count_as_done() {
     assert!(!first.is_held() && !second.is_held());
     let other = stage.other_client();
     assert!(block_on(at_most_once(&other).start()).unwrap().is_none());
+    let started = block_on(at_least_once(&other).start_timeout(HOUR / 3_600)).unwrap().unwrap();
+    // The id says it too.
+    let id = block_on(started.detach()).unwrap();
+    let third = stage.other_client();
+    let attached = block_on(third.attach(&id.to_string().parse().unwrap())).unwrap();
+    block_on(third.clone().close()).unwrap();
+    assert!(!attached.is_held());
     assert!(block_on(at_least_once(&other).start_timeout(HOUR / 3_600)).unwrap().is_some());
 }
 

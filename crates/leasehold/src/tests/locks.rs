@@ -312,15 +312,7 @@ fn lease_that_a_dropped_future_never_returned_is_not_retained() {
 fn party_that_departs_too_late_has_passed() {
     let stage = Stage::of(Kind::Barrier);
     let late = stage.client.barrier("a", 2);
-    let other = block_on(Client::with_store("memory:".to_owned(), {
-        let store = stage.store.inner.clone();
-        |id: ClientId, inbox: Weak<dyn Inbox>| async move {
-            store.join(id, inbox);
-            Ok::<_, Error>(store as Arc<dyn Store>)
-        }
-    }))
-    .unwrap()
-    .barrier("a", 2);
+    let other = stage.other_client().barrier("a", 2);
     let mut future = Box::pin(late.wait_timeout(Duration::from_millis(50)));
     assert!(poll_once(future.as_mut()).is_pending());
     // The answer to its last poll is in flight while the other party arrives.
@@ -332,6 +324,20 @@ fn party_that_departs_too_late_has_passed() {
     let passed = block_on(other.wait_timeout(Duration::from_secs(20))).unwrap();
     let left = block_on(future).unwrap();
     assert_eq!(passed.is_some(), left.is_some(), "both parties pass, or none");
+}
+
+/// A party that gives up before it knows of its lease has not passed, and no other party passes with it.
+#[test]
+fn party_whose_arrival_is_not_answered_is_not_counted() {
+    let stage = Stage::of(Kind::Barrier);
+    let (late, other) = (stage.client.barrier("a", 2), stage.other_client().barrier("a", 2));
+    stage.script(&[Fate::NeverAnswered]);
+    let mut future = Box::pin(late.wait_timeout(Duration::from_millis(400)));
+    assert!(poll_once(future.as_mut()).is_pending());
+    let passed = thread::spawn(move || block_on(other.wait_timeout(Duration::from_secs(1))).unwrap());
+    assert_eq!(block_on(future).unwrap(), None);
+    assert_eq!(passed.join().unwrap(), None, "both parties pass, or none");
+    stage.assert_nothing_is_left("two parties that have left");
 }
 
 /// A shared memory store whose commands and answers are each in flight for one poll.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
-use leasehold_testkit::{PauseDetector, retry_if_paused, until};
+use leasehold_testkit::{PauseDetector, retry_if_paused, unless_paused, until};
 
 use crate::nodes::{Nodes, has_queue, holds, tokens_given};
 
@@ -236,6 +236,26 @@ async fn waiter_that_times_out_while_a_majority_is_silent_gets_unavailable() {
     .await;
     guard.release().await.unwrap();
     until(async || nodes.holding("a").await + nodes.admitting("a") == 0).await;
+}
+
+/// Its first votes are split: one node is free, one is held, and one is silent.
+#[tokio::test]
+async fn attempt_that_is_over_after_a_split_vote_does_not_vote_again() {
+    // Three tries, each of which waits for the silent node.
+    const VOTE: Duration = Duration::from_secs(3);
+    unless_paused(Duration::from_millis(500), async || {
+        let nodes = Nodes::start(3);
+        let client = nodes.client_with("node_timeout_ms=1000").await;
+        let other = Client::connect(&nodes.0[1].url()).await.unwrap();
+        let _held = other.mutex("a").lock().await.unwrap();
+        nodes.0[2].signal("STOP");
+        let began = Instant::now();
+        let error = client.mutex("a").lock_timeout(Duration::from_millis(10)).await.unwrap_err();
+        let took = began.elapsed();
+        assert!(error.is_unavailable(), "{error}");
+        assert!(took < VOTE * 3 / 2, "it took {took:?}");
+    })
+    .await;
 }
 
 #[tokio::test]

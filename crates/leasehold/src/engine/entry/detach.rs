@@ -18,8 +18,8 @@ impl Entry {
         self.remaining(now)?;
         let Stage::Lease { machine, tombstone, .. } = &self.stage else { return Err(Loss::Closed) };
         let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
-        let detached =
-            DetachedLease { acquisition, ttl: self.terms.ttl, min_hold: self.min_hold.length, tombstone };
+        let MinHold { length: min_hold, ends_at_close, .. } = self.min_hold;
+        let detached = DetachedLease { acquisition, ttl: self.terms.ttl, min_hold, ends_at_close, tombstone };
         self.is_referenced = false;
         self.is_failure_logged = false;
         self.end(ReleaseOutcome::Released);
@@ -54,7 +54,7 @@ impl Entry {
         valid_for: Duration,
     ) -> Self {
         let AttachedLease {
-            detached: DetachedLease { acquisition, ttl, min_hold, tombstone },
+            detached: DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone },
             owner,
             tokens,
             replicas,
@@ -66,12 +66,13 @@ impl Entry {
         let trusted_for = valid_for.min(ttl.max(min_hold));
         let trusted_until = asked_at + trusted_for.saturating_sub(drift_margin(trusted_for));
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
-        let min_hold = MinHold { length: min_hold, ..MinHold::default() };
-        let mut entry = Self::new(resource, owner, terms, min_hold, machine);
+        let kept = MinHold { length: min_hold, ends_at_close, is_continued: false };
+        let mut entry = Self::new(resource, owner, terms, kept, machine);
         entry.is_borrowed = is_borrowed;
         let grant = Grant { tokens, valid_for: trusted_for, is_plain: false };
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
-        let machine = LeaseMachine::new(acquisition, terms, asked_at, trusted_for, trusted_until, false);
+        let machine = LeaseMachine::new(acquisition, terms, asked_at, trusted_for, trusted_until, false)
+            .with_longest_trust(ttl.max(min_hold));
         entry.stage =
             Stage::Lease { machine, tombstone, tombstone_once_answered: tombstone, as_granted: None };
         entry

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Failure, Grant, HandoffDecision, Kind, LocalTime, Name, StoreTime,
+    Acquisition, Answer, ClientId, Failure, Grant, HandoffDecision, Kind, LocalTime, Name, Renew, StoreTime,
     TokenRange, WaitFor, WaitPolicy,
 };
 
@@ -541,7 +541,8 @@ fn attached_lease_is_trusted_for_no_longer_than_it_was_asked_for() {
     let hour = Duration::from_secs(3_600);
     for (min_hold, trusted_for) in [(Duration::ZERO, TTL), (hour, hour)] {
         let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-        let detached = DetachedLease { acquisition, ttl: TTL, min_hold, tombstone: Duration::ZERO };
+        let (ends_at_close, tombstone) = (false, Duration::ZERO);
+        let detached = DetachedLease { acquisition, ttl: TTL, min_hold, ends_at_close, tombstone };
         let tokens = grant(false).tokens;
         let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: false };
         let resource = held().resource;
@@ -552,8 +553,14 @@ fn attached_lease_is_trusted_for_no_longer_than_it_was_asked_for() {
         let renewal = entry.poll_timeout().unwrap();
         assert_eq!(renewal, at(0) + trusted_for / 3);
         // A renewal shortens nothing: another client may know of a longer lease.
-        let Command::Renew(renewal) = sent(&mut entry, renewal).command else { panic!("it is renewed") };
-        assert!(renewal.ttl > hour, "{renewal:?}");
+        let transmit = sent(&mut entry, renewal);
+        let Command::Renew(Renew { ttl, .. }) = transmit.command else { panic!("it is renewed") };
+        assert!(ttl > hour, "{ttl:?}");
+        let renewed = Reply::Renewed { valid_for: ttl, tokens: None, contended: false };
+        entry.handle_response(&transmit, renewal, &answer(renewed));
+        let remaining = entry.remaining(renewal).unwrap();
+        assert!(remaining < trusted_for && remaining > trusted_for / 10 * 9, "{remaining:?}");
+        assert_eq!(entry.poll_timeout(), Some(renewal + trusted_for / 3));
     }
 }
 

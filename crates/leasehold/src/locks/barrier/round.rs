@@ -14,6 +14,9 @@ pub(super) const CLAIM: u32 = ARRIVAL + 2;
 
 pub(super) const DEPARTURE: u32 = ARRIVAL + 3;
 
+/// The weight of a party that does not know of its lease yet. It takes the place of a party, so that no round passes around it.
+pub(super) const ARRIVING: u32 = ARRIVAL + 4;
+
 pub(super) const MARK: u32 = 1;
 
 /// The number of parties in this capacity or weight.

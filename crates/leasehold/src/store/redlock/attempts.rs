@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, ClientId, LocalTime, NodeReply, Reply, Resource, Token};
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, LocalTime, NodeReply, Reply, Resource, TOMBSTONE_TTL, Token,
+};
 use tokio::sync::watch;
 
 /// First sequence number of node attempts. Each try uses a new number, because a release after a lost answer leaves a
@@ -349,15 +351,19 @@ impl Attempts {
         matches!(self.table().by_attempt.get(&attempt), Some(AttemptState::Active(known)) if known.tries >= times)
     }
 
-    /// Ends an attempt or its lease. `until` is how long the release is remembered, if a late acquire may follow.
-    pub(super) fn release(&self, attempt: Acquisition, until: Option<LocalTime>) -> Option<NodeAttempt> {
-        self.table().put(attempt, until.map(|until| AttemptState::Cancelled { until }))
+    /// Begins to end an attempt or its lease. Until `released`, a repeated release is sent to the nodes again: without this, it would
+    /// find no lease, which means that it was released.
+    pub(super) fn release(&self, attempt: Acquisition, now: LocalTime) -> Option<NodeAttempt> {
+        let mut table = self.table();
+        let known = table.put(attempt, None)?;
+        let until = now + known.request.ttl + TOMBSTONE_TTL;
+        table.put(attempt, Some(AttemptState::Unreleased { known: known.clone(), until }));
+        Some(known)
     }
 
-    /// Records that no quorum has confirmed a release. A repeated one is sent to the nodes again: without this, it would find
-    /// no lease, which means that it was released.
-    pub(super) fn unreleased(&self, attempt: Acquisition, known: NodeAttempt, until: LocalTime) {
-        self.table().put(attempt, Some(AttemptState::Unreleased { known, until }));
+    /// Records that nothing is left to release. `until` is how long that is remembered, if a late acquire may follow.
+    pub(super) fn released(&self, attempt: Acquisition, until: Option<LocalTime>) {
+        self.table().put(attempt, until.map(|until| AttemptState::Cancelled { until }));
     }
 
     /// Adds a lease that another client has acquired at the nodes. Here it has the same id as there.
@@ -446,8 +452,12 @@ mod tests {
         assert!(attempts.waits(acquisition));
         assert!(attempts.granted(attempt, acquisition, Token::new(1).unwrap()));
         assert!(!attempts.waits(acquisition));
-        attempts.release(attempt, None);
+        assert!(attempts.release(attempt, at(7)).is_some());
         assert_eq!(partial(Some(true), 7), Partial::Ended);
         assert!(!attempts.waits(acquisition));
+        // A repeated release is sent too, until one is confirmed.
+        assert!(attempts.release(attempt, at(8)).is_some());
+        attempts.released(attempt, None);
+        assert!(attempts.release(attempt, at(9)).is_none());
     }
 }

@@ -25,7 +25,8 @@ impl Quorum {
         if until.is_some() {
             self.releases_pending.notify_one();
         }
-        let Some(known) = self.attempts.release(release.acquisition, until) else {
+        let Some(known) = self.attempts.release(release.acquisition, self.now()) else {
+            self.attempts.released(release.acquisition, until);
             // No try has left anything at the nodes. NotHeld still needs a quorum that answers.
             self.call_all(&resource, Command::Inspect).await?;
             return answer(self.now(), Reply::NotHeld);
@@ -46,23 +47,20 @@ impl Quorum {
         });
         self.runtime.drain(late.await);
         let [replies] = replies;
-        let now = self.now();
-        match replies.poll_tally() {
-            Some(Tally::Held { .. }) => answer(now, Reply::Released),
-            Some(Tally::NotHeld) => answer(now, Reply::NotHeld),
+        let reply = match replies.poll_tally() {
+            Some(Tally::Held { .. }) => Reply::Released,
+            Some(Tally::NotHeld) => Reply::NotHeld,
             // So few nodes have the lease that the lock is free. A minimum hold needs a majority that retains it.
-            Some(Tally::Unknown) if replies.has_quorum() && release.min_hold.is_zero() => {
-                answer(now, Reply::Released)
-            }
+            Some(Tally::Unknown) if replies.has_quorum() && release.min_hold.is_zero() => Reply::Released,
             // The release is sent again to nodes that did not answer, until the lease has expired there.
             Some(Tally::Unknown) | None => {
                 let message = self.release_failure(&replies);
-                let until = self.now() + known.request.ttl + TOMBSTONE_TTL;
-                self.attempts.unreleased(release.acquisition, known, until);
                 self.releases_pending.notify_one();
-                Err(StoreError::new(Failure::Unknown, message))
+                return Err(StoreError::new(Failure::Unknown, message));
             }
-        }
+        };
+        self.attempts.released(release.acquisition, until);
+        answer(self.now(), reply)
     }
 
     /// Waits until so few releases are outstanding that every other attempt can get a majority, and repeats the outstanding ones. Returns
