@@ -1,8 +1,9 @@
 """Writes a report again and again, one worker at a time. The session's heartbeat keeps the lease while the work lasts."""
-import json, os, threading, time, urllib.error, urllib.request
+import json, os, threading, time, urllib.request
 
 
 HEARTBEAT = 10  # seconds: without a heartbeat for as long, the session ends
+PAUSE = 2  # seconds between two heartbeats
 
 
 def call(path, timeout=None, **body):
@@ -12,19 +13,35 @@ def call(path, timeout=None, **body):
         return json.loads(answer.read() or "null")
 
 
-def beat(session):
+def stop(why):
+    print("the work stops:", why, flush=True)
+    os._exit(1)  # it must not go on without the lock
+
+
+def watch(session):
+    """Stops the work once the session or a lease may have ended, with or without an answer of the server."""
+    good_until = time.monotonic() + HEARTBEAT
+
+    def guard():
+        while time.monotonic() < good_until:
+            time.sleep(0.05)
+        stop("there was no heartbeat in time")
+
+    threading.Thread(target=guard, daemon=True).start()
     while True:
-        time.sleep(2)
+        time.sleep(PAUSE)
+        sent = time.monotonic()  # times count from before a request, however long its answer takes
         try:
-            # An answer that takes longer is too late: the last heartbeat was 2 s before.
-            call(f"/v1/sessions/{session}/heartbeat", timeout=HEARTBEAT / 2)
+            answer = call(f"/v1/sessions/{session}/heartbeat", timeout=HEARTBEAT)
         except Exception as error:
-            print("the session has ended, or the server is gone:", error, flush=True)
-            os._exit(1)  # the work must not go on without the lock
+            stop(f"the session has ended, or the server is gone: {error}")
+        if answer["lost"]:
+            stop(f"the lock was lost: {answer['lost']}")
+        good_until = sent + min([HEARTBEAT] + [lease["expires_in_ms"] / 1000 for lease in answer["leases"]])
 
 
 session = call("/v1/sessions", heartbeat_ms=HEARTBEAT * 1000, label="report worker")["session"]
-threading.Thread(target=beat, args=[session], daemon=True).start()
+threading.Thread(target=watch, args=[session], daemon=True).start()
 for _ in range(int(os.environ.get("ROUNDS", "1000000"))):
     grant = call("/v1/locks/mutex/report/acquire", session=session, wait_ms=600_000)
     print("working with token", grant["token"], flush=True)

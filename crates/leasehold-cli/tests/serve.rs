@@ -336,16 +336,19 @@ fn compose_example_runs_without_containers() {
     let mut server = Started(place.leasehold(&command).env("LEASEHOLD_SERVE_TOKEN", WRITE).spawn().unwrap());
     let url = server.line().replace("listening on ", "");
     let mut workers = Vec::new();
-    for name in ["worker-1", "worker-2"] {
+    for (name, seconds) in [("worker-1", "0.05"), ("worker-2", "0.05"), ("worker-1", "60")] {
         let worker = &services[name];
         assert_eq!(worker["environment"]["LEASEHOLD_URL"], "http://serve:8430");
         let command = words(&worker["command"]);
         let script = root().join("examples/serve").join(command[1].strip_prefix("/worker/").unwrap());
         let mut command = common::as_from_terminal(&command[0]);
         command.arg(script).env("LEASEHOLD_URL", &url).env("LEASEHOLD_TOKEN", WRITE);
-        command.env("ROUNDS", "5").env("WORK_SECONDS", "0.05").stdout(Stdio::piped()).stderr(Stdio::piped());
-        workers.push(Started(command.spawn().unwrap()));
+        command.env("ROUNDS", "5").env("WORK_SECONDS", seconds).stdout(Stdio::piped()).stderr(Stdio::piped());
+        workers.push(command);
     }
+    let mut last = workers.pop().expect("three");
+    let mut workers: Vec<Started> =
+        workers.iter_mut().map(|command| Started(command.spawn().unwrap())).collect();
     let mut tokens = Vec::new();
     for worker in &mut workers {
         let mut before = 0;
@@ -362,6 +365,14 @@ fn compose_example_runs_without_containers() {
     tokens.sort_unstable();
     tokens.dedup();
     assert_eq!(tokens.len(), 10, "no token is granted twice");
+    // A worker whose lock is taken away does not go on for the minute that its work takes.
+    let began = Instant::now();
+    let mut worker = Started(last.spawn().unwrap());
+    assert!(worker.line().starts_with("working with token "));
+    assert!(place.leasehold(&["release", "--force", "report"]).status().unwrap().success());
+    assert!(worker.line().starts_with("the work stops: the lock was lost"));
+    assert_eq!(worker.end(), 1);
+    assert!(began.elapsed() < Duration::from_secs(50));
     server.signal("TERM");
     assert_eq!(server.end(), 0);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::Client;
-use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Limits;
@@ -19,8 +19,12 @@ use crate::tokens::Tokens;
 /// How often sessions are looked at. A session ends this much after its deadline at most.
 const SWEEP: Duration = Duration::from_millis(100);
 
-/// Leases are looked at in every fifth of these rounds, because there may be many.
-const LEASES_EVERY: u64 = 5;
+/// How often leases are looked at, because there may be many. In between, when one would end that a session renews.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The shortest time between two looks. It is shorter than the time by which a lease ends earlier here than in the store, unless its
+/// ttl is below a second.
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 
 /// How long a request waits for the store's confirmation of a release.
 const RELEASE_WAIT: Duration = Duration::from_secs(2);
@@ -140,18 +144,22 @@ impl App {
     pub(crate) async fn sweep(self: &Arc<Self>) {
         let mut ticks = tokio::time::interval(SWEEP);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        for round in 0_u64.. {
+        let mut look_at = Instant::now();
+        let mut round = 0_u64;
+        loop {
             tokio::select! {
                 _ = ticks.tick() => {}
+                () = sleep_until(look_at) => {
+                    look_at = Instant::now() + self.end_lost();
+                    continue;
+                }
                 () = self.stopping.cancelled() => return,
             }
             self.end_overdue();
-            if round.is_multiple_of(LEASES_EVERY) {
-                self.end_lost();
-            }
             if round.is_multiple_of(UPKEEP_EVERY) {
                 self.metrics.upkeep();
             }
+            round += 1;
         }
     }
 
@@ -171,10 +179,19 @@ impl App {
         }
     }
 
-    fn end_lost(&self) {
+    /// Returns when to look again.
+    fn end_lost(&self) -> Duration {
+        let mut next = LOOK;
         for lease in self.leases.live() {
             self.end_if_lost(&lease);
+            // A lease that is being released has no time left.
+            if let Some(remaining) = Some(lease.remaining()).filter(|remaining| !remaining.is_zero())
+                && lease.session.is_some()
+            {
+                next = next.min(remaining);
+            }
         }
+        next.max(SHORTEST_LOOK)
     }
 
     /// Looks for losses that no sweep has found yet.

@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use leasehold::{Guard, Kind, MAX_TTL, Token, WriteGuard};
@@ -16,8 +16,11 @@ use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, watch};
 
 use crate::problem::{Code, Problem};
 
-/// How many ended leases, and how many ended sessions, are remembered.
+/// How many ended leases, and how many ended sessions, are remembered: so many in any case, and those of the last half minute up to
+/// the limit.
 const REMEMBERED: usize = 20_000;
+const REMEMBERED_FOR: Duration = Duration::from_secs(30);
+const MAX_REMEMBERED: usize = 500_000;
 
 /// A random id of a lease or a session.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -119,7 +122,7 @@ impl fmt::Display for Ending {
 /// The endings of the last leases or sessions.
 pub(crate) struct Endings<T> {
     known: HashMap<Id, T>,
-    order: VecDeque<Id>,
+    order: VecDeque<(Instant, Id)>,
 }
 
 impl<T> Default for Endings<T> {
@@ -130,13 +133,23 @@ impl<T> Default for Endings<T> {
 
 impl<T> Endings<T> {
     pub(crate) fn insert(&mut self, id: &Id, ending: T) {
+        self.insert_at(Instant::now(), id, ending);
+    }
+
+    fn insert_at(&mut self, now: Instant, id: &Id, ending: T) {
         if self.known.insert(id.clone(), ending).is_none() {
-            self.order.push_back(id.clone());
+            self.order.push_back((now, id.clone()));
         }
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.known.remove(&oldest);
+        // Two at a time, so that they become fewer again after a rush.
+        for _ in 0..2 {
+            let Some((at, oldest)) = self.order.front() else { return };
+            let limit =
+                if now.saturating_duration_since(*at) < REMEMBERED_FOR { MAX_REMEMBERED } else { REMEMBERED };
+            if self.order.len() <= limit {
+                return;
+            }
+            self.known.remove(oldest);
+            self.order.pop_front();
         }
     }
 
@@ -327,5 +340,36 @@ impl Lease {
         }
         let loss = guard.lost().now_or_never();
         Some(loss.map_or_else(|| "it is not held any more".to_owned(), |loss| loss.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endings_are_remembered_for_a_time_and_up_to_a_limit() {
+        let mut endings = Endings::default();
+        let begin = Instant::now();
+        let id = |number: usize| Id::from(number.to_string().as_str());
+        for number in 0..=MAX_REMEMBERED {
+            endings.insert_at(begin, &id(number), number);
+        }
+        assert!(endings.get(&id(0)).is_none() && endings.get(&id(1)) == Some(&1));
+        let later = begin + REMEMBERED_FOR;
+        for number in 0..MAX_REMEMBERED {
+            endings.insert_at(later, &id(MAX_REMEMBERED + 1 + number), number);
+        }
+        // Each new one took the place of two old ones, but for the last.
+        assert!(endings.get(&id(MAX_REMEMBERED)).is_none());
+        let mut few = Endings::default();
+        for number in 0..REMEMBERED {
+            few.insert_at(begin, &id(number), number);
+        }
+        few.insert_at(later, &id(REMEMBERED), REMEMBERED);
+        assert!(
+            few.get(&id(0)).is_none() && few.get(&id(1)) == Some(&1),
+            "so many are remembered in any case"
+        );
     }
 }

@@ -15,8 +15,11 @@ use tokio_util::sync::CancellationToken;
 use crate::leases::{Endings, Id};
 use crate::problem::{Code, Problem};
 
-/// How many losses a session keeps for a caller that does not ask: the last ones.
-const MAX_LOSSES: usize = 1000;
+/// How many losses that it has reported a session repeats: the last ones.
+const MAX_REPORTED: usize = 1000;
+
+/// How many losses a session keeps for a caller that does not ask. A server has no more leases at a time by default.
+const MAX_LOSSES: usize = 100_000;
 
 /// A lease that a session has lost.
 #[derive(Clone, Debug, Serialize)]
@@ -99,7 +102,9 @@ impl Session {
         let number = *self.lost.borrow() + 1;
         let loss = Loss { number, lost, reported: None };
         state.losses.push_back(loss);
-        if state.losses.len() > MAX_LOSSES {
+        // What was reported is older than what was not.
+        let is_reported = state.losses.front().is_some_and(|oldest| oldest.reported.is_some());
+        if state.losses.len() > if is_reported { MAX_REPORTED } else { MAX_LOSSES } {
             state.losses.pop_front();
         }
         self.lost.send_replace(number);
@@ -355,10 +360,18 @@ mod tests {
         assert_eq!(reported(23, 0), ["2 b"]);
         assert_eq!(reported(60, 0), ["2 b"]);
         assert!(reported(60, 0).is_empty());
+        // All of them are reported once, and the last ones are repeated.
+        for number in 0..=MAX_REPORTED {
+            lose(&number.to_string());
+        }
+        let all = reported(61, 0);
+        assert_eq!((all.len(), all[0].as_str()), (MAX_REPORTED + 1, "3 0"));
+        lose("c");
+        let repeated = reported(62, 0);
+        assert_eq!((repeated.len(), repeated[0].as_str()), (MAX_REPORTED + 1, "4 1"));
         for number in 0..=MAX_LOSSES {
             lose(&number.to_string());
         }
-        let last = reported(61, 0);
-        assert_eq!((last.len(), last[0].as_str()), (MAX_LOSSES, "4 1"));
+        assert_eq!(reported(63, 0).len(), MAX_LOSSES);
     }
 }

@@ -9,7 +9,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
-use leasehold::{Kind, LockInfo, MAX_TTL, MIN_TTL, Token};
+use futures_util::FutureExt as _;
+use leasehold::{Kind, LockInfo, Loss, MAX_TTL, MIN_TTL, Token};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -116,7 +117,16 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
         && let Err(error) = held.renew().await
         && error.is_lost()
     {
-        return Err(not_granted(lock, wait));
+        return Err(match held.lost().now_or_never() {
+            Some(Loss::Gone) => not_granted(lock, wait),
+            _ => {
+                let Lock { kind, name } = lock;
+                let what = format!(
+                    "{kind} {name:?} was granted, and its lease ended before the answer: the store is too slow for this ttl"
+                );
+                Problem::new(Code::StoreUnavailable, what)
+            }
+        });
     }
     if !wait.is_zero() {
         // The connection's task looks here whether the client is gone. If the request was granted at once, it has not looked yet.

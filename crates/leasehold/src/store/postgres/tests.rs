@@ -198,6 +198,29 @@ fn attempt_after_many_grants_takes_few_flights() {
             assert!(matches!(comparison.run_unnotified(0, &permits(2, 1, 1, None)), Reply::Queued(_)));
         });
         assert!(flights < 60, "{flights}");
+        // None of them claims its lease, and all are parked together.
+        comparison.step(0, &Step::Pass(4_000));
+        let (_, flights) = comparison.cost(|comparison| {
+            let granted = comparison.run(0, &permits(1, 1, 203, None));
+            assert!(matches!(granted, Reply::Granted(_)), "{granted:?}");
+        });
+        assert!(flights < 60, "{flights}");
+    });
+}
+
+/// As those of a latch whose counts are forgotten.
+#[test]
+fn expiry_of_the_leases_of_many_owners_takes_few_flights() {
+    with_comparison_of(Kind::Semaphore, |comparison| {
+        for client in 0..u128::from(MANY) {
+            comparison.run(0, &permits(client, 1, 1, Some(format!("owner {client}"))));
+        }
+        comparison.step(0, &Step::Pass(11_000));
+        let (_, flights) = comparison.cost(|comparison| {
+            let granted = comparison.run(0, &permits(0, 2, 203, None));
+            assert!(matches!(granted, Reply::Granted(_)), "{granted:?}");
+        });
+        assert!(flights < 60, "{flights}");
     });
 }
 

@@ -372,23 +372,28 @@ impl<'s> Transaction<'s> {
     }
 }
 
-/// A look-up of the model, and those that follow if it asks the same of other clients or owners: it takes the waiters one after the
-/// other, and each look-up by itself would be a flight.
+/// A look-up of the model, and those that follow if it asks the same of other clients or owners: it takes the waiters, and the leases
+/// that have expired, one after the other, and each look-up by itself would be a flight.
 fn with_next(rows: &CachedRows, present: &HashMap<ClientId, bool>, query: Query) -> Vec<Query> {
     let base = &rows.base;
     let ready = || base.ready.iter().flat_map(|window| &window.rows);
+    let expiring = || base.expiring.iter().flat_map(|window| &window.rows).chain(base.slot());
     let next: Vec<Query> = match &query {
         Query::CountOf(_) => {
             let client = |waiter: &Waiter| waiter.acquisition.client;
             // Those that will be parked, and those of which the clients that wait are counted.
             let absent = ready().map(client).filter(|client| present.get(client) == Some(&false));
             let changed = rows.changes.waiters.keys().map(|acquisition| acquisition.client);
-            let clients: BTreeSet<_> = absent.chain(changed).collect();
+            // The clients of leases that expire unclaimed are parked too.
+            let unclaimed = expiring().filter(|lease| !lease.claimed).map(|lease| lease.acquisition.client);
+            let clients: BTreeSet<_> = absent.chain(changed).chain(unclaimed).collect();
             let unknown = clients.into_iter().filter(|client| !base.counts.contains_key(client));
             unknown.map(Query::CountOf).collect()
         }
         Query::OfOwner(..) => {
-            let owners: BTreeSet<_> = ready().filter_map(|waiter| waiter.owner.clone()).collect();
+            let of_leases = expiring().filter_map(|lease| lease.owner.clone());
+            let owners: BTreeSet<_> =
+                ready().filter_map(|waiter| waiter.owner.clone()).chain(of_leases).collect();
             let unknown = owners.into_iter().filter(|owner| !base.owned.contains_key(owner));
             unknown.map(|owner| Query::OfOwner(owner, WINDOW)).collect()
         }
