@@ -55,6 +55,8 @@ pub struct AcquireMachine {
     anchor: Option<(LocalTime, StoreTime)>,
     /// Time of a reconnect since the anchor was set: the server, and its clock, may have changed.
     anchor_stale_since: Option<LocalTime>,
+    /// When the client released what the store may have granted to the attempt by then.
+    released_at: Option<LocalTime>,
     /// An `Acquire` may still be in flight, or its answer was lost.
     may_be_in_flight: bool,
     /// The store may have a lease or a queue entry for an attempt that ended without a grant.
@@ -101,6 +103,7 @@ impl AcquireMachine {
             phase: Phase::SendAt { at: now },
             anchor: None,
             anchor_stale_since: None,
+            released_at: None,
             may_be_in_flight: false,
             needs_release: false,
             failures: 0,
@@ -244,6 +247,10 @@ impl AcquireMachine {
             self.anchor_stale_since = None;
         }
         match &answer.reply {
+            // The grant is from before its release.
+            Reply::Granted(_) if self.released_at.is_some_and(|at| sent_at <= at) => {
+                self.phase = Phase::SendAt { at: now };
+            }
             Reply::Granted(grant) => {
                 let until = sent_at + grant.valid_for.saturating_sub(drift_margin(grant.valid_for));
                 // The answer has arrived: nothing is in flight.
@@ -328,6 +335,12 @@ impl AcquireMachine {
             *at = now.min(*at);
         }
         self.handle_hint(now);
+    }
+
+    /// The client has released what the store may have granted to the attempt: asks again. Earlier answers and pushes grant nothing.
+    pub fn handle_released(&mut self, now: LocalTime) {
+        self.released_at = Some(now);
+        self.handle_reconnected(now);
     }
 
     fn discard_early_pushes(&mut self) {

@@ -96,7 +96,7 @@ impl Session {
     /// The store has answered that it does not have this lease any more.
     pub(crate) fn lose(&self, acquisition: Acquisition, now: LocalTime) {
         // An attached lease has another sequence here.
-        let is_of = |entry: &Entry| entry.acquisition() == Some(acquisition);
+        let is_of = |entry: &Entry| entry.is_attempt(acquisition);
         let sequences: Vec<u64> = {
             let table = self.table();
             table.entries.iter().filter(|(_, entry)| is_of(entry)).map(|(sequence, _)| *sequence).collect()

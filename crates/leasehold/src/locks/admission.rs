@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use leasehold_core::{LocalTime, Outcome, Resource};
 
-use crate::engine::Sleep;
+use crate::engine::{Sleep, with_deadline};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Lock, WaitMode};
@@ -22,6 +22,9 @@ const ADMISSION_TTL: Duration = Duration::from_secs(3);
 /// for as long as these clients wait.
 const UNADMITTED_WAIT: Duration = Duration::from_secs(2);
 const MAX_UNADMITTED_WAIT: Duration = Duration::from_secs(16);
+
+/// How long after its limit an attempt's last vote ends at the latest. It has tries, each of which waits for silent nodes.
+const LAST_VOTE: Duration = Duration::from_millis(4_800);
 
 impl Lock {
     /// Tries the nodes once, then waits in the admission queue, whose first client polls the nodes. If two clients
@@ -60,10 +63,14 @@ impl Lock {
                     Err(error) => return Err(error),
                 }
             };
+            let last_vote = async {
+                let voted = with_deadline(&self.handle.session, Some(deadline + LAST_VOTE), try_once()).await;
+                voted.unwrap_or_else(|| Err(self.failed(resource, Outcome::TimedOut, None)))
+            };
             match self.acquire_after_admission(resource, weight, deadline, uses_queue).await {
                 // The queue is at one node, and the last responses of the others may be old. `None` needs a fresh vote.
-                Ok(None) => try_once().await,
-                Err(error) if error.is_unavailable() && is_over() => try_once().await,
+                Ok(None) => last_vote.await,
+                Err(error) if error.is_unavailable() && is_over() => last_vote.await,
                 waited => waited,
             }
         })

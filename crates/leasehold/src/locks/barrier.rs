@@ -4,6 +4,7 @@
 //! and each change of state is one step in the store (`round.rs` decodes the leases):
 //!
 //! - **Arrival.** The arrivals of one round leave no capacity for another one: a party that arrives too early waits in the queue.
+//!   A party first takes its place, and arrives once it knows that: a wait that ends before has not been counted by any round.
 //! - **Claim.** A party that sees all parties of a round replaces its arrival by a claim, and reads again. If all are still there,
 //!   the claim is confirmed; otherwise the party returns to its arrival.
 //! - **Mark.** A confirmed claim is replaced by a mark, which is released and *retained* for a while. From the release on the round

@@ -326,6 +326,30 @@ fn party_that_departs_too_late_has_passed() {
     assert_eq!(passed.is_some(), left.is_some(), "both parties pass, or none");
 }
 
+/// What the store had granted to an attempt, and the client has released since, is no grant when its answer comes.
+#[test]
+fn release_of_all_ends_an_attempt_that_has_not_heard_of_its_grant() {
+    let stage = Stage::new();
+    let lock = stage.client.reentrant_mutex("a", "x").auto_renew(false);
+    stage.script(&[Fate::Later]);
+    let mut attempt = Box::pin(lock.lock_timeout(Duration::from_millis(300)));
+    assert!(poll_once(attempt.as_mut()).is_pending());
+    assert_eq!(block_on(lock.release_all()).unwrap(), 1);
+    let other = block_on(stage.other_client().reentrant_mutex("a", "y").try_lock()).unwrap();
+    assert!(other.is_some());
+    assert!(block_on(attempt).unwrap().is_none());
+    // Nothing else has it: the attempt asks again.
+    drop(other);
+    stage.script(&[Fate::Later]);
+    let mut attempt = Box::pin(lock.lock());
+    assert!(poll_once(attempt.as_mut()).is_pending());
+    assert_eq!(block_on(lock.release_all()).unwrap(), 1);
+    let guard = block_on(attempt).unwrap();
+    assert_eq!(stage.view().holders.len(), 1);
+    block_on(guard.release()).unwrap();
+    stage.assert_nothing_is_left("an attempt that was released");
+}
+
 /// A party that gives up before it knows of its lease has not passed, and no other party passes with it.
 #[test]
 fn party_whose_arrival_is_not_answered_is_not_counted() {

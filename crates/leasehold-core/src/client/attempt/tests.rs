@@ -641,3 +641,26 @@ fn pushed_grant_counts_if_at_least_half_of_it_is_left() {
         assert_eq!(attempt.poll_outcome().is_some(), is_granted, "received at {received_at:?}");
     }
 }
+
+#[test]
+fn grant_from_before_a_release_by_the_client_does_not_count() {
+    for is_pushed in [false, true] {
+        let mut attempt = asked(patient());
+        if is_pushed {
+            attempt.handle_answer(at(0), at(1), &answer(1_000, queued(None)));
+            attempt.handle_released(at(2));
+            attempt.handle_push(at(3), &pushed(1_002, PushKind::Granted(grant(Duration::from_secs(3)))));
+        } else {
+            attempt.handle_released(at(2));
+            attempt.handle_answer(
+                at(0),
+                at(3),
+                &answer(1_001, Reply::Granted(grant(Duration::from_secs(9)))),
+            );
+        }
+        assert!(attempt.poll_outcome().is_none(), "pushed: {is_pushed}");
+        assert!(matches!(attempt.poll_transmit(at(4)), Some(Command::Acquire(_))), "it asks again");
+        attempt.handle_answer(at(4), at(5), &answer(1_005, Reply::Granted(grant(Duration::from_secs(9)))));
+        assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
+    }
+}

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Grant, LeaseMachine, LeaseTerms, LocalTime, Loss, Outcome, Reply, Resource,
-    drift_margin,
+    Acquire, AcquireMachine, Acquisition, Grant, LeaseMachine, LeaseTerms, LocalTime, Loss, Outcome, Reply,
+    Resource, drift_margin,
 };
 
 use super::{Entry, MinHold, Stage};
@@ -32,17 +32,28 @@ impl Entry {
     }
 
     /// The attempt that the store knows as the holder of the lease.
-    pub(in crate::engine) fn acquisition(&self) -> Option<leasehold_core::Acquisition> {
+    pub(in crate::engine) fn acquisition(&self) -> Option<Acquisition> {
         match &self.stage {
             Stage::Lease { machine, .. } => Some(machine.acquisition()),
             _ => None,
         }
     }
 
-    /// The store has answered that it does not have the lease.
+    /// Whether it is, or has been, this attempt.
+    pub(in crate::engine) fn is_attempt(&self, acquisition: Acquisition) -> bool {
+        match &self.stage {
+            Stage::Attempt(machine) => machine.acquisition() == acquisition,
+            _ => self.acquisition() == Some(acquisition),
+        }
+    }
+
+    /// The store has answered that it does not have the lease. An attempt whose grant has not been heard of asks again.
     pub(in crate::engine) fn lose(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
-            machine.handle_reply(now, now, &Reply::NotHeld);
+        self.end_attempt(now);
+        match &mut self.stage {
+            Stage::Attempt(machine) => machine.handle_released(now),
+            Stage::Lease { machine, .. } => machine.handle_reply(now, now, &Reply::NotHeld),
+            Stage::Releasing(_) | Stage::Ended(_) => {}
         }
     }
 

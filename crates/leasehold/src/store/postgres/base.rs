@@ -79,16 +79,10 @@ impl Base {
     }
 
     /// All leases outside of the resource's row, if they were read.
-    fn every_lease(&self) -> Option<&Vec<Lease>> {
+    pub(super) fn every_lease(&self) -> Option<&Vec<Lease>> {
         let of_window =
             || self.expiring.as_ref().filter(|window| window.is_complete).map(|window| &window.rows);
         self.all_leases.as_ref().or_else(of_window)
-    }
-
-    /// Whether it is known that no lease outside of the resource's row is this owner's.
-    pub(super) fn has_none_of(&self, owner: &Owner) -> bool {
-        let is_of_another = |lease: &Lease| lease.owner.as_ref() != Some(owner);
-        self.every_lease().is_some_and(|all| all.iter().all(is_of_another))
     }
 
     /// A lease outside of the resource's row. `None`: it was not looked for.

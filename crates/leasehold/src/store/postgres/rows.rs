@@ -95,16 +95,22 @@ impl Rows for CachedRows {
 
     fn heaviest_lease_of(&mut self, owner: &Owner) -> Found<Option<Lease>> {
         let is_untouched = |lease: &Lease| !self.changes.leases.contains_key(&lease.acquisition);
-        let is_empty = self.base.has_no_leases() || self.base.has_none_of(owner);
+        let heaviest = |lease: &&Lease| Reverse((lease.weight, lease.acquisition));
+        let is_own = |lease: &&Lease| lease.owner.as_ref() == Some(owner);
+        // If all leases are known, no look-up is needed for each owner.
+        if let Some(every) = self.base.every_lease() {
+            let all = every.iter().filter(|lease| is_untouched(lease)).chain(self.changed_leases());
+            return Ok(all.filter(is_own).min_by_key(heaviest).cloned());
+        }
         let query = |limit| Query::OfOwner(owner.clone(), limit);
-        let unchanged = match first_of(self.base.owned.get(owner), is_empty, is_untouched, query) {
+        let window = self.base.owned.get(owner);
+        let unchanged = match first_of(window, self.base.has_no_leases(), is_untouched, query) {
             FirstRow::Some(lease) => Some(lease),
             FirstRow::None => None,
             FirstRow::Lacks(query) => return self.lack(query),
         };
         let all = unchanged.iter().chain(self.changed_leases());
-        let own = all.filter(|lease| lease.owner.as_ref() == Some(owner));
-        Ok(own.min_by_key(|lease| Reverse((lease.weight, lease.acquisition))).cloned())
+        Ok(all.filter(is_own).min_by_key(heaviest).cloned())
     }
 
     fn each_lease(&mut self, see: &mut dyn FnMut(Lease)) -> Found<()> {
