@@ -18,32 +18,44 @@ def stop(why):
     os._exit(1)  # it must not go on without the lock
 
 
-def watch(session):
-    """Stops the work once the session or a lease may have ended, with or without an answer of the server."""
-    good_until = time.monotonic() + HEARTBEAT
+one_beat = threading.Lock()
+good_until = time.monotonic() + HEARTBEAT
 
-    def guard():
-        while time.monotonic() < good_until:
-            time.sleep(0.05)
-        stop("there was no heartbeat in time")
 
-    threading.Thread(target=guard, daemon=True).start()
-    while True:
-        time.sleep(PAUSE)
-        sent = time.monotonic()  # times count from before a request, however long its answer takes
+def beat(session):
+    """A heartbeat: until when the session and its leases are good. Times count from before the request, however long its answer takes."""
+    global good_until
+    with one_beat:
+        sent = time.monotonic()
         try:
             answer = call(f"/v1/sessions/{session}/heartbeat", timeout=HEARTBEAT)
         except Exception as error:
             stop(f"the session has ended, or the server is gone: {error}")
         if answer["lost"]:
             stop(f"the lock was lost: {answer['lost']}")
-        good_until = sent + min([HEARTBEAT] + [lease["expires_in_ms"] / 1000 for lease in answer["leases"]])
+        # A lease that is being released has no time left, and no work.
+        leases = [lease["expires_in_ms"] / 1000 for lease in answer["leases"] if lease["expires_in_ms"]]
+        good_until = sent + min([HEARTBEAT] + leases)
+
+
+def beat_again(session):
+    while True:
+        time.sleep(PAUSE)
+        beat(session)
+
+
+def stop_in_time():
+    while time.monotonic() < good_until:
+        time.sleep(0.05)
+    stop("there was no heartbeat in time")
 
 
 session = call("/v1/sessions", heartbeat_ms=HEARTBEAT * 1000, label="report worker")["session"]
-threading.Thread(target=watch, args=[session], daemon=True).start()
+threading.Thread(target=beat_again, args=[session], daemon=True).start()
+threading.Thread(target=stop_in_time, daemon=True).start()
 for _ in range(int(os.environ.get("ROUNDS", "1000000"))):
     grant = call("/v1/locks/mutex/report/acquire", session=session, wait_ms=600_000)
+    beat(session)  # the request may have waited for long: this says how long the lease is good
     print("working with token", grant["token"], flush=True)
     time.sleep(float(os.environ.get("WORK_SECONDS", "2")))
     call("/v1/locks/mutex/report/release", lease=grant["lease"])

@@ -360,7 +360,7 @@ mod tests {
         for number in 0..MAX_REMEMBERED {
             endings.insert_at(later, &id(MAX_REMEMBERED + 1 + number), number);
         }
-        // Each new one took the place of two old ones, but for the last.
+        // They are old by now, and each new one took the place of two.
         assert!(endings.get(&id(MAX_REMEMBERED)).is_none());
         let mut few = Endings::default();
         for number in 0..REMEMBERED {
