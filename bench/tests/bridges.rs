@@ -209,7 +209,7 @@ fn python_redis_lock_shares_a_lock() {
 #[ignore = "needs the libraries that bench/setup builds: scripts/test bridges"]
 fn libraries_that_vote_share_a_lock() {
     with("redsync-3");
-    // Its waiter keeps the key on a minority until its ttl has passed, which is 10 s: docs/bridges.md.
+    // Its waiter keeps the key on a minority until its retries are used up, for about 2 s: docs/bridges.md.
     run("redlock-3", &["--seconds", "60"], 2);
     // Four Java processes with connections to three servers take some seconds to warm up. Until then the releases of one of them reach
     // the servers 10 ms apart, and leasehold's tries find one server free at a time.

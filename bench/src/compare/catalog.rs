@@ -73,7 +73,7 @@ pub const MUTEXES: [Row; 8] = [
     ),
     row("redsync", "redsync", "mutex", POLLS, "retries after 50 to 250 ms, without a limit"),
     row("rueidislock", "rueidislock", "mutex", PUSH, "one key, no loop tracking, as its README shows"),
-    row("redlock", "redlock", "mutex", EXTENDS, "retries after 100 to 300 ms, without a limit"),
+    row("redlock", "redlock", "mutex", EXTENDS, "retries after 100 to 300 ms, without a limit on one server"),
     row("redis-py", "redis-py", "mutex", POLLS, "retries after 100 ms"),
     row("rslock", "rslock", "mutex", EXTENDS, "retries after up to 200 ms"),
 ];
