@@ -122,6 +122,9 @@ impl Session {
         for loss in &mut state.losses {
             loss.reported.get_or_insert(now);
         }
+        // Of those that are reported, the last ones are repeated.
+        let excess = state.losses.len().saturating_sub(MAX_REPORTED);
+        state.losses.drain(..excess);
         reported
     }
 
@@ -366,9 +369,11 @@ mod tests {
         }
         let all = reported(61, 0);
         assert_eq!((all.len(), all[0].as_str()), (MAX_REPORTED + 1, "3 0"));
+        let repeated = reported(62, 0);
+        assert_eq!((repeated.len(), repeated[0].as_str()), (MAX_REPORTED, "4 1"));
         lose("c");
         let repeated = reported(62, 0);
-        assert_eq!((repeated.len(), repeated[0].as_str()), (MAX_REPORTED + 1, "4 1"));
+        assert_eq!((repeated.len(), repeated[0].as_str()), (MAX_REPORTED, "5 2"));
         for number in 0..=MAX_LOSSES {
             lose(&number.to_string());
         }

@@ -18,7 +18,7 @@ pub(crate) use postgres::SslFiles;
 #[cfg(feature = "postgres")]
 pub(crate) use postgres::{Pooler, PostgresUrl, SslMode};
 #[cfg(feature = "redis")]
-pub(crate) use redis::{Host, Login, Place, RedisUrl, Tls};
+pub(crate) use redis::{Host, Login, NO_HOST_NAME, Place, RedisUrl, Tls};
 #[cfg(feature = "redlock")]
 pub(crate) use redlock::RedlockUrl;
 
@@ -199,7 +199,7 @@ mod tests {
             let host = Host::of_redirect(text).unwrap();
             assert_eq!((&*host.name, host.port), (name, 6380));
         }
-        for text in ["", ":6380", "node", "node:x", "2001:db8::1:"] {
+        for text in ["", ":6380", "?:6380", "node", "node:x", "2001:db8::1:"] {
             assert!(Host::of_redirect(text).is_none(), "{text}");
         }
     }

@@ -54,6 +54,20 @@ async fn locks_move_with_their_hash_slot() {
     }
 }
 
+/// Such a cluster calls each of these nodes `?`, in its map and in redirects.
+#[tokio::test]
+async fn nodes_without_the_host_name_by_which_they_are_to_be_named_are_used_by_their_addresses() {
+    let node = Server::builder().setting("cluster-preferred-endpoint-type", "hostname");
+    let cluster = Cluster::of(&node);
+    let (_client, guard, waiting) = held_and_waited_for(&cluster).await;
+    let slot = slot(&cluster);
+    let to = (cluster.owner_of(slot) + 1) % 3;
+    cluster.migrate_begin(slot, to);
+    cluster.migrate_keys(slot, to);
+    cluster.migrate_end(slot, to);
+    handed_over(guard, waiting).await;
+}
+
 /// Valkey 9 releases by DELIFEQ, which a node refuses or redirects like any command with one key. A release that retains the lease
 /// needs rows, and waits until the slot has moved.
 #[tokio::test]

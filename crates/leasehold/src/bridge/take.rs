@@ -24,6 +24,15 @@ const MAX_FAILURES: [u32; 2] = [1, 2];
 const WAITS: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)];
 const POLLS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(100)];
 
+/// The tries of one attempt.
+#[derive(Default)]
+struct Tries {
+    /// Whether there was one.
+    are_repeated: bool,
+    /// Whether the server said to the last one that has ended that another program has the lock.
+    is_busy: bool,
+}
+
 /// What a try has found.
 enum Try {
     Taken,
@@ -31,8 +40,8 @@ enum Try {
     Busy(Option<Duration>),
 }
 
-/// Takes the foreign leg for this guard, and waits for it until the deadline; without one it does not wait. Returns `None`, with
-/// both legs released, if the leg is busy. The own leg was acquired since `began_at`.
+/// Takes the foreign leg for this guard, and waits for it until the deadline; without one, or once it has passed, it does not wait.
+/// Returns `None`, with both legs released, if the leg is busy. The own leg was acquired since `began_at`.
 pub(crate) async fn take_leg(
     mut guard: Guard,
     foreign: &Foreign,
@@ -47,12 +56,11 @@ pub(crate) async fn take_leg(
     let begun = bridges.and_then(|bridges| bridges.begin(foreign, own, ttl));
     let leg = begun.map_err(|error| failed(&guard, &error))?;
     guard.set_leg(leg.clone());
-    let taking = guard.run(leg.take(began_at, deadline));
-    let error = match with_deadline(&handle.session, deadline, taking).await {
-        Some(Ok(Ok(true))) => return Ok(Some(guard)),
-        Some(Ok(Ok(false))) | None => None,
-        Some(Ok(Err(error))) => Some(failed(&guard, &error)),
-        Some(Err(lost)) => Some(handle.closed_or(lost)),
+    let error = match guard.run(leg.take(began_at, deadline)).await {
+        Ok(Ok(true)) => return Ok(Some(guard)),
+        Ok(Ok(false)) => None,
+        Ok(Err(error)) => Some(failed(&guard, &error)),
+        Err(lost) => Some(handle.closed_or(lost)),
     };
     let released = guard.release_timeout(CANCEL_LIMIT).await;
     match (error, released) {
@@ -77,26 +85,44 @@ fn leg_error(handle: &Handle, guard: &Guard, foreign: &Foreign, error: &StoreErr
 const OTHER_TYPE: &str = "its key has another type";
 
 impl Leg {
-    /// Takes the leg. Returns false if it is busy and the attempt does not wait. One that waits is dropped at its deadline.
+    /// Takes the leg, and waits for it until the deadline; without one it does not wait. Returns false if it is busy.
     async fn take(&self, began_at: LocalTime, deadline: Option<LocalTime>) -> Result<bool, StoreError> {
         let key = self.keys.watch(&self.foreign.keys());
-        let waits = deadline.is_some();
-        if let Some(deadline) = deadline {
-            let waited = self.session.now().since(began_at);
-            self.offer_turn(&key, waited, deadline).await;
+        let mut tries = Tries::default();
+        if let Some(deadline) = deadline.filter(|deadline| self.session.now() < *deadline) {
+            let waiting = async {
+                let waited = self.session.now().since(began_at);
+                self.offer_turn(&key, waited, deadline).await;
+                self.try_to_take(&mut tries, Some(&key)).await
+            };
+            if let Some(taken) = with_deadline(&self.session, Some(deadline), waiting).await {
+                return taken;
+            }
+            if tries.is_busy {
+                return Ok(false);
+            }
         }
-        let (mut is_repeated, mut failures, mut wait) = (false, 0, Duration::ZERO);
+        // Its own lease came as late as the deadline, or the server has not answered in time: that does not say that it is busy.
+        self.try_to_take(&mut tries, None).await
+    }
+
+    /// Tries until the leg is taken, and waits for changes of this key; without one, until it is taken or found busy.
+    async fn try_to_take(&self, tries: &mut Tries, key: Option<&KeyWatch>) -> Result<bool, StoreError> {
+        let (mut failures, mut wait) = (0, Duration::ZERO);
         loop {
-            let busy_for = match self.try_once(is_repeated).await {
+            let is_repeated = std::mem::replace(&mut tries.are_repeated, true);
+            let tried = self.try_once(is_repeated).await;
+            tries.is_busy = tried.is_ok();
+            let busy_for = match tried {
                 Ok(Try::Taken) => return Ok(true),
                 // A first `SET` with NX does not say whether the key is a lock at all.
-                Ok(Try::Busy(_)) if !waits && is_repeated => return Ok(false),
+                Ok(Try::Busy(_)) if key.is_none() && is_repeated => return Ok(false),
                 Ok(Try::Busy(left)) => {
                     failures = 0;
                     self.turns.offered(&self.foreign, true);
                     left
                 }
-                Err(error) if failures == MAX_FAILURES[usize::from(waits)] || is_final(&error) => {
+                Err(error) if failures == MAX_FAILURES[usize::from(key.is_some())] || is_final(&error) => {
                     return Err(error);
                 }
                 Err(_) => {
@@ -104,10 +130,10 @@ impl Leg {
                     None
                 }
             };
-            if !std::mem::replace(&mut is_repeated, true) {
+            let Some(key) = key.filter(|_| is_repeated) else {
                 // The next try also reads the holder, and asks for word of changes.
                 continue;
-            }
+            };
             // Several programs that vote may each have a part of the servers, and no change of a key shows when all have given up.
             let is_told = self.keys.is_tracking() && self.foreign.servers.is_none();
             // A program that takes the lock again as soon as it has released it is faster than the word of its release. A try at a

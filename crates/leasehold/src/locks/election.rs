@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
-use leasehold_core::{Acquisition, Kind};
+use leasehold_core::{Acquisition, Kind, LocalTime};
 
 use crate::engine::Sleep;
 #[cfg(feature = "blocking")]
@@ -169,13 +169,15 @@ impl Election {
         Ok(leader_in(self.inspect().await?))
     }
 
-    /// Polls until the leader differs from `seen`, and returns it.
+    /// Polls until the leader differs from `seen`, and returns it. The first poll is not before this time.
     async fn change(
         self,
         every: Duration,
         seen: Option<Option<Acquisition>>,
+        not_before: LocalTime,
     ) -> Result<Option<HolderInfo>, Error> {
         let handle = &self.0.handle;
+        Sleep::until(&handle.session, not_before).await;
         loop {
             if handle.session.is_closed() {
                 return Err(handle.closed());
@@ -203,7 +205,14 @@ impl Election {
     /// ```
     #[must_use]
     pub fn observe(&self) -> Observer {
-        Observer { election: self.clone(), every: POLL_INTERVAL, seen: None, pending: None, is_over: false }
+        Observer {
+            election: self.clone(),
+            every: POLL_INTERVAL,
+            seen: None,
+            not_before: LocalTime::default(),
+            pending: None,
+            is_over: false,
+        }
     }
 }
 
@@ -234,6 +243,8 @@ pub struct Observer {
     every: Duration,
     /// The last report: none yet, no leader, or a leader.
     seen: Option<Option<Acquisition>>,
+    /// The time of the next poll after one that has failed.
+    not_before: LocalTime,
     /// The poll in progress, kept between two calls of the stream's `poll_next`.
     pending: Option<PendingChange>,
     /// The stream has ended.
@@ -295,13 +306,14 @@ impl Observer {
     }
 
     fn poll_change(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<HolderInfo>, Error>> {
-        let Self { election, every, seen, .. } = self;
-        let begin = || PendingChange::new(Box::pin(election.clone().change(*every, *seen)));
+        let Self { election, every, seen, not_before, .. } = self;
+        let begin = || PendingChange::new(Box::pin(election.clone().change(*every, *seen, *not_before)));
         let pending = self.pending.get_or_insert_with(begin).get_mut();
         let change = ready!(pending.unwrap_or_else(PoisonError::into_inner).as_mut().poll(context));
         self.pending = None;
-        if let Ok(leader) = &change {
-            self.seen = Some(leader.as_ref().map(|leader| leader.acquisition));
+        match &change {
+            Ok(leader) => self.seen = Some(leader.as_ref().map(|leader| leader.acquisition)),
+            Err(_) => self.not_before = self.election.0.handle.now() + self.every,
         }
         Poll::Ready(change)
     }

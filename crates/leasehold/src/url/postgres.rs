@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
-use tokio_postgres::config::SslMode as ConfigSslMode;
+use tokio_postgres::config::{ChannelBinding, SslMode as ConfigSslMode, SslNegotiation};
 
 use crate::error::{Error, invalid, needs_feature};
 use password_file::SOCKETS;
@@ -216,8 +216,12 @@ impl PostgresUrl {
         if config.get_connect_timeout().is_none()
             && let Some(seconds) = environment("PGCONNECT_TIMEOUT")
         {
-            let seconds = seconds.trim().parse().map_err(|_| invalid("PGCONNECT_TIMEOUT is not a number"))?;
-            config.connect_timeout(Duration::from_secs(seconds));
+            let seconds: i32 =
+                seconds.trim().parse().map_err(|_| invalid("PGCONNECT_TIMEOUT is not a number"))?;
+            // As in an address, any other number means the default.
+            if let Ok(seconds @ 1..) = u64::try_from(seconds) {
+                config.connect_timeout(Duration::from_secs(seconds));
+            }
         }
         Ok(())
     }
@@ -228,6 +232,16 @@ impl PostgresUrl {
         }
         if self.ssl_files.certificate.is_some() != self.ssl_files.key.is_some() {
             return Err(invalid("a client certificate needs both sslcert and sslkey"));
+        }
+        if self.config.get_channel_binding() == ChannelBinding::Require {
+            return Err(invalid(
+                "channel_binding=require is not supported: sslmode=verify-full also proves who the server is",
+            ));
+        }
+        if self.config.get_ssl_negotiation() == SslNegotiation::Direct {
+            return Err(invalid(
+                "sslnegotiation=direct is not supported: leave it out, which costs one round trip for each connection",
+            ));
         }
         self.config.ssl_mode(match self.ssl_mode {
             SslMode::Disable => ConfigSslMode::Disable,
@@ -319,6 +333,29 @@ mod tests {
         assert_eq!(url.to_string(), "postgres://db:7000/app");
         let listen = parse("//pool/app?listen=postgres://db:5432/app").unwrap().listen.unwrap();
         assert_eq!(listen.config.get_hosts(), [Host::Tcp("db".to_owned())]);
+    }
+
+    #[test]
+    fn time_to_connect_of_the_environment_is_positive() {
+        let limit = |seconds: &str, rest| {
+            let environment = |name: &str| (name == "PGCONNECT_TIMEOUT").then(|| seconds.to_owned());
+            PostgresUrl::parse_with(rest, &environment).map(|url| url.config.get_connect_timeout().copied())
+        };
+        assert_eq!(limit(" 7 ", "//db/app").unwrap(), Some(Duration::from_secs(7)));
+        assert_eq!(limit("7", "//db/app?connect_timeout=3").unwrap(), Some(Duration::from_secs(3)));
+        for seconds in ["0", "-1"] {
+            assert_eq!(limit(seconds, "//db/app").unwrap(), None);
+        }
+        assert!(limit("soon", "//db/app").unwrap_err().is_invalid());
+    }
+
+    #[test]
+    fn what_the_driver_cannot_do_is_refused() {
+        for parameter in ["channel_binding=require", "sslnegotiation=direct"] {
+            let error = parse(&format!("//db/app?{parameter}")).unwrap_err();
+            assert!(error.is_invalid() && error.to_string().contains(parameter), "{error}");
+        }
+        assert!(parse("//db/app?channel_binding=prefer&sslnegotiation=postgres").is_ok());
     }
 
     #[test]

@@ -209,6 +209,9 @@ impl RedisUrl {
     }
 }
 
+/// What a node of a cluster that names nodes by their host names calls one without a host name.
+pub(crate) const NO_HOST_NAME: &str = "?";
+
 impl Host {
     /// `name`, `name:port`, `[v6]` or `[v6]:port`.
     pub(crate) fn parse(text: &str, port: u16) -> Result<Self, Error> {
@@ -229,9 +232,9 @@ impl Host {
         Ok(Self { name: name.to_owned(), port })
     }
 
-    /// As a server names a node in a redirect: `name:port`, also for an IPv6 address.
+    /// As a server names a node in a redirect: `name:port`, also for an IPv6 address. `None` for a node without a name.
     pub(crate) fn of_redirect(text: &str) -> Option<Self> {
-        let (name, port) = text.rsplit_once(':')?;
+        let (name, port) = text.rsplit_once(':').filter(|(name, _)| *name != NO_HOST_NAME)?;
         let is_bare = name.contains(':') && !name.starts_with('[');
         let text = if is_bare { format!("[{name}]:{port}") } else { text.to_owned() };
         Self::parse(&text, 6379).ok()

@@ -129,6 +129,27 @@ async fn server_restarted_empty_loses_the_lease_and_tokens_keep_rising() {
     assert!(next.token() > guard.token());
 }
 
+/// A failed poll is followed by the same pause as another one.
+#[tokio::test]
+async fn observer_of_a_server_that_is_down_polls_no_faster() {
+    const INTERVAL: Duration = Duration::from_millis(50);
+    let mut server = Server::on_socket();
+    let client = client_of(&server).await;
+    let mut observer = client.election("a").observe().every(INTERVAL);
+    assert!(observer.next().await.unwrap().is_none());
+    server.stop();
+    let began = Instant::now();
+    for _ in 0..10 {
+        assert!(observer.next().await.unwrap_err().is_unavailable());
+    }
+    assert!(began.elapsed() >= 9 * INTERVAL, "{:?}", began.elapsed());
+    server.start();
+    until(async || client.election("a").leader().await.is_ok()).await;
+    let leadership = client.election("a").campaign().await.unwrap();
+    until(async || observer.next().await.is_ok_and(|leader| leader.is_some())).await;
+    leadership.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn server_restarted_with_its_files_keeps_leases() {
     let mut server = Server::builder().setting("appendonly", "yes").setting("appendfsync", "always").start();

@@ -13,7 +13,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, ConnectionInfo, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::connect::{self, Credentials};
 use super::connections::{Connections, config};
@@ -119,11 +119,15 @@ impl Shared {
     /// Runs commands in order, on the runtime of the client's thread. A pipeline in which the server did not know a script is sent again as a whole.
     /// Nothing is sent after `until`: the caller may have given up, and counts on what it has sent to have expired by a certain time.
     pub(super) async fn send(
-        &self,
+        self: &Arc<Self>,
         calls: &[ForeignCall],
         until: Instant,
     ) -> Result<ForeignAnswers, StoreError> {
-        let (mut connection, is_lost) = self.connection(until).await?;
+        // A connection that takes longer is there for the commands after these.
+        let shared = self.clone();
+        let connecting = tokio::spawn(async move { shared.connection(until).await });
+        let connected = timeout_at(until, connecting).await.map_err(|_| too_slow())?;
+        let (mut connection, is_lost) = connected.unwrap_or_else(|_| Err(runtime_ended()))?;
         if Instant::now() > until {
             return Err(too_slow());
         }

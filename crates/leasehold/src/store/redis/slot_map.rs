@@ -6,7 +6,7 @@ use redis::Value;
 use redis::aio::MultiplexedConnection;
 
 use super::error::explain;
-use crate::url::Host;
+use crate::url::{Host, NO_HOST_NAME};
 
 /// A range of hash slots and the nodes that have it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,7 +72,7 @@ pub(super) async fn query(node: &mut MultiplexedConnection, host: &Host) -> Resu
     if ranges.is_empty() { Err("no node has any slots".to_owned()) } else { Ok(ranges) }
 }
 
-/// Parses the reply of `CLUSTER SLOTS`. A node that does not know its own name is the one that was asked.
+/// Parses the reply of `CLUSTER SLOTS`. A node without a name is at its IP address, or else at the name of the node that was asked.
 fn parse(reply: &Value, asked: &Host) -> Option<Vec<SlotRange>> {
     let Value::Array(entries) = reply else { return None };
     let mut ranges = entries.iter().map(|entry| parse_range(entry, asked)).collect::<Option<Vec<_>>>()?;
@@ -93,11 +93,20 @@ fn parse_range(entry: &Value, asked: &Host) -> Option<SlotRange> {
 
 fn parse_host(node: &Value, asked: &Host) -> Option<Host> {
     let Value::Array(node) = node else { return None };
-    let [name, Value::Int(port), ..] = &node[..] else { return None };
-    let name = match name {
-        Value::BulkString(name) if !name.is_empty() => String::from_utf8(name.clone()).ok()?,
-        _ => asked.name.clone(),
+    let [name, Value::Int(port), rest @ ..] = &node[..] else { return None };
+    let text = |value: &Value| match value {
+        Value::BulkString(text) => String::from_utf8(text.clone()).ok(),
+        Value::SimpleString(text) => Some(text.clone()),
+        _ => None,
     };
+    let is_name = |name: &String| !name.is_empty() && name != NO_HOST_NAME;
+    let ip = || {
+        // The node's id, and a list of names and values.
+        let Some(Value::Array(further)) = rest.get(1) else { return None };
+        let ip = further.chunks_exact(2).find(|pair| text(&pair[0]).as_deref() == Some("ip"))?;
+        text(&ip[1]).filter(is_name)
+    };
+    let name = text(name).filter(is_name).or_else(ip).unwrap_or_else(|| asked.name.clone());
     Some(Host { name, port: u16::try_from(*port).ok()? })
 }
 
@@ -156,8 +165,8 @@ mod tests {
 
     #[test]
     fn node_without_a_name_is_the_queried_node() {
-        let node =
-            |name: Value| Value::Array(vec![name, Value::Int(7000), Value::BulkString(b"id".to_vec())]);
+        let bulk = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let node = |name: Value| Value::Array(vec![name, Value::Int(7000), bulk("id")]);
         let entry = |name: Value| {
             let replica = Value::Array(vec![Value::BulkString(b"r".to_vec()), Value::Int(7001)]);
             Value::Array(vec![Value::Int(0), Value::Int(5), node(name), replica])
@@ -165,7 +174,8 @@ mod tests {
         for (name, expected) in [
             (Value::Nil, "asked"),
             (Value::BulkString(Vec::new()), "asked"),
-            (Value::BulkString(b"b".to_vec()), "b"),
+            (bulk("b"), "b"),
+            (bulk("?"), "asked"),
         ] {
             let asked = Host { name: "asked".to_owned(), port: 1 };
             let ranges = parse(&Value::Array(vec![entry(name)]), &asked).unwrap();
@@ -173,6 +183,11 @@ mod tests {
             let replicas = vec![Host { name: "r".to_owned(), port: 7001 }];
             assert_eq!(ranges, [SlotRange { replicas, ..range(0, 5, master) }]);
         }
+        // A node that has no host name, where nodes are to be named by theirs.
+        let further = Value::Array(vec![bulk("hostname"), bulk(""), bulk("ip"), bulk("10.0.0.1")]);
+        let unnamed = Value::Array(vec![bulk("?"), Value::Int(7000), bulk("id"), further]);
+        let found = parse_host(&unnamed, &host(1)).unwrap();
+        assert_eq!(found, Host { name: "10.0.0.1".to_owned(), port: 7000 });
         assert!(parse(&Value::Okay, &host(1)).is_none());
     }
 }

@@ -36,9 +36,13 @@ pub(super) fn find(path: &Path, config: &Config, user: &str) -> Result<Option<St
     let database = config.get_dbname().unwrap_or(user);
     let ports = config.get_ports();
     let mut found: Option<String> = None;
-    for (at, host) in config.get_hosts().iter().enumerate() {
+    let (hosts, addresses) = (config.get_hosts(), config.get_hostaddrs());
+    for at in 0..hosts.len().max(addresses.len()) {
         let port = ports.get(at).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
-        let login = Login { host: name_of(host), port, database, user };
+        // As with libpq, a host without a name is looked up by its address.
+        let address = addresses.get(at).map(ToString::to_string);
+        let host = hosts.get(at).map(name_of).or(address.as_deref()).unwrap_or_default();
+        let login = Login { host, port, database, user };
         let Some(password) = password(&text, login) else { continue };
         if found.as_ref().is_some_and(|other| *other != password) {
             return Err(invalid(format!(
@@ -155,12 +159,15 @@ mod tests {
         use std::os::unix::fs::PermissionsExt as _;
 
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(b"one:1:app:me:1\ntwo:2:*:me:2\nthree:*:*:*:1\nlocalhost:*:*:*:socket\n").unwrap();
+        file.write_all(b"one:1:app:me:1\ntwo:2:*:me:2\nthree:*:*:*:1\nlocalhost:*:*:*:socket\n10.0.0.1:5432:app:me:address\n").unwrap();
         let of = |hosts: &[&str], ports: &[u16]| find(file.path(), &config(hosts, ports), "me");
         assert_eq!(of(&["one"], &[1]).unwrap().as_deref(), Some("1"));
         assert_eq!(of(&["one", "three", "four"], &[1, 9, 9]).unwrap().as_deref(), Some("1"));
         assert_eq!(of(&[SOCKETS], &[]).unwrap().as_deref(), Some("socket"));
         assert_eq!(of(&["one"], &[]).unwrap(), None);
+        let mut unnamed = config(&[], &[]);
+        unnamed.hostaddr("10.0.0.1".parse().unwrap());
+        assert_eq!(find(file.path(), &unnamed, "me").unwrap().as_deref(), Some("address"));
         let error = of(&["one", "two"], &[1, 2]).unwrap_err();
         assert!(error.is_invalid() && error.to_string().contains("different passwords"), "{error}");
         assert_eq!(find(Path::new("/nowhere"), &config(&["one"], &[1]), "me").unwrap(), None);

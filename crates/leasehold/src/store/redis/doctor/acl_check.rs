@@ -139,13 +139,13 @@ impl Probe {
     }
 }
 
-/// Tries each right. Any reply other than NOPERM means that the user has it.
+/// Tries each right. Any reply of the server other than NOPERM means that the user has it.
 pub(super) async fn missing_rights(
     connection: &mut MultiplexedConnection,
     variant: ScriptVariant,
     probe: &Probe,
     is_resp2: bool,
-) -> Vec<MissingRight> {
+) -> Result<Vec<MissingRight>, String> {
     let channel = inbox_of(probe.client, variant.is_cluster().then(|| slot_of(&probe.resource)));
     let mut missing_rights = Vec::new();
     let mut is_sharded = variant.is_cluster();
@@ -171,6 +171,9 @@ pub(super) async fn missing_rights(
         let words: Vec<&str> = right.probe_command.split(' ').map(word).collect();
         let answer = connection.send_packed_command(&command(&words)).await.and_then(Value::extract_error);
         let Err(error) = answer else { continue };
+        if error.is_unrecoverable_error() || error.is_timeout() {
+            return Err(explain(&error));
+        }
         if right.purpose == Purpose::Sharded && error.to_string().contains("unknown command") {
             is_sharded = false;
         }
@@ -181,7 +184,7 @@ pub(super) async fn missing_rights(
             }
         }
     }
-    missing_rights
+    Ok(missing_rights)
 }
 
 /// The rule that is missing, by the error text: the command, its keys or its channels.
@@ -234,9 +237,9 @@ pub(super) async fn cost(
     }
     let after = commands_run(connection).await;
     if let (Some((calls, micros)), Some((calls_after, micros_after))) = (before, after)
-        && calls_after - calls == u64::from(2 * ROUNDS)
+        && calls_after.checked_sub(calls) == Some(u64::from(2 * ROUNDS))
     {
-        let pair = Duration::from_micros(micros_after - micros) / ROUNDS;
+        let pair = Duration::from_micros(micros_after.saturating_sub(micros)) / ROUNDS;
         return Ok(Cost { pair, source: Source::Server, token_lead });
     }
     let pair = median(&mut spans).saturating_sub(2 * ping);

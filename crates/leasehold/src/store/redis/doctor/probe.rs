@@ -147,7 +147,7 @@ pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
     }
     let probe = Probe::new(&target.slots).map_err(|error| error.to_string())?;
     let missing_rights =
-        acl_check::missing_rights(&mut connection, target.variant, &probe, target.is_resp2).await;
+        acl_check::missing_rights(&mut connection, target.variant, &probe, target.is_resp2).await?;
     let mut snapshot = Snapshot {
         settings: settings_by(&mut connection).await,
         clock: clock_by(&mut connection).await,
