@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Guard, Kind, Loss, Mutex};
-use leasehold_testkit::{Server, unless_paused, until, until_some};
+use leasehold_testkit::{Proxy, Server, unless_paused, until, until_some};
 use redis::Value;
 
 const KEY: &str = "jobs";
@@ -276,8 +276,10 @@ async fn foreign_lock_is_asked_for_although_the_limit_has_passed() {
     let place = Place::new();
     let nodes = format!("redlock:{}", place.servers.each_ref().map(Server::url).join(" "));
     let client = Client::connect(&nodes).await.unwrap();
-    let mutex = mutex(&client, &place.foreign());
-    let limit = Duration::from_nanos(1);
+    let proxies = place.servers.each_ref().map(Proxy::before);
+    proxies.iter().for_each(|proxy| proxy.delay_replies(Duration::from_millis(100)));
+    let mutex = mutex(&client, &Foreign::redlock(proxies.each_ref().map(Proxy::url), KEY).unwrap());
+    let limit = Duration::from_micros(1);
     let guard = mutex.lock_timeout(limit).await.unwrap().expect("both are free");
     guard.release().await.unwrap();
     place.take_as_other(&[0, 1]);
