@@ -103,11 +103,18 @@ impl Sentinels {
     /// The old master remains a master for some seconds.
     pub fn fail_over(&self) -> usize {
         let old = self.master_number();
-        // The sentinel refuses while the last failover is still in progress.
-        wait_until("a sentinel begins the failover", || {
-            self.sentinel().query::<()>(&["SENTINEL", "FAILOVER", Self::SERVICE]).is_ok()
-        });
-        self.await_failover(old)
+        let sentinel = self.sentinel();
+        let begin = || {
+            // The sentinel refuses while a failover is in progress. It may give one up, and does not try again by itself.
+            if master_of(sentinel).is_ok_and(|port| port == self.servers[old].port()) {
+                let _ = sentinel.query::<()>(&["SENTINEL", "FAILOVER", Self::SERVICE]);
+            }
+        };
+        wait_for(|| {
+            begin();
+            self.other_master(old)
+        })
+        .expect("no other server becomes the master")
     }
 
     /// Kills the master, waits until another server is the master, and returns its index.
@@ -127,19 +134,16 @@ impl Sentinels {
 
     /// Waits until another server than this one is the master, and returns its index.
     pub fn await_failover(&self, old: usize) -> usize {
-        wait_for(|| self.agreed_master().filter(|number| *number != old && is_master(&self.servers[*number])))
-            .expect("no other server becomes the master")
+        wait_for(|| self.other_master(old)).expect("no other server becomes the master")
+    }
+
+    fn other_master(&self, old: usize) -> Option<usize> {
+        self.agreed_master().filter(|number| *number != old && is_master(&self.servers[*number]))
     }
 
     fn agreed_master(&self) -> Option<usize> {
         let running = self.sentinels.iter().filter(|sentinel| sentinel.is_up());
-        let named: Vec<u16> = running
-            .map(|sentinel| {
-                let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Self::SERVICE];
-                sentinel.query(&address).map(|(_, port): (String, u16)| port)
-            })
-            .collect::<RedisResult<_>>()
-            .ok()?;
+        let named: Vec<u16> = running.map(master_of).collect::<RedisResult<_>>().ok()?;
         let first = *named.first()?;
         let number = self.servers.iter().position(|server| server.port() == first);
         number.filter(|_| named.iter().all(|port| *port == first))
@@ -166,6 +170,12 @@ pub(crate) fn is_followed(server: &Server, replicas: usize) -> bool {
         };
         (0..replicas).filter(online).count() == replicas
     })
+}
+
+/// The port of the master that this sentinel names.
+fn master_of(sentinel: &Server) -> RedisResult<u16> {
+    let address = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", Sentinels::SERVICE];
+    sentinel.query(&address).map(|(_, port): (String, u16)| port)
 }
 
 fn is_master(server: &Server) -> bool {

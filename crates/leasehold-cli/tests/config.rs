@@ -144,6 +144,30 @@ fn option_of_the_file_that_cannot_apply_to_what_is_typed_is_ignored() {
     }
     let both = with("[run]\nttl = \"5s\"\ngrace = \"4s\"").code(&["run", "a", "--", "true"]);
     assert!(both.0 == 2 && both.1.contains("at most half of it, 2.5s"), "{}", both.1);
+    // A bridged lock is a mutex, or Redisson's read-write lock.
+    let bridge = with("[run]\nbridge = \"redisson:jobs\"");
+    for typed in [&["--semaphore", "2"][..], &["--owner", "me"], &["--min-hold", "1ms"], &["-s"], &["-x"]] {
+        let all = [&["run"], typed, &["bridged", "--", "true"]].concat();
+        assert_eq!(bridge.code(&all), (0, String::new()), "{typed:?}");
+    }
+    let of_redisson = |line: &str, kind: &str| {
+        let text = format!("[run]\n{line}");
+        let file = Configured { place: &place, text: &text };
+        let (code, said) = file.code(&["run", "--bridge", &format!("{kind}:jobs"), "a", "--", "true"]);
+        assert!(code != 0, "{said}");
+        said
+    };
+    for (line, kind) in [
+        ("semaphore = 2", "redisson"),
+        ("owner = \"me\"", "redisson"),
+        ("once-per = \"1h\"", "redisson"),
+        ("min-hold = \"5s\"", "redisson"),
+        ("shared = true", "redisson"),
+        ("exclusive = true", "redisson-rw"),
+    ] {
+        let said = of_redisson(line, kind);
+        assert!(said.contains("a bridge needs a store on the Redis server"), "{line}: {said}");
+    }
     // It needs --once-per.
     let once = with("[run]\nat-least-once = true");
     assert_eq!(once.code(&["run", "a", "--", "true"]), (0, String::new()));

@@ -631,6 +631,16 @@ async fn set_of_bridged_mutexes_takes_all_foreign_locks_or_none() {
     assert!(set.lock_timeout(Duration::from_millis(50)).await.unwrap().is_none());
     assert_eq!(keys(), 1, "nothing is held in part");
     assert!(client.mutex("b").try_lock().await.unwrap().is_some());
+    // Nor is it retained in part.
+    let retained = client.mutex("d").min_hold(Duration::from_secs(3_600));
+    let set = MutexSet::new([retained.clone(), bridged("a", "2")]);
+    assert!(set.try_lock().await.unwrap().is_none());
+    let dropped = tokio::time::timeout(Duration::from_millis(50), set.lock()).await;
+    assert!(dropped.is_err(), "it waits");
+    until(async || client.mutex("d").try_lock().await.unwrap().is_some()).await;
+    server.run(&["DEL", "2"]);
+    set.lock().await.unwrap().release().await.unwrap();
+    assert!(client.mutex("d").try_lock().await.unwrap().is_none(), "it is retained once all were held");
     let twice = MutexSet::new([bridged("a", "1"), bridged("b", "1")]);
     let error = twice.lock().await.unwrap_err();
     assert!(error.is_invalid() && error.to_string().contains("also bridged to the key"), "{error}");

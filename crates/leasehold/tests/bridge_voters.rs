@@ -286,6 +286,83 @@ async fn foreign_lock_is_asked_for_although_the_limit_has_passed() {
     assert!(mutex.lock_timeout(limit).await.unwrap().is_none());
 }
 
+/// A task that connects again holds up no other task, whose connection has ended.
+#[tokio::test]
+async fn attempts_that_meet_a_hanging_majority_one_after_the_other_end_in_time() {
+    let place = Place::new();
+    let client = place.client().await;
+    let mutex = |number| {
+        let foreign = Foreign::redlock(place.servers.each_ref().map(Server::url), format!("jobs {number}"));
+        client.mutex(format!("own {number}")).bridge(foreign.unwrap())
+    };
+    mutex(0).lock().await.unwrap().release().await.unwrap();
+    let hung = &place.servers[1..];
+    hung.iter().for_each(|server| server.signal("STOP"));
+    let attempt = async |number: u32| {
+        tokio::time::sleep(number * Duration::from_millis(500)).await;
+        let began = Instant::now();
+        assert!(mutex(number).try_lock().await.unwrap_err().is_unavailable());
+        began.elapsed()
+    };
+    let (one, other) = tokio::join!(attempt(0), attempt(1));
+    hung.iter().for_each(|server| server.signal("CONT"));
+    // Two tries of 2 s at most, and the release of the own lease.
+    assert!(one.max(other) < Duration::from_secs(7), "{one:?}, {other:?}");
+}
+
+#[tokio::test]
+async fn waiter_outlasts_a_restart_of_the_servers() {
+    let mut place = Place::new();
+    let client = place.client().await;
+    place.take_as_other(&[0, 1, 2]);
+    let waiter = tokio::spawn({
+        let mutex = mutex(&client, &place.foreign());
+        async move { mutex.lock().await }
+    });
+    until(async || calls(&place.servers[0], "pttl") > 0).await;
+    place.servers.iter_mut().for_each(Server::stop);
+    // Longer than its first tries take.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!waiter.is_finished());
+    place.servers.iter_mut().for_each(Server::start);
+    let guard = tokio::time::timeout(SOON, waiter).await.expect("it tries on").unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn close_ends_once_a_repeated_release_is_answered() {
+    let place = Place::new();
+    let proxies = place.servers.each_ref().map(Proxy::before);
+    let client = place.client().await;
+    let foreign = Foreign::redlock(proxies.each_ref().map(Proxy::url), KEY).unwrap();
+    let guard = mutex(&client, &foreign).ttl(LONG).lock().await.unwrap();
+    until(async || place.keys() == [true; 3]).await;
+    proxies.iter().for_each(|proxy| proxy.drop_replies(true));
+    let closing = tokio::spawn(async move { client.close().await });
+    until(async || place.keys() == [false; 3]).await;
+    proxies.iter().for_each(|proxy| {
+        proxy.drop_replies(false);
+        proxy.cut();
+    });
+    tokio::time::timeout(SOON, closing).await.expect("long before its ttl").unwrap().unwrap();
+    drop(guard);
+}
+
+/// Nothing reports the loss before the release.
+#[tokio::test]
+async fn loss_that_a_release_finds_is_reported_although_the_own_store_is_silent() {
+    let place = Place::new();
+    let client = place.client().await;
+    let urls = place.servers.each_ref().map(|server| format!("{}?protocol=2", server.url()));
+    let guard = mutex(&client, &Foreign::redlock(urls, KEY).unwrap()).ttl(LONG).lock().await.unwrap();
+    until_renewed(&guard).await;
+    place.delete(&[0, 1, 2]);
+    place.own.signal("STOP");
+    let error = guard.release_timeout(Duration::from_secs(2)).await.unwrap_err();
+    place.own.signal("CONT");
+    assert!(error.is_lost(), "{error}");
+}
+
 #[tokio::test]
 async fn close_reports_a_leg_whose_release_was_not_confirmed() {
     let mut place = Place::new();

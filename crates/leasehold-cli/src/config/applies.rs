@@ -14,6 +14,13 @@ use crate::store::Store;
 const OF_ONE_LOCK: [&str; 7] =
     ["shared", "exclusive", "semaphore", "owner", "once-per", "at-least-once", "bridge"];
 
+/// Those that a bridged lock can't have.
+const NOT_BRIDGED: [&str; 4] = ["semaphore", "owner", "once-per", "min-hold"];
+
+/// Those of a read-write lock, which has a bridge of its own.
+const READ_WRITE: [&str; 2] = ["shared", "exclusive"];
+const READ_WRITE_BRIDGE: &str = "redisson-rw:";
+
 /// Options with the option without which they mean nothing.
 const NEEDS: [(&str, &str); 1] = [("at-least-once", "once-per")];
 
@@ -38,6 +45,7 @@ impl<'a> Set<'a> {
             self.is_free(default)
                 && !(has_several_names && OF_ONE_LOCK.contains(&default.key))
                 && self.fits(default)
+                && self.fits_bridge(default)
         });
         let left: BTreeSet<&str> = defaults.iter().map(|default| default.key).collect();
         let has = |key: &str| left.contains(key) || self.arg(key).is_some_and(|id| self.ids.contains(id));
@@ -84,6 +92,24 @@ impl<'a> Set<'a> {
         match (default.key, own) {
             ("grace", Some(grace)) => set("ttl").is_none_or(|ttl| grace <= ttl / 2),
             _ => true,
+        }
+    }
+
+    /// Whether a lock can be bridged that has an option of the file and what is set, and in the way that is set.
+    fn fits_bridge(&self, default: &FileOption<'_>) -> bool {
+        let is_set = |key: &&str| self.arg(key).is_some_and(|id| self.ids.contains(id));
+        let is_for_read_write = |bridge: &str| bridge.starts_with(READ_WRITE_BRIDGE);
+        let key = default.key;
+        if key == "bridge" {
+            let is_read_write = default.values.first().is_some_and(|bridge| is_for_read_write(bridge));
+            !NOT_BRIDGED.iter().any(is_set) && (is_read_write || !READ_WRITE.iter().any(is_set))
+        } else if let Some(bridge) =
+            self.matches.try_get_raw("bridge").ok().flatten().and_then(|mut all| all.next())
+        {
+            let is_read_write = is_for_read_write(&bridge.to_string_lossy());
+            !NOT_BRIDGED.contains(&key) && (is_read_write || !READ_WRITE.contains(&key))
+        } else {
+            true
         }
     }
 

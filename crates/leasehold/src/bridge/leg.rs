@@ -303,7 +303,9 @@ impl Leg {
         let (mut is_confirmed, mut is_repeated) = (false, false);
         loop {
             let answers = self.keys.run(self.releases()).await;
-            let end = match answers.map(|outcome| outcome.answers.into_iter().next()) {
+            let answer = answers.map(|outcome| outcome.answers.into_iter().next());
+            let is_answered = matches!(answer, Ok(Some(Ok(_))));
+            let end = match answer {
                 Ok(Some(Ok(answer))) if is_silent(&answer) => {
                     self.warn_of_silence();
                     LegEnd::Released
@@ -320,7 +322,8 @@ impl Leg {
             }
             if !is_confirmed {
                 self.publish(end);
-                is_confirmed = end != LegEnd::Unconfirmed;
+                // Whether this release or an earlier one has ended it, it is not held any more.
+                is_confirmed = is_answered || end != LegEnd::Unconfirmed;
                 self.state().is_given_back = is_confirmed;
             }
             let (orphan_until, expires_at) = {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{Failure, LocalTime};
 use redis::Value;
 
-use super::commands::{is_other_type, is_undecided, is_yes};
+use super::commands::{UNDECIDED, is_other_type, is_undecided, is_yes};
 use super::foreign::Foreign;
 use super::leg::{Leg, OwnLease, millis, refused};
 use crate::engine::with_deadline;
@@ -19,6 +19,9 @@ use crate::store::{ForeignCall, ForeignOutcome, KeyWatch, StoreError};
 /// while it was idle.
 const MAX_FAILURES: [u32; 2] = [1, 2];
 
+/// How long an attempt that waits, and has had an answer, goes on while tries fail: the server restarts, or its replica becomes the master.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// The limit of the time between two tries doubles with each, from the first value up to the second: if the server reports changes
 /// of the key, and if it does not.
 const WAITS: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)];
@@ -29,6 +32,8 @@ const POLLS: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1
 struct Tries {
     /// Whether there was one.
     are_repeated: bool,
+    /// Whether the server has answered one.
+    are_answered: bool,
     /// Whether the server said to the last one that has ended that another program has the lock.
     is_busy: bool,
 }
@@ -38,6 +43,8 @@ enum Try {
     Taken,
     /// Another program has the lock, for as long as this if it does not renew it.
     Busy(Option<Duration>),
+    /// Of several servers, a majority has answered but not agreed, and the others are silent.
+    Undecided,
 }
 
 /// Takes the foreign leg for this guard, and waits for it until the deadline; without one, or once it has passed, it does not wait.
@@ -108,24 +115,39 @@ impl Leg {
 
     /// Tries until the leg is taken, and waits for changes of this key; without one, until it is taken or found busy.
     async fn try_to_take(&self, tries: &mut Tries, key: Option<&KeyWatch>) -> Result<bool, StoreError> {
-        let (mut failures, mut wait) = (0, Duration::ZERO);
+        let (mut failures, mut failing_since, mut wait) = (0, None, Duration::ZERO);
         loop {
             let is_repeated = std::mem::replace(&mut tries.are_repeated, true);
             let tried = self.try_once(is_repeated).await;
-            tries.is_busy = tried.is_ok();
+            tries.are_answered |= tried.is_ok();
+            tries.is_busy = matches!(tried, Ok(Try::Busy(_)));
             let busy_for = match tried {
                 Ok(Try::Taken) => return Ok(true),
                 // A first `SET` with NX does not say whether the key is a lock at all.
                 Ok(Try::Busy(_)) if key.is_none() && is_repeated => return Ok(false),
                 Ok(Try::Busy(left)) => {
-                    failures = 0;
+                    (failures, failing_since) = (0, None);
                     self.turns.offered(&self.foreign, true);
                     left
                 }
-                Err(error) if failures == MAX_FAILURES[usize::from(key.is_some())] || is_final(&error) => {
-                    return Err(error);
+                Ok(Try::Undecided) if key.is_none() && is_repeated => {
+                    return Err(StoreError::new(Failure::Unknown, UNDECIDED));
                 }
-                Err(_) => {
+                Ok(Try::Undecided) => {
+                    (failures, failing_since) = (0, None);
+                    None
+                }
+                Err(error) => {
+                    let now = self.session.now();
+                    let is_patient = key.is_some() && tries.are_answered;
+                    let is_over = if is_patient {
+                        now.since(*failing_since.get_or_insert(now)) >= PATIENCE
+                    } else {
+                        failures == MAX_FAILURES[usize::from(key.is_some())]
+                    };
+                    if is_over || is_final(&error) {
+                        return Err(error);
+                    }
                     failures += 1;
                     None
                 }
@@ -169,14 +191,14 @@ impl Leg {
         let ForeignOutcome { mut answers, is_complete } = self.keys.run(calls).await?;
         std::mem::forget(unanswered);
         self.end_take();
-        match answers.pop().unwrap_or(Ok(Value::Nil)) {
+        let is_decided = match answers.pop().unwrap_or(Ok(Value::Nil)) {
             Ok(taken) if is_yes(&taken) => {
                 self.confirm(sent_at, ttl, &taken);
                 return Ok(Try::Taken);
             }
             Err(error) if !is_undecided(&error) => return Err(explain(&error)),
-            _ => {}
-        }
+            answer => answer.is_ok(),
+        };
         let mut answers = answers.into_iter().skip(1);
         let mut is_held = |holder: &String| match answers.next() {
             Some(Ok(held)) => Ok(self.foreign.is_holder(holder, &held)),
@@ -211,7 +233,7 @@ impl Leg {
                 std::mem::forget(unreleased);
             }
         }
-        Ok(Try::Busy(left))
+        Ok(if is_decided { Try::Busy(left) } else { Try::Undecided })
     }
 
     /// Leaves the foreign lock to other programs for a bounded time, if it is their turn: for half of the time until the deadline at most.

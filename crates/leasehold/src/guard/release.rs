@@ -78,7 +78,9 @@ impl Guard {
         let leg = self.release_leg(deadline).await;
         #[cfg(not(feature = "redis"))]
         let leg = Ok(());
-        self.release_own(span, deadline).await.and(leg)
+        let own = self.release_own(span, deadline).await;
+        // A lock that was lost does not become an unknown one.
+        if leg.as_ref().is_err_and(Error::is_lost) { leg } else { own.and(leg) }
     }
 
     async fn release_own(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {

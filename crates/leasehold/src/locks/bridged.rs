@@ -87,7 +87,7 @@ impl MutexSet {
         let Some(first) = self.mutexes.first() else { return Ok(None) };
         let began_at = first.0.handle.now();
         let deadline = wait.deadline(began_at);
-        let own = Self { mutexes: self.mutexes.iter().map(Mutex::without_bridge).collect() };
+        let own = Self { mutexes: self.mutexes.iter().map(Mutex::for_own_lease).collect() };
         let Some(mut held) = own.acquire(wait).await? else { return Ok(None) };
         for position in order.into_values() {
             let guard = held.guards.remove(position);
@@ -101,7 +101,7 @@ impl MutexSet {
         }
         match held.guards.iter().find_map(|guard| Some(guard.lost_error(guard.loss()?))) {
             Some(lost) => Err(first.0.handle.closed_or(lost)),
-            None => Ok(Some(held)),
+            None => self.set_min_hold(&held).map(|()| Some(held)),
         }
     }
 
@@ -137,9 +137,9 @@ impl MutexSet {
 }
 
 impl Mutex {
-    /// The same mutex without its bridge, for a lease that gets its leg later.
-    fn without_bridge(&self) -> Self {
-        let mut mutex = self.clone();
+    /// The same mutex without its bridge and its minimum hold, for a lease that gets them later.
+    fn for_own_lease(&self) -> Self {
+        let mut mutex = Self(self.0.without_min_hold());
         mutex.0.bridge = None;
         // `local_handoff` after `bridge` has set it again. A lease that is handed off would keep its leg.
         mutex.0.hand_off = None;

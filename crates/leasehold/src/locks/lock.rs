@@ -101,6 +101,17 @@ impl Lock {
         }
     }
 
+    /// The same lock without its minimum hold, for a part of a set: until all of it is held, a part may be released unused.
+    pub(super) fn without_min_hold(&self) -> Self {
+        let mut lock = self.clone();
+        lock.min_hold = Duration::ZERO;
+        if !self.min_hold.is_zero() {
+            // A lease with a minimum hold is not handed off between the client's tasks.
+            lock.hand_off = None;
+        }
+        lock
+    }
+
     pub(crate) fn set_label(&mut self, label: String) {
         self.label_bytes = label.len();
         self.change_metadata(|metadata| metadata.label = Some(label));

@@ -197,10 +197,16 @@ impl MutexSet {
             }
         }
         let held = self.sorted(held.guards);
-        for (guard, mutex) in held.guards.iter().zip(&self.mutexes) {
-            guard.set_min_hold(mutex.0.min_hold)?;
-        }
+        self.set_min_hold(&held)?;
         Ok(Some(held))
+    }
+
+    /// Once all are held. A part that is released unused is not retained.
+    pub(super) fn set_min_hold(&self, held: &SetGuard) -> Result<(), Error> {
+        held.guards
+            .iter()
+            .zip(&self.mutexes)
+            .try_for_each(|(guard, mutex)| guard.set_min_hold(mutex.0.min_hold))
     }
 
     /// In the order in which the mutexes were given.
@@ -402,13 +408,7 @@ impl SetGuard {
 
     /// Waits for the next mutex, and fails if a held lease is lost meanwhile.
     async fn acquire_next(&self, mutex: &Mutex, deadline: Option<LocalTime>) -> Result<Option<Guard>, Error> {
-        // If a later mutex is not granted, this one is released unused, so its minimum hold must not apply yet.
-        let mut lock = mutex.0.clone();
-        lock.min_hold = Duration::ZERO;
-        if !mutex.0.min_hold.is_zero() {
-            // A lease with a minimum hold is not handed off between the client's tasks.
-            lock.hand_off = None;
-        }
+        let lock = mutex.0.without_min_hold();
         let next = lock.acquire(1, None, WaitMode::until(deadline, lock.handle.now()));
         if self.guards.is_empty() {
             return next.await;

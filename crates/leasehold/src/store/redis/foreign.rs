@@ -147,7 +147,7 @@ impl Shared {
         for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
             match CallError::from(error) {
                 failed @ (CallError::ConnectionLost(_) | CallError::Timeout(_)) => {
-                    self.drop_connection(&is_lost).await;
+                    self.drop_connection(&is_lost);
                     return Err(failed.into());
                 }
                 failed @ CallError::ReadOnly(_) => {
@@ -165,11 +165,9 @@ impl Shared {
         Ok(answers)
     }
 
-    /// Drops this connection, unless it has been replaced.
-    async fn drop_connection(&self, is_lost: &Arc<AtomicBool>) {
-        let mut slot = self.connection.lock().await;
-        if slot.as_ref().is_some_and(|open| Arc::ptr_eq(&open.is_lost, is_lost)) {
-            *slot = None;
+    /// Notes that this connection is to be replaced. Another task may be connecting, which is not waited for.
+    fn drop_connection(&self, is_lost: &AtomicBool) {
+        if !is_lost.swap(true, Ordering::SeqCst) {
             self.watchers.notify_all();
         }
     }

@@ -21,9 +21,12 @@ use crate::store::foreign::{ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatc
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
 use crate::url::RedisUrl;
 
-/// How long the other servers may take once a majority has answered. They are waited for even if that decides: a release that has not
-/// been sent when the client ends would leave the key on its server.
+/// How long the other servers may take once a majority has agreed. They are waited for even so: a release that has not been sent when
+/// the client ends would leave the key on its server.
 const GRACE: Duration = Duration::from_millis(50);
+
+/// The same once a majority has answered, but has not agreed: the answers of the others decide.
+const UNDECIDED_GRACE: Duration = Duration::from_millis(500);
 
 /// Commands to one server at the same time. More wait for their turn, as long as a command may be late.
 const MAX_WAITING: usize = 32;
@@ -75,10 +78,10 @@ impl ForeignKeys for Voters {
             });
         }
         let (result, decided) = oneshot::channel();
-        let (servers, calls) = (self.servers.len(), calls.len());
+        let servers = self.servers.len();
         self.runtime.spawn(async move {
             // The receiver is gone if the caller's future was dropped.
-            let _ = result.send(count(ballots, servers, calls).await);
+            let _ = result.send(count(ballots, servers, &calls).await);
         });
         Box::pin(async move { decided.await.unwrap_or_else(|_| Err(runtime_ended())) })
     }
@@ -107,15 +110,18 @@ impl Server {
 async fn count(
     mut ballots: UnboundedReceiver<Vote>,
     servers: usize,
-    calls: usize,
+    calls: &[ForeignCall],
 ) -> Result<ForeignOutcome, StoreError> {
     let quorum = quorum_of(servers);
     let (mut votes, mut failures): (Vec<ForeignAnswers>, Vec<StoreError>) = Default::default();
-    let mut until = None;
+    let mut answered_at: Option<Instant> = None;
     loop {
-        let next = match until {
+        let next = match answered_at {
             None => ballots.recv().await,
-            Some(until) => timeout_at(until, ballots.recv()).await.unwrap_or(None),
+            Some(answered_at) => {
+                let grace = if is_decided(&votes, calls, servers) { GRACE } else { UNDECIDED_GRACE };
+                timeout_at(answered_at + grace, ballots.recv()).await.unwrap_or(None)
+            }
         };
         match next {
             None => break,
@@ -123,7 +129,7 @@ async fn count(
             Some(Err(error)) => failures.push(error),
         }
         if votes.len() >= quorum {
-            until.get_or_insert_with(|| Instant::now() + GRACE);
+            answered_at.get_or_insert_with(Instant::now);
         }
         if failures.len() > servers - quorum {
             break;
@@ -139,8 +145,15 @@ async fn count(
     }
     let undecided = || Err(RedisError::from((ErrorKind::Client, UNDECIDED)));
     let is_complete = votes.len() == servers && votes.iter().flatten().all(Result::is_ok);
-    let answers = (0..calls).map(|call| majority(&votes, call, servers).unwrap_or_else(undecided)).collect();
+    let all = 0..calls.len();
+    let answers = all.map(|call| majority(&votes, call, servers).unwrap_or_else(undecided)).collect();
     Ok(ForeignOutcome { answers, is_complete })
+}
+
+/// Whether the votes decide what the scripts have done. Other commands only read, and their answers may differ.
+fn is_decided(votes: &[ForeignAnswers], calls: &[ForeignCall], servers: usize) -> bool {
+    let scripts = calls.iter().enumerate().filter(|(_, call)| matches!(call, ForeignCall::Script { .. }));
+    scripts.into_iter().all(|(call, _)| majority(votes, call, servers).is_some())
 }
 
 /// The answer to one call that a majority of the servers has given.
@@ -177,6 +190,7 @@ fn majority(votes: &[ForeignAnswers], call: usize, servers: usize) -> Option<Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::foreign::ForeignScript;
 
     fn votes(answers: &[Option<i64>]) -> Vec<ForeignAnswers> {
         answers.iter().flatten().map(|answer| vec![Ok(Value::Int(*answer))]).collect()
@@ -222,6 +236,35 @@ mod tests {
         assert!(majority(&votes[..2], 0, 3).is_none());
     }
 
+    fn script() -> [ForeignCall; 1] {
+        static SCRIPT: ForeignScript = ForeignScript::new("return 1");
+        [ForeignCall::Script { script: &SCRIPT, keys: Vec::new(), arguments: Vec::new() }]
+    }
+
+    #[tokio::test]
+    async fn servers_that_disagree_are_decided_by_a_later_answer() {
+        let vote = |answer: i64| Ok(vec![Ok(Value::Int(answer))]);
+        for late in [Some(1), Some(0), None] {
+            let (sender, ballots) = unbounded_channel();
+            sender.send(vote(1)).unwrap();
+            sender.send(vote(0)).unwrap();
+            let later = async {
+                tokio::time::sleep(2 * GRACE).await;
+                let _ = late.map(|answer| sender.send(vote(answer)));
+                // It does not end while more votes may come.
+                tokio::time::sleep(UNDECIDED_GRACE).await;
+            };
+            let [calls, reads] = [script(), [ForeignCall::Track]];
+            let (outcome, ()) = tokio::join!(count(ballots, 3, &calls), later);
+            let answer = outcome.unwrap().answers.remove(0);
+            match late {
+                Some(late) => assert_eq!(answer.unwrap(), Value::Int(late)),
+                None => assert!(answer.unwrap_err().to_string().contains(UNDECIDED)),
+            }
+            assert!(is_decided(&[vec![Ok(Value::Int(1))]], &reads, 3), "only scripts are waited for");
+        }
+    }
+
     #[tokio::test]
     async fn commands_are_complete_once_every_server_has_run_them() {
         let yes = || Ok(vec![Ok(Value::Int(1))]);
@@ -232,7 +275,7 @@ mod tests {
             for vote in [yes(), yes(), last] {
                 sender.send(vote).unwrap();
             }
-            let outcome = count(ballots, 3, 1).await.unwrap();
+            let outcome = count(ballots, 3, &script()).await.unwrap();
             assert_eq!(outcome.is_complete, is_complete);
             assert!(matches!(outcome.answers[..], [Ok(Value::Int(1))]));
         }
@@ -240,7 +283,7 @@ mod tests {
         let (sender, ballots) = unbounded_channel();
         sender.send(yes()).unwrap();
         sender.send(yes()).unwrap();
-        assert!(!count(ballots, 3, 1).await.unwrap().is_complete);
+        assert!(!count(ballots, 3, &script()).await.unwrap().is_complete);
     }
 
     #[tokio::test]
@@ -250,7 +293,7 @@ mod tests {
         for name in ["b", "c"] {
             sender.send(Err(StoreError::new(Failure::NotSent, format!("{name}: refused")))).unwrap();
         }
-        let error = count(ballots, 3, 1).await.map(|outcome| outcome.answers).unwrap_err();
+        let error = count(ballots, 3, &script()).await.map(|outcome| outcome.answers).unwrap_err();
         assert_eq!(
             error.message,
             "2 of the 3 servers of the lock do not answer, and 2 are needed: b: refused"
