@@ -15,19 +15,29 @@ impl<R: Rows> Step<'_, '_, R> {
                 self.push(waiter.acquisition, PushKind::Revoked);
                 continue;
             };
-            if !fits {
+            let (is_requester, client) =
+                (self.requester == Some(waiter.acquisition), waiter.acquisition.client);
+            if !fits && (is_requester || !self.may_pass_head()) {
                 break;
             }
-            let client = waiter.acquisition.client;
-            if self.requester != Some(waiter.acquisition) && !(self.context.is_reachable)(client) {
+            if !is_requester && !(self.context.is_reachable)(client) {
                 self.set_parked(client, true)?;
                 continue;
+            }
+            if !fits {
+                break;
             }
             self.remove_waiter(&waiter)?;
             let grant = self.lease_to_waiter(&waiter, held.as_ref())?;
             self.push(waiter.acquisition, PushKind::Granted(grant));
         }
         Ok(())
+    }
+
+    /// Whether an attempt may fit although the head of the queue does not. Other commands leave such a head where it is, and cost no
+    /// question for its client.
+    fn may_pass_head(&self) -> bool {
+        self.requester.is_some() && self.header.in_use < self.header.capacity
     }
 
     /// The next waiter: the first that is not parked, or the parked requester if it is earlier and fits.

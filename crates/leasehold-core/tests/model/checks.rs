@@ -128,6 +128,7 @@ pub(super) fn check<R: Rows<Error = Infallible>>(rows: R, capacity: u32, ops: &[
         no_waiter_is_overtaken(&world, &before, &after, &command)?;
         highest = tokens_rise(highest, &before, &after, &reply)?;
         pushes_match_the_table(&after, &pushes)?;
+        attempt_passes_absent_clients(&world, &command, &after)?;
         answer_follows_from_the_table(&world, &before, (&command, &reply))?;
         hold_counts_from_its_grant(&world, &before, &after)?;
         head_of_the_queue_knows(&world, &after)?;
@@ -274,6 +275,14 @@ fn expected<R>(world: &World<R>, before: &View, acquire: &Acquire) -> Option<Exp
         return Some(Expected::Granted(Some(held.token)));
     }
     let is_free = before.holders.is_empty() && before.waiters.is_empty() || weight <= free;
+    if free > 0 && has_waiters {
+        // Absent clients at the head are skipped, and those behind them may be granted first.
+        let mut ready = before.waiters.iter().filter(|waiter| !waiter.skipped).peekable();
+        if ready.peek().is_some_and(|head| world.absent.contains(&head.acquisition.client)) {
+            let is_last = ready.all(|waiter| world.absent.contains(&waiter.acquisition.client));
+            return (is_free && is_last).then_some(Expected::Granted(None));
+        }
+    }
     Some(if is_free && !has_waiters { Expected::Granted(None) } else { or_wait() })
 }
 
@@ -315,6 +324,20 @@ fn hold_counts_from_its_grant<R>(world: &World<R>, before: &View, after: &View) 
         }
     }
     Ok(())
+}
+
+/// Where an attempt might fit, it is not behind a waiter whose client is absent.
+fn attempt_passes_absent_clients<R>(world: &World<R>, command: &Command, after: &View) -> Result<(), String> {
+    let Command::Acquire(acquire) = command else { return Ok(()) };
+    let head = after.waiters.iter().find(|waiter| !waiter.skipped);
+    match head.filter(|_| after.in_use < after.capacity) {
+        Some(head)
+            if head.acquisition != acquire.acquisition && world.absent.contains(&head.acquisition.client) =>
+        {
+            Err(format!("{acquire:?} is behind {head:?}, whose client is absent"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The first waiter that is not skipped was told so, because it re-checks on behalf of all.

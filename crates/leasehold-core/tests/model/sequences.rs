@@ -84,6 +84,27 @@ fn absent_waiter_keeps_its_place_and_delays_no_other() {
     assert_eq!(world.view().holders[0].acquisition, id(1, 0), "client 1 kept its position before client 3");
 }
 
+/// A writer behind a reader, or a large request where less is free.
+#[test]
+fn absent_waiter_that_does_not_fit_delays_no_attempt_that_does() {
+    for is_queued in [true, false] {
+        let mut world = World::new();
+        world.run(&acquire(id(0, 0), 9, 1, false));
+        let writer = acquire(id(1, 0), 9, 9, true);
+        assert!(matches!(world.run(&writer), Reply::Queued(_)));
+        let reader = acquire(id(2, 0), 9, 1, is_queued);
+        if is_queued {
+            assert!(matches!(world.run(&reader), Reply::Queued(_)), "behind the writer");
+        }
+        world.absent.push(ClientId::new(1));
+        assert!(matches!(world.run(&reader), Reply::Granted(_)));
+        // It kept its place.
+        world.absent.clear();
+        assert!(matches!(world.run(&writer), Reply::Queued(_)));
+        assert_eq!(world.run(&acquire(id(3, 0), 9, 1, false)), Reply::Busy);
+    }
+}
+
 #[test]
 fn unreachable_waiter_that_asks_is_answered() {
     let mut world = World::new();

@@ -10,7 +10,7 @@ if row and #row >= struct.size(HEADER) then
     struct.unpack(HEADER, row)
   local id, flags, ttl, requested_capacity, weight, reserve, rest_at = unpack_request(ARGV[1])
   if flags % 8 == 1 and leases == 1 and at <= #row and parked + tombstones == 0 and next_expiry > now and requested_capacity == capacity
-    and weight > 0 and weight <= capacity and weight > capacity - in_use then
+    and weight > 0 and weight <= capacity and weight > capacity - in_use and (waiters == 0 or in_use >= capacity) then
     local entry_ttl, max_queue, rest_at = struct.unpack('>I8I4', ARGV[1], rest_at)
     local _, holder, _, token, _, ends = struct.unpack(LEASE, row, at)
     local client, sequence = struct.unpack('c16c8', id)

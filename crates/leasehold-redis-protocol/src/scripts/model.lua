@@ -239,12 +239,15 @@ local function grant()
     local w = next_candidate()
     if not w then break end
     local does_fit, held, is_gone = fits_waiter(w)
-    if not does_fit and not is_gone then break end
+    -- An attempt may fit although the head of the queue does not.
+    if not does_fit and not is_gone and (not requester or requester == w.id or h.in_use >= h.capacity) then break end
     if is_gone then
       remove_waiter(w)
       push(w.id, 3)
     elseif requester ~= w.id and not is_reachable(w.id) then
       set_parked(w.id, 1)
+    elseif not does_fit then
+      break
     else
       local token, last, valid_for = lease_to_waiter(w, held)
       if not token then break end

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Loss};
+use leasehold::{Client, Kind, Loss};
 use leasehold_testkit::{Flavor, Proxy, Server, retry_if_paused, until};
 use redis::Commands as _;
 use tokio::time::timeout;
@@ -127,6 +127,25 @@ async fn server_restarted_empty_loses_the_lease_and_tokens_keep_rising() {
     assert_eq!(timeout(SOON, guard.lost()).await.unwrap(), Loss::Gone);
     let next = client.mutex("a").lock().await.unwrap();
     assert!(next.token() > guard.token());
+}
+
+#[tokio::test]
+async fn crashed_writer_behind_readers_delays_no_reader() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let _reader = client.rw_lock("a").ttl(Duration::from_secs(90)).read().await.unwrap();
+    let proxy = Proxy::before(&server);
+    let crashed = Client::connect(&proxy.url()).await.unwrap();
+    let lock = crashed.rw_lock("a");
+    let writer = tokio::spawn(async move { lock.write().await });
+    until(async || client.inspect(Kind::ReadWrite, "a").await.unwrap().waiters.len() == 1).await;
+    assert!(client.rw_lock("a").try_read().await.unwrap().is_none(), "it would overtake the writer");
+    proxy.refuse(true);
+    proxy.cut();
+    // As soon as the server has seen the end of the connection.
+    until(async || client.rw_lock("a").try_read().await.unwrap().is_some()).await;
+    assert_eq!(client.inspect(Kind::ReadWrite, "a").await.unwrap().waiters.len(), 1, "it keeps its place");
+    writer.abort();
 }
 
 /// A failed poll is followed by the same pause as another one.
