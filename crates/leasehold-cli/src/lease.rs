@@ -58,8 +58,11 @@ pub(crate) async fn acquire(
 /// Prints the id only when nothing can end the lease any more but its ttl. A lease whose id can't be written is released.
 async fn detach(store: &Store, client: &Client, guard: Guard, is_json: bool) -> Result<Exit, Stop> {
     let token = guard.token().get();
+    // The renewal that `detach` waits for is later than this.
+    let renewed_after = Instant::now();
     let id = guard.detach().await?;
-    let text = if is_json { json_of(store, &id, token) } else { id.to_string() };
+    let left = id.ttl().saturating_sub(renewed_after.elapsed());
+    let text = if is_json { json_of(store, &id, token, left) } else { id.to_string() };
     let Err(error) = write_line(&text) else { return Ok(Exit::Success) };
     let released = async { client.attach(&id).await?.release_timeout(RELEASE_TIMEOUT).await };
     let then = match released.await {
@@ -70,15 +73,15 @@ async fn detach(store: &Store, client: &Client, guard: Guard, is_json: bool) -> 
     Err(Stop::failure(format!("the id of the lease can't be written to stdout: {error}; {then}")))
 }
 
-fn json_of(store: &Store, id: &LeaseId, token: u64) -> String {
-    let ttl_ms = u64::try_from(id.ttl().as_millis()).unwrap_or(u64::MAX);
+fn json_of(store: &Store, id: &LeaseId, token: u64, left: Duration) -> String {
+    let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
     let value = json!({
         "id": id.to_string(),
         "token": token,
         "kind": id.kind().as_str(),
         "name": id.name(),
         "store": store.public_url(),
-        "expires_in_ms": ttl_ms,
+        "expires_in_ms": left_ms,
     });
     value.to_string()
 }

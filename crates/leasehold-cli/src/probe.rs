@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::args::{HealthArgs, WaitArgs, name, print};
 use crate::exit::{Exit, Stop};
 use crate::inspect::{is_in_use, named, print_json};
+use crate::output::message;
 use crate::run::close;
 use crate::store::Store;
 use crate::text::printable;
@@ -16,24 +17,42 @@ use crate::text::printable;
 /// The first and the longest pause between two polls of a lock that is in use.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
+/// How long an answer may take at least, however short the wait is: without one it is not known whether the lock is in use.
+const SHORTEST_LOOK: Duration = Duration::from_secs(2);
+
 /// The lifetime of a probe's lease, if the probe dies before it releases it.
 const PROBE_TTL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn wait(find: impl FnOnce() -> Result<Store, Stop>, args: WaitArgs) -> Result<Exit, Stop> {
     let name = name(&args.name)?;
     let began = Instant::now();
-    let client = find()?.connect().await?;
-    let mut pause = PAUSES.0;
+    let left = || args.wait.unwrap_or(Duration::MAX).saturating_sub(began.elapsed());
+    let store = find()?;
+    let silent =
+        |_| Stop::failure(format!("{}: the store did not answer in time", printable(&store.public_url())));
+    let client = timeout(left().max(SHORTEST_LOOK), store.connect()).await.map_err(silent)??;
+    let (mut pause, mut has_looked, mut is_failing) = (PAUSES.0, false, false);
     loop {
-        let locks = named(&client, name, args.kind).await?;
-        if !locks.iter().any(is_in_use) {
-            return Ok(Exit::Success);
+        let looked = timeout(left().max(SHORTEST_LOOK), named(&client, name, args.kind)).await;
+        let stop = match looked.map_err(silent).flatten() {
+            Ok(locks) if !locks.iter().any(is_in_use) => return Ok(Exit::Success),
+            Ok(_) => {
+                (has_looked, is_failing) = (true, false);
+                Stop::new(Exit::Conflict(1), format!("{} is still in use", printable(name)))
+            }
+            // A store that has answered may only be restarting.
+            Err(stop) if has_looked && stop.exit == Exit::Failure => {
+                if !std::mem::replace(&mut is_failing, true) {
+                    message(format_args!("{stop}; waiting on"));
+                }
+                stop
+            }
+            Err(stop) => return Err(stop),
+        };
+        if left().is_zero() {
+            return Err(stop);
         }
-        let left = args.wait.unwrap_or(Duration::MAX).saturating_sub(began.elapsed());
-        if left.is_zero() {
-            return Err(Stop::new(Exit::Conflict(1), format!("{} is still in use", printable(name))));
-        }
-        sleep(pause.min(left)).await;
+        sleep(pause.min(left())).await;
         pause = (pause * 2).min(PAUSES.1);
     }
 }

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::Place;
 use leasehold_testkit::Server;
 
@@ -17,6 +19,29 @@ fn wait_ends_when_the_lock_is_free() {
     let mut waiting = place.start(&["wait", "a"]);
     assert!(waiting.0.try_wait().unwrap().is_none());
     holder.signal("TERM");
+    assert_eq!(waiting.end(), 0);
+}
+
+#[test]
+fn wait_outlasts_a_restart_of_the_store_and_ends_in_time_without_an_answer() {
+    let mut server = Server::on_socket();
+    let place = Place::on(&server.url());
+    let mut holder = place.start(&["run", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    server.signal("STOP");
+    let began = Instant::now();
+    let (code, said) = place.code(&["wait", "-w", "0.1", "a"]);
+    server.signal("CONT");
+    assert!(code == 125 && said.contains("did not answer"), "{said}");
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    let mut waiting = place.start(&["wait", "a"]);
+    std::thread::sleep(Duration::from_millis(300));
+    server.stop();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(waiting.0.try_wait().unwrap().is_none());
+    // It has forgotten the lease.
+    holder.signal("KILL");
+    server.start();
     assert_eq!(waiting.end(), 0);
 }
 

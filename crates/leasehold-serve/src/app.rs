@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::Client;
+use leasehold::{Client, Kind};
 use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -198,6 +198,13 @@ impl App {
     pub(crate) fn end_lost_of(&self, session: &Session) {
         for lease in session.leases().iter().filter_map(|id| self.leases.by_id(id)) {
             self.end_if_lost(&lease);
+        }
+    }
+
+    /// The same for the leases of a lock. A lost one of an owner refuses the owner's next attempt.
+    pub(crate) fn end_lost_at(&self, kind: Kind, name: &str) {
+        for lease in self.leases.live().iter().filter(|lease| lease.kind == kind && lease.name == name) {
+            self.end_if_lost(lease);
         }
     }
 

@@ -240,11 +240,18 @@ impl Observer {
         result
     }
 
-    /// A snapshot with this maximum age, if there is one within the limit; otherwise the last one. The loop polls, too, so a store that
-    /// does not answer is in it soon.
+    /// A snapshot with this maximum age, if there is one within the limit; otherwise the last one, with an error if that took less time.
     pub(crate) async fn snapshot_within(&self, limit: Duration, max_age: Duration) -> Arc<Snapshot> {
-        let snapshot = tokio::time::timeout(limit, self.snapshot(max_age)).await;
-        snapshot.unwrap_or_else(|_| self.latest.borrow().clone())
+        if let Ok(snapshot) = tokio::time::timeout(limit, self.snapshot(max_age)).await {
+            return snapshot;
+        }
+        let latest = self.latest.borrow().clone();
+        if latest.error.is_some() || latest.took >= limit {
+            return latest;
+        }
+        let error = Some(format!("the store did not list its locks within {limit:?}"));
+        let (locks, rows) = (latest.locks.clone(), latest.rows.clone());
+        Arc::new(Snapshot { polled_at: latest.polled_at, took: latest.took, locks, rows, error })
     }
 
     /// A snapshot with this maximum age. Several callers share one poll.
@@ -364,7 +371,19 @@ mod tests {
         let last = observer.snapshot(Duration::ZERO).await;
         let _poll = observer.polling.lock().await;
         let found = observer.snapshot_within(Duration::from_millis(20), Duration::ZERO).await;
-        assert!(Arc::ptr_eq(&found, &last));
+        assert!(found.error.is_some(), "the store may hang");
+        assert_eq!(found.polled_at, last.polled_at);
+        // One that lists its locks slowly does not hang.
+        let slow = Snapshot {
+            polled_at: last.polled_at,
+            took: Duration::from_millis(30),
+            locks: Vec::new(),
+            rows: BTreeMap::new(),
+            error: None,
+        };
+        observer.latest.send_replace(Arc::new(slow));
+        let found = observer.snapshot_within(Duration::from_millis(20), Duration::ZERO).await;
+        assert!(found.error.is_none());
     }
 
     #[tokio::test]

@@ -89,7 +89,8 @@ async fn server_that_does_not_answer_between_the_two_legs_is_an_error_that_names
         let client = Client::connect(&proxy.url()).await.unwrap();
         take_as_other(&server, &foreign);
         let waiter = tokio::spawn({
-            let mutex = mutex(&client, &foreign);
+            // A part of its ttl is waited for an answer, since the server may only be restarting.
+            let mutex = mutex(&client, &foreign).ttl(Duration::from_secs(6));
             async move { mutex.lock().await }
         });
         // Its own answer follows that of the own leg, so the foreign one is waited for.

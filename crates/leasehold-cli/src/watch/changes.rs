@@ -80,8 +80,10 @@ fn find<'a>(locks: &'a [LockInfo], like: &LockInfo) -> Option<&'a LockInfo> {
     locks.iter().find(|lock| (lock.kind, &lock.name) == (like.kind, &like.name))
 }
 
+/// All leases of an owner have one token.
 fn has(lock: Option<&LockInfo>, holder: &HolderInfo) -> bool {
-    lock.is_some_and(|lock| lock.holders.iter().any(|other| other.token == holder.token))
+    let is_same = |other: &HolderInfo| (other.token, &other.client) == (holder.token, &holder.client);
+    lock.is_some_and(|lock| lock.holders.iter().any(is_same))
 }
 
 /// Ends before grants, so that the lines of a mutex never show two holders.

@@ -107,6 +107,9 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
         owner: request.owner,
     };
     attempt.check()?;
+    if attempt.owner.is_some() {
+        app.end_lost_at(lock.kind, &lock.name);
+    }
     let permit = app.leases.reserve()?;
     let ended = session.as_ref().map(|open| open.0.ended.clone());
     let held = unless_ended(app, ended.as_ref(), attempt.run(&app.client, wait)).await?;

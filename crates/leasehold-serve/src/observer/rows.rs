@@ -147,12 +147,16 @@ fn changes(key: &Key, before: Option<&Row>, after: Option<&Row>, at_ms: u64, eve
     let mut add = |what, who: &str, token| {
         events.push(Event { at_ms, key: key.clone(), what, who: who.to_owned(), token, waiters });
     };
-    let is_in = |all: &[(u64, String)], token| all.iter().any(|(other, _)| *other == token);
-    for (token, who) in old.iter().filter(|(token, _)| !is_in(&new, *token)) {
-        add("ended", who, Some(*token));
+    // All leases of an owner have one token.
+    for holder @ (token, who) in &old {
+        if !new.contains(holder) {
+            add("ended", who, Some(*token));
+        }
     }
-    for (token, who) in new.iter().filter(|(token, _)| !is_in(&old, *token)) {
-        add("acquired", who, Some(*token));
+    for holder @ (token, who) in &new {
+        if !old.contains(holder) {
+            add("acquired", who, Some(*token));
+        }
     }
     if before.map_or(0, |row| row.waiters) != waiters {
         add("queue", "", None);

@@ -53,7 +53,7 @@ pub(crate) struct Leg {
     /// What the key shows as its holder.
     pub(super) holders: Holders,
     pub(super) own: OwnLease,
-    ttl: Duration,
+    pub(super) ttl: Duration,
     state: Mutex<State>,
     /// Wakes the keeper.
     changed: Notify,

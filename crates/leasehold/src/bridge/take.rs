@@ -20,6 +20,7 @@ use crate::store::{ForeignCall, ForeignOutcome, KeyWatch, StoreError};
 const MAX_FAILURES: [u32; 2] = [1, 2];
 
 /// How long an attempt that waits, and has had an answer, goes on while tries fail: the server restarts, or its replica becomes the master.
+/// Half of its ttl is less if the own lease would be lost before.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The limit of the time between two tries doubles with each, from the first value up to the second: if the server reports changes
@@ -141,7 +142,7 @@ impl Leg {
                     let now = self.session.now();
                     let is_patient = key.is_some() && tries.are_answered;
                     let is_over = if is_patient {
-                        now.since(*failing_since.get_or_insert(now)) >= PATIENCE
+                        now.since(*failing_since.get_or_insert(now)) >= PATIENCE.min(self.ttl / 2)
                     } else {
                         failures == MAX_FAILURES[usize::from(key.is_some())]
                     };

@@ -150,6 +150,8 @@ impl Lock {
         // No lease may exceed the quorum's `max_ttl`.
         admission.terms.ttl =
             self.handle.capabilities.max_ttl.map_or(ADMISSION_TTL, |longest| longest.min(ADMISSION_TTL));
+        // Of the client's settings, a quorum has no replicas.
+        admission.terms.replicas = 0;
         admission.metadata = self.metadata.clone();
         Some(admission)
     }

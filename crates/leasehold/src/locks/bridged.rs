@@ -94,7 +94,7 @@ impl MutexSet {
             match self.take_next(position, guard, &held, (began_at, deadline)).await {
                 Ok(Some(guard)) => held.guards.insert(position, guard),
                 not_taken => {
-                    held.give_back().await;
+                    held.give_back(None).await;
                     return not_taken.map(|_| None);
                 }
             }

@@ -191,7 +191,7 @@ impl MutexSet {
             match held.acquire_next(mutex, deadline).await {
                 Ok(Some(guard)) => held.guards.push(guard),
                 not_granted => {
-                    held.give_back().await;
+                    held.give_back(deadline).await;
                     return not_granted.map(|_| None);
                 }
             }
@@ -243,6 +243,9 @@ impl MutexSet {
 fn empty_set() -> Error {
     Error::new(ErrorKind::Invalid, "the set has no mutex")
 }
+
+/// How long after its limit an attempt waits for the release of a part.
+const GIVE_BACK_UNTIL: Duration = Duration::from_millis(4_900);
 
 /// The held leases of a [`MutexSet`], released when [`release`](Self::release) is called or the guard is dropped.
 ///
@@ -401,9 +404,19 @@ impl SetGuard {
     }
 
     /// Releases a part of a set. The set's error or `None` already says that nothing is held, so a release that the store does not
-    /// confirm soon is repeated in the background.
-    pub(super) async fn give_back(self) {
-        join_all(self.guards.into_iter().map(|guard| guard.release_timeout(CANCEL_LIMIT))).await;
+    /// confirm soon, or within the time that an attempt with this deadline has, is repeated in the background.
+    pub(super) async fn give_back(self, deadline: Option<LocalTime>) {
+        let limit = |guard: &Guard| {
+            let ends = deadline
+                .filter(|deadline| *deadline != LocalTime::NEVER)
+                .map(|deadline| deadline + GIVE_BACK_UNTIL);
+            ends.map_or(CANCEL_LIMIT, |ends| ends.since(guard.handle().now()).min(CANCEL_LIMIT))
+        };
+        join_all(self.guards.into_iter().map(|guard| {
+            let limit = limit(&guard);
+            guard.release_timeout(limit)
+        }))
+        .await;
     }
 
     /// Waits for the next mutex, and fails if a held lease is lost meanwhile.

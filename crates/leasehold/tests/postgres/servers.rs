@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::Client;
+use leasehold::{Client, Severity};
 use leasehold_testkit::{Certificates, PgBouncer, Postgres, unless_paused};
 
 use super::{LONG, client_of, lock, refusal, until_waiting};
@@ -122,8 +122,23 @@ async fn role_without_rights_is_told_the_statements_that_its_owner_runs() {
     leasehold::postgres::migrate(&server.url()).await.unwrap();
     let error = refusal(&url).await.to_string();
     assert!(error.contains("GRANT USAGE ON SCHEMA leasehold"), "{error}");
+    let dangers = async || {
+        let diagnosis = Client::connect(&url).await.unwrap().diagnose().await.unwrap();
+        let findings = diagnosis.components.into_iter().flat_map(|component| component.findings);
+        findings
+            // The servers of tests run without fsync.
+            .filter(|finding| finding.severity == Severity::Danger && finding.id != "fsync")
+            .map(|finding| finding.id)
+            .collect::<Vec<_>>()
+    };
     server.run("GRANT USAGE ON SCHEMA leasehold TO app");
+    server.run("GRANT SELECT ON ALL TABLES IN SCHEMA leasehold TO app");
+    assert_eq!(dangers().await, ["rights"]);
     server.run("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO app");
+    assert!(dangers().await.is_empty());
+    server.run("ALTER ROLE app SET default_transaction_read_only = on");
+    assert_eq!(dangers().await, ["rights"]);
+    server.run("ALTER ROLE app RESET default_transaction_read_only");
     let clients = [Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap()];
     let held = lock(&clients[0], "a").await;
     let waiting = tokio::spawn({

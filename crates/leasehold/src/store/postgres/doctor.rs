@@ -23,6 +23,10 @@ pub(super) async fn diagnose(url: &PostgresUrl, polls: bool) -> Result<Diagnosis
 struct Seen {
     version: String,
     is_standby: bool,
+    /// Whether this role's transactions may only read.
+    is_read_only: bool,
+    /// Whether this role has all rights to the tables.
+    has_rights: bool,
     fsync: String,
     synchronous_commit: String,
     synchronous_standbys: String,
@@ -39,8 +43,11 @@ async fn look(conn: &Conn, url: &PostgresUrl, polls: bool) -> Result<Seen, Store
         "SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
             current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
             (SELECT count(*) FROM pg_stat_replication), (SELECT count(*) FROM pg_stat_activity),
-            current_setting('max_connections'), pg_size_pretty(pg_total_relation_size('{}.resource')),
-            coalesce(inet_server_addr() <<= '127.0.0.0/8' OR inet_server_addr() = '::1', true)",
+            current_setting('max_connections'), pg_size_pretty(pg_total_relation_size('{0}.resource')),
+            coalesce(inet_server_addr() <<= '127.0.0.0/8' OR inet_server_addr() = '::1', true),
+            current_setting('transaction_read_only'),
+            (SELECT bool_and(has_table_privilege(c.oid, p)) FROM pg_class c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+                WHERE c.relnamespace = '{0}'::regnamespace AND c.relkind = 'r' AND c.relname <> 'fence')",
         url.schema
     );
     let messages = conn.client.simple_query(&sql).await.map_err(|error| explain(error, false))?;
@@ -53,6 +60,8 @@ async fn look(conn: &Conn, url: &PostgresUrl, polls: bool) -> Result<Seen, Store
     Ok(Seen {
         version: text(0),
         is_standby: text(1) == "t",
+        is_read_only: text(10) == "on",
+        has_rights: text(11) == "t",
         fsync: text(2),
         synchronous_commit: url.synchronous_commit.map_or_else(|| text(3), ToOwned::to_owned),
         synchronous_standbys: text(4),
@@ -75,6 +84,17 @@ fn judge(seen: &Seen, url: &PostgresUrl) -> Component {
     if seen.is_standby {
         let why = "no lock can be acquired, renewed or released there";
         component.danger(Check::Replica, "this server is a standby", why, None);
+    }
+    if seen.is_read_only && !seen.is_standby {
+        let why = "no lock can be acquired, renewed or released";
+        let remedy = "ALTER ROLE … SET default_transaction_read_only = off;".to_owned();
+        component.danger(Check::Rights, "transactions of this role may only read", why, Some(remedy));
+    }
+    if !seen.has_rights {
+        let why = "commands for locks fail";
+        let remedy =
+            format!("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {} TO …;", url.schema);
+        component.danger(Check::Rights, "this role may not change all tables of locks", why, Some(remedy));
     }
     if seen.fsync == "off" {
         let why = "a crash of the machine may damage the database, and forget leases that are held";
@@ -108,7 +128,7 @@ fn judge_durability(component: &mut Component, seen: &Seen) {
     if seen.synchronous_commit == "off" {
         let why = "a crash may forget the last second of grants: a lock that is held can be granted again; tokens still rise";
         component.advice(Check::Durability, "commits do not wait for the disk", why, None);
-    } else {
+    } else if seen.fsync != "off" {
         component.fine(
             Check::Durability,
             "a crash costs no lease",
@@ -125,13 +145,15 @@ fn judge_durability(component: &mut Component, seen: &Seen) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diagnostics::Severity;
+    use crate::diagnostics::{Finding, Severity};
     use crate::url::StoreUrl;
 
     fn sound() -> Seen {
         Seen {
             version: "15".to_owned(),
             is_standby: false,
+            is_read_only: false,
+            has_rights: true,
             fsync: "on".to_owned(),
             synchronous_commit: "on".to_owned(),
             synchronous_standbys: String::new(),
@@ -144,11 +166,15 @@ mod tests {
         }
     }
 
-    fn troubles(seen: &Seen) -> Vec<(Severity, &'static str)> {
+    fn judge_of(seen: &Seen) -> Vec<Finding> {
         let StoreUrl::Postgres(url) = StoreUrl::parse("postgres://host/db?sslmode=disable").unwrap() else {
             panic!("it is an address of PostgreSQL");
         };
-        let findings = judge(seen, &url).findings.into_iter();
+        judge(seen, &url).findings
+    }
+
+    fn troubles(seen: &Seen) -> Vec<(Severity, &'static str)> {
+        let findings = judge_of(seen).into_iter();
         let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
         troubles.map(|finding| (finding.severity, finding.id)).collect()
     }
@@ -161,6 +187,10 @@ mod tests {
         assert_eq!(troubles(&Seen { fsync: "off".to_owned(), ..sound() }), [(Danger, "fsync")]);
         let hasty = Seen { synchronous_commit: "off".to_owned(), ..sound() };
         assert_eq!(troubles(&hasty), [(Advice, "durability")]);
+        let fine = judge_of(&Seen { fsync: "off".to_owned(), ..sound() });
+        assert!(fine.iter().all(|finding| finding.id != "durability"), "a crash may cost all");
+        assert_eq!(troubles(&Seen { is_read_only: true, ..sound() }), [(Danger, "rights")]);
+        assert_eq!(troubles(&Seen { has_rights: false, ..sound() }), [(Danger, "rights")]);
         assert_eq!(troubles(&Seen { standbys: 1, ..sound() }), [(Advice, "persistence")]);
         assert_eq!(troubles(&Seen { connections: 95, ..sound() }), [(Advice, "max-clients")]);
         assert_eq!(troubles(&Seen { is_local: false, ..sound() }), [(Advice, "encryption")]);
