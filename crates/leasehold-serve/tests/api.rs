@@ -45,6 +45,17 @@ async fn lock_is_acquired_renewed_shown_and_released() {
     assert_eq!(other_kind.code(), "unknown-lease");
 }
 
+/// No look has found its end yet, and it was another caller's.
+#[tokio::test(flavor = "multi_thread")]
+async fn lease_that_has_ended_refuses_its_owner_nothing() {
+    let store = TestStore::new();
+    let place = Place::of(store.client().unwrap()).await;
+    for _ in 0..5 {
+        place.acquire("a", json!({ "ttl_ms": 100, "owner": "job-7" })).await;
+        store.advance(Duration::from_millis(150));
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn repeated_release_tells_whether_the_first_one_was_carried_out() {
     let store = TestStore::new();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use leasehold_core::weight::{READER, UPGRADABLE};
 use leasehold_core::{Kind, LocalTime, Resource};
 
+use super::attempt::CANCEL_LIMIT;
 use super::lock::{Lock, WaitMode};
 use super::mutex::Mutex;
 use super::mutex_set::{MutexSet, SetGuard};
@@ -94,7 +95,7 @@ impl MutexSet {
             match self.take_next(position, guard, &held, (began_at, deadline)).await {
                 Ok(Some(guard)) => held.guards.insert(position, guard),
                 not_taken => {
-                    held.give_back(None).await;
+                    held.give_back(CANCEL_LIMIT).await;
                     return not_taken.map(|_| None);
                 }
             }

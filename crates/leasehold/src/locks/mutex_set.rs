@@ -191,7 +191,9 @@ impl MutexSet {
             match held.acquire_next(mutex, deadline).await {
                 Ok(Some(guard)) => held.guards.push(guard),
                 not_granted => {
-                    held.give_back(deadline).await;
+                    let ends = deadline.filter(|deadline| *deadline != LocalTime::NEVER);
+                    let left = |ends: LocalTime| (ends + GIVE_BACK_UNTIL).since(mutex.0.handle.now());
+                    held.give_back(ends.map_or(CANCEL_LIMIT, left).min(CANCEL_LIMIT)).await;
                     return not_granted.map(|_| None);
                 }
             }
@@ -404,19 +406,9 @@ impl SetGuard {
     }
 
     /// Releases a part of a set. The set's error or `None` already says that nothing is held, so a release that the store does not
-    /// confirm soon, or within the time that an attempt with this deadline has, is repeated in the background.
-    pub(super) async fn give_back(self, deadline: Option<LocalTime>) {
-        let limit = |guard: &Guard| {
-            let ends = deadline
-                .filter(|deadline| *deadline != LocalTime::NEVER)
-                .map(|deadline| deadline + GIVE_BACK_UNTIL);
-            ends.map_or(CANCEL_LIMIT, |ends| ends.since(guard.handle().now()).min(CANCEL_LIMIT))
-        };
-        join_all(self.guards.into_iter().map(|guard| {
-            let limit = limit(&guard);
-            guard.release_timeout(limit)
-        }))
-        .await;
+    /// confirm within the limit is repeated in the background.
+    pub(super) async fn give_back(self, limit: Duration) {
+        join_all(self.guards.into_iter().map(|guard| guard.release_timeout(limit))).await;
     }
 
     /// Waits for the next mutex, and fails if a held lease is lost meanwhile.

@@ -20,6 +20,20 @@ async fn limits_that_no_lock_can_meet_are_refused() {
     assert!(builder().node_timeout(ms(1)).max_ttl(ms(100)).connect().await.unwrap_err().is_unavailable());
 }
 
+/// The admission queue of a contended lock has no replicas either.
+#[tokio::test]
+async fn lock_without_replicas_waits_although_its_client_asks_for_some() {
+    let servers = [Server::on_socket(), Server::on_socket(), Server::on_socket()];
+    let nodes = url(&servers.each_ref().map(Server::url), "");
+    let client = Client::builder().store(&*nodes).replicas(1).connect().await.unwrap();
+    assert!(client.mutex("a").try_lock().await.unwrap_err().is_unsupported());
+    let guard = Client::connect(&nodes).await.unwrap().mutex("a").lock().await.unwrap();
+    let mutex = client.mutex("a").replicas(0);
+    assert!(mutex.lock_timeout(std::time::Duration::from_millis(300)).await.unwrap().is_none());
+    guard.release().await.unwrap();
+    mutex.lock().await.unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn nodes_with_tls_passwords_and_sentinels_vote_together() {
     let files = Certificates::new();
