@@ -17,8 +17,11 @@ use crate::text::printable;
 /// The first and the longest pause between two polls of a lock that is in use.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long an answer may take at least, however short the wait is: without one it is not known whether the lock is in use.
-const SHORTEST_LOOK: Duration = Duration::from_secs(2);
+/// How long a store that has answered may be away.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long after its limit a wait ends without an answer, because it is not known then whether the lock is in use.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// The lifetime of a probe's lease, if the probe dies before it releases it.
 const PROBE_TTL: Duration = Duration::from_secs(2);
@@ -26,24 +29,29 @@ const PROBE_TTL: Duration = Duration::from_secs(2);
 pub(crate) async fn wait(find: impl FnOnce() -> Result<Store, Stop>, args: WaitArgs) -> Result<Exit, Stop> {
     let name = name(&args.name)?;
     let began = Instant::now();
-    let left = || args.wait.unwrap_or(Duration::MAX).saturating_sub(began.elapsed());
+    let left_of = |limit: Option<Duration>| limit.unwrap_or(Duration::MAX).saturating_sub(began.elapsed());
+    let left = || left_of(args.wait);
+    let until_answered = || left_of(args.wait.map(|wait| wait.saturating_add(GRACE)));
     let store = find()?;
     let silent =
         |_| Stop::failure(format!("{}: the store did not answer in time", printable(&store.public_url())));
-    let client = timeout(left().max(SHORTEST_LOOK), store.connect()).await.map_err(silent)??;
-    let (mut pause, mut has_looked, mut is_failing) = (PAUSES.0, false, false);
+    let client = timeout(until_answered(), store.connect()).await.map_err(silent)??;
+    let (mut pause, mut has_looked, mut failing_since) = (PAUSES.0, false, None);
     loop {
-        let looked = timeout(left().max(SHORTEST_LOOK), named(&client, name, args.kind)).await;
+        let looked = timeout(until_answered(), named(&client, name, args.kind)).await;
         let stop = match looked.map_err(silent).flatten() {
             Ok(locks) if !locks.iter().any(is_in_use) => return Ok(Exit::Success),
             Ok(_) => {
-                (has_looked, is_failing) = (true, false);
+                (has_looked, failing_since) = (true, None);
                 Stop::new(Exit::Conflict(1), format!("{} is still in use", printable(name)))
             }
             // A store that has answered may only be restarting.
             Err(stop) if has_looked && stop.exit == Exit::Failure => {
-                if !std::mem::replace(&mut is_failing, true) {
+                if failing_since.is_none() {
                     message(format_args!("{stop}; waiting on"));
+                }
+                if failing_since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
+                    return Err(stop);
                 }
                 stop
             }

@@ -23,6 +23,9 @@ const MAX_FAILURES: [u32; 2] = [1, 2];
 /// Half of its ttl is less if the own lease would be lost before.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// After this time an answer is late.
+const LATE: Duration = Duration::from_millis(100);
+
 /// The limit of the time between two tries doubles with each, from the first value up to the second: if the server reports changes
 /// of the key, and if it does not.
 const WAITS: [Duration; 2] = [Duration::from_millis(2), Duration::from_secs(1)];
@@ -35,6 +38,8 @@ struct Tries {
     are_repeated: bool,
     /// Whether the server has answered one.
     are_answered: bool,
+    /// When the one in progress was begun.
+    sent_at: Option<LocalTime>,
     /// Whether the server said to the last one that has ended that another program has the lock.
     is_busy: bool,
 }
@@ -106,7 +111,9 @@ impl Leg {
             if let Some(taken) = with_deadline(&self.session, Some(deadline), waiting).await {
                 return taken;
             }
-            if tries.is_busy {
+            // A try in progress that takes longer than usual may be the first one to a server that has stopped.
+            let is_late = |sent_at: LocalTime| self.session.now().since(sent_at) > LATE;
+            if tries.is_busy && !tries.sent_at.is_some_and(is_late) {
                 return Ok(false);
             }
         }
@@ -119,7 +126,10 @@ impl Leg {
         let (mut failures, mut failing_since, mut wait) = (0, None, Duration::ZERO);
         loop {
             let is_repeated = std::mem::replace(&mut tries.are_repeated, true);
+            let sent_at = self.session.now();
+            tries.sent_at = Some(sent_at);
             let tried = self.try_once(is_repeated).await;
+            tries.sent_at = None;
             tries.are_answered |= tried.is_ok();
             tries.is_busy = matches!(tried, Ok(Try::Busy(_)));
             let busy_for = match tried {
@@ -139,10 +149,10 @@ impl Leg {
                     None
                 }
                 Err(error) => {
-                    let now = self.session.now();
+                    let since = *failing_since.get_or_insert(sent_at);
                     let is_patient = key.is_some() && tries.are_answered;
                     let is_over = if is_patient {
-                        now.since(*failing_since.get_or_insert(now)) >= PATIENCE.min(self.ttl / 2)
+                        self.session.now().since(since) >= PATIENCE.min(self.ttl / 2)
                     } else {
                         failures == MAX_FAILURES[usize::from(key.is_some())]
                     };

@@ -168,10 +168,12 @@ fn majority(votes: &[ForeignAnswers], call: usize, servers: usize) -> Option<Res
     if errors.clone().count() >= quorum {
         return errors.next().map(|error| Err(error.clone()));
     }
-    // Without the error there could be a majority: it is the reason, and waiting does not help.
     let agreeing = values().map(|value| values().filter(|other| *other == value).count()).max().unwrap_or(0);
+    let outstanding = servers - given.len();
+    // Without the error there could be a majority, and further answers can't make one: it is the reason.
     if let Some(error) = errors.clone().next()
         && agreeing + errors.clone().count() >= quorum
+        && agreeing + outstanding < quorum
     {
         return Some(Err(error.clone()));
     }
@@ -226,6 +228,9 @@ mod tests {
         assert!(matches!(majority(&[yes(), refused(), no()], 0, 3), Some(Err(_))));
         assert!(matches!(majority(&[no(), refused(), no()], 0, 3), Some(Ok(Value::Int(0)))));
         assert!(matches!(majority(&[yes(), refused(), yes()], 0, 3), Some(Ok(Value::Int(1)))));
+        // The third one decides.
+        assert!(majority(&[yes(), refused()], 0, 3).is_none());
+        assert!(matches!(majority(&[refused(), refused()], 0, 3), Some(Err(_))));
     }
 
     #[test]

@@ -299,12 +299,12 @@ fn histories_call_as_many_commands_as_before() {
         "append 81, del 354, mget 6847, pexpireat 258, \
          publish 649, pubsub|numsub 233, set 419, xadd 860, zadd 3500, \
          zlexcount 1639, zrangebylex 35167, zrem 3050, zrevrangebylex 1145",
-        "append 74, del 362, mget 6851, pexpireat 275, \
-         publish 696, pubsub|numsub 300, set 437, xadd 1080, zadd 4087, \
-         zlexcount 1649, zrangebylex 40484, zrem 3597, zrevrangebylex 965",
+        "append 74, del 362, mget 6851, pexpireat 274, \
+         publish 693, pubsub|numsub 581, set 438, xadd 1084, zadd 4115, \
+         zlexcount 1641, zrangebylex 40613, zrem 3604, zrevrangebylex 974",
         "append 69, del 506, mget 6888, pexpireat 285, \
-         publish 400, pubsub|numsub 133, set 767, xadd 979, zadd 2192, \
-         zlexcount 581, zrangebylex 19403, zrem 1694, zrevrangebylex 245",
+         publish 404, pubsub|numsub 192, set 767, xadd 980, zadd 2211, \
+         zlexcount 570, zrangebylex 19466, zrem 1708, zrevrangebylex 250",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }
