@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
 use std::time::{Duration, Instant};
 
 use common::Place;
-use leasehold_testkit::Server;
+use leasehold::Kind;
+use leasehold_testkit::{Server, wait_until};
 
 #[test]
 fn wait_ends_when_the_lock_is_free() {
@@ -22,6 +24,15 @@ fn wait_ends_when_the_lock_is_free() {
     assert_eq!(waiting.end(), 0);
 }
 
+/// How many scripts the server has run.
+fn scripts(server: &Server) -> usize {
+    let text: String = server.query(&["INFO", "commandstats"]).unwrap();
+    let calls = |line: &str| {
+        line.strip_prefix("cmdstat_eval")?.split_once("calls=")?.1.split(',').next()?.parse().ok()
+    };
+    text.lines().filter_map(|line| calls(line).map(|calls: usize| calls)).sum()
+}
+
 #[test]
 fn wait_outlasts_a_restart_of_the_store_and_ends_in_time_without_an_answer() {
     let mut server = Server::on_socket();
@@ -34,10 +45,13 @@ fn wait_outlasts_a_restart_of_the_store_and_ends_in_time_without_an_answer() {
     server.signal("CONT");
     assert!(code == 125 && said.contains("did not answer"), "{said}");
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    let before = scripts(&server);
     let mut waiting = place.start(&["wait", "a"]);
-    std::thread::sleep(Duration::from_millis(300));
+    // Each look asks for all kinds of locks, and this is more than one look.
+    wait_until("it has looked", || scripts(&server) > before + 2 * Kind::ALL.len());
     server.stop();
-    std::thread::sleep(Duration::from_secs(1));
+    let mut said = BufReader::new(waiting.0.stderr.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("waiting on")));
     assert!(waiting.0.try_wait().unwrap().is_none());
     // It has forgotten the lease.
     holder.signal("KILL");

@@ -201,7 +201,7 @@ impl App {
         }
     }
 
-    /// The same for the leases of a lock. A lost one of an owner refuses the owner's next attempt.
+    /// The same for the leases of a lock.
     pub(crate) fn end_lost_at(&self, kind: Kind, name: &str) {
         for lease in self.leases.live().iter().filter(|lease| lease.kind == kind && lease.name == name) {
             self.end_if_lost(lease);

@@ -102,9 +102,7 @@ impl Session {
         let number = *self.lost.borrow() + 1;
         let loss = Loss { number, lost, reported: None };
         state.losses.push_back(loss);
-        // What was reported is older than what was not.
-        let is_reported = state.losses.front().is_some_and(|oldest| oldest.reported.is_some());
-        if state.losses.len() > if is_reported { MAX_REPORTED } else { MAX_LOSSES } {
+        if state.losses.len() > MAX_LOSSES {
             state.losses.pop_front();
         }
         self.lost.send_replace(number);
@@ -373,7 +371,7 @@ mod tests {
         assert_eq!((repeated.len(), repeated[0].as_str()), (MAX_REPORTED, "4 1"));
         lose("c");
         let repeated = reported(62, 0);
-        assert_eq!((repeated.len(), repeated[0].as_str()), (MAX_REPORTED, "5 2"));
+        assert_eq!((repeated.len(), repeated[0].as_str()), (MAX_REPORTED + 1, "4 1"));
         for number in 0..=MAX_LOSSES {
             lose(&number.to_string());
         }

@@ -299,7 +299,10 @@ async fn attempts_that_meet_a_hanging_majority_one_after_the_other_end_in_time()
     let hung = &place.servers[1..];
     hung.iter().for_each(|server| server.signal("STOP"));
     let attempt = async |number: u32| {
-        tokio::time::sleep(number * Duration::from_millis(500)).await;
+        if number == 1 {
+            // The other one holds its own lease, and has begun to ask.
+            until(async || !client.inspect(Kind::Mutex, "own 0").await.unwrap().holders.is_empty()).await;
+        }
         let began = Instant::now();
         assert!(mutex(number).try_lock().await.unwrap_err().is_unavailable());
         began.elapsed()
@@ -315,15 +318,14 @@ async fn waiter_outlasts_a_restart_of_the_servers() {
     let mut place = Place::new();
     let client = place.client().await;
     place.take_as_other(&[0, 1, 2]);
-    let waiter = tokio::spawn({
+    let mut waiter = tokio::spawn({
         let mutex = mutex(&client, &place.foreign());
         async move { mutex.lock().await }
     });
     until(async || calls(&place.servers[0], "pttl") > 0).await;
     place.servers.iter_mut().for_each(Server::stop);
-    // Longer than its first tries take.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(!waiter.is_finished());
+    // Its first three tries have failed long before.
+    assert!(tokio::time::timeout(Duration::from_secs(1), &mut waiter).await.is_err(), "it waits");
     place.servers.iter_mut().for_each(Server::start);
     let guard = tokio::time::timeout(SOON, waiter).await.expect("it tries on").unwrap().unwrap();
     guard.release().await.unwrap();

@@ -48,7 +48,7 @@ impl<'a> Set<'a> {
                 && self.fits_bridge(default)
         });
         let left: BTreeSet<&str> = defaults.iter().map(|default| default.key).collect();
-        let has = |key: &str| left.contains(key) || self.arg(key).is_some_and(|id| self.ids.contains(id));
+        let has = |key: &str| left.contains(key) || self.has(key);
         let is_useless = |key: &str| NEEDS.iter().any(|(needing, needed)| *needing == key && !has(needed));
         let useless: Vec<bool> = defaults.iter().map(|default| is_useless(default.key)).collect();
         let mut useless = useless.into_iter();
@@ -97,7 +97,7 @@ impl<'a> Set<'a> {
 
     /// Whether a lock can be bridged that has an option of the file and what is set, and in the way that is set.
     fn fits_bridge(&self, default: &FileOption<'_>) -> bool {
-        let is_set = |key: &&str| self.arg(key).is_some_and(|id| self.ids.contains(id));
+        let is_set = |key: &&str| self.has(key);
         let is_for_read_write = |bridge: &str| bridge.starts_with(READ_WRITE_BRIDGE);
         let key = default.key;
         if key == "bridge" {
@@ -111,6 +111,11 @@ impl<'a> Set<'a> {
         } else {
             true
         }
+    }
+
+    /// Whether the option with this long name is set.
+    fn has(&self, key: &str) -> bool {
+        self.arg(key).is_some_and(|id| self.ids.contains(id))
     }
 
     /// The option with this long name.

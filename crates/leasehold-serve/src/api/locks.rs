@@ -3,7 +3,7 @@
 mod attempt;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -107,12 +107,19 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
         owner: request.owner,
     };
     attempt.check()?;
-    if attempt.owner.is_some() {
-        app.end_lost_at(lock.kind, &lock.name);
-    }
     let permit = app.leases.reserve()?;
     let ended = session.as_ref().map(|open| open.0.ended.clone());
-    let held = unless_ended(app, ended.as_ref(), attempt.run(&app.client, wait)).await?;
+    let attempting = async {
+        let began = Instant::now();
+        let held = attempt.run(&app.client, wait).await;
+        if !held.as_ref().is_err_and(leasehold::Error::is_lost) {
+            return held;
+        }
+        // A lease of this owner has ended that was not looked at since. It was another caller's.
+        app.end_lost_at(lock.kind, &lock.name);
+        attempt.run(&app.client, wait.saturating_sub(began.elapsed())).await
+    };
+    let held = unless_ended(app, ended.as_ref(), attempting).await?;
     let held = held.ok_or_else(|| not_granted(lock, wait))?;
     // A lease that was granted after a wait has a few seconds, until its first renewal. If that is not confirmed, the caller gets what is
     // left. A lease that has ended before was never the caller's.

@@ -119,7 +119,8 @@ async fn count(
         let next = match answered_at {
             None => ballots.recv().await,
             Some(answered_at) => {
-                let grace = if is_decided(&votes, calls, servers) { GRACE } else { UNDECIDED_GRACE };
+                let awaited = servers - votes.len() - failures.len();
+                let grace = if is_decided(&votes, calls, servers, awaited) { GRACE } else { UNDECIDED_GRACE };
                 timeout_at(answered_at + grace, ballots.recv()).await.unwrap_or(None)
             }
         };
@@ -146,18 +147,23 @@ async fn count(
     let undecided = || Err(RedisError::from((ErrorKind::Client, UNDECIDED)));
     let is_complete = votes.len() == servers && votes.iter().flatten().all(Result::is_ok);
     let all = 0..calls.len();
-    let answers = all.map(|call| majority(&votes, call, servers).unwrap_or_else(undecided)).collect();
+    let answers = all.map(|call| majority(&votes, call, servers, 0).unwrap_or_else(undecided)).collect();
     Ok(ForeignOutcome { answers, is_complete })
 }
 
 /// Whether the votes decide what the scripts have done. Other commands only read, and their answers may differ.
-fn is_decided(votes: &[ForeignAnswers], calls: &[ForeignCall], servers: usize) -> bool {
-    let scripts = calls.iter().enumerate().filter(|(_, call)| matches!(call, ForeignCall::Script { .. }));
-    scripts.into_iter().all(|(call, _)| majority(votes, call, servers).is_some())
+fn is_decided(votes: &[ForeignAnswers], calls: &[ForeignCall], servers: usize, awaited: usize) -> bool {
+    let mut scripts = calls.iter().enumerate().filter(|(_, call)| matches!(call, ForeignCall::Script { .. }));
+    scripts.all(|(call, _)| majority(votes, call, servers, awaited).is_some())
 }
 
-/// The answer to one call that a majority of the servers has given.
-fn majority(votes: &[ForeignAnswers], call: usize, servers: usize) -> Option<Result<Value, RedisError>> {
+/// The answer to one call that a majority of the servers has given. So many answers are still awaited.
+fn majority(
+    votes: &[ForeignAnswers],
+    call: usize,
+    servers: usize,
+    awaited: usize,
+) -> Option<Result<Value, RedisError>> {
     let quorum = quorum_of(servers);
     let given: Vec<_> = votes.iter().filter_map(|vote| vote.get(call)).collect();
     let values = || given.iter().filter_map(|answer| answer.as_ref().ok());
@@ -169,11 +175,10 @@ fn majority(votes: &[ForeignAnswers], call: usize, servers: usize) -> Option<Res
         return errors.next().map(|error| Err(error.clone()));
     }
     let agreeing = values().map(|value| values().filter(|other| *other == value).count()).max().unwrap_or(0);
-    let outstanding = servers - given.len();
     // Without the error there could be a majority, and further answers can't make one: it is the reason.
     if let Some(error) = errors.clone().next()
         && agreeing + errors.clone().count() >= quorum
-        && agreeing + outstanding < quorum
+        && agreeing + awaited < quorum
     {
         return Some(Err(error.clone()));
     }
@@ -199,7 +204,7 @@ mod tests {
     }
 
     fn decided(answers: &[Option<i64>]) -> Option<i64> {
-        match majority(&votes(answers), 0, answers.len())? {
+        match majority(&votes(answers), 0, answers.len(), 0)? {
             Ok(Value::Int(number)) => Some(number),
             other => panic!("{other:?}"),
         }
@@ -225,20 +230,21 @@ mod tests {
     fn error_that_prevents_a_majority_is_the_answer() {
         let (yes, no) = (|| vec![Ok(Value::Int(1))], || vec![Ok(Value::Int(0))]);
         let refused = || vec![Err(RedisError::from((ErrorKind::Client, "refused")))];
-        assert!(matches!(majority(&[yes(), refused(), no()], 0, 3), Some(Err(_))));
-        assert!(matches!(majority(&[no(), refused(), no()], 0, 3), Some(Ok(Value::Int(0)))));
-        assert!(matches!(majority(&[yes(), refused(), yes()], 0, 3), Some(Ok(Value::Int(1)))));
-        // The third one decides.
-        assert!(majority(&[yes(), refused()], 0, 3).is_none());
-        assert!(matches!(majority(&[refused(), refused()], 0, 3), Some(Err(_))));
+        assert!(matches!(majority(&[yes(), refused(), no()], 0, 3, 0), Some(Err(_))));
+        assert!(matches!(majority(&[no(), refused(), no()], 0, 3, 0), Some(Ok(Value::Int(0)))));
+        assert!(matches!(majority(&[yes(), refused(), yes()], 0, 3, 0), Some(Ok(Value::Int(1)))));
+        // The third one decides, unless it is silent.
+        assert!(majority(&[yes(), refused()], 0, 3, 1).is_none());
+        assert!(matches!(majority(&[yes(), refused()], 0, 3, 0), Some(Err(_))));
+        assert!(matches!(majority(&[refused(), refused()], 0, 3, 0), Some(Err(_))));
     }
 
     #[test]
     fn value_without_a_majority_is_nobodys() {
         let value = |text: &str| vec![Ok(Value::BulkString(text.into()))];
         let votes = vec![value("a"), value("b"), vec![Ok(Value::Nil)]];
-        assert!(matches!(majority(&votes, 0, 3), Some(Ok(Value::Nil))));
-        assert!(majority(&votes[..2], 0, 3).is_none());
+        assert!(matches!(majority(&votes, 0, 3, 0), Some(Ok(Value::Nil))));
+        assert!(majority(&votes[..2], 0, 3, 0).is_none());
     }
 
     fn script() -> [ForeignCall; 1] {
@@ -253,20 +259,23 @@ mod tests {
             let (sender, ballots) = unbounded_channel();
             sender.send(vote(1)).unwrap();
             sender.send(vote(0)).unwrap();
-            let later = async {
-                tokio::time::sleep(2 * GRACE).await;
-                let _ = late.map(|answer| sender.send(vote(answer)));
-                // It does not end while more votes may come.
-                tokio::time::sleep(UNDECIDED_GRACE).await;
-            };
             let [calls, reads] = [script(), [ForeignCall::Track]];
-            let (outcome, ()) = tokio::join!(count(ballots, 3, &calls), later);
-            let answer = outcome.unwrap().answers.remove(0);
+            let mut counting = std::pin::pin!(count(ballots, 3, &calls));
+            assert!(
+                tokio::time::timeout(2 * GRACE, &mut counting).await.is_err(),
+                "the third one is waited for"
+            );
+            if let Some(answer) = late {
+                sender.send(vote(answer)).unwrap();
+            }
+            // More votes may come, but are not waited for.
+            let answer = counting.await.unwrap().answers.remove(0);
+            drop(sender);
             match late {
                 Some(late) => assert_eq!(answer.unwrap(), Value::Int(late)),
                 None => assert!(answer.unwrap_err().to_string().contains(UNDECIDED)),
             }
-            assert!(is_decided(&[vec![Ok(Value::Int(1))]], &reads, 3), "only scripts are waited for");
+            assert!(is_decided(&[vec![Ok(Value::Int(1))]], &reads, 3, 2), "only scripts are waited for");
         }
     }
 
