@@ -40,9 +40,7 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
     // A help or a version is an error here too. All other errors can wait: an option of the file may be what is missing.
     let partial = command.clone().ignore_errors(true).try_get_matches_from(&typed);
     let partial = partial.map_err(Refused::Arguments)?;
-    if partial.try_get_one::<LogFormat>("log").ok().flatten() == Some(&LogFormat::Json) {
-        output::use_json();
-    }
+    use_json_if_set(&partial);
     let named = partial.subcommand().filter(|(name, _)| !WITHOUT_FILE.contains(name));
     let (Some((name, set)), Some(at)) = (named, position_of_command(command, &typed)) else {
         return parse(&typed).map_err(Refused::Arguments);
@@ -51,15 +49,29 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
         return parse(&typed).map_err(Refused::Arguments);
     };
     let refused = |what: String| Refused::File(Stop::usage(format!("{}: {what}", path.display())));
-    let added = options(command, name, set, &text).map_err(refused)?;
+    let defaults = options(command, name, set, &text).map_err(refused)?;
     let mut args = typed.clone();
-    args.splice(at..at, added);
-    parse(&args).map_err(|error| match parse(&typed) {
+    args.splice(at..at, defaults.arguments);
+    let parsed = parse(&args).map_err(|error| match parse(&typed) {
         // What was typed is wrong, whatever the file says.
         Err(typed) if typed.kind() != ErrorKind::MissingRequiredArgument => Refused::Arguments(typed),
         Err(_) if error.kind() == ErrorKind::MissingRequiredArgument => Refused::Arguments(error),
         _ => refused(complaint(error)),
-    })
+    })?;
+    if defaults.leaves_out_bridge {
+        use_json_if_set(&parsed);
+        output::message(format!(
+            "{}: its bridge is not used, because a lock as typed can't have it: programs that use the other lock are not excluded",
+            path.display()
+        ));
+    }
+    Ok(parsed)
+}
+
+fn use_json_if_set(set: &ArgMatches) {
+    if set.try_get_one::<LogFormat>("log").ok().flatten() == Some(&LogFormat::Json) {
+        output::use_json();
+    }
 }
 
 /// Where the arguments of the subcommand begin.
@@ -103,8 +115,16 @@ fn read() -> Result<Option<(PathBuf, String)>, Stop> {
     }
 }
 
-/// The options of the file that hold for this command and what is set already, as arguments. All of the file is checked.
-fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Result<Vec<OsString>, String> {
+/// The options of the file that hold for a command and what is set already.
+#[derive(Default)]
+struct Defaults {
+    arguments: Vec<OsString>,
+    /// Whether the file has a bridge that can't be used together with what is set.
+    leaves_out_bridge: bool,
+}
+
+/// All of the file is checked.
+fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Result<Defaults, String> {
     let table: Table = text.parse().map_err(|error| syntax_error(&error, text))?;
     let mut found = Vec::new();
     for (key, value) in &table {
@@ -122,7 +142,12 @@ fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Resul
             }
         }
     }
-    let Some(sub) = command.find_subcommand(name) else { return Ok(Vec::new()) };
-    Set::new(sub, set).retain_applicable(&mut found);
-    Ok(found.iter().flat_map(FileOption::arguments).collect())
+    let Some(sub) = command.find_subcommand(name) else { return Ok(Defaults::default()) };
+    let set = Set::new(sub, set);
+    let has_bridge =
+        |found: &[FileOption<'_>]| set.has("bridge") || found.iter().any(|option| option.key == "bridge");
+    let had_bridge = has_bridge(&found);
+    set.retain_applicable(&mut found);
+    let leaves_out_bridge = had_bridge && !has_bridge(&found);
+    Ok(Defaults { arguments: found.iter().flat_map(FileOption::arguments).collect(), leaves_out_bridge })
 }

@@ -148,7 +148,11 @@ fn option_of_the_file_that_cannot_apply_to_what_is_typed_is_ignored() {
     let bridge = with("[run]\nbridge = \"redisson:jobs\"");
     for typed in [&["--semaphore", "2"][..], &["--owner", "me"], &["--min-hold", "1ms"], &["-s"], &["-x"]] {
         let all = [&["run"], typed, &["bridged", "--", "true"]].concat();
-        assert_eq!(bridge.code(&all), (0, String::new()), "{typed:?}");
+        let (code, said) = bridge.code(&all);
+        assert!(
+            code == 0 && said.contains("its bridge is not used") && said.lines().count() == 1,
+            "{typed:?}: {said}"
+        );
     }
     let of_redisson = |line: &str, kind: &str| {
         let text = format!("[run]\n{line}");

@@ -321,7 +321,7 @@ async fn waiter_outlasts_a_restart_of_the_servers() {
     let client = place.client().await;
     place.take_as_other(&[0, 1, 2]);
     let mut waiter = tokio::spawn({
-        let mutex = mutex(&client, &place.foreign());
+        let mutex = mutex(&client, &place.foreign()).ttl(LONG);
         async move { mutex.lock().await }
     });
     until(async || calls(&place.servers[0], "pttl") > 0).await;

@@ -114,7 +114,7 @@ impl<'a> Set<'a> {
     }
 
     /// Whether the option with this long name is set.
-    fn has(&self, key: &str) -> bool {
+    pub(super) fn has(&self, key: &str) -> bool {
         self.arg(key).is_some_and(|id| self.ids.contains(id))
     }
 

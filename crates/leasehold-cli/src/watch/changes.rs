@@ -80,10 +80,15 @@ fn find<'a>(locks: &'a [LockInfo], like: &LockInfo) -> Option<&'a LockInfo> {
     locks.iter().find(|lock| (lock.kind, &lock.name) == (like.kind, &like.name))
 }
 
-/// All leases of an owner have one token.
-fn has(lock: Option<&LockInfo>, holder: &HolderInfo) -> bool {
-    let is_same = |other: &HolderInfo| (other.token, &other.client) == (holder.token, &holder.client);
-    lock.is_some_and(|lock| lock.holders.iter().any(is_same))
+/// The holders that the other poll does not have. All leases of an owner have one token, and may be those of one client: of these, the
+/// last ones are missing there.
+fn missing<'a>(holders: &'a [HolderInfo], other: Option<&LockInfo>) -> impl Iterator<Item = &'a HolderInfo> {
+    let mut there: Vec<&HolderInfo> = other.map_or_else(Vec::new, |lock| lock.holders.iter().collect());
+    holders.iter().filter(move |holder| {
+        let same =
+            there.iter().position(|other| (other.token, &other.client) == (holder.token, &holder.client));
+        same.map(|at| there.swap_remove(at)).is_none()
+    })
 }
 
 /// Ends before grants, so that the lines of a mutex never show two holders.
@@ -91,16 +96,14 @@ fn changes<'a>(before: &'a [LockInfo], now: &'a [LockInfo]) -> Vec<Change<'a>> {
     let mut changes = Vec::new();
     for lock in before {
         let then = find(now, lock);
-        let ended = lock.holders.iter().filter(|holder| !has(then, holder));
-        changes.extend(ended.map(|holder| Change::Ended(lock, holder)));
+        changes.extend(missing(&lock.holders, then).map(|holder| Change::Ended(lock, holder)));
         if then.is_none() && !lock.waiters.is_empty() {
             changes.push(Change::Waiting(lock, 0));
         }
     }
     for lock in now {
         let earlier = find(before, lock);
-        let granted = lock.holders.iter().filter(|holder| !has(earlier, holder));
-        changes.extend(granted.map(|holder| Change::Granted(lock, holder)));
+        changes.extend(missing(&lock.holders, earlier).map(|holder| Change::Granted(lock, holder)));
         if lock.waiters.len() != earlier.map_or(0, |earlier| earlier.waiters.len()) {
             changes.push(Change::Waiting(lock, lock.waiters.len()));
         }
@@ -158,4 +161,24 @@ fn object(change: &Change<'_>, now: SystemTime) -> serde_json::Value {
         "waiting": waiting,
         "holder": holder.map(|holder| holder_json(holder)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_of_one_owner_in_one_client_are_counted() {
+        let client = leasehold::blocking::Client::connect("memory:").unwrap();
+        let mutex = client.reentrant_mutex("orders", "job-7");
+        let look = || vec![client.inspect(leasehold::Kind::Mutex, "orders").unwrap()];
+        let first = mutex.lock().unwrap();
+        let one = look();
+        let second = mutex.lock().unwrap();
+        let two = look();
+        assert!(matches!(changes(&one, &two)[..], [Change::Granted(..)]));
+        first.release().unwrap();
+        assert!(matches!(changes(&two, &look())[..], [Change::Ended(..)]));
+        drop(second);
+    }
 }

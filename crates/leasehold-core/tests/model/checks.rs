@@ -1,6 +1,6 @@
 //! The promises, each checked after every step of random command sequences.
 
-use leasehold_core::{Holder, Owner, Refusal, Token};
+use leasehold_core::{Holder, Owner, QueueEntry, Refusal, Token};
 use proptest::prelude::*;
 
 use super::*;
@@ -257,6 +257,13 @@ fn expected<R>(world: &World<R>, before: &View, acquire: &Acquire) -> Option<Exp
     if weight == 0 || weight > acquire.capacity {
         return refused(Refusal::Weight { capacity: acquire.capacity });
     }
+    // Absent clients at the head are skipped if something is free, and those behind them are granted before the attempt.
+    let is_absent = |waiter: &&QueueEntry| world.absent.contains(&waiter.acquisition.client);
+    let mut ready = before.waiters.iter().filter(|waiter| !waiter.skipped).peekable();
+    let is_head_absent = free > 0 && ready.peek().is_some_and(is_absent);
+    if is_head_absent && !ready.all(|waiter| is_absent(&waiter)) {
+        return None;
+    }
     if let Some(sequence) = acquire.replaces {
         let replaced = Acquisition { sequence, ..acquisition };
         let held = live(before, |holder| holder.acquisition == replaced && holder.owner.is_none());
@@ -275,13 +282,8 @@ fn expected<R>(world: &World<R>, before: &View, acquire: &Acquire) -> Option<Exp
         return Some(Expected::Granted(Some(held.token)));
     }
     let is_free = before.holders.is_empty() && before.waiters.is_empty() || weight <= free;
-    if free > 0 && has_waiters {
-        // Absent clients at the head are skipped, and those behind them may be granted first.
-        let mut ready = before.waiters.iter().filter(|waiter| !waiter.skipped).peekable();
-        if ready.peek().is_some_and(|head| world.absent.contains(&head.acquisition.client)) {
-            let is_last = ready.all(|waiter| world.absent.contains(&waiter.acquisition.client));
-            return (is_free && is_last).then_some(Expected::Granted(None));
-        }
+    if is_head_absent {
+        return is_free.then_some(Expected::Granted(None));
     }
     Some(if is_free && !has_waiters { Expected::Granted(None) } else { or_wait() })
 }

@@ -28,6 +28,10 @@ use attempt::Attempt;
 /// The ttl of a lease whose request names none.
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 
+/// How long an `acquire` with an owner is repeated after a lease of that owner has ended.
+const LOSS_LIMIT: Duration = Duration::from_secs(1);
+const LOSS_PAUSE: Duration = Duration::from_millis(10);
+
 /// The maximum age of a list, so that several callers share one poll of the store.
 const LIST_AGE: Duration = Duration::from_millis(100);
 
@@ -111,13 +115,16 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
     let ended = session.as_ref().map(|open| open.0.ended.clone());
     let attempting = async {
         let began = Instant::now();
-        let held = attempt.run(&app.client, wait).await;
-        if !held.as_ref().is_err_and(leasehold::Error::is_lost) {
-            return held;
+        loop {
+            let held = attempt.run(&app.client, wait.saturating_sub(began.elapsed())).await;
+            if !held.as_ref().is_err_and(leasehold::Error::is_lost) || began.elapsed() > wait + LOSS_LIMIT {
+                return held;
+            }
+            // A lease of this owner has ended that was not looked at since. It was another caller's, whose request may be using it, and
+            // learns of the end at this moment.
+            app.end_lost_at(lock.kind, &lock.name);
+            tokio::time::sleep(LOSS_PAUSE).await;
         }
-        // A lease of this owner has ended that was not looked at since. It was another caller's.
-        app.end_lost_at(lock.kind, &lock.name);
-        attempt.run(&app.client, wait.saturating_sub(began.elapsed())).await
     };
     let held = unless_ended(app, ended.as_ref(), attempting).await?;
     let held = held.ok_or_else(|| not_granted(lock, wait))?;

@@ -16,6 +16,9 @@ const SAME_MS: u64 = 2_000;
 /// How many holders of a lock are compared between two polls.
 const MAX_COMPARED: usize = 1000;
 
+/// The token and the identity of a holder.
+type Holder = (u64, String);
+
 /// What the list of locks shows of one of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
@@ -38,7 +41,7 @@ pub(crate) struct Row {
     foreign: bool,
     /// All holders, for the timeline.
     #[serde(skip)]
-    held_by: Vec<(u64, String)>,
+    held_by: Vec<Holder>,
 }
 
 /// Something that happened to a lock between two polls.
@@ -140,6 +143,15 @@ pub(super) fn events(
     events
 }
 
+/// The holders that the other poll does not have. All leases of an owner have one token, and may have one identity.
+fn missing<'a>(holders: &'a [Holder], other: &[Holder]) -> impl Iterator<Item = &'a Holder> {
+    let mut there: Vec<&Holder> = other.iter().collect();
+    holders.iter().filter(move |holder| {
+        let same = there.iter().position(|other| other == holder);
+        same.map(|at| there.swap_remove(at)).is_none()
+    })
+}
+
 fn changes(key: &Key, before: Option<&Row>, after: Option<&Row>, at_ms: u64, events: &mut Vec<Event>) {
     let holders = |row: Option<&Row>| row.map(|row| row.held_by.clone()).unwrap_or_default();
     let (old, new) = (holders(before), holders(after));
@@ -147,16 +159,11 @@ fn changes(key: &Key, before: Option<&Row>, after: Option<&Row>, at_ms: u64, eve
     let mut add = |what, who: &str, token| {
         events.push(Event { at_ms, key: key.clone(), what, who: who.to_owned(), token, waiters });
     };
-    // All leases of an owner have one token.
-    for holder @ (token, who) in &old {
-        if !new.contains(holder) {
-            add("ended", who, Some(*token));
-        }
+    for (token, who) in missing(&old, &new) {
+        add("ended", who, Some(*token));
     }
-    for holder @ (token, who) in &new {
-        if !old.contains(holder) {
-            add("acquired", who, Some(*token));
-        }
+    for (token, who) in missing(&new, &old) {
+        add("acquired", who, Some(*token));
     }
     if before.map_or(0, |row| row.waiters) != waiters {
         add("queue", "", None);

@@ -310,7 +310,10 @@ impl Leg {
                     self.warn_of_silence();
                     LegEnd::Released
                 }
-                Ok(Some(Ok(answer))) if is_yes(&answer) || taken_at.is_none() => LegEnd::Released,
+                Ok(Some(Ok(answer))) if is_yes(&answer) => LegEnd::Released,
+                Ok(Some(Ok(_))) if taken_at.is_none() => LegEnd::Released,
+                // It was never taken, whatever the key is now.
+                Ok(Some(Err(error))) if taken_at.is_none() && is_other_type(&error) => LegEnd::Released,
                 Ok(Some(Ok(_))) if is_repeated => self.end_by_unanswered(),
                 Ok(Some(Ok(_))) => LegEnd::NotHeld,
                 Ok(Some(Err(error))) if is_other_type(&error) => LegEnd::NotHeld,

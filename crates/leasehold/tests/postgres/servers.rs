@@ -135,6 +135,7 @@ async fn role_without_rights_is_told_the_statements_that_its_owner_runs() {
     server.run("GRANT SELECT ON ALL TABLES IN SCHEMA leasehold TO app");
     assert_eq!(dangers().await, ["rights"]);
     server.run("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO app");
+    server.run("CREATE TABLE leasehold.of_another_program (id int)");
     assert!(dangers().await.is_empty());
     server.run("ALTER ROLE app SET default_transaction_read_only = on");
     assert_eq!(dangers().await, ["rights"]);

@@ -47,7 +47,7 @@ async fn look(conn: &Conn, url: &PostgresUrl, polls: bool) -> Result<Seen, Store
             coalesce(inet_server_addr() <<= '127.0.0.0/8' OR inet_server_addr() = '::1', true),
             current_setting('transaction_read_only'),
             (SELECT bool_and(has_table_privilege(c.oid, p)) FROM pg_class c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
-                WHERE c.relnamespace = '{0}'::regnamespace AND c.relkind = 'r' AND c.relname <> 'fence')",
+                WHERE c.relnamespace = '{0}'::regnamespace AND c.relname IN ('layout', 'resource', 'lease', 'waiter', 'tombstone', 'mail'))",
         url.schema
     );
     let messages = conn.client.simple_query(&sql).await.map_err(|error| explain(error, false))?;
