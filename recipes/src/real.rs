@@ -35,7 +35,9 @@ impl Process {
     /// The address is invalid, or the connection fails.
     pub async fn connect(urls: &[String]) -> RedisResult<Arc<Self>> {
         let limit = if urls.len() > 1 { NODE_TIMEOUT } else { RESPONSE_TIMEOUT };
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(limit));
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(RESPONSE_TIMEOUT))
+            .set_response_timeout(Some(limit));
         let mut connections = Vec::new();
         for url in urls {
             connections.push(

@@ -19,8 +19,8 @@ use view::{View, view};
 const MASTERS: usize = 3;
 const SLOTS: usize = 16_384;
 
-/// After this time without a response a node counts as down.
-const NODE_TIMEOUT_MS: &str = "1000";
+/// After this time without a response a node counts as down. A process of a busy machine may be stopped for a second or two.
+const NODE_TIMEOUT_MS: &str = "4000";
 
 /// Interval at which CLUSTER MEET is repeated.
 const MEET_AGAIN: Duration = Duration::from_secs(2);

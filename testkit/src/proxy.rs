@@ -250,5 +250,9 @@ impl Drop for Acceptor {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        // A process that is being started has a copy of the listener, whose backlog accepts connections, until it runs its own program.
+        wait_until("no process listens at the port", || {
+            TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).is_ok()
+        });
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::sys::signal::{SigSet, SigmaskHow};
 use redis::{Connection, ErrorKind, FromRedisValue, RedisResult, ServerErrorKind, Value};
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -137,7 +138,12 @@ impl Server {
     /// An error reply, a failed connection, or a reply that is not a `T`.
     pub fn query<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let (name, arguments) = words.split_first().expect("a command has a name");
-        redis::cmd(name).arg(arguments).query(&mut self.connect()?)
+        // A signal, as that of a child that has ended, would interrupt a read with a time limit. Another thread or the end takes it.
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).expect("signals can be blocked");
+        let reply =
+            self.connect().and_then(|mut connection| redis::cmd(name).arg(arguments).query(&mut connection));
+        mask.thread_set_mask().expect("signals can be unblocked");
+        reply
     }
 
     /// Its process id. Panics while it is stopped.

@@ -225,7 +225,7 @@ fn readers_and_writers_share_the_read_write_lock_of_redisson() {
         |side, wait| place.code(&["run", side, wait, "--bridge", "redisson-rw:jobs", "own", "--", "true"]).0;
     assert_eq!((run("-s", "-n"), run("-x", "-n")), (0, 1), "a reader in Java has it");
     server.run(&["DEL", "jobs"]);
-    let reading = ["run", "--ttl", "3s", "-s", "--bridge", "redisson-rw:jobs", "own", "--", "sh", "-c"];
+    let reading = ["run", "--ttl", "15s", "-s", "--bridge", "redisson-rw:jobs", "own", "--", "sh", "-c"];
     let mut held = place.start(&[&reading[..], &["echo $$; exec sleep 600"]].concat());
     let command: u32 = held.line().parse().expect("the command runs");
     assert_eq!((run("-s", "-n"), run("-x", "-n")), (0, 1));

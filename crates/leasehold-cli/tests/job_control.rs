@@ -123,7 +123,7 @@ fn status_line_keeps_its_times_on_a_narrow_terminal() {
 fn command_stopped_for_longer_than_its_lease_is_killed() {
     let place = Place::new();
     let mut shell = Terminal::shell(&place);
-    shell.types(&format!("$leasehold run --ttl 1s a -c '{READER}'\n"));
+    shell.types(&format!("$leasehold run --ttl 12s a -c '{READER}'\n"));
     shell.until_shows("on\r\n");
     shell.types(CTRL_Z);
     shell.until_shows("Stopped");

@@ -125,7 +125,7 @@ fn killed_host_loses_the_period_or_is_followed_by_another() {
     let place = Place::new();
     let dies = |options: &[&str], name: &str| {
         let args =
-            [&["run", "--ttl", "1s", "--once-per", "1h"], options, &[name, "--", "sleep", "60"]].concat();
+            [&["run", "--ttl", "12s", "--once-per", "1h"], options, &[name, "--", "sleep", "60"]].concat();
         let mut host = place.start(&args);
         place.until_held(name);
         host.signal("KILL");

@@ -44,7 +44,7 @@ fn wait_outlasts_a_restart_of_the_store_and_ends_in_time_without_an_answer() {
     let (code, said) = place.code(&["wait", "-w", "0.1", "a"]);
     server.signal("CONT");
     assert!(code == 125 && said.contains("did not answer"), "{said}");
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     let before = scripts(&server);
     let mut waiting = place.start(&["wait", "a"]);
     // Each look asks for all kinds of locks, and this is more than one look.

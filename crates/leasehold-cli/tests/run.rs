@@ -8,7 +8,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::{Place, until};
+use common::{NO_CONNECTION, Place, until};
 use leasehold_testkit::Server;
 
 #[test]
@@ -238,10 +238,12 @@ fn wait_limit_includes_the_connection() {
     server.signal("STOP");
     for limit in [&["-n"][..], &["-w", "1"], &["-w", "0.1"]] {
         let began = Instant::now();
-        let (code, said) =
-            place.code(&[&["run", "--store", &server.url()], limit, &["a", "--", "true"]].concat());
-        assert_eq!(code, 125, "{limit:?} said {said}");
-        assert!(said.contains(&server.url()) && said.contains("no connection within 1s"), "{said}");
+        let url = server.url();
+        let args = [&["run", "--store", &url], limit, &["a", "--", "true"]].concat();
+        let output = place.leasehold(&args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{limit:?} said {said}");
+        assert!(said.contains(&url) && said.contains(NO_CONNECTION), "{said}");
         assert!(began.elapsed() < Duration::from_secs(10), "{limit:?} took {:?}", began.elapsed());
     }
     let mut waiting = place.start(&["run", "--store", &server.url(), "a", "--", "true"]);

@@ -151,7 +151,7 @@ def call(path, **body):
     request = urllib.request.Request(os.environ["LEASEHOLD_URL"] + path, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as answer:
         return json.loads(answer.read() or "null")
-session = call("/v1/sessions", heartbeat_ms=2000)["session"]
+session = call("/v1/sessions", heartbeat_ms=8000)["session"]
 call("/v1/locks/mutex/a/acquire", session=session, ttl_ms=30_000)
 print("held", flush=True)
 try:
@@ -172,7 +172,7 @@ fn killed_client_frees_its_lock_within_its_heartbeat() {
     let begin = Instant::now();
     until(|| server.is_free("a").then_some(()));
     // The lease itself would last 30 s.
-    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn frozen_client_loses_its_lock_and_is_told() {
     client.signal("STOP");
     let begin = Instant::now();
     until(|| server.is_free("a").then_some(()));
-    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
     let (status, next) = server.call("POST", "/v1/locks/mutex/a/acquire", &json!({}));
     assert_eq!(status, 200, "{next}");
     client.signal("CONT");
@@ -195,13 +195,13 @@ fn frozen_client_loses_its_lock_and_is_told() {
 fn leases_of_a_killed_server_end_within_their_ttl() {
     let server = Server::start();
     let (_, session) = server.call("POST", "/v1/sessions", &json!({ "heartbeat_ms": 60_000 }));
-    let body = json!({ "session": session["session"], "ttl_ms": 2000 });
+    let body = json!({ "session": session["session"], "ttl_ms": 12_000 });
     assert_eq!(server.call("POST", "/v1/locks/mutex/a/acquire", &body).0, 200);
     assert_eq!(server.place.show("a")["holders"].as_array().unwrap().len(), 1);
     server.program.signal("KILL");
     let begin = Instant::now();
     until(|| server.place.show("a")["holders"].as_array()?.is_empty().then_some(()));
-    assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(40), "{:?}", begin.elapsed());
     // The next server takes the socket over.
     let socket = format!("unix:{}", server.place.path("socket").display());
     let mut next = server.place.start(&["serve", "--listen", &socket]);

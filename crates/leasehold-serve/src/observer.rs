@@ -378,19 +378,20 @@ mod tests {
         let store = leasehold::testing::TestStore::new();
         let observer = Observer::new(store.client().unwrap());
         let last = observer.snapshot(Duration::ZERO).await;
-        let _poll = observer.polling.lock().await;
-        let found = observer.snapshot_within(Duration::from_millis(20), Duration::ZERO).await;
-        assert!(found.error.is_some(), "the store may hang");
-        assert_eq!(found.polled_at, last.polled_at);
-        // One that lists its locks slowly does not hang.
-        let slow = Snapshot {
+        let after = |took| Snapshot {
             polled_at: last.polled_at,
-            took: Duration::from_millis(30),
+            took,
             locks: Vec::new(),
             rows: BTreeMap::new(),
             error: None,
         };
-        observer.latest.send_replace(Arc::new(slow));
+        let _poll = observer.polling.lock().await;
+        observer.latest.send_replace(Arc::new(after(Duration::ZERO)));
+        let found = observer.snapshot_within(Duration::from_millis(20), Duration::ZERO).await;
+        assert!(found.error.is_some(), "the store may hang");
+        assert_eq!(found.polled_at, last.polled_at);
+        // One that lists its locks slowly does not hang.
+        observer.latest.send_replace(Arc::new(after(Duration::from_millis(30))));
         let found = async || observer.snapshot_within(Duration::from_millis(20), Duration::ZERO).await;
         assert!(found().await.error.is_none());
         store.set_reachable(false);

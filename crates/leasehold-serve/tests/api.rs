@@ -394,7 +394,7 @@ async fn session_renews_its_leases_while_it_beats_and_frees_them_after_the_last_
 #[tokio::test(flavor = "multi_thread")]
 async fn open_event_stream_keeps_a_session_alive_and_reports_a_loss() {
     let place = Place::new().await;
-    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 1500 })).await.expect(201).json();
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 12_000 })).await.expect(201).json();
     let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
     let grant = place.acquire("a", json!({ "session": session["session"] })).await;
     let mut stream = BufReader::new(place.unix().await);
@@ -409,8 +409,8 @@ async fn open_event_stream_keeps_a_session_alive_and_reports_a_loss() {
         }
         line
     };
-    for _ in 0..6 {
-        // Three per heartbeat: two heartbeats.
+    for _ in 0..4 {
+        // Three per heartbeat: longer than one heartbeat.
         events("event: alive").await;
     }
     place.get(&path).await.expect(200);

@@ -106,7 +106,7 @@ async fn invalid_bodies_are_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_http_is_answered_with_an_error() {
-    let place = Place::with_limits(|limits| limits.receive_timeout = Duration::from_secs(1)).await;
+    let place = Place::with_limits(|limits| limits.receive_timeout = Duration::from_secs(8)).await;
     let long = format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "x".repeat(40_000));
     let headers = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(1000));
     let wide = format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(40_000));
@@ -147,7 +147,7 @@ async fn what_is_no_http_is_answered_with_an_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_request_is_ended_after_the_time_limit() {
-    let place = Place::with_limits(|limits| limits.receive_timeout = Duration::from_millis(300)).await;
+    let place = Place::with_limits(|limits| limits.receive_timeout = Duration::from_secs(2)).await;
     let begin = Instant::now();
     let body = raw(&place, b"POST /v1/locks/mutex/a/acquire HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{").await;
     assert!(body.starts_with("HTTP/1.1 408") && body.contains("slow-body"), "{body}");
@@ -157,7 +157,7 @@ async fn slow_request_is_ended_after_the_time_limit() {
     for bytes in [&b"GET / HT"[..], b"", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"] {
         raw(&place, bytes).await;
     }
-    assert!(begin.elapsed() >= Duration::from_millis(1500), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= Duration::from_secs(10), "{:?}", begin.elapsed());
     assert_eq!(place.state("a").await["holders"], json!([]));
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Guard, Kind, Loss, RwLock};
-use leasehold_testkit::{Proxy, Server, until};
+use leasehold_testkit::{Proxy, Server, unless_paused, until};
 
 const KEY: &str = "prices";
 const CHANNEL: &str = "redisson_rwlock:{prices}";
@@ -133,18 +133,25 @@ async fn readers_of_both_sides_are_together_and_writers_exclude_them() {
     write_in_java(&server);
     assert!(lock.try_read().await.unwrap().is_none() && lock.try_write().await.unwrap().is_none());
     // A writer in Java that becomes a reader sends no message.
-    let waiter = tokio::spawn({
-        let lock = lock.clone();
-        async move { lock.read().await.map(|guard| (guard, Instant::now())) }
-    });
-    until_tracked(&server).await;
-    let changed = Instant::now();
-    server.run(&["SET", JAVA_KEY, "1", "PX", "60000"]);
-    server.run(&["HSET", KEY, "mode", "read", JAVA, "1"]);
-    server.run(&["HDEL", KEY, &format!("{JAVA}:write")]);
-    let (guard, granted) = waiter.await.unwrap().unwrap();
-    assert!(granted.duration_since(changed) < Duration::from_millis(900), "it is told, and does not poll");
-    guard.release().await.unwrap();
+    let mut waits = Vec::new();
+    for _ in 0..5 {
+        let waiter = tokio::spawn({
+            let lock = lock.clone();
+            async move { lock.read().await.map(|guard| (guard, Instant::now())) }
+        });
+        until_tracked(&server).await;
+        let changed = Instant::now();
+        server.run(&["SET", JAVA_KEY, "1", "PX", "60000"]);
+        server.run(&["HSET", KEY, "mode", "read", JAVA, "1"]);
+        server.run(&["HDEL", KEY, &format!("{JAVA}:write")]);
+        let (guard, granted) = waiter.await.unwrap().unwrap();
+        waits.push(granted.duration_since(changed));
+        guard.release().await.unwrap();
+        server.run(&["DEL", KEY, JAVA_KEY]);
+        write_in_java(&server);
+    }
+    waits.sort_unstable();
+    assert!(waits[2] < Duration::from_millis(300), "it is told, and does not poll: {waits:?}");
     // A lock of another kind is not entered.
     server.run(&["DEL", KEY, JAVA_KEY]);
     server.run(&["HSET", KEY, JAVA, "1"]);
@@ -331,27 +338,30 @@ async fn cut_between_the_legs_of_readers_and_writers_leaves_one_holder_and_nothi
 
 #[tokio::test]
 async fn reader_whose_answer_is_lost_leaves_no_orphan() {
-    let server = Server::on_port();
-    let proxy = Proxy::before(&server);
-    let client = Client::connect(&proxy.url()).await.unwrap();
-    write_in_java(&server);
-    let waiter = tokio::spawn({
-        let lock = lock(&client);
-        async move { lock.read().await }
-    });
-    until_tracked(&server).await;
-    // The invalidation is held too: the attempt tries again within 1 s.
-    let release = || drop(server.run(&["DEL", KEY]));
-    proxy.hold_replies_from(release, || write_in_java(&server), || keys(&server).len() == 2).await;
-    waiter.abort();
-    proxy.cut();
-    proxy.hold_replies(false);
-    proxy.release_held();
-    // Sooner than it expires.
-    let began = Instant::now();
-    until(async || keys(&server).is_empty()).await;
-    assert!(began.elapsed() < Duration::from_secs(2));
-    until(async || own_is_free(&client).await).await;
+    unless_paused(Duration::from_millis(500), async || {
+        let server = Server::on_port();
+        let proxy = Proxy::before(&server);
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        write_in_java(&server);
+        let waiter = tokio::spawn({
+            let lock = lock(&client);
+            async move { lock.read().await }
+        });
+        until_tracked(&server).await;
+        // The invalidation is held too: the attempt tries again within 1 s.
+        let release = || drop(server.run(&["DEL", KEY]));
+        proxy.hold_replies_from(release, || write_in_java(&server), || keys(&server).len() == 2).await;
+        waiter.abort();
+        proxy.cut();
+        proxy.hold_replies(false);
+        proxy.release_held();
+        // Sooner than it expires.
+        let began = Instant::now();
+        until(async || keys(&server).is_empty()).await;
+        assert!(began.elapsed() < Duration::from_secs(2));
+        until(async || own_is_free(&client).await).await;
+    })
+    .await;
 }
 
 #[tokio::test]

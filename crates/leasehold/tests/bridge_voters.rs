@@ -362,7 +362,7 @@ async fn loss_that_a_release_finds_is_reported_although_the_own_store_is_silent(
     until_renewed(&guard).await;
     place.delete(&[0, 1, 2]);
     place.own.signal("STOP");
-    let error = guard.release_timeout(Duration::from_secs(2)).await.unwrap_err();
+    let error = guard.release_timeout(Duration::from_secs(8)).await.unwrap_err();
     place.own.signal("CONT");
     assert!(error.is_lost(), "{error}");
 }
@@ -371,8 +371,9 @@ async fn loss_that_a_release_finds_is_reported_although_the_own_store_is_silent(
 async fn close_reports_a_leg_whose_release_was_not_confirmed() {
     let mut place = Place::new();
     let client = place.client().await;
-    let mutex = mutex(&client, &place.foreign()).ttl(Duration::from_secs(2));
+    let mutex = mutex(&client, &place.foreign()).ttl(Duration::from_secs(8));
     let guard = mutex.lock().await.unwrap();
+    until_renewed(&guard).await;
     place.servers[..2].iter_mut().for_each(Server::stop);
     let error = client.close().await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");

@@ -312,6 +312,7 @@ async fn renewal_over_a_slow_link_keeps_the_record_of_a_detached_lease() {
     let one = Client::connect(&server.url()).await.unwrap();
     let mutex = one.mutex("a").ttl(Duration::from_secs(60));
     let id = mutex.lock().await.unwrap().detach().await.unwrap();
+    until(async || records([&server]).len() == 1).await;
     let [record] = &records([&server])[..] else { panic!("{:?}", records([&server])) };
     one.close().await.unwrap();
     let proxy = Proxy::before(&server);

@@ -359,6 +359,23 @@ pub(crate) async fn different_names_are_different_locks(store: Store) {
 }
 
 pub(crate) async fn sixteen_clients_are_served_equally(store: Store) {
+    let mut unfair = Vec::new();
+    for _ in 0..3 {
+        let grants = contest(&store).await;
+        let (least, most) = (*grants.iter().min().unwrap(), *grants.iter().max().unwrap());
+        println!("the least served client had {least} grants, the most served {most}");
+        // FIFO order allows a difference of one grant, and a client that the machine suspends misses some. With random order the
+        // difference would be about three and a half times the root of a client's grants, each time.
+        if most - least <= 4.max(most.isqrt() * 4 / 3) {
+            return;
+        }
+        unfair.push(grants);
+    }
+    panic!("{unfair:?}");
+}
+
+/// The grants of each of sixteen clients that want one lock.
+async fn contest(store: &Store) -> Vec<u32> {
     let span = Duration::from_secs(leasehold_testkit::extent(1, 10, 30));
     let mut clients = Vec::new();
     for _ in 0..16 {
@@ -387,9 +404,5 @@ pub(crate) async fn sixteen_clients_are_served_equally(store: Store) {
     for task in tasks {
         grants.push(task.await.unwrap());
     }
-    let (least, most) = (*grants.iter().min().unwrap(), *grants.iter().max().unwrap());
-    println!("within {span:?} the least served client had {least} grants, the most served {most}");
-    // FIFO order allows a difference of one grant, and a client that the machine suspends misses some. With random order the
-    // difference would be about three and a half times the root of a client's grants.
-    assert!(most - least <= 4.max(most.isqrt() * 4 / 3), "{grants:?}");
+    grants
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
-use leasehold_testkit::{LIMIT, Proxy, Server, retry_if_paused, until};
+use leasehold_testkit::{LIMIT, Proxy, Server, retry_if_paused, until, until_some};
 use tokio::time::timeout;
 
 use super::{SOON, client_of, connections, until_waiting};
@@ -68,7 +68,8 @@ async fn command_that_finds_its_idle_connection_cut_is_repeated() {
     // With RESP2 the client does not read while no command is in flight, so the next command notices the loss.
     let client = Client::connect(&format!("{}?protocol=2", server.url())).await.unwrap();
     // Pushes come over a connection of another type.
-    let cut = || assert_eq!(server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]), Ok(1));
+    // That of an earlier `cut` may still be there.
+    let cut = || assert!(server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]).unwrap() >= 1);
     // Renewals would notice first.
     let guard = client.mutex("a").ttl(Duration::from_secs(60)).auto_renew(false).lock().await.unwrap();
     cut();
@@ -149,9 +150,10 @@ async fn replica_connection_to_another_server_grants_nothing() {
     until(async || connections(&first).len() == 2).await;
     proxy.redirect_to(&second);
     // The replica connection is opened on first use, and the others then reconnect to the second server.
-    let guard = timeout(SOON, client.mutex("a").replicas(1).lock()).await.unwrap().unwrap();
+    // On a busy machine the replica may not answer within 0.5 s.
+    let guard = until_some(async || client.mutex("a").replicas(1).lock().await.ok()).await;
     until(async || connections(&first).is_empty()).await;
-    guard.renew().await.unwrap();
+    until(async || guard.renew().await.is_ok()).await;
     guard.release().await.unwrap();
 }
 

@@ -207,11 +207,11 @@ async fn release_that_arrives_after_the_end_of_its_lease_is_not_confirmed() {
     let proxy = Proxy::before(&server);
     let (client, direct) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
     let lasting = client.mutex("a").min_hold(Duration::from_secs(3_600));
-    let guard = lasting.ttl(Duration::from_secs(1)).auto_renew(false).lock().await.unwrap();
-    guard.wait_until_expiring(Duration::from_millis(750)).await;
+    let guard = lasting.ttl(Duration::from_secs(8)).auto_renew(false).lock().await.unwrap();
+    guard.wait_until_expiring(Duration::from_secs(6)).await;
     proxy.hold_requests(true);
     let releasing = tokio::spawn(guard.release());
-    // It is sent again after half of the ttl, which is before the lease expires.
+    // It is sent again after a second without an answer, which is before the lease expires.
     until(async || direct.mutex("a").inspect().await.unwrap().holders.is_empty()).await;
     proxy.hold_requests(false);
     proxy.release_held();
