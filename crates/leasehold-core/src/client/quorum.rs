@@ -71,8 +71,8 @@ pub struct Round {
     granted: Option<Grant>,
     /// Which nodes have a token that is at least as high.
     has_token: Vec<bool>,
-    /// Number of nodes to which the token is being propagated.
-    propagating: usize,
+    /// Which nodes the token was propagated to.
+    is_told: Vec<bool>,
 }
 
 impl Round {
@@ -85,7 +85,7 @@ impl Round {
             is_fenced,
             granted: None,
             has_token: vec![false; nodes],
-            propagating: 0,
+            is_told: vec![false; nodes],
         }
     }
 
@@ -132,7 +132,6 @@ impl Round {
                 self.votes[node] = Some(Vote::Failed);
             }
         }
-        self.propagating = 0;
     }
 
     fn count_grants(&mut self) {
@@ -158,17 +157,19 @@ impl Round {
         }
     }
 
-    /// The granting nodes to which the quorum's token must be propagated before the token counts. `None` if a quorum already
-    /// has a token that is at least as high.
+    /// The granting nodes to which the quorum's token must be propagated before the token counts, each once. `None` if a quorum
+    /// already has a token that is at least as high. A node that grants later is told at once, as another may be slow to answer.
     pub fn poll_propagate(&mut self) -> Option<(Vec<usize>, TokenRange)> {
         let granted = self.granted?;
-        if self.propagating > 0 || self.is_token_at_quorum() {
+        if self.is_token_at_quorum() {
             return None;
         }
-        let must_be_told =
-            |node: &usize| !self.has_token[*node] && matches!(self.votes[*node], Some(Vote::Yes(_)));
+        let must_be_told = |node: &usize| {
+            let has_granted = matches!(self.votes[*node], Some(Vote::Yes(_)));
+            has_granted && !self.has_token[*node] && !self.is_told[*node]
+        };
         let nodes: Vec<usize> = (0..self.votes.len()).filter(must_be_told).collect();
-        self.propagating = nodes.len();
+        nodes.iter().for_each(|node| self.is_told[*node] = true);
         (!nodes.is_empty()).then_some((nodes, granted.tokens))
     }
 
@@ -179,7 +180,6 @@ impl Round {
             // Its grant does not count without the token.
             self.votes[node] = Some(Vote::Failed);
         }
-        self.propagating = self.propagating.saturating_sub(1);
     }
 
     fn is_token_at_quorum(&self) -> bool {

@@ -206,6 +206,19 @@ fn late_grant_receives_the_token_if_needed() {
 }
 
 #[test]
+fn node_that_is_slow_to_learn_the_token_does_not_stop_the_others() {
+    let mut round = Round::new(3, true, at(0));
+    round.handle_vote(0, yes(9));
+    round.handle_vote(1, yes(5));
+    assert_eq!(round.poll_propagate().unwrap().0, [1]);
+    round.handle_vote(2, yes(6));
+    assert_eq!(round.poll_propagate(), Some((vec![2], range(9))));
+    assert_eq!(round.poll_propagate(), None, "each is told once");
+    round.handle_propagated(2, true);
+    assert!(matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_))));
+}
+
+#[test]
 fn late_yes_with_a_shorter_lease_shortens_the_trust() {
     let lasting = |token, ms| {
         Vote::Yes(Grant { tokens: range(token), valid_for: Duration::from_millis(ms), is_plain: false })

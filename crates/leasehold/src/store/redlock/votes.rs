@@ -39,12 +39,16 @@ impl VoteCollector {
         let limit = self.quorum.node_timeout(self.ttl);
         let runtime = self.quorum.runtime.clone();
         let mut late = pin!(runtime.sleep(limit));
+        let mut propagates = false;
         loop {
             if let Some((nodes, tokens)) = self.round.poll_propagate() {
                 for node in nodes {
                     self.propagate(node, tokens.last);
                 }
-                late.set(runtime.sleep(limit));
+                // Those that grant later are told within the same limit.
+                if !std::mem::replace(&mut propagates, true) {
+                    late.set(runtime.sleep(limit));
+                }
             }
             if let Some(verdict) = self.round.poll_verdict(self.quorum.now()) {
                 return verdict;
