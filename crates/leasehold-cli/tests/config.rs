@@ -154,6 +154,19 @@ fn option_of_the_file_that_cannot_apply_to_what_is_typed_is_ignored() {
             "{typed:?}: {said}"
         );
     }
+    // A minimum hold of zero sets that of the file aside, and the lock has the bridge.
+    let (code, said) = bridge.code(&["run", "--min-hold", "0s", "bridged", "--", "true"]);
+    assert!(code != 0 && said.contains("a bridge needs a store on the Redis server"), "{said}");
+    // A bridge that is typed is not that of the file.
+    let typed =
+        bridge.code(&["run", "--min-hold", "1ms", "--bridge", "redisson:own", "bridged", "--", "true"]);
+    assert!(typed.0 != 0 && !typed.1.contains("its bridge is not used"), "{}", typed.1);
+    let json = with("log = \"json\"\n[run]\nbridge = \"redisson:jobs\"");
+    for typed in [&["a", "b"][..], &["--owner", "me", "a"]] {
+        let (code, said) = json.code(&[&["run"], typed, &["--", "true"]].concat());
+        let line: Value = serde_json::from_str(said.trim()).expect("one line of JSON");
+        assert!(code == 0 && line.to_string().contains("its bridge is not used"), "{said}");
+    }
     let of_redisson = |line: &str, kind: &str| {
         let text = format!("[run]\n{line}");
         let file = Configured { place: &place, text: &text };

@@ -54,6 +54,21 @@ async fn lease_that_has_ended_refuses_its_owner_nothing() {
         place.acquire("a", json!({ "ttl_ms": 100, "owner": "job-7" })).await;
         store.advance(Duration::from_millis(150));
     }
+    // Only the store knows that it has ended. The caller that ended it waits, or does not.
+    for wait_ms in [0, 60_000] {
+        let ended = place.acquire("a", json!({ "ttl_ms": 3_600_000, "owner": "job-7" })).await;
+        let force = json!({ "token": ended["token"] });
+        place.post(&format!("{LOCK}/force-release"), force).await.expect(200);
+        let began = Instant::now();
+        let next = place.acquire("a", json!({ "owner": "job-7", "wait_ms": wait_ms })).await;
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        assert_ne!(next["token"], ended["token"]);
+        assert_eq!(
+            place.post(&format!("{LOCK}/renew"), lease(&ended)).await.expect(410).code(),
+            "lease-ended"
+        );
+        place.post(&format!("{LOCK}/release"), lease(&next)).await.expect(204);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -85,19 +85,16 @@ impl<'a> Set<'a> {
     /// would run with a ttl that no user chose.
     fn fits(&self, default: &FileOption<'_>) -> bool {
         let own = default.values.first().and_then(|text| duration::parse(text).ok());
-        let set = |key: &str| {
-            let id = self.arg(key).filter(|id| self.ids.contains(id))?;
-            self.matches.try_get_one::<Duration>(id.as_str()).ok().flatten().copied()
-        };
         match (default.key, own) {
-            ("grace", Some(grace)) => set("ttl").is_none_or(|ttl| grace <= ttl / 2),
+            ("grace", Some(grace)) => self.duration("ttl").is_none_or(|ttl| grace <= ttl / 2),
             _ => true,
         }
     }
 
     /// Whether a lock can be bridged that has an option of the file and what is set, and in the way that is set.
     fn fits_bridge(&self, default: &FileOption<'_>) -> bool {
-        let is_set = |key: &&str| self.has(key);
+        // A minimum hold of zero is how that of the file is set aside.
+        let is_set = |key: &&str| self.has(key) && !self.duration(key).is_some_and(|set| set.is_zero());
         let is_for_read_write = |bridge: &str| bridge.starts_with(READ_WRITE_BRIDGE);
         let key = default.key;
         if key == "bridge" {
@@ -116,6 +113,12 @@ impl<'a> Set<'a> {
     /// Whether the option with this long name is set.
     pub(super) fn has(&self, key: &str) -> bool {
         self.arg(key).is_some_and(|id| self.ids.contains(id))
+    }
+
+    /// The duration that the option with this long name is set to.
+    fn duration(&self, key: &str) -> Option<Duration> {
+        let id = self.arg(key).filter(|id| self.ids.contains(id))?;
+        self.matches.try_get_one(id.as_str()).ok().flatten().copied()
     }
 
     /// The option with this long name.

@@ -81,12 +81,15 @@ fn find<'a>(locks: &'a [LockInfo], like: &LockInfo) -> Option<&'a LockInfo> {
 }
 
 /// The holders that the other poll does not have. All leases of an owner have one token, and may be those of one client: of these, the
-/// last ones are missing there.
+/// last ones with a label are missing there.
 fn missing<'a>(holders: &'a [HolderInfo], other: Option<&LockInfo>) -> impl Iterator<Item = &'a HolderInfo> {
     let mut there: Vec<&HolderInfo> = other.map_or_else(Vec::new, |lock| lock.holders.iter().collect());
     holders.iter().filter(move |holder| {
-        let same =
-            there.iter().position(|other| (other.token, &other.client) == (holder.token, &holder.client));
+        let is_same = |other: &&HolderInfo| {
+            (other.token, &other.client, &other.metadata.label)
+                == (holder.token, &holder.client, &holder.metadata.label)
+        };
+        let same = there.iter().position(is_same);
         same.map(|at| there.swap_remove(at)).is_none()
     })
 }
@@ -179,6 +182,12 @@ mod tests {
         assert!(matches!(changes(&one, &two)[..], [Change::Granted(..)]));
         first.release().unwrap();
         assert!(matches!(changes(&two, &look())[..], [Change::Ended(..)]));
-        drop(second);
+        let labelled = client.reentrant_mutex("orders", "job-7").label("nested").lock().unwrap();
+        let both = look();
+        second.release().unwrap();
+        let now = look();
+        let [Change::Ended(_, ended)] = changes(&both, &now)[..] else { panic!("one has ended") };
+        assert_eq!(ended.metadata.label, None, "the lease with a label goes on");
+        drop(labelled);
     }
 }

@@ -28,7 +28,7 @@ use attempt::Attempt;
 /// The ttl of a lease whose request names none.
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 
-/// How long an `acquire` with an owner is repeated after a lease of that owner has ended.
+/// How long an `acquire` with an owner is repeated after it found that a lease of that owner has ended.
 const LOSS_LIMIT: Duration = Duration::from_secs(1);
 const LOSS_PAUSE: Duration = Duration::from_millis(10);
 
@@ -115,9 +115,19 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
     let ended = session.as_ref().map(|open| open.0.ended.clone());
     let attempting = async {
         let began = Instant::now();
+        let mut repeats_until = None;
         loop {
+            let asked_at = Instant::now();
             let held = attempt.run(&app.client, wait.saturating_sub(began.elapsed())).await;
-            if !held.as_ref().is_err_and(leasehold::Error::is_lost) || began.elapsed() > wait + LOSS_LIMIT {
+            if !held.as_ref().is_err_and(leasehold::Error::is_lost) {
+                return held;
+            }
+            let now = Instant::now();
+            if now - asked_at > LOSS_LIMIT {
+                // It has waited, so this is another loss.
+                repeats_until = None;
+            }
+            if now > *repeats_until.get_or_insert(now + LOSS_LIMIT) {
                 return held;
             }
             // A lease of this owner has ended that was not looked at since. It was another caller's, whose request may be using it, and

@@ -12,14 +12,17 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
-    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    Acquire, AcquireMachine, Command, Grant, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState,
+    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
 
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOutcome, Releasing};
 use super::second_leg::SecondLeg;
 use crate::store::{CallResult, StoreError};
+
+/// The pause before the release of a second grant is repeated, until then or until the guard is dropped.
+const REGRANT_RETRY: Duration = Duration::from_secs(1);
 
 /// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
@@ -75,6 +78,9 @@ pub(super) struct Entry {
     is_failure_logged: bool,
     /// A named owner's attempt was granted, and the owner's other attempts have not been woken.
     owner_was_granted: bool,
+    /// When to release what the store has granted to the attempt once more, after it had ended the lease: a repeated `Acquire` may
+    /// arrive after that end.
+    regrant_ends_at: Option<LocalTime>,
     /// Another lease is about to replace this one, which then ends without a loss.
     pub(super) is_replacing: bool,
     /// A release has been begun: an attempt that was refused at once needs none.
@@ -132,6 +138,7 @@ impl Entry {
             is_loss_logged: false,
             is_failure_logged: false,
             owner_was_granted: false,
+            regrant_ends_at: None,
             is_replacing: false,
             needs_release: false,
             is_borrowed: false,
@@ -166,6 +173,10 @@ impl Entry {
         self.end_attempt(now);
         let command = match &mut self.stage {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
+            Stage::Lease { machine, tombstone, .. } if self.regrant_ends_at.is_some_and(|at| at <= now) => {
+                self.regrant_ends_at = None;
+                Command::Release(Release { tombstone: *tombstone, ..Release::now(machine.acquisition()) })
+            }
             Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
             Stage::Releasing(releasing) => releasing.poll_transmit(now, self.terms.ttl)?,
             Stage::Ended(_) => return None,
@@ -181,7 +192,8 @@ impl Entry {
         match &self.stage {
             Stage::Attempt(machine) => machine.poll_timeout(),
             Stage::Lease { machine, .. } => {
-                machine.poll_timeout().into_iter().chain(self.second_leg.expiry()).min()
+                let times = [machine.poll_timeout(), self.second_leg.expiry(), self.regrant_ends_at];
+                times.into_iter().flatten().min()
             }
             Stage::Releasing(releasing) => Some(releasing.poll_timeout()),
             Stage::Ended(_) => None,
@@ -205,8 +217,9 @@ impl Entry {
             (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
                 // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
                 // release must not be skipped then.
-                if matches!(answer.reply, Reply::Granted(_)) {
+                if let Reply::Granted(grant) = answer.reply {
                     *tombstone = *tombstone_once_answered;
+                    self.handle_regrant(now, grant);
                 }
             }
             (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
@@ -225,6 +238,9 @@ impl Entry {
             (Stage::Lease { machine, .. }, Command::Renew(_), Err(error)) => {
                 machine.handle_failure(now);
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
+            }
+            (Stage::Lease { .. }, Command::Release(_), Err(_)) => {
+                self.regrant_ends_at = Some(now + REGRANT_RETRY);
             }
             (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
                 let outcome = releasing.outcome(&answer.reply, now);
@@ -247,15 +263,31 @@ impl Entry {
     }
 
     pub(super) fn handle_push(&mut self, now: LocalTime, push: &Push) {
-        match &mut self.stage {
-            Stage::Attempt(machine) => machine.handle_push(now, push),
-            Stage::Lease { machine, .. } if push.kind == PushKind::Revoked => machine.handle_hint(now),
-            Stage::Lease { machine, as_granted, .. } if push.kind == PushKind::Contended => {
+        match (&mut self.stage, push.kind) {
+            (Stage::Attempt(machine), _) => machine.handle_push(now, push),
+            (Stage::Lease { machine, .. }, PushKind::Revoked) => machine.handle_hint(now),
+            (Stage::Lease { machine, as_granted, .. }, PushKind::Contended) => {
                 *as_granted = None;
                 machine.handle_contended(now);
             }
+            (Stage::Lease { .. }, PushKind::Granted(grant)) => self.handle_regrant(now, grant),
             // The response was faster than the push, or the lease is being released.
-            Stage::Lease { .. } | Stage::Releasing(_) | Stage::Ended(_) => {}
+            (Stage::Lease { .. }, PushKind::Next(_)) | (Stage::Releasing(_) | Stage::Ended(_), _) => {}
+        }
+    }
+
+    /// The store has granted the attempt. With a higher token than that of the lease, it had ended the lease before: the lease is lost,
+    /// and the new one is released, because no task knows of it.
+    fn handle_regrant(&mut self, now: LocalTime, grant: Grant) {
+        let own = match self.outcome {
+            Some(Outcome::Granted { grant, .. }) => grant.tokens.first,
+            _ => return,
+        };
+        if let Stage::Lease { machine, .. } = &mut self.stage
+            && own < grant.tokens.first
+        {
+            machine.handle_reply(now, now, &Reply::NotHeld);
+            self.regrant_ends_at = Some(now);
         }
     }
 

@@ -96,10 +96,22 @@ impl Session {
     /// The store has answered that it does not have this lease any more.
     pub(crate) fn lose(&self, acquisition: Acquisition, now: LocalTime) {
         // An attached lease has another sequence here.
-        let is_of = |entry: &Entry| entry.is_attempt(acquisition);
+        self.lose_where(now, |entry| entry.is_attempt(acquisition));
+    }
+
+    /// The store has granted this token to the owner: it does not have those leases of the owner any more that have a lower one.
+    pub(crate) fn lose_before(&self, resource: &Resource, owner: &Owner, granted: Token, now: LocalTime) {
+        self.lose_where(now, |entry| {
+            let is_earlier =
+                matches!(entry.outcome, Some(Outcome::Granted { grant, .. }) if grant.tokens.first < granted);
+            is_earlier && entry.is_of_owner(resource, owner)
+        });
+    }
+
+    fn lose_where(&self, now: LocalTime, is_lost: impl Fn(&Entry) -> bool) {
         let sequences: Vec<u64> = {
             let table = self.table();
-            table.entries.iter().filter(|(_, entry)| is_of(entry)).map(|(sequence, _)| *sequence).collect()
+            table.entries.iter().filter(|(_, entry)| is_lost(entry)).map(|(sequence, _)| *sequence).collect()
         };
         for sequence in sequences {
             self.step(sequence, now, |entry| entry.lose(now));
@@ -152,9 +164,7 @@ impl Session {
     ) -> Option<Loss> {
         // A scan of the table, which is only as long as one client's attempts and leases.
         let table = self.table();
-        let mut theirs = table.entries.values().filter(|entry| {
-            entry.is_referenced && entry.owner.as_ref() == Some(owner) && *entry.resource == *resource
-        });
+        let mut theirs = table.entries.values().filter(|entry| entry.is_of_owner(resource, owner));
         theirs.find_map(|entry| entry.loss(now, granted))
     }
 

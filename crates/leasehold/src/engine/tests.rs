@@ -277,6 +277,25 @@ fn owner_lost_a_lease_only_of_the_same_lock_while_a_guard_refers_to_it() {
 }
 
 #[test]
+fn later_grant_to_the_owner_ends_its_leases_with_a_lower_token() {
+    let scene = Scene::new();
+    let this = Owner::new("this");
+    let lease = |name: &str, owner: &str, token| {
+        let attempt = scene.begin(name, Some(owner), false);
+        scene.answer(&attempt, granted(token, token));
+        attempt.sequence
+    };
+    let earlier = lease("a", "this", 3);
+    let others =
+        [lease("a", "this", 7), lease("a", "this", 9), lease("a", "other", 3), lease("b", "this", 3)];
+    scene.session.lose_before(&resource("a"), &this, grant(7, 7).tokens.first, scene.start);
+    assert_eq!(scene.session.remaining(earlier, scene.start), Err(Loss::Gone));
+    for other in others {
+        assert!(scene.session.remaining(other, scene.start).is_ok());
+    }
+}
+
+#[test]
 fn waited_grant_tells_when_it_was_granted() {
     let scene = Scene::new();
     let token = grant(5, 6).tokens;

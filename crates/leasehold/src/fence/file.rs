@@ -426,7 +426,7 @@ mod tests {
         let file = FencedFile::new(folder.path().join("a"));
         file.write(token(1), b"first").unwrap();
         // As a writer that has been stopped after it took the lock.
-        let (_, stopped) = file.lock(Some(Instant::now())).unwrap().unwrap();
+        let (_, stopped) = file.lock(None).unwrap().unwrap();
         let error = file.write_timeout(token(2), b"second", Duration::from_millis(50)).unwrap_err();
         assert!(error.is_timeout() && error.to_string().contains("stopped"), "{error}");
         assert_eq!(fs::read(file.path()).unwrap(), b"first");

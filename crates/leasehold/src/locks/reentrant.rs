@@ -189,15 +189,18 @@ impl ReentrantMutex {
     }
 
     /// A lost lease of the owner ends the critical section for all of its guards in this client. If only the store knew of the
-    /// loss, the new grant has another token.
+    /// loss, the new grant has another token, and the guards with a lower one learn of it now.
     async fn enter(&self, wait: WaitMode) -> Result<Option<Guard>, Error> {
         let resource = self.resource()?;
         self.lost_before(&resource, None)?;
         let guard = self.0.acquire(1, None, wait).await?;
         if let Some(guard) = &guard {
-            // Nothing ran under the new grant.
-            let forget = |_: &Error| drop(guard.set_min_hold(Duration::ZERO));
-            self.lost_before(&resource, Some(guard.token())).inspect_err(forget)?;
+            let token = guard.token();
+            self.lost_before(&resource, Some(token)).inspect_err(|_| {
+                // Nothing ran under the new grant.
+                drop(guard.set_min_hold(Duration::ZERO));
+                self.lose_before(&resource, token);
+            })?;
         }
         Ok(guard)
     }
@@ -208,6 +211,13 @@ impl ReentrantMutex {
         let loss =
             owner.and_then(|owner| handle.session.loss_of_owner(resource, owner, granted, handle.now()));
         loss.map_or(Ok(()), |loss| Err(handle.lost(resource, loss)))
+    }
+
+    fn lose_before(&self, resource: &Resource, granted: Token) {
+        let Lock { handle, owner, .. } = &self.0;
+        if let Some(owner) = owner {
+            handle.session.lose_before(resource, owner, granted, handle.now());
+        }
     }
 
     /// The owner's leases, and those of others.

@@ -150,6 +150,7 @@ pub(crate) async fn lost_guard_blocks_reentry_until_dropped(store: Store) {
     let again = one.reentrant_mutex("a", "us").min_hold(Duration::from_secs(3_600));
     let error = again.lock().await.unwrap_err();
     assert!(error.is_lost(), "{error}");
+    assert!(!outer.is_held(), "the client knows of the loss now");
     drop(outer);
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
 }

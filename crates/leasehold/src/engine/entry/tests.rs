@@ -239,6 +239,39 @@ fn answered_attempt_leaves_no_tombstone() {
     assert!(!tombstone(Some(Reply::Busy)).is_zero());
 }
 
+/// A repeated `Acquire` arrived after the store had ended the lease.
+#[test]
+fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
+    let later = Grant { tokens: TokenRange::new(7, 7).unwrap(), ..grant(false) };
+    // Another `Acquire` may be on its way until the repeated one is answered.
+    for (is_pushed, tombstone) in [(true, leasehold_core::TOMBSTONE_TTL), (false, Duration::ZERO)] {
+        let (mut entry, repeated) = granted_by_push();
+        let acquisition = entry.acquisition().unwrap();
+        // The same grant, seen twice.
+        let Some(Outcome::Granted { grant: own, .. }) = entry.outcome else { panic!("it is granted") };
+        push(&mut entry, PushKind::Granted(own));
+        assert!(entry.remaining(at(1)).is_ok());
+        if is_pushed {
+            push(&mut entry, PushKind::Granted(later));
+        } else {
+            entry.handle_response(&repeated, at(1), &answer(Reply::Granted(later)));
+        }
+        assert_eq!(entry.remaining(at(1)), Err(Loss::Gone));
+        assert!(entry.poll_timeout().is_some_and(|due| due <= at(1)));
+        let release = sent(&mut entry, at(1));
+        assert_eq!(release.command, Command::Release(Release { tombstone, ..Release::now(acquisition) }));
+        assert!(entry.poll_transmit(1, at(1)).is_none(), "once");
+        entry.handle_response(&release, at(1), &failure());
+        assert!(entry.poll_transmit(1, at(1)).is_none());
+        let release = sent(&mut entry, at(2));
+        entry.handle_response(&release, at(2), &answer(Reply::Released));
+        assert!(entry.poll_transmit(1, at(9)).is_none());
+        // The guard is dropped later.
+        entry.abandon(at(9));
+        assert!(matches!(sent(&mut entry, at(9)).command, Command::Release(_)));
+    }
+}
+
 fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }

@@ -18,6 +18,7 @@ use crate::engine::clock::Clock;
 use crate::store::{Inbox, Store as _, admission_queue_of};
 use crate::url::StoreUrl;
 
+mod votes;
 mod waiters;
 
 /// The attempts of the pushes that ask a waiter to re-check.
@@ -48,8 +49,13 @@ impl QuorumClient {
     }
 
     async fn at(nodes: &[String], client: u128) -> Self {
+        Self::with_limit(nodes, client, Duration::from_secs(5)).await
+    }
+
+    async fn with_limit(nodes: &[String], client: u128, limit: Duration) -> Self {
+        let options = format!("node_timeout_ms={}", limit.as_millis());
         let StoreUrl::Redlock(url) =
-            StoreUrl::parse(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" "))).unwrap()
+            StoreUrl::parse(&format!("redlock:{} ?{options}", nodes.join(" "))).unwrap()
         else {
             panic!("a redlock: address")
         };

@@ -39,14 +39,14 @@ impl VoteCollector {
         let limit = self.quorum.node_timeout(self.ttl);
         let runtime = self.quorum.runtime.clone();
         let mut late = pin!(runtime.sleep(limit));
-        let mut propagates = false;
+        let votes_end = self.quorum.now() + limit;
         loop {
             if let Some((nodes, tokens)) = self.round.poll_propagate() {
                 for node in nodes {
                     self.propagate(node, tokens.last);
                 }
-                // Those that grant later are told within the same limit.
-                if !std::mem::replace(&mut propagates, true) {
+                // A node that has voted within its limit has another one for this answer.
+                if self.quorum.now() <= votes_end {
                     late.set(runtime.sleep(limit));
                 }
             }
@@ -85,16 +85,10 @@ impl VoteCollector {
         self.responses.push(Box::pin(async move { (node, NodeResponse::Propagated(call.await)) }));
     }
 
-    fn handle_response(&mut self, node: usize, heard: NodeResponse) {
+    pub(super) fn handle_response(&mut self, node: usize, heard: NodeResponse) {
         match heard {
             NodeResponse::Voted(answered) => {
-                let votes = self.round.votes();
-                let is_heard = |other: usize| votes[other].as_ref().is_some_and(|vote| *vote != Vote::Failed);
-                let twice = self.quorum.heard_twice(node, is_heard);
-                let answered = match twice.filter(|_| answered.is_ok()) {
-                    Some(twice) => Err(StoreError::new(Failure::Unknown, twice)),
-                    None => answered,
-                };
+                let answered = self.of_a_server(node, answered);
                 let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
                 if let Ok(Answer { at, reply: Reply::Queued(queued) }) = &answered {
                     self.repoll_hints.push(queued.repoll_at.since(*at));
@@ -107,9 +101,23 @@ impl VoteCollector {
                 self.round.handle_vote(node, vote);
             }
             NodeResponse::Propagated(answered) => {
+                let answered = self.of_a_server(node, answered);
                 let is_known = matches!(answered, Ok(Answer { reply: Reply::Renewed { .. }, .. }));
+                if let Err(error) = answered {
+                    self.node_errors[node] = Some(error.message);
+                }
                 self.round.handle_propagated(node, is_known);
             }
+        }
+    }
+
+    /// The answer, or an error if it comes from a server that was heard as another node.
+    fn of_a_server(&self, node: usize, answered: CallResult) -> CallResult {
+        let votes = self.round.votes();
+        let is_heard = |other: usize| votes[other].as_ref().is_some_and(|vote| *vote != Vote::Failed);
+        match self.quorum.heard_twice(node, is_heard).filter(|_| answered.is_ok()) {
+            Some(twice) => Err(StoreError::new(Failure::Unknown, twice)),
+            None => answered,
         }
     }
 }
