@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use leasehold_core::{
     Acquire, AcquireMachine, Command, Grant, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState,
-    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, TOMBSTONE_TTL,
+    Token,
 };
 
 use super::log_event::LogEvent;
@@ -21,8 +22,8 @@ use super::releasing::{ReleaseOutcome, Releasing};
 use super::second_leg::SecondLeg;
 use crate::store::{CallResult, StoreError};
 
-/// The pause before the release of a second grant is repeated, until then or until the guard is dropped.
-const REGRANT_RETRY: Duration = Duration::from_secs(1);
+/// The pause before a release at [`Entry::late_release_at`] that failed is repeated.
+const LATE_RELEASE_RETRY: Duration = Duration::from_secs(1);
 
 /// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
@@ -78,9 +79,9 @@ pub(super) struct Entry {
     is_failure_logged: bool,
     /// A named owner's attempt was granted, and the owner's other attempts have not been woken.
     owner_was_granted: bool,
-    /// When to release what the store has granted to the attempt once more, after it had ended the lease: a repeated `Acquire` may
-    /// arrive after that end.
-    regrant_ends_at: Option<LocalTime>,
+    /// When to release what a late `Acquire` of the attempt was or may be granted, after the store had ended the lease. The guard may
+    /// stay for long.
+    late_release_at: Option<LocalTime>,
     /// Another lease is about to replace this one, which then ends without a loss.
     pub(super) is_replacing: bool,
     /// A release has been begun: an attempt that was refused at once needs none.
@@ -138,7 +139,7 @@ impl Entry {
             is_loss_logged: false,
             is_failure_logged: false,
             owner_was_granted: false,
-            regrant_ends_at: None,
+            late_release_at: None,
             is_replacing: false,
             needs_release: false,
             is_borrowed: false,
@@ -173,8 +174,8 @@ impl Entry {
         self.end_attempt(now);
         let command = match &mut self.stage {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
-            Stage::Lease { machine, tombstone, .. } if self.regrant_ends_at.is_some_and(|at| at <= now) => {
-                self.regrant_ends_at = None;
+            Stage::Lease { machine, tombstone, .. } if self.late_release_at.is_some_and(|at| at <= now) => {
+                self.late_release_at = None;
                 Command::Release(Release { tombstone: *tombstone, ..Release::now(machine.acquisition()) })
             }
             Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
@@ -192,7 +193,7 @@ impl Entry {
         match &self.stage {
             Stage::Attempt(machine) => machine.poll_timeout(),
             Stage::Lease { machine, .. } => {
-                let times = [machine.poll_timeout(), self.second_leg.expiry(), self.regrant_ends_at];
+                let times = [machine.poll_timeout(), self.second_leg.expiry(), self.late_release_at];
                 times.into_iter().flatten().min()
             }
             Stage::Releasing(releasing) => Some(releasing.poll_timeout()),
@@ -222,11 +223,14 @@ impl Entry {
                     self.handle_regrant(now, grant);
                 }
             }
-            (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
+            (Stage::Lease { machine, as_granted, tombstone, .. }, Command::Renew(_), Ok(answer)) => {
                 if !matches!(answer.reply, Reply::Renewed { tokens: None, contended: false, .. }) {
                     *as_granted = None;
                 }
                 machine.handle_reply(now, transmit.sent_at, &answer.reply);
+                if answer.reply == Reply::NotHeld && !tombstone.is_zero() && !self.is_borrowed {
+                    self.late_release_at = Some(now);
+                }
                 if matches!(machine.state(now), LeaseState::Held)
                     && std::mem::take(&mut self.is_failure_logged)
                 {
@@ -240,7 +244,7 @@ impl Entry {
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
             (Stage::Lease { .. }, Command::Release(_), Err(_)) => {
-                self.regrant_ends_at = Some(now + REGRANT_RETRY);
+                self.late_release_at = Some(now + LATE_RELEASE_RETRY);
             }
             (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
                 let outcome = releasing.outcome(&answer.reply, now);
@@ -277,17 +281,20 @@ impl Entry {
     }
 
     /// The store has granted the attempt. With a higher token than that of the lease, it had ended the lease before: the lease is lost,
-    /// and the new one is released, because no task knows of it.
+    /// and the new one is released at once, because no task has worked under it. Over a quorum a second round of an attempt whose
+    /// future was not polled for 15 s may have a higher token although the lease lasts: it is given up then, too.
     fn handle_regrant(&mut self, now: LocalTime, grant: Grant) {
         let own = match self.outcome {
             Some(Outcome::Granted { grant, .. }) => grant.tokens.first,
             _ => return,
         };
-        if let Stage::Lease { machine, .. } = &mut self.stage
+        if let Stage::Lease { machine, tombstone, .. } = &mut self.stage
             && own < grant.tokens.first
         {
             machine.handle_reply(now, now, &Reply::NotHeld);
-            self.regrant_ends_at = Some(now);
+            *tombstone = TOMBSTONE_TTL;
+            self.min_hold.length = Duration::ZERO;
+            self.late_release_at = Some(now);
         }
     }
 

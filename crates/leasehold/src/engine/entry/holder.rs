@@ -49,12 +49,12 @@ impl Entry {
         }
     }
 
-    /// The renewal that a task sends now; none while one is in flight.
+    /// The renewal that a task sends now; none while one is in flight. A late release is the driver's.
     pub(in crate::engine) fn begin_renewal(&mut self, sequence: u64, now: LocalTime) -> Option<Transmit> {
         self.renew_now(now);
         // Only an error from now on is the result.
         self.last_error = None;
-        let transmit = self.poll_transmit(sequence, now);
+        let transmit = if self.late_release_at.is_none() { self.poll_transmit(sequence, now) } else { None };
         if let Stage::Lease { machine, .. } = &mut self.stage
             && transmit.is_some()
         {

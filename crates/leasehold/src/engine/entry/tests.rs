@@ -243,9 +243,9 @@ fn answered_attempt_leaves_no_tombstone() {
 #[test]
 fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
     let later = Grant { tokens: TokenRange::new(7, 7).unwrap(), ..grant(false) };
-    // Another `Acquire` may be on its way until the repeated one is answered.
-    for (is_pushed, tombstone) in [(true, leasehold_core::TOMBSTONE_TTL), (false, Duration::ZERO)] {
+    for is_pushed in [true, false] {
         let (mut entry, repeated) = granted_by_push();
+        entry.min_hold.length = TTL;
         let acquisition = entry.acquisition().unwrap();
         // The same grant, seen twice.
         let Some(Outcome::Granted { grant: own, .. }) = entry.outcome else { panic!("it is granted") };
@@ -259,17 +259,46 @@ fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
         assert_eq!(entry.remaining(at(1)), Err(Loss::Gone));
         assert!(entry.poll_timeout().is_some_and(|due| due <= at(1)));
         let release = sent(&mut entry, at(1));
-        assert_eq!(release.command, Command::Release(Release { tombstone, ..Release::now(acquisition) }));
+        let late = Release { tombstone: TOMBSTONE_TTL, ..Release::now(acquisition) };
+        assert_eq!(release.command, Command::Release(late.clone()));
         assert!(entry.poll_transmit(1, at(1)).is_none(), "once");
         entry.handle_response(&release, at(1), &failure());
         assert!(entry.poll_transmit(1, at(1)).is_none());
         let release = sent(&mut entry, at(2));
         entry.handle_response(&release, at(2), &answer(Reply::Released));
         assert!(entry.poll_transmit(1, at(9)).is_none());
-        // The guard is dropped later.
-        entry.abandon(at(9));
-        assert!(matches!(sent(&mut entry, at(9)).command, Command::Release(_)));
+        // The guard is dropped later, or the lease was replaced meanwhile.
+        if is_pushed {
+            entry.abandon(at(9));
+        } else {
+            entry.mark_replaced(at(9));
+        }
+        assert_eq!(sent(&mut entry, at(9)).command, Command::Release(late));
     }
+}
+
+/// An `Acquire` may still be on its way then.
+#[test]
+fn lease_that_the_store_has_ended_leaves_a_tombstone_at_once_if_its_attempt_may_still_arrive() {
+    for answered_before in [false, true] {
+        let (mut entry, repeated) = granted_by_push();
+        if answered_before {
+            entry.handle_response(&repeated, at(5), &answer(Reply::Granted(grant(false))));
+        }
+        renew(&mut entry, at(5), &answer(Reply::NotHeld));
+        assert_eq!(entry.remaining(at(5)), Err(Loss::Gone));
+        let due = entry.poll_transmit(1, at(5)).map(|transmit| transmit.command);
+        let late = Release { tombstone: TOMBSTONE_TTL, ..Release::now(entry.acquisition().unwrap()) };
+        assert_eq!(due, (!answered_before).then_some(Command::Release(late)));
+    }
+}
+
+#[test]
+fn renewal_by_a_task_leaves_a_late_release_to_the_driver() {
+    let (mut entry, _) = granted_by_push();
+    renew(&mut entry, at(5), &answer(Reply::NotHeld));
+    assert!(entry.begin_renewal(1, at(5)).is_none());
+    assert!(matches!(sent(&mut entry, at(5)).command, Command::Release(_)));
 }
 
 fn millis(ms: u64) -> Duration {

@@ -40,13 +40,15 @@ impl VoteCollector {
         let runtime = self.quorum.runtime.clone();
         let mut late = pin!(runtime.sleep(limit));
         let votes_end = self.quorum.now() + limit;
+        let mut is_told = false;
         loop {
             if let Some((nodes, tokens)) = self.round.poll_propagate() {
                 for node in nodes {
                     self.propagate(node, tokens.last);
                 }
-                // A node that has voted within its limit has another one for this answer.
-                if self.quorum.now() <= votes_end {
+                // A node that has voted within its limit has another one for this answer. So have the first ones, if the whole
+                // process was suspended.
+                if !std::mem::replace(&mut is_told, true) || self.quorum.now() <= votes_end {
                     late.set(runtime.sleep(limit));
                 }
             }

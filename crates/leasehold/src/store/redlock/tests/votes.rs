@@ -95,6 +95,21 @@ async fn node_that_votes_late_has_its_own_limit_for_the_answer_to_the_token() {
 }
 
 #[tokio::test]
+async fn votes_that_a_suspended_process_finds_late_count() {
+    let servers = servers();
+    let (client, _one, _other) = client_of(&servers).await;
+    let (mut collector, grants) = granted_try(&client).await;
+    collector.round.handle_vote(0, Vote::Yes(grants[0]));
+    collector.round.handle_vote(2, Vote::Failed);
+    let answered = Ok(Answer { at: StoreTime::ZERO, reply: Reply::Granted(grants[1]) });
+    collector.responses.push(Box::pin(async move {
+        std::thread::sleep(LIMIT + Duration::from_millis(100));
+        (1, NodeResponse::Voted(answered))
+    }));
+    assert!(matches!(collector.collect().await, Verdict::Granted(_)), "{:?}", collector.node_errors);
+}
+
+#[tokio::test]
 async fn node_that_does_not_answer_to_the_token_has_an_error_of_its_own() {
     let servers = servers();
     let (client, _one, _other) = client_of(&servers).await;
