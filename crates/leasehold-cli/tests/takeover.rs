@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use common::Place;
 use leasehold_testkit::{Cluster, Flavor, Sentinels, Server, unless_paused_blocking};
 
-const TTL: Duration = Duration::from_secs(2);
+/// So long that a busy machine renews the lease in time.
+const TTL: Duration = Duration::from_secs(6);
 
 /// Promised delay for each frozen process before the first live one, and once more.
 const STEP: Duration = Duration::from_secs(5);
@@ -28,7 +29,7 @@ fn after(signal: &str, place: &Place, kind: &[&str]) -> Duration {
     static ATTEMPTS: AtomicU32 = AtomicU32::new(0);
     let name = format!("nightly{}{signal}{}", kind.concat(), ATTEMPTS.fetch_add(1, Ordering::Relaxed));
     let start = |command: &str| {
-        let run = ["run", "--ttl", "2s"];
+        let run = ["run", "--ttl", "6s"];
         let what = [name.as_str(), "--", "sh", "-c", command];
         place.start(&[&run[..], kind, &what[..]].concat())
     };

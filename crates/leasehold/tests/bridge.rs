@@ -637,7 +637,7 @@ async fn set_of_bridged_mutexes_takes_all_foreign_locks_or_none() {
     assert!(set.try_lock().await.unwrap().is_none());
     let dropped = tokio::time::timeout(Duration::from_millis(50), set.lock()).await;
     assert!(dropped.is_err(), "it waits");
-    until(async || client.mutex("d").try_lock().await.unwrap().is_some()).await;
+    until(async || client.mutex("d").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
     server.run(&["DEL", "2"]);
     set.lock().await.unwrap().release().await.unwrap();
     assert!(client.mutex("d").try_lock().await.unwrap().is_none(), "it is retained once all were held");

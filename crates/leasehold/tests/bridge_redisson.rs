@@ -60,12 +60,15 @@ fn write_in_java(server: &Server) {
     server.run(&["PEXPIRE", KEY, "60000"]);
 }
 
+/// A lease of 3 s may have been renewed by then.
+const RENEWAL: Duration = Duration::from_millis(900);
+
 async fn until_renewed(guard: &Guard) {
     until(async || guard.remaining() > Duration::from_secs(3)).await;
 }
 
 async fn own_is_free(client: &Client) -> bool {
-    client.inspect(Kind::ReadWrite, "own").await.unwrap().holders.is_empty()
+    client.inspect(Kind::ReadWrite, "own").await.is_ok_and(|view| view.holders.is_empty())
 }
 
 /// The server reports the next change of the key.
@@ -85,6 +88,7 @@ async fn readers_and_writers_have_the_form_of_the_library() {
     let mut channel = admin.as_pubsub();
     channel.subscribe(CHANNEL).unwrap();
     channel.set_read_timeout(Some(SOON)).unwrap();
+    let began = Instant::now();
     let first = lock(&one).read().await.unwrap();
     let field = fields(&server).pop().unwrap();
     let field = if field == "mode" { fields(&server).remove(0) } else { field };
@@ -95,7 +99,8 @@ async fn readers_and_writers_have_the_form_of_the_library() {
     assert_eq!(server.query::<i64>(&["HGET", KEY, &field]).unwrap(), 1);
     let own_key = format!("{{prices}}:{field}:rwlock_timeout:1");
     assert_eq!(keys(&server), [KEY, &own_key]);
-    assert!((1..=3_000).contains(&pttl(&server, &own_key)) && (1..=3_000).contains(&pttl(&server, KEY)));
+    let is_new = |left: i64, began: Instant| (1..=3_000).contains(&left) || began.elapsed() > RENEWAL;
+    assert!(is_new(pttl(&server, &own_key), began) && is_new(pttl(&server, KEY), began));
     until_renewed(&first).await;
     assert!(pttl(&server, &own_key) > 3_000 && pttl(&server, KEY) > 3_000);
     // A second reader of leasehold, in another client.
@@ -107,11 +112,12 @@ async fn readers_and_writers_have_the_form_of_the_library() {
     assert_eq!(keys(&server), [""; 0]);
     // The last one wakes one waiter, and a writer wakes all.
     assert_eq!(channel.get_message().unwrap().get_payload::<String>().unwrap(), "0");
+    let began = Instant::now();
     let writer = lock(&one).write().await.unwrap();
     assert_eq!(mode(&server).as_deref(), Some("write"));
     let [field, _] = &fields(&server)[..] else { panic!("{:?}", fields(&server)) };
     assert!(field.ends_with(":1:write"), "{field}");
-    assert!((1..=3_000).contains(&pttl(&server, KEY)));
+    assert!(is_new(pttl(&server, KEY), began));
     until_renewed(&writer).await;
     writer.release().await.unwrap();
     assert_eq!(channel.get_message().unwrap().get_payload::<String>().unwrap(), "1");

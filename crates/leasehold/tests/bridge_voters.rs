@@ -69,11 +69,13 @@ async fn until_renewed(guard: &Guard) {
 async fn lock_on_several_servers_is_taken_renewed_and_released_on_all() {
     let place = Place::new();
     let client = place.client().await;
+    let began = Instant::now();
     let guard = mutex(&client, &place.foreign()).lock().await.unwrap();
+    let left = guard.remaining();
+    assert!(left <= Duration::from_secs(3) || began.elapsed() > Duration::from_millis(900), "{left:?}");
     until(async || place.keys() == [true; 3]).await;
     let values = place.servers.each_ref().map(|server| server.query::<String>(&["GET", KEY]).unwrap());
     assert!(values.iter().all(|value| *value == values[0]), "{values:?}");
-    assert!(guard.remaining() <= Duration::from_secs(3));
     until_renewed(&guard).await;
     let is_renewed = |server: &Server| server.query::<i64>(&["PTTL", KEY]).unwrap() > 3_000;
     until(async || place.servers.iter().all(is_renewed)).await;
@@ -91,13 +93,14 @@ async fn majority_of_the_servers_decides_who_has_the_lock() {
     let mutex = mutex(&client, &place.foreign());
     // A minority of another program, which may have crashed, does not matter.
     place.take_as_other(&[1]);
-    let guard = mutex.try_lock().await.unwrap().expect("two of three");
+    // A server that is silent for a second leaves it undecided.
+    let guard = until_some(async || mutex.try_lock().await.ok()).await.expect("two of three");
     guard.release().await.unwrap();
     until(async || place.keys() == [false, true, false]).await;
     place.take_as_other(&[2]);
-    assert!(mutex.try_lock().await.unwrap().is_none());
+    assert!(until_some(async || mutex.try_lock().await.ok()).await.is_none());
     let limit = Duration::from_millis(300);
-    assert!(mutex.lock_timeout(limit).await.unwrap().is_none());
+    assert!(until_some(async || mutex.lock_timeout(limit).await.ok()).await.is_none());
     until(async || place.keys() == [false, true, true]).await;
     assert!(own_is_free(&client).await);
     // The waiter gets it when the other program has released it.
@@ -137,7 +140,7 @@ async fn one_of_three_servers_may_be_down() {
     for number in 0..2 {
         let mutex = mutex(&client, &foreign);
         let guard = match number {
-            0 => mutex.try_lock().await.unwrap().expect("two of three"),
+            0 => until_some(async || mutex.try_lock().await.ok()).await.expect("two of three"),
             _ => mutex.lock().await.unwrap(),
         };
         assert_eq!(up(&place), [true; 2]);

@@ -209,15 +209,15 @@ mod without_async {
         told.recv_timeout(Duration::from_secs(60)).expect("the calls end").unwrap();
     }
 
-    /// A reply over the proxy takes 500 ms, so one after the other they would take 12 s.
+    /// A reply over the proxy takes 300 ms, so one after the other they would take 14 s.
     #[test]
     fn blocking_set_releases_its_locks_at_the_same_time() {
         let server = Server::on_port();
         let proxy = Proxy::before(&server);
         let client = blocking::Client::connect(&proxy.url()).unwrap();
-        let set = blocking::MutexSet::new((0..24).map(|number| client.mutex(format!("lock {number}"))));
+        let set = blocking::MutexSet::new((0..48).map(|number| client.mutex(format!("lock {number}"))));
         let guard = set.lock().unwrap();
-        proxy.delay_replies(Duration::from_millis(500));
+        proxy.delay_replies(Duration::from_millis(300));
         let begun = Instant::now();
         guard.release().unwrap();
         assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());

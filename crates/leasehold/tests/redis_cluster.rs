@@ -266,11 +266,11 @@ async fn other_leases_are_kept_while_a_node_hangs(cluster: &Cluster) {
     for number in 0..30 {
         let name = format!("lock:{number}");
         let node = cluster.node_of(&format!("{{mutex:{name}}}"));
-        guards.push((node, client.mutex(name).ttl(Duration::from_millis(1_500)).lock().await.unwrap()));
+        guards.push((node, client.mutex(name).ttl(Duration::from_secs(3)).lock().await.unwrap()));
     }
     // Shorter than the cluster takes to replace it, longer than a lease.
     cluster.nodes[0].signal("STOP");
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
     let is_there = |node: usize| guards.iter().filter(|guard| guard.0 == node).all(|guard| guard.1.is_held());
     let (one, other) = (is_there(1), is_there(2));
     cluster.nodes[0].signal("CONT");

@@ -4,7 +4,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, HolderMetadata, Kind, LockInfo};
-use leasehold_testkit::{Cluster, Flavor, Proxy, Server, until};
+use leasehold_testkit::{Cluster, Flavor, Proxy, Server, until, until_some};
 
 const RECORDS: &str = "leasehold:3:client:*";
 
@@ -27,7 +27,7 @@ fn shows_only(metadata: &HolderMetadata, label: Option<&str>) -> bool {
 
 /// What another client sees of the lock "a".
 async fn info(client: &Client) -> LockInfo {
-    client.inspect(Kind::Mutex, "a").await.unwrap()
+    until_some(async || client.inspect(Kind::Mutex, "a").await.ok()).await
 }
 
 /// The record is written at the same time as the first attempt, which does not wait for it.
@@ -275,6 +275,7 @@ async fn record_lasts_as_long_as_a_detached_lease(url: &str, servers: &[Server])
     let one = Client::connect(url).await.unwrap();
     let mutex = one.mutex("a").ttl(Duration::from_secs(30));
     let id = mutex.lock().await.unwrap().detach().await.unwrap();
+    until(async || records(servers).len() == 1).await;
     let [record] = &records(servers)[..] else { panic!("{:?}", records(servers)) };
     one.close().await.unwrap();
     let ask = |command: &[&str]| {
@@ -320,7 +321,7 @@ async fn renewal_over_a_slow_link_keeps_the_record_of_a_detached_lease() {
     server.query::<i64>(&["PEXPIRE", record, "50000"]).unwrap();
     proxy.delay_requests(Duration::from_millis(100));
     proxy.delay_replies(Duration::from_millis(100));
-    other.renew_lease(&id).await.unwrap();
-    let left = server.query::<i64>(&["PTTL", record]).unwrap();
-    assert!(left > 590_000, "{left}");
+    // Again if a busy machine adds so much that the time for the record is over.
+    let left = || server.query::<i64>(&["PTTL", record]).unwrap();
+    until(async || other.renew_lease(&id).await.is_ok() && left() > 590_000).await;
 }

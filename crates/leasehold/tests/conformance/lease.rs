@@ -30,9 +30,9 @@ pub(crate) use tests;
 
 pub(crate) async fn short_lease_is_renewed_while_its_guard_lives(store: Store) {
     let (one, other) = pair(&store).await;
-    let guard = one.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
-    // Longer than two leases.
-    assert!(other.mutex("a").lock_timeout(Duration::from_millis(7_500)).await.unwrap().is_none());
+    let guard = one.mutex("a").ttl(Duration::from_secs(6)).lock().await.unwrap();
+    // Longer than the lease.
+    assert!(other.mutex("a").lock_timeout(Duration::from_secs(7)).await.unwrap().is_none());
     assert!(guard.is_held());
     guard.release().await.unwrap();
 }
@@ -65,7 +65,7 @@ pub(crate) async fn unrenewed_lease_is_lost_at_its_ttl(store: Store) {
 
 pub(crate) async fn manual_renewal_extends_the_lease(store: Store) {
     let (one, other) = pair(&store).await;
-    let ttl = Duration::from_secs(4);
+    let ttl = Duration::from_secs(8);
     let guard = one.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
     for _ in 0..2 {
         guard.wait_until_expiring(ttl / 2).await;
@@ -79,12 +79,12 @@ pub(crate) async fn manual_renewal_extends_the_lease(store: Store) {
     first.release().await.unwrap();
     let guard = waiting.await.unwrap();
     guard.renew().await.unwrap();
-    assert!(guard.remaining() > Duration::from_secs(9), "a pushed lease is renewed to its full ttl");
+    assert!(guard.remaining() > Duration::from_secs(4), "a pushed lease is renewed to its full ttl");
 }
 
 pub(crate) async fn max_hold_ends_a_renewed_lease(store: Store) {
     let (one, other) = pair(&store).await;
-    let mutex = one.mutex("a").ttl(Duration::from_secs(2)).max_hold(Duration::from_secs(3));
+    let mutex = one.mutex("a").ttl(Duration::from_secs(6)).max_hold(Duration::from_secs(8));
     let guard = mutex.lock().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
     assert_eq!(guard.lost().await, Loss::MaxHold);
@@ -109,7 +109,7 @@ pub(crate) async fn force_released_lock_is_lost_and_granted_to_first_waiter(stor
 
 pub(crate) async fn min_hold_retains_the_lock_after_release(store: Store) {
     let (one, other) = pair(&store).await;
-    let min_hold = Duration::from_secs(3);
+    let min_hold = Duration::from_secs(6);
     let began = Instant::now();
     let guard = one.mutex("a").min_hold(min_hold).lock().await.unwrap();
     guard.release().await.unwrap();
@@ -189,8 +189,8 @@ pub(crate) async fn wait_until_expiring_returns_at_the_given_remaining_time(stor
     tokio::time::timeout(SOON, guard.wait_until_expiring(left)).await.expect("little time remains");
     assert!(guard.remaining() <= left);
     guard.wait_until_expiring(ttl).await;
-    // Two renewals happen meanwhile, each with two seconds remaining.
-    let renewed = client.mutex("b").ttl(Duration::from_secs(3)).lock().await.unwrap();
-    let early = tokio::time::timeout(Duration::from_millis(2_500), renewed.wait_until_expiring(left)).await;
+    // Two renewals happen meanwhile, each with six seconds remaining.
+    let renewed = client.mutex("b").ttl(Duration::from_secs(9)).lock().await.unwrap();
+    let early = tokio::time::timeout(Duration::from_secs(7), renewed.wait_until_expiring(left)).await;
     assert!(early.is_err(), "a lease that is renewed in time never comes close to its expiry");
 }

@@ -136,7 +136,9 @@ static POSTGRES: OnceLock<Postgres> = OnceLock::new();
 
 /// How many statements PostgreSQL has ended because they took too long. They take milliseconds, unless the server has no time.
 fn slow_statements() -> usize {
-    POSTGRES.get().map_or(0, |server| server.log().matches("due to statement timeout").count())
+    const LIMITS: [&str; 3] = ["statement timeout", "lock timeout", "idle-in-transaction timeout"];
+    let log = POSTGRES.get().map_or_else(String::new, Postgres::log);
+    LIMITS.iter().map(|limit| log.matches(&format!("due to {limit}")).count()).sum()
 }
 
 fn pgbouncer() -> &'static PgBouncer {

@@ -157,9 +157,9 @@ pub(crate) async fn lost_guard_blocks_reentry_until_dropped(store: Store) {
 
 pub(crate) async fn max_hold_ends_each_acquisition_of_an_owner(store: Store) {
     let (one, other) = pair(&store).await;
-    let hold = Duration::from_secs(4);
+    let hold = Duration::from_secs(8);
     let began = Instant::now();
-    let lock = one.reentrant_mutex("a", "us").ttl(Duration::from_secs(3)).max_hold(hold);
+    let lock = one.reentrant_mutex("a", "us").ttl(Duration::from_secs(6)).max_hold(hold);
     let outer = lock.lock().await.unwrap();
     let waiting = queue(&other, KIND, "a", {
         let mutex = other.mutex("a");

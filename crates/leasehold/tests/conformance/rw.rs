@@ -150,7 +150,7 @@ pub(crate) async fn upgrade_is_granted_before_all_waiters(store: Store) {
     assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
     // The lease outlives the claim window of a push.
     writer.renew().await.unwrap();
-    assert!(writer.remaining() > Duration::from_secs(9));
+    assert!(writer.remaining() > Duration::from_secs(4));
     writer.release().await.unwrap();
     later.await.unwrap().release().await.unwrap();
     until_free(&one).await;
@@ -251,13 +251,14 @@ pub(crate) async fn dead_reader_delays_a_writer_for_its_own_ttl_only(store: Stor
 
 pub(crate) async fn max_hold_counts_through_upgrade_and_downgrade(store: Store) {
     let client = store.client().await;
-    let hold = Duration::from_secs(3);
-    let began = Instant::now();
+    let hold = Duration::from_secs(6);
     let writer = client.rw_lock("a").max_hold(hold).write().await.unwrap();
+    let granted = Instant::now();
     assert!(tokio::time::timeout(hold / 2, writer.lost()).await.is_err());
     let reader = writer.downgrade().await.unwrap();
+    let (held, left) = (granted.elapsed(), reader.remaining());
+    assert!(held + left <= hold, "it is held for {held:?} and another {left:?}");
     assert_eq!(tokio::time::timeout(SOON, reader.lost()).await.unwrap(), Loss::MaxHold);
-    assert!(began.elapsed() < hold / 10 * 14, "it ended after {:?}", began.elapsed());
 }
 
 pub(crate) async fn inspect_reports_readers_and_writers(store: Store) {
@@ -348,7 +349,7 @@ pub(crate) async fn readers_and_writers_do_not_starve(store: Store) {
         *longest = wait.max(*longest);
     }
     println!("in {span:?} the longest wait of a reader was {:?}, of a writer {:?}", longest[0], longest[1]);
-    assert!(longest[0].max(longest[1]) < Duration::from_secs(5), "{longest:?}");
+    assert!(longest[0].max(longest[1]) < Duration::from_secs(15), "{longest:?}");
     assert!(least > 0, "every client acquired the lock");
 }
 

@@ -189,7 +189,7 @@ async fn lease_is_renewed_while_many_attempts_wait_for_the_row_of_another_lock()
         let server = Postgres::on_port();
         let client = client_of(&server).await;
         lock(&client, "a").await.release().await.unwrap();
-        let guard = client.mutex("b").ttl(Duration::from_secs(3)).lock().await.unwrap();
+        let guard = client.mutex("b").ttl(Duration::from_secs(6)).lock().await.unwrap();
         let _session = server.session("BEGIN; SELECT * FROM leasehold.resource WHERE name = 'a' FOR UPDATE");
         leasehold_testkit::wait_until("it has the row", || {
             server.try_run("SELECT id FROM leasehold.resource WHERE name = 'a' FOR UPDATE NOWAIT").is_err()
@@ -261,14 +261,14 @@ async fn lease_whose_row_is_kept_takes_no_other_lease_with_it() {
     unless_paused(SHORT_PAUSE, async || {
         let server = Postgres::on_port();
         let client = client_of(&server).await;
-        let of = async |name: &str| client.mutex(name).ttl(Duration::from_secs(3)).lock().await.unwrap();
+        let of = async |name: &str| client.mutex(name).ttl(Duration::from_secs(6)).lock().await.unwrap();
         let (_kept, b, c) = (of("a").await, of("b").await, of("c").await);
         let _session = server.session("BEGIN; SELECT * FROM leasehold.resource WHERE name = 'a' FOR UPDATE");
         leasehold_testkit::wait_until("it has the row", || {
             server.try_run("SELECT id FROM leasehold.resource WHERE name = 'a' FOR UPDATE NOWAIT").is_err()
         });
         let lost = futures_util::future::select(Box::pin(b.lost()), Box::pin(c.lost()));
-        assert!(tokio::time::timeout(Duration::from_secs(8), lost).await.is_err(), "a lease was lost");
+        assert!(tokio::time::timeout(Duration::from_secs(11), lost).await.is_err(), "a lease was lost");
         assert!(b.is_held() && c.is_held());
     })
     .await;

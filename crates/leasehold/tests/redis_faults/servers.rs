@@ -138,12 +138,13 @@ async fn crashed_writer_behind_readers_delays_no_reader() {
     let crashed = Client::connect(&proxy.url()).await.unwrap();
     let lock = crashed.rw_lock("a");
     let writer = tokio::spawn(async move { lock.write().await });
-    until(async || client.inspect(Kind::ReadWrite, "a").await.unwrap().waiters.len() == 1).await;
+    until(async || client.inspect(Kind::ReadWrite, "a").await.is_ok_and(|view| view.waiters.len() == 1))
+        .await;
     assert!(client.rw_lock("a").try_read().await.unwrap().is_none(), "it would overtake the writer");
     proxy.refuse(true);
     proxy.cut();
     // As soon as the server has seen the end of the connection.
-    until(async || client.rw_lock("a").try_read().await.unwrap().is_some()).await;
+    until(async || client.rw_lock("a").try_read().await.is_ok_and(|guard| guard.is_some())).await;
     assert_eq!(client.inspect(Kind::ReadWrite, "a").await.unwrap().waiters.len(), 1, "it keeps its place");
     writer.abort();
 }

@@ -154,7 +154,7 @@ async fn node_that_is_always_late_gets_back_a_lease_that_it_has_lost() {
     let (client, proxies) = nodes.client_through_proxies(2, "").await;
     until_connected(&client, &nodes.0[2]).await;
     proxies[0].delay_requests(LATE);
-    let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(9)).lock().await.unwrap();
     until(async || holds(&nodes.0[2], "a").await).await;
     nodes.0[2].run(&["DEL", "leasehold:3:{mutex:a}"]);
     until(async || holds(&nodes.0[2], "a").await).await;
