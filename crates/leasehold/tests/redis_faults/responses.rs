@@ -172,7 +172,8 @@ async fn response_after_closing(server: &Server, proxy: &Proxy) -> bool {
     server.run(&["REPLICAOF", "127.0.0.1", "1"]);
     let mutex = client.mutex("b");
     let refused = tokio::task::spawn_blocking(move || other_runtime().block_on(mutex.try_lock()));
-    assert!(refused.await.unwrap().unwrap_err().to_string().contains("replica"));
+    // A server that is too slow refuses nothing.
+    let is_refused = refused.await.unwrap().unwrap_err().to_string().contains("replica");
     server.run(&["REPLICAOF", "NO", "ONE"]);
     server.run(&["FLUSHALL"]);
     let guard = watcher.mutex("a").try_lock().await.unwrap();
@@ -184,7 +185,7 @@ async fn response_after_closing(server: &Server, proxy: &Proxy) -> bool {
         assert!(guard.is_held());
     }
     client.close().await.unwrap();
-    is_in_time && guard.is_some()
+    is_refused && is_in_time && guard.is_some()
 }
 
 #[tokio::test]
