@@ -28,7 +28,7 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
     }
     safety::overlaps(history, terms, &mut verdict);
     safety::token_order(history, terms, &mut verdict);
-    safety::stale_writes(history, &mut verdict);
+    safety::stale_writes(history, terms, &mut verdict);
     liveness::stalls(history, terms, &mut verdict);
     liveness::lost_waiters(history, &mut verdict);
     order::starved(history, terms, &mut verdict);

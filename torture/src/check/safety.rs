@@ -70,8 +70,7 @@ pub(super) fn token_order(history: &History, terms: &Terms, verdict: &mut Verdic
         );
         let fault = fault_at(history, section.begin);
         let (from, to) = (section.begin, section.begin);
-        let split = exemptions(history, terms, before.begin, from).find(|exemption| exemption.is_split);
-        let sentence = split.map(|exemption| exemption.sentence);
+        let sentence = split(history, terms, before.begin, from);
         let sentence = sentence.or_else(|| may_tokens_repeat(history, from).then_some(TOKENS_REPEAT));
         let is_exempt = sentence.is_some();
         let figures = figures(verdict, fault);
@@ -79,6 +78,13 @@ pub(super) fn token_order(history: &History, terms: &Terms, verdict: &mut Verdic
         let text = sentence.map_or(text.clone(), |sentence| format!("{text}; exempt: {sentence}"));
         verdict.findings.push(Finding { check: Check::TokenOrder, fault, from, to, text, is_exempt });
     }
+}
+
+/// The sentence of the guarantees by which two servers may have granted the lock within this time, each with tokens of its own clock.
+fn split(history: &History, terms: &Terms, from: Ns, to: Ns) -> Option<&'static str> {
+    exemptions(history, terms, from, to)
+        .find(|exemption| exemption.is_split)
+        .map(|exemption| exemption.sentence)
 }
 
 /// Whether a server has lost its data while its clock had not passed the last token again. Two steps may follow each other.
@@ -90,8 +96,9 @@ fn may_tokens_repeat(history: &History, at: Ns) -> bool {
     })
 }
 
-/// Writes that arrive after a newer holder has begun.
-pub(super) fn stale_writes(history: &History, verdict: &mut Verdict) {
+/// Writes that arrive after a newer holder has begun. No fence refuses one whose token is the higher of the two: that is a fault of the
+/// tokens, and allowed where their fall is.
+pub(super) fn stale_writes(history: &History, terms: &Terms, verdict: &mut Verdict) {
     for (index, section) in history.sections.iter().enumerate() {
         let Some(write) = section.write else { continue };
         let later = history.sections[index + 1..].iter();
@@ -102,9 +109,11 @@ pub(super) fn stale_writes(history: &History, verdict: &mut Verdict) {
         let fault = fault_at(history, write.arrived);
         let figures = figures(verdict, fault);
         figures.stale_unfenced += 1;
+        let is_fall =
+            newer.token < section.token && split(history, terms, section.begin, newer.begin).is_some();
         let is_repeat = section.token > 0 && may_tokens_repeat(history, newer.begin);
-        figures.stale_fenced += u64::from(write.is_accepted && !is_repeat);
-        figures.exempt_tokens += u64::from(write.is_accepted && is_repeat);
+        figures.stale_fenced += u64::from(write.is_accepted && !is_repeat && !is_fall);
+        figures.exempt_tokens += u64::from(write.is_accepted && (is_repeat || is_fall));
         let check = if write.is_accepted { Check::StaleFenced } else { Check::StaleUnfenced };
         let text = format!(
             "task {} (token {}) wrote {} ms after task {} (token {}) had begun",
@@ -115,7 +124,7 @@ pub(super) fn stale_writes(history: &History, verdict: &mut Verdict) {
             newer.token
         );
         // Without tokens there is no fence, and no lock prevents the write.
-        let is_exempt = !write.is_accepted || section.token == 0 || is_repeat;
+        let is_exempt = !write.is_accepted || section.token == 0 || is_repeat || is_fall;
         let (from, to) = (newer.begin, write.arrived);
         verdict.findings.push(Finding { check, fault, from, to, text, is_exempt });
     }

@@ -91,6 +91,27 @@ fn late_holder_of_a_failover_may_have_the_lower_token() {
     assert!(replicated(&late).is_violated());
 }
 
+/// No fence refuses the write with the higher of the two tokens.
+#[test]
+fn write_before_the_late_holder_of_a_failover_may_be_accepted() {
+    let stale = |token, begin_ms| {
+        let mut late = history(vec![
+            written(section(0, 1, 7, begin_ms, 120), 120, 3, true),
+            section(1, 2, token, 121, 130),
+        ]);
+        late.faults = vec![fault(Fault::MasterFreeze, 100, 1_200)];
+        check(&late, &Terms { store: StoreKind::Sentinel, ..terms() })
+    };
+    let allowed = stale(6, 110);
+    assert!(!allowed.is_violated());
+    let figures = &allowed.figures[&Fault::MasterFreeze];
+    assert_eq!((figures.stale_fenced, figures.exempt_tokens), (0, 2));
+    for broken in [stale(8, 110), stale(6, 10)] {
+        assert_eq!(broken.figures[&Fault::MasterFreeze].stale_fenced, 1);
+        assert!(broken.is_violated());
+    }
+}
+
 fn written(mut section: Section, checked_ms: Ns, order: u64, is_accepted: bool) -> Section {
     section.write =
         Some(Write { checked: checked_ms * MS, arrived: (checked_ms + 50) * MS, order, is_accepted });
