@@ -110,10 +110,10 @@ pub(super) fn stale_writes(history: &History, terms: &Terms, verdict: &mut Verdi
         let figures = figures(verdict, fault);
         figures.stale_unfenced += 1;
         let is_fall =
-            newer.token < section.token && split(history, terms, section.begin, newer.begin).is_some();
-        let is_repeat = section.token > 0 && may_tokens_repeat(history, newer.begin);
-        figures.stale_fenced += u64::from(write.is_accepted && !is_repeat && !is_fall);
-        figures.exempt_tokens += u64::from(write.is_accepted && (is_repeat || is_fall));
+            || newer.token < section.token && split(history, terms, section.begin, newer.begin).is_some();
+        let is_allowed = section.token > 0 && (may_tokens_repeat(history, newer.begin) || is_fall());
+        figures.stale_fenced += u64::from(write.is_accepted && !is_allowed);
+        figures.exempt_tokens += u64::from(write.is_accepted && is_allowed);
         let check = if write.is_accepted { Check::StaleFenced } else { Check::StaleUnfenced };
         let text = format!(
             "task {} (token {}) wrote {} ms after task {} (token {}) had begun",
@@ -124,7 +124,7 @@ pub(super) fn stale_writes(history: &History, terms: &Terms, verdict: &mut Verdi
             newer.token
         );
         // Without tokens there is no fence, and no lock prevents the write.
-        let is_exempt = !write.is_accepted || section.token == 0 || is_repeat || is_fall;
+        let is_exempt = !write.is_accepted || section.token == 0 || is_allowed;
         let (from, to) = (newer.begin, write.arrived);
         verdict.findings.push(Finding { check, fault, from, to, text, is_exempt });
     }

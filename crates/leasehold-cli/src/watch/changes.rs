@@ -80,8 +80,8 @@ fn find<'a>(locks: &'a [LockInfo], like: &LockInfo) -> Option<&'a LockInfo> {
     locks.iter().find(|lock| (lock.kind, &lock.name) == (like.kind, &like.name))
 }
 
-/// The holders that the other poll does not have. All leases of an owner have one token, and may be those of one client: of these, the
-/// last ones with a label are missing there.
+/// The holders that the other poll does not have. All leases of an owner have one token, and may be those of one client. Of these, those
+/// with one label are not told apart: the last ones are missing there.
 fn missing<'a>(holders: &'a [HolderInfo], other: Option<&LockInfo>) -> impl Iterator<Item = &'a HolderInfo> {
     let mut there: Vec<&HolderInfo> = other.map_or_else(Vec::new, |lock| lock.holders.iter().collect());
     holders.iter().filter(move |holder| {

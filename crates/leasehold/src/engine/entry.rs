@@ -3,6 +3,7 @@
 mod bridge;
 mod detach;
 mod holder;
+mod late;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -12,18 +13,14 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Command, Grant, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState,
-    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, TOMBSTONE_TTL,
-    Token,
+    Acquire, AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
+    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
 
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOutcome, Releasing};
 use super::second_leg::SecondLeg;
 use crate::store::{CallResult, StoreError};
-
-/// The pause before a release at [`Entry::late_release_at`] that failed is repeated.
-const LATE_RELEASE_RETRY: Duration = Duration::from_secs(1);
 
 /// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
@@ -79,8 +76,7 @@ pub(super) struct Entry {
     is_failure_logged: bool,
     /// A named owner's attempt was granted, and the owner's other attempts have not been woken.
     owner_was_granted: bool,
-    /// When to release what a late `Acquire` of the attempt was or may be granted, after the store had ended the lease. The guard may
-    /// stay for long.
+    /// When to release what a late `Acquire` of the attempt was or may be granted, after the store had ended the lease.
     late_release_at: Option<LocalTime>,
     /// Another lease is about to replace this one, which then ends without a loss.
     pub(super) is_replacing: bool,
@@ -172,13 +168,10 @@ impl Entry {
 
     pub(super) fn poll_transmit(&mut self, sequence: u64, now: LocalTime) -> Option<Transmit> {
         self.end_attempt(now);
+        let late = self.poll_late_release(now);
         let command = match &mut self.stage {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
-            Stage::Lease { machine, tombstone, .. } if self.late_release_at.is_some_and(|at| at <= now) => {
-                self.late_release_at = None;
-                Command::Release(Release { tombstone: *tombstone, ..Release::now(machine.acquisition()) })
-            }
-            Stage::Lease { machine, .. } => machine.poll_transmit(now)?,
+            Stage::Lease { machine, .. } => late.or_else(|| machine.poll_transmit(now))?,
             Stage::Releasing(releasing) => releasing.poll_transmit(now, self.terms.ttl)?,
             Stage::Ended(_) => return None,
         };
@@ -244,7 +237,7 @@ impl Entry {
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
             (Stage::Lease { .. }, Command::Release(_), Err(_)) => {
-                self.late_release_at = Some(now + LATE_RELEASE_RETRY);
+                self.late_release_at = Some(now + late::RETRY);
             }
             (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
                 let outcome = releasing.outcome(&answer.reply, now);
@@ -277,24 +270,6 @@ impl Entry {
             (Stage::Lease { .. }, PushKind::Granted(grant)) => self.handle_regrant(now, grant),
             // The response was faster than the push, or the lease is being released.
             (Stage::Lease { .. }, PushKind::Next(_)) | (Stage::Releasing(_) | Stage::Ended(_), _) => {}
-        }
-    }
-
-    /// The store has granted the attempt. With a higher token than that of the lease, it had ended the lease before: the lease is lost,
-    /// and the new one is released at once, because no task has worked under it. Over a quorum a second round of an attempt whose
-    /// future was not polled for 15 s may have a higher token although the lease lasts: it is given up then, too.
-    fn handle_regrant(&mut self, now: LocalTime, grant: Grant) {
-        let own = match self.outcome {
-            Some(Outcome::Granted { grant, .. }) => grant.tokens.first,
-            _ => return,
-        };
-        if let Stage::Lease { machine, tombstone, .. } = &mut self.stage
-            && own < grant.tokens.first
-        {
-            machine.handle_reply(now, now, &Reply::NotHeld);
-            *tombstone = TOMBSTONE_TTL;
-            self.min_hold.length = Duration::ZERO;
-            self.late_release_at = Some(now);
         }
     }
 

@@ -195,29 +195,23 @@ impl ReentrantMutex {
         self.lost_before(&resource, None)?;
         let guard = self.0.acquire(1, None, wait).await?;
         if let Some(guard) = &guard {
-            let token = guard.token();
-            self.lost_before(&resource, Some(token)).inspect_err(|_| {
-                // Nothing ran under the new grant.
-                drop(guard.set_min_hold(Duration::ZERO));
-                self.lose_before(&resource, token);
-            })?;
+            // Nothing ran under the new grant.
+            let forget = |_: &Error| drop(guard.set_min_hold(Duration::ZERO));
+            self.lost_before(&resource, Some(guard.token())).inspect_err(forget)?;
         }
         Ok(guard)
     }
 
     fn lost_before(&self, resource: &Resource, granted: Option<Token>) -> Result<(), Error> {
-        let handle = &self.0.handle;
-        let owner = self.0.owner.as_ref();
-        let loss =
-            owner.and_then(|owner| handle.session.loss_of_owner(resource, owner, granted, handle.now()));
-        loss.map_or(Ok(()), |loss| Err(handle.lost(resource, loss)))
-    }
-
-    fn lose_before(&self, resource: &Resource, granted: Token) {
         let Lock { handle, owner, .. } = &self.0;
-        if let Some(owner) = owner {
+        let Some(owner) = owner else { return Ok(()) };
+        let Some(loss) = handle.session.loss_of_owner(resource, owner, granted, handle.now()) else {
+            return Ok(());
+        };
+        if let Some(granted) = granted {
             handle.session.lose_before(resource, owner, granted, handle.now());
         }
+        Err(handle.lost(resource, loss))
     }
 
     /// The owner's leases, and those of others.

@@ -5,7 +5,7 @@ use std::task::Wake;
 
 use leasehold_core::{
     Acquisition, Answer, ClientId, Failure, Grant, HandoffDecision, Kind, LocalTime, Name, Renew, StoreTime,
-    TokenRange, WaitFor, WaitPolicy,
+    TOMBSTONE_TTL, TokenRange, WaitFor, WaitPolicy,
 };
 
 use super::*;

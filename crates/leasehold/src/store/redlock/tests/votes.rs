@@ -22,7 +22,7 @@ async fn client_of(servers: &[Server]) -> (QuorumClient, Proxy, Proxy) {
     (client, proxies.0, proxies.1)
 }
 
-/// A try that all nodes have granted. The first one's token is higher than that of the others.
+/// A try that all nodes have granted. Only the first one's vote has arrived, whose token is higher than that of the others.
 async fn granted_try(client: &QuorumClient) -> (VoteCollector, [Grant; 3]) {
     let acquire = Acquire::exclusive(client.attempt(1), Duration::from_secs(600));
     let sent_at = client.quorum().now();
@@ -36,12 +36,14 @@ async fn granted_try(client: &QuorumClient) -> (VoteCollector, [Grant; 3]) {
     let mut grants: [Grant; 3] = grants.try_into().unwrap();
     let higher = grants.iter().map(|grant| grant.tokens.last.get()).max().unwrap() + 1;
     grants[0].tokens = TokenRange::new(higher, higher).unwrap();
+    let mut round = Round::new(3, true, sent_at);
+    round.handle_vote(0, Vote::Yes(grants[0]));
     let collector = VoteCollector {
         quorum: client.quorum().clone(),
         resource: client.resource.clone(),
         acquisition: acquire.acquisition,
         ttl: acquire.ttl,
-        round: Round::new(3, true, sent_at),
+        round,
         responses: PendingResponses::new(),
         node_errors: vec![None; 3],
         repoll_hints: Vec::new(),
@@ -54,7 +56,6 @@ async fn token_told_to_a_server_that_was_heard_as_another_node_is_not_at_a_quoru
     let servers = servers();
     let (client, moved, _proxy) = client_of(&servers).await;
     let (mut collector, grants) = granted_try(&client).await;
-    collector.round.handle_vote(0, Vote::Yes(grants[0]));
     collector.round.handle_vote(1, Vote::Yes(grants[1]));
     collector.round.handle_vote(2, Vote::Failed);
     moved.redirect_to(&servers[0]);
@@ -74,7 +75,6 @@ async fn node_that_votes_late_has_its_own_limit_for_the_answer_to_the_token() {
     // A busy machine may delay the vote or the answer beyond its limit.
     for attempt in 1.. {
         let (mut collector, grants) = granted_try(&client).await;
-        collector.round.handle_vote(0, Vote::Yes(grants[0]));
         collector.round.handle_vote(1, Vote::Yes(grants[1]));
         silent.hold_requests(true);
         slow.delay_replies(Duration::from_millis(700));
@@ -99,7 +99,6 @@ async fn votes_that_a_suspended_process_finds_late_count() {
     let servers = servers();
     let (client, _one, _other) = client_of(&servers).await;
     let (mut collector, grants) = granted_try(&client).await;
-    collector.round.handle_vote(0, Vote::Yes(grants[0]));
     collector.round.handle_vote(2, Vote::Failed);
     let answered = Ok(Answer { at: StoreTime::ZERO, reply: Reply::Granted(grants[1]) });
     collector.responses.push(Box::pin(async move {
@@ -114,7 +113,6 @@ async fn node_that_does_not_answer_to_the_token_has_an_error_of_its_own() {
     let servers = servers();
     let (client, _one, _other) = client_of(&servers).await;
     let (mut collector, grants) = granted_try(&client).await;
-    collector.round.handle_vote(0, Vote::Yes(grants[0]));
     collector.round.handle_vote(1, Vote::Yes(grants[1]));
     collector.round.handle_vote(2, Vote::Failed);
     let error = StoreError::new(Failure::Unknown, "it hangs".to_owned());

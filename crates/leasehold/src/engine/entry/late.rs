@@ -1,0 +1,38 @@
+//! A repeated `Acquire` that arrives after the store has ended the lease of its attempt: the store may grant it, although no task knows
+//! of that, and the guard of the lost lease may stay for long.
+
+use std::time::Duration;
+
+use leasehold_core::{Command, Grant, LocalTime, Outcome, Release, Reply, TOMBSTONE_TTL};
+
+use super::{Entry, Stage};
+
+/// The pause before a late release that failed is repeated.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
+
+impl Entry {
+    /// The store has granted the attempt. With a higher token than that of the lease, it had ended the lease before: the lease is lost,
+    /// and the new one is released at once, because no task has worked under it. Over a quorum a second round of an attempt whose
+    /// future was not polled for 15 s may have a higher token although the lease lasts: it is given up then, too.
+    pub(super) fn handle_regrant(&mut self, now: LocalTime, grant: Grant) {
+        let own = match self.outcome {
+            Some(Outcome::Granted { grant, .. }) => grant.tokens.first,
+            _ => return,
+        };
+        if let Stage::Lease { machine, tombstone, .. } = &mut self.stage
+            && own < grant.tokens.first
+        {
+            machine.handle_reply(now, now, &Reply::NotHeld);
+            *tombstone = TOMBSTONE_TTL;
+            self.min_hold.length = Duration::ZERO;
+            self.late_release_at = Some(now);
+        }
+    }
+
+    /// The release of what a late `Acquire` was or may be granted, once.
+    pub(super) fn poll_late_release(&mut self, now: LocalTime) -> Option<Command> {
+        let Stage::Lease { machine, tombstone, .. } = &self.stage else { return None };
+        self.late_release_at.take_if(|at| *at <= now)?;
+        Some(Command::Release(Release { tombstone: *tombstone, ..Release::now(machine.acquisition()) }))
+    }
+}
