@@ -237,7 +237,7 @@ impl Entry {
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
             (Stage::Lease { .. }, Command::Release(_), Err(_)) => {
-                self.late_release_at = Some(now + late::RETRY);
+                self.repeat_late_release(now);
             }
             (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
                 let outcome = releasing.outcome(&answer.reply, now);

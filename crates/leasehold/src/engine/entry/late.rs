@@ -8,7 +8,7 @@ use leasehold_core::{Command, Grant, LocalTime, Outcome, Release, Reply, TOMBSTO
 use super::{Entry, Stage};
 
 /// The pause before a late release that failed is repeated.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_secs(1);
 
 impl Entry {
     /// The store has granted the attempt. With a higher token than that of the lease, it had ended the lease before: the lease is lost,
@@ -34,5 +34,10 @@ impl Entry {
         let Stage::Lease { machine, tombstone, .. } = &self.stage else { return None };
         self.late_release_at.take_if(|at| *at <= now)?;
         Some(Command::Release(Release { tombstone: *tombstone, ..Release::now(machine.acquisition()) }))
+    }
+
+    /// A late release failed.
+    pub(super) fn repeat_late_release(&mut self, now: LocalTime) {
+        self.late_release_at = Some(now + RETRY);
     }
 }
