@@ -71,6 +71,35 @@ async fn lease_that_has_ended_refuses_its_owner_nothing() {
     }
 }
 
+/// It is granted, learns of the end, gives the lock to the next waiter and waits again.
+#[tokio::test(flavor = "multi_thread")]
+async fn owner_whose_lease_has_ended_waits_no_longer_than_it_asked_for() {
+    let place = Place::new().await;
+    let ended = place.acquire("a", json!({ "ttl_ms": 60_000, "owner": "job-7" })).await;
+    place.post(&format!("{LOCK}/force-release"), json!({ "token": ended["token"] })).await.expect(200);
+    let other = place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
+    let began = Instant::now();
+    let acquire = format!("{LOCK}/acquire");
+    let refused = async {
+        let answer = place.post(&acquire, json!({ "owner": "job-7", "wait_ms": 4_000 })).await;
+        (answer.expect(409), began.elapsed())
+    };
+    let granted = async {
+        place.until_waiting("a", 1).await;
+        place.acquire("a", json!({ "ttl_ms": 60_000, "wait_ms": 60_000 })).await
+    };
+    let released = async {
+        place.until_waiting("a", 2).await;
+        tokio::time::sleep(Duration::from_secs(3).saturating_sub(began.elapsed())).await;
+        place.post(&format!("{LOCK}/release"), lease(&other)).await.expect(204);
+    };
+    let ((answer, waited), next, ()) = tokio::join!(refused, granted, released);
+    assert_eq!(answer.code(), "timed-out");
+    assert!(waited < Duration::from_millis(6_500), "{waited:?}");
+    assert_eq!(place.post(&format!("{LOCK}/renew"), lease(&ended)).await.expect(410).code(), "lease-ended");
+    place.post(&format!("{LOCK}/release"), lease(&next)).await.expect(204);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn repeated_release_tells_whether_the_first_one_was_carried_out() {
     let store = TestStore::new();

@@ -216,18 +216,18 @@ impl Entry {
                     self.handle_regrant(now, grant);
                 }
             }
-            (Stage::Lease { machine, as_granted, tombstone, .. }, Command::Renew(_), Ok(answer)) => {
+            (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
                 if !matches!(answer.reply, Reply::Renewed { tokens: None, contended: false, .. }) {
                     *as_granted = None;
                 }
                 machine.handle_reply(now, transmit.sent_at, &answer.reply);
-                if answer.reply == Reply::NotHeld && !tombstone.is_zero() && !self.is_borrowed {
-                    self.late_release_at = Some(now);
-                }
                 if matches!(machine.state(now), LeaseState::Held)
                     && std::mem::take(&mut self.is_failure_logged)
                 {
                     self.log_events.push(LogEvent::RenewalRecovered);
+                }
+                if answer.reply == Reply::NotHeld {
+                    self.handle_not_held(now);
                 }
                 self.last_error = None;
                 self.is_changed = true;

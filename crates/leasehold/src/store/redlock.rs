@@ -16,6 +16,7 @@ mod admission_state;
 mod attempts;
 mod doctor;
 mod gather;
+mod heard;
 mod inspect;
 mod limits;
 mod node;
@@ -151,15 +152,6 @@ impl Quorum {
             Some(same_server(&self.nodes[first]))
         };
         (0..run_ids.len()).map(duplicate).collect()
-    }
-
-    /// An error if a node's response does not count, because it comes from the same server as one that was heard before. When the
-    /// commands were sent, the node may not have been connected.
-    fn heard_twice(&self, node: usize, is_heard: impl Fn(usize) -> bool) -> Option<String> {
-        let run_id = self.nodes[node].store.run_id()?;
-        let is_same = |other: &Node| other.store.run_id().as_ref() == Some(&run_id);
-        let heard = (0..self.nodes.len()).filter(|other| *other != node && is_heard(*other));
-        heard.map(|other| &self.nodes[other]).find(|other| is_same(other)).map(|other| same_server(other))
     }
 
     /// Repeats unanswered releases until they are answered or the lease has expired.

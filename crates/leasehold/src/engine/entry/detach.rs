@@ -52,7 +52,10 @@ impl Entry {
         self.end_attempt(now);
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_released(now),
-            Stage::Lease { machine, .. } => machine.handle_reply(now, now, &Reply::NotHeld),
+            Stage::Lease { machine, .. } => {
+                machine.handle_reply(now, now, &Reply::NotHeld);
+                self.handle_not_held(now);
+            }
             Stage::Releasing(_) | Stage::Ended(_) => {}
         }
     }

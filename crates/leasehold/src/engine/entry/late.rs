@@ -24,7 +24,16 @@ impl Entry {
         {
             machine.handle_reply(now, now, &Reply::NotHeld);
             *tombstone = TOMBSTONE_TTL;
-            self.min_hold.length = Duration::ZERO;
+            self.handle_not_held(now);
+        }
+    }
+
+    /// The store does not have the lease any more. An `Acquire` of its attempt that may still be on its way is to be refused, or its
+    /// grant released. The minimum hold was that of the lease and keeps no such grant.
+    pub(super) fn handle_not_held(&mut self, now: LocalTime) {
+        let Stage::Lease { tombstone, .. } = &self.stage else { return };
+        self.min_hold.length = Duration::ZERO;
+        if !tombstone.is_zero() && !self.is_borrowed {
             self.late_release_at = Some(now);
         }
     }

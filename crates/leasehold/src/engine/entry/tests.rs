@@ -280,16 +280,26 @@ fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
 /// An `Acquire` may still be on its way then.
 #[test]
 fn lease_that_the_store_has_ended_leaves_a_tombstone_at_once_if_its_attempt_may_still_arrive() {
-    for answered_before in [false, true] {
+    for (answered_before, by_renewal) in [(false, false), (false, true), (true, false), (true, true)] {
         let (mut entry, repeated) = granted_by_push();
         if answered_before {
             entry.handle_response(&repeated, at(5), &answer(Reply::Granted(grant(false))));
         }
-        renew(&mut entry, at(5), &answer(Reply::NotHeld));
+        entry.min_hold.length = TTL;
+        if by_renewal {
+            renew(&mut entry, at(5), &answer(Reply::NotHeld));
+        } else {
+            entry.lose(at(5));
+        }
         assert_eq!(entry.remaining(at(5)), Err(Loss::Gone));
+        assert_eq!(entry.poll_timeout(), (!answered_before).then_some(at(5)));
         let due = entry.poll_transmit(1, at(5)).map(|transmit| transmit.command);
-        let late = Release { tombstone: TOMBSTONE_TTL, ..Release::now(entry.acquisition().unwrap()) };
-        assert_eq!(due, (!answered_before).then_some(Command::Release(late)));
+        let tombstone = if answered_before { Duration::ZERO } else { TOMBSTONE_TTL };
+        let late = Release { tombstone, ..Release::now(entry.acquisition().unwrap()) };
+        assert_eq!(due, (!answered_before).then_some(Command::Release(late.clone())));
+        // What a late `Acquire` is granted has no minimum hold.
+        entry.abandon(at(6));
+        assert_eq!(sent(&mut entry, at(6)).command, Command::Release(late));
     }
 }
 

@@ -13,6 +13,7 @@ use leasehold_core::{
 use leasehold_redis_protocol::token_at;
 
 use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial};
+use super::heard::Heard;
 use super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{Quorum, answer};
 use crate::store::{BoxFuture, CallResult, StoreError};
@@ -99,6 +100,7 @@ impl Quorum {
             ttl: sent.request.ttl,
             round,
             responses,
+            heard: Heard::default(),
             node_errors,
             repoll_hints: Vec::new(),
         };

@@ -7,6 +7,7 @@ use leasehold_core::{Acquire, Command, Failure, NodeReplies, NodeReply, Renew, R
 
 use super::attempts::NodeAttempt;
 use super::gather::{fail, gather};
+use super::heard::Heard;
 use super::{Quorum, answer};
 use crate::store::{BoxFuture, CallResult, StoreError, missing_response};
 
@@ -89,13 +90,11 @@ impl Quorum {
         }
         let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
         let limit = self.node_timeout(shortest);
+        let mut heard = Heard::default();
         let late = gather(&self.runtime, responses, limit, &mut replies, |replies, node, answers| {
-            let is_heard = |other: usize| {
-                let heard = |replies: &NodeReplies| replies.replies()[other];
-                replies.iter().filter_map(heard).any(|reply| reply != NodeReply::Failed)
-            };
-            if let Some(twice) = self.heard_twice(node, is_heard) {
-                errors[node] = Some(twice);
+            let is_answered = answers.iter().any(Result::is_ok);
+            if let Err(reason) = is_answered.then(|| heard.record(&self.nodes, node)).transpose() {
+                errors[node] = Some(reason);
                 return fail(replies, node);
             }
             for (replies, answer) in replies.iter_mut().zip(&answers) {

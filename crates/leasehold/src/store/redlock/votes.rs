@@ -9,6 +9,7 @@ use leasehold_core::{
     Acquisition, Answer, Command, Failure, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
 };
 
+use super::heard::Heard;
 use super::{Quorum, STRAGGLER_GRACE};
 use crate::store::{BoxFuture, CallResult, StoreError};
 
@@ -28,6 +29,7 @@ pub(super) struct VoteCollector {
     pub(super) ttl: Duration,
     pub(super) round: Round,
     pub(super) responses: PendingResponses,
+    pub(super) heard: Heard,
     /// Why a node did not vote.
     pub(super) node_errors: Vec<Option<String>>,
     /// When nodes expect the current lease to end. A node reports that to the head of its queue.
@@ -113,13 +115,10 @@ impl VoteCollector {
         }
     }
 
-    /// The answer, or an error if it comes from a server that was heard as another node.
-    fn of_a_server(&self, node: usize, answered: CallResult) -> CallResult {
-        let votes = self.round.votes();
-        let is_heard = |other: usize| votes[other].as_ref().is_some_and(|vote| *vote != Vote::Failed);
-        match self.quorum.heard_twice(node, is_heard).filter(|_| answered.is_ok()) {
-            Some(twice) => Err(StoreError::new(Failure::Unknown, twice)),
-            None => answered,
-        }
+    /// The answer, or an error if it does not count.
+    fn of_a_server(&mut self, node: usize, answered: CallResult) -> CallResult {
+        let answer = answered?;
+        let recorded = self.heard.record(&self.quorum.nodes, node);
+        recorded.map(|()| answer).map_err(|reason| StoreError::new(Failure::Unknown, reason))
     }
 }

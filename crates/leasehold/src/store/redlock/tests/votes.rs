@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Answer, Command, Failure, Grant, Reply, Round, StoreTime, TokenRange, Verdict, Vote,
+    Acquire, Answer, Command, Failure, Grant, Release, Renew, Reply, Round, StoreTime, TokenRange, Verdict,
+    Vote,
 };
 use leasehold_testkit::{Proxy, Server, until};
 
+use super::super::heard::Heard;
 use super::super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{QuorumClient, servers};
 use crate::store::StoreError;
@@ -14,12 +16,25 @@ use crate::store::StoreError;
 /// How long a node has for its vote.
 const LIMIT: Duration = Duration::from_millis(1_500);
 
-/// A client of these servers, the second and the third behind a proxy.
-async fn client_of(servers: &[Server]) -> (QuorumClient, Proxy, Proxy) {
-    let proxies = (Proxy::before(&servers[1]), Proxy::before(&servers[2]));
-    let nodes = [servers[0].url(), proxies.0.url(), proxies.1.url()];
-    let client = QuorumClient::with_limit(&nodes, 1, LIMIT).await;
-    (client, proxies.0, proxies.1)
+/// A client of these servers, each behind a proxy.
+async fn client_of(servers: &[Server], limit: Duration) -> (QuorumClient, Vec<Proxy>) {
+    let proxies: Vec<Proxy> = servers.iter().map(Proxy::before).collect();
+    let nodes: Vec<String> = proxies.iter().map(Proxy::url).collect();
+    (QuorumClient::with_limit(&nodes, 1, limit).await, proxies)
+}
+
+/// Leads the second node to the first one's server, and cuts off the first node.
+async fn move_the_second_node(client: &QuorumClient, servers: &[Server], proxies: &[Proxy]) {
+    proxies[1].redirect_to(&servers[0]);
+    proxies[1].cut();
+    until(async || client.quorum().duplicate_nodes()[1].is_some()).await;
+    proxies[0].refuse(true);
+    proxies[0].cut();
+    until(async || !client.quorum().nodes[0].store.is_connected()).await;
+}
+
+fn voted(grant: Grant) -> NodeResponse {
+    NodeResponse::Voted(Ok(Answer { at: StoreTime::ZERO, reply: Reply::Granted(grant) }))
 }
 
 /// A try that all nodes have granted. Only the first one's vote has arrived, whose token is higher than that of the others.
@@ -36,52 +51,108 @@ async fn granted_try(client: &QuorumClient) -> (VoteCollector, [Grant; 3]) {
     let mut grants: [Grant; 3] = grants.try_into().unwrap();
     let higher = grants.iter().map(|grant| grant.tokens.last.get()).max().unwrap() + 1;
     grants[0].tokens = TokenRange::new(higher, higher).unwrap();
-    let mut round = Round::new(3, true, sent_at);
-    round.handle_vote(0, Vote::Yes(grants[0]));
-    let collector = VoteCollector {
+    let mut collector = VoteCollector {
         quorum: client.quorum().clone(),
         resource: client.resource.clone(),
         acquisition: acquire.acquisition,
         ttl: acquire.ttl,
-        round,
+        round: Round::new(3, true, sent_at),
         responses: PendingResponses::new(),
+        heard: Heard::default(),
         node_errors: vec![None; 3],
         repoll_hints: Vec::new(),
     };
+    collector.handle_response(0, voted(grants[0]));
     (collector, grants)
 }
 
 #[tokio::test]
 async fn token_told_to_a_server_that_was_heard_as_another_node_is_not_at_a_quorum() {
     let servers = servers();
-    let (client, moved, _proxy) = client_of(&servers).await;
+    let (client, proxies) = client_of(&servers, LIMIT).await;
     let (mut collector, grants) = granted_try(&client).await;
-    collector.round.handle_vote(1, Vote::Yes(grants[1]));
+    collector.handle_response(1, voted(grants[1]));
     collector.round.handle_vote(2, Vote::Failed);
-    moved.redirect_to(&servers[0]);
-    moved.cut();
-    until(async || client.quorum().heard_twice(1, |other| other == 0).is_some()).await;
+    move_the_second_node(&client, &servers, &proxies).await;
     assert_eq!(collector.collect().await, Verdict::NoQuorum);
     let error = collector.node_errors[1].as_deref().unwrap_or_default();
     assert!(error.contains("the same server"), "{error}");
+}
+
+#[tokio::test]
+async fn server_that_was_heard_as_a_node_that_is_cut_off_has_one_vote() {
+    let servers = servers();
+    let (client, proxies) = client_of(&servers, LIMIT).await;
+    let (mut collector, grants) = granted_try(&client).await;
+    move_the_second_node(&client, &servers, &proxies).await;
+    collector.handle_response(1, voted(grants[0]));
+    assert_eq!(collector.round.votes()[1], Some(Vote::Failed));
+    let error = collector.node_errors[1].as_deref().unwrap_or_default();
+    assert!(error.contains("the same server"), "{error}");
+    // Nor has a node whose server is not known.
+    collector.handle_response(0, voted(grants[0]));
+    let error = collector.node_errors[0].as_deref().unwrap_or_default();
+    assert!(error.contains("not known"), "{error}");
+}
+
+/// The second node connects to the first one's server while a renewal is on its way, after the first node has been cut off.
+#[tokio::test]
+async fn server_that_was_heard_as_a_node_that_is_cut_off_renews_once() {
+    let servers = servers();
+    let (client, proxies) = client_of(&servers, 4 * LIMIT).await;
+    let nodes = &client.quorum().nodes;
+    let is_connected = |node: usize| nodes[node].store.is_connected();
+    let mut sequence = 0;
+    // A busy machine may delay a connection beyond the limit.
+    until(async || {
+        sequence += 1;
+        let granted = client.ask(sequence).await;
+        assert!(matches!(granted, Ok(Reply::Granted(_))), "{granted:?}");
+        for lost in &proxies[1..] {
+            lost.refuse(true);
+            lost.cut();
+        }
+        until(async || !is_connected(1) && !is_connected(2)).await;
+        let renew =
+            Renew { acquisition: client.attempt(sequence), ttl: Duration::from_secs(600), reserve: 0 };
+        let renewing = client.quorum().renew(vec![(client.resource.clone(), Command::Renew(renew))]);
+        let moving = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            proxies[0].refuse(true);
+            proxies[0].cut();
+            until(async || !is_connected(0)).await;
+            proxies[1].redirect_to(&servers[0]);
+            proxies[1].refuse(false);
+        };
+        let (answers, ()) = tokio::join!(renewing, moving);
+        let error = answers[0].as_ref().expect_err("one server is no quorum of three").message.clone();
+        proxies[1].redirect_to(&servers[1]);
+        proxies[1].cut();
+        proxies.iter().for_each(|proxy| proxy.refuse(false));
+        until(async || (0..3).all(is_connected)).await;
+        let release = Release::now(client.attempt(sequence));
+        until(async || client.quorum().release(client.resource.clone(), release.clone()).await.is_ok()).await;
+        error.contains("the same server")
+    })
+    .await;
 }
 
 /// Another node was told before, and is silent.
 #[tokio::test]
 async fn node_that_votes_late_has_its_own_limit_for_the_answer_to_the_token() {
     let servers = servers();
-    let (client, silent, slow) = client_of(&servers).await;
+    let (client, proxies) = client_of(&servers, LIMIT).await;
+    let (silent, slow) = (&proxies[1], &proxies[2]);
     assert_eq!(client.quorum().node_timeout(Duration::from_secs(600)), LIMIT);
     // A busy machine may delay the vote or the answer beyond its limit.
     for attempt in 1.. {
         let (mut collector, grants) = granted_try(&client).await;
-        collector.round.handle_vote(1, Vote::Yes(grants[1]));
+        collector.handle_response(1, voted(grants[1]));
         silent.hold_requests(true);
         slow.delay_replies(Duration::from_millis(700));
-        let answered = Ok(Answer { at: StoreTime::ZERO, reply: Reply::Granted(grants[2]) });
         collector.responses.push(Box::pin(async move {
             tokio::time::sleep(LIMIT - Duration::from_millis(500)).await;
-            (2, NodeResponse::Voted(answered))
+            (2, voted(grants[2]))
         }));
         let verdict = collector.collect().await;
         if matches!(verdict, Verdict::Granted(_)) {
@@ -97,13 +168,12 @@ async fn node_that_votes_late_has_its_own_limit_for_the_answer_to_the_token() {
 #[tokio::test]
 async fn votes_that_a_suspended_process_finds_late_count() {
     let servers = servers();
-    let (client, _one, _other) = client_of(&servers).await;
+    let (client, _proxies) = client_of(&servers, LIMIT).await;
     let (mut collector, grants) = granted_try(&client).await;
     collector.round.handle_vote(2, Vote::Failed);
-    let answered = Ok(Answer { at: StoreTime::ZERO, reply: Reply::Granted(grants[1]) });
     collector.responses.push(Box::pin(async move {
         std::thread::sleep(LIMIT + Duration::from_millis(100));
-        (1, NodeResponse::Voted(answered))
+        (1, voted(grants[1]))
     }));
     assert!(matches!(collector.collect().await, Verdict::Granted(_)), "{:?}", collector.node_errors);
 }
@@ -111,9 +181,9 @@ async fn votes_that_a_suspended_process_finds_late_count() {
 #[tokio::test]
 async fn node_that_does_not_answer_to_the_token_has_an_error_of_its_own() {
     let servers = servers();
-    let (client, _one, _other) = client_of(&servers).await;
+    let (client, _proxies) = client_of(&servers, LIMIT).await;
     let (mut collector, grants) = granted_try(&client).await;
-    collector.round.handle_vote(1, Vote::Yes(grants[1]));
+    collector.handle_response(1, voted(grants[1]));
     collector.round.handle_vote(2, Vote::Failed);
     let error = StoreError::new(Failure::Unknown, "it hangs".to_owned());
     collector.handle_response(1, NodeResponse::Propagated(Err(error)));
