@@ -218,9 +218,13 @@ impl Session {
         self.step(sequence, now, |entry| entry.limit_hold(ends_at));
     }
 
-    /// Replaces the minimum hold, counted from the grant.
+    /// Replaces the minimum hold, counted from the grant. A lease that the store does not have any more keeps none.
     pub(crate) fn set_min_hold(&self, sequence: u64, min_hold: Duration, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.min_hold.length = min_hold);
+        self.step(sequence, now, |entry| {
+            if entry.remaining(now) != Err(Loss::Gone) {
+                entry.min_hold.length = min_hold;
+            }
+        });
     }
 
     /// The lease of an attempt was never used, so its minimum hold does not apply.

@@ -323,6 +323,14 @@ fn lease_keeps_what_its_guard_sets() {
     let release = scene.drop_lease(lease);
     let Command::Release(Release { min_hold, .. }) = release.command else { panic!("{release:?}") };
     assert_eq!(min_hold, Duration::from_secs(3));
+    // A lost lease has none.
+    let lost = scene.begin("a", Some("this"), false);
+    scene.answer(&lost, granted(1, 1));
+    session.lose_before(&resource("a"), &Owner::new("this"), grant(7, 7).tokens.first, start);
+    session.set_min_hold(lost.sequence, Duration::from_secs(3), start);
+    let release = scene.drop_lease(lost.sequence);
+    let Command::Release(Release { min_hold, .. }) = release.command else { panic!("{release:?}") };
+    assert_eq!(min_hold, Duration::ZERO);
 }
 
 #[test]

@@ -286,8 +286,8 @@ impl Quorum {
     }
 
     /// The error of an unconfirmed release, with each node's reason.
-    pub(super) fn release_failure(&self, replies: &NodeReplies) -> String {
-        self.too_few_did(replies, "released", |_| "no answer")
+    pub(super) fn release_failure(&self, replies: &NodeReplies, errors: &[Option<String>]) -> String {
+        self.too_few_did(replies, "released", |node| errors[node].as_deref().unwrap_or("no answer"))
     }
 
     /// The error of a renewal without a quorum, with each node's reason.

@@ -14,6 +14,7 @@ use leasehold_core::{
 
 use super::attempts::{NodeAttempt, RequestCounts};
 use super::gather::gather;
+use super::heard::Heard;
 use super::limits::{SETTLE_INTERVAL, SETTLE_LIMIT};
 use super::node::PendingRelease;
 use super::{Quorum, STRAGGLER_GRACE, answer};
@@ -42,8 +43,12 @@ impl Quorum {
         }
         let mut replies = [NodeReplies::new(self.nodes.len())];
         let limit = self.node_timeout(known.request.ttl);
+        let (mut heard, mut errors) = (Heard::default(), vec![None; self.nodes.len()]);
         let late = gather(&self.runtime, responses, limit, &mut replies, |replies, node, reply| {
-            replies[0].handle_reply(node, reply);
+            let is_answered = reply != NodeReply::Failed;
+            errors[node] = is_answered.then(|| heard.record(&self.nodes, node)).and_then(Result::err);
+            let counts = is_answered && errors[node].is_none();
+            replies[0].handle_reply(node, if counts { reply } else { NodeReply::Failed });
         });
         self.runtime.drain(late.await);
         let [replies] = replies;
@@ -54,7 +59,7 @@ impl Quorum {
             Some(Tally::Unknown) if replies.has_quorum() && release.min_hold.is_zero() => Reply::Released,
             // The release is sent again to nodes that did not answer, until the lease has expired there.
             Some(Tally::Unknown) | None => {
-                let message = self.release_failure(&replies);
+                let message = self.release_failure(&replies, &errors);
                 self.releases_pending.notify_one();
                 return Err(StoreError::new(Failure::Unknown, message));
             }

@@ -263,13 +263,15 @@ async fn release_during_acquire_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn round_whose_node_attempt_ended_is_unknown_and_can_be_retried() {
+async fn round_whose_node_attempt_ended_is_not_granted_and_can_be_retried() {
     let servers = servers();
     let client = QuorumClient::new(&servers, 1).await;
     // The round has been sent before the release, which needs no tombstone.
     let (answer, released) =
         futures_util::future::join(client.ask(1), client.release(1, Duration::ZERO)).await;
-    assert_eq!((answer, released), (Err(Failure::Unknown), Reply::Released));
+    // The release may be answered later than the round.
+    assert!(matches!(answer, Err(Failure::Unknown) | Ok(Reply::Cancelled)), "{answer:?}");
+    assert_eq!(released, Reply::Released);
     until(async || client.holding().await == 0).await;
     assert!(matches!(client.ask(1).await, Ok(Reply::Granted(_))));
     assert_eq!(client.release(1, Duration::ZERO).await, Reply::Released);
@@ -579,7 +581,7 @@ async fn failure_of_a_release_counts_the_nodes_that_have_released_it() {
     let mut replies = NodeReplies::new(3);
     replies.handle_reply(0, NodeReply::Failed);
     replies.handle_reply(1, NodeReply::Failed);
-    let message = client.quorum().release_failure(&replies);
+    let message = client.quorum().release_failure(&replies, &[const { None }; 3]);
     assert!(message.contains("0 of 3 nodes released it") && message.contains("not waited for"), "{message}");
 }
 

@@ -100,41 +100,66 @@ async fn server_that_was_heard_as_a_node_that_is_cut_off_has_one_vote() {
 async fn server_that_was_heard_as_a_node_that_is_cut_off_renews_once() {
     let servers = servers();
     let (client, proxies) = client_of(&servers, 4 * LIMIT).await;
-    let nodes = &client.quorum().nodes;
-    let is_connected = |node: usize| nodes[node].store.is_connected();
-    let mut sequence = 0;
-    // A busy machine may delay a connection beyond the limit.
-    until(async || {
-        sequence += 1;
-        let granted = client.ask(sequence).await;
-        assert!(matches!(granted, Ok(Reply::Granted(_))), "{granted:?}");
-        for lost in &proxies[1..] {
-            lost.refuse(true);
-            lost.cut();
-        }
+    let quorum = client.quorum();
+    let is_connected = |node: usize| quorum.nodes[node].store.is_connected();
+    let renew_while_it_moves = async |acquisition| {
+        proxies[1].redirect_to(&servers[0]);
+        proxies[1].hold_replies(true);
+        proxies[2].refuse(true);
+        proxies[1..].iter().for_each(Proxy::cut);
         until(async || !is_connected(1) && !is_connected(2)).await;
-        let renew =
-            Renew { acquisition: client.attempt(sequence), ttl: Duration::from_secs(600), reserve: 0 };
-        let renewing = client.quorum().renew(vec![(client.resource.clone(), Command::Renew(renew))]);
+        let renew = Renew { acquisition, ttl: Duration::from_secs(600), reserve: 0 };
+        let renewing = quorum.renew(vec![(client.resource.clone(), Command::Renew(renew))]);
         let moving = async {
+            // The first node answers meanwhile.
             tokio::time::sleep(Duration::from_millis(100)).await;
             proxies[0].refuse(true);
             proxies[0].cut();
             until(async || !is_connected(0)).await;
-            proxies[1].redirect_to(&servers[0]);
-            proxies[1].refuse(false);
+            proxies[1].hold_replies(false);
+            proxies[1].release_held();
         };
         let (answers, ()) = tokio::join!(renewing, moving);
-        let error = answers[0].as_ref().expect_err("one server is no quorum of three").message.clone();
         proxies[1].redirect_to(&servers[1]);
         proxies[1].cut();
         proxies.iter().for_each(|proxy| proxy.refuse(false));
+        answers[0].as_ref().expect_err("one server is no quorum of three").message.clone()
+    };
+    let mut sequence = 0;
+    // A busy machine may delay an answer beyond its limit.
+    until(async || {
+        sequence += 1;
+        let granted = client.ask(sequence).await;
+        let error = match granted {
+            Ok(Reply::Granted(_)) => renew_while_it_moves(client.attempt(sequence)).await,
+            _ => String::new(),
+        };
         until(async || (0..3).all(is_connected)).await;
         let release = Release::now(client.attempt(sequence));
-        until(async || client.quorum().release(client.resource.clone(), release.clone()).await.is_ok()).await;
+        until(async || quorum.release(client.resource.clone(), release.clone()).await.is_ok()).await;
         error.contains("the same server")
     })
     .await;
+}
+
+#[tokio::test]
+async fn server_that_was_heard_as_another_node_releases_once() {
+    let servers = servers();
+    let (client, proxies) = client_of(&servers, LIMIT).await;
+    until(async || matches!(client.ask(1).await, Ok(Reply::Granted(_)))).await;
+    proxies[1].redirect_to(&servers[0]);
+    proxies[1].cut();
+    until(async || client.quorum().duplicate_nodes()[1].is_some()).await;
+    proxies[2].hold_requests(true);
+    let release = async || {
+        let release = Release::now(client.attempt(1));
+        client.quorum().release(client.resource.clone(), release).await
+    };
+    let error = release().await.expect_err("two servers of three have the lease").message;
+    assert!(error.contains("the same server"), "{error}");
+    proxies[1].redirect_to(&servers[1]);
+    proxies[1].cut();
+    until(async || release().await.is_ok()).await;
 }
 
 /// Another node was told before, and is silent.
