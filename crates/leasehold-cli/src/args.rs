@@ -214,7 +214,7 @@ pub(crate) struct KindArgs {
     #[arg(short = 'x', long)]
     pub(crate) exclusive: bool,
     /// Allow up to N holders; all runs must pass the same N
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) semaphore: Option<u32>,
     /// Acquire the lock at once if this owner already holds it, on any host
     #[arg(long, value_name = "ID")]
