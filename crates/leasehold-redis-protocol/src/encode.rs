@@ -93,6 +93,34 @@ impl ScriptVariant {
         call
     }
 
+    /// Encodes up to [`MAX_EACH`](crate::MAX_EACH) commands that [may share a call](may_share_a_call) and are either all attempts
+    /// or all releases: each is done for itself. The reply is the list of their replies, or 1 if all are plain leases that were
+    /// released. Clusters and quorum nodes do not support it.
+    #[must_use]
+    pub fn encode_each<'a>(
+        self,
+        commands: impl Iterator<Item = (&'a Resource, &'a Command)> + Clone,
+    ) -> ScriptCall {
+        debug_assert!(commands.clone().all(|(_, command)| may_share_a_call(command)), "each may share a call");
+        let room = commands.clone().map(|(resource, command)| room_for(resource, command)).sum();
+        let first = commands.clone().next();
+        let script = match first {
+            Some((_, Command::Release(_))) => Script::ReleaseEach,
+            _ => Script::AcquireEach,
+        };
+        let mut call = ScriptCall::new(self, script, commands.clone().count() * 3 + 1, room);
+        for (resource, _) in commands.clone() {
+            call.push_key(resource_key(resource).as_bytes());
+        }
+        if let Some((resource, _)) = first {
+            self.push_clock(&mut call, resource);
+        }
+        for (_, command) in commands {
+            self.push_command(&mut call, command);
+        }
+        call
+    }
+
     fn push_clock(self, call: &mut ScriptCall, resource: &Resource) {
         call.push_key(clock_key(self.is_cluster().then(|| slot_of(resource))).as_bytes());
     }
@@ -116,6 +144,17 @@ impl ScriptVariant {
         if self.is_cluster() {
             call.push_arg(|bytes| bytes.extend(inbox_prefix(Some(slot_of(resource))).as_bytes()));
         }
+    }
+}
+
+/// Whether a server can do this command together with others of its kind ([`ScriptVariant::encode_each`]): a first attempt at a
+/// lock without options, or a release that leaves nothing behind.
+#[must_use]
+pub fn may_share_a_call(command: &Command) -> bool {
+    match command {
+        Command::Acquire(acquire) => plain_ttl(acquire).is_some(),
+        Command::Release(release) => release.min_hold.is_zero() && release.tombstone.is_zero(),
+        Command::Renew(_) | Command::Inspect | Command::ForceRelease => false,
     }
 }
 

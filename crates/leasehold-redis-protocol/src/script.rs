@@ -47,11 +47,15 @@ pub enum Script {
     AcquireAll,
     /// `Renew` of several plain leases.
     RenewAll,
+    /// `Acquire` of several resources, each for itself.
+    AcquireEach,
+    /// `Release` of several leases, each for itself.
+    ReleaseEach,
 }
 
 impl Script {
     /// All scripts.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Acquire,
         Self::Renew,
         Self::Release,
@@ -59,22 +63,23 @@ impl Script {
         Self::ForceRelease,
         Self::AcquireAll,
         Self::RenewAll,
+        Self::AcquireEach,
+        Self::ReleaseEach,
     ];
 
     /// Builds the text. `inboxes` sets the locals `NUMSUB` and `PUBLISH` ([`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`]), and
     /// `INBOX` to the inbox name before the client id. A voter has a floor, and its acquire may abstain.
     pub(crate) fn text(self, inboxes: &str, is_voter: bool) -> String {
+        // A script as a function, with the keys and arguments of one resource.
+        let function = |name, script: Self| {
+            ["local function ", name, "(KEYS, ARGV)\n", &script.step(inboxes, false), "end\n"].concat()
+        };
+        let acquire = || function("acquire", Self::Acquire);
+        let release = || function("release", Self::Release);
         match self {
-            Self::AcquireAll => {
-                // A script as a function, with the keys and arguments of one resource.
-                let function = |name, script: Self| {
-                    ["local function ", name, "(KEYS, ARGV)\n", &script.step(inboxes, false), "end\n"]
-                        .concat()
-                };
-                let acquire = function("acquire", Self::Acquire);
-                let release = function("release", Self::Release);
-                [NOT_DRAWN, NO_FLOOR, &acquire, &release, self.source()].concat()
-            }
+            Self::AcquireAll => [NOT_DRAWN, NO_FLOOR, &acquire(), &release(), self.source()].concat(),
+            Self::AcquireEach => [NOT_DRAWN, NO_FLOOR, &acquire(), self.source()].concat(),
+            Self::ReleaseEach => [NOT_DRAWN, NO_FLOOR, &release(), self.source()].concat(),
             _ => {
                 let floor = if is_voter { FLOOR } else { NO_FLOOR };
                 [NOT_DRAWN, floor, &self.step(inboxes, is_voter)].concat()
@@ -115,6 +120,8 @@ impl Script {
             Self::ForceRelease => include_str!("scripts/force_release.lua"),
             Self::AcquireAll => include_str!("scripts/acquire_all.lua"),
             Self::RenewAll => include_str!("scripts/renew_all.lua"),
+            Self::AcquireEach => include_str!("scripts/acquire_each.lua"),
+            Self::ReleaseEach => include_str!("scripts/release_each.lua"),
         }
     }
 }
@@ -145,13 +152,15 @@ mod tests {
         let release_shared = include_str!("scripts/release_shared.lua");
         for (script, variant) in Script::ALL.into_iter().flat_map(|s| ScriptVariant::ALL.map(|v| (s, v))) {
             let text = variant.text(script);
-            // It contains the scripts of an acquire and of a release.
-            let is_batch = script == Script::AcquireAll;
+            // They contain the scripts of an acquire, of a release or of both.
+            let acquires = matches!(script, Script::AcquireAll | Script::AcquireEach);
+            let releases = matches!(script, Script::AcquireAll | Script::ReleaseEach);
+            let is_batch = acquires || releases;
             let is_voter = variant.is_voter();
             // A voter's acquire has first lines of its own, and no shortcuts.
             let is_vote = is_voter && script == Script::Acquire;
-            let may_join = is_batch || script == Script::Acquire && !is_voter;
-            let may_hand_off = is_batch || script == Script::Release;
+            let may_join = acquires || script == Script::Acquire && !is_voter;
+            let may_hand_off = releases || script == Script::Release;
             for (part, is_needed) in [
                 (NOT_DRAWN, true),
                 (FLOOR, is_voter && !is_batch),

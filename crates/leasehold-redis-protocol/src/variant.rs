@@ -103,7 +103,7 @@ pub(crate) struct ScriptSource {
 }
 
 /// By script and variant.
-static SOURCES: LazyLock<[[ScriptSource; 4]; 7]> = LazyLock::new(|| {
+static SOURCES: LazyLock<[[ScriptSource; 4]; 9]> = LazyLock::new(|| {
     Script::ALL.map(|script| {
         ScriptVariant::ALL.map(|variant| {
             let text = variant.text(script);

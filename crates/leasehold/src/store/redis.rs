@@ -22,6 +22,7 @@ mod error;
 mod exec;
 mod foreign;
 mod foreign_voters;
+mod gather;
 mod handshake;
 mod limits;
 mod listing;

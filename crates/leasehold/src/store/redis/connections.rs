@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use super::connect;
 use super::deletes::Deletes;
+use super::gather::Gatherings;
 use super::handshake::{self, ServerFacts};
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::wire::Wire;
@@ -68,6 +69,7 @@ pub(super) struct Connections {
     /// The server's run id; empty if the user may not ask.
     run_id: Arc<str>,
     deletes: Deletes,
+    gatherings: Gatherings,
     is_cluster_node: bool,
     /// Hash slots whose inbox subscription the server confirmed.
     slots: Mutex<HashSet<u16>>,
@@ -92,6 +94,7 @@ impl Connections {
             client,
             run_id: facts.run_id.unwrap_or_default().into(),
             deletes: Deletes::new(facts.delete),
+            gatherings: Gatherings::default(),
             is_cluster_node: facts.is_cluster_node,
             slots: Mutex::new(HashSet::new()),
             tasks: Mutex::new(JoinSet::new()),
@@ -115,6 +118,11 @@ impl Connections {
     /// How this server releases a plain lease without a script.
     pub(super) fn deletes(&self) -> &Deletes {
         &self.deletes
+    }
+
+    /// The commands that wait to be sent together.
+    pub(super) fn gatherings(&self) -> &Gatherings {
+        &self.gatherings
     }
 
     /// The settings of these connections, for further ones to the same server.

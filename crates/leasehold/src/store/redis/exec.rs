@@ -1,5 +1,6 @@
 //! Runs commands on one connection.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,6 +105,17 @@ async fn run_in_order(
         .collect()
 }
 
+/// Runs commands of one kind in one call, each for itself. `None` for one that must be sent alone.
+pub(super) async fn run_each(
+    mut connection: Wire,
+    options: CallOptions<'_>,
+    calls: &[Call<'_>],
+) -> Vec<Option<Result<Answer, CallError>>> {
+    let sent = WireCommand::Each(calls);
+    let value = send(&mut connection, options, slice::from_ref(&sent)).await.pop();
+    sent.read(value.unwrap_or(Ok(Value::Nil)))
+}
+
 /// Runs a single command.
 pub(super) async fn run_one(
     connection: &mut Wire,
@@ -133,6 +145,8 @@ enum WireCommand<'a> {
     Attempts(&'a [Call<'a>]),
     /// A batch of independent renewals by one ttl.
     Renewals(&'a [Call<'a>]),
+    /// A batch of independent attempts, or of releases.
+    Each(&'a [Call<'a>]),
 }
 
 impl<'a> WireCommand<'a> {
@@ -182,6 +196,7 @@ impl<'a> WireCommand<'a> {
                 });
                 variant.encode_renewals(&renewals.collect::<Vec<_>>(), vote_args)
             }
+            Self::Each(calls) => variant.encode_each(calls.iter().map(|(resource, command)| (&**resource, command))),
         }
     }
 
@@ -210,6 +225,20 @@ impl<'a> WireCommand<'a> {
                     Err(error) => calls.iter().map(|_| Some(Err(error.clone()))).collect(),
                 }
             }
+            Self::Each(calls) => match value {
+                Ok(Value::Array(values)) if values.len() == calls.len() => {
+                    let pairs = calls.iter().zip(values);
+                    pairs.map(|((_, command), value)| Some(read(command, Ok(value)))).collect()
+                }
+                Ok(all @ Value::Int(_)) => calls.iter().map(|(_, command)| Some(read(command, Ok(all.clone())))).collect(),
+                value => match value.and_then(Value::extract_error).map_err(|error| CallError::from(&error)) {
+                    Err(error @ (CallError::ConnectionLost(_) | CallError::Timeout(_))) => {
+                        calls.iter().map(|_| Some(Err(error.clone()))).collect()
+                    }
+                    // One that is refused must not fail the others. Each can be repeated.
+                    _ => calls.iter().map(|_| None).collect(),
+                },
+            },
         }
     }
 }

@@ -21,7 +21,7 @@ use super::connections::Connections;
 use super::dispatch::{is_refused_by_a_replica, settle};
 use super::endpoint::Endpoint;
 use super::error::{CallError, runtime_ended};
-use super::exec::{self, CallOptions};
+use super::exec::CallOptions;
 use super::nodes::Nodes;
 use crate::store::{CallResult, StoreError, only};
 
@@ -38,8 +38,7 @@ impl Nodes {
         {
             // Dropped before the rare path, so that it does not make this future larger.
             let answered = {
-                let mut wire = connections.preferred_conn();
-                exec::run_one(&mut wire, options_of(&connections), call).await
+                connections.gatherings().run(&connections, options_of(&connections), call).await
             };
             return match answered {
                 Ok(answer) if !connections.is_closed() => Ok(answer),
@@ -50,7 +49,7 @@ impl Nodes {
     }
 }
 
-fn options_of(connections: &Connections) -> CallOptions<'_> {
+pub(super) fn options_of(connections: &Connections) -> CallOptions<'_> {
     let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
     let deletes = connections.deletes();
     CallOptions { variant: ScriptVariant::Server, vote_args, is_asking: false, deletes, is_atomic: false }

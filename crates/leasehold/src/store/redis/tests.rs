@@ -2,6 +2,7 @@
 
 mod comparison;
 mod cost;
+mod each;
 mod foreign_values;
 mod limits;
 mod rare_states;

@@ -105,7 +105,7 @@ impl<'c> ScriptRunner<'c> {
         self.inboxes.subscribe(inbox_of(client, None)).unwrap();
     }
 
-    fn unsubscribe(&mut self, client: ClientId) {
+    pub(super) fn unsubscribe(&mut self, client: ClientId) {
         self.inboxes.unsubscribe(inbox_of(client, None)).unwrap();
     }
 
@@ -279,6 +279,40 @@ impl<'c> ScriptRunner<'c> {
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{payload:?}: {error}"));
         let commands = payload.iter().map(|(_, command)| command);
         decode_renewals(commands, &value).unwrap_or_else(|error| panic!("{payload:?}: {value:?}: {error}"))
+    }
+
+    /// The replies to commands that share a call: one for each, of which some may be errors.
+    pub(super) fn values_of_each(&mut self, calls: &[(&Resource, &Command)], now: Now) -> Vec<redis::Value> {
+        let encoded = ScriptVariant::Server.encode_each(calls.iter().copied());
+        let call = self.call(ScriptVariant::Server, &encoded, now);
+        match self.commands.req_command(&call).unwrap_or_else(|error| panic!("{calls:?}: {error}")) {
+            redis::Value::Array(values) if values.len() == calls.len() => values,
+            all @ redis::Value::Int(_) => vec![all; calls.len()],
+            other => panic!("{calls:?}: {other:?}"),
+        }
+    }
+
+    pub(super) fn run_each(&mut self, calls: &[(&Resource, &Command)], now: Now) -> Vec<Answer> {
+        if calls.is_empty() {
+            return Vec::new();
+        }
+        let values = self.values_of_each(calls, now);
+        let answer = |((_, command), value): (&(_, &Command), &_)| {
+            decode_answer(command, value).unwrap_or_else(|error| panic!("{command:?}: {value:?}: {error}"))
+        };
+        calls.iter().zip(&values).map(answer).collect()
+    }
+
+    /// Takes the pushes that were sent so far.
+    pub(super) fn pushes(&mut self) -> Vec<(String, Push)> {
+        let inbox = inbox_of(client_id(CLIENTS), None);
+        self.inboxes.subscribe(&inbox).unwrap();
+        redis::cmd("PUBLISH").arg(&inbox).arg("the end").exec(self.commands).unwrap();
+        let mut pushes = Vec::new();
+        while let (channel, Some(push)) = self.next_push() {
+            pushes.push((channel, push));
+        }
+        pushes
     }
 
     /// Whether the key is a plain lease.
