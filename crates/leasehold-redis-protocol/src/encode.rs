@@ -101,7 +101,10 @@ impl ScriptVariant {
         self,
         commands: impl Iterator<Item = (&'a Resource, &'a Command)> + Clone,
     ) -> ScriptCall {
-        debug_assert!(commands.clone().all(|(_, command)| may_share_a_call(command)), "each may share a call");
+        debug_assert!(
+            commands.clone().all(|(_, command)| may_share_a_call(command)),
+            "each may share a call"
+        );
         let room = commands.clone().map(|(resource, command)| room_for(resource, command)).sum();
         let first = commands.clone().next();
         let script = match first {

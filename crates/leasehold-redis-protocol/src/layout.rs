@@ -20,8 +20,9 @@ pub const RESTART_GUARD_KEY: &str = "leasehold:3:born";
 /// Max number of renewals in one command, because a script blocks the server.
 pub const MAX_RENEWALS: usize = 128;
 
-/// Max number of attempts or releases in one command. Each may take as long as a script of its own.
-pub const MAX_EACH: usize = 64;
+/// Max number of attempts or releases in one command. It is smaller than that of renewals, because an attempt at a lock that is held
+/// takes longer than ten of a free one.
+pub const MAX_EACH: usize = 32;
 
 /// Number of hash slots of a cluster.
 pub const SLOTS: u16 = 16_384;

@@ -62,7 +62,8 @@ pub use keys::{
     slot_of_client, slot_of_inbox,
 };
 pub use layout::{
-    LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_EACH, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at, token_time,
+    LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_EACH, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at,
+    token_time,
 };
 pub use leasehold_core::weight;
 pub use script::{Script, VIRTUAL_TIME};

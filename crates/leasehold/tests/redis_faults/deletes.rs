@@ -6,23 +6,12 @@ use leasehold::{Client, Kind};
 use leasehold_testkit::{Flavor, Proxy, Server, until};
 use tokio::time::timeout;
 
-use super::{SOON, client_of, until_waiting};
+use super::{SOON, calls, client_of, reset, until_waiting};
 
 const KEY: &str = "leasehold:3:{mutex:a}";
 
 fn valkey() -> Server {
     Server::builder().flavor(Flavor::Valkey9).start()
-}
-
-/// How often clients sent this command.
-fn calls(server: &Server, command: &str) -> u64 {
-    let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
-    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
-}
-
-fn reset(server: &Server) {
-    server.run(&["CONFIG", "RESETSTAT"]);
 }
 
 async fn lock_and_release(client: &Client) {

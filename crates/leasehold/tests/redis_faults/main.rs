@@ -7,6 +7,7 @@ mod keys;
 mod responses;
 mod runtimes;
 mod servers;
+mod shared_calls;
 
 use std::time::Duration;
 
@@ -21,6 +22,17 @@ async fn client_of(server: &Server) -> Client {
 
 async fn until_waiting(client: &Client, count: usize) {
     until(async || client.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == count)).await;
+}
+
+/// How often clients sent this command.
+fn calls(server: &Server, command: &str) -> u64 {
+    let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
+
+fn reset(server: &Server) {
+    server.run(&["CONFIG", "RESETSTAT"]);
 }
 
 /// The clients' connections, without the test's own.

@@ -1,13 +1,12 @@
 //! Runs commands on one connection.
 
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Failure, Reply, Resource};
 use leasehold_redis_protocol::{
-    MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer, decode_renewals,
-    resource_of,
+    MAX_EACH, MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer,
+    decode_renewals, may_share_a_call, resource_of,
 };
 use redis::{RedisError, Value};
 
@@ -19,6 +18,9 @@ use crate::store::StoreError;
 
 /// A command and its resource.
 pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
+
+/// Fewer attempts or releases are sent one by one, which costs the server no more.
+pub(super) const MIN_EACH: usize = 4;
 
 /// How commands are sent to a node.
 #[derive(Clone, Copy)]
@@ -105,17 +107,6 @@ async fn run_in_order(
         .collect()
 }
 
-/// Runs commands of one kind in one call, each for itself. `None` for one that must be sent alone.
-pub(super) async fn run_each(
-    mut connection: Wire,
-    options: CallOptions<'_>,
-    calls: &[Call<'_>],
-) -> Vec<Option<Result<Answer, CallError>>> {
-    let sent = WireCommand::Each(calls);
-    let value = send(&mut connection, options, slice::from_ref(&sent)).await.pop();
-    sent.read(value.unwrap_or(Ok(Value::Nil)))
-}
-
 /// Runs a single command.
 pub(super) async fn run_one(
     connection: &mut Wire,
@@ -134,6 +125,32 @@ pub(super) async fn run_one(
         return read(command, Box::pin(connection.send(&sent)).await);
     }
     read(command, value)
+}
+
+/// What commands have in common that can share a script call.
+#[derive(PartialEq)]
+enum Company {
+    /// Renewals by this ttl.
+    Renewals(Duration),
+    Attempts,
+    Releases,
+}
+
+impl Company {
+    fn of(options: CallOptions<'_>, call: Call<'_>) -> Option<Self> {
+        if let Some(ttl) = shared_ttl(call) {
+            return Some(Self::Renewals(ttl));
+        }
+        let may_share = options.variant == ScriptVariant::Server && may_share_a_call(&call.1);
+        match &call.1 {
+            Command::Acquire(_) if may_share => Some(Self::Attempts),
+            // One alone costs less by a conditional delete.
+            Command::Release(_) if may_share && options.deletes.encode(&call.0, &call.1).is_none() => {
+                Some(Self::Releases)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// One command on the wire.
@@ -162,13 +179,21 @@ impl<'a> WireCommand<'a> {
         if options.variant.is_cluster() {
             return calls.iter().map(|call| one(call)).collect();
         }
-        let neighbours =
-            calls.chunk_by(|one, next| shared_ttl(one).is_some() && shared_ttl(one) == shared_ttl(next));
-        let some = |calls: &'a [Call<'a>]| match calls {
-            [call] => one(call),
-            calls => Self::Renewals(calls),
+        let neighbours = calls.chunk_by(|one, next| {
+            let company = Company::of(options, one);
+            company.is_some() && company == Company::of(options, next)
+        });
+        let groups = neighbours.flat_map(|calls| match Company::of(options, calls[0]) {
+            Some(Company::Renewals(_)) => calls.chunks(MAX_RENEWALS),
+            Some(_) if calls.len() >= MIN_EACH => calls.chunks(MAX_EACH),
+            _ => calls.chunks(1),
+        });
+        let some = |calls: &'a [Call<'a>]| match (calls, &calls[0].1) {
+            ([call], _) => one(call),
+            (calls, Command::Renew(_)) => Self::Renewals(calls),
+            (calls, _) => Self::Each(calls),
         };
-        neighbours.flat_map(|calls| calls.chunks(MAX_RENEWALS)).map(some).collect()
+        groups.map(some).collect()
     }
 
     /// The command as it goes out.
@@ -196,7 +221,9 @@ impl<'a> WireCommand<'a> {
                 });
                 variant.encode_renewals(&renewals.collect::<Vec<_>>(), vote_args)
             }
-            Self::Each(calls) => variant.encode_each(calls.iter().map(|(resource, command)| (&**resource, command))),
+            Self::Each(calls) => {
+                variant.encode_each(calls.iter().map(|(resource, command)| (&**resource, command)))
+            }
         }
     }
 
@@ -230,14 +257,18 @@ impl<'a> WireCommand<'a> {
                     let pairs = calls.iter().zip(values);
                     pairs.map(|((_, command), value)| Some(read(command, Ok(value)))).collect()
                 }
-                Ok(all @ Value::Int(_)) => calls.iter().map(|(_, command)| Some(read(command, Ok(all.clone())))).collect(),
-                value => match value.and_then(Value::extract_error).map_err(|error| CallError::from(&error)) {
-                    Err(error @ (CallError::ConnectionLost(_) | CallError::Timeout(_))) => {
-                        calls.iter().map(|_| Some(Err(error.clone()))).collect()
+                Ok(all @ Value::Int(_)) => {
+                    calls.iter().map(|(_, command)| Some(read(command, Ok(all.clone())))).collect()
+                }
+                value => {
+                    match value.and_then(Value::extract_error).map_err(|error| CallError::from(&error)) {
+                        Err(error @ (CallError::ConnectionLost(_) | CallError::Timeout(_))) => {
+                            calls.iter().map(|_| Some(Err(error.clone()))).collect()
+                        }
+                        // One that is refused must not fail the others. Each can be repeated.
+                        _ => calls.iter().map(|_| None).collect(),
                     }
-                    // One that is refused must not fail the others. Each can be repeated.
-                    _ => calls.iter().map(|_| None).collect(),
-                },
+                }
             },
         }
     }

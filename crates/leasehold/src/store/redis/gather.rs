@@ -15,18 +15,15 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::ANSWER_TIMEOUT;
 use super::connections::Connections;
 use super::error::{CallError, lost};
-use super::exec::{self, CallOptions};
+use super::exec::{self, CallOptions, MIN_EACH};
+use super::limits::MAX_WAIT_FOR_COMPANY;
 use super::single_call::options_of;
 use crate::store::StoreError;
 
 type Call = (Arc<Resource>, Command);
 type Answered = Result<Answer, CallError>;
-
-/// Fewer commands are sent one by one, which costs the server no more.
-const MIN_EACH: usize = 4;
 
 /// The commands of one server's connections that wait for company.
 #[derive(Default)]
@@ -49,8 +46,7 @@ struct Gathering {
 struct Waiting {
     call: Call,
     since: Instant,
-    /// `None` if the command has to be sent by itself.
-    answer: oneshot::Sender<Option<Answered>>,
+    answer: oneshot::Sender<Answered>,
 }
 
 impl Gatherings {
@@ -111,15 +107,14 @@ impl<'a> Place<'a> {
         Self { gathering, round: gathered.round, at: gathered.waiting.len() - 1 }
     }
 
-    /// What goes out now: all that wait, if they are enough; otherwise only this command leaves. `None` if it was taken out before.
+    /// Takes out what is sent now: all that wait if they are enough, otherwise this command. `None` if it was taken out before.
     fn leave(self) -> Option<Vec<Waiting>> {
         let mut gathered = locked(self.gathering);
         if gathered.round != self.round {
             return None;
         }
         if gathered.waiting.iter().flatten().count() < MIN_EACH {
-            gathered.waiting[self.at] = None;
-            return Some(Vec::new());
+            return Some(gathered.waiting[self.at].take().into_iter().collect());
         }
         gathered.round += 1;
         Some(take(&mut gathered.waiting).into_iter().flatten().collect())
@@ -141,7 +136,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Waits for company. Returns `None` if the command has to be sent by itself: nothing was sent, or it has had no effect.
+/// Waits for company, and for the answer. `None` if there was no company: the command was not sent.
 async fn gather(
     gathering: &Mutex<Gathering>,
     connections: &Arc<Connections>,
@@ -152,14 +147,10 @@ async fn gather(
     let place = Place::take(gathering, waiting);
     yield_now().await;
     if let Some(mut leaving) = place.leave() {
-        if leaving.is_empty() {
+        let is_alone = leaving.len() == 1;
+        refuse_late(&mut leaving, Instant::now());
+        if is_alone && !leaving.is_empty() {
             return None;
-        }
-        // A future was not polled for long. Its attempt may have been given up meanwhile, and even the tombstone be gone.
-        for late in leaving.extract_if(.., |waiting| waiting.since.elapsed() > ANSWER_TIMEOUT) {
-            let what = "the future of this command was not polled in time, so it was not sent";
-            let error = CallError::NotConnected(StoreError::new(Failure::NotSent, what));
-            let _ = late.answer.send(Some(Err(error)));
         }
         while !leaving.is_empty() {
             let rest = leaving.split_off(leaving.len().min(MAX_EACH));
@@ -167,14 +158,24 @@ async fn gather(
         }
     }
     // The sender is gone if the runtime has ended.
-    receiver.await.unwrap_or_else(|_| Some(Err(CallError::ConnectionLost(lost(None)))))
+    Some(receiver.await.unwrap_or_else(|_| Err(CallError::ConnectionLost(lost(None)))))
+}
+
+/// Takes out the commands whose futures were not polled for long. Such an attempt may have been given up meanwhile, and even the
+/// tombstone be gone that would refuse it.
+fn refuse_late(leaving: &mut Vec<Waiting>, now: Instant) {
+    for late in leaving.extract_if(.., |waiting| now.duration_since(waiting.since) > MAX_WAIT_FOR_COMPANY) {
+        let what = "the future of this command was not polled for too long, so the command was not sent";
+        let error = CallError::NotConnected(StoreError::new(Failure::NotSent, what));
+        let _ = late.answer.send(Err(error));
+    }
 }
 
 async fn send(connections: Arc<Connections>, waiting: Vec<Waiting>) {
     let (calls, senders): (Vec<Call>, Vec<_>) =
         waiting.into_iter().map(|waiting| (waiting.call, waiting.answer)).unzip();
     let calls: Vec<exec::Call<'_>> = calls.iter().collect();
-    let answers = exec::run_each(connections.preferred_conn(), options_of(&connections), &calls).await;
+    let answers = exec::run(connections.preferred_conn(), options_of(&connections), &calls).await;
     for (sender, answer) in senders.into_iter().zip(answers) {
         // The receiver is gone if the caller's future was dropped.
         let _ = sender.send(answer);
@@ -183,4 +184,96 @@ async fn send(connections: Arc<Connections>, waiting: Vec<Waiting>) {
 
 fn locked(gathering: &Mutex<Gathering>) -> MutexGuard<'_, Gathering> {
     gathering.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold_core::{Acquisition, ClientId, Kind, Name, Release};
+
+    use super::*;
+
+    type Receiver = oneshot::Receiver<Answered>;
+
+    fn waiting(sequence: u64) -> (Waiting, Receiver) {
+        let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
+        let release = Release::now(Acquisition { client: ClientId::new(1), sequence });
+        let (answer, receiver) = oneshot::channel();
+        let call = (Arc::new(resource), Command::Release(release));
+        (Waiting { call, since: Instant::now(), answer }, receiver)
+    }
+
+    fn join(gathering: &Mutex<Gathering>, count: u64) -> Vec<Place<'_>> {
+        (0..count).map(|number| Place::take(gathering, waiting(number).0)).collect()
+    }
+
+    fn numbers(leaving: Option<Vec<Waiting>>) -> Option<Vec<u64>> {
+        let number = |waiting: Waiting| match waiting.call.1 {
+            Command::Release(release) => release.acquisition.sequence,
+            other => panic!("{other:?}"),
+        };
+        leaving.map(|leaving| leaving.into_iter().map(number).collect())
+    }
+
+    fn leave_all(places: Vec<Place<'_>>) -> Vec<Option<Vec<u64>>> {
+        places.into_iter().map(|place| numbers(place.leave())).collect()
+    }
+
+    #[test]
+    fn first_command_that_leaves_takes_the_others_along() {
+        let gathering = Mutex::default();
+        for _ in 0..2 {
+            let left = leave_all(join(&gathering, 4));
+            assert_eq!(left, [Some(vec![0, 1, 2, 3]), None, None, None]);
+        }
+    }
+
+    #[test]
+    fn few_commands_leave_one_by_one() {
+        let gathering = Mutex::default();
+        assert_eq!(leave_all(join(&gathering, 3)), [Some(vec![0]), Some(vec![1]), Some(vec![2])]);
+        assert!(locked(&gathering).waiting.is_empty());
+    }
+
+    #[test]
+    fn command_of_a_dropped_future_is_left_out() {
+        let gathering = Mutex::default();
+        let mut places = join(&gathering, 6);
+        drop(places.remove(1));
+        assert_eq!(leave_all(places)[0], Some(vec![0, 2, 3, 4, 5]));
+        // It does not count as company either.
+        let mut places = join(&gathering, 4);
+        drop(places.pop());
+        assert_eq!(leave_all(places), [Some(vec![0]), Some(vec![1]), Some(vec![2])]);
+        drop(join(&gathering, 9));
+        assert!(locked(&gathering).waiting.is_empty());
+    }
+
+    #[test]
+    fn place_that_was_left_is_not_another_rounds() {
+        let gathering = Mutex::default();
+        let mut early = join(&gathering, 4);
+        let late = early.pop();
+        assert_eq!(numbers(early.remove(0).leave()), Some(vec![0, 1, 2, 3]));
+        let next = join(&gathering, 5);
+        drop(early);
+        assert_eq!(numbers(late.unwrap().leave()), None);
+        assert_eq!(leave_all(next)[0], Some(vec![0, 1, 2, 3, 4]));
+    }
+
+    #[test]
+    fn command_whose_future_was_not_polled_for_long_is_not_sent() {
+        let ((first, mut of_first), (second, mut of_second)) = (waiting(1), waiting(2));
+        let since = first.since;
+        let second = Waiting { since: since + Duration::from_millis(1), ..second };
+        let mut leaving = vec![first, second];
+        refuse_late(&mut leaving, since + MAX_WAIT_FOR_COMPANY);
+        assert_eq!(leaving.len(), 2);
+        refuse_late(&mut leaving, since + MAX_WAIT_FOR_COMPANY + Duration::from_millis(1));
+        assert_eq!(numbers(Some(leaving)), Some(vec![2]));
+        let Ok(Err(error)) = of_first.try_recv() else { panic!("it has an answer") };
+        assert_eq!(StoreError::from(error).failure, Failure::NotSent);
+        assert!(of_second.try_recv().is_err());
+    }
 }

@@ -91,7 +91,8 @@ impl<'l, 'c> Twins<'l, 'c> {
             let calls: Vec<_> = batch.iter().map(|(at, command)| (&self.shared[*at], *command)).collect();
             of_shared.extend(self.runner.run_each(&calls, self.now));
         }
-        of_shared.extend(alone.iter().map(|(at, command)| self.runner.run(&self.shared[*at], command, self.now)));
+        of_shared
+            .extend(alone.iter().map(|(at, command)| self.runner.run(&self.shared[*at], command, self.now)));
         let pushed_to_shared = self.runner.pushes();
 
         let ordered: Vec<_> = attempts.into_iter().chain(releases).chain(alone).collect();
@@ -150,7 +151,8 @@ fn compare_on(flavor: Flavor, capacity: u32) {
     with_scripts_on(flavor, |runner| {
         let runner = std::cell::RefCell::new(runner);
         let (number, count) = (std::cell::Cell::new(0_u64), std::cell::Cell::new(0));
-        let config = Config { cases: extent(60, 600, 15_000), failure_persistence: None, ..Config::default() };
+        let config =
+            Config { cases: extent(60, 600, 15_000), failure_persistence: None, ..Config::default() };
         let histories = [steps(capacity), steps(capacity), steps(capacity)];
         let result = TestRunner::new(config).run(&histories, |histories| {
             number.set(number.get() + 1);
@@ -236,8 +238,8 @@ fn error_concerns_one_command_of_a_shared_call() {
             let foreign = resource_key(&resources[1]);
             redis::cmd("HSET").arg(&foreign).arg("field").arg("value").exec(runner.commands).unwrap();
             let attempts = [1, 2, 3].map(attempt);
-            let releases = [1, 2, 3]
-                .map(|sequence| release_of(Acquisition { client: client_id(0), sequence }));
+            let releases =
+                [1, 2, 3].map(|sequence| release_of(Acquisition { client: client_id(0), sequence }));
             for commands in [attempts, releases] {
                 let calls: Vec<_> = resources.iter().zip(&commands).collect();
                 let values = runner.values_of_each(&calls, now);
@@ -269,8 +271,7 @@ fn shared_call_with_full_memory() {
             let error = value.extract_error().unwrap_err();
             assert!(error.to_string().contains("OOM"), "{error}");
         }
-        let releases =
-            [1, 2, 3].map(|sequence| release_of(Acquisition { client: client_id(0), sequence }));
+        let releases = [1, 2, 3].map(|sequence| release_of(Acquisition { client: client_id(0), sequence }));
         let calls: Vec<_> = held.iter().zip(&releases).collect();
         for answer in runner.run_each(&calls, now) {
             assert_eq!(answer.reply, Reply::Released);
