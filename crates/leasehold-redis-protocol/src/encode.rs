@@ -433,6 +433,50 @@ mod tests {
     }
 
     #[test]
+    fn commands_that_share_a_call_have_their_own_arguments() {
+        let acquire = |sequence| {
+            let acquisition = Acquisition { sequence, ..acquisition() };
+            Command::from(Acquire::exclusive(acquisition, Duration::from_secs(sequence)))
+        };
+        let release = |sequence| Command::Release(Release::now(Acquisition { sequence, ..acquisition() }));
+        let (a, b) = (resource("a"), resource("b"));
+        let alone =
+            |resource, command| args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default()));
+        for (script, first, second) in
+            [(Script::AcquireEach, acquire(3), acquire(4)), (Script::ReleaseEach, release(3), release(4))]
+        {
+            let call = ScriptVariant::Server.encode_each([(&a, &first), (&b, &second)].into_iter());
+            let keys: Vec<&[u8]> = call.keys().collect();
+            assert_eq!(
+                keys,
+                [resource_key(&a).as_bytes(), resource_key(&b).as_bytes(), b"leasehold:3:clock"]
+            );
+            let args = args(&call);
+            assert_eq!((call.script(), args), (script, [alone(&a, &first), alone(&b, &second)].concat()));
+        }
+    }
+
+    #[test]
+    fn commands_with_options_share_no_call() {
+        let plain = Acquire::exclusive(acquisition(), Duration::from_secs(1));
+        let now = Release::now(acquisition());
+        let second = Duration::from_secs(1);
+        for (command, may_share) in [
+            (Command::from(plain.clone()), true),
+            (Command::from(Acquire { capacity: 3, weight: 2, ..plain.clone() }), true),
+            (Command::from(Acquire { reserve: 1, ..plain.clone() }), false),
+            (Command::from(Acquire { owner: Some(Owner::new("me")), ..plain }), false),
+            (Command::Release(now.clone()), true),
+            (Command::Release(Release { min_hold: second, ..now.clone() }), false),
+            (Command::Release(Release { tombstone: second, ..now }), false),
+            (Command::Inspect, false),
+            (Command::ForceRelease, false),
+        ] {
+            assert_eq!(may_share_a_call(&command), may_share, "{command:?}");
+        }
+    }
+
+    #[test]
     fn renewals_have_one_ttl_and_an_id_each() {
         let renew = |sequence| Renew {
             acquisition: Acquisition { sequence, ..acquisition() },

@@ -397,38 +397,116 @@ fn read_page(value: Result<Value, RedisError>) -> Result<(u64, Vec<Resource>), S
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquisition, ClientId, Kind, Name, Renew};
+    use leasehold_core::{Acquire, Acquisition, ClientId, Kind, Name, Release, Renew, Token};
+    use leasehold_redis_protocol::ConditionalDelete;
 
     use super::*;
     use crate::store::redis::deletes::NO_DELETES;
 
+    const OPTIONS: CallOptions<'static> = CallOptions {
+        variant: ScriptVariant::Server,
+        vote_args: VoteArgs { floor: None, abstains_for: None, run_id: "" },
+        is_asking: false,
+        deletes: &NO_DELETES,
+        is_atomic: false,
+    };
+
+    const ACQUISITION: Acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+
+    fn to_resource(command: Command) -> (Arc<Resource>, Command) {
+        (Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() }), command)
+    }
+
+    /// The number of commands in each call. A negative number is that of a call for one command only.
+    fn sizes(options: CallOptions<'_>, commands: &[(Arc<Resource>, Command)]) -> Vec<i32> {
+        let calls: Vec<Call<'_>> = commands.iter().collect();
+        let size = |sent: &WireCommand<'_>| match sent {
+            WireCommand::Renewals(calls) | WireCommand::Each(calls) => i32::try_from(calls.len()).unwrap(),
+            _ => -1,
+        };
+        WireCommand::from_calls(options, &calls).iter().map(size).collect()
+    }
+
     #[test]
     fn renewals_share_a_batch_with_neighbours_of_their_ttl() {
-        let renew = |seconds, reserve| {
-            let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-            let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
-            let command = Command::Renew(Renew { acquisition, ttl: Duration::from_secs(seconds), reserve });
-            (Arc::new(resource), command)
+        let renew = |(seconds, reserve)| {
+            let ttl = Duration::from_secs(seconds);
+            to_resource(Command::Renew(Renew { acquisition: ACQUISITION, ttl, reserve }))
         };
-        let commands = [(10, 0), (10, 0), (20, 0), (20, 0), (20, 1), (10, 0)];
-        let commands = commands.map(|(seconds, reserve)| renew(seconds, reserve));
+        let commands = [(10, 0), (10, 0), (20, 0), (20, 0), (20, 1), (10, 0)].map(renew);
         let calls: Vec<Call<'_>> = commands.iter().collect();
-        let options = CallOptions {
-            variant: ScriptVariant::Server,
-            vote_args: VoteArgs::default(),
-            is_asking: false,
-            deletes: &NO_DELETES,
-            is_atomic: false,
-        };
-        let size = |sent: &WireCommand<'_>| match sent {
-            WireCommand::Renewals(calls) => calls.len(),
-            _ => 1,
-        };
         let order = by_ttl(&[calls[2], calls[0], calls[3], calls[4], calls[3], calls[1]]);
         assert_eq!(order, [1, 0, 2, 3, 5, 4]);
         let sent = order.clone();
         assert_eq!(in_given_order(order, sent), [0, 1, 2, 3, 4, 5]);
-        let sizes: Vec<usize> = WireCommand::from_calls(options, &calls).iter().map(size).collect();
-        assert_eq!(sizes, [2, 2, 1, 1]);
+        assert_eq!(sizes(OPTIONS, &commands), [2, 2, -1, -1]);
+    }
+
+    #[test]
+    fn neighbours_of_one_kind_share_a_call_where_that_is_possible() {
+        let attempt = || Acquire::exclusive(ACQUISITION, Duration::from_secs(10));
+        let release = || Command::Release(Release::now(ACQUISITION));
+        let (reserving, waiting) =
+            (Acquire { reserve: 1, ..attempt() }, Acquire { capacity: 2, ..attempt() });
+        let late = Release { tombstone: Duration::from_secs(1), ..Release::now(ACQUISITION) };
+        let held = Release { min_hold: Duration::from_secs(1), ..Release::now(ACQUISITION) };
+        let attempts = [attempt(), attempt(), waiting, attempt(), reserving, attempt(), attempt(), attempt()];
+        let commands: Vec<_> = attempts
+            .map(Command::from)
+            .into_iter()
+            .chain(std::iter::repeat_with(release).take(4 + MAX_EACH))
+            .chain([late, held].map(Command::Release))
+            .chain(std::iter::repeat_with(release).take(3))
+            .map(to_resource)
+            .collect();
+        let most = i32::try_from(MAX_EACH).unwrap();
+        assert_eq!(sizes(OPTIONS, &commands), [&[4, -1, -1, -1, -1, most, 4][..], &[-1; 5]].concat());
+        for variant in ScriptVariant::ALL.into_iter().filter(|variant| *variant != ScriptVariant::Server) {
+            assert_eq!(sizes(CallOptions { variant, ..OPTIONS }, &commands), vec![-1; commands.len()]);
+        }
+    }
+
+    /// A conditional delete of its own, where the client knows the value.
+    #[test]
+    fn releases_without_a_script_share_none() {
+        let deletes = Deletes::new(Some(ConditionalDelete::DelIfEq));
+        let options = CallOptions { deletes: &deletes, ..OPTIONS };
+        let acquire = Arc::new(Acquire::exclusive(ACQUISITION, Duration::from_secs(10)));
+        let as_granted = Some((acquire, Token::new(1).unwrap()));
+        let known = || {
+            to_resource(Command::Release(Release {
+                as_granted: as_granted.clone(),
+                ..Release::now(ACQUISITION)
+            }))
+        };
+        let unknown = || to_resource(Command::Release(Release::now(ACQUISITION)));
+        let commands = [[(); 5].map(|()| known()), [(); 5].map(|()| unknown())].concat();
+        assert_eq!(sizes(options, &commands), [-1, -1, -1, -1, -1, 5]);
+        assert_eq!(sizes(OPTIONS, &commands), [10]);
+    }
+
+    /// An error that concerns no command in particular, such as that of a key that the user may not use.
+    #[test]
+    fn call_that_the_server_refuses_is_repeated_by_each_command() {
+        let release = || to_resource(Command::Release(Release::now(ACQUISITION)));
+        let commands = [(); 4].map(|()| release());
+        let calls: Vec<Call<'_>> = commands.iter().collect();
+        let sent = WireCommand::Each(&calls);
+        let read = |line: &str| sent.read(redis::parse_redis_value(format!("{line}\r\n").as_bytes()));
+        for line in ["-NOPERM No permissions to access a key", "-ERR any", "*1\r\n:1", "$-1"] {
+            assert!(read(line).iter().all(Option::is_none), "{line}");
+        }
+        assert!(read(":1").iter().all(|answer| matches!(answer, Some(Ok(_)))));
+        let lost = || RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+        assert!(
+            sent.read(Err(lost())).iter().all(|one| matches!(one, Some(Err(CallError::ConnectionLost(_)))))
+        );
+        let list = read("*4\r\n:1\r\n-WRONGTYPE other\r\n*2\r\n:5\r\n:8\r\n:7");
+        let list: Vec<_> =
+            list.into_iter().map(|answer| answer.unwrap().map(|answer| answer.reply)).collect();
+        assert!(matches!(
+            &list[..],
+            [Ok(Reply::Released), Err(CallError::Failed(_)), Ok(Reply::NotHeld), Ok(Reply::Released)]
+        ));
     }
 }

@@ -15,15 +15,21 @@ use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::connections::Connections;
 use super::error::{CallError, lost};
-use super::exec::{self, CallOptions, MIN_EACH};
+use super::exec::MIN_EACH;
 use super::limits::MAX_WAIT_FOR_COMPANY;
-use super::single_call::options_of;
 use crate::store::StoreError;
 
 type Call = (Arc<Resource>, Command);
 type Answered = Result<Answer, CallError>;
+
+/// Runs commands on a server.
+pub(super) trait Carrier: Send + Sync + 'static {
+    fn run_one(&self, call: &Call) -> impl Future<Output = Answered> + Send;
+
+    /// Returns one answer per command, in the same order.
+    fn run_several(&self, calls: &[&Call]) -> impl Future<Output = Vec<Answered>> + Send;
+}
 
 /// The commands of one server's connections that wait for company.
 #[derive(Default)]
@@ -51,20 +57,15 @@ struct Waiting {
 
 impl Gatherings {
     /// Runs a command, with others if there are some. Dropping the future cancels the command if it was not sent.
-    pub(super) async fn run(
-        &self,
-        connections: &Arc<Connections>,
-        options: CallOptions<'_>,
-        call: &Call,
-    ) -> Answered {
+    pub(super) async fn run(&self, carrier: &Arc<impl Carrier>, call: &Call) -> Answered {
         let (_in_flight, others) = InFlight::enter(&self.in_flight);
         if others > 0
             && let Some(gathering) = self.gathering(&call.1)
-            && let Some(answered) = gather(gathering, connections, call).await
+            && let Some(answered) = gather(gathering, carrier, call).await
         {
             return answered;
         }
-        exec::run_one(&mut connections.preferred_conn(), options, call).await
+        carrier.run_one(call).await
     }
 
     fn gathering(&self, command: &Command) -> Option<&Mutex<Gathering>> {
@@ -137,11 +138,7 @@ impl Drop for Place<'_> {
 }
 
 /// Waits for company, and for the answer. `None` if there was no company: the command was not sent.
-async fn gather(
-    gathering: &Mutex<Gathering>,
-    connections: &Arc<Connections>,
-    call: &Call,
-) -> Option<Answered> {
+async fn gather(gathering: &Mutex<Gathering>, carrier: &Arc<impl Carrier>, call: &Call) -> Option<Answered> {
     let (sender, receiver) = oneshot::channel();
     let waiting = Waiting { call: call.clone(), since: Instant::now(), answer: sender };
     let place = Place::take(gathering, waiting);
@@ -154,7 +151,7 @@ async fn gather(
         }
         while !leaving.is_empty() {
             let rest = leaving.split_off(leaving.len().min(MAX_EACH));
-            tokio::spawn(send(connections.clone(), replace(&mut leaving, rest)));
+            tokio::spawn(send(carrier.clone(), replace(&mut leaving, rest)));
         }
     }
     // The sender is gone if the runtime has ended.
@@ -171,11 +168,10 @@ fn refuse_late(leaving: &mut Vec<Waiting>, now: Instant) {
     }
 }
 
-async fn send(connections: Arc<Connections>, waiting: Vec<Waiting>) {
+async fn send(carrier: Arc<impl Carrier>, waiting: Vec<Waiting>) {
     let (calls, senders): (Vec<Call>, Vec<_>) =
         waiting.into_iter().map(|waiting| (waiting.call, waiting.answer)).unzip();
-    let calls: Vec<exec::Call<'_>> = calls.iter().collect();
-    let answers = exec::run(connections.preferred_conn(), options_of(&connections), &calls).await;
+    let answers = carrier.run_several(&calls.iter().collect::<Vec<_>>()).await;
     for (sender, answer) in senders.into_iter().zip(answers) {
         // The receiver is gone if the caller's future was dropped.
         let _ = sender.send(answer);
@@ -188,9 +184,15 @@ fn locked(gathering: &Mutex<Gathering>) -> MutexGuard<'_, Gathering> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::pin::{Pin, pin};
+    use std::sync::atomic::AtomicBool;
+    use std::task::Poll;
     use std::time::Duration;
 
-    use leasehold_core::{Acquisition, ClientId, Kind, Name, Release};
+    use leasehold_core::{Acquisition, ClientId, Kind, Name, Release, Reply, StoreTime};
+    use tokio::sync::Notify;
+    use tokio::task::JoinHandle;
 
     use super::*;
 
@@ -218,6 +220,161 @@ mod tests {
 
     fn leave_all(places: Vec<Place<'_>>) -> Vec<Option<Vec<u64>>> {
         places.into_iter().map(|place| numbers(place.leave())).collect()
+    }
+
+    /// Answers once it may.
+    #[derive(Default)]
+    struct Server {
+        may_answer: Notify,
+        is_open: AtomicBool,
+        /// The sizes of the calls.
+        calls: Mutex<Vec<usize>>,
+    }
+
+    impl Server {
+        fn open(&self) {
+            self.is_open.store(true, Ordering::SeqCst);
+            self.may_answer.notify_waiters();
+        }
+
+        /// The answer tells which command it is for.
+        async fn answer(&self, calls: &[&Call]) -> Vec<Answered> {
+            self.calls.lock().unwrap().push(calls.len());
+            let opened = self.may_answer.notified();
+            if !self.is_open.load(Ordering::SeqCst) {
+                opened.await;
+            }
+            let answer = |call: &&Call| match &call.1 {
+                Command::Release(release) => {
+                    let at = StoreTime::from_micros(release.acquisition.sequence);
+                    Ok(Answer { at, reply: Reply::Released })
+                }
+                other => panic!("{other:?}"),
+            };
+            calls.iter().map(answer).collect()
+        }
+
+        fn calls(&self) -> Vec<usize> {
+            self.calls.lock().unwrap().clone()
+        }
+    }
+
+    impl Carrier for Server {
+        async fn run_one(&self, call: &Call) -> Answered {
+            self.answer(&[call]).await.remove(0)
+        }
+
+        async fn run_several(&self, calls: &[&Call]) -> Vec<Answered> {
+            self.answer(calls).await
+        }
+    }
+
+    /// Begins so many commands.
+    fn begin(
+        gatherings: &Arc<Gatherings>,
+        server: &Arc<Server>,
+        numbers: std::ops::Range<u64>,
+    ) -> Vec<JoinHandle<Answered>> {
+        let run = |number| {
+            let (gatherings, server, call) = (gatherings.clone(), server.clone(), waiting(number).0.call);
+            tokio::spawn(async move { gatherings.run(&server, &call).await })
+        };
+        numbers.map(run).collect()
+    }
+
+    async fn expect_answers(tasks: Vec<JoinHandle<Answered>>, first: u64) {
+        for (number, task) in (first..).zip(tasks) {
+            assert_eq!(task.await.unwrap().ok().map(|answer| answer.at.as_micros()), Some(number));
+        }
+    }
+
+    async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
+        poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
+    }
+
+    async fn let_others_run() {
+        for _ in 0..9 {
+            yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn each_task_has_its_answer_from_the_call_of_several() {
+        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
+        let tasks = begin(&gatherings, &server, 0..100);
+        let_others_run().await;
+        // One found no other in flight.
+        assert_eq!(server.calls(), [1, MAX_EACH, MAX_EACH, MAX_EACH, 99 - 3 * MAX_EACH]);
+        server.open();
+        expect_answers(tasks, 0).await;
+        // None is in flight now, so each goes alone.
+        for number in 0..5 {
+            expect_answers(begin(&gatherings, &server, number..number + 1), number).await;
+        }
+        assert_eq!(server.calls()[5..], [1; 5]);
+    }
+
+    #[tokio::test]
+    async fn task_that_is_aborted_takes_no_answer_from_others() {
+        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
+        let mut tasks = begin(&gatherings, &server, 0..20);
+        let_others_run().await;
+        // This one has taken the others along.
+        tasks.remove(1).abort();
+        tasks.remove(0).abort();
+        let_others_run().await;
+        server.open();
+        expect_answers(tasks, 2).await;
+        // The aborted ones are not in flight any more.
+        assert_eq!(gatherings.in_flight.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn command_is_not_sent_late() {
+        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
+        let in_flight = begin(&gatherings, &server, 0..1);
+        let_others_run().await;
+        let (early, late) = (waiting(1).0.call, waiting(2).0.call);
+        for (call, is_sent) in [(early, true), (late, false)] {
+            let mut run = pin!(gatherings.run(&server, &call));
+            assert!(poll_once(run.as_mut()).await.is_pending());
+            let more = Duration::from_millis(if is_sent { 0 } else { 1 });
+            tokio::time::advance(MAX_WAIT_FOR_COMPANY + more).await;
+            let calls = server.calls().len();
+            match poll_once(run.as_mut()).await {
+                Poll::Pending => assert!(is_sent),
+                Poll::Ready(answered) => {
+                    let error = StoreError::from(answered.err().unwrap());
+                    assert_eq!((error.failure, is_sent), (Failure::NotSent, false));
+                }
+            }
+            assert_eq!(server.calls().len() - calls, usize::from(is_sent));
+        }
+        server.open();
+        expect_answers(in_flight, 0).await;
+    }
+
+    #[test]
+    fn runtime_that_ends_leaves_the_outcome_unknown() {
+        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (ending, other) = (runtime(), runtime());
+        let call = waiting(9).0.call;
+        // It waits for company, and one of the other runtime takes it along.
+        let mut run = Box::pin(gatherings.run(&server, &call));
+        let in_flight = ending.block_on(async {
+            let mut in_flight = begin(&gatherings, &server, 0..1);
+            let_others_run().await;
+            assert!(poll_once(run.as_mut()).await.is_pending());
+            in_flight.extend(begin(&gatherings, &server, 1..5));
+            let_others_run().await;
+            in_flight
+        });
+        assert_eq!(server.calls(), [1, 5]);
+        drop(in_flight);
+        drop(ending);
+        let answered = other.block_on(run);
+        assert!(matches!(answered, Err(CallError::ConnectionLost(_))));
     }
 
     #[test]

@@ -21,7 +21,8 @@ use super::connections::Connections;
 use super::dispatch::{is_refused_by_a_replica, settle};
 use super::endpoint::Endpoint;
 use super::error::{CallError, runtime_ended};
-use super::exec::CallOptions;
+use super::exec::{self, CallOptions};
+use super::gather::Carrier;
 use super::nodes::Nodes;
 use crate::store::{CallResult, StoreError, only};
 
@@ -37,8 +38,7 @@ impl Nodes {
             && let Some(connections) = endpoint.current()
         {
             // Dropped before the rare path, so that it does not make this future larger.
-            let answered =
-                { connections.gatherings().run(&connections, options_of(&connections), call).await };
+            let answered = { connections.gatherings().run(&connections, call).await };
             return match answered {
                 Ok(answer) if !connections.is_closed() => Ok(answer),
                 failed => Box::pin(settled(endpoint, &connections, call, failed)).await,
@@ -48,7 +48,17 @@ impl Nodes {
     }
 }
 
-pub(super) fn options_of(connections: &Connections) -> CallOptions<'_> {
+impl Carrier for Connections {
+    async fn run_one(&self, call: &Call) -> Answered {
+        exec::run_one(&mut self.preferred_conn(), options_of(self), call).await
+    }
+
+    async fn run_several(&self, calls: &[&Call]) -> Vec<Answered> {
+        exec::run(self.preferred_conn(), options_of(self), calls).await
+    }
+}
+
+fn options_of(connections: &Connections) -> CallOptions<'_> {
     let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
     let deletes = connections.deletes();
     CallOptions { variant: ScriptVariant::Server, vote_args, is_asking: false, deletes, is_atomic: false }

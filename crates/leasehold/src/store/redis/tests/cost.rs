@@ -120,6 +120,23 @@ fn plain_lock_calls_few_commands() {
 }
 
 #[test]
+fn plain_locks_that_share_a_call_share_commands() {
+    with_scripts(|runner| {
+        let resource = |name| Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() };
+        let resources = ["a", "b", "c"].map(resource);
+        let now = Now::same(start());
+        for (commands, expected) in [
+            ([1, 2, 3].map(|sequence| tried(0, sequence, 1, 1)), "set 3, xadd 2"),
+            ([1, 2, 3].map(|sequence| release(0, sequence)), "del, mget"),
+        ] {
+            let calls: Vec<_> = resources.iter().zip(&commands).collect();
+            let called = calls_of(runner, |runner| drop(runner.run_each(&calls, now)));
+            assert_eq!(called, expected);
+        }
+    });
+}
+
+#[test]
 fn plain_lock_of_a_quorum_node_calls_few_commands() {
     with_scripts(|runner| {
         // First while the clock of tokens is not ahead.
