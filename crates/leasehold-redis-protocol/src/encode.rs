@@ -451,8 +451,8 @@ mod tests {
                 keys,
                 [resource_key(&a).as_bytes(), resource_key(&b).as_bytes(), b"leasehold:3:clock"]
             );
-            let args = args(&call);
-            assert_eq!((call.script(), args), (script, [alone(&a, &first), alone(&b, &second)].concat()));
+            let alone = [alone(&a, &first), alone(&b, &second)].concat();
+            assert_eq!((call.script(), args(&call)), (script, alone));
         }
     }
 
