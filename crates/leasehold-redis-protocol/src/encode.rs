@@ -440,8 +440,9 @@ mod tests {
         };
         let release = |sequence| Command::Release(Release::now(Acquisition { sequence, ..acquisition() }));
         let (a, b) = (resource("a"), resource("b"));
-        let alone =
-            |resource, command| args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default()));
+        let alone = |resource: &Resource, command: &Command| {
+            args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default()))
+        };
         for (script, first, second) in
             [(Script::AcquireEach, acquire(3), acquire(4)), (Script::ReleaseEach, release(3), release(4))]
         {
