@@ -24,10 +24,12 @@ end
 local replies = {}
 for i = 1, count do
   local request, ttl = ARGV[2 * i - 1], ARGV[2 * i]
-  drawn = ms and ms .. '-' .. sequence + i - 1
-  if drawn and call('SET', KEYS[i], request .. ' leasehold:3@' .. drawn, 'NX', 'PX', ttl) then
-    replies[i] = drawn
+  local own = ms and ms .. '-' .. sequence + i - 1
+  if own and call('SET', KEYS[i], request .. ' leasehold:3@' .. own, 'NX', 'PX', ttl) then
+    replies[i] = own
   else
+    -- With an id of its own, because the rules may move the clock on from that, and it is further already.
+    drawn = nil
     local is_done, reply = pcall(acquire, { KEYS[i], clock }, { request, ttl })
     replies[i] = (is_done or type(reply) == 'table') and reply or redis.error_reply(reply)
   end

@@ -4,11 +4,14 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Answer, Command, Kind, Name, Now, Reply, Resource, Token};
+use leasehold_core::{
+    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Reply, Resource, Token, View,
+};
 use leasehold_redis_protocol::{clock_key, may_share_a_call, resource_key};
 use leasehold_testkit::{Flavor, extent};
 use proptest::test_runner::{Config, TestRunner};
 
+use super::acquire_or_queue;
 use super::comparison::{ScriptRunner, set_clock, start, with_scripts, with_scripts_on};
 use crate::store::histories::{Step, client_id, release_of, steps};
 
@@ -142,7 +145,6 @@ fn comparable(answer: &Answer) -> String {
         Reply::Granted(grant) if grant.is_plain => without_tokens(&grant),
         // A view of a released lock may have a last token.
         Reply::View(view) => without_tokens(&(view.capacity, view.in_use, &view.holders, &view.waiters)),
-        Reply::Released => "released".to_owned(),
         _ => without_tokens(answer),
     }
 }
@@ -228,6 +230,30 @@ fn shared_call_draws_one_id_for_each_attempt() {
     }
 }
 
+/// The rules move the clock to the last token that they reserve: not back from the ids of the other attempts.
+#[test]
+fn attempt_among_others_grants_a_waiter_its_reserve() {
+    with_scripts(|runner| {
+        let acquire = |client, reserve| {
+            let Command::Acquire(plain) = acquire_or_queue(client, 1, 1, 1) else { panic!("not an attempt") };
+            Step::Do(Command::from(Acquire { reserve, ..(*plain).clone() }))
+        };
+        let (holder, waiter, pass) = (acquire(0, 0), acquire(1, 1), Step::Pass(11_000));
+        let (first, second) = (acquire(2, 0), acquire(3, 0));
+        let mut twins = Twins::new(runner, "reserve");
+        twins.round(&[Some(&holder)]);
+        twins.round(&[Some(&waiter)]);
+        // The first one finds that the lease has expired.
+        twins.round(&[Some(&first), Some(&second), Some(&pass)]);
+        let view = twins.runner.run(&twins.shared[0], &Command::Inspect, twins.now).reply;
+        let Reply::View(View { holders, last_token, .. }) = view else { panic!("{view:?}") };
+        let [granted] = &holders[..] else { panic!("{holders:?}") };
+        assert_eq!(granted.acquisition.client, client_id(1));
+        assert_eq!(last_token.map(Token::get), Some(granted.token.get() + 1));
+        twins.end();
+    });
+}
+
 /// Another program's key fails one command of a call, and no other.
 #[test]
 fn error_concerns_one_command_of_a_shared_call() {
@@ -278,6 +304,30 @@ fn shared_call_with_full_memory() {
         }
         for resource in held.iter().chain(&free) {
             assert_eq!(runner.key_type(resource), "none");
+        }
+    });
+}
+
+/// The bytes of an acquisition are no pattern, though these could be one that every lease matches.
+#[test]
+fn shared_release_of_any_bytes_is_that_of_one_lease() {
+    with_scripts(|runner| {
+        let now = Now::same(start());
+        let resources = ["a", "b", "c"].map(resource);
+        let attempts = [1, 2, 3].map(attempt);
+        let calls: Vec<_> = resources.iter().zip(&attempts).collect();
+        tokens(&runner.run_each(&calls, now));
+        let dots = Acquisition {
+            client: ClientId::new(u128::from_be_bytes([b'.'; 16])),
+            sequence: u64::from_be_bytes([b'.'; 8]),
+        };
+        let releases = [release_of(dots), release_of(dots), release_of(dots)];
+        let calls: Vec<_> = resources.iter().zip(&releases).collect();
+        for answer in runner.run_each(&calls, now) {
+            assert_eq!(answer.reply, Reply::NotHeld);
+        }
+        for resource in &resources {
+            assert_eq!(runner.key_type(resource), "string");
         }
     });
 }
