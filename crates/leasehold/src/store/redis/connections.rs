@@ -69,7 +69,9 @@ pub(super) struct Connections {
     /// The server's run id; empty if the user may not ask.
     run_id: Arc<str>,
     deletes: Deletes,
-    gatherings: Gatherings,
+    /// Of the caller's runtime, and of all others, whose commands the client's thread sends.
+    caller_gatherings: Gatherings,
+    driver_gatherings: Gatherings,
     is_cluster_node: bool,
     /// Hash slots whose inbox subscription the server confirmed.
     slots: Mutex<HashSet<u16>>,
@@ -94,7 +96,8 @@ impl Connections {
             client,
             run_id: facts.run_id.unwrap_or_default().into(),
             deletes: Deletes::new(facts.delete),
-            gatherings: Gatherings::default(),
+            caller_gatherings: Gatherings::default(),
+            driver_gatherings: Gatherings::default(),
             is_cluster_node: facts.is_cluster_node,
             slots: Mutex::new(HashSet::new()),
             tasks: Mutex::new(JoinSet::new()),
@@ -120,9 +123,15 @@ impl Connections {
         &self.deletes
     }
 
-    /// The commands that wait to be sent together.
+    /// The commands of this runtime that wait to be sent together. Those of one runtime do not depend on another one, which may be
+    /// blocked, or not run.
     pub(super) fn gatherings(&self) -> &Gatherings {
-        &self.gatherings
+        if self.is_callers_runtime() { &self.caller_gatherings } else { &self.driver_gatherings }
+    }
+
+    fn is_callers_runtime(&self) -> bool {
+        let here = Handle::try_current().ok().map(|handle| handle.id());
+        here.is_some() && here == self.caller
     }
 
     /// The settings of these connections, for further ones to the same server.
@@ -136,8 +145,7 @@ impl Connections {
 
     /// The caller connection, if this runs on its runtime. From elsewhere it saves nothing, and that runtime may be idle.
     pub(super) fn caller_conn(&self) -> Option<Wire> {
-        let here = Handle::try_current().ok().map(|handle| handle.id());
-        if here.is_some() && here == self.caller { self.caller_slot().clone() } else { None }
+        if self.is_callers_runtime() { self.caller_slot().clone() } else { None }
     }
 
     /// The caller connection if this runs on its runtime, otherwise the driver connection.
@@ -272,4 +280,32 @@ pub(super) async fn forward_messages(
         }
     }
     status.close();
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_testkit::Server;
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+
+    /// A command that a task of the caller's runtime takes along would wait for that runtime.
+    #[test]
+    fn commands_of_the_callers_runtime_are_gathered_by_themselves() {
+        let server = Server::on_port();
+        let client = redis::Client::open(server.url()).unwrap();
+        let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
+        let (caller, driver) = (runtime(), runtime());
+        let connections = caller.block_on(async {
+            let status = Arc::new(ConnectionStatus::new(Arc::new(Notify::new())));
+            let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
+            let caller = Some(Handle::current().id());
+            Connections::new(own, status, caller, client.clone(), ServerFacts::default())
+        });
+        let gatherings =
+            |runtime: &Runtime| runtime.block_on(async { std::ptr::from_ref(connections.gatherings()) });
+        assert_eq!(gatherings(&caller), gatherings(&caller));
+        assert_ne!(gatherings(&caller), gatherings(&driver));
+        assert_eq!(gatherings(&driver), gatherings(&runtime()));
+    }
 }

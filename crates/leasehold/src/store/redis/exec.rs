@@ -501,6 +501,8 @@ mod tests {
         assert!(
             sent.read(Err(lost())).iter().all(|one| matches!(one, Some(Err(CallError::ConnectionLost(_)))))
         );
+        let late = || RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
+        assert!(sent.read(Err(late())).iter().all(|one| matches!(one, Some(Err(CallError::Timeout(_))))));
         let list = read("*4\r\n:1\r\n-WRONGTYPE other\r\n*2\r\n:5\r\n:8\r\n:7");
         let list: Vec<_> =
             list.into_iter().map(|answer| answer.unwrap().map(|answer| answer.reply)).collect();

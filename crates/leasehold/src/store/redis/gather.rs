@@ -43,10 +43,10 @@ pub(super) struct Gatherings {
 /// Commands of one kind.
 #[derive(Default)]
 struct Gathering {
-    /// Increases when the commands are taken out.
-    round: u64,
-    /// Empty places are those of futures that were dropped.
-    waiting: Vec<Option<Waiting>>,
+    /// The number of the next place.
+    next: u64,
+    /// By place.
+    waiting: Vec<(u64, Waiting)>,
 }
 
 struct Waiting {
@@ -97,28 +97,30 @@ impl Drop for InFlight<'_> {
 /// A command's place among those that wait.
 struct Place<'a> {
     gathering: &'a Mutex<Gathering>,
-    round: u64,
-    at: usize,
+    number: u64,
 }
 
 impl<'a> Place<'a> {
     fn take(gathering: &'a Mutex<Gathering>, waiting: Waiting) -> Self {
         let mut gathered = locked(gathering);
-        gathered.waiting.push(Some(waiting));
-        Self { gathering, round: gathered.round, at: gathered.waiting.len() - 1 }
+        let number = gathered.next;
+        gathered.next += 1;
+        gathered.waiting.push((number, waiting));
+        Self { gathering, number }
     }
 
     /// Takes out what is sent now: all that wait if they are enough, otherwise this command. `None` if it was taken out before.
     fn leave(self) -> Option<Vec<Waiting>> {
         let mut gathered = locked(self.gathering);
-        if gathered.round != self.round {
-            return None;
+        let at = self.position(&gathered)?;
+        if gathered.waiting.len() < MIN_EACH {
+            return Some(vec![gathered.waiting.remove(at).1]);
         }
-        if gathered.waiting.iter().flatten().count() < MIN_EACH {
-            return Some(gathered.waiting[self.at].take().into_iter().collect());
-        }
-        gathered.round += 1;
-        Some(take(&mut gathered.waiting).into_iter().flatten().collect())
+        Some(take(&mut gathered.waiting).into_iter().map(|(_, waiting)| waiting).collect())
+    }
+
+    fn position(&self, gathered: &Gathering) -> Option<usize> {
+        gathered.waiting.binary_search_by_key(&self.number, |(number, _)| *number).ok()
     }
 }
 
@@ -126,13 +128,8 @@ impl Drop for Place<'_> {
     /// So that no command is sent for a future that is gone.
     fn drop(&mut self) {
         let mut gathered = locked(self.gathering);
-        if gathered.round != self.round {
-            return;
-        }
-        gathered.waiting[self.at] = None;
-        if gathered.waiting.iter().all(Option::is_none) {
-            gathered.waiting.clear();
-            gathered.round += 1;
+        if let Some(at) = self.position(&gathered) {
+            gathered.waiting.remove(at);
         }
     }
 }
@@ -144,10 +141,11 @@ async fn gather(gathering: &Mutex<Gathering>, carrier: &Arc<impl Carrier>, call:
     let place = Place::take(gathering, waiting);
     yield_now().await;
     if let Some(mut leaving) = place.leave() {
-        let is_alone = leaving.len() == 1;
-        refuse_late(&mut leaving, Instant::now());
-        if is_alone && !leaving.is_empty() {
-            return None;
+        if leaving.len() == 1 {
+            refuse_late(&mut leaving, Instant::now());
+            if !leaving.is_empty() {
+                return None;
+            }
         }
         while !leaving.is_empty() {
             let rest = leaving.split_off(leaving.len().min(MAX_EACH));
@@ -168,7 +166,13 @@ fn refuse_late(leaving: &mut Vec<Waiting>, now: Instant) {
     }
 }
 
-async fn send(carrier: Arc<impl Carrier>, waiting: Vec<Waiting>) {
+async fn send(carrier: Arc<impl Carrier>, mut waiting: Vec<Waiting>) {
+    // This task may have waited, too.
+    waiting.retain(|waiting| !waiting.answer.is_closed());
+    refuse_late(&mut waiting, Instant::now());
+    if waiting.is_empty() {
+        return;
+    }
     let (calls, senders): (Vec<Call>, Vec<_>) =
         waiting.into_iter().map(|waiting| (waiting.call, waiting.answer)).unzip();
     let answers = carrier.run_several(&calls.iter().collect::<Vec<_>>()).await;
@@ -354,6 +358,52 @@ mod tests {
         expect_answers(in_flight, 0).await;
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn late_commands_leave_the_others_their_answers() {
+        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
+        let in_flight = begin(&gatherings, &server, 0..1);
+        let_others_run().await;
+        let calls = [1, 2, 3, 4].map(|number| waiting(number).0.call);
+        let [mut first, mut second, mut third, mut fourth] =
+            calls.each_ref().map(|call| Box::pin(gatherings.run(&server, call)));
+        for run in [&mut first, &mut second, &mut third] {
+            assert!(poll_once(run.as_mut()).await.is_pending());
+        }
+        tokio::time::advance(MAX_WAIT_FOR_COMPANY + Duration::from_millis(1)).await;
+        assert!(poll_once(fourth.as_mut()).await.is_pending());
+        // It takes the others along.
+        assert!(poll_once(first.as_mut()).await.is_pending());
+        for late in [first, second, third] {
+            let error = StoreError::from(late.await.err().unwrap());
+            assert_eq!(error.failure, Failure::NotSent);
+        }
+        server.open();
+        assert_eq!(fourth.await.ok().map(|answer| answer.at.as_micros()), Some(4));
+        expect_answers(in_flight, 0).await;
+        assert_eq!(server.calls(), [1, 1]);
+    }
+
+    /// A task that was aborted before its command was sent.
+    #[tokio::test]
+    async fn command_of_an_aborted_task_is_not_sent() {
+        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
+        let in_flight = begin(&gatherings, &server, 0..1);
+        let_others_run().await;
+        let calls = [1, 2, 3, 4].map(|number| waiting(number).0.call);
+        let mut runs = calls.each_ref().map(|call| Box::pin(gatherings.run(&server, call)));
+        for run in &mut runs {
+            assert!(poll_once(run.as_mut()).await.is_pending());
+        }
+        let [mut first, dropped, _, _] = runs;
+        assert!(poll_once(first.as_mut()).await.is_pending());
+        drop(dropped);
+        let_others_run().await;
+        assert_eq!(server.calls(), [1, 3]);
+        server.open();
+        assert_eq!(first.await.ok().map(|answer| answer.at.as_micros()), Some(1));
+        expect_answers(in_flight, 0).await;
+    }
+
     #[test]
     fn runtime_that_ends_leaves_the_outcome_unknown() {
         let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
@@ -408,7 +458,18 @@ mod tests {
     }
 
     #[test]
-    fn place_that_was_left_is_not_another_rounds() {
+    fn future_that_is_not_polled_keeps_no_places_of_others() {
+        let gathering = Mutex::default();
+        let _unpolled = Place::take(&gathering, waiting(0).0);
+        for number in 1..1_000 {
+            let place = Place::take(&gathering, waiting(number).0);
+            assert_eq!(numbers(place.leave()), Some(vec![number]));
+        }
+        assert_eq!(locked(&gathering).waiting.len(), 1);
+    }
+
+    #[test]
+    fn place_that_was_left_is_no_other_commands() {
         let gathering = Mutex::default();
         let mut early = join(&gathering, 4);
         let late = early.pop();

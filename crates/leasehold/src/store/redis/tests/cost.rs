@@ -133,6 +133,8 @@ fn plain_locks_that_share_a_call_share_commands() {
             let called = calls_of(runner, |runner| drop(runner.run_each(&calls, now)));
             assert_eq!(called, expected);
         }
+        let entries: u64 = redis::cmd("XLEN").arg(clock_key(None)).query(runner.commands).unwrap();
+        assert_eq!(entries, 0, "the clock has a last id only");
     });
 }
 

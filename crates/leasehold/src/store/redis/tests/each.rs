@@ -308,13 +308,16 @@ fn shared_call_with_full_memory() {
     });
 }
 
-/// The bytes of an acquisition are no pattern, though these could be one that every lease matches.
+/// The bytes of an acquisition are no pattern, though these could be one that every lease matches; nor are they those of a label.
 #[test]
 fn shared_release_of_any_bytes_is_that_of_one_lease() {
     with_scripts(|runner| {
         let now = Now::same(start());
         let resources = ["a", "b", "c"].map(resource);
-        let attempts = [1, 2, 3].map(attempt);
+        let attempts = [1, 2, 3].map(|sequence| {
+            let Command::Acquire(plain) = attempt(sequence) else { panic!("not an attempt") };
+            Command::from(Acquire { metadata: ".".repeat(24).into(), ..(*plain).clone() })
+        });
         let calls: Vec<_> = resources.iter().zip(&attempts).collect();
         tokens(&runner.run_each(&calls, now));
         let dots = Acquisition {
@@ -329,5 +332,26 @@ fn shared_release_of_any_bytes_is_that_of_one_lease() {
         for resource in &resources {
             assert_eq!(runner.key_type(resource), "string");
         }
+    });
+}
+
+/// Two attempts at one lock, each of which goes to the rules.
+#[test]
+fn shared_call_grants_two_shares_of_a_lock_that_has_expired() {
+    with_scripts(|runner| {
+        let resources = ["a", "x"].map(resource);
+        let now = Now::same(start());
+        for resource in &resources {
+            for (client, weight) in [(0, 3), (1, 1)] {
+                runner.run(resource, &acquire_or_queue(client, 1, 3, weight), now);
+            }
+        }
+        let later = Now::same(now.time + Duration::from_secs(11));
+        let attempts =
+            [(2, 1), (2, 2), (3, 1)].map(|(client, number)| acquire_or_queue(client, number, 3, 1));
+        let calls: Vec<_> =
+            [&resources[0], &resources[1], &resources[0]].into_iter().zip(&attempts).collect();
+        let given = tokens(&runner.run_each(&calls, later));
+        assert_eq!(given.iter().collect::<HashSet<_>>().len(), 3, "{given:?}");
     });
 }
