@@ -55,19 +55,8 @@ impl ScriptVariant {
         self,
         attempts: impl Iterator<Item = (&'a Resource, &'a Command)> + Clone,
     ) -> ScriptCall {
-        let room = attempts.clone().map(|(resource, command)| room_for(resource, command)).sum();
-        let parts = attempts.clone().count() * 3 + 2;
-        let mut call = ScriptCall::new(self, Script::AcquireAll, parts, room);
-        for (resource, _) in attempts.clone() {
-            call.push_key(resource_key(resource).as_bytes());
-        }
         let first = attempts.clone().next();
-        if let Some((resource, _)) = first {
-            self.push_clock(&mut call, resource);
-        }
-        for (_, command) in attempts {
-            self.push_command(&mut call, command);
-        }
+        let mut call = self.several(Script::AcquireAll, attempts);
         if let Some((resource, _)) = first {
             self.push_inbox(&mut call, resource);
         }
@@ -105,17 +94,25 @@ impl ScriptVariant {
             commands.clone().all(|(_, command)| may_share_a_call(command)),
             "each may share a call"
         );
-        let room = commands.clone().map(|(resource, command)| room_for(resource, command)).sum();
-        let first = commands.clone().next();
-        let script = match first {
+        let script = match commands.clone().next() {
             Some((_, Command::Release(_))) => Script::ReleaseEach,
             _ => Script::AcquireEach,
         };
-        let mut call = ScriptCall::new(self, script, commands.clone().count() * 3 + 1, room);
+        self.several(script, commands)
+    }
+
+    /// The keys of these resources, the clock, and the arguments of each command.
+    fn several<'a>(
+        self,
+        script: Script,
+        commands: impl Iterator<Item = (&'a Resource, &'a Command)> + Clone,
+    ) -> ScriptCall {
+        let room = commands.clone().map(|(resource, command)| room_for(resource, command)).sum();
+        let mut call = ScriptCall::new(self, script, commands.clone().count() * 3 + 2, room);
         for (resource, _) in commands.clone() {
             call.push_key(resource_key(resource).as_bytes());
         }
-        if let Some((resource, _)) = first {
+        if let Some((resource, _)) = commands.clone().next() {
             self.push_clock(&mut call, resource);
         }
         for (_, command) in commands {
@@ -150,8 +147,8 @@ impl ScriptVariant {
     }
 }
 
-/// Whether a server can do this command together with others of its kind ([`ScriptVariant::encode_each`]): a first attempt at a
-/// lock without options, or a release that leaves nothing behind.
+/// Whether a server can do this command together with others of its kind ([`ScriptVariant::encode_each`]): an attempt that the
+/// first lines of `acquire.lua` can grant, or a release without a minimum hold and a tombstone.
 #[must_use]
 pub fn may_share_a_call(command: &Command) -> bool {
     match command {

@@ -21,10 +21,14 @@ impl Deletes {
         Self { command, is_refused: AtomicBool::new(false) }
     }
 
+    pub(super) fn command(&self) -> Option<ConditionalDelete> {
+        self.command.filter(|_| !self.is_refused.load(Ordering::Relaxed))
+    }
+
     /// The command that releases this lease without the script, if there is one.
     pub(super) fn encode(&self, resource: &Resource, command: &Command) -> Option<redis::Cmd> {
         let Command::Release(release) = command else { return None };
-        let delete = self.command.filter(|_| !self.is_refused.load(Ordering::Relaxed))?;
+        let delete = self.command()?;
         let (key, value) = (resource_key(resource), plain_value(release)?);
         let mut command = redis::Cmd::with_capacity(4, key.len() + value.len() + 16);
         for word in delete.words(key.as_bytes(), &value) {

@@ -144,10 +144,13 @@ impl Company {
         let may_share = options.variant == ScriptVariant::Server && may_share_a_call(&call.1);
         match &call.1 {
             Command::Acquire(_) if may_share => Some(Self::Attempts),
-            // One alone costs less by a conditional delete.
-            Command::Release(_) if may_share && options.deletes.encode(&call.0, &call.1).is_none() => {
-                Some(Self::Releases)
+            // A conditional delete takes its place.
+            Command::Release(release)
+                if release.as_granted.is_some() && options.deletes.command().is_some() =>
+            {
+                None
             }
+            Command::Release(_) if may_share => Some(Self::Releases),
             _ => None,
         }
     }

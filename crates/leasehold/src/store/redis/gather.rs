@@ -160,7 +160,7 @@ async fn gather(gathering: &Mutex<Gathering>, carrier: &Arc<impl Carrier>, call:
 /// tombstone be gone that would refuse it.
 fn refuse_late(leaving: &mut Vec<Waiting>, now: Instant) {
     for late in leaving.extract_if(.., |waiting| now.duration_since(waiting.since) > MAX_WAIT_FOR_COMPANY) {
-        let what = "the future of this command was not polled for too long, so the command was not sent";
+        let what = "the future of this command was not polled for 10 s, so it was not sent: run it in a task of its own";
         let error = CallError::NotConnected(StoreError::new(Failure::NotSent, what));
         let _ = late.answer.send(Err(error));
     }

@@ -37,8 +37,7 @@ impl Nodes {
             && record.covers(batch)
             && let Some(connections) = endpoint.current()
         {
-            // Dropped before the rare path, so that it does not make this future larger.
-            let answered = { connections.gatherings().run(&connections, call).await };
+            let answered = connections.gatherings().run(&connections, call).await;
             return match answered {
                 Ok(answer) if !connections.is_closed() => Ok(answer),
                 failed => Box::pin(settled(endpoint, &connections, call, failed)).await,

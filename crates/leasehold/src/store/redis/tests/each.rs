@@ -149,8 +149,8 @@ fn comparable(answer: &Answer) -> String {
     }
 }
 
-fn compare_on(flavor: Flavor, capacity: u32) {
-    with_scripts_on(flavor, |runner| {
+fn compare(capacity: u32) {
+    with_scripts(|runner| {
         let runner = std::cell::RefCell::new(runner);
         let (number, count) = (std::cell::Cell::new(0_u64), std::cell::Cell::new(0));
         let config =
@@ -176,12 +176,12 @@ fn compare_on(flavor: Flavor, capacity: u32) {
 
 #[test]
 fn shared_calls_match_single_ones() {
-    compare_on(Flavor::Redis7, 1);
+    compare(1);
 }
 
 #[test]
 fn shared_calls_match_single_ones_for_shared_locks() {
-    compare_on(Flavor::Redis7, 4);
+    compare(4);
 }
 
 fn attempt(sequence: u64) -> Command {
