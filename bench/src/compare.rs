@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub use bench::{Bench, Options};
 use calibration::Calibration;
 pub(crate) use meter::Used;
-use results::Results;
+use results::{Machine, Results};
 use scenarios::{Scale, Scenario};
 
 /// The default file for the results. A part of the comparison has a file of its own and does not overwrite a complete run.
@@ -47,25 +47,35 @@ const ALL: [Scenario; 10] = [
 ];
 
 /// Runs the comparison. Returns the results, which are also in the file.
-#[must_use]
-pub fn run(options: Options, shows_progress: bool) -> Results {
+///
+/// # Errors
+///
+/// If cells are to be measured again, and there are none of that title, or the earlier results cannot be read, or are those of another machine.
+pub fn run(options: Options, shows_progress: bool) -> Result<Results, String> {
     let scale = Scale { is_quick: options.is_quick, program: options.program };
     let machine = machine::look(&scale.programs());
     let calibration = Calibration::new(machine.cores);
-    let results = Results { machine, is_quick: options.is_quick, ..Results::default() };
-    let (began, repeated) = (Instant::now(), Duration::ZERO);
-    let mut bench = Bench { options, calibration, results, began, repeated, shows_progress };
+    let results = match options.again.is_empty() {
+        true => Results { machine, is_quick: options.is_quick, ..Results::default() },
+        false => earlier(&options, scale, &machine)?,
+    };
+    let (began, minutes_before, repeated) = (Instant::now(), results.minutes, Duration::ZERO);
+    let mut bench = Bench { options, calibration, results, began, minutes_before, repeated, shows_progress };
     for scenario in ALL {
         if !bench.options.scenarios.is_empty() && !bench.options.scenarios.contains(&scenario) {
             continue;
         }
         match scenario {
+            Scenario::E | Scenario::F if !bench.options.again.is_empty() => {}
             Scenario::E => takeover::run(&mut bench, scale),
             Scenario::F => leases::run(&mut bench, scale),
             _ => {
                 for mut group in scale.groups(scenario) {
                     group.rows.retain(|row| bench.takes_part(row.program));
-                    measure::run(&mut bench, &group);
+                    group.cells.retain(|work| bench.is_wanted(&work.title));
+                    if !group.cells.is_empty() {
+                        measure::run(&mut bench, &group);
+                    }
                 }
             }
         }
@@ -74,5 +84,25 @@ pub fn run(options: Options, shows_progress: bool) -> Results {
     if bench.shows_progress {
         eprintln!();
     }
-    bench.results
+    Ok(bench.results)
+}
+
+/// The results in which cells are replaced.
+fn earlier(options: &Options, scale: Scale, machine: &Machine) -> Result<Results, String> {
+    let groups = ALL.into_iter().flat_map(|scenario| scale.groups(scenario));
+    let titles: Vec<String> = groups.flat_map(|group| group.cells).map(|work| work.title).collect();
+    if let Some(unknown) = options.again.iter().find(|again| !titles.contains(again)) {
+        return Err(format!("no cell has the title '{unknown}'; some are: {}", titles.join("; ")));
+    }
+    let path = options.output.display();
+    let results = Results::read(&options.output).map_err(|error| format!("{path}: {error}"))?;
+    let is_same = results.machine.processor == machine.processor
+        && results.machine.cores == machine.cores
+        && results.machine.server == machine.server
+        && results.is_quick == options.is_quick;
+    if is_same {
+        Ok(results)
+    } else {
+        Err(format!("{path}: these are results of another machine, server or duration"))
+    }
 }

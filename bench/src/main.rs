@@ -51,6 +51,10 @@ enum Command {
         /// The programs to run: leasehold, bounds, or one that bench/setup builds [default: all]
         #[arg(long, value_delimiter = ',', value_name = "PROGRAM", value_parser = PossibleValuesParser::new(catalog::programs()))]
         only: Vec<String>,
+        /// Measure only the cell of this title again, with all programs, and replace it in the results: for a cell during which the machine was
+        /// slow. May be repeated
+        #[arg(long, value_name = "TITLE", conflicts_with_all = ["only", "scenarios"])]
+        again: Vec<String>,
         /// The server program of all libraries
         #[arg(long, value_enum, default_value_t)]
         server: Program,
@@ -166,15 +170,16 @@ fn fail(why: &str) -> ! {
 
 fn run_command(command: Command) {
     match command {
-        Command::Compare { scenarios, quick, only, server, output } => {
+        Command::Compare { scenarios, quick, only, again, server, output } => {
             if let Err(missing) = server.check() {
                 fail(&missing);
             }
             let is_complete = scenarios.is_empty() && only.is_empty();
             let output = output.unwrap_or_else(|| compare::output(is_complete));
             let path = output.clone();
-            let options = Options { is_quick: quick, scenarios, programs: only, program: server, output };
-            let results = compare::run(options, true);
+            let options =
+                Options { is_quick: quick, scenarios, programs: only, again, program: server, output };
+            let results = compare::run(options, true).unwrap_or_else(|error| fail(&error));
             println!("{} cells in {:.1} minutes: {}", results.cells.len(), results.minutes, path.display());
         }
         Command::Report { from } => {

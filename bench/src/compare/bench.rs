@@ -19,6 +19,8 @@ pub struct Options {
     pub scenarios: Vec<Scenario>,
     /// The programs. Empty: all.
     pub programs: Vec<String>,
+    /// Titles of cells that are measured again and replaced in the file. Empty: a new run.
+    pub again: Vec<String>,
     /// The server of all libraries.
     pub program: Program,
     /// The file for the results.
@@ -31,6 +33,8 @@ pub struct Bench {
     pub(super) calibration: Calibration,
     pub(super) results: Results,
     pub(super) began: Instant,
+    /// The duration of the run that had these cells before, in minutes.
+    pub(super) minutes_before: f64,
     /// Time spent on discarded runs.
     pub(super) repeated: Duration,
     pub(super) shows_progress: bool,
@@ -39,6 +43,11 @@ pub struct Bench {
 impl Bench {
     pub(super) fn takes_part(&self, program: &str) -> bool {
         self.options.programs.is_empty() || self.options.programs.iter().any(|one| one == program)
+    }
+
+    /// Whether this cell is to be measured.
+    pub(super) fn is_wanted(&self, title: &str) -> bool {
+        self.options.again.is_empty() || self.options.again.iter().any(|again| again == title)
     }
 
     pub(super) fn is_there(&mut self, program: &str, hello: &Hello) {
@@ -62,8 +71,8 @@ impl Bench {
 
     /// Writes the results after each cell, so that an interrupted run loses little.
     pub(super) fn found(&mut self, cell: Cell) {
-        self.results.cells.push(cell);
-        self.results.minutes = self.began.elapsed().as_secs_f64() / 60.0;
+        self.results.put(cell);
+        self.results.minutes = self.minutes_before + self.began.elapsed().as_secs_f64() / 60.0;
         let path: &Path = &self.options.output;
         if let Err(error) = self.results.write(path) {
             eprintln!("{}: {error}", path.display());

@@ -26,6 +26,9 @@ pub struct Results {
     pub discarded: u32,
     /// Runs that were kept although the machine was slow, because it stayed slow.
     pub disturbed: u32,
+    /// Titles of the cells that were measured again, because the machine was slow.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub again: Vec<String>,
     /// The cells.
     pub cells: Vec<Cell>,
 }
@@ -150,6 +153,17 @@ impl Results {
         Ok(serde_json::from_slice(&std::fs::read(path)?)?)
     }
 
+    /// Adds a cell, in the place of its earlier result if there is one.
+    pub(super) fn put(&mut self, cell: Cell) {
+        let is_same = |other: &&mut Cell| other.scenario == cell.scenario && other.title == cell.title;
+        let Some(place) = self.cells.iter_mut().find(is_same) else { return self.cells.push(cell) };
+        *place = cell;
+        let title = &place.title;
+        if !self.again.contains(title) {
+            self.again.push(title.clone());
+        }
+    }
+
     /// Writes it in one line.
     ///
     /// # Errors
@@ -176,6 +190,25 @@ mod tests {
         assert_eq!((row.median("rate"), row.spread("rate")), (Some(2.0), Some((1.0, 3.0))));
         assert_eq!(row.median("jain"), None);
         assert!(!row.is_broken());
+    }
+
+    #[test]
+    fn cell_that_is_measured_again_takes_its_earlier_place() {
+        let cell = |scenario: &str, title: &str, size| Cell {
+            scenario: scenario.to_owned(),
+            title: title.to_owned(),
+            size,
+            ..Cell::default()
+        };
+        let mut results = Results::default();
+        for (size, (scenario, title)) in
+            (0..).zip([("a", "one"), ("b", "two"), ("c", "two"), ("c", "three"), ("b", "two"), ("b", "two")])
+        {
+            results.put(cell(scenario, title, size));
+        }
+        let found: Vec<_> = results.cells.iter().map(|cell| (cell.scenario.as_str(), cell.size)).collect();
+        assert_eq!(found, [("a", 0), ("b", 5), ("c", 2), ("c", 3)]);
+        assert_eq!(results.again, ["two"]);
     }
 
     #[test]

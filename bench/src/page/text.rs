@@ -102,6 +102,13 @@ pub(super) fn opening(results: &Results) -> String {
          were discarded and repeated. {} runs were kept because the lower speed persisted.",
         results.discarded, results.disturbed
     );
+    if !results.again.is_empty() {
+        let _ = writeln!(
+            page,
+            "- Because the machine was slow, these tables were measured again after the run, with all their rows: *{}*.",
+            results.again.join("*, *")
+        );
+    }
     page
 }
 

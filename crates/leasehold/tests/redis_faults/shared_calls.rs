@@ -2,15 +2,24 @@
 
 use std::collections::HashSet;
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, poll_fn};
 use leasehold::{Client, Error, Guard};
 use leasehold_testkit::{Flavor, Proxy, Server, until};
+use tokio::task::yield_now;
+use tokio::time::{sleep, timeout};
 
 use super::{calls, client_of, reset};
 
 const TASKS: usize = 100;
+
+/// Fewer than tasks, so that they contend.
+const LOCKS: usize = 60;
 
 async fn lock_each(client: &Client, names: impl IntoIterator<Item = String>) -> Vec<Result<Guard, Error>> {
     let lock = |name: String| {
@@ -191,7 +200,7 @@ async fn dropped_tasks_leave_the_others_their_locks() {
         })
         .collect();
     // All have begun, and none has an answer.
-    tokio::task::yield_now().await;
+    yield_now().await;
     let mut guards = Vec::new();
     for (number, task) in tasks.into_iter().enumerate() {
         if number % 2 == 0 {
@@ -208,4 +217,93 @@ async fn dropped_tasks_leave_the_others_their_locks() {
     }
     release_each(guards).await;
     until(async || client.list().await.is_ok_and(|locks| locks.is_empty())).await;
+}
+
+/// What the tasks of one client do with the locks that both clients want.
+struct Contender {
+    client: Client,
+    /// For each lock the token of its holder, or 0, and the last holder's token.
+    holders: Arc<[(AtomicU64, AtomicU64); LOCKS]>,
+    acquired: Arc<AtomicU64>,
+    ends: Instant,
+}
+
+impl Contender {
+    async fn run(&self, task: usize) {
+        for round in 0.. {
+            if Instant::now() > self.ends {
+                return;
+            }
+            let number = (task + 7 * round) % LOCKS;
+            // No lease expires within the test.
+            let mutex = self.client.mutex(number.to_string()).ttl(Duration::from_secs(60));
+            let guard = match (task + round) % 4 {
+                0 => mutex.try_lock().await.ok().flatten(),
+                // Mostly it is dropped while its command is in flight.
+                1 => timeout(Duration::from_micros(100), mutex.lock()).await.ok().and_then(Result::ok),
+                _ => mutex.lock().await.ok(),
+            };
+            let Some(guard) = guard else { continue };
+            let (holder, last) = &self.holders[number];
+            let token = guard.token().get();
+            assert_eq!(holder.swap(token, SeqCst), 0, "lock {number} has two holders");
+            assert!(last.swap(token, SeqCst) < token, "lock {number} has a token that is not new");
+            self.acquired.fetch_add(1, SeqCst);
+            yield_now().await;
+            assert!(guard.is_held(), "lock {number}");
+            holder.store(0, SeqCst);
+            if (task + round) % 16 == 0 {
+                drop(guard);
+            } else {
+                let _ = guard.release().await;
+            }
+        }
+    }
+}
+
+/// Faults that lose no data: calls that fail, hang, run without an answer, or find no script.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_exclude_each_other_while_shared_calls_are_lost() {
+    let server = Server::on_port();
+    let proxies = [Proxy::before(&server), Proxy::before(&server)];
+    let (holders, acquired) = (Arc::new(std::array::from_fn(|_| Default::default())), Arc::default());
+    let ends = Instant::now() + Duration::from_secs(4);
+    let mut tasks = Vec::new();
+    for proxy in &proxies {
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        let (holders, acquired) = (Arc::clone(&holders), Arc::clone(&acquired));
+        let contender = Arc::new(Contender { client, holders, acquired, ends });
+        for task in 0..TASKS {
+            let contender = Arc::clone(&contender);
+            tasks.push(tokio::spawn(async move { contender.run(task).await }));
+        }
+    }
+    let mut faults = 0;
+    while Instant::now() < ends {
+        let proxy = &proxies[faults / 5 % 2];
+        match faults % 5 {
+            0 => {}
+            1 => drop(server.run(&["SCRIPT", "FLUSH"])),
+            2 => proxy.hold_requests(true),
+            3 => proxy.hold_replies(true),
+            _ => proxy.drop_replies(true),
+        }
+        sleep(Duration::from_millis(20)).await;
+        if faults % 5 != 1 {
+            proxy.cut();
+        }
+        proxy.hold_requests(false);
+        proxy.hold_replies(false);
+        proxy.drop_replies(false);
+        sleep(Duration::from_millis(20)).await;
+        faults += 1;
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let acquired = acquired.load(SeqCst);
+    assert!(acquired > 20 * faults as u64, "{acquired} acquisitions with {faults} faults");
+    assert!(calls(&server, "evalsha") < 2 * acquired, "calls are shared");
+    let observer = client_of(&server).await;
+    until(async || observer.list().await.is_ok_and(|locks| locks.is_empty())).await;
 }
