@@ -1,7 +1,7 @@
 //! The comparison: every library does the same work, side by side in one run.
 //!
 //! Every library has a process (`bench/peers/README.md` has the protocol) and servers of its own. In each round all rows run one
-//! after the other. Only ratios within one run count; a calibration monitors the machine's speed.
+//! after the other, while the processes of the others are paused. Only ratios within one run count; a calibration monitors the machine's speed.
 
 mod bench;
 pub mod calibration;
@@ -50,13 +50,16 @@ const ALL: [Scenario; 10] = [
 ///
 /// # Errors
 ///
-/// If cells are to be measured again, and there are none of that title, or the earlier results cannot be read, or are those of another machine.
+/// If cells are to be measured again, and there are none of that title, or the earlier results cannot be read, or are those of another machine or
+/// method.
 pub fn run(options: Options, shows_progress: bool) -> Result<Results, String> {
     let scale = Scale { is_quick: options.is_quick, program: options.program };
     let machine = machine::look(&scale.programs());
     let calibration = Calibration::new(machine.cores);
     let results = match options.again.is_empty() {
-        true => Results { machine, is_quick: options.is_quick, ..Results::default() },
+        true => {
+            Results { machine, is_quick: options.is_quick, others_are_paused: true, ..Results::default() }
+        }
         false => earlier(&options, scale, &machine)?,
     };
     let (began, minutes_before, repeated) = (Instant::now(), results.minutes, Duration::ZERO);
@@ -99,10 +102,10 @@ fn earlier(options: &Options, scale: Scale, machine: &Machine) -> Result<Results
     let is_same = results.machine.processor == machine.processor
         && results.machine.cores == machine.cores
         && results.machine.server == machine.server
-        && results.is_quick == options.is_quick;
+        && (results.is_quick, results.others_are_paused) == (options.is_quick, true);
     if is_same {
         Ok(results)
     } else {
-        Err(format!("{path}: these are results of another machine, server or duration"))
+        Err(format!("{path}: these are results of another machine, server, duration or method"))
     }
 }

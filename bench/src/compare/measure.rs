@@ -28,6 +28,8 @@ const CROWD: u32 = 100;
 /// The first warm-up takes longer, since the clients open further connections.
 const COLD_CROWD: u32 = 1_000;
 const COLD: Duration = Duration::from_secs(2);
+/// Time in which a process that was paused catches up.
+const SETTLING: Duration = Duration::from_millis(300);
 /// Maximum number of repetitions of a run on a slow machine.
 const REPEATS: u32 = 2;
 /// Minimum duration of a warm-up: the Java compiler needs it.
@@ -42,13 +44,12 @@ pub(crate) fn run(bench: &mut Bench, group: &Group) {
     for row in &group.rows {
         bench.progress(&format!("({}) connecting {}", group.scenario.letter(), row.program));
         let start = || Environment::start(row.program, (group.processes, group.clients), group.way, TTL);
-        let environment = environments.entry(row.program).or_insert_with(start);
-        if let Ok(Environment { processes, .. }) = environment
-            && let Some(process) = processes.first()
-        {
-            bench.is_there(row.program, &process.hello);
-        } else if let Err(why) = environment {
-            bench.is_missing(row.program, why);
+        match environments.entry(row.program).or_insert_with(start) {
+            Ok(environment) => {
+                environment.pause(true);
+                bench.is_there(row.program, &environment.processes[0].hello);
+            }
+            Err(why) => bench.is_missing(row.program, why),
         }
     }
     for work in &group.cells {
@@ -80,6 +81,8 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
                 }
                 None => continue,
             };
+            environment.pause(false);
+            sleep(SETTLING);
             let found = if round == 0 {
                 warm_up(environment, *row, work)
             } else {
@@ -102,6 +105,9 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
                         environments.insert(row.program, Err(why));
                     }
                 }
+            }
+            if let Some(Ok(environment)) = environments.get(row.program) {
+                environment.pause(true);
             }
         }
     }

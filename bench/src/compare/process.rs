@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::Duration;
 
 use leasehold_bench_peer::protocol::{Answer, Hello, Order};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::catalog::OWN;
 
@@ -136,6 +137,13 @@ impl Process {
         early.as_ref().and_then(|line| read_answer(line).err())
     }
 
+    /// Takes the processor from it, or lets it go on.
+    pub fn pause(&self, pauses: bool) {
+        let signal = if pauses { Signal::STOP } else { Signal::CONT };
+        // It fails only if the process has ended, which the next order shows.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+
     /// Kills it at once, like a crash of its machine.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
@@ -193,6 +201,18 @@ mod tests {
         let mut process = shell(hello).unwrap();
         assert_eq!(process.hello.library, "x 1");
         assert_eq!(process.ask(&Order::Held, Duration::ZERO), Err("no".to_owned()));
+    }
+
+    #[test]
+    fn a_paused_peer_answers_when_it_goes_on() {
+        let hello = r#"echo '{"library":"x 1","runtime":"sh"}'; read order; echo '{"error":"no"}'; cat"#;
+        let mut process = shell(hello).unwrap();
+        process.pause(true);
+        process.tell(&Order::Held).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(process.failure(), None);
+        process.pause(false);
+        assert_eq!(process.answer(Duration::ZERO), Err("no".to_owned()));
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub struct Results {
     pub discarded: u32,
     /// Runs that were kept although the machine was slow, because it stayed slow.
     pub disturbed: u32,
+    /// Whether the processes of the other programs were paused while a row was measured.
+    #[serde(default)]
+    pub others_are_paused: bool,
     /// Titles of the cells that were measured again, because the machine was slow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub again: Vec<String>,

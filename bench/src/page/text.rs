@@ -102,6 +102,9 @@ pub(super) fn opening(results: &Results) -> String {
          were discarded and repeated. {} runs were kept because the lower speed persisted.",
         results.discarded, results.disturbed
     );
+    if results.others_are_paused {
+        page += "- While a row is measured, the processes of the other libraries are paused: 1,000 idle clients can need more than a core.\n";
+    }
     if !results.again.is_empty() {
         let _ = writeln!(
             page,
