@@ -252,7 +252,7 @@ impl Contender {
             yield_now().await;
             assert!(guard.is_held(), "lock {number}");
             holder.store(0, SeqCst);
-            if (task + round) % 16 == 0 {
+            if (task + round).is_multiple_of(16) {
                 drop(guard);
             } else {
                 let _ = guard.release().await;
