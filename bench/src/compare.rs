@@ -95,7 +95,10 @@ fn earlier(options: &Options, scale: Scale, machine: &Machine) -> Result<Results
     let groups = ALL.into_iter().flat_map(|scenario| scale.groups(scenario));
     let titles: Vec<String> = groups.flat_map(|group| group.cells).map(|work| work.title).collect();
     if let Some(unknown) = options.again.iter().find(|again| !titles.contains(again)) {
-        return Err(format!("no cell has the title '{unknown}'; some are: {}", titles.join("; ")));
+        return Err(format!(
+            "no cell to measure again has the title '{unknown}'; these have: {}",
+            titles.join("; ")
+        ));
     }
     let path = options.output.display();
     let results = Results::read(&options.output).map_err(|error| format!("{path}: {error}"))?;

@@ -208,9 +208,10 @@ mod tests {
         let hello = r#"echo '{"library":"x 1","runtime":"sh"}'; read order; echo '{"error":"no"}'; cat"#;
         let mut process = shell(hello).unwrap();
         process.pause(true);
+        let stat = format!("/proc/{}/stat", process.pid());
+        let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
+        leasehold_testkit::wait_until("it is stopped", is_stopped);
         process.tell(&Order::Held).unwrap();
-        std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(process.failure(), None);
         process.pause(false);
         assert_eq!(process.answer(Duration::ZERO), Err("no".to_owned()));
     }

@@ -3,16 +3,16 @@
 use std::collections::HashSet;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::{join_all, poll_fn};
 use leasehold::{Client, Error, Guard};
 use leasehold_testkit::{Flavor, Proxy, Server, until};
 use tokio::task::yield_now;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::{calls, client_of, reset};
 
@@ -225,13 +225,13 @@ struct Contender {
     /// For each lock the token of its holder, or 0, and the last holder's token.
     holders: Arc<[(AtomicU64, AtomicU64); LOCKS]>,
     acquired: Arc<AtomicU64>,
-    ends: Instant,
+    is_over: Arc<AtomicBool>,
 }
 
 impl Contender {
     async fn run(&self, task: usize) {
         for round in 0.. {
-            if Instant::now() > self.ends {
+            if self.is_over.load(SeqCst) {
                 return;
             }
             let number = (task + 7 * round) % LOCKS;
@@ -266,43 +266,51 @@ impl Contender {
 async fn locks_exclude_each_other_while_shared_calls_are_lost() {
     let server = Server::on_port();
     let proxies = [Proxy::before(&server), Proxy::before(&server)];
-    let (holders, acquired) = (Arc::new(std::array::from_fn(|_| Default::default())), Arc::default());
-    let ends = Instant::now() + Duration::from_secs(4);
+    let holders = Arc::new(std::array::from_fn(|_| Default::default()));
+    let (acquired, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
     let mut tasks = Vec::new();
     for proxy in &proxies {
         let client = Client::connect(&proxy.url()).await.unwrap();
         let (holders, acquired) = (Arc::clone(&holders), Arc::clone(&acquired));
-        let contender = Arc::new(Contender { client, holders, acquired, ends });
+        let contender = Arc::new(Contender { client, holders, acquired, is_over: Arc::clone(&is_over) });
         for task in 0..TASKS {
             let contender = Arc::clone(&contender);
             tasks.push(tokio::spawn(async move { contender.run(task).await }));
         }
     }
-    let mut faults = 0;
-    while Instant::now() < ends {
-        let proxy = &proxies[faults / 5 % 2];
-        match faults % 5 {
+    for fault in 0..60 {
+        let proxy = &proxies[fault / 5 % 2];
+        let before = acquired.load(SeqCst);
+        match fault % 5 {
             0 => {}
             1 => drop(server.run(&["SCRIPT", "FLUSH"])),
-            2 => proxy.hold_requests(true),
-            3 => proxy.hold_replies(true),
-            _ => proxy.drop_replies(true),
+            2 => {
+                proxy.hold_requests(true);
+                until(async || proxy.held() > 0).await;
+            }
+            3 => {
+                proxy.hold_replies(true);
+                until(async || proxy.held() > 0).await;
+            }
+            _ => {
+                let dropped = proxy.dropped();
+                proxy.drop_replies(true);
+                until(async || proxy.dropped() > dropped).await;
+            }
         }
-        sleep(Duration::from_millis(20)).await;
-        if faults % 5 != 1 {
+        if fault % 5 != 1 {
             proxy.cut();
         }
         proxy.hold_requests(false);
         proxy.hold_replies(false);
         proxy.drop_replies(false);
-        sleep(Duration::from_millis(20)).await;
-        faults += 1;
+        until(async || acquired.load(SeqCst) >= before + 100).await;
     }
+    is_over.store(true, SeqCst);
     for task in tasks {
         task.await.unwrap();
     }
     let acquired = acquired.load(SeqCst);
-    assert!(acquired > 20 * faults as u64, "{acquired} acquisitions with {faults} faults");
     assert!(calls(&server, "evalsha") < 2 * acquired, "calls are shared");
     let observer = client_of(&server).await;
     until(async || observer.list().await.is_ok_and(|locks| locks.is_empty())).await;
