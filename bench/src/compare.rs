@@ -69,7 +69,7 @@ pub fn run(options: Options, shows_progress: bool) -> Result<Results, String> {
             continue;
         }
         match scenario {
-            Scenario::E | Scenario::F if !bench.options.again.is_empty() => {}
+            Scenario::E if !bench.options.again.is_empty() => {}
             Scenario::E => takeover::run(&mut bench, scale),
             Scenario::F => leases::run(&mut bench, scale),
             _ => {
@@ -93,7 +93,8 @@ pub fn run(options: Options, shows_progress: bool) -> Result<Results, String> {
 /// The results in which cells are replaced.
 fn earlier(options: &Options, scale: Scale, machine: &Machine) -> Result<Results, String> {
     let groups = ALL.into_iter().flat_map(|scenario| scale.groups(scenario));
-    let titles: Vec<String> = groups.flat_map(|group| group.cells).map(|work| work.title).collect();
+    let mut titles: Vec<String> = groups.flat_map(|group| group.cells).map(|work| work.title).collect();
+    titles.extend(leases::titles(scale));
     if let Some(unknown) = options.again.iter().find(|again| !titles.contains(again)) {
         return Err(format!(
             "no cell to measure again has the title '{unknown}'; these have: {}",

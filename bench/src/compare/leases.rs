@@ -1,5 +1,6 @@
 //! (f) Many idle leases: the cost of their renewal, and how many are lost.
 
+use std::slice;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,28 +17,48 @@ use crate::program::Program;
 const TAKING: Duration = Duration::from_secs(60);
 const ASKING: Duration = Duration::from_secs(60);
 
-/// Up to this number the CPU stays idle, so all peers run at the same time.
-const FEW: u32 = 10_000;
+/// The numbers of leases, their ttl, and for how long they are held.
+struct Plan {
+    counts: &'static [u32],
+    ttl: Duration,
+    span: Duration,
+}
+
+impl Plan {
+    // Some libraries renew at a third of the ttl, some half a second before the expiry: the span covers at least one renewal of each.
+    fn of(scale: Scale) -> Self {
+        let seconds = Duration::from_secs;
+        match scale.is_quick {
+            true => Self { counts: &[10_000], ttl: seconds(15), span: seconds(16) },
+            false => Self { counts: &[10_000, 100_000], ttl: seconds(30), span: seconds(60) },
+        }
+    }
+
+    fn title(&self, count: u32) -> String {
+        format!("{count} leases with a ttl of {} s, for {} s", self.ttl.as_secs(), self.span.as_secs())
+    }
+}
+
+/// The titles of the cells.
+pub(crate) fn titles(scale: Scale) -> Vec<String> {
+    let plan = Plan::of(scale);
+    plan.counts.iter().map(|count| plan.title(*count)).collect()
+}
 
 /// Runs every peer once for each number of leases.
 pub(crate) fn run(bench: &mut Bench, scale: Scale) {
-    let counts: &[u32] = if scale.is_quick { &[FEW] } else { &[FEW, 100_000] };
-    // Some libraries renew at a third of the ttl, some half a second before the expiry: the span covers at least one renewal of each.
-    let (ttl, span) = if scale.is_quick { (15, 16) } else { (30, 60) };
-    let (ttl, span) = (Duration::from_secs(ttl), Duration::from_secs(span));
+    let plan = Plan::of(scale);
     let rows: Vec<Row> = RENEWING.into_iter().filter(|row| bench.takes_part(row.program)).collect();
-    for count in counts {
-        let mut cell = Cell {
-            scenario: "f".into(),
-            title: format!("{count} leases with a ttl of {} s, for {} s", ttl.as_secs(), span.as_secs()),
-            size: *count,
-            ..Cell::default()
-        };
-        let at_once = if *count <= FEW { rows.len().max(1) } else { 1 };
-        for some in rows.chunks(at_once) {
-            let names: Vec<&str> = some.iter().map(|row| row.name).collect();
-            bench.progress(&format!("(f) {count} leases: {}", names.join(", ")));
-            cell.rows.extend(together(some, *count, ttl, span, scale.program));
+    for count in plan.counts.iter().copied() {
+        let title = plan.title(count);
+        if !bench.is_wanted(&title) {
+            continue;
+        }
+        let mut cell = Cell { scenario: "f".into(), title, size: count, ..Cell::default() };
+        // One after the other: while thousands of locks are acquired, a core is busy with each library.
+        for row in &rows {
+            bench.progress(&format!("(f) {count} leases: {}", row.name));
+            cell.rows.extend(together(slice::from_ref(row), count, plan.ttl, plan.span, scale.program));
         }
         bench.found(cell);
     }

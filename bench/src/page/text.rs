@@ -108,7 +108,7 @@ pub(super) fn opening(results: &Results) -> String {
     if !results.again.is_empty() {
         let _ = writeln!(
             page,
-            "- Because the machine was slow, these tables were measured again after the run, with all their rows: *{}*.",
+            "- These tables were measured again after the run, with all their rows: *{}*.",
             results.again.join("*, *")
         );
     }
