@@ -76,11 +76,12 @@ pub fn bar(promise: &str, measured: f64, limit: f64) {
     println!("  -> {promise}: {measured:.3} of at most {limit}: {verdict}");
 }
 
-/// The median.
+/// The median: of an even number of values, the mean of the two in the middle.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    let (low, high) = (values.len().saturating_sub(1) / 2, values.len() / 2);
+    values.get(low).zip(values.get(high)).map_or(f64::NAN, |(low, high)| f64::midpoint(*low, *high))
 }
 
 /// The value that this share of the values does not exceed.

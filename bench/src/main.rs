@@ -40,12 +40,12 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Compare all lock libraries that `bench/setup` has built, side by side (about an hour)
+    /// Compare all lock libraries that `bench/setup` has built, side by side (100 minutes)
     Compare {
         /// The scenarios to run [default: all]
         #[arg(value_enum)]
         scenarios: Vec<Scenario>,
-        /// Run short rounds: five minutes instead of an hour
+        /// Run fewer and shorter rounds
         #[arg(long)]
         quick: bool,
         /// The programs to run: leasehold, bounds, or one that bench/setup builds [default: all]

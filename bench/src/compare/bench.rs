@@ -13,7 +13,7 @@ use crate::program::Program;
 /// The options of a comparison.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Short rounds: minutes instead of an hour.
+    /// Fewer and shorter rounds.
     pub is_quick: bool,
     /// The scenarios. Empty: all.
     pub scenarios: Vec<Scenario>,

@@ -18,6 +18,7 @@ use super::figures::{Rule, Window, figures};
 use super::meter::{Listener, Used};
 use super::results::{Cell, Figures, RowResult};
 use super::scenarios::{Group, Work};
+use super::store::Kind;
 
 const TTL: Duration = Duration::from_secs(10);
 /// Time until all tasks are ready: a fixed part, and a part for each task.
@@ -41,12 +42,15 @@ type Environments = BTreeMap<&'static str, Result<Environment, String>>;
 /// Runs all cells of a group.
 pub(crate) fn run(bench: &mut Bench, group: &Group) {
     let mut environments = Environments::new();
+    let pauses = pauses(group);
     for row in &group.rows {
         bench.progress(&format!("({}) connecting {}", group.scenario.letter(), row.program));
         let start = || Environment::start(row.program, (group.processes, group.clients), group.way, TTL);
         match environments.entry(row.program).or_insert_with(start) {
             Ok(environment) => {
-                environment.pause(true);
+                if pauses {
+                    environment.pause(true);
+                }
                 bench.is_there(row.program, &environment.processes[0].hello);
             }
             Err(why) => bench.is_missing(row.program, why),
@@ -64,6 +68,7 @@ pub(crate) fn run(bench: &mut Bench, group: &Group) {
 fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Environments) -> Cell {
     let mut rows: Vec<RowResult> = group.rows.iter().map(|row| RowResult::of(row.name)).collect();
     let mut warm: Vec<Figures> = vec![Figures::new(); rows.len()];
+    let pauses = pauses(group);
     // The first round is the warm-up. It only counts commands.
     for round in 0..=work.rounds {
         for ((row, result), warm) in group.rows.iter().zip(&mut rows).zip(&mut warm) {
@@ -81,12 +86,10 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
                 }
                 None => continue,
             };
-            environment.pause(false);
-            sleep(SETTLING);
             let found = if round == 0 {
-                warm_up(environment, *row, work)
+                awake(environment, pauses, |environment| warm_up(environment, *row, work))
             } else {
-                repeat_if_disturbed(bench, environment, *row, work)
+                repeat_if_disturbed(bench, environment, pauses, *row, work)
             };
             match found {
                 Ok((found, failure)) if round == 0 => {
@@ -106,7 +109,7 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
                     }
                 }
             }
-            if let Some(Ok(environment)) = environments.get(row.program) {
+            if let Some(Ok(environment)) = environments.get(row.program).filter(|_| pauses) {
                 environment.pause(true);
             }
         }
@@ -119,6 +122,23 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
         is_contended: work.rule != Rule::Alone && work.tasks * group.processes > 1,
         rows,
     }
+}
+
+/// Whether the processes of the other programs are paused while a row is measured. A session of ZooKeeper or etcd would end meanwhile.
+fn pauses(group: &Group) -> bool {
+    group.rows.iter().all(|row| Kind::of(row.program).is_none())
+}
+
+/// Runs with the processes of this environment awake, if all are paused otherwise.
+fn awake<T>(environment: &mut Environment, pauses: bool, run: impl FnOnce(&mut Environment) -> T) -> T {
+    if !pauses {
+        return run(environment);
+    }
+    environment.pause(false);
+    sleep(SETTLING);
+    let found = run(environment);
+    environment.pause(true);
+    found
 }
 
 /// The figures of a run, and the first failure that its library reported.
@@ -135,16 +155,17 @@ fn warm_up(environment: &mut Environment, row: Row, work: &Work) -> Result<Found
     once(environment, row, &Work { span, ..work.clone() }, &listeners)
 }
 
-/// Repeats a run during which the machine was slow.
+/// Repeats a run before or after which the machine was slow.
 fn repeat_if_disturbed(
     bench: &mut Bench,
     environment: &mut Environment,
+    pauses: bool,
     row: Row,
     work: &Work,
 ) -> Result<Found, String> {
     for repeat in 0..=REPEATS {
         let (was_slow, began) = (bench.calibration.is_slow(), Instant::now());
-        let found = once(environment, row, work, &[])?;
+        let found = awake(environment, pauses, |environment| once(environment, row, work, &[]))?;
         if !was_slow && !bench.calibration.is_slow() {
             return Ok(found);
         }

@@ -22,6 +22,8 @@ pub struct Process {
     answers: Receiver<String>,
     /// An answer that [`Process::failure`] has read.
     early: RefCell<Option<String>>,
+    /// Lets it go on if this process ends without doing so.
+    resumer: Option<Resumer>,
     /// Its first message.
     pub hello: Hello,
 }
@@ -81,7 +83,8 @@ impl Process {
             }
         });
         let hello = Hello { library: String::new(), runtime: String::new() };
-        let mut process = Self { child, orders, answers, early: RefCell::default(), hello };
+        let resumer = Some(Resumer::of(&child)?);
+        let mut process = Self { child, orders, answers, early: RefCell::default(), resumer, hello };
         let first = process.line(PATIENCE)?;
         process.hello =
             serde_json::from_str(&first).map_err(|error| format!("it says {first:?}: {error}"))?;
@@ -176,6 +179,30 @@ fn read_answer(line: &str) -> Result<Answer, String> {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+        drop(self.resumer.take());
+    }
+}
+
+/// A process that waits until its standard input ends, and then lets a peer go on: a peer that is stopped would not see that its own
+/// standard input has ended.
+struct Resumer {
+    waiting: Child,
+}
+
+impl Resumer {
+    fn of(peer: &Child) -> Result<Self, String> {
+        let mut command = Command::new("sh");
+        command.args(["-c", "read -r end; kill -CONT \"$0\"", &peer.id().to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        let waiting = command.spawn().map_err(|error| format!("sh does not start: {error}"))?;
+        Ok(Self { waiting })
+    }
+}
+
+impl Drop for Resumer {
+    fn drop(&mut self) {
+        drop(self.waiting.stdin.take());
+        let _ = self.waiting.wait();
     }
 }
 
@@ -203,17 +230,30 @@ mod tests {
         assert_eq!(process.ask(&Order::Held, Duration::ZERO), Err("no".to_owned()));
     }
 
+    fn is_stopped(process: &Process) -> bool {
+        let stat = format!("/proc/{}/stat", process.pid());
+        std::fs::read_to_string(stat).is_ok_and(|stat| stat.contains(") T "))
+    }
+
     #[test]
     fn a_paused_peer_answers_when_it_goes_on() {
         let hello = r#"echo '{"library":"x 1","runtime":"sh"}'; read order; echo '{"error":"no"}'; cat"#;
         let mut process = shell(hello).unwrap();
         process.pause(true);
-        let stat = format!("/proc/{}/stat", process.pid());
-        let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
-        leasehold_testkit::wait_until("it is stopped", is_stopped);
+        leasehold_testkit::wait_until("it is stopped", || is_stopped(&process));
         process.tell(&Order::Held).unwrap();
         process.pause(false);
         assert_eq!(process.answer(Duration::ZERO), Err("no".to_owned()));
+    }
+
+    #[test]
+    fn a_paused_peer_goes_on_when_the_driver_ends() {
+        let mut process = shell(r#"echo '{"library":"x 1","runtime":"sh"}'; cat"#).unwrap();
+        process.pause(true);
+        leasehold_testkit::wait_until("it is stopped", || is_stopped(&process));
+        // As the end of this process would do.
+        drop(process.resumer.take());
+        leasehold_testkit::wait_until("it goes on", || !is_stopped(&process));
     }
 
     #[test]

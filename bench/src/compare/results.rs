@@ -29,7 +29,7 @@ pub struct Results {
     /// Whether the processes of the other programs were paused while a row was measured.
     #[serde(default)]
     pub others_are_paused: bool,
-    /// Titles of the cells that were measured again, because the machine was slow.
+    /// Titles of the cells that were measured again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub again: Vec<String>,
     /// The cells.
@@ -134,6 +134,12 @@ impl RowResult {
         ["overlaps", "lost_counts"]
             .iter()
             .any(|figure| self.spread(figure).is_some_and(|(_, high)| high > 0.0))
+    }
+
+    /// Whether the lock was acquired in fewer than half of the rounds, so that a cost per acquisition says nothing.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        self.median("rate") == Some(0.0)
     }
 
     fn all(&self, figure: &str) -> Vec<f64> {

@@ -116,7 +116,7 @@ pub const fn near(program: Program) -> Way {
 /// The scale of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Short rounds: minutes instead of an hour.
+    /// Fewer and shorter rounds.
     pub is_quick: bool,
     /// The server of all libraries.
     pub program: Program,

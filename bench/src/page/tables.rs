@@ -51,6 +51,11 @@ fn table(cell: &Cell, columns: &[Column]) -> String {
     for row in &cell.rows {
         page += &line(row, bound, columns);
     }
+    for (row, why) in cell.rows.iter().filter_map(|row| Some((&row.row, row.failure.as_ref()?))) {
+        // Some libraries append advice.
+        let why = flat(why.split(". ").next().unwrap_or_default());
+        let _ = write!(page, "\nAttempts of {row} failed, with: {why}\n");
+    }
     page
 }
 
@@ -77,7 +82,8 @@ fn flat(why: &str) -> String {
 }
 
 fn place(row: &RowResult, bound: Option<&RowResult>, column: Column) -> String {
-    let Some(figure) = row.median(column.figure) else { return "–".into() };
+    let is_measured = column.figure != "sent" || !row.is_unused();
+    let Some(figure) = row.median(column.figure).filter(|_| is_measured) else { return "–".into() };
     let mut words = column.unit.show(figure);
     if !column.is_chief {
         return words;

@@ -60,9 +60,8 @@ fn judge(verdict: &mut Verdict, cell: &Cell, column: Column) {
     let (mut class, mut others): (Option<Rival<'_>>, Option<Rival<'_>>) = (None, None);
     for row in &cell.rows {
         let (Some(known), Some(figure)) = (known(row), row.median(column.figure)) else { continue };
-        // Locks on other stores pay for other guarantees. A lock that was never acquired is not cheap.
-        let is_unused = row.median("rate") == Some(0.0);
-        if row.row == own.0.row || row.is_broken() || is_unused || Kind::of(known.program).is_some() {
+        // Locks on other stores pay for other guarantees.
+        if row.row == own.0.row || row.is_broken() || row.is_unused() || Kind::of(known.program).is_some() {
             continue;
         }
         if known.program == "bounds" {
@@ -193,14 +192,16 @@ mod tests {
     }
 
     #[test]
-    fn the_cost_of_a_lock_that_was_never_acquired_is_not_listed() {
+    fn the_cost_of_a_lock_that_was_not_acquired_is_not_listed() {
         let with_cost = |name: &str, rate: f64, bytes: f64| {
             let mut row = RowResult::of(name);
             row.push(Figures::from([("rate".to_owned(), rate), ("bytes".to_owned(), bytes)]));
             row
         };
-        let class =
-            |rate| of_rows(vec![with_cost("leasehold", 100.0, 700.0), with_cost("Redisson RFairLock", rate, 10.0)]).class;
+        let class = |rate| {
+            of_rows(vec![with_cost("leasehold", 100.0, 700.0), with_cost("Redisson RFairLock", rate, 10.0)])
+                .class
+        };
         assert_eq!((class(0.0).len(), class(1.0).len()), (0, 1));
     }
 }
