@@ -120,3 +120,17 @@ pub fn processor_time() -> Duration {
 pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn the_median_of_an_even_number_of_values_is_the_mean_of_the_middle_two() {
+        assert_eq!(
+            [median(vec![4.0, 1.0]), median(vec![3.0, 9.0, 1.0, 5.0]), median(vec![2.0, 9.0, 1.0])],
+            [2.5, 4.0, 2.0]
+        );
+        assert!(median(Vec::new()).is_nan());
+    }
+}

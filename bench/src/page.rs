@@ -92,6 +92,15 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_attempt_is_named_below_its_table_without_advice() {
+        let mut results: Results = serde_json::from_str(SAMPLE).unwrap();
+        results.cells[0].rows[1].failure = Some("no | answer. Restart the server.".to_owned());
+        let (page, _) = write(&results);
+        let row = &results.cells[0].rows[1].row;
+        assert!(page.contains(&format!("\nAttempts of {row} failed, with: no \\| answer\n")), "{page}");
+    }
+
+    #[test]
     fn absolute_figures_have_their_ratio_to_the_lower_bound() {
         let (page, _) = page();
         let row = page.lines().find(|line| line.starts_with("| **leasehold** |")).unwrap();

@@ -96,3 +96,21 @@ fn place(row: &RowResult, bound: Option<&RowResult>, column: Column) -> String {
     }
     words
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::columns::of;
+    use super::*;
+    use crate::compare::results::Figures;
+
+    #[test]
+    fn a_lock_that_was_not_acquired_has_no_number_of_commands() {
+        let sent = |rate| {
+            let mut row = RowResult::of("redsync");
+            row.push(Figures::from([("rate".to_owned(), rate), ("sent".to_owned(), 3.0)]));
+            let column = of("c").into_iter().find(|column| column.figure == "sent").unwrap();
+            place(&row, None, column)
+        };
+        assert_eq!([sent(0.0), sent(1.0)], ["–", "3.0"]);
+    }
+}
