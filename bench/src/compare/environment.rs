@@ -114,8 +114,11 @@ impl Environment {
     }
 
     /// Takes the processor from its processes, or lets them go on: 1,000 idle clients of Redisson, with a timer each, need more than a core.
+    /// On a store of another kind it does nothing, since a session of ZooKeeper or etcd ends while its client is paused.
     pub(crate) fn pause(&self, pauses: bool) {
-        self.processes.iter().for_each(|process| process.pause(pauses));
+        if self.store.is_none() {
+            self.processes.iter().for_each(|process| process.pause(pauses));
+        }
     }
 
     /// Stops the last of the servers.

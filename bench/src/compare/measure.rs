@@ -18,7 +18,6 @@ use super::figures::{Rule, Window, figures};
 use super::meter::{Listener, Used};
 use super::results::{Cell, Figures, RowResult};
 use super::scenarios::{Group, Work};
-use super::store::Kind;
 
 const TTL: Duration = Duration::from_secs(10);
 /// Time until all tasks are ready: a fixed part, and a part for each task.
@@ -42,15 +41,12 @@ type Environments = BTreeMap<&'static str, Result<Environment, String>>;
 /// Runs all cells of a group.
 pub(crate) fn run(bench: &mut Bench, group: &Group) {
     let mut environments = Environments::new();
-    let pauses = pauses(group);
     for row in &group.rows {
         bench.progress(&format!("({}) connecting {}", group.scenario.letter(), row.program));
         let start = || Environment::start(row.program, (group.processes, group.clients), group.way, TTL);
         match environments.entry(row.program).or_insert_with(start) {
             Ok(environment) => {
-                if pauses {
-                    environment.pause(true);
-                }
+                environment.pause(true);
                 bench.is_there(row.program, &environment.processes[0].hello);
             }
             Err(why) => bench.is_missing(row.program, why),
@@ -68,7 +64,6 @@ pub(crate) fn run(bench: &mut Bench, group: &Group) {
 fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Environments) -> Cell {
     let mut rows: Vec<RowResult> = group.rows.iter().map(|row| RowResult::of(row.name)).collect();
     let mut warm: Vec<Figures> = vec![Figures::new(); rows.len()];
-    let pauses = pauses(group);
     // The first round is the warm-up. It only counts commands.
     for round in 0..=work.rounds {
         for ((row, result), warm) in group.rows.iter().zip(&mut rows).zip(&mut warm) {
@@ -87,9 +82,9 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
                 None => continue,
             };
             let found = if round == 0 {
-                awake(environment, pauses, |environment| warm_up(environment, *row, work))
+                awake(environment, |environment| warm_up(environment, *row, work))
             } else {
-                repeat_if_disturbed(bench, environment, pauses, *row, work)
+                repeat_if_disturbed(bench, environment, *row, work)
             };
             match found {
                 Ok((found, failure)) if round == 0 => {
@@ -104,13 +99,11 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
                 }
                 Err(why) => {
                     result.missing = Some(why);
-                    if let Err(why) = environment.restart() {
-                        environments.insert(row.program, Err(why));
+                    match environment.restart() {
+                        Ok(()) => environment.pause(true),
+                        Err(why) => drop(environments.insert(row.program, Err(why))),
                     }
                 }
-            }
-            if let Some(Ok(environment)) = environments.get(row.program).filter(|_| pauses) {
-                environment.pause(true);
             }
         }
     }
@@ -124,16 +117,8 @@ fn cell(bench: &mut Bench, group: &Group, work: &Work, environments: &mut Enviro
     }
 }
 
-/// Whether the processes of the other programs are paused while a row is measured. A session of ZooKeeper or etcd would end meanwhile.
-fn pauses(group: &Group) -> bool {
-    group.rows.iter().all(|row| Kind::of(row.program).is_none())
-}
-
-/// Runs with the processes of this environment awake, if all are paused otherwise.
-fn awake<T>(environment: &mut Environment, pauses: bool, run: impl FnOnce(&mut Environment) -> T) -> T {
-    if !pauses {
-        return run(environment);
-    }
+/// Runs while the processes of this environment are awake.
+fn awake<T>(environment: &mut Environment, run: impl FnOnce(&mut Environment) -> T) -> T {
     environment.pause(false);
     sleep(SETTLING);
     let found = run(environment);
@@ -159,13 +144,12 @@ fn warm_up(environment: &mut Environment, row: Row, work: &Work) -> Result<Found
 fn repeat_if_disturbed(
     bench: &mut Bench,
     environment: &mut Environment,
-    pauses: bool,
     row: Row,
     work: &Work,
 ) -> Result<Found, String> {
     for repeat in 0..=REPEATS {
         let (was_slow, began) = (bench.calibration.is_slow(), Instant::now());
-        let found = awake(environment, pauses, |environment| once(environment, row, work, &[]))?;
+        let found = awake(environment, |environment| once(environment, row, work, &[]))?;
         if !was_slow && !bench.calibration.is_slow() {
             return Ok(found);
         }

@@ -103,8 +103,8 @@ pub(super) fn opening(results: &Results) -> String {
         results.discarded, results.disturbed
     );
     if results.others_are_paused {
-        page += "- While a row is measured, the processes of the other libraries are paused, since 1,000 idle clients can need more than a core. The \
-                 tables of stores of other kinds are measured without pauses. In (e), all rows run at the same time.\n";
+        page += "- While a row is measured, the processes of the other libraries are paused, since 1,000 idle clients can need more than a core. \
+                 Those on stores of other kinds are not, since their sessions would end. In (e), all rows run at the same time.\n";
     }
     if !results.again.is_empty() {
         let _ = writeln!(
