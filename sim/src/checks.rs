@@ -224,6 +224,14 @@ impl Books {
         }
     }
 
+    /// All acquisitions of this owner are being released: each of its guards may be lost from now on.
+    pub fn note_forced(&mut self, resource: usize, owner: &str) {
+        let is_theirs = |attempt: &&mut Attempt| {
+            attempt.resource == resource && attempt.owner.as_ref().is_some_and(|of| of.as_str() == owner)
+        };
+        self.attempts.values_mut().filter(is_theirs).for_each(|attempt| attempt.is_forced = true);
+    }
+
     /// Whether a detached lease may have kept this lock from others since then.
     #[must_use]
     pub fn was_detached(&self, resource: usize, since: Micros) -> bool {
@@ -295,8 +303,8 @@ impl Books {
         }
         // A master that took over may know the lease with a token of its own. It may also have a detached lease that had ended at
         // the one before: a guard that is attached to it has the token of its grant.
-        let is_mutex = self.locks[resource].kind == LockKind::Mutex;
-        if is_mutex && token_epoch == epoch && !record.is_attached {
+        let is_exclusive = self.locks[resource].kind.is_exclusive();
+        if is_exclusive && token_epoch == epoch && !record.is_attached {
             if let Some((last, of)) = self.locks[resource].last_guard
                 && of == epoch
                 && record.token <= last
@@ -304,6 +312,17 @@ impl Books {
                 let token = record.token;
                 self.broken(now, Promise::TokensRise, || {
                     format!("a guard has token {token} after {last} on r{resource}")
+                });
+            }
+            if let (LockKind::OncePer(retention), Some((last, of))) =
+                (self.locks[resource].kind, self.locks[resource].last_guard)
+                && of == epoch
+                && record.token < last + retention
+            {
+                // Tokens follow the server's clock, and never fall.
+                let early = last + retention - record.token;
+                self.broken(now, Promise::OncePer, || {
+                    format!("the work of r{resource} started again {early} µs before its period was over")
                 });
             }
             self.locks[resource].last_guard = Some((record.token, epoch));

@@ -4,6 +4,7 @@
 
 mod case;
 mod faults;
+mod gathering;
 mod network;
 
 use crate::rng::Rng;
@@ -79,6 +80,22 @@ pub enum LockKind {
     Semaphore(u32),
     /// `Client::reentrant_mutex`.
     Reentrant,
+    /// `Client::election`.
+    Election,
+    /// `Client::once_per`, and how long a start is retained: nine tenths of the period.
+    OncePer(Micros),
+    /// `Client::latch`, of this count.
+    Latch(u32),
+    /// `Client::barrier`, of this many parties.
+    Barrier(u32),
+}
+
+impl LockKind {
+    /// One guard at a time holds all of it.
+    #[must_use]
+    pub const fn is_exclusive(self) -> bool {
+        matches!(self, Self::Mutex | Self::Election | Self::OncePer(_))
+    }
 }
 
 /// A lock and the options that all its users pass.
@@ -92,7 +109,7 @@ pub struct LockPlan {
     pub renews: bool,
     /// `max_hold`.
     pub max_hold: Option<Micros>,
-    /// `min_hold`.
+    /// `min_hold`; of work that is started once per period, the retention.
     pub min_hold: Micros,
     /// `global_fifo`.
     pub global_fifo: bool,
@@ -172,6 +189,8 @@ pub enum End {
     Downgrade,
     /// The lock is released by force, by its holder or another.
     Force,
+    /// All acquisitions of the owner of a reentrant mutex are released, also those of other tasks.
+    ReleaseAll,
     /// The guard is detached. Then this is done with the lease that was detached first, by any client.
     Detach(Next),
 }
@@ -195,10 +214,7 @@ impl Plan {
     /// The plan of this case.
     #[must_use]
     pub fn new(case: &Case) -> Self {
-        let mut plan = Drawing { rng: Rng::new(case.seed, 1) }.plan();
-        if case.detaches {
-            plan.detach_some(&mut Rng::new(case.seed, 3));
-        }
+        let mut plan = Self::complete(case);
         for part in &case.without {
             match *part {
                 Part::Client(client) => {
@@ -226,6 +242,18 @@ impl Plan {
         plan
     }
 
+    /// The plan, with the parts that are left out.
+    fn complete(case: &Case) -> Self {
+        let mut plan = Drawing { rng: Rng::new(case.seed, 1) }.plan();
+        if case.detaches {
+            plan.detach_some(&mut Rng::new(case.seed, 3));
+        }
+        if case.gathers {
+            plan.gather(&mut Rng::new(case.seed, 4));
+        }
+        plan
+    }
+
     /// Lets some sections end with a detached lease.
     fn detach_some(&mut self, rng: &mut Rng) {
         self.detaches = true;
@@ -243,7 +271,7 @@ impl Plan {
     /// The parts that could be left out of this case, large ones first.
     #[must_use]
     pub fn parts(case: &Case) -> Vec<Part> {
-        let plan = Drawing { rng: Rng::new(case.seed, 1) }.plan();
+        let plan = Self::complete(case);
         let clients = (0..plan.clients.len()).map(Part::Client);
         let tasks = (0..plan.tasks.len()).map(Part::Task);
         let faults = (0..plan.faults.len()).map(Part::Fault);
@@ -256,6 +284,20 @@ impl Plan {
     #[must_use]
     pub fn faults_end(&self) -> Micros {
         if self.faults.is_empty() { 0 } else { self.heal_at }
+    }
+
+    /// How long the rows of any lock stay after their last use: a latch's counts for a day, a barrier's rounds for a minute longer than
+    /// the oldest of their waits.
+    #[must_use]
+    pub fn longest_row(&self) -> Micros {
+        let gathered = |lock: &LockPlan| match lock.kind {
+            LockKind::Latch(_) => 86_400 * SECOND,
+            LockKind::Barrier(_) => 2 * lock.ttl + 600 * SECOND,
+            _ => 0,
+        };
+        let longest = self.locks.iter().map(gathered).max().unwrap_or(0).max(self.longest_ttl());
+        // By the clock of the server, which may be slow.
+        longest + longest / 100
     }
 
     /// The longest ttl, or minimum hold, of any lock.
@@ -366,7 +408,7 @@ impl Drawing {
             LockKind::ReadWrite => {
                 self.rng.pick(&[Share::Whole, Share::Read, Share::Read, Share::Upgradable])
             }
-            LockKind::Semaphore(_) | LockKind::Reentrant => {
+            _ => {
                 if self.rng.chance(300) {
                     Share::More
                 } else {

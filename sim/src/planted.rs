@@ -65,11 +65,23 @@ pub enum Planted {
     SlowClose,
     /// Users set no limits of local hand-offs, which the run does not declare.
     EndlessHandoff,
+    /// The server ends some minimum holds with the release.
+    RetentionForgotten,
+    /// Tasks start work after half of its period, which the run does not declare.
+    PeriodShort,
+    /// Tasks want one count less at a latch, which the run does not declare.
+    LatchShort,
+    /// Tasks want one party less at a barrier, which the run does not declare.
+    BarrierShort,
+    /// Some parties that have passed say that they have left.
+    PassDenied,
+    /// No party of a round leads.
+    LeaderDenied,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 35] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -99,6 +111,12 @@ impl Planted {
         Self::TombstonesKept,
         Self::SlowClose,
         Self::EndlessHandoff,
+        Self::RetentionForgotten,
+        Self::PeriodShort,
+        Self::LatchShort,
+        Self::BarrierShort,
+        Self::PassDenied,
+        Self::LeaderDenied,
     ];
 
     /// Whether this violation is the one that the bug must cause.
@@ -119,6 +137,9 @@ impl Planted {
             Self::LateFailure => "an attempt that does not wait",
             Self::SlowClose => "not closed",
             Self::EndlessHandoff => "hand-off",
+            Self::LatchShort => "the latch",
+            Self::BarrierShort | Self::PassDenied => "beside",
+            Self::LeaderDenied => "leaders",
             _ => "",
         }
     }
@@ -146,6 +167,11 @@ impl Planted {
             Self::LateTimeout | Self::LateFailure | Self::SlowClose => Promise::InTime,
             Self::RenewalRefused => Promise::Kept,
             Self::BusyWhileFree => Promise::Refused,
+            Self::RetentionForgotten => Promise::Retained,
+            Self::PeriodShort => Promise::OncePer,
+            Self::LatchShort | Self::BarrierShort | Self::PassDenied | Self::LeaderDenied => {
+                Promise::Gathered
+            }
         }
     }
 }

@@ -116,6 +116,7 @@ impl Run {
                 world.broken(Promise::Liveness, || format!("task {task} still waits at the end"));
             }
             world.check_polls();
+            world.check_rounds();
         });
     }
 
@@ -206,7 +207,7 @@ impl Run {
         with(|world| world.check_server(Some(closed)));
         // Longer than any ttl, any queue entry and any tombstone.
         let all_ended =
-            with(|world| world.now + world.set_back + world.plan.longest_ttl().max(80 * SECOND) + 5 * SECOND);
+            with(|world| world.now + world.set_back + world.plan.longest_row().max(80 * SECOND) + 5 * SECOND);
         self.advance(all_ended, |_| false);
         with(|world| world.check_server(None));
     }

@@ -140,6 +140,10 @@ impl World {
                 }
                 answer
             }
+            (Some(Planted::RetentionForgotten), Command::Release(release)) if chance => {
+                let early = leasehold_core::Release { min_hold: Duration::ZERO, ..release.clone() };
+                this.apply(now, index, &Command::Release(early), &mut is_reachable, &mut pushes)
+            }
             (Some(Planted::NoTombstones), Command::Release(release)) => {
                 let plain = leasehold_core::Release { tombstone: Duration::ZERO, ..release.clone() };
                 this.apply(now, index, &Command::Release(plain), &mut is_reachable, &mut pushes)

@@ -1,6 +1,7 @@
 //! The users of the locks: tasks that do what their plan says, with the library's own types.
 
 mod detached;
+mod gathering;
 mod holding;
 mod judging;
 mod locks;
@@ -18,6 +19,7 @@ use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
 use crate::planted::Planted;
 use crate::transport::Sleep;
 use crate::world::with;
+pub(crate) use gathering::Gathering;
 use holding::{Got, Held, Registration};
 use locks::name;
 use user::{User, span};
@@ -87,6 +89,9 @@ impl User {
     // --- One operation ---------------------------------------------------------------------------
 
     async fn operate(&self, op: &Op) {
+        if self.is_gathering(op.lock) {
+            return self.gather(op).await;
+        }
         let began = with(|world| world.now);
         let attempt = self.attempt(op);
         let held = match op.drop_after {
@@ -152,6 +157,19 @@ impl User {
                 };
                 got.map(Got::Guard)
             }
+            (LockKind::Election, _) => {
+                let election = self.election(lock, op.lock);
+                let got = match op.mode {
+                    Mode::Wait => Some(election.campaign().await?),
+                    Mode::Try => election.try_campaign().await?,
+                    Mode::Timeout(limit) => election.campaign_timeout(span(limit)).await?,
+                };
+                got.map(Got::Guard)
+            }
+            (LockKind::OncePer(retention), _) => {
+                self.once_per(lock, op.lock, retention).start().await?.map(Got::Guard)
+            }
+            (LockKind::Latch(_) | LockKind::Barrier(_), _) => None,
             (LockKind::Reentrant, _) => {
                 let mutex = self.reentrant(lock, op.lock);
                 let got = match op.mode {
@@ -309,7 +327,10 @@ impl User {
             }
             End::Force => {
                 let kind = match with(|world| world.plan.locks[op.lock].kind) {
-                    LockKind::Mutex | LockKind::Reentrant => Kind::Mutex,
+                    LockKind::Mutex | LockKind::Reentrant | LockKind::OncePer(_) => Kind::Mutex,
+                    LockKind::Election => Kind::Election,
+                    LockKind::Latch(_) => Kind::Latch,
+                    LockKind::Barrier(_) => Kind::Barrier,
                     LockKind::ReadWrite => Kind::ReadWrite,
                     LockKind::Semaphore(_) => Kind::Semaphore,
                 };
@@ -317,6 +338,22 @@ impl User {
                     self.failed(&[], &error);
                 }
                 drop(records);
+                drop(got);
+            }
+            End::ReleaseAll => {
+                let owner = self.owner_name();
+                with(|world| world.books.note_forced(op.lock, &owner));
+                drop(records);
+                let plan = with(|world| world.plan.locks[op.lock].clone());
+                let released = self.reentrant(&plan, op.lock).release_all().await;
+                // A guard of another task that is being released keeps the owner from entering again until its release is over.
+                with(|world| world.books.lost_by.insert((op.lock, self.owner()), world.now));
+                match released {
+                    // Another task of this owner was faster, or the lease was lost.
+                    Err(error) if error.is_not_owner() => {}
+                    Err(error) => self.failed(&leases, &error),
+                    Ok(released) => self.say(6, || format!("releases {released} acquisitions of {owner}")),
+                }
                 drop(got);
             }
             End::ReleaseTimeout(limit) if !matches!(got, Got::Set(_)) => {
@@ -350,6 +387,9 @@ impl User {
 
     /// After the faults: waits until the lock is granted, uses it and releases it.
     async fn last(&self, lock: usize, hold: Micros) {
+        if self.is_gathering(lock) {
+            return self.last_gathering(lock).await;
+        }
         let plan = with(|world| world.plan.clone());
         let share = if plan.locks[lock].kind == LockKind::ReadWrite && hold.is_multiple_of(2) {
             Share::Read

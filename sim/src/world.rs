@@ -24,6 +24,7 @@ use crate::planted::Planted;
 use crate::rng::Rng;
 use crate::schedule::Scheduled;
 use crate::server::{Server, ServerClock};
+use crate::users::Gathering;
 pub use clock::LocalClock;
 pub(crate) use detached::Detached;
 pub use event::{Content, Event};
@@ -202,6 +203,8 @@ pub struct World {
     pub demand: Vec<Demand>,
     /// The detached leases that no task uses now, in the order in which they were detached.
     pub(crate) detached: VecDeque<Detached>,
+    /// The users of latches and barriers, by lock.
+    pub(crate) gatherings: BTreeMap<usize, Gathering>,
     /// How far each task has come.
     pub progress: Vec<usize>,
     /// The tasks that have done everything.
@@ -287,6 +290,7 @@ impl World {
             history: History::new(has_lines),
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
             detached: VecDeque::new(),
+            gatherings: BTreeMap::new(),
             progress: vec![0; plan.tasks.len()],
             finished: plan
                 .tasks

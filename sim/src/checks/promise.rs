@@ -35,6 +35,12 @@ pub enum Promise {
     InTime,
     /// A command that arrives after its attempt was given up acquires nothing.
     NoGhost,
+    /// A minimum hold keeps the lock from others until it is over.
+    Retained,
+    /// Work starts at most once per period.
+    OncePer,
+    /// A latch opens when all have counted, and a round of a barrier has all of its parties.
+    Gathered,
     /// Two runs of one seed are the same.
     Repeatable,
 }
@@ -56,6 +62,9 @@ impl fmt::Display for Promise {
             Self::Refused => "only the server refuses an attempt",
             Self::InTime => "limits are kept",
             Self::NoGhost => "a late command acquires nothing",
+            Self::Retained => "a minimum hold is kept",
+            Self::OncePer => "work starts at most once per period",
+            Self::Gathered => "who waits for others continues with all of them",
             Self::Repeatable => "a run can be repeated",
         })
     }

@@ -8,6 +8,8 @@ pub struct Shadow {
     pub(super) queue: Vec<ShadowEntry>,
     /// Grants that were pushed and that the server has not heard of since.
     pub(super) unclaimed: Vec<Unclaimed>,
+    /// Until then a minimum hold keeps an exclusive lock from others.
+    pub(super) retained_until: StoreTime,
 }
 
 #[derive(Clone, Debug)]

@@ -4,9 +4,11 @@ use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Grant, Push, PushKind, Reply, StoreTime, TOMBSTONE_TTL, Token,
 };
 
+use std::time::Duration;
+
 use super::shadow::{ShadowEntry, Unclaimed};
 use super::{Attempt, Books, Promise, Shadow, Step, TokensOfGrant, micros};
-use crate::plan::{Micros, SECOND};
+use crate::plan::{MS, Micros, SECOND};
 
 /// The lease that an attempt exchanges.
 fn replaced(acquire: &Acquire) -> Option<Acquisition> {
@@ -20,6 +22,10 @@ impl Books {
         let Step { now, resource, clock, command, epoch } = step;
         shadow.queue.retain(|entry| entry.deadline > clock);
         shadow.note_lapses(clock);
+        if clock >= shadow.retained_until {
+            // A clock that is set back later does not bring it back.
+            shadow.retained_until = StoreTime::default();
+        }
         let (acquisition, is_sign_of_life) = match command {
             Command::Acquire(acquire) => (acquire.acquisition, true),
             Command::Renew(renew) => (renew.acquisition, true),
@@ -81,6 +87,7 @@ impl Books {
             shadow.excuse(*client, true);
         }
         self.note_removals(step, shadow, pushes);
+        self.note_retention(step, shadow, reply);
         // A replica that is behind may grant once more what was granted before.
         let waited: Vec<Acquisition> = shadow.queue.iter().map(|entry| entry.acquisition).collect();
         self.check_order(step, shadow, reply, pushes, &waited);
@@ -120,6 +127,25 @@ impl Books {
                 }
                 shadow.queue.retain(|entry| entry.acquisition != push.acquisition);
             }
+        }
+    }
+
+    /// A lease that is released with a minimum hold keeps an exclusive lock from others until that is over.
+    fn note_retention(&self, step: Step<'_>, shadow: &mut Shadow, reply: &Reply) {
+        let Step { now, resource, clock, command, .. } = step;
+        match (command, reply) {
+            (Command::Release(release), Reply::Released) if self.locks[resource].kind.is_exclusive() => {
+                let granted_at =
+                    self.attempts.get(&release.acquisition).and_then(|attempt| attempt.granted_at);
+                let Some(held) = granted_at.map(|at| now - at) else { return };
+                // The server's clock may be slower or faster than true time.
+                let left = micros(release.min_hold).saturating_sub(held + held / 100 + MS);
+                if left > 0 {
+                    shadow.retained_until = clock + Duration::from_micros(left);
+                }
+            }
+            (Command::ForceRelease, _) => shadow.retained_until = StoreTime::default(),
+            _ => {}
         }
     }
 
@@ -213,6 +239,12 @@ impl Books {
         // One command may grant to several.
         grants.sort_by_key(|(grant, ..)| grant.tokens.first.get());
         for (grant, acquisition, acquire) in grants {
+            let is_new = self.attempts.get(&acquisition).is_none_or(|attempt| attempt.granted_at.is_none());
+            if is_new && clock < shadow.retained_until {
+                self.broken(now, Promise::Retained, || {
+                    format!("r{resource} was granted to {acquisition} within the minimum hold of another")
+                });
+            }
             let begun = self.attempts.get(&acquisition).map_or(epoch, |attempt| attempt.begun);
             self.granted(now, resource, clock, acquisition, grant, (epoch, begun), acquire);
             // It knows from its own wait that others may wait.

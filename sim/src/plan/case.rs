@@ -11,18 +11,24 @@ pub struct Case {
     pub seed: u64,
     /// Some sections end with a detached lease. Another stream of chance decides which, so that the rest of the plan is the same.
     pub detaches: bool,
+    /// There are also elections, work that is started once per period, latches and barriers, from a stream of chance of their own.
+    pub gathers: bool,
     /// What is left out.
     pub without: BTreeSet<Part>,
 }
 
 /// What follows the seed of a case with detached leases.
 const DETACHING: &str = " detaching";
+/// What follows that of a case with elections, latches and the like.
+const GATHERING: &str = " gathering";
 
 impl Case {
-    /// The case of a seed that was not run before: every other one has detached leases, also of those that are run twice.
+    /// The case of a seed that was not run before: every other one has detached leases, and two of seven gather, also of those that
+    /// are run twice.
     #[must_use]
     pub fn fresh(seed: u64) -> Self {
-        Self { seed, detaches: (seed ^ (seed / 100)) % 2 == 1, without: BTreeSet::new() }
+        let (detaches, gathers) = ((seed ^ (seed / 100)) % 2 == 1, matches!(seed % 7, 0 | 3));
+        Self { seed, detaches, gathers, without: BTreeSet::new() }
     }
 }
 
@@ -70,7 +76,9 @@ impl FromStr for Part {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.seed, if self.detaches { DETACHING } else { "" })?;
+        let mark = |is_set, mark| if is_set { mark } else { "" };
+        let (detaching, gathering) = (mark(self.detaches, DETACHING), mark(self.gathers, GATHERING));
+        write!(f, "{}{detaching}{gathering}", self.seed)?;
         let mut separator = " without ";
         for part in &self.without {
             write!(f, "{separator}{part}")?;
@@ -85,9 +93,13 @@ impl FromStr for Case {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (seed, without) = text.trim().split_once(" without ").unwrap_or((text.trim(), ""));
-        let (seed, detaches) = seed.strip_suffix(DETACHING).map_or((seed, false), |seed| (seed, true));
+        let mark = |text: &'_ str, mark| {
+            text.strip_suffix(mark).map_or((text.to_owned(), false), |rest| (rest.to_owned(), true))
+        };
+        let (seed, gathers) = mark(seed, GATHERING);
+        let (seed, detaches) = mark(&seed, DETACHING);
         let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
         let parts = without.split(',').filter(|part| !part.is_empty());
-        Ok(Self { seed, detaches, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
+        Ok(Self { seed, detaches, gathers, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
     }
 }

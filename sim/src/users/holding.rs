@@ -98,7 +98,7 @@ impl User {
             let capacity = match kinds[*lock] {
                 LockKind::ReadWrite => WRITER,
                 LockKind::Semaphore(capacity) => capacity,
-                LockKind::Mutex | LockKind::Reentrant => 1,
+                _ => 1,
             };
             let acquisition = LeaseProbe::of(guard).acquisition();
             let token = with(|world| match world.planted {
@@ -196,7 +196,7 @@ impl User {
                 let Some(record) = world.books.records.get(number) else { continue };
                 let plan = &world.plan.locks[record.resource];
                 let is_exclusive = match plan.kind {
-                    LockKind::Mutex => true,
+                    kind if kind.is_exclusive() => true,
                     LockKind::ReadWrite => record.weight == WRITER,
                     _ => false,
                 };

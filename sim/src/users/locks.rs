@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold::{Mutex, ReentrantMutex, RwLock, Semaphore};
+use leasehold::{Election, Mutex, OncePer, ReentrantMutex, RwLock, Semaphore};
 
 use super::user::{User, span};
-use crate::plan::LockPlan;
+use crate::plan::{LockPlan, Micros};
 use crate::planted::Planted;
 use crate::world::with;
 
@@ -38,9 +38,22 @@ impl User {
         self.client.semaphore(name(lock), permits).ttl(span(plan.ttl)).auto_renew(plan.renews)
     }
 
+    pub(super) fn election(&self, plan: &LockPlan, lock: usize) -> Election {
+        self.client.election(name(lock)).ttl(span(plan.ttl))
+    }
+
+    pub(super) fn once_per(&self, plan: &LockPlan, lock: usize, retention: Micros) -> OncePer {
+        let is_short = with(|world| world.planted == Some(Planted::PeriodShort));
+        let period = retention / 9 * if is_short { 5 } else { 10 };
+        self.client.once_per(name(lock), span(period)).ttl(span(plan.ttl))
+    }
+
+    pub(super) fn owner_name(&self) -> String {
+        format!("owner-{}", self.owner())
+    }
+
     pub(super) fn reentrant(&self, plan: &LockPlan, lock: usize) -> ReentrantMutex {
-        let owner = format!("owner-{}", self.owner());
-        self.client.reentrant_mutex(name(lock), owner).ttl(span(plan.ttl)).auto_renew(plan.renews)
+        self.client.reentrant_mutex(name(lock), self.owner_name()).ttl(span(plan.ttl)).auto_renew(plan.renews)
     }
 }
 
