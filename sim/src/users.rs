@@ -19,7 +19,6 @@ use crate::plan::{End, LockKind, LockPlan, MS, Micros, Mode, Op, SECOND, Share};
 use crate::planted::Planted;
 use crate::transport::Sleep;
 use crate::world::with;
-pub(crate) use gathering::Gathering;
 use holding::{Got, Held, Registration};
 use locks::name;
 use user::{User, span};

@@ -6,6 +6,7 @@
 mod clock;
 mod detached;
 mod event;
+mod gathering;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -24,10 +25,10 @@ use crate::planted::Planted;
 use crate::rng::Rng;
 use crate::schedule::Scheduled;
 use crate::server::{Server, ServerClock};
-use crate::users::Gathering;
 pub use clock::LocalClock;
 pub(crate) use detached::Detached;
 pub use event::{Content, Event};
+pub(crate) use gathering::{Gathering, Wait, WaitEnd};
 
 thread_local! {
     static WORLD: RefCell<Option<Box<World>>> = const { RefCell::new(None) };

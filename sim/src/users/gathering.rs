@@ -1,7 +1,5 @@
 //! Latches and barriers: users that wait for each other, and what is checked of them.
 
-use std::collections::BTreeSet;
-
 use leasehold::{Barrier, Error, Latch};
 
 use super::locks::name;
@@ -11,36 +9,7 @@ use crate::checks::Promise;
 use crate::plan::{LockKind, MS, Micros, Mode, Op, SECOND, Share};
 use crate::planted::Planted;
 use crate::transport::Sleep;
-use crate::world::{World, try_with, with};
-
-/// What the checks know of the users of a latch or a barrier.
-#[derive(Debug, Default)]
-pub(crate) struct Gathering {
-    /// The tasks that began to count a latch down, which each does once.
-    counted: BTreeSet<usize>,
-    /// The waits at a barrier, in the order in which they began.
-    waits: Vec<Wait>,
-}
-
-/// A wait at a barrier.
-#[derive(Debug)]
-struct Wait {
-    began: Micros,
-    /// The data of the server that clients connected to then.
-    epoch: (usize, u32),
-    ended: Option<(Micros, WaitEnd)>,
-}
-
-/// How a wait at a barrier ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum WaitEnd {
-    /// Its round passed; one of its parties leads.
-    Passed { leads: bool },
-    /// The party left: no round has counted it.
-    Departed,
-    /// It failed, or its future was dropped: a round may have counted it.
-    Unknown,
-}
+use crate::world::{Wait, WaitEnd, World, try_with, with};
 
 /// A wait that ends when this is dropped.
 struct Waiting {
