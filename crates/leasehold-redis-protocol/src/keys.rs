@@ -24,9 +24,21 @@ pub fn resource_key(resource: &Resource) -> String {
 /// The stream whose ids are the tokens of a server or, in a cluster, of one slot.
 #[must_use]
 pub fn clock_key(slot: Option<u16>) -> String {
+    common_key("clock", slot)
+}
+
+/// The key in which a script builds the rows of a resource, before they replace the resource's key. It exists after a script that
+/// failed only, and expires.
+#[must_use]
+pub fn scratch_key(slot: Option<u16>) -> String {
+    common_key("scratch", slot)
+}
+
+/// A key that all resources of a server share or, in a cluster, those of one slot.
+fn common_key(name: &str, slot: Option<u16>) -> String {
     match slot {
-        None => format!("{PREFIX}:clock"),
-        Some(slot) => format!("{PREFIX}:clock:{{{}}}", tag_of(slot)),
+        None => format!("{PREFIX}:{name}"),
+        Some(slot) => format!("{PREFIX}:{name}:{{{}}}", tag_of(slot)),
     }
 }
 
@@ -186,6 +198,8 @@ mod tests {
         assert_eq!(slot_of(&mutex("a}{b")), 5_221);
         assert_eq!(clock_key(None), "leasehold:3:clock");
         assert_eq!(clock_key(Some(1_637)), "leasehold:3:clock:{12980}");
+        assert_eq!(scratch_key(None), "leasehold:3:scratch");
+        assert_eq!(scratch_key(Some(1_637)), "leasehold:3:scratch:{12980}");
         assert_eq!(inbox_prefix(Some(1_637)), "leasehold:3:inbox:{12980}:");
         assert_eq!(slot_of_inbox(b"leasehold:3:inbox:{12980}:7"), Some(1_637));
     }

@@ -58,15 +58,15 @@ pub use decode::{ProtocolError, decode_answer, decode_push, decode_renewals};
 pub use delete::{ConditionalDelete, plain_value};
 pub use encode::{VoteArgs, may_share_a_call};
 pub use keys::{
-    RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, resource_key, resource_of, slot_of,
-    slot_of_client, slot_of_inbox,
+    RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, resource_key, resource_of, scratch_key,
+    slot_of, slot_of_client, slot_of_inbox,
 };
 pub use layout::{
     LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_EACH, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at,
     token_time,
 };
 pub use leasehold_core::weight;
-pub use script::{Script, VIRTUAL_TIME};
+pub use script::{FAILING_WRITES, Script, VIRTUAL_TIME};
 pub use value::{ReplyValue, Value, ValueRef};
 pub use variant::{Channels, ScriptVariant};
 

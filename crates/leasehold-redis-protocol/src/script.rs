@@ -14,8 +14,12 @@ pub(crate) const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB'
 pub(crate) const SLOT_GUARD: &str = include_str!("scripts/slot_guard.lua");
 
 /// Goes before a script in a test, after a line that sets the local `virtual` to microseconds: the script then has that time
-/// instead of the server's, for its clock, its tokens and its expiries. Needs Redis 7.
+/// instead of the server's, for its clock, its tokens and its expiries.
 pub const VIRTUAL_TIME: &str = include_str!("scripts/testing/virtual_time.lua");
+
+/// Goes before a script in a test, after a line that sets the local `failing` to a number or to a command's name: the script fails
+/// at that write and at every later one, or at every call of that command.
+pub const FAILING_WRITES: &str = include_str!("scripts/testing/failing_writes.lua");
 
 /// An id of the clock that was drawn, and is no token yet: see `model.lua`.
 const NOT_DRAWN: &str = "local drawn = nil\n";

@@ -76,8 +76,11 @@ impl ScriptVariant {
         };
         let name =
             if self.is_cluster() { "ARGV[#ARGV]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
+        // While a slot is being moved, a declared key that does not exist would refuse every call.
+        let scratch =
+            if self.is_cluster() { "string.gsub(KEYS[2], 'clock', 'scratch', 1)" } else { "KEYS[3]" };
         let guard = if self.is_cluster() { SLOT_GUARD } else { "" };
-        format!("{commands}local INBOX = {name}\n{guard}")
+        format!("{commands}local INBOX = {name}\nlocal SCRATCH = {scratch}\n{guard}")
     }
 
     const fn index(self) -> usize {

@@ -1,6 +1,6 @@
 -- Acquires a lease, or enqueues the attempt.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock, 3 the scratch: see rows.lua; on a quorum node 4 born: see restart_guard.lua
 -- ARGV  1 '>c24BI8': acquisition, flags (1 waits, 2 has owner, 4 replaces, 8 has an extent), ttl; with flag 8 '>I4I4I4':
 --           capacity, weight, reserve, otherwise they are 1, 1, 0; with 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0':
 --           owner; with 4 'c8': sequence number of the lease to replace; the rest is the metadata
@@ -69,7 +69,7 @@ local function queued(place)
     h.head = place
     return { now, 2, 1, head_hint() }
   end
-  return { now, 2, 0, follower_repoll_at(id, head_hint(), count_rows('q' .. client_of(id))) }
+  return { now, 2, 0, follower_repoll_at(id, head_hint(), count_rows_with('i'), count_rows_with('q' .. client_of(id))) }
 end
 
 local function recheck(w)

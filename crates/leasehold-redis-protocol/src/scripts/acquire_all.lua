@@ -1,6 +1,6 @@
 -- Acquires several resources in one step: all are granted, or none is. The counterpart of `model/acquire_all.rs`.
 --
--- KEYS  the key of each resource, then the clock: all in one hash slot
+-- KEYS  the key of each resource, then the clock, and the scratch but for a cluster: all in one hash slot
 -- ARGV  for each resource the first two arguments of acquire.lua, of an attempt that neither waits nor replaces; then in a
 --       cluster the inbox name without the client id
 -- Returns for each resource the reply of acquire.lua.
@@ -9,13 +9,13 @@
 -- one that is not granted, the earlier grants of this step are released, and the later attempts are not made. The same
 -- happens after an error, because a script that ends with an error keeps what it has written; the reply is then that error.
 
-local count = #KEYS - 1
+local count = math.floor(#ARGV / 2)
 local replies, is_new = {}, {}
 local refused, failure = nil, nil
 local inbox = ARGV[#ARGV]
 
 local function keys_of(i)
-  return { KEYS[i], KEYS[#KEYS] }
+  return { KEYS[i], KEYS[count + 1], KEYS[count + 2] }
 end
 
 for i = 1, count do

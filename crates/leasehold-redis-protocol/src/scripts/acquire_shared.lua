@@ -13,7 +13,7 @@ local function acquire_shared()
     if left <= 0 then return end
     l.expires_at = plain_end(left)
     first = pack_lease('l', l)
-    s = { capacity = l.capacity, in_use = l.weight, last_token = last, next_place = 1, head = 0, leases = 1, waiters = 0,
+    s = { serial = NEVER, capacity = l.capacity, in_use = l.weight, last_token = last, next_place = 1, head = 0, leases = 1, waiters = 0,
       parked = 0, tombstones = 0, next_expiry = l.expires_at, stays = l.expires_at + SPARE }
   elseif row and #row >= struct.size(HEADER) then
     s, first = unpack_header(row)
@@ -29,9 +29,14 @@ local function acquire_shared()
   drawn = nil
   s.in_use, s.last_token, s.leases, s.next_expiry = s.in_use + a.weight, token, s.leases + 1, math.min(s.next_expiry, ends)
   a.token, a.granted_at, a.expires_at, a.claimed, a.retained = token, now, ends, 1, 0
-  if raw then redis.call('DEL', KEYS[1]) end
-  redis.call('ZADD', KEYS[1], '0', pack_header(s, first), '0', pack_lease('l', a), '0', struct.pack(BY_TIME, 'e', ends, a.id))
-  if raw then redis.call('PEXPIREAT', KEYS[1], math.ceil(s.stays / 1000)) else redis.call('ZREM', KEYS[1], row) end
+  s.serial = s.serial - 1
+  local scored = { '0', pack_header(s, first), '0', pack_lease('l', a), '0', struct.pack(BY_TIME, 'e', ends, a.id) }
+  if raw then
+    create_rows(redis.call, scored, s.stays)
+  else
+    redis.call('ZADD', KEYS[1], unpack(scored))
+    redis.call('ZREM', KEYS[1], row)
+  end
   return { now, 1, token, token, a.ttl }
 end
 

@@ -6,13 +6,15 @@
 
 -- The header, and the first two of the waiters' rows behind it.
 local found = floor == 0 and not raw and redis.call('ZRANGEBYLEX', KEYS[1], '[h', '(j', 'LIMIT', '0', '3') or {}
-local row = found[1] and string.sub(found[1], 1, 1) == 'h' and found[1]
+local H = 104 -- the first byte of a header
+-- Two headers are of a step that failed half-way, which the rules repair.
+local row = found[1] and string.byte(found[1]) == H and string.byte(found[2] or '-') ~= H and found[1]
 
 local function hand_off()
   if not row or not found[2] or #row < struct.size(HEADER) then return false end
-  local _, capacity, _, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, stays, at =
+  local _, serial, capacity, _, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, stays, length, at =
     struct.unpack(HEADER, row)
-  if leases ~= 1 or at > #row or parked + tombstones > 0 or next_expiry <= now or stays <= now + CLAIM_WINDOW + 1000000 then
+  if leases ~= 1 or length == 0 or parked + tombstones > 0 or next_expiry <= now or stays <= now + CLAIM_WINDOW + 1000000 then
     return false
   end
   local _, holder, _, _, _, _, _, retained, is_named = struct.unpack(LEASE, row, at)
@@ -46,13 +48,15 @@ local function hand_off()
     if not next_id or own_place < next_head then next_head, next_id = own_place, client .. own_sequence end
     added[1], added[2] = '0', struct.pack(BY_TIME, 'i', own_place, client .. own_sequence)
   end
-  redis.call('ZADD', KEYS[1], '0', struct.pack(HEADER, 'h', capacity, capacity, last_token, next_place, next_head, 1,
-    waiters - 1, 0, 0, math.min(next_expiry, ends), stays) .. struct.pack(LEASE, 'l', id, weight, token, now, ends, 0, 0,
-    0, 0, '', #metadata, metadata), unpack(added))
-  redis.call('ZREM', KEYS[1], row, waiter, found[2], struct.pack('>c1ddc24', 'd', deadline, place, id),
-    struct.pack(BY_CLIENT, 'q', client, place, sequence))
+  local lease = struct.pack(LEASE, 'l', id, weight, token, now, ends, 0, 0, 0, 0, '', #metadata, metadata)
+  local by_deadline = struct.pack(BY_DEADLINE, 'd', deadline, place, id)
+  local by_client = struct.pack(BY_CLIENT, 'q', client, place, sequence)
+  redis.call('ZADD', KEYS[1], '0', struct.pack(HEADER, 'h', serial - 1, capacity, capacity, last_token, next_place, next_head, 1,
+    waiters - 1, 0, 0, math.min(next_expiry, ends), stays, #lease) .. lease .. waiter .. found[2] .. by_deadline .. by_client,
+    unpack(added))
   publish(id, 1, token, last_token, valid_for)
   if next_id and next_head ~= head then publish(next_id, 2, ends, 0, 0) end
+  redis.call('ZREM', KEYS[1], row, waiter, found[2], by_deadline, by_client)
   return true
 end
 

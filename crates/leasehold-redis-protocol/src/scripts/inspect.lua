@@ -17,8 +17,8 @@ grant()
 local holders, waiters = each_lease(), {}
 for i = 1, #holders do holders[i] = shown(holders[i]) end
 if h.waiters > 0 then
-  local all, parked = rows_with('w'), {}
-  for _, row in ipairs(rows_with('p')) do parked[select(2, struct.unpack('c1c16', row))] = 1 end
+  local all, parked = rows_of_kind('w'), {}
+  for _, row in ipairs(rows_of_kind('p')) do parked[select(2, struct.unpack('c1c16', row))] = 1 end
   for i = 1, #all do all[i] = unpack_waiter(all[i]) end
   table.sort(all, function(a, b) return a.place < b.place end)
   for i = 1, #all do

@@ -1,7 +1,7 @@
 -- The rules: the counterpart of `model.rs`, function by function with the same names; `store` is its `end`, and the functions of
 -- the clock are its `Now`. `rows.lua` stores what they change.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock, 3 the scratch: see rows.lua
 -- ARGV  1 the arguments of the command
 -- Returns nothing: it defines the functions that the commands use.
 --
@@ -70,6 +70,7 @@ local function expire()
   stayed = 0
   local next_expiry = NEVER
   while true do
+    store_part()
     local l = first_expiring_lease()
     if not l then break end
     if l.expires_at > now then
@@ -80,6 +81,7 @@ local function expire()
     if l.claimed == 0 then set_parked(l.id, 1) end
   end
   while h.waiters > 0 do
+    store_part()
     local w = first_expiring_waiter()
     if not w then break end
     if w.deadline > now then
@@ -88,10 +90,14 @@ local function expire()
     end
     remove_waiter(w)
   end
-  if h.tombstones > 0 then
-    local removed, next_end = remove_tombstones()
-    h.tombstones = h.tombstones - removed
-    next_expiry = math.min(next_expiry, next_end)
+  while h.tombstones > 0 do
+    store_part()
+    local ends = end_tombstone()
+    if ends > now then
+      next_expiry = math.min(next_expiry, ends)
+      break
+    end
+    h.tombstones = h.tombstones - 1
   end
   h.next_expiry = next_expiry
 end
@@ -236,6 +242,7 @@ end
 
 local function grant()
   while true do
+    store_part()
     local w = next_candidate()
     if not w then break end
     local does_fit, held, is_gone = fits_waiter(w)
@@ -291,6 +298,13 @@ local function mark_client_alive(id)
   if h.parked > 0 then set_parked(id, 0) end
 end
 
+local function tell()
+  for i = 1, #pushes do
+    local p = pushes[i]
+    publish(p.id, p.kind, p.a, p.b, p.c)
+  end
+end
+
 local function store()
   if has_ready_waiter() and not had_ready_waiter then notify_holder() end
   if queue_moved then notify_head() end
@@ -299,14 +313,11 @@ local function store()
   if h.leases + h.waiters + h.tombstones == 0 then
     if raw or has_rows then redis.call('DEL', KEYS[1]) end
   elseif not plain then
-    store_rows()
+    return store_rows(tell)
   elseif has_rows or plain ~= loaded then
     write('SET', KEYS[1], plain, 'PXAT', math.ceil(only.expires_at / 1000))
   end
-  for i = 1, #pushes do
-    local p = pushes[i]
-    publish(p.id, p.kind, p.a, p.b, p.c)
-  end
+  tell()
 end
 
 -- Whether the key is leasehold's, or free.

@@ -5,10 +5,11 @@
 --         string      plain: one claimed lease without an owner, and nothing else. The key's expiry is the lease's end.
 --         sorted set  rows whose scores are all 0: a table in the order of its members
 --       2 the clock   a stream without entries, whose last id is the last token of the server
+--       3 the scratch in which a new sorted set is built, of the commands that may need one; not in a cluster
 -- ARGV  none
 -- Returns nothing: it defines the functions that model.lua and the commands use.
 --
--- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it.
+-- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it. SCRATCH is the scratch key.
 --
 -- A plain value is the argument of the `Acquire`, ` leasehold:3@`, and the stream id that is the token; after it, if they differ from
 -- the token, and always on a quorum node, when the lease was granted and the last token that was reserved. Any other string is
@@ -22,6 +23,15 @@
 --   t  a tombstone's end, by acquisition     p  a client that is parked, and has waiters
 --   b  its acquisition, by end
 --
+-- The server does not undo a script that fails half-way, for example because the user lacks a right. So each step takes effect by
+-- one command, and what follows only tidies up or tells others:
+--   rows change    one ZADD of all new rows and a header with a lower serial, which sorts before the old header; later, one ZREM of
+--                  the old header and rows. The new header lists those rows. Where there are two headers, the ZREM is missing: the
+--                  first one is valid, and the next step does the ZREM before anything else.
+--   the first rows a sorted set with an expiry is built in the scratch key, and replaces the key by RENAME
+--   plain, free    SET, DEL
+-- Until then a step only collects rows: those that it reads are the stored ones with these changes.
+--
 -- Times are microseconds of the server's clock, acquisitions are 24 bytes: client and sequence number, the higher bytes
 -- first, so that they sort as the numbers do. So do the numbers in rows, as doubles that are never negative.
 
@@ -33,14 +43,17 @@ local REPOLL_JITTER = 1500000
 local REPOLL_SPACING = 25000
 local FIRST_WAITER_PLACE = 1099511627776
 local MAX_LEAD = 100 -- milliseconds
+local MAX_PENDING = 1000
 
 local PLAIN = '^(.*) leasehold:3@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
 local ACQUIRE, EXTENT = '>c24BI8', '>I4I4I4'
-local HEADER = '>c1ddddddddddd'
+-- A serial, 11 numbers, and the length of the first lease. Behind it come the lease and the list of replaced rows.
+local HEADER = '>c1ddddddddddddI4'
 local LEASE = '>c1c24ddddBBBI4c0I4c0'
 local WAITER = '>c1c24ddddddBI4c0I4c0Bc0'
 local BY_TIME, BY_ID = '>c1dc24', '>c1c24d'
-local BY_CLIENT = '>c1c16dc8'
+local BY_CLIENT, BY_DEADLINE, BY_OWNER = '>c1c16dc8', '>c1ddc24', '>c1I4c0I4c24'
+local PARKED = '>c1c16'
 
 -- More than can follow a prefix of a row's text: after at most 28 bytes comes a number's first byte, or the end.
 local BEYOND = string.rep('\255', 32)
@@ -66,11 +79,11 @@ local function count_rows(prefix)
 end
 
 -- When a waiter looks again that is not the head: after the time that a head may need once the lease ends, in case that it is
--- gone too. With many clients each looks the more seldom, and so does each of a client's many waiters.
-local function follower_repoll_at(id, ends, waiters_of_client)
+-- gone too. With many clients that wait each looks the more seldom, and so does each of a client's many waiters.
+local function follower_repoll_at(id, ends, clients, waiters_of_client)
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
   ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % REPOLL_JITTER
-  return math.max(ends, now + REPOLL_SPACING * count_rows('i') * waiters_of_client)
+  return math.max(ends, now + REPOLL_SPACING * clients * waiters_of_client)
 end
 
 -- The acquisition, flags, ttl, capacity, weight and reserve of an `Acquire`, and where the rest of it begins.
@@ -110,17 +123,26 @@ local function unpack_lease(text)
   return l
 end
 
+-- The header, the text of the first lease, which is empty if there is none, and where the list of replaced rows begins.
 local function unpack_header(row)
-  local s, _, at = {}, nil, nil
-  _, s.capacity, s.in_use, s.last_token, s.next_place, s.head, s.leases, s.waiters, s.parked, s.tombstones, s.next_expiry,
-    s.stays, at = struct.unpack(HEADER, row)
-  return s, string.sub(row, at)
+  local s, _, length, at = {}, nil, nil, nil
+  _, s.serial, s.capacity, s.in_use, s.last_token, s.next_place, s.head, s.leases, s.waiters, s.parked, s.tombstones,
+    s.next_expiry, s.stays, length, at = struct.unpack(HEADER, row)
+  return s, string.sub(row, at, at + length - 1), at + length
 end
 
--- The header, and the text of the first lease if there is one.
 local function pack_header(s, lease)
-  return struct.pack(HEADER, 'h', s.capacity, s.in_use, s.last_token, s.next_place, s.head, s.leases, s.waiters, s.parked,
-    s.tombstones, s.next_expiry, s.stays) .. lease
+  return struct.pack(HEADER, 'h', s.serial, s.capacity, s.in_use, s.last_token, s.next_place, s.head, s.leases, s.waiters,
+    s.parked, s.tombstones, s.next_expiry, s.stays, #lease) .. lease
+end
+
+-- Lets the key be a sorted set of these rows, which are the arguments of ZADD, at once and with an expiry. `add` calls ZADD.
+local function create_rows(add, scored, stays)
+  -- Only if a step failed between these commands. Nothing is deleted in vain: once something was, full memory refuses nothing more.
+  if redis.call('EXISTS', SCRATCH) == 1 then redis.call('DEL', SCRATCH) end
+  add('ZADD', SCRATCH, unpack(scored))
+  redis.call('PEXPIREAT', SCRATCH, math.ceil(stays / 1000))
+  redis.call('RENAME', SCRATCH, KEYS[1])
 end
 
 -- The lease of a plain value without its expiry, and the last token; nothing if the value is another program's.
@@ -140,12 +162,15 @@ end
 --@layer
 
 local h = {
-  capacity = 0, in_use = 0, last_token = 0, next_place = 1, head = 0, leases = 0, waiters = 0, parked = 0,
+  serial = NEVER, capacity = 0, in_use = 0, last_token = 0, next_place = 1, head = 0, leases = 0, waiters = 0, parked = 0,
   tombstones = 0, next_expiry = NEVER, stays = 0,
 }
 local first = nil -- the lease that is kept with the header
-local header = nil -- the header's row as it was
-local has_rows, stayed = false, 0
+local header, told = nil, nil -- the header's row as it was, and what it says of the table
+local has_rows, stayed = false, 0 -- the key is a sorted set, and the expiry that its header tells
+local added, removed = {}, {} -- the changes: by bucket the rows to add, and as a set the stored rows to remove
+local pending, grown = 0, {} -- how many changes, and how many rows more than the stored ones each bucket has
+local known = {} -- by prefix the first stored row that is not removed, or false
 local foreign = nil -- how many milliseconds another program's value stays, or -1 for ever
 local is_unbounded = false -- the plain form has lost its expiry
 
@@ -167,47 +192,117 @@ local function outlive(moment)
   if h.stays < moment + 1000000 then h.stays = moment + SPARE end
 end
 
--- A plain lease is in memory already, so its key can go before the first row comes.
-local function open_rows()
-  if raw and not has_rows then
-    -- Once something was deleted, nothing would be refused any more.
-    if not may_exceed_memory then redis.call('APPEND', KEYS[1], '') end
-    redis.call('DEL', KEYS[1])
-  end
-  has_rows = true
+-- How long the first part of a row is by which it is looked up; a row of another kind is looked up by its first byte.
+local WIDTHS = { l = 25, w = 25, t = 25, q = 17, p = 17 }
+
+local function bucket_of(row)
+  local kind = string.sub(row, 1, 1)
+  if kind == 'o' then return string.sub(row, 1, 5 + struct.unpack('>I4', row, 2)) end
+  return string.sub(row, 1, WIDTHS[kind] or 1)
 end
 
-local function rows_with(prefix)
-  if not has_rows then return {} end
-  return redis.call('ZRANGEBYLEX', KEYS[1], '[' .. prefix, '(' .. prefix .. BEYOND)
-end
-
-local function first_row_with(prefix)
-  return has_rows and first_row(prefix) or nil
+local function grow(bucket, by)
+  grown[bucket] = (grown[bucket] or 0) + by
+  pending = pending + 1
 end
 
 local function add_row(row)
-  open_rows()
-  write('ZADD', KEYS[1], '0', row)
+  local bucket = bucket_of(row)
+  grow(bucket, 1)
+  if removed[row] then
+    removed[row] = nil
+    known = {}
+    return
+  end
+  added[bucket] = added[bucket] or {}
+  added[bucket][row] = true
+end
+
+local function remove_row(row)
+  local bucket = bucket_of(row)
+  grow(bucket, -1)
+  if added[bucket] and added[bucket][row] then
+    added[bucket][row] = nil
+  else
+    removed[row] = true
+  end
+end
+
+-- Whether one row sorts before another. The operator of Lua follows the server's locale.
+local function precedes(a, b)
+  for at = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, at), string.byte(b, at)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+local function first_stored_with(prefix)
+  local row = known[prefix]
+  if row == nil then row = has_rows and first_row(prefix) or false end
+  while row and removed[row] do
+    row = redis.call('ZRANGEBYLEX', KEYS[1], '(' .. row, '(' .. prefix .. BEYOND, 'LIMIT', '0', '1')[1] or false
+  end
+  known[prefix] = row
+  return row
+end
+
+local function last_stored_with(prefix)
+  local before = has_rows and '(' .. prefix .. BEYOND
+  while before do
+    local row = redis.call('ZREVRANGEBYLEX', KEYS[1], before, '[' .. prefix, 'LIMIT', '0', '1')[1]
+    if not row or not removed[row] then return row end
+    before = '(' .. row
+  end
+end
+
+-- The first row with this prefix, which is a bucket.
+local function first_row_with(prefix)
+  local first = first_stored_with(prefix)
+  for row in pairs(added[prefix] or {}) do
+    if not first or precedes(row, first) then first = row end
+  end
+  return first or nil
+end
+
+local function last_row_with(prefix)
+  local last = last_stored_with(prefix)
+  for row in pairs(added[prefix] or {}) do
+    if not last or precedes(last, row) then last = row end
+  end
+  return last
+end
+
+-- Those of a kind, in any order.
+local function rows_of_kind(kind)
+  local stored = has_rows and redis.call('ZRANGEBYLEX', KEYS[1], '[' .. kind, '(' .. kind .. BEYOND) or {}
+  local rows = {}
+  for i = 1, #stored do
+    if not removed[stored[i]] then rows[#rows + 1] = stored[i] end
+  end
+  for bucket, more in pairs(added) do
+    if string.sub(bucket, 1, 1) == kind then
+      for row in pairs(more) do rows[#rows + 1] = row end
+    end
+  end
+  return rows
+end
+
+-- How many rows a bucket has.
+local function count_rows_with(prefix)
+  return (has_rows and count_rows(prefix) or 0) + (grown[prefix] or 0)
 end
 
 -- What a lease or a waiter has in the table is remembered with it, so that it can be taken out when it has changed.
 local function take_out(entry)
-  if entry.rows and #entry.rows > 0 then redis.call('ZREM', KEYS[1], unpack(entry.rows)) end
+  for _, row in ipairs(entry.rows or {}) do remove_row(row) end
   entry.rows = nil
 end
 
 local function put_in(entry, rows)
   take_out(entry)
   entry.rows = rows
-  if #rows == 0 then return end
-  local scored = {}
-  for i = 1, #rows do
-    scored[2 * i - 1] = '0'
-    scored[2 * i] = rows[i]
-  end
-  open_rows()
-  write('ZADD', KEYS[1], unpack(scored))
+  for i = 1, #rows do add_row(rows[i]) end
 end
 
 --@layer
@@ -222,7 +317,7 @@ local function rows_of_lease(l)
     rows[2] = struct.pack(BY_TIME, 'e', l.expires_at, l.id)
   end
   if l.has_owner == 1 then
-    rows[#rows + 1] = struct.pack('>c1I4c0I4c24', 'o', #l.owner, l.owner, l.weight, l.id)
+    rows[#rows + 1] = struct.pack(BY_OWNER, 'o', #l.owner, l.owner, l.weight, l.id)
   end
   return rows
 end
@@ -239,7 +334,7 @@ local function rows_of_waiter(w)
   return {
     struct.pack(WAITER, 'w', w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.has_owner, #w.owner, w.owner,
       #w.metadata, w.metadata, #w.replaces, w.replaces),
-    struct.pack('>c1ddc24', 'd', w.deadline, w.place, w.id),
+    struct.pack(BY_DEADLINE, 'd', w.deadline, w.place, w.id),
     struct.pack(BY_CLIENT, 'q', client, w.place, sequence),
   }
 end
@@ -263,17 +358,36 @@ local function load_plain()
   first = l
 end
 
+-- Each row tells by its first byte where it ends.
+local FORMATS = { w = WAITER, l = LEASE, o = BY_OWNER, e = BY_TIME, i = BY_TIME, b = BY_TIME, t = BY_ID, d = BY_DEADLINE,
+  q = BY_CLIENT, p = PARKED }
+
+-- Removes what the last step replaced and did not remove, because it failed in between: the other header, and the rows that
+-- the first one lists from there on.
+local function repair(headers, at)
+  local rows = { unpack(headers, 2) }
+  while at <= #header do
+    local values = { struct.unpack(FORMATS[string.sub(header, at, at)], header, at) }
+    local behind = values[#values]
+    rows[#rows + 1], at = string.sub(header, at, behind - 1), behind
+  end
+  redis.call('ZREM', KEYS[1], unpack(rows))
+end
+
 local function load()
   if raw then return load_plain() end
-  header = redis.call('ZRANGEBYLEX', KEYS[1], '[h', '(i', 'LIMIT', '0', '1')[1]
+  local headers = redis.call('ZRANGEBYLEX', KEYS[1], '[h', '(i')
+  header = headers[1]
   if not header or #header < struct.size(HEADER) then
     if redis.call('EXISTS', KEYS[1]) == 1 then error('WRONGTYPE the key has a sorted set of another program', 0) end
     return
   end
   has_rows = true
   local lease
-  h, lease = unpack_header(header)
-  stayed = h.stays
+  local at
+  h, lease, at = unpack_header(header)
+  stayed, told = h.stays, string.sub(header, 1, at - 1)
+  if headers[2] then repair(headers, at) end
   if #lease > 0 then
     first = unpack_lease(lease)
     first.rows = rows_of_lease(first)
@@ -292,15 +406,49 @@ local function pack_plain(l)
   return struct.pack(ACQUIRE, l.id, #extent > 0 and 8 or 0, ttl) .. extent .. l.metadata .. ' leasehold:3@' .. id_of(l.token) .. more
 end
 
-local function store_rows()
-  open_rows()
-  local row = pack_header(h, first and pack_lease('l', first) or '')
-  if row ~= header then
-    -- In this order, because an empty sorted set is deleted, and its expiry with it.
-    write('ZADD', KEYS[1], '0', row)
-    if header then redis.call('ZREM', KEYS[1], header) end
+local function pack_table()
+  return pack_header(h, first and pack_lease('l', first) or '')
+end
+
+-- The arguments of ZADD for the new header and rows, and those of ZREM for the old ones.
+local function changes()
+  h.serial = h.serial - 1
+  local gone = {}
+  for row in pairs(removed) do gone[#gone + 1] = row end
+  told = pack_table()
+  local replaced = table.concat(gone)
+  gone[#gone + 1] = header
+  header = told .. replaced
+  local scored = { '0', header }
+  for _, rows in pairs(added) do
+    for row in pairs(rows) do
+      scored[#scored + 1] = '0'
+      scored[#scored + 1] = row
+    end
   end
-  if h.stays ~= stayed then redis.call('PEXPIREAT', KEYS[1], math.ceil(h.stays / 1000)) end
+  return scored, gone
+end
+
+-- Makes the collected changes, calls `tell` as soon as they are made, and then removes the rows that are replaced.
+local function store_rows(tell)
+  if has_rows and h.stays ~= stayed then redis.call('PEXPIREAT', KEYS[1], math.ceil(h.stays / 1000)) end
+  stayed = h.stays
+  if has_rows and pending == 0 and pack_table() == told then return tell() end
+  local scored, gone = changes()
+  if not has_rows then
+    create_rows(write, scored, h.stays)
+    return tell()
+  end
+  write('ZADD', KEYS[1], unpack(scored))
+  tell()
+  redis.call('ZREM', KEYS[1], unpack(gone))
+  added, removed, grown, known, pending = {}, {}, {}, {}, 0
+end
+
+-- A command has a limited number of arguments, so a step of very many changes takes effect in parts. It calls this where a part
+-- may end: each is a step of its own.
+local function store_part()
+  if pending > MAX_PENDING and has_rows then store_rows(function() end) end
 end
 
 --@layer
@@ -348,12 +496,12 @@ end
 
 local function heaviest_lease_of(owner)
   local prefix = struct.pack('>c1I4c0', 'o', #owner, owner)
-  local found = has_rows and redis.call('ZREVRANGEBYLEX', KEYS[1], '(' .. prefix .. BEYOND, '[' .. prefix, 'LIMIT', '0', '1')[1]
-  if found then return lease((select(4, struct.unpack('>c1I4c0I4c24', found)))) end
+  local found = last_row_with(prefix)
+  if found then return lease((select(4, struct.unpack(BY_OWNER, found)))) end
 end
 
 local function each_lease()
-  local all = rows_with('l')
+  local all = rows_of_kind('l')
   for i = 1, #all do all[i] = lease((select(2, struct.unpack('c1c24', all[i])))) end
   if first then all[#all + 1] = first end
   return all
@@ -388,9 +536,9 @@ local function change_waiters(w, change)
   change()
   local after = ready_row_of(client)
   if w.parked == 1 then
-    if not after then redis.call('ZREM', KEYS[1], 'p' .. client) end
+    if not after then remove_row('p' .. client) end
   elseif before ~= after then
-    if before then redis.call('ZREM', KEYS[1], before) end
+    if before then remove_row(before) end
     if after then add_row(after) end
   end
 end
@@ -410,9 +558,9 @@ local function park(client, parked)
   if not place or is_parked(client) == (parked == 1) then return 0 end
   local add, remove = place, 'p' .. client
   if parked == 1 then add, remove = remove, place end
-  redis.call('ZREM', KEYS[1], remove)
+  remove_row(remove)
   add_row(add)
-  return count_rows('q' .. client)
+  return count_rows_with('q' .. client)
 end
 
 local function first_ready_waiter()
@@ -422,7 +570,7 @@ end
 
 local function first_expiring_waiter()
   local found = first_row_with('d')
-  if found then return waiter((select(4, struct.unpack('>c1ddc24', found)))) end
+  if found then return waiter((select(4, struct.unpack(BY_DEADLINE, found)))) end
 end
 
 local function rows_of_tombstone(id, ends)
@@ -437,15 +585,11 @@ local function put_tombstone(id, ends)
   put_in(tombstone, rows_of_tombstone(id, ends))
 end
 
--- Removes those that end at `now` or before, and says how many, and when the next ends.
-local function remove_tombstones()
-  local removed = 0
-  while true do
-    local found = first_row_with('b')
-    if not found then return removed, NEVER end
-    local _, ends, id = struct.unpack(BY_TIME, found)
-    if ends > now then return removed, ends end
-    take_out({ rows = rows_of_tombstone(id, ends) })
-    removed = removed + 1
-  end
+-- When the first tombstone ends. It is removed if that is at `now` or before.
+local function end_tombstone()
+  local found = first_row_with('b')
+  if not found then return NEVER end
+  local _, ends, id = struct.unpack(BY_TIME, found)
+  if ends <= now then take_out({ rows = rows_of_tombstone(id, ends) }) end
+  return ends
 end

@@ -3,6 +3,7 @@
 mod comparison;
 mod cost;
 mod each;
+mod failing_writes;
 mod foreign_values;
 mod limits;
 mod rare_states;

@@ -61,7 +61,7 @@ pub(super) const RIGHTS: [Right; 32] = [
     right("+set", "SET KEY x XX", Purpose::Locks),
     right("+mget", "MGET KEY", Purpose::Locks),
     right("+exists", "EXISTS KEY", Purpose::Locks),
-    right("+append", "APPEND KEY ", Purpose::Locks),
+    right("+rename", "RENAME KEY KEY", Purpose::Locks),
     right("+pttl", "PTTL KEY", Purpose::Locks),
     right("+pexpire", "PEXPIRE KEY 1", Purpose::Locks),
     // Without effect: the key is missing, and NOMKSTREAM.

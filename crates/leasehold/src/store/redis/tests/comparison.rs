@@ -10,8 +10,8 @@ use leasehold_core::{
     Resource, StoreTime, Token, View,
 };
 use leasehold_redis_protocol::{
-    ConditionalDelete, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME, VoteArgs, clock_key, decode_answer,
-    decode_push, decode_renewals, inbox_of, plain_value, resource_key,
+    ConditionalDelete, FAILING_WRITES, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME, VoteArgs, clock_key,
+    decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key,
 };
 use leasehold_testkit::{Flavor, Server};
 use redis::{Connection, ConnectionLike as _, PubSub, RedisResult};
@@ -60,6 +60,8 @@ pub(super) struct ScriptRunner<'c> {
     granted: HashMap<(Resource, Acquisition), (Arc<Acquire>, Token)>,
     /// Number of leases that DELIFEQ released.
     pub(super) deleted: usize,
+    /// Which writes of the next calls fail, after `load_failing`: see `failing_writes.lua`.
+    pub(super) failing: Option<String>,
 }
 
 impl<'c> ScriptRunner<'c> {
@@ -71,6 +73,7 @@ impl<'c> ScriptRunner<'c> {
             has_delete: false,
             granted: HashMap::new(),
             deleted: 0,
+            failing: None,
         };
         let info: String = redis::cmd("INFO").arg("server").query(runner.commands).unwrap();
         runner.has_delete = ConditionalDelete::of_server(&info) == Some(ConditionalDelete::DelIfEq);
@@ -84,21 +87,34 @@ impl<'c> ScriptRunner<'c> {
 
     /// Loads the scripts with this clock of the test.
     pub(super) fn load(&mut self, virtual_time: &str) {
-        let mutant = Mutant::from_env();
+        self.load_mutant(virtual_time, Mutant::from_env().as_ref());
+    }
+
+    /// Loads scripts whose writes can be made to fail, and in which, for a specimen, these lines are replaced by those.
+    pub(super) fn load_failing(&mut self, specimen: Option<(&str, &str)>) {
+        let mutant = specimen
+            .map(|(lines, instead)| Mutant { lines: lines.to_owned(), instead: instead.to_owned() })
+            .or_else(Mutant::from_env);
+        let prelude = ["local failing = table.remove(ARGV)\n", VIRTUAL_TIME, FAILING_WRITES].concat();
+        self.load_mutant(&prelude, mutant.as_ref());
+        self.failing = Some(String::new());
+    }
+
+    fn load_mutant(&mut self, virtual_time: &str, mutant: Option<&Mutant>) {
         let mut is_mutated = mutant.is_none();
         for script in Script::ALL {
             for variant in [ScriptVariant::Server, ScriptVariant::Voter] {
                 // The clock of the test replaces the server's. It is ahead, so that no key expires meanwhile.
                 let clock = "local virtual = tonumber(table.remove(ARGV))\n";
                 let text = variant.text(script);
-                let mutated = mutant.as_ref().map_or_else(|| text.to_string(), |mutant| mutant.apply(&text));
+                let mutated = mutant.map_or_else(|| text.to_string(), |mutant| mutant.apply(&text));
                 is_mutated |= mutated != text;
                 let source = [clock, virtual_time, &mutated].concat();
                 let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(self.commands).unwrap();
                 self.scripts.insert((script, variant.is_voter()), sha);
             }
         }
-        assert!(is_mutated, "LEASEHOLD_LUA_MUTANT names lines of no script");
+        assert!(is_mutated, "the mutant names lines of no script");
     }
 
     pub(super) fn subscribe(&mut self, client: ClientId) {
@@ -211,12 +227,15 @@ impl<'c> ScriptRunner<'c> {
         call.keys().chain(call.args()).for_each(|part| {
             command.arg(part);
         });
+        if let Some(failing) = &self.failing {
+            command.arg(failing);
+        }
         command.arg(now.time.as_micros());
         command
     }
 
     /// What the model's clocks are at this time: its tokens follow the ids of the server's clock.
-    fn model_clocks(&mut self, now: Now) -> Now {
+    pub(super) fn model_clocks(&mut self, now: Now) -> Now {
         let next = self.next_token(now);
         let first = next.max(now.floor.map_or(0, Token::get));
         Now { wall: StoreTime::from_micros(next), may_reserve: first <= last_reserving(now), ..now }
@@ -283,13 +302,21 @@ impl<'c> ScriptRunner<'c> {
 
     /// The replies to commands that share a call: one for each, of which some may be errors.
     pub(super) fn values_of_each(&mut self, calls: &[(&Resource, &Command)], now: Now) -> Vec<redis::Value> {
-        let encoded = ScriptVariant::Server.encode_each(calls.iter().copied());
-        let call = self.call(ScriptVariant::Server, &encoded, now);
-        match self.commands.req_command(&call).unwrap_or_else(|error| panic!("{calls:?}: {error}")) {
+        match self.try_values_of_each(calls, now).unwrap_or_else(|error| panic!("{calls:?}: {error}")) {
             redis::Value::Array(values) if values.len() == calls.len() => values,
             all @ redis::Value::Int(_) => vec![all; calls.len()],
             other => panic!("{calls:?}: {other:?}"),
         }
+    }
+
+    pub(super) fn try_values_of_each(
+        &mut self,
+        calls: &[(&Resource, &Command)],
+        now: Now,
+    ) -> RedisResult<redis::Value> {
+        let encoded = ScriptVariant::Server.encode_each(calls.iter().copied());
+        let call = self.call(ScriptVariant::Server, &encoded, now);
+        self.commands.req_command(&call)
     }
 
     pub(super) fn run_each(&mut self, calls: &[(&Resource, &Command)], now: Now) -> Vec<Answer> {
@@ -566,7 +593,7 @@ fn last_reserving(now: Now) -> u64 {
 }
 
 /// What the scripts answer differently from the model.
-fn expect_differences(expected: &mut Answer, found: &Answer) {
+pub(super) fn expect_differences(expected: &mut Answer, found: &Answer) {
     if let (Reply::Granted(expected), Reply::Granted(found)) = (&mut expected.reply, &found.reply) {
         expected.is_plain = found.is_plain;
     }
@@ -591,7 +618,7 @@ fn expect_differences(expected: &mut Answer, found: &Answer) {
 
 /// A plain lease was granted at the time of its token, which is later than the grant while the clock of tokens is ahead. It
 /// also keeps the time of its grant when it is renewed after the clock was set back. The model continues with that time.
-fn expect_plain(table: &mut Table, expected: &mut View, found: &View) {
+pub(super) fn expect_plain(table: &mut Table, expected: &mut View, found: &View) {
     let ([expected], [found]) = (&mut expected.holders[..], &found.holders[..]) else { return };
     if found.granted_at > expected.granted_at {
         expected.granted_at = found.granted_at;

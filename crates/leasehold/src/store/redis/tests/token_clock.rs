@@ -72,7 +72,7 @@ impl Path {
             // Only ids of this century are granted in the first lines.
             Self::Free => "mget, set, xadd, zrangebylex 2",
             Self::FreeAtVoter => "set, xadd",
-            Self::Shared => "del, mget, pexpireat, xadd, zadd",
+            Self::Shared => "mget, pexpireat, rename, xadd, zadd",
             Self::HandOff => "mget, publish, pubsub|numsub, xadd, zadd, zrangebylex 3, zrem",
         }
     }

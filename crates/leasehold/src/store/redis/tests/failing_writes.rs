@@ -1,0 +1,464 @@
+//! Scripts that fail half-way. The server keeps what they have written, so each prefix of the writes must be a whole step or none.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::model::{CommandContext, Table, apply};
+use leasehold_core::{
+    Acquire, Answer, ClientId, Command, Kind, Name, Now, Push, Release, Reply, Resource, View,
+};
+use leasehold_redis_protocol::{
+    clock_key, decode_answer, inbox_of, may_share_a_call, resource_key, scratch_key,
+};
+use leasehold_testkit::{Flavor, extent};
+use proptest::strategy::{Strategy, ValueTree as _};
+use proptest::test_runner::{Config, TestCaseError, TestRunner};
+
+use super::comparison::{ScriptRunner, expect_differences, expect_plain, start, with_scripts_on};
+use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
+
+/// More writes than a script of these histories has.
+const MAX_WRITES: usize = 12;
+
+/// Commands that fail whenever they are called. Without XADD, because a step without a token is another step of the model.
+const COMMANDS: [&str; 8] = ["ZREM", "PUBLISH", "RENAME", "ZADD", "PEXPIREAT", "SET", "DEL", "PEXPIRE"];
+
+/// One history on a server whose scripts fail now and then.
+struct FailingRun<'l, 'c> {
+    runner: &'l mut ScriptRunner<'c>,
+    resources: Vec<Resource>,
+    now: Now,
+    absent: HashSet<ClientId>,
+    /// Number of scripts that failed.
+    failed: usize,
+}
+
+/// What a table answers to a command, and what it is then.
+struct Outcome {
+    table: Table,
+    answer: Answer,
+    pushes: Vec<(String, Push)>,
+}
+
+type Checked<T = ()> = Result<T, String>;
+
+impl<'l, 'c> FailingRun<'l, 'c> {
+    fn new(runner: &'l mut ScriptRunner<'c>, name: &str, resources: usize) -> Self {
+        redis::cmd("DEL").arg(clock_key(None)).exec(runner.commands).unwrap();
+        let resource = |at| Resource { kind: Kind::Mutex, name: Name::new(&format!("{name}-{at}")).unwrap() };
+        let resources = (0..resources).map(resource).collect();
+        Self { runner, resources, now: Now::same(start()), absent: HashSet::new(), failed: 0 }
+    }
+
+    /// What is no command.
+    fn pass(&mut self, step: &Step) {
+        match step {
+            Step::Pass(ms) => self.now = Now::same(self.now.time + Duration::from_millis(*ms)),
+            Step::Leave(client) if self.absent.insert(client_id(*client)) => {
+                self.runner.unsubscribe(client_id(*client));
+            }
+            Step::Return(client) if self.absent.remove(&client_id(*client)) => {
+                self.runner.subscribe(client_id(*client));
+            }
+            // Quorum nodes have the same writes. A clock that was set back shows in the tokens, which the model does not compare here.
+            Step::Sweep
+            | Step::Raise(_)
+            | Step::SetBack(_)
+            | Step::Leave(_)
+            | Step::Return(_)
+            | Step::Do(_) => {}
+        }
+    }
+
+    fn outcome(&mut self, table: &Table, now: Now, command: &Command) -> Outcome {
+        let (mut table, mut pushes) = (table.clone(), Vec::new());
+        let mut is_reachable = |client| !self.absent.contains(&client);
+        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
+        let Ok(answer) = apply(&mut table, context, command);
+        let arrives = pushes.into_iter().filter(|push| !self.absent.contains(&push.to()));
+        Outcome { table, answer, pushes: arrives.map(|push| (inbox_of(push.to(), None), push)).collect() }
+    }
+
+    fn set_failing(&mut self, failing: &str) {
+        self.runner.failing = Some(failing.to_owned());
+    }
+
+    /// Runs a command whose writes fail. Each table may stay as it is, or be what the command makes of it.
+    fn fail(&mut self, failing: &str, at: usize, command: &Command, tables: &mut Vec<Table>) -> bool {
+        let now = self.runner.model_clocks(self.now);
+        let changed: Vec<_> = tables.iter().map(|table| self.outcome(table, now, command).table).collect();
+        self.set_failing(failing);
+        let is_done = self.runner.value_of(&self.resources[at].clone(), command, self.now).is_ok();
+        self.set_failing("");
+        self.failed += usize::from(!is_done);
+        tables.extend(changed);
+        self.runner.pushes();
+        is_done
+    }
+
+    /// Runs a command of a healthy client, and returns what the tables have become that answer as the script does.
+    fn run(&mut self, at: usize, command: &Command, tables: &[Table]) -> Checked<Vec<Table>> {
+        let now = self.runner.model_clocks(self.now);
+        let outcomes: Vec<_> = tables.iter().map(|table| self.outcome(table, now, command)).collect();
+        let resource = self.resources[at].clone();
+        let value = self.runner.value_of(&resource, command, self.now);
+        let value = value.map_err(|error| format!("{command:?}: {error}"))?;
+        let found = decode_answer(command, &value).map_err(|error| format!("{command:?}: {error}"))?;
+        let pushes = self.runner.pushes();
+        let is_plain = self.runner.is_plain(&resource);
+        let (mut remaining, mut expected) = (Vec::new(), Vec::new());
+        for mut outcome in outcomes {
+            expect_differences(&mut outcome.answer, &found);
+            if let (Reply::View(expected), Reply::View(found)) = (&mut outcome.answer.reply, &found.reply)
+                && is_plain
+                && expected.holders.len() == found.holders.len()
+            {
+                expect_plain(&mut outcome.table, expected, found);
+            }
+            if outcome.answer == found && outcome.pushes == pushes {
+                remaining.push(outcome.table);
+            } else {
+                expected.push((outcome.answer, outcome.pushes));
+            }
+        }
+        if remaining.is_empty() {
+            return Err(format!("{command:?}: {found:?} {pushes:?} instead of one of {expected:?}"));
+        }
+        Ok(remaining)
+    }
+
+    /// Checks that a healthy command leaves nothing of the one that failed.
+    fn inspect(&mut self, at: usize, tables: &[Table]) -> Checked<Vec<Table>> {
+        let tables = self.run(at, &Command::Inspect, tables)?;
+        let resource = self.resources[at].clone();
+        let Reply::View(view) = self.runner.run(&resource, &Command::Inspect, self.now).reply else {
+            return Err("no view".to_owned());
+        };
+        self.check_rows(&resource_key(&resource), &view)?;
+        for key in [resource_key(&resource), scratch_key(None)] {
+            let left: i64 = redis::cmd("PTTL").arg(&key).query(self.runner.commands).unwrap();
+            // A scratch key that was not given an expiry is deleted before its next use.
+            if left == -1 && key != scratch_key(None) {
+                return Err(format!("{key} has no expiry"));
+            }
+        }
+        Ok(tables)
+    }
+
+    /// Each lease and each waiter has its rows, and there are no others.
+    fn check_rows(&mut self, key: &str, view: &View) -> Checked {
+        if self.runner.key_type(&self.resource_of(key)) != "zset" {
+            return Ok(());
+        }
+        let rows: Vec<Vec<u8>> =
+            redis::cmd("ZRANGE").arg(key).arg(0).arg(-1).query(self.runner.commands).unwrap();
+        let mut counts = BTreeMap::<char, usize>::new();
+        for row in &rows {
+            *counts.entry(char::from(row[0])).or_default() += 1;
+        }
+        let count = |kind| counts.get(&kind).copied().unwrap_or(0);
+        let clients = |skipped: bool| {
+            let waiters = view.waiters.iter().filter(|waiter| waiter.skipped == skipped);
+            waiters.map(|waiter| waiter.acquisition.client).collect::<HashSet<_>>().len()
+        };
+        let owned = view.holders.iter().filter(|holder| holder.owner.is_some()).count();
+        let waiters = view.waiters.len();
+        let found = [count('h'), count('w'), count('d'), count('q'), count('i'), count('p'), count('o')];
+        let expected = [1, waiters, waiters, waiters, clients(false), clients(true), owned];
+        let further = view.holders.len().saturating_sub(1)..=view.holders.len();
+        let is_paired = count('l') == count('e') && count('t') == count('b');
+        if found != expected || !is_paired || !further.contains(&count('l')) {
+            return Err(format!("{view:?} has the rows {counts:?}"));
+        }
+        Ok(())
+    }
+
+    fn resource_of(&self, key: &str) -> Resource {
+        self.resources.iter().find(|resource| resource_key(resource) == key).expect("a key").clone()
+    }
+
+    fn keys(&self) -> impl Iterator<Item = String> + use<> {
+        let keys: Vec<_> = self.resources.iter().map(resource_key).collect();
+        keys.into_iter().chain([clock_key(None)])
+    }
+
+    /// Keeps what the resources and the clock are, with their expiry.
+    fn save(&mut self) {
+        self.keys().for_each(|key| self.copy(&key, &format!("saved {key}")));
+    }
+
+    fn restore(&mut self) {
+        self.keys().for_each(|key| self.copy(&format!("saved {key}"), &key));
+    }
+
+    fn copy(&mut self, from: &str, to: &str) {
+        redis::cmd("DEL").arg(to).exec(self.runner.commands).unwrap();
+        redis::cmd("COPY").arg(from).arg(to).exec(self.runner.commands).unwrap();
+    }
+
+    /// Fails a command at each of its writes, in each case followed by a healthy command: its repeat or the next one.
+    fn fail_everywhere(&mut self, table: &Table, command: &Command, next: &Command) -> Checked {
+        let by_number = (1..=MAX_WRITES).map(|number| number.to_string());
+        let by_command = COMMANDS.iter().map(|name| (*name).to_owned());
+        let mut is_complete = false;
+        self.save();
+        for failing in by_number.chain(by_command) {
+            let is_number = failing.parse::<usize>().is_ok();
+            if is_number && is_complete {
+                continue;
+            }
+            for follow_up in [command, next] {
+                let mut tables = vec![table.clone()];
+                let is_done = self.fail(&failing, 0, command, &mut tables);
+                // The first two may be ids of the clock, without which a script continues.
+                is_complete |=
+                    is_number && is_done && failing.parse::<usize>().is_ok_and(|number| number > 2);
+                if !is_number {
+                    // A client without a right comes again and again.
+                    self.fail(&failing, 0, follow_up, &mut tables);
+                }
+                let checked = self.run(0, follow_up, &tables).and_then(|tables| self.inspect(0, &tables));
+                checked.map_err(|error| format!("{command:?}, which failed at {failing}; then {error}"))?;
+                self.restore();
+            }
+        }
+        Ok(())
+    }
+
+    fn play(&mut self, steps: &[Step]) -> Checked {
+        let commands: Vec<_> = steps
+            .iter()
+            .filter_map(|step| if let Step::Do(command) = step { Some(command) } else { None })
+            .collect();
+        let mut following = commands.iter().skip(1);
+        let mut table = Table::new();
+        for step in steps {
+            let Step::Do(command) = step else {
+                self.pass(step);
+                continue;
+            };
+            let next = following.next().copied().unwrap_or(&Command::Inspect);
+            self.fail_everywhere(&table, command, next)?;
+            let tables = self.run(0, command, &[table])?;
+            table = self.inspect(0, &tables)?.swap_remove(0);
+        }
+        Ok(())
+    }
+
+    fn end(self) {
+        for client in self.absent {
+            self.runner.subscribe(client);
+        }
+    }
+}
+
+/// Plays histories until one is found in which a failed script breaks a rule. Returns how many scripts failed.
+fn play_all(flavor: Flavor, capacity: u32, cases: u32, specimen: Option<(&str, &str)>) -> Checked<usize> {
+    let mut result = Ok(0);
+    with_scripts_on(flavor, |runner| {
+        runner.load_failing(specimen);
+        let runner = std::cell::RefCell::new(runner);
+        let (count, failed) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+        let config = Config {
+            cases,
+            failure_persistence: None,
+            max_shrink_iters: if specimen.is_some() { 0 } else { 200 },
+            ..Config::default()
+        };
+        let played = TestRunner::new(config).run(&steps(capacity), |steps| {
+            count.set(count.get() + 1);
+            let mut runner = runner.borrow_mut();
+            let mut run = FailingRun::new(&mut runner, &format!("a-{}", count.get()), 1);
+            let played = run.play(&steps);
+            failed.set(failed.get() + run.failed);
+            run.end();
+            played.map_err(TestCaseError::fail)
+        });
+        result = played.map(|()| failed.get()).map_err(|error| error.to_string());
+    });
+    result
+}
+
+#[track_caller]
+fn check(flavor: Flavor) {
+    for capacity in [1, 4] {
+        let cases = extent(5, 100, 2_000);
+        let failed = play_all(flavor, capacity, cases, None).unwrap_or_else(|error| panic!("{error}"));
+        assert!(failed > 20 * cases as usize, "{failed} scripts failed");
+    }
+}
+
+#[test]
+fn script_that_fails_half_way_is_a_whole_step_or_none_on_redis_7() {
+    check(Flavor::Redis7);
+}
+
+#[test]
+fn script_that_fails_half_way_is_a_whole_step_or_none_on_redis_6_2() {
+    check(Flavor::Redis62);
+}
+
+#[test]
+fn script_that_fails_half_way_is_a_whole_step_or_none_on_valkey_9() {
+    check(Flavor::Valkey9);
+}
+
+/// Scripts whose writes are in an order that does harm, each with what is wrong in it.
+const SPECIMENS: [(&str, &str, &str); 7] = [
+    (
+        "old rows are removed first",
+        "  write('ZADD', KEYS[1], unpack(scored))\n",
+        "  redis.call('ZREM', KEYS[1], unpack(gone))\n  write('ZADD', KEYS[1], unpack(scored))\n",
+    ),
+    (
+        "a hand-over removes the waiter first",
+        "  redis.call('ZADD', KEYS[1], '0', struct.pack(HEADER, 'h', serial - 1, capacity, capacity,",
+        "  redis.call('ZREM', KEYS[1], waiter, found[2], by_deadline, by_client)
+           redis.call('ZADD', KEYS[1], '0', struct.pack(HEADER, 'h', serial - 1, capacity, capacity,",
+    ),
+    (
+        "the plain lease is deleted first",
+        "  add('ZADD', SCRATCH, unpack(scored))\n",
+        "  redis.call('DEL', KEYS[1])\n  add('ZADD', SCRATCH, unpack(scored))\n",
+    ),
+    ("the old header sorts first", "  h.serial = h.serial - 1\n", "  h.serial = h.serial + 1\n"),
+    ("rows that were replaced stay", "  if headers[2] then repair(headers, at) end\n", ""),
+    ("a hand-over does not list its waiter", " .. waiter .. found[2]", ""),
+    ("a hand-over ignores a second header", " and string.byte(found[2] or '-') ~= H", ""),
+];
+
+#[test]
+fn harmful_orders_of_writes_are_noticed() {
+    for (what, lines, instead) in SPECIMENS {
+        let noticed = [1, 4]
+            .iter()
+            .any(|capacity| play_all(Flavor::Redis7, *capacity, 60, Some((lines, instead))).is_err());
+        assert!(noticed, "{what}: not noticed");
+    }
+}
+
+/// A view without its tokens, and without what follows from them.
+fn without_tokens(mut view: View) -> View {
+    view.last_token = None;
+    if view.holders.is_empty() {
+        view.capacity = 0;
+    }
+    for holder in &mut view.holders {
+        holder.granted_at = holder.expires_at;
+        holder.token = leasehold_core::Token::new(1).expect("a token");
+    }
+    view.holders.sort_by_key(|holder| holder.acquisition);
+    view
+}
+
+/// Several resources, whose commands go in one script.
+struct Locks<'l, 'c> {
+    run: FailingRun<'l, 'c>,
+    tables: Vec<Table>,
+}
+
+impl Locks<'_, '_> {
+    /// What a resource looks like after these commands.
+    fn view(&mut self, at: usize, commands: &[Command]) -> View {
+        let now = self.run.runner.model_clocks(self.run.now);
+        let mut table = self.tables[at].clone();
+        for command in commands {
+            table = self.run.outcome(&table, now, command).table;
+        }
+        match self.run.outcome(&table, now, &Command::Inspect).answer.reply {
+            Reply::View(view) => without_tokens(view),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Fails a script for several resources at each of its writes: each is done for a resource or not, or undone again.
+    fn fail_together(
+        &mut self,
+        attempts: &[Arc<Acquire>],
+        call: impl Fn(&mut FailingRun<'_, '_>) -> bool,
+    ) -> Checked {
+        self.run.save();
+        for number in 1..=2 * MAX_WRITES {
+            self.run.set_failing(&number.to_string());
+            let is_done = call(&mut self.run);
+            self.run.set_failing("");
+            self.run.failed += usize::from(!is_done);
+            for (at, attempt) in attempts.iter().enumerate() {
+                let (acquire, release) = (
+                    Command::Acquire(Arc::clone(attempt)),
+                    Command::Release(Release::now(attempt.acquisition)),
+                );
+                let expected = [
+                    self.view(at, &[]),
+                    self.view(at, &[acquire.clone()]),
+                    self.view(at, &[acquire.clone(), release]),
+                ];
+                let resource = self.run.resources[at].clone();
+                let Reply::View(found) =
+                    self.run.runner.run(&resource, &Command::Inspect, self.run.now).reply
+                else {
+                    return Err("no view".to_owned());
+                };
+                self.run.check_rows(&resource_key(&resource), &found)?;
+                let found = without_tokens(found);
+                if !expected.contains(&found) {
+                    return Err(format!(
+                        "{attempts:?} failed at {number}: {found:?}, not one of {expected:?}"
+                    ));
+                }
+            }
+            self.run.runner.pushes();
+            self.run.restore();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn scripts_for_several_locks_that_fail_half_way_are_done_or_not_for_each_lock() {
+    with_scripts_on(Flavor::Redis7, |runner| {
+        runner.load_failing(None);
+        let mut random = TestRunner::deterministic();
+        let mut failed = 0;
+        for number in 0..extent(10, 200, 2_000) {
+            let history =
+                joint_steps(if number % 2 == 0 { 1 } else { 4 }).new_tree(&mut random).unwrap().current();
+            let run = FailingRun::new(runner, &format!("b-{number}"), RESOURCES);
+            let mut locks = Locks { run, tables: vec![Table::new(); RESOURCES] };
+            for step in &history {
+                let Joint::Together(attempts) = step else {
+                    if let Joint::At(at, step) = step {
+                        locks.run.pass(step);
+                        if let Step::Do(command) = step {
+                            let tables = locks.run.run(*at, command, &locks.tables[*at..=*at]).unwrap();
+                            locks.tables[*at] = locks.run.inspect(*at, &tables).unwrap().swap_remove(0);
+                        }
+                    }
+                    continue;
+                };
+                let commands: HashMap<usize, Command> = attempts
+                    .iter()
+                    .map(|attempt| Command::Acquire(Arc::clone(attempt)))
+                    .enumerate()
+                    .collect();
+                let checked = locks.fail_together(attempts, |run| {
+                    let calls: Vec<_> = run.resources.iter().zip(attempts).collect();
+                    run.runner.value_of_all(&calls, run.now).is_ok()
+                });
+                checked.unwrap_or_else(|error| panic!("{error}"));
+                if commands.values().all(may_share_a_call) {
+                    let checked = locks.fail_together(attempts, |run| {
+                        let calls: Vec<_> =
+                            (0..attempts.len()).map(|at| (&run.resources[at], &commands[&at])).collect();
+                        run.runner.try_values_of_each(&calls, run.now).is_ok()
+                    });
+                    checked.unwrap_or_else(|error| panic!("{error}"));
+                }
+            }
+            failed += locks.run.failed;
+            locks.run.end();
+        }
+        assert!(failed > 100, "{failed} scripts failed");
+    });
+}
