@@ -103,9 +103,11 @@ impl Round {
         self.votes.iter().filter(|vote| counts(vote)).count()
     }
 
-    /// Handles a node's vote. Only its first vote counts.
+    /// Handles a node's vote. Its first vote counts, and a grant after a refusal: the node had queued the attempt.
     pub fn handle_vote(&mut self, node: usize, vote: Vote) {
-        if self.votes[node].is_some() {
+        let is_first = self.votes[node].is_none();
+        let is_late_grant = matches!((self.votes[node], vote), (Some(Vote::No), Vote::Yes(_)));
+        if !is_first && !is_late_grant {
             return;
         }
         self.votes[node] = Some(vote);
@@ -122,6 +124,13 @@ impl Round {
                     matches!(vote, Vote::Yes(late) if late.tokens.last == granted.tokens.last);
             }
         }
+    }
+
+    /// Whether a quorum has answered, and only the missing votes can decide.
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        let answered = self.count(|vote| matches!(vote, Some(Vote::Yes(_) | Vote::No)));
+        self.granted.is_none() && answered >= self.quorum()
     }
 
     /// Counts all missing votes as failed.

@@ -58,8 +58,8 @@ impl Lock {
                     Err(error) if is_over() => return Err(error),
                     // Nodes in their restart grace vote soon: wait for them.
                     Err(_) if self.handle.store.in_restart_grace() => false,
-                    // The votes are split: wait, as long as a quorum responds.
-                    Err(error) if error.is_unavailable() && self.look_up().await.is_ok() => true,
+                    // The votes are split, which a quorum's responses have shown.
+                    Err(error) if error.is_unavailable() && self.handle.store.is_contended(resource) => true,
                     Err(error) => return Err(error),
                 }
             };

@@ -50,8 +50,8 @@ use crate::engine::clock::Clock;
 use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use attempts::Attempts;
 use limits::{
-    GATHER_WINDOW, MAX_NODE_TIMEOUT, MIN_NODE_TIMEOUT, POLL_INTERVALS, RELEASE_RETRY_INTERVAL, SHARDS,
-    SLOW_ROUND_TRIPS, STRAGGLER_GRACE,
+    GATHER_WINDOW, MAX_NODE_TIMEOUT, MIN_NODE_TIMEOUT, MIN_PATIENCE, POLL_INTERVALS, RELEASE_RETRY_INTERVAL,
+    SHARDS, SLOW_ROUND_TRIPS, STRAGGLER_GRACE,
 };
 use node::Node;
 use runtime::Runtime;
@@ -61,6 +61,7 @@ use voter::Voter;
 pub(crate) struct Redlock {
     quorum: Arc<Quorum>,
     release_retrier: AbortHandle,
+    admission_checker: AbortHandle,
 }
 
 /// Shared state of all commands.
@@ -75,6 +76,8 @@ struct Quorum {
     runtime: Runtime,
     admission_nodes: Mutex<AdmissionNodes>,
     contended: Mutex<ContendedLocks>,
+    /// Signals that an attempt may be queued for admission.
+    admission_used: Notify,
     /// Signals that a node may not have received a release.
     releases_pending: Notify,
     /// How many releases of an attempt are in flight at a node, by the attempt's id there and the node.
@@ -103,13 +106,15 @@ struct NodeInbox {
 impl Redlock {
     fn of(quorum: Arc<Quorum>) -> Self {
         let release_retrier = quorum.runtime.spawn_abortable(quorum.clone().retry_releases());
-        Self { quorum, release_retrier }
+        let admission_checker = quorum.runtime.spawn_abortable(quorum.clone().check_admission_nodes());
+        Self { quorum, release_retrier, admission_checker }
     }
 }
 
 impl Drop for Redlock {
     fn drop(&mut self) {
         self.release_retrier.abort();
+        self.admission_checker.abort();
     }
 }
 
@@ -133,6 +138,7 @@ impl Quorum {
             runtime,
             admission_nodes: Mutex::default(),
             contended: Mutex::default(),
+            admission_used: Notify::new(),
             releases_pending: Notify::new(),
             releasing: Mutex::default(),
             restart_grace_until: AtomicU64::new(0),
@@ -207,11 +213,22 @@ impl Quorum {
         })
     }
 
-    /// Round trip of a majority.
+    /// Usual round trip of the fastest majority.
     fn round_trip(&self) -> Duration {
-        let mut round_trips: Vec<_> = self.nodes.iter().map(|node| node.round_trip()).collect();
-        round_trips.sort_unstable();
-        round_trips[quorum_of(self.nodes.len()) - 1]
+        self.of_fastest_majority(Node::round_trip)
+    }
+
+    /// How long a command waits for a minority whose answer may still decide, after a majority has answered.
+    fn patience(&self) -> Duration {
+        MIN_PATIENCE.max(SLOW_ROUND_TRIPS * self.of_fastest_majority(Node::long_round_trip))
+    }
+
+    /// The longest of these spans within the fastest majority; zero if no majority has answered yet.
+    fn of_fastest_majority(&self, span: impl Fn(&Node) -> Duration) -> Duration {
+        let mut spans: Vec<_> =
+            self.nodes.iter().map(|node| span(node)).filter(|span| !span.is_zero()).collect();
+        spans.sort_unstable();
+        spans.get(quorum_of(self.nodes.len()) - 1).copied().unwrap_or_default()
     }
 
     /// Runs commands, in the caller's runtime or that of the client's thread.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use leasehold::Client;
 use leasehold_testkit::{PauseDetector, retry_if_paused, unless_paused, until};
 
-use crate::nodes::{Nodes, has_queue, holds, tokens_given};
+use crate::nodes::{Nodes, has_queue, hold_at, holds, tokens_given};
 
 /// An attempt that waits for a failing node takes longer: a slow node answers after 10 s, and a silent one times out after 5 s.
 const SOON: Duration = Duration::from_secs(4);
@@ -150,12 +150,6 @@ async fn missing_quorum_reports_each_node_and_leaves_no_lease() {
     until(async || !holds(&nodes.0[2], "a").await).await;
     nodes.start_again([0, 1]);
     until(async || client.mutex("a").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
-}
-
-/// Acquires a lock at one server alone.
-async fn hold_at(server: &leasehold_testkit::Server, name: &str) -> leasehold::Guard {
-    let client = Client::connect(&server.url()).await.unwrap();
-    client.mutex(name).ttl(Duration::from_secs(600)).lock().await.unwrap()
 }
 
 #[tokio::test]

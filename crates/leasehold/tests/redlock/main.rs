@@ -5,6 +5,7 @@ mod faults;
 mod late;
 mod nodes;
 mod restarts;
+mod slow;
 mod ways;
 
 use std::time::{Duration, Instant};

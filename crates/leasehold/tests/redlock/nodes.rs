@@ -1,8 +1,9 @@
 //! Independent servers, and their state.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use leasehold::{Client, LockInfo};
+use leasehold::{Client, Guard, LockInfo};
 use leasehold_testkit::{Proxy, Server, until};
 use tokio::task::JoinHandle;
 
@@ -76,8 +77,14 @@ impl Nodes {
 
     /// The node whose admission queue this waiter for "a" is in; ends the wait.
     pub(crate) async fn admission_node(&self, waiter: JoinHandle<()>) -> usize {
-        until(async || self.admitting("a") == 1).await;
-        let node = self.0.iter().position(|server| has_queue(server, "a")).unwrap();
+        let mut node = None;
+        // On a busy machine it may move to another node.
+        until(async || {
+            node = self.0.iter().position(|server| has_queue(server, "a"));
+            node.is_some() && self.admitting("a") == 1
+        })
+        .await;
+        let node = node.expect("it was waited for");
         waiter.abort();
         until(async || self.admitting("a") == 0).await;
         node
@@ -134,4 +141,10 @@ pub(crate) fn has_queue(server: &Server, name: &str) -> bool {
     // The header of `rows.lua` has the numbers of holders and waiters at 41.
     let header: Vec<Vec<u8>> = server.query(&["ZRANGEBYLEX", &key, "[h", "(i"]).unwrap();
     header.first().is_some_and(|header| header[41..57].iter().any(|byte| *byte != 0))
+}
+
+/// Acquires a lock at one server alone.
+pub(crate) async fn hold_at(server: &Server, name: &str) -> Guard {
+    let client = Client::connect(&server.url()).await.unwrap();
+    client.mutex(name).ttl(Duration::from_secs(600)).lock().await.unwrap()
 }

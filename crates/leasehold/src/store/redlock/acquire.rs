@@ -14,8 +14,9 @@ use leasehold_redis_protocol::token_at;
 
 use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial};
 use super::heard::Heard;
+use super::limits::TRY_LIMIT;
 use super::votes::{NodeResponse, PendingResponses, VoteCollector};
-use super::{Quorum, answer};
+use super::{Quorum, STRAGGLER_GRACE, answer};
 use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// Random pauses between tries: up to the first, then up to twice as long, and so on.
@@ -62,13 +63,14 @@ impl Quorum {
         resource: Arc<Resource>,
         request: Arc<Acquire>,
     ) -> CallResult {
+        let tries_end = self.now() + TRY_LIMIT + 2 * self.round_trip();
         loop {
             let Some((acquisition, requests)) = self.attempts.ask(&resource, &request) else {
                 return answer(self.now(), Reply::Cancelled);
             };
             let sent = self.attempts.past(resource.clone(), request.clone(), acquisition, requests);
             let voted = self.vote(sent).await;
-            if let Some(result) = self.conclude(voted).await {
+            if let Some(result) = self.conclude(voted, tries_end).await {
                 return result;
             }
         }
@@ -77,8 +79,8 @@ impl Quorum {
     /// Asks all nodes for their votes on a try, and waits for the verdict.
     async fn vote(self: &Arc<Self>, sent: NodeAttempt) -> VotedTry {
         let sent_at = self.now();
-        let command = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
-        let command = Command::from(command);
+        let acquire = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
+        let acquire = Arc::new(acquire);
         let floor = if self.options.is_fenced { self.floor(sent_at) } else { None };
         let responses = PendingResponses::new();
         let mut round = Round::new(self.nodes.len(), self.options.is_fenced, sent_at);
@@ -90,14 +92,15 @@ impl Quorum {
                 node_errors[node] = duplicate;
                 continue;
             }
-            let call = (sent.resource.clone(), command.clone());
+            let call = (sent.resource.clone(), Command::Acquire(acquire.clone()));
             responses.push(self.request_vote(node, sent.requests.clone(), call, floor));
         }
         let mut collector = VoteCollector {
             quorum: self.clone(),
             resource: sent.resource.clone(),
-            acquisition: sent.acquisition,
-            ttl: sent.request.ttl,
+            acquire,
+            requests: sent.requests.clone(),
+            floor,
             round,
             responses,
             heard: Heard::default(),
@@ -139,7 +142,7 @@ impl Quorum {
     }
 
     /// The attempt's result after a vote; `None` if the attempt retries at once.
-    async fn conclude(self: &Arc<Self>, voted: VotedTry) -> Option<CallResult> {
+    async fn conclude(self: &Arc<Self>, voted: VotedTry, tries_end: LocalTime) -> Option<CallResult> {
         let VotedTry { sent, verdict, round, time_until_free, .. } = &voted;
         let (attempt, waits, now) = (sent.request.acquisition, voted.waits(), self.now());
         if waits || matches!(verdict, Verdict::Busy | Verdict::Split) {
@@ -159,33 +162,40 @@ impl Quorum {
                 Partial::Since(since) if self.may_complete(since, now) => {
                     Some(queued(now, Some(self.backoff(0))))
                 }
-                Partial::Since(_) | Partial::Ended => self.conclude_refused(&voted, now).await,
+                Partial::Since(_) | Partial::Ended => self.conclude_refused(&voted, tries_end).await,
             },
-            Verdict::Busy | Verdict::Split => self.conclude_refused(&voted, now).await,
+            Verdict::Busy | Verdict::Split => self.conclude_refused(&voted, tries_end).await,
             Verdict::NoQuorum | Verdict::TooLate => Some(self.conclude_undecided(&voted, now).await),
         }
     }
 
     /// After a quorum has answered and not granted the try: releases it, and tries again, now or later, or gives up.
-    async fn conclude_refused(self: &Arc<Self>, voted: &VotedTry, now: LocalTime) -> Option<CallResult> {
+    async fn conclude_refused(
+        self: &Arc<Self>,
+        voted: &VotedTry,
+        tries_end: LocalTime,
+    ) -> Option<CallResult> {
         let VotedTry { sent, verdict, round, node_errors, .. } = voted;
         let (attempt, waits) = (sent.request.acquisition, voted.waits());
+        let tries = self.attempts.tries(attempt);
+        let pause = self.backoff(tries);
+        let next_ends = self.now() + pause + 2 * STRAGGLER_GRACE.max(self.round_trip());
         let retries_now =
-            !waits && is_partial(round) && !self.attempts.has_tried(attempt, MAX_IMMEDIATE_TRIES);
+            !waits && is_partial(round) && tries < MAX_IMMEDIATE_TRIES && next_ends <= tries_end;
         let failed = match self.attempts.failed(attempt, sent.acquisition, waits || retries_now) {
             Ok(failed) => failed,
             Err(outlived) => return Some(self.superseded(sent, round, outlived).await),
         };
         self.release_at_nodes(&failed, round).await;
         if waits {
-            return Some(queued(self.now(), Some(self.backoff(failed.tries))));
+            return Some(queued(self.now(), Some(pause)));
         }
         if retries_now {
-            self.runtime.sleep(self.backoff(failed.tries)).await;
+            self.runtime.sleep(pause).await;
             return None;
         }
         Some(match verdict {
-            Verdict::Busy => answer(now, Reply::Busy),
+            Verdict::Busy => answer(self.now(), Reply::Busy),
             _ => Err(StoreError::new(Failure::NotSent, self.split_failure(round, node_errors))),
         })
     }
@@ -223,7 +233,7 @@ impl Quorum {
     /// Whether a try that has the grants of some nodes stays in the queues of the others. It does while their grants may be
     /// in flight, for example after a release at all nodes. Later it must release its grants, because two waiters may each hold
     /// some and wait for the other's.
-    fn may_complete(&self, since: LocalTime, now: LocalTime) -> bool {
+    pub(super) fn may_complete(&self, since: LocalTime, now: LocalTime) -> bool {
         now.since(since) < self.backoff(3) + 4 * self.round_trip()
     }
 
@@ -331,7 +341,7 @@ impl Quorum {
             // Not on the caller's runtime, which may end or stall first.
             self.runtime.spawn(unheard.for_each(|_| async {}));
         }
-        let limit = self.runtime.sleep(self.node_timeout(known.request.ttl));
+        let limit = self.runtime.sleep(self.patience().min(self.node_timeout(known.request.ttl)));
         let all = async { while granted.next().await.is_some() {} };
         tokio::select! {
             biased;

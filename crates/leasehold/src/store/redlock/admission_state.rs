@@ -1,6 +1,6 @@
 //! Where this client waits for admission, and at which locks it has met others.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,6 +121,11 @@ impl AdmissionNodes {
             return self.routes.iter().find(|(_, route)| is_current(route)).map(|(attempt, _)| *attempt);
         }
         self.routes.get(&acquisition).is_none_or(is_current).then_some(acquisition)
+    }
+
+    /// The nodes at which attempts are queued or admitted.
+    pub(super) fn nodes(&self) -> BTreeSet<usize> {
+        self.routes.values().map(|route| route.node).collect()
     }
 
     /// Whether an attempt at this resource is queued or admitted at a node.

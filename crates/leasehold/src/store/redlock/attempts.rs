@@ -28,15 +28,13 @@ pub(super) struct NodeAttempt {
     pub(super) token: Option<Token>,
     /// Since when some nodes, but no quorum, have granted it.
     pub(super) partial_since: Option<LocalTime>,
-    /// Nodes that pushed a grant to this waiter since it last asked them.
-    granted_by: Vec<usize>,
     /// A node's lease was revoked: no further node may join.
     is_revoked: bool,
     /// How many guards of this client it has: an id can be attached more than once.
     guards: u32,
     /// Another client acquired it. An `Acquire` of that client may still be on its way to a node.
     pub(super) is_attached: bool,
-    /// By node: its unanswered `Acquire`s.
+    /// By node: the `Acquire`s that it was sent, and what it has pushed.
     pub(super) requests: Arc<[NodeRequests]>,
 }
 
@@ -52,6 +50,8 @@ pub(super) struct RequestCounts {
     pub(super) keeps_something: bool,
     /// The node has released the lease.
     pub(super) is_released: bool,
+    /// The node has pushed a grant since it was last asked.
+    pub(super) has_pushed: bool,
 }
 
 /// The grants of a try that no quorum has granted.
@@ -74,7 +74,7 @@ pub(super) enum Outlived {
 }
 
 impl NodeRequests {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self(watch::Sender::new(RequestCounts::default()))
     }
 
@@ -82,7 +82,15 @@ impl NodeRequests {
         self.0.send_modify(|counts| {
             counts.sent += 1;
             counts.unanswered += 1;
+            // What it pushed before is over, or is in its answer: it may grant it again later.
+            counts.has_pushed = false;
         });
+    }
+
+    /// Waits until the node has pushed a grant since it was last asked.
+    pub(super) async fn pushed(&self) {
+        // It can't fail as long as this is there.
+        let _ = self.0.subscribe().wait_for(|counts| counts.has_pushed).await;
     }
 
     pub(super) fn answered(&self, keeps_something: bool) {
@@ -122,7 +130,6 @@ impl NodeAttempt {
             request,
             token: None,
             partial_since: None,
-            granted_by: Vec::new(),
             is_revoked: false,
             guards: 1,
             is_attached: false,
@@ -224,8 +231,6 @@ impl Attempts {
         let tries = match table.by_attempt.get_mut(&request.acquisition) {
             Some(AttemptState::Cancelled { .. } | AttemptState::Unreleased { .. }) => return None,
             Some(AttemptState::Active(known)) => {
-                // What they pushed before is over, or is in their answers: the same node may grant it again later.
-                known.granted_by.clear();
                 known.requests.iter().for_each(NodeRequests::ask);
                 return Some((known.acquisition, known.requests.clone()));
             }
@@ -253,7 +258,8 @@ impl Attempts {
         NodeAttempt { requests, ..NodeAttempt::new(resource, request, acquisition, self.nodes) }
     }
 
-    /// Records an acquire of a granted lease at one more node. False if the lease has ended.
+    /// Records one more acquire at a node, of an attempt that the node has granted meanwhile, or of a lease that it does not have. False if
+    /// the attempt or the lease has ended.
     pub(super) fn join(&self, attempt: Acquisition, acquisition: Acquisition, node: usize) -> bool {
         let join = |known: &mut NodeAttempt| {
             if !known.is_revoked {
@@ -274,11 +280,11 @@ impl Attempts {
         let mut table = self.table();
         let attempt = *table.attempts.get(&acquisition)?;
         let known = table.attempt_mut(attempt, acquisition)?;
-        if known.token.is_some() || known.granted_by.contains(&node) {
+        if known.token.is_some() || known.requests[node].get().has_pushed {
             return None;
         }
-        known.granted_by.push(node);
-        Some(known.granted_by.len())
+        known.requests[node].0.send_modify(|counts| counts.has_pushed = true);
+        Some(known.requests.iter().filter(|requests| requests.get().has_pushed).count())
     }
 
     /// Records that a node revoked the lease.
@@ -346,9 +352,12 @@ impl Attempts {
         table.put(attempt, retries.then_some(AttemptState::Idle { tries })).ok_or(Outlived::Ended)
     }
 
-    /// Whether the attempt has had this many tries.
-    pub(super) fn has_tried(&self, attempt: Acquisition, times: u32) -> bool {
-        matches!(self.table().by_attempt.get(&attempt), Some(AttemptState::Active(known)) if known.tries >= times)
+    /// How many tries the attempt has had; zero if it has ended.
+    pub(super) fn tries(&self, attempt: Acquisition) -> u32 {
+        match self.table().by_attempt.get(&attempt) {
+            Some(AttemptState::Active(known)) => known.tries,
+            _ => 0,
+        }
     }
 
     /// Begins to end an attempt or its lease. Until `released`, a repeated release is sent to the nodes again: without this, it would

@@ -13,6 +13,15 @@ pub(super) const MAX_NODE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A node that takes this many of its usual round trips is slow.
 pub(super) const SLOW_ROUND_TRIPS: u32 = 8;
 
+/// Min time that a command waits for a minority after a majority has answered.
+pub(super) const MIN_PATIENCE: Duration = Duration::from_millis(20);
+
+/// An attempt that does not wait ends within this time and 4 round trips of the fastest majority, if a majority answers.
+pub(super) const TRY_LIMIT: Duration = Duration::from_millis(60);
+
+/// How often a client that waits in an admission queue checks that the queue's node answers.
+pub(super) const ADMISSION_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
 /// How long after the first node's grant push to wait for the others'.
 pub(super) const GATHER_WINDOW: Duration = Duration::from_millis(20);
 

@@ -37,10 +37,13 @@ pub(super) struct Node {
     clock: Clock,
     runtime: Runtime,
     unanswered: AtomicUsize,
-    /// Time of its last answer, or of the first unanswered request, by the local clock in microseconds.
-    last_answer_at: AtomicU64,
-    /// Average round trip in microseconds; zero before the first.
+    /// Time of its last answer or, if that is later, of the first request after it, by the local clock in microseconds. Zero if it
+    /// has answered everything. A request that failed was not answered.
+    silent_since: AtomicU64,
+    /// Smoothed round trip in microseconds; zero before the first.
     round_trip: AtomicU64,
+    /// Smoothed deviation of the round trips from that, in microseconds.
+    deviation: AtomicU64,
     /// Its clock at the last answer minus the local clock, in microseconds. The half round trip of the reply makes up for that
     /// of the next command.
     ahead: AtomicI64,
@@ -89,8 +92,9 @@ impl Node {
             clock,
             runtime,
             unanswered: AtomicUsize::new(0),
-            last_answer_at: AtomicU64::new(0),
+            silent_since: AtomicU64::new(0),
             round_trip: AtomicU64::new(0),
+            deviation: AtomicU64::new(0),
             ahead: AtomicI64::new(NO_CLOCK),
             #[cfg(test)]
             skew: AtomicI64::new(0),
@@ -144,11 +148,9 @@ impl Node {
         let waiting = self.unanswered.fetch_add(1, Ordering::Relaxed);
         let unanswered = Unanswered(self.clone());
         let now = self.now();
-        if waiting == 0 {
-            // The node had no unanswered request until now.
-            self.last_answer_at.store(now.as_micros(), Ordering::Relaxed);
-        }
-        if waiting >= MAX_UNANSWERED && now.since(self.last_answer_at()) > STALL_TIMEOUT {
+        // If it has answered everything until now.
+        let _ = self.silent_since.compare_exchange(0, now.as_micros(), Ordering::Relaxed, Ordering::Relaxed);
+        if waiting >= MAX_UNANSWERED && self.silent_for(now) > STALL_TIMEOUT {
             return Err(too_slow(waiting));
         }
         Ok((unanswered, now))
@@ -156,11 +158,20 @@ impl Node {
 
     fn note_answer(&self) -> LocalTime {
         let now = self.now();
-        self.last_answer_at.store(now.as_micros(), Ordering::Relaxed);
+        let is_last = self.unanswered.load(Ordering::Relaxed) <= 1;
+        self.silent_since.store(if is_last { 0 } else { now.as_micros() }, Ordering::Relaxed);
         now
     }
 
-    /// Inspects an unused lock to learn the node's clock, so that the first acquire has a floor.
+    /// For how long it has not answered, while something is or was to be answered.
+    pub(super) fn silent_for(&self, now: LocalTime) -> Duration {
+        match self.silent_since.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            since => now.since(LocalTime::from_micros(since)),
+        }
+    }
+
+    /// Inspects an unused lock to learn the node's clock, so that the first acquire has a floor, and its round trip.
     pub(super) async fn learn_clock(self: Arc<Self>) {
         let Ok(name) = Name::new("clock") else { return };
         let runtime = self.runtime.clone();
@@ -173,29 +184,41 @@ impl Node {
     /// released.
     pub(super) fn lags(&self, usual: Duration) -> Option<StoreError> {
         let waiting = self.unanswered.load(Ordering::Relaxed);
-        let is_slow = self.round_trip() > 4 * usual + Duration::from_millis(10);
-        (waiting >= MAX_UNANSWERED && is_slow).then(|| too_slow(waiting))
+        (waiting >= MAX_UNANSWERED && self.is_slow(usual)).then(|| too_slow(waiting))
     }
 
     fn record_answer(&self, sent_at: LocalTime, now: LocalTime, at: StoreTime) {
         let took = now.since(sent_at).as_micros();
         let took = u64::try_from(took).unwrap_or(u64::MAX).min(10_000_000);
         let before = self.round_trip.load(Ordering::Relaxed);
-        let average = if before == 0 { took } else { before - before / 8 + took / 8 };
+        // Smoothed as in RFC 6298.
+        let (average, off) = match before {
+            0 => (took, took / 2),
+            _ => (before - before / 8 + took / 8, took.abs_diff(before)),
+        };
+        let deviation = self.deviation.load(Ordering::Relaxed);
         self.round_trip.store(average.max(1), Ordering::Relaxed);
+        self.deviation
+            .store(if before == 0 { off } else { deviation - deviation / 4 + off / 4 }, Ordering::Relaxed);
         let ahead = at.as_micros().cast_signed() - now.as_micros().cast_signed();
         #[cfg(test)]
         let ahead = ahead + self.skew.load(Ordering::Relaxed);
         self.ahead.store(ahead, Ordering::Relaxed);
     }
 
-    fn last_answer_at(&self) -> LocalTime {
-        LocalTime::from_micros(self.last_answer_at.load(Ordering::Relaxed))
-    }
-
-    /// Average round trip.
+    /// Smoothed round trip; zero before the first.
     pub(super) fn round_trip(&self) -> Duration {
         Duration::from_micros(self.round_trip.load(Ordering::Relaxed))
+    }
+
+    /// A round trip that is long for this node, but not unusual.
+    pub(super) fn long_round_trip(&self) -> Duration {
+        self.round_trip() + Duration::from_micros(self.deviation.load(Ordering::Relaxed))
+    }
+
+    /// Whether its round trips are so much longer than the usual one of a majority that it should be asked for no more than a vote.
+    pub(super) fn is_slow(&self, usual: Duration) -> bool {
+        self.round_trip() > 4 * usual + Duration::from_millis(10)
     }
 
     /// The node's clock when a command that is sent at `now` arrives, if known. It may be later, but hardly earlier.

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquisition, Answer, Command, Failure, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
+    Acquire, Answer, Command, Failure, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
 };
 
+use super::attempts::NodeRequests;
 use super::heard::Heard;
-use super::{Quorum, STRAGGLER_GRACE};
+use super::{MIN_PATIENCE, Quorum, SLOW_ROUND_TRIPS, STRAGGLER_GRACE};
 use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// A node's response in a round.
@@ -25,8 +26,11 @@ pub(super) type PendingResponses = FuturesUnordered<BoxFuture<(usize, NodeRespon
 pub(super) struct VoteCollector {
     pub(super) quorum: Arc<Quorum>,
     pub(super) resource: Arc<Resource>,
-    pub(super) acquisition: Acquisition,
-    pub(super) ttl: Duration,
+    /// The command that asks for a vote. Its id is that of the try.
+    pub(super) acquire: Arc<Acquire>,
+    /// By node: what it was sent.
+    pub(super) requests: Arc<[NodeRequests]>,
+    pub(super) floor: Option<Token>,
     pub(super) round: Round,
     pub(super) responses: PendingResponses,
     pub(super) heard: Heard,
@@ -38,12 +42,22 @@ pub(super) struct VoteCollector {
 
 impl VoteCollector {
     pub(super) async fn collect(&mut self) -> Verdict {
-        let limit = self.quorum.node_timeout(self.ttl);
+        let limit = self.quorum.node_timeout(self.acquire.ttl);
         let runtime = self.quorum.runtime.clone();
         let mut late = pin!(runtime.sleep(limit));
-        let votes_end = self.quorum.now() + limit;
-        let mut is_told = false;
+        let mut patience = pin!(runtime.sleep(limit));
+        let mut pushes = self.grant_pushes();
+        let mut pushed = Vec::new();
+        let sent_at = self.quorum.now();
+        let votes_end = sent_at + limit;
+        let (mut is_told, mut is_split) = (false, false);
         loop {
+            self.ask_again(&mut pushed);
+            if !is_split && self.round.is_split() {
+                is_split = true;
+                let took = self.quorum.now().since(sent_at);
+                patience.set(runtime.sleep(self.patience(took).saturating_sub(took)));
+            }
             if let Some((nodes, tokens)) = self.round.poll_propagate() {
                 for node in nodes {
                     self.propagate(node, tokens.last);
@@ -60,8 +74,50 @@ impl VoteCollector {
             tokio::select! {
                 biased;
                 Some((node, heard)) = self.responses.next() => self.handle_response(node, heard),
+                Some(node) = pushes.next() => pushed.push(node),
+                () = &mut patience, if is_split && self.round.is_split() => self.round.handle_timeout(),
                 () = &mut late => self.round.handle_timeout(),
             }
+        }
+    }
+
+    /// For how long after the requests a minority's votes are waited for that would decide. The majority's votes took this long. An
+    /// attempt that does not wait has several tries within [`TRY_LIMIT`](super::limits::TRY_LIMIT).
+    fn patience(&self, took: Duration) -> Duration {
+        match self.acquire.wait {
+            Some(_) => self.quorum.patience().min(SLOW_ROUND_TRIPS * took).max(MIN_PATIENCE),
+            None => (2 * self.quorum.round_trip().min(took)).max(STRAGGLER_GRACE),
+        }
+    }
+
+    /// The nodes that push a grant to this try, each once.
+    fn grant_pushes(&self) -> FuturesUnordered<BoxFuture<usize>> {
+        let pushes = FuturesUnordered::<BoxFuture<usize>>::new();
+        if self.acquire.wait.is_some() {
+            for node in 0..self.requests.len() {
+                let requests = self.requests.clone();
+                pushes.push(Box::pin(async move {
+                    requests[node].pushed().await;
+                    node
+                }));
+            }
+        }
+        pushes
+    }
+
+    /// Asks those nodes again that have queued the try and have then pushed a grant, so that a grant does not wait for the end of
+    /// a round that a silent node delays. The push itself is no vote: its time is not known, nor who has sent it.
+    fn ask_again(&mut self, pushed: &mut Vec<usize>) {
+        let acquisition = self.acquire.acquisition;
+        for node in pushed.extract_if(.., |node| self.round.votes()[*node] == Some(Vote::No)) {
+            let attempts = &self.quorum.attempts;
+            // Nothing is sent for an attempt that is being released.
+            let Some(attempt) = attempts.attempt_of(acquisition) else { continue };
+            if !attempts.join(attempt, acquisition, node) {
+                continue;
+            }
+            let call = (self.resource.clone(), Command::Acquire(self.acquire.clone()));
+            self.responses.push(self.quorum.request_vote(node, self.requests.clone(), call, self.floor));
         }
     }
 
@@ -83,7 +139,7 @@ impl VoteCollector {
     }
 
     fn propagate(&self, node: usize, token: Token) {
-        let renew = Renew { acquisition: self.acquisition, ttl: self.ttl, reserve: 0 };
+        let renew = Renew { acquisition: self.acquire.acquisition, ttl: self.acquire.ttl, reserve: 0 };
         let command = Command::Renew(renew);
         let call = self.quorum.nodes[node].clone().call(self.resource.clone(), command, Some(token));
         self.responses.push(Box::pin(async move { (node, NodeResponse::Propagated(call.await)) }));

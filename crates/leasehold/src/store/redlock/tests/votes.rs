@@ -1,5 +1,6 @@
 //! What a try makes of its nodes' answers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
@@ -8,6 +9,7 @@ use leasehold_core::{
 };
 use leasehold_testkit::{Proxy, Server, until};
 
+use super::super::attempts::NodeRequests;
 use super::super::heard::Heard;
 use super::super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{QuorumClient, servers};
@@ -54,8 +56,9 @@ async fn granted_try(client: &QuorumClient) -> (VoteCollector, [Grant; 3]) {
     let mut collector = VoteCollector {
         quorum: client.quorum().clone(),
         resource: client.resource.clone(),
-        acquisition: acquire.acquisition,
-        ttl: acquire.ttl,
+        acquire: Arc::new(acquire),
+        requests: (0..3).map(|_| NodeRequests::new()).collect(),
+        floor: None,
         round: Round::new(3, true, sent_at),
         responses: PendingResponses::new(),
         heard: Heard::default(),
