@@ -443,6 +443,45 @@ mod tests {
         assert_eq!([0, 1].map(|node| attempts.granted_by(acquisition, node)), [Some(1), Some(2)]);
     }
 
+    fn active(attempts: &Attempts) -> (Acquisition, Acquisition, Arc<[NodeRequests]>) {
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        let attempt = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let request = Arc::new(Acquire::exclusive(attempt, Duration::from_secs(10)));
+        let (acquisition, requests) = attempts.ask(&resource, &request).unwrap();
+        (attempt, acquisition, requests)
+    }
+
+    #[test]
+    fn revoked_lease_is_acquired_at_no_further_node() {
+        let attempts = Attempts::new(ClientId::new(1), 3);
+        let (attempt, acquisition, requests) = active(&attempts);
+        assert!(attempts.granted(attempt, acquisition, Token::new(1).unwrap()));
+        assert!(attempts.join(attempt, acquisition, 2));
+        assert_eq!(requests[2].get().sent, 2);
+        attempts.revoked(acquisition);
+        assert!(!attempts.join(attempt, acquisition, 2));
+        assert_eq!(requests[2].get().sent, 2);
+        assert!(attempts.release(attempt, LocalTime::ZERO).is_some());
+        assert!(!attempts.join(attempt, acquisition, 1), "it is being released");
+    }
+
+    #[test]
+    fn unconfirmed_release_can_be_repeated_until_the_lease_has_expired() {
+        let attempts = Attempts::new(ClientId::new(1), 3);
+        let (attempt, acquisition, _) = active(&attempts);
+        assert!(attempts.granted(attempt, acquisition, Token::new(1).unwrap()));
+        let at = |ms: u64| LocalTime::ZERO + Duration::from_millis(ms);
+        let known = attempts.release(attempt, at(0)).unwrap();
+        let expires_at = at(0) + known.request.ttl + TOMBSTONE_TTL;
+        for now in [at(0), at(200), at(9_900), at(60_000)] {
+            attempts.sweep(now);
+            assert!(attempts.is_to_be_swept() && attempts.is_cancelled(attempt));
+        }
+        assert!(attempts.release(attempt, at(60_000)).is_some(), "it is sent again");
+        attempts.sweep(expires_at + Duration::from_secs(60));
+        assert!(!attempts.is_to_be_swept() && attempts.release(attempt, expires_at).is_none());
+    }
+
     #[test]
     fn round_without_all_votes_does_not_end_the_time_of_a_partial_grant() {
         let attempts = Attempts::new(ClientId::new(1), 3);

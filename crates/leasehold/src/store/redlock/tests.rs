@@ -18,6 +18,7 @@ use crate::engine::clock::Clock;
 use crate::store::{Inbox, Store as _, admission_queue_of};
 use crate::url::StoreUrl;
 
+mod partial;
 mod votes;
 mod waiters;
 
@@ -53,7 +54,10 @@ impl QuorumClient {
     }
 
     async fn with_limit(nodes: &[String], client: u128, limit: Duration) -> Self {
-        let options = format!("node_timeout_ms={}", limit.as_millis());
+        Self::with(nodes, client, &format!("node_timeout_ms={}", limit.as_millis())).await
+    }
+
+    async fn with(nodes: &[String], client: u128, options: &str) -> Self {
         let StoreUrl::Redlock(url) =
             StoreUrl::parse(&format!("redlock:{} ?{options}", nodes.join(" "))).unwrap()
         else {
