@@ -13,11 +13,12 @@ use leasehold_sim::run::{Outcome, hours, run, run_twice};
 use leasehold_sim::shrink::shrink;
 
 const USAGE: &str = "\
-usage: leasehold-sim [--quorum] [--seeds N] [--minutes M] [--from SEED] [--threads N]
-       leasehold-sim [--quorum] --seed CASE [--lines N]
+usage: leasehold-sim [--quorum | --rate] [--seeds N] [--minutes M] [--from SEED] [--threads N]
+       leasehold-sim [--quorum | --rate] --seed CASE [--lines N]
        leasehold-sim [--quorum] --planted [NAME]
 
   --quorum      Redlock over three or five nodes, not one server
+  --rate        a contended lock over a quorum, with and without a slow or silent minority of the nodes
   --seeds N     run this many seeds (1000)
   --minutes M   stop after this many minutes
   --from SEED   begin with this seed (1)
@@ -51,6 +52,17 @@ const QUORUM: Model = Model {
     run_twice: quorum::run::run_twice,
     parts: quorum::plan::Plan::parts,
     describe: |case| format!("{:#?}", quorum::plan::Plan::new(case)),
+    fresh: |seed| Case { seed, ..Case::default() },
+};
+
+const RATE: Model = Model {
+    run: |case, lines| quorum::rate::run(case, None, lines),
+    run_twice: |case| quorum::rate::run(case, None, None),
+    parts: |_| Vec::new(),
+    describe: |case| {
+        let plan = quorum::plan::Plan::contended(case.seed, true);
+        format!("{:#?} {:#?} {:?}", plan.faults, plan.nodes.len(), plan.tasks.len())
+    },
     fresh: |seed| Case { seed, ..Case::default() },
 };
 
@@ -99,10 +111,15 @@ struct Args {
 fn parse() -> Result<Args, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let is_quorum = std::env::args().any(|word| word == "--quorum");
-    let model = if is_quorum { QUORUM } else { SERVER };
+    let is_rate = std::env::args().any(|word| word == "--rate");
+    let model = match (is_rate, is_quorum) {
+        (true, _) => RATE,
+        (false, true) => QUORUM,
+        (false, false) => SERVER,
+    };
     let mut args =
         Args { model, seeds: 1000, minutes: None, from: 1, threads, case: None, lines: 200, planted: None };
-    let mut words = std::env::args().skip(1).filter(|word| word != "--quorum").peekable();
+    let mut words = std::env::args().skip(1).filter(|word| word != "--quorum" && word != "--rate").peekable();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
         let number = |text: String| text.parse().map_err(|_| format!("{text:?} is no number"));

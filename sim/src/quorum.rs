@@ -12,6 +12,7 @@ mod network;
 mod node;
 pub mod plan;
 pub mod planted;
+pub mod rate;
 pub mod run;
 mod users;
 mod world;

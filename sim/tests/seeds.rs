@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use leasehold_sim::checks::Promise;
 use leasehold_sim::plan::Case;
 use leasehold_sim::planted::Planted;
 use leasehold_sim::quorum;
@@ -69,6 +70,31 @@ fn fresh_seeds_break_no_promise() {
 #[test]
 fn fresh_seeds_of_a_quorum_break_no_promise() {
     fresh_seeds(|seed| Case { seed, ..Case::default() }, check_quorum);
+}
+
+#[test]
+fn contended_lock_keeps_half_of_its_rate_with_a_slow_minority() {
+    for seed in 1..=6 {
+        let case = Case { seed, ..Case::default() };
+        if let Some(violation) = quorum::rate::run(&case, None, None).violation {
+            panic!(
+                "{}: {}\ncargo run --release -p leasehold-sim -- --rate --seed \"{case}\"",
+                violation.promise, violation.what
+            );
+        }
+    }
+}
+
+/// With timers that fire late, a client waits long for the answers of a silent node.
+#[test]
+fn slow_minority_that_is_felt_is_found() {
+    let bug = quorum::planted::Planted::LateTimers;
+    let found = (1..=20).any(|seed| {
+        let outcome = quorum::rate::run(&Case { seed, ..Case::default() }, Some(bug), None);
+        let felt = [Promise::Rate, Promise::Liveness, Promise::InTime];
+        outcome.violation.is_some_and(|violation| felt.contains(&violation.promise))
+    });
+    assert!(found, "{bug} was not found");
 }
 
 /// Seeds that find rare bugs, tried first. They may be out of date: then the search takes longer.

@@ -41,6 +41,8 @@ pub enum Promise {
     OncePer,
     /// A latch opens when all have counted, and a round of a barrier has all of its parties.
     Gathered,
+    /// A slow or silent minority of a quorum's nodes at most halves the rate of a contended lock.
+    Rate,
     /// Two runs of one seed are the same.
     Repeatable,
 }
@@ -65,6 +67,7 @@ impl fmt::Display for Promise {
             Self::Retained => "a minimum hold is kept",
             Self::OncePer => "work starts at most once per period",
             Self::Gathered => "who waits for others continues with all of them",
+            Self::Rate => "a slow minority is not felt",
             Self::Repeatable => "a run can be repeated",
         })
     }

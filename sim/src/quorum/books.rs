@@ -36,10 +36,17 @@ pub(super) struct Books {
     pub(super) records: BTreeMap<u64, Record>,
     /// How many guards there were.
     pub(super) guards: u64,
+    /// The same by the second in which they were created.
+    pub(super) by_second: BTreeMap<u64, u64>,
 }
 
 impl Books {
     pub(super) fn new(locks: usize) -> Self {
-        Self { locks: (0..locks).map(|_| LockBook::default()).collect(), records: BTreeMap::new(), guards: 0 }
+        Self {
+            locks: (0..locks).map(|_| LockBook::default()).collect(),
+            records: BTreeMap::new(),
+            guards: 0,
+            by_second: BTreeMap::new(),
+        }
     }
 }

@@ -4,12 +4,13 @@ use super::books::Record;
 use super::planted::Planted;
 use super::world::World;
 use crate::checks::Promise;
-use crate::plan::MS;
+use crate::plan::{MS, SECOND};
 
 impl World {
     /// A guard exists from now on. `others`: the guards of the lock that are trusted now. Returns its number.
     pub(super) fn guard_created(&mut self, mut record: Record, is_trusted: bool, others: &[u64]) -> u64 {
         self.books.guards += 1;
+        *self.books.by_second.entry(self.now / SECOND).or_default() += 1;
         record.order = self.books.guards;
         let (lock, process, token) = (record.lock, record.process, record.token);
         if let Some(other) = others.first().filter(|_| is_trusted) {
@@ -74,7 +75,7 @@ impl World {
             self.takeover_bound()
         } else {
             // A hand-over, with conflicting rounds.
-            crate::plan::SECOND + 40 * (self.plan.base + 20 * self.plan.jitter)
+            SECOND + 40 * (self.plan.base + 20 * self.plan.jitter)
         };
         (stall > bound).then(|| {
             format!("r{lock} was free for {stall} µs while task {task} waited; the bound is {bound} µs")

@@ -93,6 +93,7 @@ impl World {
                 self.nodes[node].is_paused = true;
                 self.at(until(lasts), Event::ResumeNode(node));
             }
+            Fault::NodeSlow { node, by, lasts } => self.nodes[node].slow = (by, until(lasts)),
             Fault::NodeRestart { node, lasts, keeps_data } => {
                 let there = &mut self.nodes[node];
                 there.is_up = false;

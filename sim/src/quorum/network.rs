@@ -102,6 +102,8 @@ impl World {
     fn transmit(&mut self, link: u64, is_up: bool, event: Event) {
         let delay = self.message_delay();
         let Some(known) = self.links.get_mut(&link) else { return };
+        let (by, slow_until) = self.nodes[known.node].slow;
+        let delay = if self.now < slow_until { delay + by } else { delay };
         let pair = (self.processes[known.process].client, known.node);
         let (silent_up, silent_down) = self.silence.get(&pair).copied().unwrap_or_default();
         let (last, silent) = if is_up { (&mut known.up, silent_up) } else { (&mut known.down, silent_down) };

@@ -22,6 +22,8 @@ pub(super) struct Node {
     pub(super) is_paused: bool,
     /// It refuses connections until then.
     pub(super) unreachable_until: Micros,
+    /// Its messages take this much longer until then.
+    pub(super) slow: (Micros, Micros),
     pub(super) clock: ServerClock,
     /// Of this life.
     pub(super) run_id: Arc<str>,
@@ -42,6 +44,7 @@ impl Node {
             is_up: true,
             is_paused: false,
             unreachable_until: 0,
+            slow: (0, 0),
             clock,
             run_id: Arc::from(format!("node-{number}-1")),
             lives: 1,

@@ -3,6 +3,9 @@
 use crate::plan::{Case, MS, Micros, Mode, Part, SECOND};
 use crate::rng::Rng;
 
+/// A fault that lasts until all faults end.
+const FOR_GOOD: Micros = Micros::MAX / 4;
+
 /// What happens in one run.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -111,6 +114,8 @@ pub enum Fault {
     Delay { by: Micros, lasts: Micros },
     /// A node does not run.
     NodePause { node: usize, lasts: Micros },
+    /// All messages of a node take this much longer, in each direction.
+    NodeSlow { node: usize, by: Micros, lasts: Micros },
     /// A node's process ends and comes back. Without its data only if nodes abstain after that.
     NodeRestart { node: usize, lasts: Micros, keeps_data: bool },
     /// A node is emptied, if nodes abstain after that.
@@ -118,6 +123,39 @@ pub enum Fault {
 }
 
 impl Plan {
+    /// Clients that contend for one lock all the time, without faults, or from the second second on with a slow or silent minority.
+    #[must_use]
+    pub fn contended(seed: u64, has_slow_minority: bool) -> Self {
+        let mut drawing = Drawing { rng: Rng::new(seed, 14) };
+        let nodes = drawing.rng.pick(&[3, 3, 5]);
+        let clients = 2 + drawing.rng.index(9);
+        let (base, jitter) = (drawing.rng.scaled(200, 2 * MS), drawing.rng.scaled(50, MS));
+        let op = Op {
+            think: drawing.rng.pick(&[10, MS]),
+            lock: 0,
+            mode: Mode::Wait,
+            drop_after: None,
+            hold: drawing.rng.pick(&[10, MS, 5 * MS]),
+            is_watched: false,
+            drops_guard: false,
+        };
+        let faults = drawing.minority(nodes, SECOND);
+        let task = |client| TaskPlan { client, ops: vec![op; 20_000], last: Vec::new(), is_absent: false };
+        Self {
+            nodes: (0..nodes).map(|_| NodePlan { offset: 0, ppm: 0 }).collect(),
+            clients: (0..clients).map(|_| ClientPlan { offset: 0, ppm: 0, is_absent: false }).collect(),
+            tasks: (0..clients).map(task).collect(),
+            locks: 1,
+            ttl: 10 * SECOND,
+            max_ttl: None,
+            faults: if has_slow_minority { faults } else { Vec::new() },
+            heal_at: 4 * SECOND,
+            base,
+            jitter,
+            shuffles: true,
+        }
+    }
+
     /// The plan of this case.
     #[must_use]
     pub fn new(case: &Case) -> Self {
@@ -154,10 +192,39 @@ impl Plan {
         self.faults.is_empty() && self.max_ttl.is_none()
     }
 
-    /// When the last fault ends; zero without faults.
+    /// Since when a minority of the nodes, and nothing else, is slow or silent for good. Commands must not be delayed by that.
+    #[must_use]
+    pub fn slow_minority_from(&self) -> Option<Micros> {
+        let is_for_good = |fault: &FaultPlan| {
+            matches!(
+                fault.fault,
+                Fault::NodePause { lasts: FOR_GOOD, .. } | Fault::NodeSlow { lasts: FOR_GOOD, .. }
+            )
+        };
+        let is_minority = self.max_ttl.is_none() && self.faults.iter().all(is_for_good);
+        self.faults.first().filter(|_| is_minority).map(|fault| fault.at)
+    }
+
+    /// Whether a majority of the nodes, and all clients and connections to it, are healthy all the time.
+    #[must_use]
+    pub fn has_healthy_majority(&self) -> bool {
+        self.is_calm() || self.slow_minority_from().is_some()
+    }
+
+    /// When the faults end that may delay a grant; zero without such faults.
     #[must_use]
     pub fn faults_end(&self) -> Micros {
-        if self.is_calm() { 0 } else { self.heal_at }
+        if self.has_healthy_majority() { 0 } else { self.heal_at }
+    }
+
+    /// The longest extra delay of a node's messages.
+    #[must_use]
+    pub fn slowest_node(&self) -> Micros {
+        let delays = self.faults.iter().map(|fault| match fault.fault {
+            Fault::NodeSlow { by, .. } => by,
+            _ => 0,
+        });
+        delays.max().unwrap_or(0)
     }
 
     /// The parts that could be left out of this case, large ones first.
@@ -213,6 +280,9 @@ impl Drawing {
             })
             .collect();
         faults.sort_by_key(|fault| fault.at);
+        if faults.is_empty() && max_ttl.is_none() && self.rng.chance(600) {
+            faults = self.minority(nodes.len(), 2 * SECOND);
+        }
         Plan {
             nodes,
             clients,
@@ -226,6 +296,21 @@ impl Drawing {
             jitter: self.rng.scaled(10, 5 * MS),
             shuffles: self.rng.chance(500),
         }
+    }
+
+    /// A minority of the nodes is slow or silent from then on.
+    fn minority(&mut self, nodes: usize, at: Micros) -> Vec<FaultPlan> {
+        let first = self.rng.index(nodes);
+        let count = 1 + self.rng.index((nodes - 1) / 2);
+        let chosen = (0..count).map(|number| (first + number) % nodes);
+        chosen
+            .map(|node| {
+                let by = self.rng.pick(&[20 * MS, 50 * MS, 200 * MS]);
+                let slow = Fault::NodeSlow { node, by, lasts: FOR_GOOD };
+                let silent = Fault::NodePause { node, lasts: FOR_GOOD };
+                FaultPlan { at, fault: if self.rng.chance(500) { slow } else { silent } }
+            })
+            .collect()
     }
 
     /// Two clocks within these bounds are less than 1 % apart.

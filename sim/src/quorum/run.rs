@@ -1,5 +1,6 @@
 //! One run: faults, healing, liveness, and the end, at which nothing may be left.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -25,10 +26,19 @@ const POLLS_AT_ONCE: u64 = 100_000;
 /// Runs a case. `lines`: how many lines of history the diagram shows at most.
 #[must_use]
 pub fn run(case: &Case, planted: Option<Planted>, lines: Option<usize>) -> Outcome {
+    run_plan(case.seed, Plan::new(case), planted, lines).0
+}
+
+/// Runs a plan. Also returns the number of guards by the second in which they were created.
+pub(super) fn run_plan(
+    seed: u64,
+    plan: Plan,
+    planted: Option<Planted>,
+    lines: Option<usize>,
+) -> (Outcome, BTreeMap<u64, u64>) {
     executor::clear();
     set_clock(ThreadClock::Unreadable);
-    let plan = Plan::new(case);
-    world::replace(Some(Box::new(World::new(case.seed, plan, planted, lines.is_some()))));
+    world::replace(Some(Box::new(World::new(seed, plan, planted, lines.is_some()))));
     let mut run = Run { polls: 0, polls_at_once: 0 };
     with(|world| {
         world.schedule_faults();
@@ -50,8 +60,9 @@ pub fn run(case: &Case, planted: Option<Planted>, lines: Option<usize>) -> Outco
         grants: world.books.guards,
         timeline: lines.map_or_else(String::new, |lines| world.history.timeline(lines)),
     });
+    let by_second = with(|world| std::mem::take(&mut world.books.by_second));
     tear_down();
-    outcome
+    (outcome, by_second)
 }
 
 /// Runs a case twice, and compares.

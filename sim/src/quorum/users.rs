@@ -19,6 +19,9 @@ use crate::plan::{MS, Micros, Mode, SECOND};
 /// How much later than its limit `lock_timeout` may end: it asks the nodes once more, with up to three tries.
 const TIMEOUT_EXTRA: Micros = 5 * SECOND;
 
+/// How long `try_lock` may last, beside 4 round trips.
+const TRY_LIMIT: Micros = 60 * MS;
+
 /// A user's task, from where an earlier process of its client was killed.
 pub(super) async fn run_task(process: ProcessId, client: Client, task: usize) {
     let plan = with(|world| world.plan.clone());
@@ -134,8 +137,17 @@ impl User {
         match got {
             Ok(Some((registration, guard))) => self.section(op, registration, guard).await,
             Ok(None) => self.say(2, || format!("r{} is not free", op.lock)),
+            Err(error) if op.mode != Mode::Wait && self.may_be_split(&error) => {
+                self.say(2, || format!("r{}: {error}", op.lock));
+            }
             Err(error) => self.failed(&error),
         }
+    }
+
+    /// Whether this may be the answer of an attempt with a limit: some nodes granted it, some refused it, and the others did not answer.
+    fn may_be_split(&self, error: &Error) -> bool {
+        let is_split = error.is_unavailable() && error.to_string().contains("have to agree");
+        is_split && with(|world| world.plan.slow_minority_from().is_some())
     }
 
     /// An operation failed on a guard that exists since then.
@@ -151,7 +163,7 @@ impl User {
     fn lost(&self, since: Micros) {
         let task = self.task;
         with(|world| {
-            let is_fast = 8 * world.slowest() <= world.plan.ttl;
+            let is_fast = 8 * (world.slowest() + world.plan.slowest_node()) <= world.plan.ttl;
             if is_fast && since >= world.calm_from {
                 world.broken(Promise::Kept, || format!("task {task} has lost its lease"));
             }
@@ -181,8 +193,18 @@ impl User {
             Mode::Try => mutex.try_lock().await,
             Mode::Timeout(limit) => mutex.lock_timeout(Duration::from_micros(limit)).await,
         };
-        if let Mode::Timeout(limit) = op.mode {
-            self.check_time(started, limit + TIMEOUT_EXTRA);
+        match op.mode {
+            Mode::Timeout(limit) => self.check_time(started, limit + TIMEOUT_EXTRA),
+            Mode::Try => {
+                let limit = with(|world| {
+                    let is_promised = world.plan.has_healthy_majority() && world.now > world.calm_from;
+                    is_promised.then(|| TRY_LIMIT + 8 * world.slowest())
+                });
+                if let Some(limit) = limit {
+                    self.check_time(started, limit);
+                }
+            }
+            Mode::Wait => {}
         }
         Ok(guard?.map(|guard| (self.register(op.lock, &guard), guard)))
     }

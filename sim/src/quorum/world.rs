@@ -202,7 +202,11 @@ impl World {
             is_healed: false,
             healthy_from: Micros::MAX,
             // Until then connections are being made.
-            calm_from: if plan.is_calm() { SECOND } else { Micros::MAX },
+            calm_from: match plan.slow_minority_from() {
+                _ if plan.is_calm() => SECOND,
+                Some(from) => from + SECOND,
+                None => Micros::MAX,
+            },
             crashes: 0,
             killed: Vec::new(),
             next: 1,
