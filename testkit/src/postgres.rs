@@ -347,7 +347,7 @@ impl Drop for Session {
     }
 }
 
-/// PgBouncer in transaction mode, in front of one server.
+/// PgBouncer in front of one server.
 pub struct PgBouncer {
     _process: Process,
     port: Port,
@@ -355,14 +355,20 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts it.
+    /// Starts it in transaction mode.
     #[must_use]
     pub fn start(server: &Postgres) -> Self {
+        Self::in_mode(server, "transaction")
+    }
+
+    /// Starts it with this `pool_mode`.
+    #[must_use]
+    pub fn in_mode(server: &Postgres, mode: &str) -> Self {
         let (folder, port) = (new_folder(&fast_folder()), Port::claim());
         let at = folder.path().display();
         let settings = format!(
             "[databases]\n* = host={} port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\n\
-             unix_socket_dir = {at}\nauth_type = any\npool_mode = transaction\nmax_client_conn = 500\n\
+             unix_socket_dir = {at}\nauth_type = any\npool_mode = {mode}\nmax_client_conn = 500\n\
              default_pool_size = 20\nlogfile = {at}/log\n",
             server.folder().display(),
             server.port(),

@@ -12,6 +12,12 @@ pub(crate) fn client_name(client: ClientId) -> String {
     format!("{:032x}", digest("client", &client.get().to_be_bytes()))
 }
 
+/// The name of a client's channel, which users of the store see who have no other right.
+#[cfg(feature = "postgres")]
+pub(crate) fn channel_name(client: ClientId) -> String {
+    format!("{:032x}", digest("channel", &client.get().to_be_bytes()))
+}
+
 /// A short name that stands for a name which is too long.
 pub(crate) fn short_name(name: &str) -> String {
     format!("{:032x}", digest("name", name.as_bytes()))

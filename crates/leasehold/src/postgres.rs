@@ -1,7 +1,7 @@
 //! What PostgreSQL offers beyond the locks of every store: locks inside a transaction, and the tables of `postgres:`.
 
-use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
+use tokio_postgres::{Row, Transaction};
 
 use crate::error::{Error, invalid};
 use crate::fence::postgres::failed;
@@ -11,10 +11,11 @@ use leasehold_core::Name;
 
 /// A lock of a transaction of the program: held from [`lock`](Self::lock) until it commits or rolls back.
 ///
-/// This is an advisory transaction lock of PostgreSQL with leasehold's names and errors. It has no lease and no renewal: it is
-/// held exactly as long as the transaction, and the server ends it with the connection. Its waiters queue in the server, in
-/// their order, each with a connection and an open transaction. It has no token, because the transaction itself is fenced: what
-/// it writes is committed or not.
+/// This is the lock of a row in the table `leasehold.transaction_lock`, which [`create`](crate::fence::postgres::create) or
+/// `leasehold migrate` makes, with leasehold's names and errors. It has no lease and no renewal: it is held exactly as long as
+/// the transaction, and the server ends it with the connection. Its waiters queue in the server, each with a connection and an
+/// open transaction. It has no token, because the transaction itself is fenced: what it writes is committed or not. Only a role
+/// with rights to the table can take it, unlike an advisory lock. Each name keeps one row, which may be deleted at any time.
 ///
 /// It has names of its own. It excludes other `TransactionLock`s of the same name and database, and **no**
 /// [`Mutex`](crate::Mutex). Use it where the critical section is one transaction, and a `Mutex` where it is more. Its wait ends
@@ -38,9 +39,6 @@ use leasehold_core::Name;
 pub struct TransactionLock {
     name: Name,
 }
-
-/// The key of an advisory lock has 64 bits. Those of names are spread over all of them.
-const KEY: &str = "hashtextextended('leasehold:' || $1, 5497853469226813764)";
 
 impl TransactionLock {
     /// The lock of this name.
@@ -75,8 +73,7 @@ impl TransactionLock {
     ///
     /// If the future is dropped, the server goes on waiting: roll the transaction back.
     pub async fn lock(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
-        // It returns nothing, which as a text is an empty one.
-        self.ask(transaction, &format!("pg_advisory_xact_lock({KEY})::text = ''")).await.map(drop)
+        self.ask(transaction, "SELECT leasehold.lock_transaction($1)").await.map(drop)
     }
 
     /// Acquires the lock if it is free. Returns whether the transaction holds it.
@@ -95,23 +92,15 @@ impl TransactionLock {
     ///
     /// If the future is dropped, the transaction may hold the lock.
     pub async fn try_lock(&self, transaction: &Transaction<'_>) -> Result<bool, Error> {
-        self.ask(transaction, &format!("pg_try_advisory_xact_lock({KEY})")).await
+        let rows = self.ask(transaction, "SELECT leasehold.try_lock_transaction($1)").await?;
+        let held = rows.first().map(|row| row.try_get(0)).transpose().map_err(|error| self.failed(error))?;
+        Ok(held.unwrap_or(false))
     }
 
-    async fn ask(&self, transaction: &Transaction<'_>, lock: &str) -> Result<bool, Error> {
+    async fn ask(&self, transaction: &Transaction<'_>, sql: &str) -> Result<Vec<Row>, Error> {
         let name = self.name.as_str();
-        let sql = format!(
-            "SELECT CASE WHEN current_setting('transaction_isolation') LIKE 'read %' THEN {lock} END"
-        );
-        let rows = transaction.query_typed(&sql, &[(&name, Type::TEXT)]).await;
-        let row = rows.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
-        let held: Option<bool> = row.map_err(|error| self.failed(error))?.flatten();
-        held.ok_or_else(|| {
-            invalid(format!(
-                "transaction lock {name:?}: the transaction would not see what the holder before it wrote; begin it with \
-                 ISOLATION LEVEL READ COMMITTED"
-            ))
-        })
+        let rows = transaction.query_typed(sql, &[(&name, Type::TEXT)]).await;
+        rows.map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: tokio_postgres::Error) -> Error {

@@ -31,7 +31,7 @@ use tokio_postgres::{Client, Transaction};
 
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::store::postgres::fence_ddl;
+use crate::store::postgres::{Present, create_for_transactions};
 use leasehold_core::Token;
 
 /// The statement of the check: the resource as text, and the token as a 64-bit integer. A stale token raises an error with the
@@ -42,6 +42,8 @@ use leasehold_core::Token;
 /// ```
 pub const CHECK_SQL: &str = "SELECT leasehold.check_fence($1, $2)";
 
+const SCHEMA: &str = "leasehold";
+
 /// SQLSTATE of the error for a stale token, for programs that run [`CHECK_SQL`] with another driver.
 ///
 /// ```
@@ -49,11 +51,11 @@ pub const CHECK_SQL: &str = "SELECT leasehold.check_fence($1, $2)";
 /// ```
 pub const STALE_SQLSTATE: &str = "LH001";
 
-/// Whether the schema and the function are there.
-const EXISTS: &str = "SELECT to_regnamespace('leasehold') IS NOT NULL, to_regprocedure('leasehold.check_fence(text, int8)') IS NOT NULL";
+/// SQLSTATE of the error for a transaction lock in a transaction that is not READ COMMITTED.
+const ISOLATION_SQLSTATE: &str = "LH002";
 
-/// Creates the table and the function of the fence in the schema `leasehold`, unless they exist. What an administrator has changed
-/// in the function stays.
+/// Creates the tables and the functions of the fence and of [`TransactionLock`](crate::postgres::TransactionLock) in the schema
+/// `leasehold`, unless they exist. What an administrator has changed in the functions stays.
 ///
 /// ```no_run
 /// # async fn example(database: tokio_postgres::Client) -> Result<(), leasehold::Error> {
@@ -70,15 +72,24 @@ const EXISTS: &str = "SELECT to_regnamespace('leasehold') IS NOT NULL, to_regpro
 /// If the future is dropped, either all is created or nothing.
 pub async fn create(database: &Client) -> Result<(), Error> {
     let what = "the fence could not be created";
-    let row = database.query_typed(EXISTS, &[]).await.map_err(|error| failed(what, error))?;
-    let is_there = |at| row.first().is_some_and(|row| row.try_get(at).unwrap_or(false));
-    if is_there(1) {
-        return Ok(());
-    }
-    let created = database.batch_execute(&fence_ddl("leasehold", is_there(0))).await;
-    if let Err(error) = created {
-        let _ = database.batch_execute("ROLLBACK").await;
-        return Err(failed(what, error));
+    let present = async || {
+        let rows = database.query_typed(Present::query(SCHEMA).as_str(), &[]).await;
+        let rows = rows.map_err(|error| failed(what, error))?;
+        let is_there = |at| rows.first().is_some_and(|row| row.try_get(at).unwrap_or(false));
+        Ok::<_, Error>(Present { schema: is_there(0), fence: is_there(1), transaction_lock: is_there(2) })
+    };
+    for is_last in [false, true] {
+        let found = present().await?;
+        if found.fence && found.transaction_lock {
+            return Ok(());
+        }
+        if let Err(error) = database.batch_execute(create_for_transactions(SCHEMA, found).as_str()).await {
+            let _ = database.batch_execute("ROLLBACK").await;
+            // Another session may have created them meanwhile.
+            if is_last || present().await? == found {
+                return Err(failed(what, error));
+            }
+        }
     }
     Ok(())
 }
@@ -127,9 +138,20 @@ pub async fn check_token(transaction: &Transaction<'_>, resource: &str, token: T
 pub(crate) fn failed(what: &str, error: tokio_postgres::Error) -> Error {
     let kind = match error.code() {
         Some(code) if code.code() == STALE_SQLSTATE => ErrorKind::Stale,
+        Some(code) if code.code() == ISOLATION_SQLSTATE => ErrorKind::Invalid,
         Some(&SqlState::LOCK_NOT_AVAILABLE) => ErrorKind::Timeout,
         _ => ErrorKind::Unavailable,
     };
     let message = error.as_db_error().map_or_else(|| error.to_string(), |db| db.message().to_owned());
-    Error::new(kind, format!("{what}: {message}")).with_source(error)
+    let remedy = match error.code() {
+        Some(&(SqlState::UNDEFINED_FUNCTION | SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME)) => {
+            "; let the owner run `leasehold migrate`, or fence::postgres::create"
+        }
+        Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            "; let the owner run: GRANT USAGE ON SCHEMA leasehold TO role; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL \
+             TABLES IN SCHEMA leasehold TO role"
+        }
+        _ => "",
+    };
+    Error::new(kind, format!("{what}: {message}{remedy}")).with_source(error)
 }

@@ -23,6 +23,7 @@ mod base;
 mod batch;
 mod cache;
 mod conn;
+mod ddl;
 mod dialer;
 mod doctor;
 mod error;
@@ -32,10 +33,12 @@ mod listener;
 mod mail;
 mod mailbox;
 mod params;
+mod pinned;
 mod pool;
 mod pooler;
 mod push;
 mod query;
+mod rights;
 mod rows;
 mod schema;
 mod sql;
@@ -57,13 +60,16 @@ use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::url::{Pooler, PostgresUrl};
 use conn::Conn;
+pub(crate) use ddl::{Present, create_for_transactions, ddl};
 use dialer::Dialer;
 use exec::Executor;
 use limits::{POLL_INTERVALS, SWEEP_INTERVAL, in_time};
 use listener::{Ear, Listening};
 use mailbox::Mailbox;
+use params::Request;
+pub(crate) use pinned::Pinned;
 use pool::Pool;
-pub(crate) use schema::{ddl, fence_ddl};
+use query::Query;
 use sql::Sql;
 use transaction::Session;
 
@@ -71,11 +77,11 @@ pub(crate) const fn capabilities() -> Capabilities {
     Capabilities::new(POLL_INTERVALS)
 }
 
-/// Creates the tables, unless they exist.
+/// Creates the tables, unless they exist, and makes the views and functions anew.
 pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
     let failed = |error| Error::from_store(url, &error);
     let conn = Dialer::new(url)?.connect(None).await.map_err(failed)?;
-    in_time(schema::prepare(&conn.client, &url.schema)).await.map_err(failed)
+    in_time(schema::migrate(&conn, &url.schema)).await.map_err(failed)
 }
 
 /// The lease tables of one database, for one client.
@@ -151,10 +157,10 @@ struct Opened {
 impl Opened {
     async fn new(dialer: &Dialer, url: &PostgresUrl, client: ClientId) -> Result<Self, StoreError> {
         let first = dialer.connect(None).await?;
-        in_time(schema::prepare(&first.client, &url.schema)).await?;
-        let settings = first
-            .value("SELECT concat_ws(' ', current_setting('synchronous_commit'), getdatabaseencoding())");
-        let settings = in_time(settings).await?;
+        in_time(schema::prepare(&first, &url.schema)).await?;
+        let settings =
+            Pinned::new("SELECT current_setting('synchronous_commit') || ' ' || getdatabaseencoding()");
+        let settings = in_time(first.value(&settings)).await?;
         let (commit, encoding) = settings.split_once(' ').unwrap_or((&settings, ""));
         if encoding != "UTF8" {
             let message = format!("the database has the encoding {encoding}, and names of locks need UTF8");
@@ -163,6 +169,9 @@ impl Opened {
         let synchronous_commit = url.synchronous_commit.unwrap_or(commit).to_owned();
         // With `pooler=no` the client listens, but its settings stay out of sessions that may be shared.
         let is_pooled = url.pooler == Pooler::Yes || in_time(pooler::is_between(&first)).await?;
+        if is_pooled {
+            in_time(pooler::try_transaction(&first)).await?;
+        }
         let listening = Self::listen(dialer, url, client, &first, is_pooled).await?;
         Ok(Self { listening, is_pooled, synchronous_commit })
     }
@@ -183,15 +192,16 @@ impl Opened {
                 );
                 return Ok(None);
             }
-            let ear = Ear { dialer: dialer.again(), client, may_be_pooled };
+            let ear = Ear::new(dialer.again(), url, client, may_be_pooled);
             let listening = ear.listen().await?;
             return Ok(Some((ear, listening)));
         };
         let may_be_pooled = may_be_pooled || direct.pooler == Pooler::No;
-        let ear = Ear { dialer: Dialer::new(direct).map_err(invalid)?, client, may_be_pooled };
+        let ear = Ear::new(Dialer::new(direct).map_err(invalid)?, url, client, may_be_pooled);
         let listening = ear.listen().await?;
-        let unseen = format!("SELECT pg_try_advisory_xact_lock({})", push::presence_key(client));
-        if in_time(first.value(&unseen)).await? == "t" {
+        let present = Request::new(ear.sql.of(&Query::Present(client)), vec![client.into()]);
+        let seen = in_time(first.flag(present)).await?;
+        if !seen {
             let message = "?listen= leads to another database: a notification would never arrive";
             return Err(StoreError::new(Failure::NotSent, message));
         }
@@ -201,7 +211,7 @@ impl Opened {
 
 /// Sweeps once a minute, at another time than other clients.
 fn sweep_regularly(executor: Weak<Executor>, client: ClientId) -> AbortHandle {
-    let offset = Duration::from_millis(push::presence_key(client).unsigned_abs() % 60_000);
+    let offset = Duration::from_millis(u64::try_from(client.get() % 60_000).unwrap_or(0));
     let sweep = async move {
         tokio::time::sleep(offset).await;
         while let Some(executor) = executor.upgrade() {

@@ -3,6 +3,7 @@
 mod faults;
 mod kills;
 mod network;
+mod rights;
 mod servers;
 mod transactions;
 

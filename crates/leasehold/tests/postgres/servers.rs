@@ -249,3 +249,39 @@ async fn time_of_a_grant_is_read_after_the_wait_for_the_row() {
         guard.release().await.unwrap();
     }
 }
+
+/// Behind it a command would be done in part, and its lock be held for as long as the lease lasts.
+#[tokio::test]
+async fn pooler_in_statement_mode_is_refused_and_leaves_no_lock() {
+    let server = Postgres::on_port();
+    let healthy = client_of(&server).await;
+    let pooler = PgBouncer::in_mode(&server, "statement");
+    for parameter in ["", "?pooler=yes", "?pooler=no"] {
+        let error = refusal(&format!("{}{parameter}", pooler.url())).await;
+        assert!(error.to_string().contains("pool_mode = transaction"), "{parameter}: {error}");
+    }
+    assert!(healthy.list().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn doctor_names_the_mode_of_a_pooler_and_its_remedy() {
+    let server = Postgres::on_port();
+    for (mode, parameter, remedy) in [
+        ("session", "", Some("?pooler=no")),
+        ("session", "?pooler=no", None),
+        ("transaction", "", Some("?listen=ADDRESS-WITHOUT-THE-POOLER")),
+        ("transaction", "?pooler=no", Some("?pooler=yes")),
+    ] {
+        let pooler = PgBouncer::in_mode(&server, mode);
+        let client = Client::connect(&format!("{}{parameter}", pooler.url())).await.unwrap();
+        let diagnosis = client.diagnose().await.unwrap();
+        let mut findings = diagnosis.components.iter().flat_map(|component| &component.findings);
+        let found = findings.find(|finding| finding.id == "pooler");
+        assert_eq!(
+            found.and_then(|finding| finding.remedy.as_deref()),
+            remedy,
+            "{mode}{parameter}: {diagnosis:?}"
+        );
+        assert!(found.is_none_or(|finding| finding.what.contains(&format!("in {mode} mode"))), "{found:?}");
+    }
+}

@@ -21,6 +21,7 @@ async fn database(server: &Postgres) -> Database {
 async fn transaction_lock_is_held_until_the_transaction_ends() {
     let server = Postgres::on_port();
     let (mut one, mut two) = (database(&server).await, database(&server).await);
+    create(&one).await.unwrap();
     let balance = TransactionLock::new("balance:42").unwrap();
     for commits in [true, false] {
         let first = one.transaction().await.unwrap();
@@ -54,6 +55,11 @@ async fn transaction_lock_is_held_until_the_transaction_ends() {
 async fn transaction_lock_excludes_no_mutex_of_the_same_name() {
     let server = Postgres::on_port();
     let mut database = database(&server).await;
+    let transaction = database.transaction().await.unwrap();
+    let lacking = TransactionLock::new("a").unwrap().lock(&transaction).await.unwrap_err();
+    assert!(lacking.is_unavailable() && lacking.to_string().contains("leasehold migrate"), "{lacking}");
+    drop(transaction);
+    create(&database).await.unwrap();
     let transaction = database.transaction().await.unwrap();
     TransactionLock::new("a").unwrap().lock(&transaction).await.unwrap();
     lock(&client_of(&server).await, "a").await.release().await.unwrap();
@@ -157,6 +163,7 @@ async fn check_that_waited_in_a_repeatable_read_transaction_asks_for_a_repeat() 
 async fn transaction_lock_is_refused_where_the_transaction_would_not_see_what_the_holder_wrote() {
     let server = Postgres::on_port();
     let mut database = database(&server).await;
+    create(&database).await.unwrap();
     let balance = TransactionLock::new("balance:42").unwrap();
     for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
         let strict = database.build_transaction().isolation_level(level).start().await.unwrap();
@@ -190,16 +197,6 @@ async fn fence_is_created_by_several_programs_at_once_and_keeps_what_was_changed
     let changed =
         "SELECT proconfig::text LIKE '%lock_timeout=2s%' FROM pg_proc WHERE proname = 'check_fence'";
     assert_eq!(server.run(changed), "t");
-    // Functions of the caller's path are not the ones that the check calls.
-    server.run(
-        "CREATE SCHEMA evil; GRANT USAGE ON SCHEMA evil TO app; CREATE FUNCTION evil.hashtextextended(text, int8) RETURNS int8
-        LANGUAGE sql AS 'SELECT 0::int8'",
-    );
-    app.batch_execute("SET search_path = evil, pg_catalog").await.unwrap();
-    app.batch_execute("BEGIN; SELECT leasehold.check_fence('report', 1)").await.unwrap();
-    let key = "SELECT (classid::int8 << 32) | objid::int8 FROM pg_locks WHERE locktype = 'advisory'";
-    let expected = "SELECT hashtextextended('leasehold fence:report', 0)";
-    assert_eq!(server.run(key), server.run(expected));
 }
 
 /// Documented: a check in a savepoint protects what is in it, and not the transaction.
@@ -270,4 +267,74 @@ async fn tables_that_are_created_after_the_fence_leave_its_function_as_it_is() {
     let settings =
         server.run("SELECT array_to_string(proconfig, ' ') FROM pg_proc WHERE proname = 'check_fence'");
     assert!(settings.contains("lock_timeout=2s"), "{settings}");
+}
+
+/// An advisory lock takes no right, so nothing waits for one.
+#[tokio::test]
+async fn role_without_rights_keeps_no_transaction_from_its_fence_or_its_lock() {
+    let server = Postgres::on_port();
+    let mut program = database(&server).await;
+    create(&program).await.unwrap();
+    server.run("CREATE ROLE stranger LOGIN");
+    let balance = TransactionLock::new("balance:42").unwrap();
+    let transaction = program.transaction().await.unwrap();
+    check_token(&transaction, "report", Token::new(5).unwrap()).await.unwrap();
+    balance.lock(&transaction).await.unwrap();
+    // Everything that the stranger can see, and what names led to before.
+    let seen = server.run(
+        "SELECT string_agg(((classid::int8 << 32) | objid::int8)::text, ' ') FROM pg_locks WHERE locktype = 'advisory'",
+    );
+    transaction.commit().await.unwrap();
+    let (stranger, connection) =
+        connect(&server.url().replace("postgres@", "stranger@"), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let named = [
+        "hashtextextended('leasehold fence:report', 0)",
+        "hashtextextended('leasehold:balance:42', 5497853469226813764)",
+    ];
+    for key in seen.split_whitespace().chain(named) {
+        stranger.batch_execute(&format!("SELECT pg_advisory_lock({key})")).await.unwrap();
+    }
+    assert!(stranger.batch_execute("BEGIN; SELECT leasehold.check_fence('report', 9)").await.is_err());
+    stranger.batch_execute("ROLLBACK").await.unwrap();
+    let transaction = program.transaction().await.unwrap();
+    transaction.batch_execute("SET LOCAL statement_timeout = '5s'").await.unwrap();
+    check_token(&transaction, "report", Token::new(6).unwrap()).await.unwrap();
+    assert!(balance.try_lock(&transaction).await.unwrap());
+    balance.lock(&transaction).await.unwrap();
+    transaction.commit().await.unwrap();
+}
+
+#[tokio::test]
+async fn rows_of_transaction_locks_may_be_deleted_at_any_time() {
+    let server = Postgres::on_port();
+    let (mut one, mut two) = (database(&server).await, database(&server).await);
+    create(&one).await.unwrap();
+    let lock = TransactionLock::new("a").unwrap();
+    let first = one.transaction().await.unwrap();
+    lock.lock(&first).await.unwrap();
+    first.commit().await.unwrap();
+    let first = one.transaction().await.unwrap();
+    lock.lock(&first).await.unwrap();
+    // It waits for the holder, and the next holder waits for it.
+    let deletion = server.session("DELETE FROM leasehold.transaction_lock");
+    let waiting = async |count: &str| {
+        leasehold_testkit::until(async || {
+            server.run("SELECT count(*) FROM pg_locks WHERE NOT granted") == count
+        })
+        .await;
+    };
+    waiting("1").await;
+    let second = two.transaction().await.unwrap();
+    assert!(!lock.try_lock(&second).await.unwrap());
+    let (locked, ()) = tokio::join!(lock.lock(&second), async {
+        waiting("2").await;
+        first.commit().await.unwrap();
+    });
+    locked.unwrap();
+    drop(deletion);
+    let third = one.transaction().await.unwrap();
+    assert!(!lock.try_lock(&third).await.unwrap());
+    second.commit().await.unwrap();
+    assert!(lock.try_lock(&third).await.unwrap());
 }

@@ -8,6 +8,7 @@ use super::conn::{Frame, is_transient};
 use super::error;
 use super::exec::Executor;
 use super::params::{Param, Reader, Request, micros, of_key, of_resource};
+use super::pinned::Pinned;
 use super::transaction::Progress;
 use crate::store::StoreError;
 use crate::store::sql::{stored_key, stored_number};
@@ -40,7 +41,7 @@ impl Executor {
     pub(super) async fn alone(
         &self,
         progress: &Progress,
-        sql: &str,
+        sql: &Pinned,
         params: Vec<Param>,
     ) -> Result<Option<Vec<tokio_postgres::Row>>, StoreError> {
         let lent = self.pool.take().await?;

@@ -10,11 +10,15 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Client, Connection, Error, Row, SimpleQueryMessage, Socket, Statement};
+use tokio_postgres::{
+    AsyncMessage, CancelToken, Client, Connection, Error, Row, SimpleQueryMessage, SimpleQueryRow, Socket,
+    Statement,
+};
 
 use super::error;
 use super::limits::{IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS};
-use super::params::Request;
+use super::params::{Reader, Request};
+use super::pinned::Pinned;
 use crate::store::StoreError;
 
 /// Largest number of statements that are polled in the order in which they are sent.
@@ -28,8 +32,24 @@ pub(super) enum Settings {
     Unknown,
     /// The session has them, and statements are prepared once.
     Session,
-    /// Each transaction sets them, because a pooler may give it another session: the statement that begins one.
-    Transaction(String),
+    /// Each transaction sets them, because a pooler may give it another session.
+    Transaction(Begin),
+}
+
+/// The statements that begin a transaction behind a pooler.
+#[derive(Clone, Debug)]
+pub(super) struct Begin {
+    writing: Pinned,
+    snapshot: Pinned,
+}
+
+impl Begin {
+    fn with(settings: &[(&'static str, String)]) -> Self {
+        let set: String =
+            settings.iter().map(|(name, value)| format!("; SET LOCAL {name} = {value}")).collect();
+        let begin = |begin: &str| Pinned::new(&format!("{begin}{set}"));
+        Self { writing: begin(BEGIN), snapshot: begin(SNAPSHOT) }
+    }
 }
 
 /// The settings of every transaction. A role or a database may have other defaults.
@@ -42,20 +62,17 @@ pub(super) fn settings(synchronous_commit: &str) -> Vec<(&'static str, String)> 
         ("jit", "off".to_owned()),
         // A statement that was prepared while the tables were small must not read all of them once they have grown.
         ("enable_seqscan", "off".to_owned()),
+        // A policy that hides rows is an error: a lock whose rows are hidden would look free.
+        ("row_security", "off".to_owned()),
     ]
 }
 
 /// Lets a session be silent, and a transaction wait for a row, where the server knows limits for that (since PostgreSQL 14 and 17).
-pub(super) const NO_SESSION_LIMITS: &str = "SELECT set_config(name, '0', false) FROM pg_settings \
-    WHERE name IN ('idle_session_timeout', 'transaction_timeout')";
+pub(super) const NO_SESSION_LIMITS: &str = "SELECT set_config(name, '0', false) FROM pg_catalog.pg_settings \
+    WHERE name = 'idle_session_timeout' OR name = 'transaction_timeout'";
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
-
-/// The statement that begins a transaction behind a pooler.
-fn begin_with(settings: &[(&'static str, String)]) -> String {
-    let set = settings.iter().map(|(name, value)| format!("; SET LOCAL {name} = {value}"));
-    std::iter::once(BEGIN.to_owned()).chain(set).collect()
-}
+const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
 /// What a flight begins or ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,9 +99,9 @@ pub(super) struct Sent {
 
 /// A connection that one flight at a time uses.
 pub(super) struct Conn {
-    pub(super) client: Client,
+    client: Client,
     task: AbortHandle,
-    prepared: Mutex<HashMap<String, Statement>>,
+    prepared: Mutex<HashMap<Pinned, Statement>>,
     settings: Settings,
     /// Another server, or another session, should answer.
     is_unfit: AtomicBool,
@@ -148,27 +165,51 @@ impl Conn {
         is_pooled: bool,
     ) -> Result<(), StoreError> {
         if is_pooled {
-            self.settings = Settings::Transaction(begin_with(settings));
+            self.settings = Settings::Transaction(Begin::with(settings));
             return Ok(());
         }
         let mut set = format!("SET default_transaction_isolation = 'read committed'; {NO_SESSION_LIMITS}");
         for (name, value) in settings {
             set += &format!("; SET {name} = {value}");
         }
-        self.client.batch_execute(&set).await.map_err(|error| error::explain(error, false))?;
+        self.run(&Pinned::new(&set)).await.map_err(|error| error::explain(error, false))?;
         self.settings = Settings::Session;
         Ok(())
     }
 
-    /// The only value that a query returns.
-    pub(super) async fn value(&self, query: &str) -> Result<String, StoreError> {
-        let messages = self.client.simple_query(query).await;
-        let messages = messages.map_err(|error| error::explain(error, false))?;
-        let value = messages.iter().find_map(|message| match message {
-            SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
+    /// Runs statements that are sent as one text.
+    pub(super) async fn run(&self, statements: &Pinned) -> Result<(), Error> {
+        self.client.batch_execute(statements.as_str()).await
+    }
+
+    /// The texts of the first row that a query returns; none if it returns no row.
+    pub(super) async fn row(&self, query: &Pinned) -> Result<Vec<Option<String>>, Error> {
+        let messages = self.client.simple_query(query.as_str()).await?;
+        let row = messages.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
-        value.ok_or_else(|| error::damaged("an empty answer"))
+        let texts =
+            |row: &SimpleQueryRow| (0..row.len()).map(|at| row.get(at).map(ToOwned::to_owned)).collect();
+        Ok(row.map_or_else(Vec::new, texts))
+    }
+
+    /// The only value that a query returns.
+    pub(super) async fn value(&self, query: &Pinned) -> Result<String, StoreError> {
+        let mut row = self.row(query).await.map_err(|error| error::explain(error, false))?;
+        row.pop().flatten().ok_or_else(|| error::damaged("an empty answer"))
+    }
+
+    /// Runs a statement by itself, whose parameters no list of sessions shows, and returns what it says first.
+    pub(super) async fn flag(&self, request: Request<'_>) -> Result<bool, StoreError> {
+        let rows = self.fly(Frame::Alone, &[request]).await.map_err(|error| error::explain(error, false))?;
+        let row =
+            rows.first().and_then(|rows| rows.first()).ok_or_else(|| error::damaged("an empty answer"))?;
+        Reader::new(row).flag()
+    }
+
+    pub(super) fn cancel_token(&self) -> CancelToken {
+        self.client.cancel_token()
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -213,9 +254,9 @@ impl Conn {
     }
 
     fn frame(&self, frame: Frame) -> (Option<&str>, Option<&'static str>) {
-        let begin = match &self.settings {
-            Settings::Transaction(begin) => begin,
-            Settings::Unknown | Settings::Session => BEGIN,
+        let (begin, snapshot) = match &self.settings {
+            Settings::Transaction(Begin { writing, snapshot }) => (writing.as_str(), snapshot.as_str()),
+            Settings::Unknown | Settings::Session => (BEGIN, SNAPSHOT),
         };
         let is_pooled = matches!(self.settings, Settings::Transaction(_));
         match frame {
@@ -223,7 +264,7 @@ impl Conn {
             Frame::Alone | Frame::Within => (None, None),
             Frame::Begin => (Some(begin), None),
             Frame::Commit => (None, Some("COMMIT")),
-            Frame::Snapshot => (Some("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"), Some("COMMIT")),
+            Frame::Snapshot => (Some(snapshot), Some("COMMIT")),
         }
     }
 
@@ -249,7 +290,7 @@ impl Conn {
                         let plain: Vec<_> = typed.iter().map(|(value, _)| *value).collect();
                         self.client.query(&statements[at], &plain).await
                     }
-                    None => self.client.query_typed(request.sql, &typed).await,
+                    None => self.client.query_typed(request.sql.as_str(), &typed).await,
                 }
             }
         };
@@ -274,22 +315,27 @@ impl Conn {
     /// The statements of the session, made on their first use.
     async fn prepare(&self, requests: &[Request<'_>]) -> Result<Vec<Statement>, Error> {
         let known =
-            |sql: &str| self.prepared.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned();
+            |sql: &Pinned| self.prepared.lock().unwrap_or_else(PoisonError::into_inner).get(sql).cloned();
         let mut statements = Vec::with_capacity(requests.len());
         for request in requests {
             let statement = match known(request.sql) {
                 Some(statement) => statement,
                 None => {
                     let types: Vec<Type> = request.params.iter().map(|param| param.typed().1).collect();
-                    let statement = self.client.prepare_typed(request.sql, &types).await?;
+                    let statement = self.client.prepare_typed(request.sql.as_str(), &types).await?;
                     let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
-                    prepared.insert(request.sql.to_owned(), statement.clone());
+                    prepared.insert(request.sql.clone(), statement.clone());
                     statement
                 }
             };
             statements.push(statement);
         }
         Ok(statements)
+    }
+
+    /// Begins a transaction.
+    pub(super) async fn begin(&self) -> Result<(), Error> {
+        self.client.batch_execute(BEGIN).await
     }
 
     /// Ends a transaction without effect.

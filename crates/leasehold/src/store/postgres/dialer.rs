@@ -243,6 +243,7 @@ mod tests {
 
     use leasehold_testkit::Postgres;
 
+    use super::super::pinned::Pinned;
     use super::*;
     use crate::url::StoreUrl;
 
@@ -262,7 +263,7 @@ mod tests {
         assert_eq!(addresses.len(), 2);
         let mut refused = Vec::new();
         let conn = dialer.connect_to_any(host, &addresses, None, &mut refused).await;
-        assert_eq!(conn.unwrap().value("SELECT 1").await.unwrap(), "1");
+        assert_eq!(conn.unwrap().value(&Pinned::new("SELECT 1")).await.unwrap(), "1");
         assert!(refused[0].message.contains("did not answer"), "{refused:?}");
         // The next one begins with the address that answered.
         refused.clear();

@@ -1,11 +1,11 @@
 //! Checks the server that locks depend on.
 
-use tokio_postgres::SimpleQueryMessage;
-
 use super::conn::Conn;
 use super::dialer::Dialer;
 use super::error::explain;
 use super::limits::in_time;
+use super::pinned::Pinned;
+use super::{ddl, pooler, rights};
 use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::store::StoreError;
 use crate::url::{PostgresUrl, SslMode};
@@ -13,8 +13,13 @@ use leasehold_core::Failure;
 
 pub(super) async fn diagnose(url: &PostgresUrl, polls: bool) -> Result<Diagnosis, StoreError> {
     let invalid = |error: crate::error::Error| StoreError::new(Failure::NotSent, error.to_string());
-    let conn = Dialer::new(url).map_err(invalid)?.connect(None).await?;
-    let seen = in_time(look(&conn, url, polls)).await?;
+    let dialer = Dialer::new(url).map_err(invalid)?;
+    let conn = dialer.connect(None).await?;
+    let mut seen = in_time(look(&conn, url, polls)).await?;
+    if in_time(pooler::is_between(&conn)).await? {
+        // All of its sessions may be in use.
+        seen.pooler = in_time(pooler::mode(&dialer)).await.ok();
+    }
     Ok(Diagnosis { components: vec![judge(&seen, url)] })
 }
 
@@ -25,8 +30,12 @@ struct Seen {
     is_standby: bool,
     /// Whether this role's transactions may only read.
     is_read_only: bool,
-    /// Whether this role has all rights to the tables.
-    has_rights: bool,
+    /// The statements that grant what this role lacks.
+    lacking: String,
+    /// Objects of the schema that call something which another role may have created.
+    strange: String,
+    /// What a pooler in between gives a client.
+    pooler: Option<pooler::Mode>,
     fsync: String,
     synchronous_commit: String,
     synchronous_standbys: String,
@@ -42,26 +51,26 @@ async fn look(conn: &Conn, url: &PostgresUrl, polls: bool) -> Result<Seen, Store
     let sql = format!(
         "SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
             current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
-            (SELECT count(*) FROM pg_stat_replication), (SELECT count(*) FROM pg_stat_activity),
+            (SELECT count(*) FROM pg_catalog.pg_stat_replication), (SELECT count(*) FROM pg_catalog.pg_stat_activity),
             current_setting('max_connections'), pg_size_pretty(pg_total_relation_size('{0}.resource')),
-            coalesce(inet_server_addr() <<= '127.0.0.0/8' OR inet_server_addr() = '::1', true),
-            current_setting('transaction_read_only'),
-            (SELECT bool_and(has_table_privilege(c.oid, p)) FROM pg_class c, unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
-                WHERE c.relnamespace = '{0}'::regnamespace AND c.relname IN ('layout', 'resource', 'lease', 'waiter', 'tombstone', 'mail'))",
+            coalesce(inet_server_addr() <<= '127.0.0.0/8'::inet OR inet_server_addr() = '::1'::inet, true),
+            current_setting('transaction_read_only')",
         url.schema
     );
-    let messages = conn.client.simple_query(&sql).await.map_err(|error| explain(error, false))?;
-    let row = messages.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => Some(row),
-        _ => None,
-    });
-    let text = |at: usize| row.and_then(|row| row.get(at)).unwrap_or_default().to_owned();
+    let failed = |error| explain(error, false);
+    let lacking = rights::lacking(conn, &rights::query(&url.schema)).await.map_err(failed)?;
+    let strange =
+        conn.row(&ddl::strange(&url.schema)).await.map_err(failed)?.pop().flatten().unwrap_or_default();
+    let row = conn.row(&Pinned::new(&sql)).await.map_err(|error| explain(error, false))?;
+    let text = |at: usize| row.get(at).cloned().flatten().unwrap_or_default();
     let number = |at| text(at).parse().unwrap_or(0);
     Ok(Seen {
         version: text(0),
         is_standby: text(1) == "t",
         is_read_only: text(10) == "on",
-        has_rights: text(11) == "t",
+        lacking,
+        strange,
+        pooler: None,
         fsync: text(2),
         synchronous_commit: url.synchronous_commit.map_or_else(|| text(3), ToOwned::to_owned),
         synchronous_standbys: text(4),
@@ -90,11 +99,15 @@ fn judge(seen: &Seen, url: &PostgresUrl) -> Component {
         let remedy = "ALTER ROLE … SET default_transaction_read_only = off;".to_owned();
         component.danger(Check::Rights, "transactions of this role may only read", why, Some(remedy));
     }
-    if !seen.has_rights {
-        let why = "commands for locks fail";
-        let remedy =
-            format!("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {} TO …;", url.schema);
-        component.danger(Check::Rights, "this role may not change all tables of locks", why, Some(remedy));
+    if !seen.lacking.is_empty() {
+        let why = "commands for locks fail; rows that a policy hides would make a held lock look free";
+        let what = "this role lacks rights to the tables of locks, or may not see all of their rows";
+        component.danger(Check::Rights, what, why, Some(format!("{};", seen.lacking)));
+    }
+    if !seen.strange.is_empty() {
+        let what = format!("another role's code runs when these are used: {}", seen.strange);
+        let why = "they were created while it stood before the server's own in the search_path";
+        component.danger(Check::Integrity, what, why, Some("leasehold migrate".to_owned()));
     }
     if seen.fsync == "off" {
         let why = "a crash of the machine may damage the database, and forget leases that are held";
@@ -116,12 +129,27 @@ fn judge(seen: &Seen, url: &PostgresUrl) -> Component {
             Some("?sslmode=verify-full".to_owned()),
         );
     }
+    judge_pooler(&mut component, seen, url);
+    component
+}
+
+fn judge_pooler(component: &mut Component, seen: &Seen, url: &PostgresUrl) {
+    let mode = match seen.pooler {
+        Some(pooler::Mode::Session) => "a pooler in session mode is in between",
+        Some(pooler::Mode::Transaction) => "a pooler in transaction mode is in between",
+        None => "a pooler is in between",
+    };
     if seen.polls {
         let why = "a client learns of a grant when it looks for mail, up to a quarter of a second later";
-        let remedy = "?listen=ADDRESS-WITHOUT-THE-POOLER".to_owned();
-        component.advice(Check::Pooler, "a pooler in transaction mode is in between", why, Some(remedy));
+        let remedy = match seen.pooler {
+            Some(pooler::Mode::Session) => "?pooler=no",
+            _ => "?listen=ADDRESS-WITHOUT-THE-POOLER",
+        };
+        component.advice(Check::Pooler, mode, why, Some(remedy.to_owned()));
+    } else if seen.pooler == Some(pooler::Mode::Transaction) && url.listen.is_none() {
+        let why = "with pooler=no the client listens in a session that others use too, and looks for mail once it notices";
+        component.advice(Check::Pooler, mode, why, Some("?pooler=yes".to_owned()));
     }
-    component
 }
 
 fn judge_durability(component: &mut Component, seen: &Seen) {
@@ -153,7 +181,9 @@ mod tests {
             version: "15".to_owned(),
             is_standby: false,
             is_read_only: false,
-            has_rights: true,
+            lacking: String::new(),
+            strange: String::new(),
+            pooler: None,
             fsync: "on".to_owned(),
             synchronous_commit: "on".to_owned(),
             synchronous_standbys: String::new(),
@@ -190,10 +220,18 @@ mod tests {
         let fine = judge_of(&Seen { fsync: "off".to_owned(), ..sound() });
         assert!(fine.iter().all(|finding| finding.id != "durability"), "a crash may cost all");
         assert_eq!(troubles(&Seen { is_read_only: true, ..sound() }), [(Danger, "rights")]);
-        assert_eq!(troubles(&Seen { has_rights: false, ..sound() }), [(Danger, "rights")]);
+        let lacking = "GRANT INSERT ON leasehold.mail TO app".to_owned();
+        assert_eq!(troubles(&Seen { lacking, ..sound() }), [(Danger, "rights")]);
+        let strange = "view leasehold.holders: operator".to_owned();
+        assert_eq!(troubles(&Seen { strange, ..sound() }), [(Danger, "integrity")]);
         assert_eq!(troubles(&Seen { standbys: 1, ..sound() }), [(Advice, "persistence")]);
         assert_eq!(troubles(&Seen { connections: 95, ..sound() }), [(Advice, "max-clients")]);
         assert_eq!(troubles(&Seen { is_local: false, ..sound() }), [(Advice, "encryption")]);
         assert_eq!(troubles(&Seen { polls: true, ..sound() }), [(Advice, "pooler")]);
+        let remedy =
+            |polls, mode| judge_of(&Seen { polls, pooler: Some(mode), ..sound() }).pop().unwrap().remedy;
+        assert_eq!(remedy(true, pooler::Mode::Session).as_deref(), Some("?pooler=no"));
+        assert_eq!(remedy(false, pooler::Mode::Transaction).as_deref(), Some("?pooler=yes"));
+        assert_eq!(troubles(&Seen { pooler: Some(pooler::Mode::Session), ..sound() }), []);
     }
 }

@@ -51,7 +51,7 @@ fn of_server(code: &SqlState, message: &str) -> String {
              target_session_attrs=read-write"
         }
         SqlState::INSUFFICIENT_PRIVILEGE => {
-            "let the schema's owner grant SELECT, INSERT, UPDATE and DELETE on its tables"
+            "let the owner grant this role SELECT, INSERT, UPDATE and DELETE on the schema's tables, without row-level security"
         }
         SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => {
             "the tables were dropped: open the client again, which creates them"

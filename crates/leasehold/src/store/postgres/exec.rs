@@ -13,6 +13,7 @@ use super::error;
 use super::limits::{ANSWER_TIMEOUT, ATTEMPTS, CONTENDED_FOR, MAX_CONTENDED, QUEUE_TIMEOUT, RENEWAL_TIMEOUT};
 use super::pool::{Class, Lent, Pool};
 use super::query::usual_queries;
+use super::rights;
 use super::sql::Sql;
 use super::transaction::{Access, Failed, Plan, Progress, Session, Step, Transaction};
 use crate::store::{CallResult, StoreError};
@@ -65,10 +66,25 @@ impl Executor {
         let Ok(done) = timeout(limit, work(&progress)).await else {
             return Err(error::late(limit, progress.may_be_done()));
         };
-        if done.is_ok() {
-            self.pool.note_answer();
+        match done {
+            Ok(done) => {
+                self.pool.note_answer();
+                Ok(done)
+            }
+            Err(error) if rights::is_refusal(&error) => Err(self.explain_refusal(error).await),
+            Err(error) => Err(error),
         }
-        done
+    }
+
+    /// Adds what the role lacks, if the server says it soon.
+    async fn explain_refusal(&self, refusal: StoreError) -> StoreError {
+        let explained = async {
+            let lent = self.pool.take().await.ok()?;
+            let explained = rights::explain(refusal.clone(), lent.conn(), &self.sql().lacking).await;
+            lent.give_back();
+            Some(explained)
+        };
+        timeout(*RENEWAL_TIMEOUT.end(), explained).await.ok().flatten().unwrap_or(refusal)
     }
 
     /// Runs one command.

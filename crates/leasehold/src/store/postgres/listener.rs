@@ -10,14 +10,18 @@ use leasehold_core::{ClientId, Failure};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
+use tokio_postgres::AsyncMessage;
 
 use super::conn::{Conn, NO_SESSION_LIMITS};
 use super::dialer::Dialer;
 use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF, in_time};
 use super::mailbox::Mailbox;
+use super::params::Request;
+use super::pinned::Pinned;
+use super::sql::Sql;
 use super::{error, pooler, push};
 use crate::store::{Inbox, StoreError};
+use crate::url::PostgresUrl;
 
 /// A connection that listens.
 pub(super) struct Listening {
@@ -27,13 +31,18 @@ pub(super) struct Listening {
 
 /// Where to listen.
 pub(super) struct Ear {
-    pub(super) dialer: Dialer,
-    pub(super) client: ClientId,
+    dialer: Dialer,
+    client: ClientId,
     /// A pooler may be in between: the address says that it is in session mode.
-    pub(super) may_be_pooled: bool,
+    may_be_pooled: bool,
+    pub(super) sql: Sql,
 }
 
 impl Ear {
+    pub(super) fn new(dialer: Dialer, url: &PostgresUrl, client: ClientId, may_be_pooled: bool) -> Self {
+        Self { dialer, client, may_be_pooled, sql: Sql::new(&url.schema, None) }
+    }
+
     /// Listens to the client's channel.
     pub(super) async fn listen(&self) -> Result<Listening, StoreError> {
         let (send, messages) = unbounded_channel();
@@ -53,10 +62,10 @@ impl Ear {
         let settings = format!(
             "SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; {NO_SESSION_LIMITS};"
         );
-        let (channel, key) = (push::channel(self.client), push::presence_key(self.client));
         let settings = if is_pooled { "" } else { &settings };
-        let statements = format!("{settings} LISTEN {channel}; SELECT pg_advisory_lock_shared({key})");
-        conn.client.batch_execute(&statements).await.map_err(|error| error::explain(error, false))
+        let listen = Sql::listen(&push::channel(self.client), settings);
+        conn.run(&listen).await.map_err(|error| error::explain(error, false))?;
+        conn.flag(Request::new(&self.sql.attend, vec![self.client.into()])).await.map(drop)
     }
 
     async fn listen_again(&self, inbox: &Weak<dyn Inbox>) -> Option<Listening> {
@@ -125,7 +134,7 @@ async fn deliver(listening: &mut Listening, client: ClientId, inbox: &Weak<dyn I
             }
             Ok(Some(_)) => {}
             Ok(None) => return lost("the connection was closed"),
-            Err(_) => match check(&listening.conn, client).await {
+            Err(_) => match listening.is_kept(client).await {
                 Ok(true) => {}
                 Ok(false) => return Ended::Pooled,
                 Err(error) => return Ended::Lost(error),
@@ -145,22 +154,24 @@ fn lost(message: &str) -> Ended {
     Ended::Lost(StoreError::new(Failure::NotSent, message))
 }
 
-/// Whether the session still listens. Behind a pooler in transaction mode, with `pooler=no`, another one may answer.
-async fn check(conn: &Conn, client: ClientId) -> Result<bool, StoreError> {
-    let sql = format!(
-        "SELECT 1 FROM pg_listening_channels() AS channel WHERE channel = '{}'",
-        push::channel(client)
-    );
-    let answered = timeout(ANSWER_TIMEOUT, conn.client.simple_query(&sql)).await;
-    let messages = answered
-        .map_err(|_| error::late(ANSWER_TIMEOUT, false))?
-        .map_err(|error| error::explain(error, false))?;
-    if messages.iter().any(|message| matches!(message, SimpleQueryMessage::Row(_))) {
-        return Ok(true);
+impl Listening {
+    /// Whether the session still listens. Behind a pooler in transaction mode, with `pooler=no`, another one may answer.
+    pub(super) async fn is_kept(&self, client: ClientId) -> Result<bool, StoreError> {
+        let sql = format!(
+            "SELECT 1 FROM pg_listening_channels() AS channel WHERE channel = '{}'",
+            push::channel(client)
+        );
+        let answered = timeout(ANSWER_TIMEOUT, self.conn.row(&Pinned::new(&sql))).await;
+        let row = answered
+            .map_err(|_| error::late(ANSWER_TIMEOUT, false))?
+            .map_err(|error| error::explain(error, false))?;
+        if !row.is_empty() {
+            return Ok(true);
+        }
+        tracing::warn!(
+            "another session answers on the connection that listens: a pooler is in between, so waiters look for mail; use \
+             ?pooler=yes, or ?listen= with an address without it"
+        );
+        Ok(false)
     }
-    tracing::warn!(
-        "another session answers on the connection that listens: a pooler is in between, so waiters look for mail; use \
-         ?pooler=yes, or ?listen= with an address without it"
-    );
-    Ok(false)
 }

@@ -10,6 +10,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::base::ResourceRow;
 use super::error::damaged;
+use super::pinned::Pinned;
 use crate::store::StoreError;
 use crate::store::sql::{read_number, read_time, stored_key, stored_number, stored_time};
 
@@ -83,12 +84,12 @@ impl From<Option<&Owner>> for Param {
 
 /// One statement of a flight.
 pub(super) struct Request<'s> {
-    pub(super) sql: &'s str,
+    pub(super) sql: &'s Pinned,
     pub(super) params: Vec<Param>,
 }
 
 impl<'s> Request<'s> {
-    pub(super) fn new(sql: &'s str, params: Vec<Param>) -> Self {
+    pub(super) fn new(sql: &'s Pinned, params: Vec<Param>) -> Self {
         Self { sql, params }
     }
 }

@@ -15,19 +15,62 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
 use super::conn::Conn;
+use super::dialer::Dialer;
 use super::error::{damaged, explain};
+use super::pinned::Pinned;
 use crate::store::StoreError;
+use leasehold_core::Failure;
 
 /// Whether another process answers than the one that was named when the connection was made.
 pub(super) async fn is_between(conn: &Conn) -> Result<bool, StoreError> {
     let named = named_process(conn).await?;
-    Ok(conn.value("SELECT pg_backend_pid()").await? != named.to_string())
+    Ok(conn.value(&Pinned::new("SELECT pg_backend_pid()")).await? != named.to_string())
+}
+
+/// Refuses a pooler in statement mode. It has no transactions, so a command would be done in part: the lock would be held, and
+/// the client would not know.
+pub(super) async fn try_transaction(conn: &Conn) -> Result<(), StoreError> {
+    if conn.begin().await.is_ok() {
+        return conn.roll_back().await.map_err(|error| explain(error, false));
+    }
+    let message = "a pooler in statement mode is in between, and locks need transactions: set pool_mode = transaction there, or \
+        name the server itself";
+    Err(StoreError::new(Failure::NotSent, message))
+}
+
+/// What a pooler gives a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// A session of its own, until it disconnects.
+    Session,
+    /// A session for each transaction.
+    Transaction,
+}
+
+/// How often a session that another connection had is asked for. A pooler gives the one that it has used last.
+const TRIALS: u32 = 4;
+
+/// Which mode the pooler is in: whether a session that a connected client has used serves another one.
+pub(super) async fn mode(dialer: &Dialer) -> Result<Mode, StoreError> {
+    let pid = Pinned::new("SELECT pg_backend_pid()");
+    let (one, other) = (dialer.connect(None).await?, dialer.connect(None).await?);
+    for _ in 0..TRIALS {
+        let first = one.value(&pid).await?;
+        other.begin().await.map_err(|error| explain(error, false))?;
+        let second = other.value(&pid).await?;
+        let again = one.value(&pid).await?;
+        other.roll_back().await.map_err(|error| explain(error, false))?;
+        if first == second || first != again {
+            return Ok(Mode::Transaction);
+        }
+    }
+    Ok(Mode::Session)
 }
 
 /// The driver does not tell which process was named. It writes it into a request to cancel, which is not sent here.
 async fn named_process(conn: &Conn) -> Result<i32, StoreError> {
     let written = Arc::new(Mutex::new(Vec::new()));
-    let request = conn.client.cancel_token().cancel_query_raw(Recorder(written.clone()), NoHandshake).await;
+    let request = conn.cancel_token().cancel_query_raw(Recorder(written.clone()), NoHandshake).await;
     request.map_err(|error| explain(error, false))?;
     let written = written.lock().unwrap_or_else(PoisonError::into_inner);
     // Its length, its code, the process and a secret, of four bytes each.

@@ -5,23 +5,11 @@ use std::time::Duration;
 use leasehold_core::{Acquisition, ClientId, Grant, HeadHint, Push, PushKind, StoreTime, Token, TokenRange};
 
 use super::params::micros;
+use crate::digest::channel_name;
 
-/// The channel of a client.
+/// The channel of a client. Other roles see its name, and not the client's id.
 pub(super) fn channel(client: ClientId) -> String {
-    format!("leasehold_{client}")
-}
-
-/// The advisory lock that a listening client holds.
-pub(super) fn presence_key(client: ClientId) -> i64 {
-    let [high, ..] = client_words(client);
-    high
-}
-
-fn client_words(client: ClientId) -> [i64; 2] {
-    let bytes = client.get().to_be_bytes();
-    let (high, low) = bytes.split_at(8);
-    let word = |half: &[u8]| half.try_into().map_or(0, i64::from_be_bytes);
-    [word(high), word(low)]
+    format!("leasehold_{}", channel_name(client))
 }
 
 /// `SEQUENCE AT KIND …`, with times in microseconds.

@@ -1,11 +1,13 @@
-//! The statements. `{s}` is the schema, and `{now}` the server's clock in microseconds.
+//! The statements. `{s}` is the schema, and `{now}` the server's clock in microseconds. `pinned.rs` adds the schema of what they call.
 //!
 //! A statement sees the rows that were committed when it began. One that waited for a row lock sees the locked row as it is
 //! now, and all others as they were before. So the lock is a statement of its own, and whatever else a transaction reads comes
 //! after it. For the same reason the clock is read in a projection above the lock, never beside it: below, it would be read
 //! before the wait. Times of one resource, and its tokens, then have the order of its row lock.
 
+use super::pinned::Pinned;
 use super::query::Query;
+use super::rights;
 
 /// Microseconds since 1970.
 const CLOCK: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
@@ -23,8 +25,11 @@ const ID: &str = "(SELECT id FROM {s}.resource WHERE name = $1 AND kind = $2)";
 const PRESENT: &str =
     "CASE WHEN pg_try_advisory_lock({presence}) THEN NOT pg_advisory_unlock({presence}) ELSE true END";
 
-/// The key of that lock.
-const PRESENCE: &str = "('x' || encode(substring(client FROM 1 FOR 8), 'hex'))::bit(64)::int8";
+/// The key of that lock. Every role can see it, and not the client's id.
+const PRESENCE: &str = "('x' || encode(substring(sha256(client), 1, 8), 'hex'))::bit(64)::int8";
+
+/// LISTEN takes no parameter, and the statistics of statements keep its text. So each client would be an entry there.
+const LISTEN: &str = "DO $$ BEGIN EXECUTE format('LISTEN %I', current_setting('leasehold.channel')); END $$";
 
 /// An uncontended acquire. `$5` is the number of tokens to reserve, which are given only while the last one is not ahead of the
 /// clock: a standby that did not receive it would otherwise give tokens again.
@@ -55,8 +60,8 @@ RETURNING {now}";
 /// it delays no other.
 const RENEW: &str = "
 WITH held AS MATERIALIZED (
-    SELECT r.id, w.ttl FROM unnest($1::text[], $2::text[], $3::bytea[], $4::int8[], $5::int8[])
-        AS w (name, kind, client, sequence, ttl)
+    SELECT r.id, w.ttl FROM ROWS FROM (unnest($1::text[]), unnest($2::text[]), unnest($3::bytea[]), unnest($4::int8[]),
+        unnest($5::int8[])) AS w (name, kind, client, sequence, ttl)
     JOIN {s}.resource AS r ON r.name = w.name AND r.kind = w.kind AND r.client = w.client AND r.sequence = w.sequence
     FOR NO KEY UPDATE OF r SKIP LOCKED
 ), clock AS MATERIALIZED (SELECT {now} AS t FROM (SELECT count(*) AS n FROM held) AS locked WHERE n >= 0)
@@ -91,7 +96,7 @@ SELECT count(*) FROM each WHERE client IS NOT NULL AND NOT (SELECT parked FROM {
 /// Mail for the clients of which `$3` says that they cannot listen, and for those that do not listen now.
 const POST: &str = "
 INSERT INTO {s}.mail (client, message, at) SELECT client, message, {now}
-FROM unnest($1::bytea[], $2::text[], $3::int8[]) AS n (client, message, polls) WHERE polls = 1 OR NOT ({present})";
+FROM ROWS FROM (unnest($1::bytea[]), unnest($2::text[]), unnest($3::int8[])) AS n (client, message, polls) WHERE polls = 1 OR NOT ({present})";
 
 /// The mail of a client, and as the row 0 when the server was started: behind a pooler nothing else shows that it is another one.
 const READ_MAIL: &str = "
@@ -113,49 +118,55 @@ WITH due AS MATERIALIZED (
 SELECT count(*) FROM due";
 
 /// The text of every statement, in one schema.
+#[derive(Debug)]
 pub(super) struct Sql {
-    pub(super) acquire: String,
-    pub(super) release: String,
-    pub(super) renew: String,
+    pub(super) acquire: Pinned,
+    pub(super) release: Pinned,
+    pub(super) renew: Pinned,
     /// Limits the transaction's waits for rows further.
-    pub(super) limit_waits: String,
-    pub(super) lock: String,
-    pub(super) peek: String,
-    pub(super) put_resource: String,
-    pub(super) put_lease: String,
-    pub(super) remove_lease: String,
-    pub(super) put_waiter: String,
-    pub(super) remove_waiter: String,
-    pub(super) set_parked: String,
-    pub(super) put_tombstone: String,
-    pub(super) remove_tombstones: String,
-    pub(super) notify: String,
-    pub(super) post: String,
-    pub(super) read_mail: String,
-    pub(super) remove_mail: String,
-    pub(super) create_all: String,
-    pub(super) list: String,
-    pub(super) due: String,
-    pub(super) sweep: String,
+    pub(super) limit_waits: Pinned,
+    pub(super) lock: Pinned,
+    pub(super) peek: Pinned,
+    pub(super) put_resource: Pinned,
+    pub(super) put_lease: Pinned,
+    pub(super) remove_lease: Pinned,
+    pub(super) put_waiter: Pinned,
+    pub(super) remove_waiter: Pinned,
+    pub(super) set_parked: Pinned,
+    pub(super) put_tombstone: Pinned,
+    pub(super) remove_tombstones: Pinned,
+    pub(super) notify: Pinned,
+    pub(super) post: Pinned,
+    pub(super) read_mail: Pinned,
+    pub(super) remove_mail: Pinned,
+    pub(super) create_all: Pinned,
+    pub(super) list: Pinned,
+    pub(super) due: Pinned,
+    pub(super) sweep: Pinned,
+    /// Takes the lock of a client that listens.
+    pub(super) attend: Pinned,
+    /// What the role lacks.
+    pub(super) lacking: Pinned,
     queries: Queries,
 }
 
+#[derive(Debug)]
 struct Queries {
-    lease: String,
-    expiring: String,
-    of_owner: String,
-    all_leases: String,
-    waiter: String,
-    ready: String,
-    deadlines: String,
-    of_client: String,
-    count_of: String,
-    ready_clients: String,
-    all_waiters: String,
-    tombstone: String,
-    all_tombstones: String,
-    present: String,
-    create: String,
+    lease: Pinned,
+    expiring: Pinned,
+    of_owner: Pinned,
+    all_leases: Pinned,
+    waiter: Pinned,
+    ready: Pinned,
+    deadlines: Pinned,
+    of_client: Pinned,
+    count_of: Pinned,
+    ready_clients: Pinned,
+    all_waiters: Pinned,
+    tombstone: Pinned,
+    all_tombstones: Pinned,
+    present: Pinned,
+    create: Pinned,
 }
 
 impl Sql {
@@ -170,18 +181,19 @@ impl Sql {
                 .replace("{waiter}", WAITER)
                 .replace("{id}", ID)
                 .replace("{s}", schema);
-            template
+            let statement = template
                 .replace("{now}", now.unwrap_or(CLOCK))
                 .replace("{retention}", &super::limits::RETENTION_MICROS.to_string())
                 .replace("{max_wall}", &super::limits::MAX_WALL.to_string())
                 .replace("{margin}", &super::limits::SWEEP_MARGIN_MICROS.to_string())
-                .replace("{never}", &i64::MAX.to_string())
+                .replace("{never}", &i64::MAX.to_string());
+            Pinned::new(&statement)
         };
         Self {
             acquire: text(ACQUIRE),
             release: text(RELEASE),
             renew: text(RENEW),
-            limit_waits: "SELECT set_config('lock_timeout', $1, true)".to_owned(),
+            limit_waits: text("SELECT set_config('lock_timeout', $1, true)"),
             lock: text(LOCK),
             peek: text(PEEK),
             put_resource: text(
@@ -214,14 +226,16 @@ impl Sql {
                 ON CONFLICT (resource, client, sequence) DO UPDATE SET until = $4",
             ),
             remove_tombstones: text("DELETE FROM {s}.tombstone WHERE resource = $1 AND until <= $2"),
-            notify: "SELECT pg_notify(n.channel, n.message) FROM unnest($1::text[], $2::text[]) AS n (channel, message)"
-                .to_owned(),
+            notify: text(
+                "SELECT pg_notify(n.channel, n.message)
+                FROM ROWS FROM (unnest($1::text[]), unnest($2::text[])) AS n (channel, message)",
+            ),
             post: text(POST),
             read_mail: text(READ_MAIL),
-            remove_mail: text("DELETE FROM {s}.mail WHERE at < {now} - $1"),
+            remove_mail: text("DELETE FROM {s}.mail WHERE at < ({now} - $1)"),
             create_all: text(
                 "INSERT INTO {s}.resource (name, kind, visit)
-                SELECT name, kind, {now} + {retention} FROM unnest($1::text[], $2::text[])
+                SELECT name, kind, {now} + {retention} FROM ROWS FROM (unnest($1::text[]), unnest($2::text[]))
                     WITH ORDINALITY AS n (name, kind, place) ORDER BY place
                 ON CONFLICT (name, kind) DO NOTHING",
             ),
@@ -233,11 +247,21 @@ impl Sql {
                 AND next_expiry <= {now} ORDER BY visit LIMIT $1 OFFSET $2",
             ),
             sweep: text(SWEEP),
+            attend: text(
+                "SELECT pg_advisory_lock_shared({presence})::text = '' FROM (SELECT $1::bytea AS client) AS one",
+            ),
+            lacking: rights::query(schema),
             queries: Queries::new(&text),
         }
     }
 
-    pub(super) fn of(&self, query: &Query) -> &str {
+    /// Listens to the channel in a session that has these settings.
+    pub(super) fn listen(channel: &str, settings: &str) -> Pinned {
+        let channel = format!("SELECT set_config('leasehold.channel', '{channel}', true)");
+        Pinned::new(&format!("{settings} {channel}; {LISTEN}"))
+    }
+
+    pub(super) fn of(&self, query: &Query) -> &Pinned {
         let queries = &self.queries;
         match query {
             Query::Lease(_) => &queries.lease,
@@ -260,7 +284,7 @@ impl Sql {
 }
 
 impl Queries {
-    fn new(text: &impl Fn(&str) -> String) -> Self {
+    fn new(text: &impl Fn(&str) -> Pinned) -> Self {
         let lease =
             |rest: &str| text(&format!("SELECT {{lease}} FROM {{s}}.lease WHERE resource = {{id}} {rest}"));
         let waiter =

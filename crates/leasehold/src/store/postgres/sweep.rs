@@ -10,6 +10,7 @@ use super::error;
 use super::exec::Executor;
 use super::limits::{MAIL_MICROS, SWEEP_ROWS, SWEEP_TIME};
 use super::params::{Param, Reader};
+use super::pinned::Pinned;
 use super::pool::Class;
 use super::transaction::Progress;
 use crate::store::StoreError;
@@ -27,7 +28,7 @@ impl Executor {
     async fn resources(
         &self,
         progress: &Progress,
-        sql: &str,
+        sql: &Pinned,
         params: Vec<Param>,
     ) -> Result<Vec<Option<Resource>>, StoreError> {
         let rows = self.alone(progress, sql, params).await?;

@@ -1,6 +1,8 @@
 //! The store against the model, command by command, on a real server whose clock is a table.
 
 mod comparison;
+mod search_path;
+mod visible;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -502,10 +504,10 @@ fn no_command_reads_a_whole_table_however_small_it_was_when_it_was_planned() {
     ];
     let commands =
         [&sql.acquire, &sql.release, &sql.renew, &sql.lock, &sql.peek, &sql.put_resource, &sql.remove_waiter];
-    let commands = commands.into_iter().map(String::as_str).chain(queries.iter().map(|query| sql.of(query)));
-    for statement in commands.chain([sql.due.as_str(), sql.sweep.as_str()]) {
-        let plan = harness.plan(statement);
-        assert!(!plan.contains("Seq Scan"), "{statement}\n{plan}");
+    let commands = commands.into_iter().chain(queries.iter().map(|query| sql.of(query)));
+    for statement in commands.chain([&sql.due, &sql.sweep]) {
+        let plan = harness.plan(statement.as_str());
+        assert!(!plan.contains("Seq Scan"), "{statement:?}\n{plan}");
     }
     // The check sees one.
     assert!(harness.plan("SELECT metadata FROM leasehold.clock, leasehold.resource").contains("Seq Scan"));

@@ -9,7 +9,7 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Renew, Reply
 use leasehold_testkit::{Postgres as Server, Session as ServerSession, wait_until};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio_postgres::{AsyncMessage, SimpleQueryMessage};
+use tokio_postgres::AsyncMessage;
 
 use super::super::conn::{Conn, Frame, settings};
 use super::super::dialer::Dialer;
@@ -17,6 +17,7 @@ use super::super::exec::Executor;
 use super::super::limits::MAX_TOGETHER;
 use super::super::mailbox::Mailbox;
 use super::super::params::Request;
+use super::super::pinned::Pinned;
 use super::super::pool::Pool;
 use super::super::query::Query;
 use super::super::sql::Sql;
@@ -30,6 +31,11 @@ const SCHEMA: &str = "leasehold";
 
 /// How long the first connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
+
+/// The key of the lock that a client has while it listens, as the server computes it.
+fn presence_key(client: ClientId) -> String {
+    format!("('x' || encode(substring(sha256('\\x{client}'::bytea), 1, 8), 'hex'))::bit(64)::int8")
+}
 
 /// Ignores all pushes.
 struct NoInbox;
@@ -69,14 +75,13 @@ impl Harness {
                     Err(error) => assert!(began.elapsed() < CONNECT_LIMIT, "{error:?}"),
                 }
             };
-            schema::prepare(&conn.client, SCHEMA).await.unwrap();
+            schema::prepare(&conn, SCHEMA).await.unwrap();
             let clock = format!("CREATE TABLE {SCHEMA}.clock AS SELECT {}::int8 AS now", now.as_micros());
-            conn.client.batch_execute(&clock).await.unwrap();
+            conn.run(&Pinned::as_is(&clock)).await.unwrap();
             for client in 0..CLIENTS {
-                let (channel, key) =
-                    (push::channel(client_id(client)), push::presence_key(client_id(client)));
+                let (channel, key) = (push::channel(client_id(client)), presence_key(client_id(client)));
                 let sql = format!("LISTEN {channel}; SELECT pg_advisory_lock_shared({key})");
-                conn.client.batch_execute(&sql).await.unwrap();
+                conn.run(&Pinned::as_is(&sql)).await.unwrap();
             }
             let session = Session {
                 sql: Sql::new(SCHEMA, Some("(SELECT now FROM leasehold.clock)")),
@@ -106,7 +111,7 @@ impl Harness {
     }
 
     fn sql(&self, sql: &str) {
-        self.runtime.block_on(self.conn.client.batch_execute(sql)).unwrap();
+        self.runtime.block_on(self.conn.run(&Pinned::as_is(sql))).unwrap();
     }
 
     /// A defect that the comparison must find.
@@ -124,16 +129,11 @@ impl Harness {
         let parameters = if count == 0 { String::new() } else { format!("({nulls})") };
         let explain = format!(
             "SET plan_cache_mode = force_generic_plan; PREPARE command AS {statement};
-            EXPLAIN EXECUTE command{parameters}; DEALLOCATE command"
+            EXPLAIN (FORMAT JSON) EXECUTE command{parameters}; DEALLOCATE command"
         );
         self.runtime.block_on(async {
             let lent = self.executor.pool.take().await.unwrap();
-            let messages = lent.conn().client.simple_query(&explain).await.unwrap();
-            let lines = messages.iter().filter_map(|message| match message {
-                SimpleQueryMessage::Row(row) => row.get(0).map(ToOwned::to_owned),
-                _ => None,
-            });
-            lines.collect::<Vec<_>>().join("\n")
+            lent.conn().value(&Pinned::as_is(&explain)).await.unwrap()
         })
     }
 
@@ -142,7 +142,7 @@ impl Harness {
         let sql = self.executor.sql().of(&Query::Present(client));
         self.runtime.block_on(async {
             let look = async |conn: &Conn| {
-                conn.client.batch_execute("BEGIN").await.unwrap();
+                conn.run(&Pinned::as_is("BEGIN")).await.unwrap();
                 let rows = conn.fly(Frame::Within, &[Request::new(sql, vec![client.into()])]).await;
                 rows.unwrap()[0][0].get::<_, bool>(0)
             };
@@ -158,7 +158,7 @@ impl Harness {
     }
 
     fn set_present(&self, client: ClientId, is_present: bool) {
-        let key = push::presence_key(client);
+        let key = presence_key(client);
         let unlock = format!("SELECT pg_advisory_unlock_shared({key})");
         let lock = format!("; SELECT pg_advisory_lock_shared({key})");
         self.sql(&format!("{unlock}{}", if is_present { &lock } else { "" }));
@@ -326,7 +326,7 @@ impl<'h> Comparison<'h> {
                 if self.absent.contains(&client_id(*client)) {
                     self.harness.sql(&format!(
                         "SELECT pg_advisory_lock_shared({})",
-                        push::presence_key(client_id(*client))
+                        presence_key(client_id(*client))
                     ));
                     self.absent.retain(|absent| *absent != client_id(*client));
                 }
@@ -393,8 +393,8 @@ impl<'h> Comparison<'h> {
 
     /// The only number that a query returns.
     pub(super) fn column(&self, sql: &str) -> i64 {
-        let rows = self.harness.runtime.block_on(self.harness.conn.client.query_typed(sql, &[]));
-        rows.unwrap()[0].get(0)
+        let value = self.harness.runtime.block_on(self.harness.conn.value(&Pinned::as_is(sql)));
+        value.unwrap().parse().unwrap()
     }
 
     /// Another session has the row of this resource until the value is dropped.
