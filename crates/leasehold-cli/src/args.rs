@@ -99,7 +99,7 @@ pub(crate) enum Action {
     /// Check the store for settings that make locks unsafe, and print the fix
     #[command(after_long_help = after(DOCTOR))]
     Doctor(DoctorArgs),
-    /// Create the tables of a postgres: store, or print the statements that do
+    /// Create the tables of a postgres: store and renew its views, or print the statements that do
     Migrate(MigrateArgs),
     /// Serve locks over HTTP, with a dashboard and metrics
     #[cfg(feature = "serve")]
@@ -122,7 +122,7 @@ pub(crate) enum Action {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct MigrateArgs {
-    /// Print the statements, and connect to nothing
+    /// Print the statements, for psql; needs no store, and connects to none
     #[arg(long)]
     pub(crate) print: bool,
 }

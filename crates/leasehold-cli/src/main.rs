@@ -36,7 +36,7 @@ mod watchdog;
 
 use std::process::ExitCode;
 
-use args::{Action, Args, LogFormat, ReleaseArgs, name};
+use args::{Action, Args, LogFormat, MigrateArgs, ReleaseArgs, name};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use config::Refused;
@@ -86,6 +86,9 @@ fn parse() -> Result<Args, Refused> {
 }
 
 async fn act(args: Args) -> Result<Exit, Stop> {
+    if let Action::Migrate(MigrateArgs { print: true }) = args.action {
+        return migrate::print_statements(args.store);
+    }
     let store = || Store::find(args.store);
     match args.action {
         Action::Run(args) => run::run(store, args).await,
@@ -100,7 +103,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Wait(args) => probe::wait(store, args).await,
         Action::Health(args) => probe::health(store, args).await,
         Action::Doctor(args) => doctor::doctor(&store()?, args).await,
-        Action::Migrate(args) => migrate::migrate(&store()?, &args).await,
+        Action::Migrate(_) => migrate::migrate(&store()?).await,
         #[cfg(feature = "serve")]
         Action::Serve(args) => serve::serve(store, args).await,
         Action::Watchdog => Ok(watchdog::watch()),

@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
 use common::Place;
 use leasehold_testkit::{PgBouncer, Postgres};
 
@@ -59,4 +62,48 @@ fn migrate_prints_or_creates_the_tables_and_doctor_looks_at_the_server() {
     assert!(report.contains("fsync is off") && report.contains("ALTER SYSTEM SET fsync = on"), "{report}");
     let elsewhere = Place::new();
     assert_ne!(elsewhere.code(&["migrate"]).0, 0, "a file has no tables to create");
+}
+
+/// What psql makes of a script, as this role.
+fn psql(server: &Postgres, role: &str, script: &[u8]) -> Output {
+    let mut psql = Command::new("psql");
+    psql.args(["-X", "-q", "-U", role, "-d", "postgres", "-p", &server.port().to_string(), "-h"])
+        .arg(server.folder());
+    let mut psql =
+        psql.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("psql runs");
+    psql.stdin.take().expect("it is piped").write_all(script).expect("psql reads");
+    psql.wait_with_output().expect("psql ends")
+}
+
+#[test]
+fn printed_statements_need_no_store_and_their_failure_is_that_of_the_pipe() {
+    let server = Postgres::on_port();
+    server.run("CREATE ROLE app LOGIN");
+    let printed = Place::new().output(&["migrate", "--print"]);
+    assert!(printed.status.success(), "{printed:?}");
+    let refused = psql(&server, "app", &printed.stdout);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(server.try_run("SELECT FROM leasehold.layout").is_err(), "a part of it was done");
+    // Again, on tables that are there.
+    for _ in 0..2 {
+        let done = psql(&server, "postgres", &printed.stdout);
+        assert!(done.status.success() && done.stdout.is_empty(), "{done:?}");
+    }
+    let place = Place::on(&server.url());
+    assert_eq!(place.code(&["run", "a", "--", "true"]).0, 0);
+    let with_schema = place.output(&["--store", "postgres://nowhere/?schema=other", "migrate", "--print"]);
+    assert!(
+        String::from_utf8_lossy(&with_schema.stdout).contains("CREATE TABLE other.resource"),
+        "{with_schema:?}"
+    );
+    // Who may not create them is told the command, and not all of the statements.
+    let refused = Place::on(&format!("{}?schema=third", server.url().replace("postgres@", "app@")));
+    let refused = refused.output(&["migrate"]);
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success()
+            && stderr.contains("leasehold migrate --print")
+            && stderr.lines().count() < 4,
+        "{stderr}"
+    );
 }
