@@ -166,9 +166,10 @@ async fn transaction_lock_is_refused_where_the_transaction_would_not_see_what_th
     create(&database).await.unwrap();
     let balance = TransactionLock::new("balance:42").unwrap();
     for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
-        let strict = database.build_transaction().isolation_level(level).start().await.unwrap();
-        let refused = [balance.lock(&strict).await.map(|()| true), balance.try_lock(&strict).await];
-        for refused in refused {
+        for tries in [false, true] {
+            let strict = database.build_transaction().isolation_level(level).start().await.unwrap();
+            let refused =
+                if tries { balance.try_lock(&strict).await.map(drop) } else { balance.lock(&strict).await };
             let error = refused.unwrap_err();
             assert!(error.is_invalid() && error.to_string().contains("READ COMMITTED"), "{error}");
         }

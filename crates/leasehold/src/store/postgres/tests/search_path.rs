@@ -10,7 +10,10 @@ use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use tokio_postgres::{Config, NoTls};
 
+use super::super::conn::Frame;
+use super::super::params::{Param, Request};
 use super::super::pinned::Pinned;
+use super::super::query::Query;
 use super::super::{Dialer, Postgres, Sql, listener};
 use crate::fence::postgres::{check_token, create};
 use crate::postgres::TransactionLock;
@@ -75,6 +78,16 @@ async fn use_the_store(url: &str, round: &str) {
     stores[0].executor.sweep().await.unwrap();
     stores[0].executor.read_mail(false).await.unwrap();
     stores[0].diagnose().await.unwrap();
+    // What it sends once entries have expired.
+    let sql = stores[0].executor.sql();
+    let lent = stores[0].executor.pool.take().await.unwrap();
+    let deadlines: Vec<Param> = vec!["".into(), "".into(), 1_i64.into()];
+    let late = [
+        Request::new(sql.of(&Query::Deadlines(1)), deadlines),
+        Request::new(&sql.remove_tombstones, vec![1_i64.into(), 1_i64.into()]),
+    ];
+    lent.conn().fly(Frame::Alone, &late).await.unwrap();
+    lent.give_back();
     if !stores[0].executor.session.mailbox.polls() {
         let ear = listener::Ear::new(Dialer::new(&url).unwrap(), &url, client_id(0), false);
         let listening = ear.listen().await.unwrap();
