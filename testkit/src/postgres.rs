@@ -31,6 +31,7 @@ pub struct PostgresOptions {
     settings: Vec<String>,
     password: Option<String>,
     tls: Option<Pair>,
+    client_authority: Option<PathBuf>,
     data: Option<PathBuf>,
 }
 
@@ -53,6 +54,13 @@ impl PostgresOptions {
     #[must_use]
     pub fn tls(mut self, pair: &Pair) -> Self {
         self.tls = Some(pair.clone());
+        self
+    }
+
+    /// Requires a client certificate of this authority, where it requires TLS.
+    #[must_use]
+    pub fn client_authority(mut self, authority: &Path) -> Self {
+        self.client_authority = Some(authority.to_owned());
         self
     }
 
@@ -295,7 +303,12 @@ impl Postgres {
         let mut access = "local all all trust\nlocal replication all trust\n".to_owned();
         let host = if self.options.tls.is_some() { "hostssl" } else { "host" };
         let method = if self.options.password.is_some() { "scram-sha-256" } else { "trust" };
-        access += &format!("{host} all all 127.0.0.1/32 {method}\n");
+        let client = if self.options.client_authority.is_some() { " clientcert=verify-ca" } else { "" };
+        access += &format!("{host} all all 127.0.0.1/32 {method}{client}\n");
+        if let Some(authority) = &self.options.client_authority {
+            self.set_client_authority(authority);
+            lines += "ssl_ca_file = 'root.crt'\n";
+        }
         if let Some(Pair { certificate, key }) = &self.options.tls {
             for (from, to) in [(certificate, "server.crt"), (key, "server.key")] {
                 let to = data.join(to);
@@ -312,6 +325,13 @@ impl Postgres {
         {
             self.set_password(password);
         }
+    }
+
+    /// Makes this authority the one of client certificates. A running server reads it with its next configuration.
+    pub fn set_client_authority(&self, authority: &Path) {
+        let to = self.data().join("root.crt");
+        fs::copy(authority, &to).expect("the certificate can be copied");
+        give_away(&to);
     }
 
     fn set_password(&self, password: &str) {

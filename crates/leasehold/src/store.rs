@@ -1,5 +1,7 @@
 //! The stores, and how one is opened.
 
+#[cfg(feature = "postgres")]
+mod certificates;
 mod contract;
 #[cfg(feature = "redis")]
 mod foreign;
@@ -17,6 +19,7 @@ mod redlock;
 mod sql;
 #[cfg(all(feature = "sqlite", unix))]
 mod sqlite;
+mod trial;
 
 use std::sync::{Arc, Weak};
 

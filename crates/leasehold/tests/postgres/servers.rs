@@ -1,9 +1,10 @@
 //! Servers that refuse, and servers with other settings.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Severity};
-use leasehold_testkit::{Certificates, PgBouncer, Postgres, unless_paused};
+use leasehold_testkit::{Certificates, Pair, PgBouncer, Postgres, unless_paused};
 
 use super::{LONG, client_of, lock, refusal, until_waiting};
 
@@ -284,4 +285,69 @@ async fn doctor_names_the_mode_of_a_pooler_and_its_remedy() {
         );
         assert!(found.is_none_or(|finding| finding.what.contains(&format!("in {mode} mode"))), "{found:?}");
     }
+}
+
+/// An address with a client certificate of this pair.
+fn with_certificate(server: &Postgres, authority: &Path, pair: &Pair) -> String {
+    let (authority, certificate, key) = (authority.display(), pair.certificate.display(), pair.key.display());
+    format!("{}?sslmode=verify-full&sslrootcert={authority}&sslcert={certificate}&sslkey={key}", server.url())
+}
+
+#[tokio::test]
+async fn refused_client_certificate_is_not_called_the_servers() {
+    let (files, others) = (Certificates::new(), Certificates::new());
+    let server = Postgres::builder().tls(&files.server).client_authority(&files.authority).start();
+    let client = Client::connect(&with_certificate(&server, &files.authority, &files.client)).await.unwrap();
+    lock(&client, "a").await.release().await.unwrap();
+    for (authority, pair, expected) in [
+        (
+            &files.authority,
+            &others.client,
+            "does not know the authority of the client certificate (sslcert=PATH)",
+        ),
+        (
+            &others.authority,
+            &files.client,
+            "the server's certificate is from an authority that is not known here",
+        ),
+    ] {
+        let error = refusal(&with_certificate(&server, authority, pair)).await;
+        assert!(error.is_unavailable() && error.to_string().contains(expected), "{error}");
+    }
+}
+
+/// A process that starts now would find the new files.
+#[tokio::test]
+async fn certificates_that_were_replaced_are_used_by_the_next_connection() {
+    let (old, new) = (Certificates::new(), Certificates::new());
+    let server = Postgres::builder().tls(&old.server).client_authority(&old.authority).start();
+    let folder = tempfile::tempdir().unwrap();
+    let own = Pair { certificate: folder.path().join("client.pem"), key: folder.path().join("client.key") };
+    let use_pair = |pair: &Pair| {
+        std::fs::copy(&pair.certificate, &own.certificate).unwrap();
+        std::fs::copy(&pair.key, &own.key).unwrap();
+    };
+    use_pair(&old.client);
+    let client = Client::connect(&with_certificate(&server, &old.authority, &own)).await.unwrap();
+    let guard = lock(&client, "a").await;
+    server.set_client_authority(&new.authority);
+    server.run("SELECT pg_reload_conf()");
+    leasehold_testkit::until(async || {
+        Client::connect(&with_certificate(&server, &old.authority, &old.client)).await.is_err()
+    })
+    .await;
+    let end_all = || {
+        server.run(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()",
+        )
+    };
+    use_pair(&new.client);
+    end_all();
+    leasehold_testkit::until(async || client.mutex("b").try_lock().await.is_ok()).await;
+    assert!(guard.is_held());
+    // While they are being replaced, the last ones count.
+    std::fs::write(&own.key, "").unwrap();
+    end_all();
+    leasehold_testkit::until(async || client.mutex("c").try_lock().await.is_ok()).await;
+    guard.release().await.unwrap();
 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode};
 use tokio_postgres::{AsyncMessage, Config, Error};
 
 use super::conn::Conn;
+use super::error;
 use super::limits::{
     ANSWER_TIMEOUT, CONNECT_TIMEOUT, HOST_TIMEOUT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES,
 };
-use super::tls::Connector;
-use super::{error, tls};
+use super::tls::Connectors;
 use crate::error::Error as PublicError;
 use crate::store::StoreError;
 use crate::url::PostgresUrl;
@@ -31,7 +32,7 @@ pub(super) struct Dialer {
     next: AtomicUsize,
     /// Max time for each network address, with its handshakes, if the address names one.
     limit: Option<Duration>,
-    tls: Connector,
+    tls: Arc<Connectors>,
 }
 
 /// One host.
@@ -79,7 +80,7 @@ impl Dialer {
             _ => 0,
         };
         let limit = url.config.get_connect_timeout().copied();
-        Ok(Self { hosts, next: AtomicUsize::new(first), limit, tls: tls::connector(url)? })
+        Ok(Self { hosts, next: AtomicUsize::new(first), limit, tls: Arc::new(Connectors::new(url)?) })
     }
 
     /// Another one, which begins with the host that this one has reached.
@@ -87,12 +88,7 @@ impl Dialer {
         let copy = |next: &AtomicUsize| AtomicUsize::new(next.load(Ordering::Relaxed));
         let hosts = self.hosts.iter();
         let hosts = hosts.map(|host| Server { config: host.config.clone(), next: copy(&host.next) });
-        Self {
-            hosts: hosts.collect(),
-            next: copy(&self.next),
-            limit: self.limit,
-            tls: Connector::clone(&self.tls),
-        }
+        Self { hosts: hosts.collect(), next: copy(&self.next), limit: self.limit, tls: self.tls.clone() }
     }
 
     /// Connects to the first host that lets it. The connection's task runs on the current runtime. `messages` gets its
@@ -147,7 +143,7 @@ impl Dialer {
         limit: Duration,
         messages: Option<UnboundedSender<AsyncMessage>>,
     ) -> Result<Conn, StoreError> {
-        let (client, connection) = within(limit, address.connect(Connector::clone(&self.tls))).await?;
+        let (client, connection) = within(limit, address.connect(self.tls.connector())).await?;
         Ok(Conn::new(client, connection, messages))
     }
 }

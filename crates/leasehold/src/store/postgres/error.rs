@@ -8,6 +8,10 @@ use tokio_postgres::Error;
 use tokio_postgres::error::{Severity, SqlState};
 
 use crate::store::StoreError;
+use crate::store::certificates::{self, Parameters};
+
+const CERTIFICATES: Parameters =
+    Parameters { authority: "sslrootcert", certificate: "sslcert", key: "sslkey" };
 
 /// Maps an error. `may_be_done`: the statement, or the COMMIT behind it, had been sent.
 pub(super) fn explain(error: Error, may_be_done: bool) -> StoreError {
@@ -80,6 +84,9 @@ fn of_connection(error: &Error) -> String {
         what = format!("{what}: {inner}");
         kind = inner.downcast_ref().map(io::Error::kind).or(kind);
         source = inner.source();
+    }
+    if let Some(explained) = certificates::explain(&what, CERTIFICATES) {
+        return explained;
     }
     match kind {
         Some(io::ErrorKind::NotFound) => {

@@ -1,9 +1,9 @@
 //! TLS to the server, with rustls, as libpq's `sslmode` describes it.
 
 #[cfg(feature = "tls")]
-pub(super) use with_tls::{Connector, connector};
+pub(super) use with_tls::Connectors;
 #[cfg(not(feature = "tls"))]
-pub(super) use without_tls::{Connector, connector};
+pub(super) use without_tls::Connectors;
 
 /// Addresses that require TLS are refused when they are parsed.
 #[cfg(not(feature = "tls"))]
@@ -15,8 +15,16 @@ mod without_tls {
 
     pub(crate) type Connector = NoTls;
 
-    pub(crate) fn connector(_: &PostgresUrl) -> Result<Connector, Error> {
-        Ok(NoTls)
+    pub(crate) struct Connectors;
+
+    impl Connectors {
+        pub(crate) fn new(_: &PostgresUrl) -> Result<Self, Error> {
+            Ok(Self)
+        }
+
+        pub(crate) fn connector(&self) -> Connector {
+            NoTls
+        }
     }
 }
 
@@ -25,7 +33,7 @@ mod with_tls {
     use std::io;
     use std::path::Path;
     use std::pin::Pin;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex, PoisonError};
     use std::task::{Context, Poll};
 
     use rustls::client::WebPkiServerVerifier;
@@ -49,8 +57,39 @@ mod with_tls {
     #[derive(Clone)]
     pub(crate) struct Connector(TlsConnector);
 
-    /// Reads the files that the address names.
-    pub(crate) fn connector(url: &PostgresUrl) -> Result<Connector, Error> {
+    /// Makes a connector for each connection, because the files that the address names may be replaced.
+    pub(crate) struct Connectors {
+        mode: SslMode,
+        files: SslFiles,
+        /// From the files as they could be read last.
+        last: Mutex<Connector>,
+    }
+
+    impl Connectors {
+        /// Reads the files.
+        pub(crate) fn new(url: &PostgresUrl) -> Result<Self, Error> {
+            let (mode, files) = (url.ssl_mode, url.ssl_files.clone());
+            let last = Mutex::new(connector(mode, &files)?);
+            Ok(Self { mode, files, last })
+        }
+
+        /// Reads them again. While they can't be read, or do not fit each other because they are being replaced, what was read
+        /// last counts.
+        pub(crate) fn connector(&self) -> Connector {
+            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.files.authority.is_some() || self.files.certificate.is_some() {
+                match connector(self.mode, &self.files) {
+                    Ok(renewed) => *last = renewed,
+                    Err(error) => {
+                        tracing::warn!(%error, "certificates not read again: the last ones are used")
+                    }
+                }
+            }
+            last.clone()
+        }
+    }
+
+    fn connector(mode: SslMode, files: &SslFiles) -> Result<Connector, Error> {
         let provider = CryptoProvider::get_default()
             .cloned()
             .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
@@ -60,12 +99,12 @@ mod with_tls {
             .with_safe_default_protocol_versions()
             .map_err(unusable)?;
         let verifier = Verifier {
-            chain: chain(url, &provider)?,
-            is_full: url.ssl_mode == SslMode::VerifyFull,
+            chain: chain(mode, files, &provider)?,
+            is_full: mode == SslMode::VerifyFull,
             provider,
         };
         let builder = builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier));
-        let config = match own_certificate(&url.ssl_files)? {
+        let config = match own_certificate(files)? {
             None => builder.with_no_client_auth(),
             Some((certificates, key)) => {
                 builder.with_client_auth_cert(certificates, key).map_err(unusable)?
@@ -93,17 +132,18 @@ mod with_tls {
 
     /// What checks the certificate's authority. As with libpq, `require` checks it too if the address names one.
     fn chain(
-        url: &PostgresUrl,
+        mode: SslMode,
+        files: &SslFiles,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Option<Arc<WebPkiServerVerifier>>, Error> {
         let mut roots = RootCertStore::empty();
-        match &url.ssl_files.authority {
+        match &files.authority {
             Some(path) => {
                 for certificate in certificates(path)? {
                     roots.add(certificate).map_err(|error| unreadable(path, &error))?;
                 }
             }
-            None if url.ssl_mode < SslMode::VerifyCa => return Ok(None),
+            None if mode < SslMode::VerifyCa => return Ok(None),
             None => {
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             }
