@@ -108,8 +108,8 @@ impl Client {
     ///
     /// # Cancel safety
     ///
-    /// No setting is changed. On a Redis server the call acquires and releases a test lock, and deletes its keys. If the
-    /// future is dropped before that, the keys expire within an hour.
+    /// No setting is changed. The call acquires and releases a test lock, and removes its keys or its row; those of `sqlite:` and
+    /// `memory:` are removed after an hour. If the future is dropped before that, they expire within an hour.
     pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
         handle.check_open()?;

@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use leasehold_core::model::{CommandContext, TOKEN_RETENTION, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError};
+use super::{
+    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, trial,
+};
 use crate::diagnostics::{Check, Component, Diagnosis};
 use crate::engine::clock::Clock;
 
@@ -280,6 +282,10 @@ impl Store for Memory {
             "the locks are in this process",
             "they end with it, and no other process sees them: sqlite: is for all processes of a machine",
         );
+        let tried = trial::commands(false);
+        let results: Vec<_> =
+            tried.iter().map(|(resource, command)| self.call_inline(resource, command)).collect();
+        trial::judge(&results, &mut component);
         Box::pin(std::future::ready(Ok(Diagnosis { components: vec![component] })))
     }
 }

@@ -278,8 +278,8 @@ impl Store for Postgres {
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        let (url, polls) = (self.url.clone(), self.executor.session.mailbox.polls());
-        self.spawn(async move { doctor::diagnose(&url, polls).await }, Err)
+        let (url, executor) = (self.url.clone(), self.executor.clone());
+        self.spawn(async move { doctor::diagnose(&url, &executor).await }, Err)
     }
 }
 

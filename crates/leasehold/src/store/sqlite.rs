@@ -50,7 +50,9 @@ use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError};
+use super::{
+    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, trial,
+};
 use crate::diagnostics::Diagnosis;
 use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
@@ -205,10 +207,16 @@ impl Store for Sqlite {
         let started = thread::Builder::new()
             .name("leasehold-doctor".to_owned())
             .spawn(move || sender.send(doctor::diagnose(&path, is_durable)));
+        let tried = self.call_batch(trial::commands(false), 0);
         Box::pin(async move {
             started
                 .map_err(|error| not_sent(format!("no thread could be started: {error}")).caused_by(error))?;
-            receiver.await.unwrap_or_else(|_| Err(not_sent("the thread that checks the file has ended")))
+            let checked = receiver.await;
+            let mut diagnosis =
+                checked.unwrap_or_else(|_| Err(not_sent("the thread that checks the file has ended")))?;
+            let results = tried.await;
+            diagnosis.components.iter_mut().take(1).for_each(|file| trial::judge(&results, file));
+            Ok(diagnosis)
         })
     }
 }

@@ -3,24 +3,48 @@
 use super::conn::Conn;
 use super::dialer::Dialer;
 use super::error::explain;
+use super::exec::Executor;
 use super::limits::in_time;
+use super::params::of_resource;
 use super::pinned::Pinned;
+use super::pool::Class;
+use super::transaction::Progress;
 use super::{ddl, pooler, rights};
 use crate::diagnostics::{Check, Component, Diagnosis};
-use crate::store::StoreError;
+use crate::store::{CallResult, StoreError, trial};
 use crate::url::{PostgresUrl, SslMode};
-use leasehold_core::Failure;
+use leasehold_core::{Command, Failure};
 
-pub(super) async fn diagnose(url: &PostgresUrl, polls: bool) -> Result<Diagnosis, StoreError> {
+pub(super) async fn diagnose(url: &PostgresUrl, executor: &Executor) -> Result<Diagnosis, StoreError> {
     let invalid = |error: crate::error::Error| StoreError::new(Failure::NotSent, error.to_string());
     let dialer = Dialer::new(url).map_err(invalid)?;
     let conn = dialer.connect(None).await?;
-    let mut seen = in_time(look(&conn, url, polls)).await?;
+    let mut seen = in_time(look(&conn, url, executor.session.mailbox.polls())).await?;
     if in_time(pooler::is_between(&conn)).await? {
         // All of its sessions may be in use.
         seen.pooler = in_time(pooler::mode(&dialer)).await.ok();
     }
-    Ok(Diagnosis { components: vec![judge(&seen, url)] })
+    let mut component = judge(&seen, url);
+    trial::judge(&executor.try_lock().await, &mut component);
+    Ok(Diagnosis { components: vec![component] })
+}
+
+impl Executor {
+    /// Acquires and releases a test lock, and removes its row.
+    async fn try_lock(&self) -> Vec<CallResult> {
+        let mut results = Vec::new();
+        for (resource, command) in trial::commands(true) {
+            results.push(self.call(&resource, &command).await);
+            if matches!(command, Command::Release(_)) {
+                let forget = async |progress: &Progress| {
+                    self.alone(progress, &self.sql().forget, of_resource(&resource)).await
+                };
+                // Otherwise it is removed as any unused row.
+                let _ = self.in_time(Class::Command, forget).await;
+            }
+        }
+        results
+    }
 }
 
 /// A snapshot of a server.

@@ -145,6 +145,8 @@ pub(super) struct Sql {
     pub(super) sweep: Pinned,
     /// Takes the lock of a client that listens.
     pub(super) attend: Pinned,
+    /// Removes the row of a lock that is not in use, whose name is of no use again.
+    pub(super) forget: Pinned,
     /// What the role lacks.
     pub(super) lacking: Pinned,
     queries: Queries,
@@ -249,6 +251,9 @@ impl Sql {
             sweep: text(SWEEP),
             attend: text(
                 "SELECT pg_advisory_lock_shared({presence})::text = '' FROM (SELECT $1::bytea AS client) AS one",
+            ),
+            forget: text(
+                "DELETE FROM {s}.resource WHERE name = $1 AND kind = $2 AND leases = 0 AND waiters = 0 AND tombstones = 0",
             ),
             lacking: rights::query(schema),
             queries: Queries::new(&text),
