@@ -26,7 +26,8 @@ pub(crate) fn explain(text: &str, parameters: Parameters) -> Option<String> {
         format!("the server wants a client certificate: name it with {certificate}=PATH and {key}=PATH")
     } else if is_alert && says(&["expired"]) {
         format!("the server says that the client certificate ({certificate}=PATH) has expired: renew it")
-    } else if is_alert && says(&["unknownca", "unknown ca", "unknownissuer"]) {
+    } else if is_alert && says(&["unknownca", "unknown ca", "unknownissuer", "decrypterror"]) {
+        // The last one if the server knows another authority of the same name.
         format!(
             "the server does not know the authority of the client certificate ({certificate}=PATH): use one that its CA has signed"
         )
@@ -56,6 +57,7 @@ mod tests {
         for (text, expected) in [
             ("received fatal alert: CertificateExpired", "client certificate (cert=PATH) has expired"),
             ("received fatal alert: UnknownCA", "does not know the authority of the client certificate"),
+            ("received fatal alert: DecryptError", "does not know the authority of the client certificate"),
             ("received fatal alert: BadCertificate", "does not accept the client certificate"),
             ("received fatal alert: CertificateRequired", "wants a client certificate"),
             (

@@ -56,18 +56,19 @@ INSERT INTO {s}.layout VALUES ({layout});
 END $tables$;
 ";
 
+/// `{text …}` is a column of bytes as a text. A text of PostgreSQL has no zero bytes, and those of a client may.
 const VIEWS: &str = "
 CREATE OR REPLACE VIEW {s}.holders AS
-    SELECT kind, name, convert_from(owner, 'UTF8') AS owner, token, to_timestamp(granted_at / 1e6) AS granted_at,
-        to_timestamp(expires_at / 1e6) AS expires_at, convert_from(metadata, 'UTF8') AS metadata
+    SELECT kind, name, {text owner} AS owner, token, to_timestamp(granted_at / 1e6) AS granted_at,
+        to_timestamp(expires_at / 1e6) AS expires_at, {text metadata} AS metadata
     FROM {s}.resource WHERE client IS NOT NULL
     UNION ALL
-    SELECT r.kind, r.name, convert_from(l.owner, 'UTF8'), l.token, to_timestamp(l.granted_at / 1e6),
-        to_timestamp(l.expires_at / 1e6), convert_from(l.metadata, 'UTF8')
+    SELECT r.kind, r.name, {text l.owner}, l.token, to_timestamp(l.granted_at / 1e6),
+        to_timestamp(l.expires_at / 1e6), {text l.metadata}
     FROM {s}.lease AS l JOIN {s}.resource AS r ON r.id = l.resource;
 CREATE OR REPLACE VIEW {s}.waiters AS
     SELECT r.kind, r.name, w.place, to_timestamp(w.since / 1e6) AS since, to_timestamp(w.deadline / 1e6) AS deadline,
-        w.parked, convert_from(w.metadata, 'UTF8') AS metadata
+        w.parked, {text w.metadata} AS metadata
     FROM {s}.waiter AS w JOIN {s}.resource AS r ON r.id = w.resource;
 ";
 
@@ -205,6 +206,15 @@ fn statements(schema: &str, present: Present, tables: &str, views: &str) -> Pinn
     let create = if present.schema { "" } else { "\nCREATE SCHEMA IF NOT EXISTS {s};" };
     let fence = if present.fence { "" } else { FENCE };
     let transaction_lock = if present.transaction_lock { "" } else { TRANSACTION_LOCK };
+    let as_text = |views: String, column: &str| {
+        let text = format!(
+            "CASE WHEN position(decode('00', 'hex') IN {column}) = 0 THEN convert_from({column}, 'UTF8')
+            ELSE encode({column}, 'escape') END"
+        );
+        views.replace(&format!("{{text {column}}}"), &text)
+    };
+    let columns = ["owner", "metadata", "l.owner", "l.metadata", "w.metadata"];
+    let views = columns.into_iter().fold(views.to_owned(), as_text);
     let statements = format!("{create}{tables}{fence}{transaction_lock}{views}")
         .replace("{vacuum}", VACUUM)
         .replace("{s}", schema)
