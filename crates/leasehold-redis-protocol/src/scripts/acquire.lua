@@ -22,16 +22,16 @@
 --
 -- The first lines are the whole usual case. The id is drawn before the SET, because the value contains it, and a third call
 -- would cost more than the ids of busy attempts. A longer id may have a sequence number beyond a millisecond's tokens, and one
--- of the next century may be no token. A quorum node has other first lines: acquire_voter.lua.
+-- of the next century may be no token: ids are compared as text, of 13 digits before the hyphen. A quorum node has other first lines: acquire_voter.lua.
 --
 -- If another attempt holds a plain lease of capacity 1, or another program has the key, an attempt that does not wait is busy.
 
-local LONGEST_ID, FIRST_LATE_ID = #'1700000000000-999', '4'
+local LONGEST_ID, FIRST_LATE_ID, DIGITS, HYPHEN = #'1700000000000-999', '4', #'1700000000000', 45
 if ARGV[2] ~= '' then
   local id = drawn or redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
   drawn = nil
   if not id.err then
-    if #id <= LONGEST_ID and id < FIRST_LATE_ID
+    if #id <= LONGEST_ID and string.byte(id, DIGITS + 1) == HYPHEN and id < FIRST_LATE_ID
       and redis.call('SET', KEYS[1], ARGV[1] .. ' leasehold:3@' .. id, 'NX', 'PX', ARGV[2]) then
       return id
     end
