@@ -6,6 +6,7 @@
 pub(crate) mod clock;
 pub(crate) mod driver;
 mod due;
+mod entries;
 mod entry;
 mod leases;
 #[cfg(feature = "redis")]

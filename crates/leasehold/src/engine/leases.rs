@@ -93,25 +93,32 @@ impl Session {
         Ok(sequence)
     }
 
-    /// The store has answered that it does not have this lease any more.
-    pub(crate) fn lose(&self, acquisition: Acquisition, now: LocalTime) {
+    /// The store has answered that it does not have this lease of the owner any more.
+    pub(crate) fn lose(&self, resource: &Resource, owner: &Owner, acquisition: Acquisition, now: LocalTime) {
         // An attached lease has another sequence here.
-        self.lose_where(now, |entry| entry.is_attempt(acquisition));
+        self.lose_where(resource, owner, now, |entry| entry.is_attempt(acquisition));
     }
 
     /// The store has granted this token to the owner: it does not have those leases of the owner any more that have a lower one.
     pub(crate) fn lose_before(&self, resource: &Resource, owner: &Owner, granted: Token, now: LocalTime) {
-        self.lose_where(now, |entry| {
+        self.lose_where(resource, owner, now, |entry| {
             let is_earlier =
                 matches!(entry.outcome, Some(Outcome::Granted { grant, .. }) if grant.tokens.first < granted);
-            is_earlier && entry.is_of_owner(resource, owner)
+            is_earlier && entry.is_referenced
         });
     }
 
-    fn lose_where(&self, now: LocalTime, is_lost: impl Fn(&Entry) -> bool) {
+    fn lose_where(
+        &self,
+        resource: &Resource,
+        owner: &Owner,
+        now: LocalTime,
+        is_lost: impl Fn(&Entry) -> bool,
+    ) {
         let sequences: Vec<u64> = {
             let table = self.table();
-            table.entries.iter().filter(|(_, entry)| is_lost(entry)).map(|(sequence, _)| *sequence).collect()
+            let theirs = table.entries.of_owner(resource, owner);
+            theirs.filter(|(_, entry)| is_lost(entry)).map(|(sequence, _)| sequence).collect()
         };
         for sequence in sequences {
             self.step(sequence, now, |entry| entry.lose(now));
@@ -162,10 +169,9 @@ impl Session {
         granted: Option<Token>,
         now: LocalTime,
     ) -> Option<Loss> {
-        // A scan of the table, which is only as long as one client's attempts and leases.
         let table = self.table();
-        let mut theirs = table.entries.values().filter(|entry| entry.is_of_owner(resource, owner));
-        theirs.find_map(|entry| entry.loss(now, granted))
+        let mut theirs = table.entries.of_owner(resource, owner).filter(|(_, entry)| entry.is_referenced);
+        theirs.find_map(|(_, entry)| entry.loss(now, granted))
     }
 
     /// Whether an attempt that has ended without a grant was not refused at once, but needs a release, or needed one.

@@ -11,12 +11,12 @@ use std::task::{Context, Waker};
 
 use leasehold_core::{Acquisition, ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
 
+use super::entries::Entries;
 use super::entry::{Entry, Transmit};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, LocalQueues, QueueState, Ticket,
 };
 use super::log_event::LogEvent;
-use super::number_map::NumberMap;
 use super::releasing::ReleaseOutcome;
 
 pub(super) struct Table {
@@ -25,7 +25,7 @@ pub(super) struct Table {
     pub(super) sequence: Arc<AtomicU64>,
     pub(super) local_queues: LocalQueues,
     /// By sequence number.
-    pub(super) entries: NumberMap<Box<Entry>>,
+    pub(super) entries: Entries,
     pub(super) timers: BTreeSet<(LocalTime, u64)>,
     pub(super) sleepers: BTreeMap<(LocalTime, u64), Waker>,
     /// When the driver wakes by itself.
@@ -62,7 +62,7 @@ impl Table {
             id,
             sequence,
             local_queues: LocalQueues::default(),
-            entries: NumberMap::default(),
+            entries: Entries::default(),
             timers: BTreeSet::new(),
             sleepers: BTreeMap::new(),
             driver_wakes_at: LocalTime::NEVER,
@@ -157,8 +157,10 @@ impl Table {
         now: LocalTime,
         effects: &mut Effects,
     ) {
-        let is_of_owner = |entry: &Entry| entry.owner.as_ref() == Some(owner) && *entry.resource == *resource;
-        for sequence in self.entries.sorted_numbers(|entry| entry.outcome.is_none() && is_of_owner(entry)) {
+        let theirs = self.entries.of_owner(resource, owner);
+        let undecided: Vec<u64> =
+            theirs.filter(|(_, entry)| entry.outcome.is_none()).map(|(sequence, _)| sequence).collect();
+        for sequence in undecided {
             if let Some(entry) = self.entries.get_mut(&sequence) {
                 entry.recheck(now);
             }

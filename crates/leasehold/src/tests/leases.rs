@@ -176,6 +176,32 @@ fn release_by_token_ends_all_acquisitions_of_an_owner_and_refuses_a_retained_loc
     assert_eq!(block_on(client.force_release(Kind::Mutex, "a")).unwrap().len(), 1);
 }
 
+/// A search among all leases, or attempts, would take a hundred times as long.
+#[test]
+fn owners_lock_costs_the_same_however_many_leases_the_client_has() {
+    let stage = Stage::new();
+    let shortest = || {
+        let lock = stage.client.reentrant_mutex("a", "us");
+        let time = || {
+            let began = Instant::now();
+            for _ in 0..10 {
+                block_on(async { lock.lock().await?.release().await }).unwrap();
+            }
+            began.elapsed()
+        };
+        (0..20).map(|_| time()).min().unwrap()
+    };
+    let alone = shortest();
+    let held: Vec<Guard> = (0..5_000)
+        .map(|number| {
+            let lock = stage.client.reentrant_mutex(format!("b{number}"), "us").ttl(HOUR);
+            block_on(lock.lock()).unwrap()
+        })
+        .collect();
+    let among_many = shortest();
+    assert!(among_many < 10 * alone, "{alone:?} alone, {among_many:?} beside {} leases", held.len());
+}
+
 #[test]
 fn min_hold_above_the_limit_is_refused_and_changes_nothing() {
     let stage = Stage::new();

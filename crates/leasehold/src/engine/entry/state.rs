@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{LeaseState, LocalTime, Loss, Outcome, Owner, Resource, Token};
+use leasehold_core::{LeaseState, LocalTime, Loss, Outcome, Token};
 
 use super::{Entry, RenewalError, Stage};
 use crate::engine::releasing::ReleaseOutcome;
@@ -15,11 +15,6 @@ impl Entry {
             Stage::Lease { .. } | Stage::Releasing(_) => true,
             Stage::Ended(_) => false,
         }
-    }
-
-    /// Whether it has a guard, or a task that awaits one, of this owner.
-    pub(in crate::engine) fn is_of_owner(&self, resource: &Resource, owner: &Owner) -> bool {
-        self.is_referenced && self.owner.as_ref() == Some(owner) && *self.resource == *resource
     }
 
     pub(in crate::engine) fn is_settled(&self) -> bool {
