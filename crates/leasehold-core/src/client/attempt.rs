@@ -21,6 +21,10 @@ pub const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
 /// Max time to wait for an answer. Stores answer sooner, unless the task that sends the command is not polled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// How many answers may be missing for that long before the next one counts as lost: the driver sends all but the first request, so a
+/// task is the reason only once, and else a pause of the process, or a store that hangs.
+const MAX_PAUSES: u32 = 2;
+
 /// Shortest pause between re-checks that follow each other: while a clock that a test moves stands still, they do not go on for ever.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 
@@ -37,7 +41,7 @@ const REPOLLS_PER_ENTRY_TTL: u32 = 3;
 enum Phase {
     /// Send an `Acquire` at this time.
     SendAt { at: LocalTime },
-    /// An `Acquire` is in flight; it counts as lost after `until`.
+    /// An `Acquire` is in flight; after `until` the attempt asks again.
     InFlight { until: LocalTime },
     /// The attempt is queued in the store.
     Queued { repoll_at: LocalTime },
@@ -65,6 +69,8 @@ pub struct AcquireMachine {
     failures: u32,
     /// Those of them whose answer the store owes, and no task that has stopped to poll for it.
     lost_answers: u32,
+    /// How often there was no answer within [`ANSWER_TIMEOUT`].
+    pauses: u32,
     /// How many sends in a row had no answer.
     retries: u32,
     /// At least one `Acquire` was sent. An attempt asks once even if its deadline has passed.
@@ -108,6 +114,7 @@ impl AcquireMachine {
             needs_release: false,
             failures: 0,
             lost_answers: 0,
+            pauses: 0,
             retries: 0,
             has_sent: false,
             has_waited: false,
@@ -225,7 +232,9 @@ impl AcquireMachine {
         } else if let Phase::InFlight { until } = self.phase
             && now >= until
         {
-            self.handle_failure(now, Failure::Unknown);
+            self.pauses += 1;
+            let failure = if self.pauses > MAX_PAUSES { Failure::Unknown } else { Failure::Paused };
+            self.handle_failure(now, failure);
         } else if let Phase::Queued { repoll_at } = self.phase
             && now >= repoll_at
         {
@@ -279,9 +288,13 @@ impl AcquireMachine {
     }
 
     /// Handles a failed `Acquire`. A queued attempt, or a waiting one that met a busy store, retries. Any attempt retries
-    /// once after a lost answer, because an idle connection may have been cut.
+    /// once after a lost answer, because an idle connection may have been cut, and asks again after each pause.
     pub fn handle_failure(&mut self, now: LocalTime, failure: Failure) {
         if matches!(self.phase, Phase::Done(_)) {
+            return;
+        }
+        if failure == Failure::Paused {
+            self.handle_abandoned(now);
             return;
         }
         // The next answer may come from another server.
@@ -316,7 +329,7 @@ impl AcquireMachine {
         }
     }
 
-    /// No task polls for the answer to the `Acquire` in flight any more, which may take effect: asks again.
+    /// No task polls for the answer to the `Acquire` in flight, or none has for long. It may take effect: asks again.
     pub fn handle_abandoned(&mut self, now: LocalTime) {
         if let Phase::InFlight { .. } = self.phase {
             self.discard_early_pushes();

@@ -244,7 +244,7 @@ impl Entry {
                 self.end(outcome);
             }
             (Stage::Releasing(releasing), Command::Release(_), Err(error)) => {
-                releasing.handle_failure(now);
+                releasing.handle_failure(error.failure, now);
                 self.log_failure(LogEvent::ReleaseFailed(error.message.clone()));
             }
             // A late response: the entry has moved on.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Command, LocalTime, Release, Reply, drift_margin};
+use leasehold_core::{Command, Failure, LocalTime, Release, Reply, drift_margin};
 
 /// The first pause before a failed release is retried. It doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ pub(super) struct Releasing {
     release: Release,
     retry_at: LocalTime,
     pause: Duration,
-    /// How often the release was sent.
+    /// How often the release was sent, without the failures that tell that it never reached the store.
     sent: u32,
     /// By then the lease, or the place in the queue, has expired in the store.
     until: LocalTime,
@@ -73,14 +73,17 @@ impl Releasing {
         }
     }
 
-    pub(super) fn handle_failure(&mut self, now: LocalTime) {
+    pub(super) fn handle_failure(&mut self, failure: Failure, now: LocalTime) {
+        if !failure.may_have_effect() {
+            self.sent = self.sent.saturating_sub(1);
+        }
         self.retry_at = now + self.pause;
         self.pause = (self.pause * 2).min(RETRY_MAX);
     }
 
     /// It was not sent after all.
     pub(super) fn defer(&mut self, now: LocalTime) {
-        self.sent -= 1;
+        self.sent = self.sent.saturating_sub(1);
         self.retry_now(now);
     }
 

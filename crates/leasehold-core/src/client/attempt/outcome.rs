@@ -58,4 +58,18 @@ pub enum Failure {
     NotDurable,
     /// It never reached the store, and no later command will reach it, because the store's data is lost.
     Gone,
+    /// The task or the process that was to send it was paused meanwhile. It may have taken effect, and this says nothing about the
+    /// store.
+    Paused,
+}
+
+impl Failure {
+    /// Whether the command may have taken effect.
+    #[must_use]
+    pub const fn may_have_effect(self) -> bool {
+        match self {
+            Self::NotSent | Self::Busy | Self::Gone => false,
+            Self::Unknown | Self::NotDurable | Self::Paused => true,
+        }
+    }
 }

@@ -551,6 +551,56 @@ fn queue_entry_lasts_as_long_as_the_command_says() {
     assert_eq!(follower.poll_timeout(), Some(at(0) + TTL / 3));
 }
 
+/// A pause says nothing about the store, however often the program pauses.
+#[test]
+fn attempt_asks_again_after_each_pause() {
+    for policy in [None, patient().map(|policy| WaitPolicy { deadline: LocalTime::NEVER, ..policy })] {
+        let mut attempt = asked(policy);
+        let mut now = 0;
+        for pause in 0..20 {
+            if pause < 2 {
+                // Its task is not polled.
+                now += 15_000;
+                assert_eq!(attempt.poll_timeout(), Some(at(now)));
+            } else {
+                // As the store says, it was never asked.
+                now += 11_000;
+                attempt.handle_failure(at(now), Failure::Paused);
+            }
+            assert!(matches!(attempt.poll_transmit(at(now)), Some(Command::Acquire(_))), "{pause}");
+        }
+        // Answers that are lost are counted all the same.
+        attempt.handle_failure(at(now), Failure::Unknown);
+        assert!(matches!(attempt.poll_transmit(at(now)), Some(Command::Acquire(_))));
+        attempt.handle_answer(at(now), at(now), &answer(now, Reply::Granted(grant(TTL))));
+        assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
+        assert_eq!(attempt.tombstone(), TOMBSTONE_TTL, "an earlier one may still arrive");
+    }
+}
+
+#[test]
+fn store_that_hangs_is_given_up() {
+    for policy in [None, patient().map(|policy| WaitPolicy { deadline: LocalTime::NEVER, ..policy })] {
+        let mut attempt = asked(policy);
+        for second in [15, 30, 45] {
+            assert_eq!(attempt.poll_timeout(), Some(at(second * 1_000)));
+            assert!(matches!(attempt.poll_transmit(at(second * 1_000)), Some(Command::Acquire(_))));
+        }
+        attempt.handle_timeout(at(60_000));
+        assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
+        assert_eq!(owed(&mut attempt), Some(TOMBSTONE_TTL));
+    }
+}
+
+#[test]
+fn pause_of_an_attempt_that_has_ended_changes_nothing() {
+    let mut attempt = asked(None);
+    attempt.handle_answer(at(0), at(1), &answer(0, Reply::Busy));
+    attempt.handle_failure(at(2), Failure::Paused);
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(owed(&mut attempt), None);
+}
+
 #[test]
 fn answer_to_a_later_request_leaves_a_lost_one_in_flight() {
     let lost_once = || {

@@ -380,6 +380,44 @@ fn response_to_a_release_that_was_sent_twice_says_nothing_of_the_lease() {
     }
 }
 
+/// Another client may have the lock by then.
+#[test]
+fn release_that_finds_nothing_is_a_loss_unless_an_earlier_one_may_have_arrived() {
+    for failure in [Failure::NotSent, Failure::Busy, Failure::Gone, Failure::Unknown, Failure::Paused] {
+        let expected =
+            if failure.may_have_effect() { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld };
+        let mut entry = held();
+        let (_, mut release) = release_of(&mut entry, at(1));
+        for second in 2..5 {
+            entry.handle_response(&release, at(second), &Err(StoreError::new(failure, "no connection")));
+            release = sent(&mut entry, at(second) + millis(500));
+        }
+        entry.handle_response(&release, at(5), &answer(Reply::NotHeld));
+        assert_eq!(entry.release_outcome(), Some(expected), "{failure:?}");
+    }
+}
+
+#[test]
+fn release_that_was_sent_twice_and_failed_once_may_have_arrived() {
+    let mut entry = held();
+    let (_, first) = release_of(&mut entry, at(1));
+    // No answer to the first one.
+    entry.abandon(at(1));
+    let second = sent(&mut entry, at(1));
+    entry.handle_response(&second, at(2), &Err(StoreError::new(Failure::NotSent, "no connection")));
+    entry.handle_response(&first, at(2), &answer(Reply::NotHeld));
+    assert_eq!(entry.release_outcome(), Some(ReleaseOutcome::NotHeld));
+    // Of three sends one is known not to have arrived.
+    let mut entry = held();
+    release_of(&mut entry, at(1));
+    entry.abandon(at(1));
+    let second = sent(&mut entry, at(1));
+    entry.handle_response(&second, at(2), &Err(StoreError::new(Failure::NotSent, "no connection")));
+    let third = sent(&mut entry, at(3));
+    entry.handle_response(&third, at(3), &answer(Reply::NotHeld));
+    assert_eq!(entry.release_outcome(), Some(ReleaseOutcome::Released));
+}
+
 /// Otherwise the count of a latch, or the end of the work of a period, could be lost without a word.
 #[test]
 fn release_that_found_no_lease_is_unconfirmed_if_the_lease_may_have_expired_before() {
@@ -528,6 +566,20 @@ fn later_token_of_the_owner_is_a_loss() {
     assert_eq!(entry.loss(at(1), Some(own)), None);
     assert_eq!(entry.loss(at(1), Some(other)), Some(Loss::Gone));
     assert_eq!(entry.loss(at(20), Some(own)), Some(Loss::Expired));
+}
+
+/// The push may tell that the lease was revoked, or may be newer than the grant.
+#[test]
+fn hint_during_the_attempt_has_the_lease_confirmed() {
+    let mut entry = entry(true);
+    let transmit = sent(&mut entry, at(0));
+    entry.recheck(at(1));
+    entry.handle_response(&transmit, at(1), &answer(Reply::Granted(grant(true))));
+    assert!(matches!(entry.outcome(at(1)), Some(Outcome::Granted { .. })));
+    let renewal = sent(&mut entry, at(1));
+    assert!(matches!(renewal.command, Command::Renew(_)), "{renewal:?}");
+    entry.handle_response(&renewal, at(1), &answer(Reply::NotHeld));
+    assert_eq!(entry.remaining(at(1)), Err(Loss::Gone));
 }
 
 #[test]
