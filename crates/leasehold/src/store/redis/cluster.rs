@@ -4,9 +4,10 @@
 //! retries commands by itself.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
+use std::thread::panicking;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -68,6 +69,10 @@ impl Cluster {
         self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn slots_mut(&self) -> RwLockWriteGuard<'_, SlotMap> {
+        self.slots.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The known master of this slot.
     pub(super) fn master_of(&self, slot: u16) -> Option<Host> {
         self.slots().master_of(slot).cloned()
@@ -97,9 +102,15 @@ impl Cluster {
         let on_message = move |channel: &[u8], message: &[u8]| {
             let slot = slot_of_inbox(channel);
             let slots = slots.read().unwrap_or_else(PoisonError::into_inner);
-            let is_master = slot.and_then(|slot| slots.master_of(slot)) == Some(&host);
+            if slot.and_then(|slot| slots.master_of(slot)) != Some(&host) {
+                return;
+            }
+            let is_held = slots.hold(|| {
+                let (on_message, channel, message) = (on_message.clone(), channel.to_vec(), message.to_vec());
+                Box::new(move || on_message(&channel, &message))
+            });
             drop(slots);
-            if is_master {
+            if !is_held {
                 on_message(channel, message);
             }
         };
@@ -153,13 +164,19 @@ impl Cluster {
     /// Handles a MOVED redirect. The slot's waiters re-check, so that they do not measure the new node's pushes by the old
     /// node's clock.
     pub(super) fn moved(&self, slot: u16, to: Host) {
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-        if slots.redirect(slot, to) {
-            // Before pushes of the new node count, which needs this lock.
-            (self.on_reconnect)(&|resource| slot_of(resource) == slot);
+        let is_new = self.slots_mut().redirect(slot, to);
+        if is_new {
+            self.announce(&|resource| slot_of(resource) == slot);
         }
-        drop(slots);
         self.refresh_needed.notify_one();
+    }
+
+    /// Has the waiters of slots that have moved re-check, before pushes of the new nodes count. With the map's lock free: wakers and log
+    /// subscribers are code of the program, which may use this cluster.
+    fn announce(&self, concerns: &dyn Fn(&Resource) -> bool) {
+        let announcement = Announcement(&self.slots);
+        (self.on_reconnect)(concerns);
+        drop(announcement);
     }
 
     /// Requests a refresh of the slot map.
@@ -196,16 +213,9 @@ impl Cluster {
                 asked.map_err(|message| StoreError::new(Failure::NotSent, message))?.0
             }
         };
-        let is_other = {
-            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
-            let is_other = slots.replace(ranges);
-            if is_other {
-                // As in `moved`.
-                (self.on_reconnect)(&|_| true);
-            }
-            is_other
-        };
+        let is_other = self.slots_mut().replace(ranges);
         if is_other {
+            self.announce(&|_| true);
             let masters = self.masters();
             let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
             endpoints.retain(|host, _| masters.contains(host));
@@ -240,5 +250,91 @@ impl Cluster {
         let connection = client.get_multiplexed_async_connection_with_config(&connect::config()).await;
         let mut connection = connection.map_err(|error| say(explain(&error)))?;
         slot_map::query(&mut connection, &host).await.map_err(say)
+    }
+}
+
+/// A change of the slot map that the waiters are being told of, since [`SlotMap::redirect`] or [`SlotMap::replace`] has returned true.
+struct Announcement<'a>(&'a RwLock<SlotMap>);
+
+impl Drop for Announcement<'_> {
+    /// Also if a waker panics.
+    fn drop(&mut self) {
+        let held = self.0.write().unwrap_or_else(PoisonError::into_inner).end_announcement();
+        let deliver = || held.into_iter().for_each(|deliver| deliver());
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(deliver))
+            && !panicking()
+        {
+            resume_unwind(panic);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+    use std::sync::mpsc::channel;
+
+    use leasehold_core::ClientId;
+    use leasehold_redis_protocol::inbox_of;
+
+    use super::super::connections::MessageHandler;
+    use super::*;
+    use crate::url::Login;
+
+    const SLOT: u16 = 5;
+
+    fn host(port: u16) -> Host {
+        Host { name: "h".to_owned(), port }
+    }
+
+    /// As if each thread that is told ran the program's own code, which uses the cluster.
+    #[test]
+    fn waiters_of_a_moved_slot_are_told_before_its_pushes_and_with_the_map_free() {
+        let slots = Arc::<RwLock<SlotMap>>::default();
+        let (tell, told) = channel();
+        let (push_of_new_node, map) = (Arc::<OnceLock<MessageHandler>>::default(), slots.clone());
+        let (pushed, pushes) = (tell.clone(), push_of_new_node.clone());
+        let endpoint_config = move || {
+            let (told, pushed) = (tell.clone(), pushed.clone());
+            let (map, pushes) = (map.clone(), pushes.clone());
+            EndpointConfig {
+                channel: None,
+                on_message: Arc::new(move |_, _| pushed.send("a push").unwrap()),
+                on_reconnect: Arc::new(move |_| {
+                    if let Some(push) = pushes.get() {
+                        push(inbox_of(ClientId::new(1), Some(SLOT)).as_bytes(), b"granted");
+                    }
+                    assert!(map.try_write().is_ok(), "the map is free");
+                    told.send("the waiters").unwrap();
+                }),
+                on_disconnect: Arc::new(|| ()),
+                shortest_ttl: Arc::new(|| None),
+                warn: Arc::new(|_| ()),
+                caller: None,
+                is_voter: false,
+                shared: None,
+                is_resp2: false,
+                runtime: Arc::default(),
+            }
+        };
+        let on_reconnect = endpoint_config().on_reconnect;
+        let cluster = Cluster {
+            credentials: Credentials::new(&Login::default(), 0, None).unwrap(),
+            seeds: Vec::new(),
+            slots,
+            endpoints: Mutex::default(),
+            endpoint_config: Box::new(endpoint_config),
+            on_reconnect,
+            refresh_needed: Arc::default(),
+            asked: AtomicUsize::new(0),
+        };
+        let push = cluster.config_for(&host(2)).on_message;
+        push(inbox_of(ClientId::new(1), Some(SLOT)).as_bytes(), b"from a node without the slot");
+        assert!(push_of_new_node.set(push.clone()).is_ok());
+        for _ in 0..2 {
+            cluster.moved(SLOT, host(2));
+        }
+        push(inbox_of(ClientId::new(1), Some(SLOT)).as_bytes(), b"granted");
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), ["the waiters", "a push", "a push"]);
     }
 }

@@ -1,6 +1,8 @@
 //! The slot map of a cluster, and the reply of `CLUSTER SLOTS`.
 
 use std::collections::HashMap;
+use std::mem::take;
+use std::sync::{Mutex, PoisonError};
 
 use redis::Value;
 use redis::aio::MultiplexedConnection;
@@ -24,7 +26,14 @@ pub(super) struct SlotMap {
     ranges: Vec<SlotRange>,
     /// MOVED redirects since the last refresh.
     moved: HashMap<u16, Host>,
+    /// Changes that the waiters have not been told of yet.
+    unannounced: usize,
+    /// Pushes that came meanwhile: the waiters would measure them by the old node's clock.
+    held: Mutex<Vec<HeldPush>>,
 }
+
+/// Delivers a push.
+pub(super) type HeldPush = Box<dyn FnOnce() + Send>;
 
 impl SlotMap {
     /// The known master of a slot.
@@ -43,24 +52,46 @@ impl SlotMap {
         hosts
     }
 
-    /// Records a MOVED redirect. Returns whether the map has changed.
+    /// Records a MOVED redirect. Returns whether the map has changed: pushes are held then until [`Self::end_announcement`].
     pub(super) fn redirect(&mut self, slot: u16, to: Host) -> bool {
         let is_new = self.master_of(slot) != Some(&to);
         if is_new {
             self.moved.insert(slot, to);
+            self.unannounced += 1;
         }
         is_new
     }
 
-    /// Replaces the map. Returns whether any slot has another master.
+    /// Keeps a push while the waiters are told of a change. Returns whether it did.
+    pub(super) fn hold(&self, push: impl FnOnce() -> HeldPush) -> bool {
+        let is_held = self.unannounced > 0;
+        if is_held {
+            self.held.lock().unwrap_or_else(PoisonError::into_inner).push(push());
+        }
+        is_held
+    }
+
+    /// The waiters know of a change. Returns the pushes that can be delivered now.
+    pub(super) fn end_announcement(&mut self) -> Vec<HeldPush> {
+        self.unannounced -= 1;
+        if self.unannounced > 0 {
+            return Vec::new();
+        }
+        take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces the map. Returns whether any slot has another master: pushes are held then until [`Self::end_announcement`].
     pub(super) fn replace(&mut self, ranges: Vec<SlotRange>) -> bool {
         let masters = |ranges: &[SlotRange]| -> Vec<(u16, u16, Host)> {
             ranges.iter().map(|range| (range.first, range.last, range.master.clone())).collect()
         };
         let is_other = masters(&self.ranges) != masters(&ranges);
-        let moved = std::mem::replace(self, Self { ranges, moved: HashMap::new() }).moved;
+        self.ranges = ranges;
+        let moved = take(&mut self.moved);
         // The node that was asked may not know of a redirect yet.
-        is_other || moved.iter().any(|(slot, to)| self.master_of(*slot) != Some(to))
+        let is_other = is_other || moved.iter().any(|(slot, to)| self.master_of(*slot) != Some(to));
+        self.unannounced += usize::from(is_other);
+        is_other
     }
 }
 
@@ -115,7 +146,7 @@ fn parse_host(node: &Value, asked: &Host) -> Option<Host> {
 pub(crate) fn fuzz(reply: &Value) {
     let asked = Host { name: "asked".to_owned(), port: 6379 };
     let Some(ranges) = parse(reply, &asked) else { return };
-    let map = SlotMap { ranges, moved: HashMap::new() };
+    let map = SlotMap { ranges, ..SlotMap::default() };
     for slot in [0, 8_191, 16_383] {
         let _ = map.master_of(slot);
     }
@@ -145,6 +176,26 @@ mod tests {
         assert!(slots.redirect(0, host(2)));
         assert!(slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
         assert!(!slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
+    }
+
+    #[test]
+    fn pushes_are_held_until_the_waiters_know_of_every_change() {
+        let mut slots = SlotMap::default();
+        let (sender, delivered) = std::sync::mpsc::channel();
+        let hold = |slots: &SlotMap, number: u32| {
+            let sender = sender.clone();
+            slots.hold(|| Box::new(move || sender.send(number).unwrap()))
+        };
+        assert!(!hold(&slots, 0));
+        assert!(slots.replace(vec![range(0, 99, host(1))]));
+        assert!(hold(&slots, 1));
+        assert!(slots.redirect(5, host(2)) && !slots.redirect(5, host(2)));
+        assert!(hold(&slots, 2));
+        assert!(slots.end_announcement().is_empty());
+        assert!(hold(&slots, 3));
+        slots.end_announcement().into_iter().for_each(|deliver| deliver());
+        assert_eq!(delivered.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(!hold(&slots, 4));
     }
 
     #[test]
