@@ -141,13 +141,11 @@ impl Redis {
         work: impl Future<Output = T> + Send + 'static,
         otherwise: impl Fn() -> T + Send + 'static,
     ) -> BoxFuture<T> {
-        let caller = self.caller.clone();
-        let is_here = move || caller.as_ref().is_some_and(Caller::is_here);
-        if is_here() {
+        if let Some(caller) = self.caller.clone().filter(Caller::is_here) {
             let mut work = Box::pin(work);
             // A future may be moved to another executor half way, or its runtime be shut down: it would panic.
             return Box::pin(poll_fn(move |context| {
-                if is_here() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
+                if caller.is_still_here() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
             }));
         }
         if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {

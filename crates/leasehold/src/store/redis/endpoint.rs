@@ -388,8 +388,11 @@ impl Reconnector {
         if let Some((connection, caller)) = shared.zip(self.endpoint_config.caller.clone()) {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));
             tasks.spawn(SharedKeeper { connection, connections, caller, runtime }.keep());
-        // RESP2 does not report the loss of this connection.
-        } else if let Some(caller) = self.endpoint_config.caller.as_ref().filter(|_| !self.is_resp2) {
+        } else if let Some(caller) = &self.endpoint_config.caller
+            // RESP2 does not report the loss of this connection.
+            && !self.is_resp2
+            && self.endpoint_config.runtime.may_be_tried()
+        {
             let caller_conn = CallerConnection {
                 client,
                 caller: caller.clone(),

@@ -159,7 +159,7 @@ impl Future for PooledCall {
     type Output = CallResult;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
-        if !self.caller.is_here() {
+        if !self.caller.is_still_here() {
             // A future may be moved to another executor half way, or its runtime be shut down: the worker would panic.
             return Poll::Ready(Err(runtime_ended()));
         }
