@@ -85,6 +85,14 @@ pub struct Failure {
     pub is_after_loss: bool,
 }
 
+impl Failure {
+    /// An attempt, and no release.
+    #[must_use]
+    pub fn is_attempt(&self) -> bool {
+        self.text.starts_with("fail: ")
+    }
+}
+
 /// A fault that was injected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Injected {

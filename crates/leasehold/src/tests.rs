@@ -49,6 +49,8 @@ enum Fate {
     LateAndLost,
     /// Not sent because the store is busy, which is reported.
     Busy,
+    /// Not sent, because the program was paused, which is reported.
+    Paused,
     /// The thread that sends it panics.
     Panics,
 }
@@ -118,6 +120,7 @@ impl Scripted {
             }
             Fate::CommandLost => fail(Failure::Unknown),
             Fate::NotSent => fail(Failure::NotSent),
+            Fate::Paused => fail(Failure::Paused),
             Fate::Busy => fail(Failure::Busy),
             Fate::Panics => panic!("a scripted panic"),
             Fate::NeverAnswered => {

@@ -241,6 +241,23 @@ fn failed_call_needs_a_fault_unless_its_lock_was_lost_before() {
 }
 
 #[test]
+fn stop_of_a_process_fails_none_of_its_attempts() {
+    let failed = |text: &str| History {
+        failures: vec![Failure { task: 3, at: 10_000 * MS, text: text.to_owned(), is_after_loss: false }],
+        faults: vec![Injected { tasks: vec![2, 3], ..fault(Fault::WorkerStop, 7_000, 9_900) }],
+        ..history(Vec::new())
+    };
+    let attempt = failed("fail: no answer");
+    assert_eq!(violations(&attempt), [Check::Failure]);
+    assert_eq!(violations(&failed("kept: no answer")), [], "the answer to a release may have come too late");
+    // It may keep the file of SQLite locked.
+    assert!(!check(&attempt, &Terms { store: StoreKind::Sqlite, ..terms() }).is_violated());
+    let mut attempt = attempt;
+    attempt.faults.push(fault(Fault::ServerStop, 7_000, 9_900));
+    assert_eq!(violations(&attempt), []);
+}
+
+#[test]
 fn lock_is_free_once_its_release_has_begun() {
     let mut history = history(vec![section(0, 1, 7, 0, 1_000), section(1, 2, 8, 9_000, 9_100)]);
     history.sections[0].end = Some(8_990 * MS);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::verdict::{Check, Finding, Terms, Verdict, fault_at, nanos};
-use crate::faults::{RECONNECT_LIMIT, delay};
+use crate::faults::{Fault, RECONNECT_LIMIT, StoreKind, delay};
 use crate::history::{History, Injected, Ns};
 
 /// A call without an answer fails after this time.
@@ -16,15 +16,18 @@ const HANGS: Duration = Duration::from_secs(5);
 pub(super) fn losses(history: &History, terms: &Terms, verdict: &mut Verdict) {
     for loss in &history.losses {
         let text = || format!("task {} lost the lock without a cause", loss.task);
-        unexplained(history, terms, verdict, Check::Loss, (loss.task, loss.at), text);
+        unexplained(history, terms, verdict, Check::Loss, (loss.task, loss.at), |_| true, text);
     }
 }
 
-/// Attempts and releases that failed. A lock that was lost cannot be released.
+/// Attempts and releases that failed. A lock that was lost cannot be released. A process that was stopped asks again: a stop is no cause
+/// for a failed attempt, except that it may keep the file of SQLite locked.
 pub(super) fn failures(history: &History, terms: &Terms, verdict: &mut Verdict) {
     for failure in history.failures.iter().filter(|failure| !failure.is_after_loss) {
         let text = || format!("a call of task {} failed without a cause: {}", failure.task, failure.text);
-        unexplained(history, terms, verdict, Check::Failure, (failure.task, failure.at), text);
+        let may_cause =
+            |fault| fault != Fault::WorkerStop || !failure.is_attempt() || terms.store == StoreKind::Sqlite;
+        unexplained(history, terms, verdict, Check::Failure, (failure.task, failure.at), may_cause, text);
     }
 }
 
@@ -35,7 +38,7 @@ pub(super) fn slow_releases(history: &History, terms: &Terms, verdict: &mut Verd
         if end - left > nanos(HANGS) {
             let ms = (end - left) / 1_000_000;
             let text = || format!("the release of task {} took {ms} ms", section.task);
-            unexplained(history, terms, verdict, Check::Failure, (section.task, end), text);
+            unexplained(history, terms, verdict, Check::Failure, (section.task, end), |_| true, text);
         }
     }
 }
@@ -46,25 +49,34 @@ fn unexplained(
     verdict: &mut Verdict,
     check: Check,
     (task, at): (u32, Ns),
+    may_cause: impl Fn(Fault) -> bool,
     text: impl Fn() -> String,
 ) {
-    if is_explained(history, terms, task, at) {
+    if is_explained(history, terms, task, at, may_cause) {
         return;
     }
     let (fault, is_exempt) = (fault_at(history, at), !terms.has_bound);
     verdict.findings.push(Finding { check, fault, from: at, to: at, text: text(), is_exempt });
 }
 
-/// Whether a fault of this task or a pause of the machine is not long over. A lease that it kept from being renewed ends within the ttl.
-fn is_explained(history: &History, terms: &Terms, task: u32, at: Ns) -> bool {
+/// Whether a fault of this task that may be the cause, or a pause of the machine is not long over. A lease that it kept from being renewed ends within the ttl.
+fn is_explained(
+    history: &History,
+    terms: &Terms,
+    task: u32,
+    at: Ns,
+    may_cause: impl Fn(Fault) -> bool,
+) -> bool {
     let lasts =
         |from: Ns, to: Ns, after: Duration| from <= at && at <= to + nanos(terms.ttl + NO_ANSWER + after);
     let reaches =
         |injected: &&Injected| injected.fault.disturbs_calls() && injected.reaches(task, terms.store);
+    let causes = |injected: &&Injected| may_cause(injected.fault);
     history
         .faults
         .iter()
         .filter(reaches)
+        .filter(causes)
         .any(|injected| lasts(injected.start, injected.healed, delay(injected.fault, terms.store)))
         || history.pauses.iter().any(|pause| lasts(pause.from, pause.to, RECONNECT_LIMIT))
 }

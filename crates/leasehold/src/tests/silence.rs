@@ -81,6 +81,37 @@ fn try_lock_on_a_failing_store_is_unavailable() {
     }
 }
 
+/// The store is well, and was only asked too late.
+#[test]
+fn pause_of_the_program_fails_no_attempt() {
+    let kinds = attempts(&Stage::new().client, LIMIT).len();
+    for pauses in [1, 2, 5] {
+        for index in 0..kinds {
+            let stage = Stage::new();
+            let (what, attempt) = attempts(&stage.client, Duration::from_secs(60)).swap_remove(index);
+            stage.script(&[Fate::Paused].repeat(pauses));
+            assert!(block_on(attempt).unwrap(), "{what}, {pauses} pauses");
+        }
+        let stage = Stage::new();
+        stage.script(&[Fate::Paused].repeat(pauses));
+        assert!(block_on(stage.client.mutex("a").try_lock()).unwrap().is_some(), "{pauses} pauses");
+        stage.other_takes_it();
+        stage.script(&[Fate::Paused].repeat(pauses));
+        assert!(block_on(stage.mutex().try_lock()).unwrap().is_none(), "{pauses} pauses");
+    }
+}
+
+#[test]
+fn pause_of_the_first_task_fails_none_behind_it() {
+    let stage = Stage::new();
+    let mutex = stage.mutex();
+    stage.script(&[Fate::Paused]);
+    let tasks: Vec<_> = (0..4).map(|_| async { mutex.lock().await?.release().await }).collect();
+    for released in block_on(futures_util::future::join_all(tasks)) {
+        released.unwrap();
+    }
+}
+
 /// One attempt of each kind waits behind a holder when the store stops responding.
 #[test]
 fn waiter_is_unavailable_at_its_deadline_when_the_store_stops_responding() {

@@ -99,6 +99,25 @@ async fn future_that_is_not_polled_holds_up_no_other() {
 }
 
 #[tokio::test]
+async fn release_that_is_polled_once_is_sent() {
+    let server = Server::on_port();
+    let client = client_of(&server).await;
+    let guards = lock_all(&client, 3).await;
+    let mut releases: Vec<_> = guards.into_iter().map(|guard| Box::pin(guard.release())).collect();
+    poll_fn(|context| {
+        for release in &mut releases {
+            assert!(release.as_mut().poll(context).is_pending());
+        }
+        Poll::Ready(())
+    })
+    .await;
+    until(async || keys(&server).is_empty()).await;
+    for release in releases {
+        release.await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn key_of_another_type_fails_its_own_lock_only() {
     for flavor in [Flavor::Redis62, Flavor::Redis7, Flavor::Valkey9] {
         let server = Server::builder().flavor(flavor).start();

@@ -20,7 +20,7 @@ use crate::store::StoreError;
 pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
 
 /// Fewer attempts or releases are sent one by one, which costs the server no more.
-pub(super) const MIN_EACH: usize = 4;
+const MIN_EACH: usize = 4;
 
 /// How commands are sent to a node.
 #[derive(Clone, Copy)]

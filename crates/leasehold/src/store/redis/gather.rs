@@ -2,8 +2,8 @@
 //! less than half of what it costs alone.
 //!
 //! A command that finds others in flight waits until the tasks that are ready have run once: those that send a command of its kind
-//! meanwhile join it. The first of them that runs again sends the commands of all, in a task of its own, so that none depends on
-//! a future that is not polled any more. A command without company is sent at once, as if there were no gathering.
+//! meanwhile join it. A task of the runtime sends them, so that none depends on a future that is not polled any more. A command without
+//! others in flight is sent at once, as if there were no gathering.
 
 use std::mem::{replace, take};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,6 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::error::{CallError, lost};
-use super::exec::MIN_EACH;
 use super::limits::MAX_WAIT_FOR_COMPANY;
 use crate::store::StoreError;
 
@@ -36,18 +35,12 @@ pub(super) trait Carrier: Send + Sync + 'static {
 pub(super) struct Gatherings {
     /// Commands that were given to `run`, and have no answer yet.
     in_flight: AtomicUsize,
-    attempts: Mutex<Gathering>,
-    releases: Mutex<Gathering>,
+    attempts: Gathering,
+    releases: Gathering,
 }
 
-/// Commands of one kind.
-#[derive(Default)]
-struct Gathering {
-    /// The number of the next place.
-    next: u64,
-    /// By place.
-    waiting: Vec<(u64, Waiting)>,
-}
+/// Commands of one kind. While there are some, a task is about to send them.
+type Gathering = Arc<Mutex<Vec<Waiting>>>;
 
 struct Waiting {
     call: Call,
@@ -59,16 +52,13 @@ impl Gatherings {
     /// Runs a command, with others if there are some. Dropping the future cancels the command if it was not sent.
     pub(super) async fn run(&self, carrier: &Arc<impl Carrier>, call: &Call) -> Answered {
         let (_in_flight, others) = InFlight::enter(&self.in_flight);
-        if others > 0
-            && let Some(gathering) = self.gathering(&call.1)
-            && let Some(answered) = gather(gathering, carrier, call).await
-        {
-            return answered;
+        match self.gathering(&call.1) {
+            Some(gathering) if others > 0 => gather(gathering, carrier, call).await,
+            _ => carrier.run_one(call).await,
         }
-        carrier.run_one(call).await
     }
 
-    fn gathering(&self, command: &Command) -> Option<&Mutex<Gathering>> {
+    fn gathering(&self, command: &Command) -> Option<&Gathering> {
         match command {
             _ if !may_share_a_call(command) => None,
             Command::Release(_) => Some(&self.releases),
@@ -94,80 +84,54 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// A command's place among those that wait.
-struct Place<'a> {
-    gathering: &'a Mutex<Gathering>,
-    number: u64,
-}
-
-impl<'a> Place<'a> {
-    fn take(gathering: &'a Mutex<Gathering>, waiting: Waiting) -> Self {
-        let mut gathered = locked(gathering);
-        let number = gathered.next;
-        gathered.next += 1;
-        gathered.waiting.push((number, waiting));
-        Self { gathering, number }
-    }
-
-    /// Takes out what is sent now: all that wait if they are enough, otherwise this command. `None` if it was taken out before.
-    fn leave(self) -> Option<Vec<Waiting>> {
-        let mut gathered = locked(self.gathering);
-        let at = self.position(&gathered)?;
-        if gathered.waiting.len() < MIN_EACH {
-            return Some(vec![gathered.waiting.remove(at).1]);
-        }
-        Some(take(&mut gathered.waiting).into_iter().map(|(_, waiting)| waiting).collect())
-    }
-
-    fn position(&self, gathered: &Gathering) -> Option<usize> {
-        gathered.waiting.binary_search_by_key(&self.number, |(number, _)| *number).ok()
-    }
-}
-
-impl Drop for Place<'_> {
-    /// So that no command is sent for a future that is gone.
-    fn drop(&mut self) {
-        let mut gathered = locked(self.gathering);
-        if let Some(at) = self.position(&gathered) {
-            gathered.waiting.remove(at);
-        }
-    }
-}
-
-/// Waits for company, and for the answer. `None` if there was no company: the command was not sent.
-async fn gather(gathering: &Mutex<Gathering>, carrier: &Arc<impl Carrier>, call: &Call) -> Option<Answered> {
+/// Joins the commands that wait, and waits for the answer.
+async fn gather(gathering: &Gathering, carrier: &Arc<impl Carrier>, call: &Call) -> Answered {
     let (sender, receiver) = oneshot::channel();
     let waiting = Waiting { call: call.clone(), since: Instant::now(), answer: sender };
-    let place = Place::take(gathering, waiting);
-    yield_now().await;
-    if let Some(mut leaving) = place.leave() {
-        if leaving.len() == 1 {
-            refuse_late(&mut leaving, Instant::now());
-            if !leaving.is_empty() {
-                return None;
-            }
-        }
-        while !leaving.is_empty() {
-            let rest = leaving.split_off(leaving.len().min(MAX_EACH));
-            tokio::spawn(send(carrier.clone(), replace(&mut leaving, rest)));
-        }
+    let is_first = {
+        let mut gathered = locked(gathering);
+        gathered.push(waiting);
+        gathered.len() == 1
+    };
+    if is_first {
+        tokio::spawn(send_gathered(Gathered(Some(gathering.clone())), carrier.clone()));
     }
     // The sender is gone if the runtime has ended.
-    Some(receiver.await.unwrap_or_else(|_| Err(CallError::ConnectionLost(lost(None)))))
+    receiver.await.unwrap_or_else(|_| Err(CallError::ConnectionLost(lost(None))))
 }
 
-/// Takes out the commands whose futures were not polled for long. Such an attempt may have been given up meanwhile, and even the
-/// tombstone be gone that would refuse it.
-fn refuse_late(leaving: &mut Vec<Waiting>, now: Instant) {
-    for late in leaving.extract_if(.., |waiting| now.duration_since(waiting.since) > MAX_WAIT_FOR_COMPANY) {
-        let what = "the future of this command was not polled for 10 s, so it was not sent: run it in a task of its own";
-        let error = CallError::NotConnected(StoreError::new(Failure::NotSent, what));
-        let _ = late.answer.send(Err(error));
+/// Lets the tasks that are ready join, and sends what has come together.
+async fn send_gathered(gathered: Gathered, carrier: Arc<impl Carrier>) {
+    yield_now().await;
+    let mut first = gathered.take();
+    let mut rest = first.split_off(first.len().min(MAX_EACH));
+    while !rest.is_empty() {
+        let later = rest.split_off(rest.len().min(MAX_EACH));
+        tokio::spawn(send(carrier.clone(), replace(&mut rest, later)));
+    }
+    send(carrier, first).await;
+}
+
+/// The commands that a task is about to send. If the task is dropped before, with its runtime, they have no answer, and none waits for it.
+struct Gathered(Option<Gathering>);
+
+impl Gathered {
+    fn take(mut self) -> Vec<Waiting> {
+        self.0.take().map(|gathering| take(&mut *locked(&gathering))).unwrap_or_default()
+    }
+}
+
+impl Drop for Gathered {
+    fn drop(&mut self) {
+        if let Some(gathering) = &self.0 {
+            let unsent = take(&mut *locked(gathering));
+            drop(unsent);
+        }
     }
 }
 
 async fn send(carrier: Arc<impl Carrier>, mut waiting: Vec<Waiting>) {
-    // This task may have waited, too.
+    // The receiver is gone if the caller's future was dropped.
     waiting.retain(|waiting| !waiting.answer.is_closed());
     refuse_late(&mut waiting, Instant::now());
     if waiting.is_empty() {
@@ -177,12 +141,25 @@ async fn send(carrier: Arc<impl Carrier>, mut waiting: Vec<Waiting>) {
         waiting.into_iter().map(|waiting| (waiting.call, waiting.answer)).unzip();
     let answers = carrier.run_several(&calls.iter().collect::<Vec<_>>()).await;
     for (sender, answer) in senders.into_iter().zip(answers) {
-        // The receiver is gone if the caller's future was dropped.
         let _ = sender.send(answer);
     }
 }
 
-fn locked(gathering: &Mutex<Gathering>) -> MutexGuard<'_, Gathering> {
+/// Takes out the attempts that have waited for long, because the runtime or the process was paused. Such an attempt may have been
+/// given up meanwhile, and even the tombstone be gone that would refuse it: it asks again if it was not. A release harms none.
+fn refuse_late(leaving: &mut Vec<Waiting>, now: Instant) {
+    let is_late = |waiting: &mut Waiting| {
+        let is_attempt = matches!(waiting.call.1, Command::Acquire(_));
+        is_attempt && now.duration_since(waiting.since) > MAX_WAIT_FOR_COMPANY
+    };
+    for late in leaving.extract_if(.., is_late) {
+        let what = "the program was paused before it could ask the store";
+        let error = CallError::NotConnected(StoreError::new(Failure::Paused, what));
+        let _ = late.answer.send(Err(error));
+    }
+}
+
+fn locked(gathering: &Gathering) -> MutexGuard<'_, Vec<Waiting>> {
     gathering.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -194,7 +171,7 @@ mod tests {
     use std::task::Poll;
     use std::time::Duration;
 
-    use leasehold_core::{Acquisition, ClientId, Kind, Name, Release, Reply, StoreTime};
+    use leasehold_core::{Acquire, Acquisition, ClientId, Kind, Name, Release, Reply, StoreTime};
     use tokio::sync::Notify;
     use tokio::task::JoinHandle;
 
@@ -210,20 +187,19 @@ mod tests {
         (Waiting { call, since: Instant::now(), answer }, receiver)
     }
 
-    fn join(gathering: &Mutex<Gathering>, count: u64) -> Vec<Place<'_>> {
-        (0..count).map(|number| Place::take(gathering, waiting(number).0)).collect()
+    fn attempt(sequence: u64) -> Call {
+        let (waiting, _) = waiting(sequence);
+        let acquire =
+            Acquire::exclusive(Acquisition { client: ClientId::new(1), sequence }, Duration::from_secs(9));
+        (waiting.call.0, Command::from(acquire))
     }
 
-    fn numbers(leaving: Option<Vec<Waiting>>) -> Option<Vec<u64>> {
-        let number = |waiting: Waiting| match waiting.call.1 {
+    fn sequence((_, command): &Call) -> u64 {
+        match command {
             Command::Release(release) => release.acquisition.sequence,
+            Command::Acquire(acquire) => acquire.acquisition.sequence,
             other => panic!("{other:?}"),
-        };
-        leaving.map(|leaving| leaving.into_iter().map(number).collect())
-    }
-
-    fn leave_all(places: Vec<Place<'_>>) -> Vec<Option<Vec<u64>>> {
-        places.into_iter().map(|place| numbers(place.leave())).collect()
+        }
     }
 
     /// Answers once it may.
@@ -248,12 +224,8 @@ mod tests {
             if !self.is_open.load(Ordering::SeqCst) {
                 opened.await;
             }
-            let answer = |call: &&Call| match &call.1 {
-                Command::Release(release) => {
-                    let at = StoreTime::from_micros(release.acquisition.sequence);
-                    Ok(Answer { at, reply: Reply::Released })
-                }
-                other => panic!("{other:?}"),
+            let answer = |call: &&Call| {
+                Ok(Answer { at: StoreTime::from_micros(sequence(call)), reply: Reply::Released })
             };
             calls.iter().map(answer).collect()
         }
@@ -333,54 +305,45 @@ mod tests {
         assert_eq!(gatherings.in_flight.load(Ordering::Relaxed), 0);
     }
 
+    /// Its task is not polled any more, and none of the others.
+    #[tokio::test]
+    async fn command_of_a_future_that_was_polled_once_is_sent() {
+        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
+        let calls = [1, 2].map(|number| waiting(number).0.call);
+        let [mut first, mut second] = calls.each_ref().map(|call| Box::pin(gatherings.run(&server, call)));
+        assert!(poll_once(first.as_mut()).await.is_pending());
+        assert!(poll_once(second.as_mut()).await.is_pending());
+        assert_eq!(server.calls(), [1]);
+        let_others_run().await;
+        assert_eq!(server.calls(), [1, 1]);
+        server.open();
+        assert_eq!(second.await.ok().map(|answer| answer.at.as_micros()), Some(2));
+    }
+
+    /// The runtime stands still while they wait for company.
     #[tokio::test(start_paused = true)]
-    async fn command_is_not_sent_late() {
+    async fn attempt_is_not_sent_late_and_tells_of_the_pause() {
         let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
         let in_flight = begin(&gatherings, &server, 0..1);
         let_others_run().await;
-        let (early, late) = (waiting(1).0.call, waiting(2).0.call);
-        for (call, is_sent) in [(early, true), (late, false)] {
+        let (early, late, release) = (attempt(1), attempt(2), waiting(3).0.call);
+        for (call, more, is_sent) in [(early, 0, true), (late, 1, false), (release, 1, true)] {
+            let before = server.calls().len();
             let mut run = pin!(gatherings.run(&server, &call));
             assert!(poll_once(run.as_mut()).await.is_pending());
-            let more = Duration::from_millis(if is_sent { 0 } else { 1 });
-            tokio::time::advance(MAX_WAIT_FOR_COMPANY + more).await;
-            let calls = server.calls().len();
+            tokio::time::advance(MAX_WAIT_FOR_COMPANY + Duration::from_millis(more)).await;
+            let_others_run().await;
+            assert_eq!(server.calls().len() - before, usize::from(is_sent), "{call:?}");
             match poll_once(run.as_mut()).await {
                 Poll::Pending => assert!(is_sent),
                 Poll::Ready(answered) => {
                     let error = StoreError::from(answered.err().unwrap());
-                    assert_eq!((error.failure, is_sent), (Failure::NotSent, false));
+                    assert_eq!((error.failure, is_sent), (Failure::Paused, false));
                 }
             }
-            assert_eq!(server.calls().len() - calls, usize::from(is_sent));
         }
         server.open();
         expect_answers(in_flight, 0).await;
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn late_commands_leave_the_others_their_answers() {
-        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
-        let in_flight = begin(&gatherings, &server, 0..1);
-        let_others_run().await;
-        let calls = [1, 2, 3, 4].map(|number| waiting(number).0.call);
-        let [mut first, mut second, mut third, mut fourth] =
-            calls.each_ref().map(|call| Box::pin(gatherings.run(&server, call)));
-        for run in [&mut first, &mut second, &mut third] {
-            assert!(poll_once(run.as_mut()).await.is_pending());
-        }
-        tokio::time::advance(MAX_WAIT_FOR_COMPANY + Duration::from_millis(1)).await;
-        assert!(poll_once(fourth.as_mut()).await.is_pending());
-        // It takes the others along.
-        assert!(poll_once(first.as_mut()).await.is_pending());
-        for late in [first, second, third] {
-            let error = StoreError::from(late.await.err().unwrap());
-            assert_eq!(error.failure, Failure::NotSent);
-        }
-        server.open();
-        assert_eq!(fourth.await.ok().map(|answer| answer.at.as_micros()), Some(4));
-        expect_answers(in_flight, 0).await;
-        assert_eq!(server.calls(), [1, 1]);
     }
 
     /// A task that was aborted before its command was sent.
@@ -394,8 +357,7 @@ mod tests {
         for run in &mut runs {
             assert!(poll_once(run.as_mut()).await.is_pending());
         }
-        let [mut first, dropped, _, _] = runs;
-        assert!(poll_once(first.as_mut()).await.is_pending());
+        let [first, dropped, _third, _fourth] = runs;
         drop(dropped);
         let_others_run().await;
         assert_eq!(server.calls(), [1, 3]);
@@ -409,89 +371,41 @@ mod tests {
         let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (ending, other) = (runtime(), runtime());
-        let call = waiting(9).0.call;
-        // It waits for company, and one of the other runtime takes it along.
-        let mut run = Box::pin(gatherings.run(&server, &call));
+        let [sent, unsent] = [8, 9].map(|number| waiting(number).0.call);
+        let [mut sent, mut unsent] = [&sent, &unsent].map(|call| Box::pin(gatherings.run(&server, call)));
         let in_flight = ending.block_on(async {
-            let mut in_flight = begin(&gatherings, &server, 0..1);
+            let in_flight = begin(&gatherings, &server, 0..1);
             let_others_run().await;
-            assert!(poll_once(run.as_mut()).await.is_pending());
-            in_flight.extend(begin(&gatherings, &server, 1..5));
+            assert!(poll_once(sent.as_mut()).await.is_pending());
             let_others_run().await;
+            assert!(poll_once(unsent.as_mut()).await.is_pending());
             in_flight
         });
-        assert_eq!(server.calls(), [1, 5]);
+        assert_eq!(server.calls(), [1, 1]);
         drop(in_flight);
         drop(ending);
-        let answered = other.block_on(run);
-        assert!(matches!(answered, Err(CallError::ConnectionLost(_))));
-    }
-
-    #[test]
-    fn first_command_that_leaves_takes_the_others_along() {
-        let gathering = Mutex::default();
-        for _ in 0..2 {
-            let left = leave_all(join(&gathering, 4));
-            assert_eq!(left, [Some(vec![0, 1, 2, 3]), None, None, None]);
+        for run in [sent, unsent] {
+            let answered = other.block_on(run);
+            assert!(matches!(answered, Err(CallError::ConnectionLost(_))));
         }
+        // They are sent by the other one now.
+        server.open();
+        other.block_on(async { expect_answers(begin(&gatherings, &server, 1..9), 1).await });
     }
 
     #[test]
-    fn few_commands_leave_one_by_one() {
-        let gathering = Mutex::default();
-        assert_eq!(leave_all(join(&gathering, 3)), [Some(vec![0]), Some(vec![1]), Some(vec![2])]);
-        assert!(locked(&gathering).waiting.is_empty());
-    }
-
-    #[test]
-    fn command_of_a_dropped_future_is_left_out() {
-        let gathering = Mutex::default();
-        let mut places = join(&gathering, 6);
-        drop(places.remove(1));
-        assert_eq!(leave_all(places)[0], Some(vec![0, 2, 3, 4, 5]));
-        // It does not count as company either.
-        let mut places = join(&gathering, 4);
-        drop(places.pop());
-        assert_eq!(leave_all(places), [Some(vec![0]), Some(vec![1]), Some(vec![2])]);
-        drop(join(&gathering, 9));
-        assert!(locked(&gathering).waiting.is_empty());
-    }
-
-    #[test]
-    fn future_that_is_not_polled_keeps_no_places_of_others() {
-        let gathering = Mutex::default();
-        let _unpolled = Place::take(&gathering, waiting(0).0);
-        for number in 1..1_000 {
-            let place = Place::take(&gathering, waiting(number).0);
-            assert_eq!(numbers(place.leave()), Some(vec![number]));
-        }
-        assert_eq!(locked(&gathering).waiting.len(), 1);
-    }
-
-    #[test]
-    fn place_that_was_left_is_no_other_commands() {
-        let gathering = Mutex::default();
-        let mut early = join(&gathering, 4);
-        let late = early.pop();
-        assert_eq!(numbers(early.remove(0).leave()), Some(vec![0, 1, 2, 3]));
-        let next = join(&gathering, 5);
-        drop(early);
-        assert_eq!(numbers(late.unwrap().leave()), None);
-        assert_eq!(leave_all(next)[0], Some(vec![0, 1, 2, 3, 4]));
-    }
-
-    #[test]
-    fn command_whose_future_was_not_polled_for_long_is_not_sent() {
+    fn attempt_that_has_waited_for_long_is_refused() {
         let ((first, mut of_first), (second, mut of_second)) = (waiting(1), waiting(2));
         let since = first.since;
-        let second = Waiting { since: since + Duration::from_millis(1), ..second };
+        let first = Waiting { call: attempt(1), ..first };
+        let second = Waiting { call: attempt(2), since: since + Duration::from_millis(1), ..second };
         let mut leaving = vec![first, second];
         refuse_late(&mut leaving, since + MAX_WAIT_FOR_COMPANY);
         assert_eq!(leaving.len(), 2);
         refuse_late(&mut leaving, since + MAX_WAIT_FOR_COMPANY + Duration::from_millis(1));
-        assert_eq!(numbers(Some(leaving)), Some(vec![2]));
+        assert_eq!(leaving.iter().map(|waiting| sequence(&waiting.call)).collect::<Vec<_>>(), [2]);
         let Ok(Err(error)) = of_first.try_recv() else { panic!("it has an answer") };
-        assert_eq!(StoreError::from(error).failure, Failure::NotSent);
+        assert_eq!(StoreError::from(error).failure, Failure::Paused);
         assert!(of_second.try_recv().is_err());
     }
 }

@@ -8,7 +8,7 @@ use crate::store::PollIntervals;
 /// Max time for a reply. Whether an unanswered command took effect is unknown.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Max time for which a command may wait for others to be sent with. Usually it is that of one round of the runtime's tasks. It is well
+/// Max time for which an attempt may wait for others to be sent with. Usually it is that of one round of the runtime's tasks. It is well
 /// below the lifetime of a tombstone.
 pub(super) const MAX_WAIT_FOR_COMPANY: Duration = Duration::from_secs(10);
 
