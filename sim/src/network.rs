@@ -58,7 +58,11 @@ impl World {
             waker: None,
         };
         self.calls.insert(number, call);
-        if self.processes[process].is_alive {
+        let resumed_at = self.processes[process].resumed_at;
+        let is_refused = self.planted == Some(Planted::RefusedAfterPause) && resumed_at > 0;
+        if is_refused && self.now < resumed_at + SECOND {
+            self.fail(number, Failure::NotSent, "it was not polled");
+        } else if self.processes[process].is_alive {
             self.send(number);
         }
         number

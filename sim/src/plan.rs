@@ -300,6 +300,21 @@ impl Plan {
         longest + longest / 100
     }
 
+    /// The case of a fresh seed without all faults but the pauses of clients.
+    #[must_use]
+    pub fn case_with_pauses(seed: u64) -> Case {
+        let case = Case::fresh(seed);
+        let faults = Self::new(&case).faults.into_iter().enumerate();
+        let others = faults.filter(|(_, planned)| !planned.is_pause());
+        Case { without: others.map(|(number, _)| Part::Fault(number)).collect(), ..case }
+    }
+
+    /// Whether nothing goes wrong but pauses of clients.
+    #[must_use]
+    pub fn only_pauses(&self) -> bool {
+        !self.faults.iter().any(|planned| !planned.is_pause())
+    }
+
     /// The longest ttl, or minimum hold, of any lock.
     #[must_use]
     pub fn longest_ttl(&self) -> Micros {

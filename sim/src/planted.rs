@@ -77,11 +77,13 @@ pub enum Planted {
     PassDenied,
     /// No party of a round leads.
     LeaderDenied,
+    /// Calls soon after a pause are refused.
+    RefusedAfterPause,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::RestampedPush,
@@ -117,6 +119,7 @@ impl Planted {
         Self::BarrierShort,
         Self::PassDenied,
         Self::LeaderDenied,
+        Self::RefusedAfterPause,
     ];
 
     /// Whether this violation is the one that the bug must cause.
@@ -140,6 +143,7 @@ impl Planted {
             Self::LatchShort => "the latch",
             Self::BarrierShort | Self::PassDenied => "beside",
             Self::LeaderDenied => "leaders",
+            Self::RefusedAfterPause => "after a pause",
             _ => "",
         }
     }
@@ -163,7 +167,7 @@ impl Planted {
             Self::TimerStorm => Promise::NoTimerStorm,
             Self::WaiterForgotten | Self::PushLost => Promise::Liveness,
             Self::NoTombstones | Self::TombstonesUnasked => Promise::NoGhost,
-            Self::SpuriousError | Self::ErrorForTries => Promise::NoError,
+            Self::SpuriousError | Self::ErrorForTries | Self::RefusedAfterPause => Promise::NoError,
             Self::LateTimeout | Self::LateFailure | Self::SlowClose => Promise::InTime,
             Self::RenewalRefused => Promise::Kept,
             Self::BusyWhileFree => Promise::Refused,

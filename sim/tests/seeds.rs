@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use leasehold_sim::checks::Promise;
-use leasehold_sim::plan::Case;
+use leasehold_sim::plan::{Case, Plan};
 use leasehold_sim::planted::Planted;
 use leasehold_sim::quorum;
 use leasehold_sim::run::{Outcome, run, run_twice};
@@ -53,10 +53,14 @@ fn committed_seeds_break_no_promise() {
 
 /// Each day other ones; a failure prints its seed.
 fn fresh_seeds(case: impl Fn(u64) -> Case, check: impl Fn(&Case)) {
+    fresh_seeds_for(LIMIT, case, check);
+}
+
+fn fresh_seeds_for(limit: Duration, case: impl Fn(u64) -> Case, check: impl Fn(&Case)) {
     let began = Instant::now();
     let days = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs() / 86_400);
     let mut seed = days * 1_000_000;
-    while began.elapsed() < LIMIT {
+    while began.elapsed() < limit {
         check(&case(seed));
         seed += 1;
     }
@@ -65,6 +69,12 @@ fn fresh_seeds(case: impl Fn(u64) -> Case, check: impl Fn(&Case)) {
 #[test]
 fn fresh_seeds_break_no_promise() {
     fresh_seeds(Case::fresh, check);
+}
+
+/// However a process or one of its threads is paused, no `lock` of it fails while the server is well.
+#[test]
+fn paused_process_fails_no_lock() {
+    fresh_seeds_for(LIMIT / 2, Plan::case_with_pauses, check);
 }
 
 #[test]
@@ -119,7 +129,12 @@ fn planted_bugs_of_a_quorum_are_found() {
 fn planted_bugs_are_found() {
     for bug in Planted::ALL {
         let found = seeds(500).find(|seed| {
-            let outcome = run(&Case::fresh(*seed), Some(bug), None);
+            let case = match bug {
+                // Other faults may fail a lock, too.
+                Planted::RefusedAfterPause => Plan::case_with_pauses(*seed),
+                _ => Case::fresh(*seed),
+            };
+            let outcome = run(&case, Some(bug), None);
             outcome.violation.is_some_and(|violation| bug.explains(&violation))
         });
         assert!(found.is_some(), "{bug} was not found in 500 seeds");

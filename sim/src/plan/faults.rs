@@ -11,6 +11,14 @@ pub struct FaultPlan {
     pub fault: Fault,
 }
 
+impl FaultPlan {
+    /// Whether a client's threads stand still, and nothing else goes wrong.
+    #[must_use]
+    pub fn is_pause(&self) -> bool {
+        matches!(self.fault, Fault::Pause { .. })
+    }
+}
+
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each line above says what the names of a fault mean")]

@@ -60,7 +60,18 @@ impl User {
         let may_be_late = locks.any(|lock| self.may_be_late(lock));
         if !(error.is_lost() && may_be_lost || error.is_unavailable() && may_be_late) {
             self.check_error(error);
+            self.check_pause(op, error);
         }
+    }
+
+    /// The store is well, and the attempt has no limit: however its process was paused, it asks again.
+    fn check_pause(&self, op: &Op, error: &Error) {
+        with(|world| {
+            if op.mode == Mode::Wait && error.is_unavailable() && world.plan.only_pauses() {
+                let task = self.task;
+                world.broken(Promise::NoError, || format!("task {task} fails after a pause: {error}"));
+            }
+        });
     }
 
     /// Whether the task's owner of a reentrant lock has had a guard since then whose lease may have been lost, or was releasing it.
