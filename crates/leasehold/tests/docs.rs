@@ -44,7 +44,9 @@ fn evidence(document: &str) -> Vec<String> {
 #[test]
 fn every_test_that_a_document_names_exists() {
     let mut code = String::new();
-    sources(&root().join("crates"), &mut code);
+    for folder in ["crates", "sim", "torture"] {
+        sources(&root().join(folder), &mut code);
+    }
     for document in [
         "README.md",
         "docs/guarantees.md",
