@@ -18,6 +18,7 @@ use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
 use crate::exit::{Exit, Stop, TABLE};
+use crate::text::printable_lines;
 pub(crate) use complaint::complaint;
 #[cfg(feature = "serve")]
 use help::SERVE;
@@ -377,6 +378,11 @@ pub(crate) fn man(command: Option<&str>) -> Result<Exit, Stop> {
     let rendered = clap_mangen::Man::new(page).render(&mut text);
     rendered.map_err(|error| Stop::failure(format!("the page could not be made: {error}")))?;
     print(&text)
+}
+
+/// Writes text for people to stdout. Parts of it come from other clients, such as names.
+pub(crate) fn print_text(text: &str) -> Result<Exit, Stop> {
+    print(printable_lines(text).as_bytes())
 }
 
 /// Writes to stdout. A closed pipe is no failure.

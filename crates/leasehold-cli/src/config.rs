@@ -8,6 +8,8 @@ mod applies;
 mod option;
 
 use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use applies::Set;
@@ -45,7 +47,7 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
     let (Some((name, set)), Some(at)) = (named, position_of_command(command, &typed)) else {
         return parse(&typed).map_err(Refused::Arguments);
     };
-    let Some((path, text)) = read().map_err(Refused::File)? else {
+    let Some(File { path, text, is_for_others }) = File::read().map_err(Refused::File)? else {
         return parse(&typed).map_err(Refused::Arguments);
     };
     let refused = |what: String| Refused::File(Stop::usage(format!("{}: {what}", path.display())));
@@ -58,12 +60,17 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
         Err(_) if error.kind() == ErrorKind::MissingRequiredArgument => Refused::Arguments(error),
         _ => refused(complaint(error)),
     })?;
-    if defaults.leaves_out_bridge {
+    let warn = |what: &str| {
         use_json_if_set(&parsed);
-        output::message(format!(
-            "{}: its bridge is not used, because a lock as typed can't have it: programs that use the other lock are not excluded",
-            path.display()
-        ));
+        output::message(format!("{}: {what}", path.display()));
+    };
+    if defaults.leaves_out_bridge {
+        warn(
+            "its bridge is not used, because a lock as typed can't have it: programs that use the other lock are not excluded",
+        );
+    }
+    if defaults.has_password && is_for_others {
+        warn("warning: it has a password, and every user of this machine may read it: chmod o-r");
     }
     Ok(parsed)
 }
@@ -100,18 +107,32 @@ fn syntax_error(error: &toml::de::Error, text: &str) -> String {
     }
 }
 
-/// The file, if there is one. A file that was named must be there. The usual one may also be in a home directory that is none, or
-/// that this user may not enter, as that of another user.
-fn read() -> Result<Option<(PathBuf, String)>, Stop> {
-    let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let usual = || Some(etcetera::base_strategy::Xdg::new().ok()?.config_dir().join("leasehold/config.toml"));
-    let is_named = named.is_some();
-    let Some(path) = named.or_else(usual) else { return Ok(None) };
-    let refused = |what: String| Stop::usage(format!("{}: {what}", Path::display(&path)));
-    match std::fs::read_to_string(&path) {
-        Ok(text) => Ok(Some((path, text))),
-        Err(_) if !is_named && std::fs::symlink_metadata(&path).is_err() => Ok(None),
-        Err(error) => Err(refused(format!("it can't be read: {error}"))),
+struct File {
+    path: PathBuf,
+    text: String,
+    /// Whether users may read it that are neither its owner nor in its group.
+    is_for_others: bool,
+}
+
+impl File {
+    /// The file, if there is one. A file that was named must be there. The usual one may also be in a home directory that is none, or
+    /// that this user may not enter, as that of another user.
+    fn read() -> Result<Option<Self>, Stop> {
+        let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let usual =
+            || Some(etcetera::base_strategy::Xdg::new().ok()?.config_dir().join("leasehold/config.toml"));
+        let is_named = named.is_some();
+        let Some(path) = named.or_else(usual) else { return Ok(None) };
+        let refused = |what: String| Stop::usage(format!("{}: {what}", Path::display(&path)));
+        match fs::read_to_string(&path) {
+            Ok(text) => {
+                const READABLE_BY_OTHERS: u32 = 0o004;
+                let mode = fs::metadata(&path).map_or(0, |found| found.permissions().mode());
+                Ok(Some(Self { path, text, is_for_others: mode & READABLE_BY_OTHERS != 0 }))
+            }
+            Err(_) if !is_named && fs::symlink_metadata(&path).is_err() => Ok(None),
+            Err(error) => Err(refused(format!("it can't be read: {error}"))),
+        }
     }
 }
 
@@ -121,15 +142,19 @@ struct Defaults {
     arguments: Vec<OsString>,
     /// Whether the file has a bridge that can't be used together with what is set.
     leaves_out_bridge: bool,
+    /// Whether it has the password of a server, for whatever command.
+    has_password: bool,
 }
 
 /// All of the file is checked.
 fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Result<Defaults, String> {
     let table: Table = text.parse().map_err(|error| syntax_error(&error, text))?;
-    let mut found = Vec::new();
+    let (mut found, mut has_password) = (Vec::new(), false);
     for (key, value) in &table {
         let Value::Table(options) = value else {
-            found.push(FileOption::new(command, key, value)?);
+            let default = FileOption::new(command, key, value)?;
+            has_password |= default.has_password();
+            found.push(default);
             continue;
         };
         let Some(sub) = command.find_subcommand(key) else {
@@ -137,6 +162,7 @@ fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Resul
         };
         for (option, value) in options {
             let default = FileOption::new(sub, option, value).map_err(|what| format!("{key}: {what}"))?;
+            has_password |= default.has_password();
             if key == name {
                 found.push(default);
             }
@@ -149,5 +175,6 @@ fn options(command: &Command, name: &str, set: &ArgMatches, text: &str) -> Resul
     let had_bridge = has_bridge(&found);
     set.retain_applicable(&mut found);
     let leaves_out_bridge = had_bridge && !has_bridge(&found);
-    Ok(Defaults { arguments: found.iter().flat_map(FileOption::arguments).collect(), leaves_out_bridge })
+    let arguments = found.iter().flat_map(FileOption::arguments).collect();
+    Ok(Defaults { arguments, leaves_out_bridge, has_password })
 }

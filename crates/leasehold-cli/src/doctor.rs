@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use leasehold::{Component, Diagnosis, Finding, Severity};
 use serde_json::{Map, Value, json};
 
-use crate::args::{DoctorArgs, print};
+use crate::args::{DoctorArgs, print_text};
 use crate::exit::{Exit, Stop};
 use crate::inspect::{print_json, store_line};
 use crate::store::Store;
@@ -19,7 +19,7 @@ pub(crate) async fn doctor(store: &Store, args: DoctorArgs) -> Result<Exit, Stop
         value["store"] = store.public_url().into();
         print_json(&value)?;
     } else {
-        print(format!("{}{}", store_line(store), report.text()).as_bytes())?;
+        print_text(&format!("{}{}", store_line(store), report.text()))?;
     }
     Ok(if report.is_dangerous() { Exit::Danger } else { Exit::Success })
 }

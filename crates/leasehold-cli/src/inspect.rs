@@ -6,7 +6,7 @@ use std::io;
 use leasehold::{Client, ForeignInfo, HolderInfo, HolderMetadata, Kind, LockInfo, Mode, WaiterInfo};
 use serde_json::{Value, json};
 
-use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print};
+use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print, print_text};
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
 use crate::output::message;
@@ -30,7 +30,7 @@ pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
     }
     // Programs get all of it, and people what fits; `show` has the rest.
     let room = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
-    print(format!("{}{}", store_line(store), table(&rows, room)).as_bytes())
+    print_text(&format!("{}{}", store_line(store), table(&rows, room)))
 }
 
 /// Which store was looked at: root and a user, for instance, have different ones unless they name one.
@@ -47,7 +47,7 @@ pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
         return print_json(&value);
     }
     let text = locks.iter().map(lock_text).collect::<Vec<_>>().join("\n");
-    print(format!("{}{text}", store_line(store)).as_bytes())
+    print_text(&format!("{}{text}", store_line(store)))
 }
 
 /// The locks of this name that are in use, and of those of this kind; a free one where there is none.
@@ -133,7 +133,8 @@ pub(crate) async fn release(
     find: impl FnOnce() -> Result<Store, Stop>,
     args: ReleaseArgs,
 ) -> Result<Exit, Stop> {
-    let shown = name(&args.name)?;
+    let Some(typed) = &args.name else { return Err(Stop::usage("name the lock to release")) };
+    let shown = name(typed)?;
     let store = find()?;
     let client = store.connect().await?;
     let locks = named(&client, shown, args.kind).await?;
@@ -165,7 +166,7 @@ pub(crate) async fn release(
                 identity(&holder.metadata, &holder.client),
                 holder.token
             );
-            print(line.as_bytes())?;
+            print_text(&line)?;
         }
     }
     Ok(Exit::Success)

@@ -1,5 +1,7 @@
 //! `acquire`, `renew`, `status` and `release ID`: a lease that lives across commands, without a process.
 
+mod id;
+
 use std::io::{self, Write as _};
 use std::time::Duration;
 
@@ -7,7 +9,7 @@ use leasehold::{Client, Guard, HolderInfo, LeaseId};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::args::{AcquireArgs, LeaseArgs, RenewArgs, print};
+use crate::args::{AcquireArgs, LeaseArgs, ReleaseArgs, RenewArgs, print_text};
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
 use crate::inspect::{holder_json, holder_line, print_json, store_line};
@@ -94,7 +96,7 @@ fn write_line(text: &str) -> io::Result<()> {
 }
 
 pub(crate) async fn renew(find: impl FnOnce() -> Result<Store, Stop>, args: RenewArgs) -> Result<Exit, Stop> {
-    let id: LeaseId = args.id.parse()?;
+    let id = id::find(args.id.as_deref())?;
     let store = find()?;
     let client = store.connect().await?;
     client.renew_lease(&id).await.map_err(ended)?;
@@ -107,7 +109,7 @@ pub(crate) async fn status(
     find: impl FnOnce() -> Result<Store, Stop>,
     args: LeaseArgs,
 ) -> Result<Exit, Stop> {
-    let id: LeaseId = args.id.parse()?;
+    let id = id::find(args.id.as_deref())?;
     let store = find()?;
     let client = store.connect().await?;
     show(&store, &client, &id, args.json).await
@@ -115,17 +117,20 @@ pub(crate) async fn status(
 
 pub(crate) async fn release(
     find: impl FnOnce() -> Result<Store, Stop>,
-    id: &LeaseId,
-    is_json: bool,
+    args: &ReleaseArgs,
 ) -> Result<Exit, Stop> {
+    let id = id::find(args.name.as_deref()).map_err(|stop| {
+        let advice = "or pass --force with the lock's name, while the holder may still be working";
+        Stop::usage(format!("{stop}; {advice}"))
+    })?;
     let client = find()?.connect().await?;
-    let holder = client.inspect_lease(id).await?;
-    let guard = client.attach(id).await.map_err(ended)?;
+    let holder = client.inspect_lease(&id).await?;
+    let guard = client.attach(&id).await.map_err(ended)?;
     let released = guard.release_timeout(RELEASE_TIMEOUT).await;
     // It repeats a release without an answer.
     close(client).await;
     released.map_err(ended)?;
-    if is_json {
+    if args.json {
         let released: Vec<Value> = holder.iter().map(holder_json).collect();
         return print_json(&json!({ "released": released }));
     }
@@ -146,7 +151,7 @@ async fn show(store: &Store, client: &Client, id: &LeaseId, is_json: bool) -> Re
     }
     let line = holder_line(id.kind(), &holder);
     let text = format!("{}{} {}\n{line}\n", store_line(store), id.kind(), printable(id.name()));
-    print(text.as_bytes())
+    print_text(&text)
 }
 
 fn status_json(store: &Store, id: &LeaseId, holder: &HolderInfo) -> Value {

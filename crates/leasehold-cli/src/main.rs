@@ -36,7 +36,7 @@ mod watchdog;
 
 use std::process::ExitCode;
 
-use args::{Action, Args, LogFormat, MigrateArgs, ReleaseArgs, name};
+use args::{Action, Args, LogFormat, MigrateArgs, ReleaseArgs};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use config::Refused;
@@ -114,15 +114,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
 
 /// By force the lock of a name, otherwise the lease with an id.
 async fn release(store: impl FnOnce() -> Result<Store, Stop>, args: ReleaseArgs) -> Result<Exit, Stop> {
-    if args.force {
-        return inspect::release(store, args).await;
-    }
-    let Ok(id) = name(&args.name)?.parse() else {
-        let what =
-            "pass the id of a lease; or --force with the lock's name, while the holder may still be working";
-        return Err(Stop::usage(what));
-    };
-    lease::release(store, &id, args.json).await
+    if args.force { inspect::release(store, args).await } else { lease::release(store, &args).await }
 }
 
 /// Help and version go to stdout, and what is wrong with the arguments goes to stderr, on one line.

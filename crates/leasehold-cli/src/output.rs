@@ -14,6 +14,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nix::sys::signal::SigSet;
 use serde_json::json;
 
+use crate::text::printable_lines;
+
 /// The maximum number of queued messages; further ones are dropped.
 const QUEUE_LIMIT: usize = 256;
 
@@ -44,12 +46,13 @@ pub(crate) fn is_json() -> bool {
 
 /// Prints one message on stderr. A closed stderr is ignored, above all while a command runs.
 pub(crate) fn message(text: impl Display) {
+    let text = printable_lines(&text.to_string());
     if !is_json() {
         return write_stderr(format!("leasehold: {text}\n"));
     }
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let time = u64::try_from(time).unwrap_or(u64::MAX);
-    let line = json!({ "time_ms": time, "pid": std::process::id(), "message": text.to_string() });
+    let line = json!({ "time_ms": time, "pid": std::process::id(), "message": text });
     write_stderr(format!("{line}\n"));
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::args::{HealthArgs, WaitArgs, name, print};
+use crate::args::{HealthArgs, WaitArgs, name, print_text};
 use crate::exit::{Exit, Stop};
 use crate::inspect::{is_in_use, named, print_json};
 use crate::output::message;
@@ -81,7 +81,7 @@ pub(crate) async fn health(
             print_json(&json!({ "store": url, "connect_ms": millis(connect), "lock_ms": millis(lock) }))
         }
         Ok(Ok((_, lock))) => {
-            print(format!("{}: a lock and its release took {lock:.1?}\n", printable(&url)).as_bytes())
+            print_text(&format!("{url}: a lock and its release took {lock:.1?}\n"))
         }
     }
 }

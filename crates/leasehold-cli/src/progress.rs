@@ -31,7 +31,7 @@ impl StatusLine {
         if !is_in_foreground() {
             return;
         }
-        write_stderr(format!("\r\x1b[K{text}"));
+        write_stderr(format!("\r\x1b[K{}", printable(text)));
         self.is_shown = true;
     }
 }

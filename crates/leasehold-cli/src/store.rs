@@ -98,6 +98,11 @@ impl Store {
     pub(crate) fn is_for_command(public: &str, url: &str) -> bool {
         public != url && Self { url: url.to_owned() }.for_command() == public
     }
+
+    /// Whether an address has a password in it.
+    pub(crate) fn has_password(url: &str) -> bool {
+        without_passwords(url) != url
+    }
 }
 
 fn print_warnings(client: &Client) {

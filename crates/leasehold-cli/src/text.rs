@@ -1,13 +1,20 @@
 //! Text from other clients.
 
-/// Replaces control characters, and escapes characters that have no glyph: text from other clients must not control this
-/// terminal, and a name must not look like another.
+/// Escapes characters that have no glyph, as `\u{202e}`: text from other clients must not control this terminal, and a name must not
+/// look like another. What is escaped already stays as it is.
 pub(crate) fn printable(text: &str) -> String {
+    escaped(text, |c| c.is_control())
+}
+
+/// As [`printable`], for text of several lines.
+pub(crate) fn printable_lines(text: &str) -> String {
+    escaped(text, |c| c.is_control() && c != '\n')
+}
+
+fn escaped(text: &str, is_control: impl Fn(char) -> bool) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() {
-            shown.push('\u{FFFD}');
-        } else if is_invisible(c) {
+        if is_control(c) || is_invisible(c) {
             shown.extend(c.escape_unicode());
         } else {
             shown.push(c);
@@ -31,8 +38,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_that_are_not_shown_as_themselves_are_replaced_or_escaped() {
-        assert_eq!(printable("a\u{1b}[31m\n"), "a\u{FFFD}[31m\u{FFFD}");
+    fn characters_that_are_not_shown_as_themselves_are_escaped() {
+        assert_eq!(printable("a\u{1b}[31m\n"), "a\\u{1b}[31m\\u{a}");
+        assert_eq!(printable_lines("a\u{1b}[31m\nb"), "a\\u{1b}[31m\nb");
+        assert_eq!(printable("\\u{202e}"), "\\u{202e}", "it may be called twice");
         for code in (0x202A..=0x202E).chain(0x2066..=0x2069).chain([0x200E, 0x200F, 0x61C, 0x200B, 0xFEFF]) {
             let hidden = char::from_u32(code).unwrap();
             assert_eq!(printable(&format!("a{hidden}b")), format!("a\\u{{{code:x}}}b"));

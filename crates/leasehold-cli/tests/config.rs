@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Output;
 
 use common::{Place, Started, code};
@@ -42,6 +44,32 @@ impl Configured<'_> {
         let mode = lock["holders"][0]["mode"].as_str().map(str::to_owned);
         (lock["kind"].as_str().expect("a kind").to_owned(), mode)
     }
+}
+
+#[test]
+fn password_in_a_file_that_others_may_read_is_reported() {
+    let place = Place::new();
+    let file = place.path("config.toml");
+    let said = |text: &str, mode, args: &[&str]| {
+        let configured = Configured { place: &place, text };
+        let mut command = configured.command(args);
+        std::fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let secret = "store = \"redis://me:hunter2@127.0.0.1:1\"";
+    let bridge = "[run]\nbridge = \"redlock:jobs@redis://me:hunter2@a,redis://b\"";
+    for text in [secret, bridge] {
+        for args in [&["ls"][..], &["show", "a"], &["run", "a", "b", "--", "true"], &["doctor"]] {
+            let said = said(text, 0o644, args);
+            assert!(said.contains("warning: it has a password") && said.contains("chmod"), "{args:?}: {said}");
+            assert!(!said.contains("hunter2"), "{said}");
+        }
+        for mode in [0o600, 0o640] {
+            assert!(!said(text, mode, &["ls"]).contains("password"), "{mode:o}");
+        }
+    }
+    let public = "store = \"redis://me@127.0.0.1:1\"\n[run]\nbridge = \"redsync:jobs\"";
+    assert!(!said(public, 0o644, &["ls"]).contains("password"));
 }
 
 #[test]

@@ -154,6 +154,20 @@ fn name_with_invisible_characters_cannot_disguise_itself() {
         assert!(text.contains(shown) && text.contains("(a\\u{200f}b)"), "{args:?}: {text}");
         assert!(!text.contains(['\u{202e}', '\u{2069}', '\u{200b}', '\u{200f}']), "{args:?}: {text:?}");
     }
+    // Also those of the library's errors.
+    for args in [
+        &["wait", "-w", "0", name][..],
+        &["run", "-n", "-s", "--verbose", name, "--", "true"],
+        &["run", "--semaphore", "0", name, "--", "true"],
+        &["release", "--force", "--token", "1", name],
+        &["release", name],
+        &["acquire", "--ttl", "1ms", name],
+        &["run", "-n", "--verbose", name, "--", "true"],
+        &["completions", name],
+    ] {
+        let said = place.code(args).1;
+        assert!(!said.is_empty() && !said.contains(['\u{202e}', '\u{2069}', '\u{200b}', '\u{200f}']), "{args:?}: {said:?}");
+    }
     let said = place.code(&["wait", "-w", "0", name]).1;
     assert!(said.contains(shown), "{said}");
     let mut watch = place.start(&["watch", "--plain", "--interval", "0.05"]);

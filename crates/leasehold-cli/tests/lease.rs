@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use common::{Place, code, until};
@@ -14,14 +15,15 @@ fn lease_lives_across_commands(place: &Place, ttl: &str) {
     let script = r#"
         set -eu
         id=$("$LEASEHOLD" acquire --ttl "$TTL" --label "ci job 7" deploy)
-        "$LEASEHOLD" status "$id" | grep -q "ci job 7"
+        export LEASEHOLD_ID="$id"
+        "$LEASEHOLD" status | grep -q "ci job 7"
         if "$LEASEHOLD" acquire -n deploy; then echo "acquired twice"; exit 9; fi
         if "$LEASEHOLD" ls --json | grep -q "${id##*.}"; then echo "ls shows the id"; exit 9; fi
         if "$LEASEHOLD" show deploy --json | grep -q "${id##*.}"; then echo "show shows the id"; exit 9; fi
-        "$LEASEHOLD" renew "$id"
-        "$LEASEHOLD" release "$id"
+        "$LEASEHOLD" renew
+        "$LEASEHOLD" release
         for command in renew status release; do
-            code=0; "$LEASEHOLD" $command "$id" || code=$?
+            code=0; echo "$id" | "$LEASEHOLD" $command - || code=$?
             if [ $code != 1 ]; then echo "$command of an ended lease: $code"; exit 9; fi
         done
         "$LEASEHOLD" run -n deploy -- echo free
@@ -57,6 +59,44 @@ fn lease_lives_across_commands_on_a_quorum() {
         &Place::on(&format!("redlock:{} ?node_timeout_ms=5000", nodes.join(" "))),
         "1m",
     );
+}
+
+/// Runs a command of a lease with this `LEASEHOLD_ID` and this stdin.
+fn with_id(place: &Place, args: &[&str], variable: Option<&str>, stdin: &str) -> (i32, String) {
+    let mut command = place.leasehold(args);
+    command.stdin(Stdio::piped()).env_remove("LEASEHOLD_ID").envs(variable.map(|id| ("LEASEHOLD_ID", id)));
+    let mut child = command.spawn().unwrap();
+    // A program that does not read it may have ended.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    (code(output.status), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn id_of_a_lease_comes_from_the_environment_or_stdin() {
+    let place = Place::new();
+    let lease = |name| acquire(&place, &[name])["id"].as_str().unwrap().to_owned();
+    let (a, b) = (lease("a"), lease("b"));
+    for command in ["status", "renew"] {
+        assert_eq!(with_id(&place, &[command], Some(&a), ""), (0, String::new()), "{command}");
+        assert_eq!(with_id(&place, &[command, "-"], None, &format!("{a}\n")), (0, String::new()), "{command}");
+    }
+    for command in ["status", "renew", "release"] {
+        let (code, said) = with_id(&place, &[command], None, "");
+        assert!(code == 2 && said.contains("LEASEHOLD_ID") && said.contains("stdin"), "{command}: {said}");
+        let (code, said) = with_id(&place, &[command], Some(""), "");
+        assert!(code == 2 && said.contains("LEASEHOLD_ID is empty"), "{command}: {said}");
+        let (code, said) = with_id(&place, &[command, "-"], Some(&a), "\n");
+        assert!(code == 2 && said.contains("stdin is empty"), "{command}: {said}");
+        let (code, said) = with_id(&place, &[command, "-"], None, "lease1.secret");
+        assert!(code == 2 && said.contains("stdin: ") && !said.contains("secret"), "{command}: {said}");
+    }
+    let (code, said) = with_id(&place, &["release", "--force"], Some(&a), "");
+    assert!(code == 2 && said.contains("ID|NAME"), "a lock's name is typed: {said}");
+    // What is typed wins.
+    assert_eq!(with_id(&place, &["release", &b], Some(&a), "").0, 0);
+    assert_eq!(with_id(&place, &["release", "-"], Some(&b), &a).0, 0);
+    assert_eq!(place.locks().as_array().map(Vec::len), Some(0));
 }
 
 fn acquire(place: &Place, args: &[&str]) -> Value {

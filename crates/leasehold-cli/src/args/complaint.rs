@@ -19,7 +19,7 @@ pub(crate) fn complaint(mut error: clap::Error) -> String {
     let is_of_command = is_about_it && rendered.contains("-- <COMMAND>");
     let unknown = error.get(ContextKind::InvalidArg).filter(|_| error.kind() == ErrorKind::UnknownArgument);
     let has_dash = unknown.is_some_and(|typed| typed.to_string().starts_with('-'));
-    let takes_a_name = ["NAME>", "NAME]", "<ID>"].iter().any(|word| usage.contains(word));
+    let takes_a_name = ["NAME>", "NAME]", "[ID]"].iter().any(|word| usage.contains(word));
     let dashes = match (has_dash, is_of_command) {
         (true, true) => {
             "; a name that begins with a dash is passed by --name=NAME, and the command comes after --"

@@ -12,8 +12,9 @@ Examples:
   leasehold run -x site -- ./publish             exclusive
   leasehold run a b -- ./move                    two locks, both or none
   leasehold elect scheduler -- ./scheduler       on one of many hosts
-  id=$(leasehold acquire --ttl 5m deploy)        a lease for several commands
-  leasehold renew \"$id\"; leasehold release \"$id\"
+  export LEASEHOLD_ID=$(leasehold acquire --ttl 5m deploy)
+                                                 a lease for several commands
+  leasehold renew; leasehold release             of that lease
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
@@ -45,11 +46,12 @@ leasehold ls, show and doctor print the address of their store.";
 
 pub(super) const ACQUIRE: &str = "\
 The lease belongs to no process. It expires after --ttl unless it is renewed:
-  id=$(leasehold acquire --ttl 5m deploy) || exit
+  LEASEHOLD_ID=$(leasehold acquire --ttl 5m deploy) || exit
+  export LEASEHOLD_ID            renew, status and release read it
   ./build.sh
-  leasehold renew \"$id\" || exit      it lasts for another 5 minutes from now
+  leasehold renew || exit        it lasts for another 5 minutes from now
   ./deploy.sh
-  leasehold release \"$id\"
+  leasehold release
 If the lease has ended, renew, status and release exit with 1. leasehold status
 shows the lease without renewing it. These commands work on every host that
 reaches the store.
@@ -58,8 +60,10 @@ If the id can't be written, the lease is released. > /dev/null discards the id,
 and so does a closed stdout: the lease then lasts until its --ttl is over.
 
 Any client of the store can renew and release the lease with its id, so treat the
-id as a password: ls and show do not print it, and it can't be guessed. Without
-the id, leasehold release --force releases the lock.
+id as a password: ls and show do not print it, and it can't be guessed. Process
+lists show arguments, so keep it in LEASEHOLD_ID, or pipe it:
+  leasehold release - < id.txt
+Without the id, leasehold release --force releases the lock.
 
 To run one command under a lock, use leasehold run: it renews the lease, and
 stops the command if the lease is lost.

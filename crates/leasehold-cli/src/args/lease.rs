@@ -43,8 +43,9 @@ pub(crate) struct RenewArgs {
     /// Print JSON, as `leasehold status --json` does
     #[arg(long)]
     pub(crate) json: bool,
-    /// The id that `leasehold acquire` printed
-    pub(crate) id: String,
+    /// The id that `leasehold acquire` printed; - reads it from stdin [default: LEASEHOLD_ID]. Process lists show an id that is
+    /// typed here
+    pub(crate) id: Option<OsString>,
 }
 
 #[derive(Debug, Arguments)]
@@ -52,8 +53,9 @@ pub(crate) struct LeaseArgs {
     /// Print JSON; times are in milliseconds
     #[arg(long)]
     pub(crate) json: bool,
-    /// The id that `leasehold acquire` printed
-    pub(crate) id: String,
+    /// The id that `leasehold acquire` printed; - reads it from stdin [default: LEASEHOLD_ID]. Process lists show an id that is
+    /// typed here
+    pub(crate) id: Option<OsString>,
 }
 
 #[derive(Debug, Arguments)]
@@ -71,7 +73,7 @@ pub(crate) struct ReleaseArgs {
     /// With --force: the kind of lock, if several locks have this name
     #[arg(long, value_name = "KIND", value_parser = kinds())]
     pub(crate) kind: Option<Kind>,
-    /// The id that `leasehold acquire` printed; with --force the lock's name
-    #[arg(value_name = "ID|NAME")]
-    pub(crate) name: OsString,
+    /// The id that `leasehold acquire` printed; - reads it from stdin [default: LEASEHOLD_ID]. With --force the lock's name
+    #[arg(value_name = "ID|NAME", required_if_eq("force", "true"))]
+    pub(crate) name: Option<OsString>,
 }

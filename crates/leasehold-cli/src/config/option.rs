@@ -5,6 +5,8 @@ use std::ffi::OsString;
 use clap::{Arg, ArgAction, Command};
 use toml::Value;
 
+use crate::store::Store;
+
 /// Options that say what a single command is about, and are therefore no defaults.
 const NO_DEFAULTS: [&str; 3] = ["force", "name", "token"];
 
@@ -47,6 +49,16 @@ impl<'a> FileOption<'a> {
         let or_list = if is_repeatable { ", or a list of them" } else { "" };
         let values = values.ok_or_else(|| format!("{key} is a text, a number, true or false{or_list}"))?;
         Ok(Self { arg, key, values })
+    }
+
+    /// Whether a value is an address with a password, or a bridge with such addresses.
+    pub(super) fn has_password(&self) -> bool {
+        let servers = |value: &str| value.split_once('@').map_or(String::new(), |(_, servers)| servers.replace(',', " "));
+        self.values.iter().any(|value| match self.key {
+            "store" => Store::has_password(value),
+            "bridge" => servers(value).split(' ').any(Store::has_password),
+            _ => false,
+        })
     }
 
     /// As it would be typed; nothing for a flag that is not set.

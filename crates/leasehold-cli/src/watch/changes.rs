@@ -118,7 +118,7 @@ fn changes<'a>(before: &'a [LockInfo], now: &'a [LockInfo]) -> Vec<Change<'a>> {
 fn write(change: &Change<'_>, form: Form) -> Result<bool, Stop> {
     let now = SystemTime::now();
     let line = match form {
-        Form::Text => format!("{} {}\n", humantime::format_rfc3339_millis(now), text(change)),
+        Form::Text => format!("{} {}\n", humantime::format_rfc3339_millis(now), printable(&text(change))),
         Form::Json => format!("{}\n", object(change, now)),
     };
     let mut out = io::stdout().lock();

@@ -266,7 +266,7 @@ impl View {
             }
         }
         frame.render_widget(
-            Paragraph::new(self.foot()).style(Style::new().add_modifier(Modifier::REVERSED)),
+            Paragraph::new(printable(&self.foot())).style(Style::new().add_modifier(Modifier::REVERSED)),
             foot,
         );
     }
@@ -290,7 +290,7 @@ impl View {
 
     fn foot(&self) -> String {
         if let Some(outage) = &self.outage {
-            return printable(outage);
+            return outage.clone();
         }
         match &self.mode {
             Mode::Filter => format!("filter: {}_   Enter keeps it, Esc clears it", printable(&self.filter)),
