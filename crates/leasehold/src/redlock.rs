@@ -179,7 +179,7 @@ pub struct RedlockBuilder {
 
 impl RedlockBuilder {
     /// Adds a server by its address: `redis:`, `rediss:`, `redis+unix:`, or `redis-sentinel:` for the master of a group.
-    /// Each may have its own password. The number of servers is 1 to 15. Use three or five: an even number tolerates no more
+    /// Each may have its own password. The number of servers is 2 to 15. Use three or five: an even number tolerates no more
     /// failures than the odd number below it.
     ///
     /// ```
@@ -246,7 +246,7 @@ impl RedlockBuilder {
     ///
     /// # Errors
     ///
-    /// `is_invalid` for an invalid address, no address, one server under two addresses, a `node_timeout` of zero, or a `max_ttl` that is
+    /// `is_invalid` for an invalid address, fewer than two addresses, one server under two addresses, a `node_timeout` of zero, or a `max_ttl` that is
     /// no valid ttl; `is_unavailable` if too few servers are reachable, with the reason for each.
     ///
     /// # Cancel safety

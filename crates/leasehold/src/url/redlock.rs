@@ -8,6 +8,9 @@ use super::redis::{Place, RedisUrl};
 use crate::error::Error;
 use crate::options::{MAX_TTL, MIN_TTL};
 
+/// The minimum number of nodes: one server is no quorum, and has a majority of itself after every restart. Two must both be there.
+const MIN_NODES: usize = 2;
+
 /// The maximum number of nodes. Every lock costs a request to each of them.
 const MAX_NODES: usize = 15;
 
@@ -98,10 +101,12 @@ impl RedlockUrl {
 
     pub(crate) fn checked(self) -> Result<Self, Error> {
         let count = self.nodes.len();
-        if count == 0 || count > MAX_NODES {
+        if !(MIN_NODES..=MAX_NODES).contains(&count) {
+            let advice =
+                if count == 1 { "; for one server, write its own address, redis://host" } else { "" };
             return Err(invalid(format!(
-                "a quorum has 1 to {MAX_NODES} nodes, not {count}: redlock://host[:port],host[:port],…, or redlock: and whole \
-                 addresses with spaces between them"
+                "a quorum has {MIN_NODES} to {MAX_NODES} nodes, better three or five, not {count}: \
+                 redlock://host[:port],host[:port],…, or redlock: and whole addresses with spaces between them{advice}"
             )));
         }
         if self.node_timeout.is_some_and(|limit| limit.is_zero() || limit > MAX_TTL) {
@@ -188,8 +193,10 @@ mod tests {
     fn invalid_quorum_is_refused() {
         let sixteen = vec!["a"; 16].join(",");
         for (url, says) in [
-            ("redlock:", "1 to 15 nodes, not 0"),
-            (&format!("redlock://{sixteen}"), "1 to 15 nodes, not 16"),
+            ("redlock:", "2 to 15 nodes, better three or five, not 0"),
+            ("redlock://a", "not 1: "),
+            ("redlock:redis://a", "write its own address, redis://host"),
+            (&format!("redlock://{sixteen}"), "not 16: "),
             ("redlock://", "a host is"),
             ("redlock://a,,b", "a host is"),
             ("redlock://a,b,a", "named twice"),

@@ -162,7 +162,7 @@ async fn queued_waiter_is_not_overtaken_by_new_attempts() {
 
 #[tokio::test]
 async fn unsupported_kinds_are_refused() {
-    let nodes = Nodes::start(1);
+    let nodes = Nodes::start(2);
     let client = nodes.client().await;
     let is_refused = |error: Error| error.is_unsupported() && error.to_string().contains("quorum");
     assert!(is_refused(client.semaphore("a", 2).acquire(1).await.unwrap_err()));
@@ -170,7 +170,7 @@ async fn unsupported_kinds_are_refused() {
     assert!(is_refused(client.latch("a", 1).wait().await.unwrap_err()));
     assert!(is_refused(client.reentrant_mutex("a", "me").lock().await.unwrap_err()));
     client.election("a").campaign().await.unwrap().release().await.unwrap();
-    let redlock = Redlock::builder().node(nodes.0[0].url()).connect().await.unwrap();
+    let redlock = Redlock::builder().node(nodes.0[0].url()).node(nodes.0[1].url()).connect().await.unwrap();
     redlock.mutex("a").lock().await.unwrap().release().await.unwrap();
 }
 

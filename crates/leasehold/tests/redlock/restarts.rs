@@ -147,7 +147,7 @@ async fn lease_survives_a_minority_forgetting_it() {
 
 #[tokio::test]
 async fn ttl_above_max_ttl_is_refused() {
-    let nodes = Nodes::start(1);
+    let nodes = Nodes::start(2);
     let client = nodes.client_with(ABSTAINING).await;
     let error = client.mutex("a").ttl(LONGEST + Duration::from_millis(1)).lock().await.unwrap_err();
     assert!(error.is_invalid() && error.to_string().contains("exceeds max_ttl"), "{error}");
@@ -202,7 +202,7 @@ fn born_expires_in(server: &Server) -> i64 {
 async fn restart_guard_expires_unless_used_and_use_does_not_reset_it() {
     unless_paused(PAUSE, async || {
         const MAX_GRACE_SECONDS: i64 = 90 * 24 * 3600;
-        let nodes = Nodes::start(1);
+        let nodes = Nodes::start(2);
         let client = nodes.client_with(ABSTAINING).await;
         until_all_vote(&client).await;
         let remaining = born_expires_in(&nodes.0[0]);

@@ -8,7 +8,7 @@ use crate::nodes::url;
 #[tokio::test]
 async fn limits_that_no_lock_can_meet_are_refused() {
     let ms = std::time::Duration::from_millis;
-    let builder = || Redlock::builder().node("redis://127.0.0.1:1");
+    let builder = || Redlock::builder().node("redis://127.0.0.1:1").node("redis://127.0.0.1:2");
     for (wrong, what) in [
         (builder().node_timeout(ms(0)), "time limit"),
         (builder().max_ttl(ms(99)), "max_ttl"),
@@ -17,6 +17,8 @@ async fn limits_that_no_lock_can_meet_are_refused() {
         let error = wrong.connect().await.expect_err("it is refused");
         assert!(error.is_invalid() && error.to_string().contains(what), "{error}");
     }
+    let error = Redlock::builder().node("redis://127.0.0.1:1").connect().await.expect_err("it is refused");
+    assert!(error.is_invalid() && error.to_string().contains("write its own address"), "{error}");
     assert!(builder().node_timeout(ms(1)).max_ttl(ms(100)).connect().await.unwrap_err().is_unavailable());
 }
 

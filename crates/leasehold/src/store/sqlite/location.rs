@@ -43,11 +43,10 @@ fn touch(path: &Path) -> Result<(), Error> {
     let folder = folder_of(path);
     let refused =
         |what: String| Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display()));
-    if !folder.is_dir() {
-        return Err(refused(format!(
-            "the directory {} does not exist: create it, or name another file",
-            folder.display()
-        )));
+    if let Some((what, error)) = missing(&folder) {
+        let error = Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display()))
+            .with_source(error);
+        return Err(error);
     }
     if path.is_dir() {
         return Err(refused("this is a directory: name a file in it".to_owned()));
@@ -67,13 +66,42 @@ fn touch(path: &Path) -> Result<(), Error> {
     match usable {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            let what = "no permission: it and its directory must be readable and writable for you";
-            Err(refused(what.to_owned()).with_source(error))
+            let what = format!(
+                "no permission: it and its directory, {}, must be readable and writable for you",
+                folder.display()
+            );
+            Err(refused(what).with_source(error))
         }
         Err(error) => {
             Err(refused(format!("it can't be opened ({}): {error}", error.kind())).with_source(error))
         }
     }
+}
+
+/// Why a directory can't be used: it does not exist, or one on the way to it does not let this user in.
+fn missing(folder: &Path) -> Option<(String, io::Error)> {
+    let error = match fs::metadata(folder) {
+        Ok(found) if found.is_dir() => return None,
+        Ok(_) => io::ErrorKind::NotADirectory.into(),
+        Err(error) => error,
+    };
+    let shown = folder.display();
+    let what = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            // The first one that hides what is in it.
+            let is_hidden = |path: &&Path| {
+                fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+            };
+            let hidden = folder.ancestors().filter(is_hidden).last();
+            let closed = hidden.and_then(Path::parent).unwrap_or(folder).display();
+            format!(
+                "permission denied: the directory {closed} does not let you in (x is missing), so {shown} can't be used"
+            )
+        }
+        io::ErrorKind::NotADirectory => format!("{shown} is no directory: name a file in one"),
+        _ => format!("the directory {shown} does not exist: create it, or name another file"),
+    };
+    Some((what, error))
 }
 
 /// The mode bits of a directory whose files are for its group: setgid, and writable for the group.
