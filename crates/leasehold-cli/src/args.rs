@@ -3,6 +3,7 @@
 mod complaint;
 mod help;
 mod lease;
+mod manual;
 #[cfg(feature = "serve")]
 mod serve;
 
@@ -11,47 +12,29 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args as Arguments, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use leasehold::bridge::Foreign;
 use leasehold::{FINDING_IDS, Kind};
 
 use crate::duration;
-use crate::exit::{Exit, Stop, TABLE};
+use crate::exit::{Exit, Stop};
 use crate::text::printable_lines;
 pub(crate) use complaint::complaint;
 #[cfg(feature = "serve")]
 use help::SERVE;
-use help::{ACQUIRE, DOCTOR, ELECT, EXAMPLES, RUN, SHOW, WATCH};
+use help::{ACQUIRE, DOCTOR, ELECT, RUN, SHOW, WATCH, overview};
 pub(crate) use lease::{AcquireArgs, LeaseArgs, ReleaseArgs, RenewArgs};
+pub(crate) use manual::{command, completions, help, man};
 #[cfg(feature = "serve")]
 pub(crate) use serve::ServeArgs;
 
 /// Runs commands under distributed locks, with FIFO wait queues and leases that expire.
 #[derive(Debug, Parser)]
-#[command(name = "leasehold", version, after_long_help = after(EXAMPLES), max_term_width = 110)]
+#[command(name = "leasehold", version, after_long_help = overview(), max_term_width = 110, disable_help_subcommand = true)]
 pub(crate) struct Args {
-    /// Where the locks are: sqlite:PATH, redis://, or another address
-    ///
-    /// One of
-    ///   sqlite:PATH                         a file, for the processes of a machine
-    ///   redis://HOST[:PORT][/DATABASE]      one server; USER:PASSWORD@ comes before the host
-    ///   rediss://...                        the same with TLS
-    ///   redis+unix:///PATH                  one server, through its Unix socket
-    ///   redis-sentinel://HOST,HOST/SERVICE  the master that Sentinels name
-    ///   redis-cluster://HOST,HOST           a cluster
-    ///   redlock://HOST,HOST,HOST            a quorum of independent servers
-    ///   postgres://HOST/DATABASE            a database; postgresql: is the same
-    ///   postgresql://HOST/DATABASE          PGHOST, PGUSER, PGPASSWORD, PGDATABASE and others count
-    ///   memory:                             this process only; excludes no other process
-    #[arg(
-        long,
-        verbatim_doc_comment,
-        global = true,
-        env = "LEASEHOLD_STORE",
-        value_name = "URL",
-        hide_env_values = true
-    )]
+    /// Where the locks are: sqlite:PATH, redis://HOST, or another address (leasehold help stores)
+    #[arg(long, global = true, env = "LEASEHOLD_STORE", value_name = "URL", hide_env_values = true)]
     pub(crate) store: Option<String>,
     /// The form of leasehold's own messages on stderr
     #[arg(long, global = true, env = "LEASEHOLD_LOG", value_name = "FORMAT", default_value = "text")]
@@ -64,25 +47,26 @@ pub(crate) struct Args {
 pub(crate) enum LogFormat {
     /// Lines for people
     Text,
-    /// An object on each line, with time_ms (since 1970), pid and message
+    /// An object on each line: time_ms (since 1970), level (info, warn, error), event, pid and message; about a lock also
+    /// lock, kind and token (or null). Of several locks each has an object
     Json,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Action {
     /// Run a command while holding a lock
-    #[command(after_long_help = after(RUN))]
+    #[command(after_long_help = RUN)]
     Run(RunArgs),
     /// Keep a command running on exactly one of several hosts
-    #[command(after_long_help = after(ELECT))]
+    #[command(after_long_help = ELECT)]
     Elect(ElectArgs),
     /// List the locks in use
     Ls(LsArgs),
     /// Show the holders and waiters of a lock
-    #[command(after_long_help = after(SHOW))]
+    #[command(after_long_help = SHOW)]
     Show(ShowArgs),
     /// Acquire a lock for a script: print the id of the lease, and exit
-    #[command(after_long_help = after(ACQUIRE))]
+    #[command(after_long_help = ACQUIRE)]
     Acquire(AcquireArgs),
     /// Renew a lease by its id
     Renew(RenewArgs),
@@ -91,20 +75,20 @@ pub(crate) enum Action {
     /// Release a lease by its id, or a lock by force
     Release(ReleaseArgs),
     /// Watch locks as they change: a live view, or lines
-    #[command(after_long_help = after(WATCH))]
+    #[command(after_long_help = WATCH)]
     Watch(WatchArgs),
     /// Wait until a lock is free, without acquiring it
     Wait(WaitArgs),
     /// Exit with 0 if the store can grant a lock, for probes: acquires and releases one
     Health(HealthArgs),
     /// Check the store for settings that make locks unsafe, and print the fix
-    #[command(after_long_help = after(DOCTOR))]
+    #[command(after_long_help = DOCTOR)]
     Doctor(DoctorArgs),
     /// Create the tables of a postgres: store and renew its views, or print the statements that do
     Migrate(MigrateArgs),
     /// Serve locks over HTTP, with a dashboard and metrics
     #[cfg(feature = "serve")]
-    #[command(after_long_help = after(SERVE))]
+    #[command(after_long_help = SERVE)]
     Serve(ServeArgs),
     /// Kill a command's process group if leasehold is killed; leasehold starts this itself
     #[command(name = crate::watchdog::COMMAND, hide = true)]
@@ -114,11 +98,34 @@ pub(crate) enum Action {
         /// The shell
         shell: Shell,
     },
+    /// Print the help of a command, the addresses of stores, or the exit codes
+    Help {
+        /// A command, stores, or exit-codes
+        topic: Option<String>,
+    },
     /// Print a man page: of leasehold, or of one of its commands
     Man {
         /// The command, run for example
         command: Option<String>,
     },
+}
+
+impl Action {
+    /// Whether the answer is JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        match self {
+            Self::Ls(args) => args.json,
+            Self::Show(args) => args.json,
+            Self::Acquire(args) => args.json,
+            Self::Renew(args) => args.json,
+            Self::Status(args) => args.json,
+            Self::Release(args) => args.json,
+            Self::Watch(args) => args.json,
+            Self::Health(args) => args.json,
+            Self::Doctor(args) => args.json,
+            _ => false,
+        }
+    }
 }
 
 #[derive(Debug, Arguments)]
@@ -182,7 +189,8 @@ impl RunArgs {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct ElectArgs {
-    /// The first pause before the command is restarted. It doubles each time, until a run lasts longer than --backoff-max
+    /// The first pause before the command is restarted, at least 100ms. It doubles each time, until a run lasts longer than
+    /// --backoff-max
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) backoff: Duration,
     /// The maximum pause
@@ -220,6 +228,16 @@ pub(crate) struct KindArgs {
     /// Acquire the lock at once if this owner already holds it, on any host
     #[arg(long, value_name = "ID")]
     pub(crate) owner: Option<String>,
+}
+
+impl KindArgs {
+    pub(crate) fn kind(&self) -> Kind {
+        match (self.semaphore, self.shared || self.exclusive) {
+            (Some(_), _) => Kind::Semaphore,
+            (None, true) => Kind::ReadWrite,
+            (None, false) => Kind::Mutex,
+        }
+    }
 }
 
 /// The command and its lease.
@@ -271,6 +289,15 @@ pub(crate) enum OnLost {
 
 #[derive(Debug, Arguments)]
 pub(crate) struct LsArgs {
+    /// Only locks of this kind
+    #[arg(long, value_name = "KIND", value_parser = kinds())]
+    pub(crate) kind: Option<Kind>,
+    /// Only locks that are waited for
+    #[arg(long)]
+    pub(crate) waiting: bool,
+    /// Only locks with these names, in which * stands for any text, ? for a character, and [ab] for one of these. Quote it
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<OsString>,
     /// Print JSON: {"store": ..., "locks": [...]}, each lock as `show --json` prints it
     #[arg(long)]
     pub(crate) json: bool,
@@ -346,38 +373,9 @@ fn bridge(typed: &str) -> Result<Foreign, leasehold::Error> {
     typed.parse()
 }
 
-fn after(text: &str) -> String {
-    format!("{text}\n\n{TABLE}")
-}
-
 /// A name that was typed, or what is wrong with it.
 pub(crate) fn name(typed: &OsString) -> Result<&str, Stop> {
     typed.to_str().ok_or_else(|| Stop::usage(format!("a lock's name is UTF-8, {} is not", typed.display())))
-}
-
-pub(crate) fn completions(shell: Shell) -> Result<Exit, Stop> {
-    let mut text = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "leasehold", &mut text);
-    print(&text)
-}
-
-pub(crate) fn man(command: Option<&str>) -> Result<Exit, Stop> {
-    let mut whole = Args::command();
-    whole.build();
-    let page = match command {
-        None => whole,
-        Some(name) => {
-            let found = whole.find_subcommand(name).cloned();
-            // It may be an address, with its password.
-            let unknown = || Stop::usage("there is no such command: see leasehold --help");
-            let found = found.ok_or_else(unknown)?;
-            found.display_name(format!("leasehold-{name}"))
-        }
-    };
-    let mut text = Vec::new();
-    let rendered = clap_mangen::Man::new(page).render(&mut text);
-    rendered.map_err(|error| Stop::failure(format!("the page could not be made: {error}")))?;
-    print(&text)
 }
 
 /// Writes text for people to stdout. Parts of it come from other clients, such as names.

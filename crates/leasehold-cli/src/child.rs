@@ -12,7 +12,8 @@ use rustix::process::{WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, WaitStat
 
 use crate::command::Command;
 use crate::exit::Exit;
-use crate::output::message;
+use crate::orphans::Own;
+use crate::output::{Level, message};
 use crate::terminal::Terminal;
 use crate::watchdog::{self, Watchdog};
 
@@ -36,6 +37,8 @@ pub(crate) struct Child {
     /// Kills the command's group if this program is killed and the kernel would not kill the command. Kept until the command has
     /// ended.
     _watchdog: Option<Watchdog>,
+    /// Until it has ended and was reaped here.
+    _own: Own,
 }
 
 impl Child {
@@ -70,8 +73,9 @@ impl Child {
                 terminal.give(getpgrp());
             }
         })?;
+        let own = Own::new(&child);
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        Ok(Self { pid, wants_terminal, _watchdog: watchdog })
+        Ok(Self { pid, wants_terminal, _watchdog: watchdog, _own: own })
     }
 
     /// The change of state since the last call, if there is one.
@@ -100,7 +104,11 @@ impl Child {
         if let Err(error) = killpg(self.pid, signal)
             && error != Errno::ESRCH
         {
-            message(format_args!("the command can't be sent {signal}: {}", error.desc()));
+            message(
+                Level::Warn,
+                "signal_failed",
+                format_args!("the command can't be sent {signal}: {}", error.desc()),
+            );
         }
     }
 

@@ -21,13 +21,13 @@ use toml::{Table, Value};
 
 use crate::args::{LogFormat, complaint};
 use crate::exit::Stop;
-use crate::output;
+use crate::output::{self, Level, message};
 
 /// The variable that names another file.
 const VARIABLE: &str = "LEASEHOLD_CONFIG";
 
 /// Commands that use no defaults: an invalid file must not affect them.
-const WITHOUT_FILE: [&str; 3] = ["completions", "man", crate::watchdog::COMMAND];
+const WITHOUT_FILE: [&str; 4] = ["completions", "help", "man", crate::watchdog::COMMAND];
 
 /// Why no arguments could be made.
 pub(crate) enum Refused {
@@ -62,7 +62,7 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
     })?;
     let warn = |what: &str| {
         use_json_if_set(&parsed);
-        output::message(format!("{}: {what}", path.display()));
+        message(Level::Warn, "configuration", format_args!("{}: {what}", path.display()));
     };
     if defaults.leaves_out_bridge {
         warn(

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::Kind;
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
@@ -10,7 +11,7 @@ use crate::command::Command;
 use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::lock::Lock;
-use crate::output::message;
+use crate::output::{self, Level, message};
 use crate::run::{Acquired, Connected, Job, acquire, cannot_catch, close, connect, grace};
 use crate::signals::Signals;
 use crate::store::Store;
@@ -21,7 +22,7 @@ const MAX_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: ElectArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work, false)?;
-    name(args.name()?)?;
+    output::set_locks(Some(Kind::Election), [name(args.name()?)?]);
     let command = Command::find(work)?;
     let mut signals = Signals::catch_of_a_service().map_err(|error| cannot_catch(&error))?;
     let store = find()?;
@@ -63,7 +64,7 @@ fn outages(args: &ElectArgs) -> Backoff {
 
 /// Reports why there is a pause, and returns the signal that ends it and this program.
 async fn pause(what: &str, pause: Duration, signals: &mut Signals) -> Option<Signal> {
-    message(format_args!("{what}; campaigning again in {}", duration::show(pause)));
+    message(Level::Warn, "retry", format_args!("{what}; campaigning again in {}", duration::show(pause)));
     tokio::select! {
         () = tokio::time::sleep(pause) => None,
         signal = signals.next_end() => Some(signal),
@@ -123,6 +124,9 @@ async fn campaign(lock: &Lock, job: &Job<'_>, signals: &mut Signals) -> Result<T
     Ok(Term::Served { exit, ran_for: began.elapsed() })
 }
 
+/// The shortest pause before the command is restarted: `--backoff 0` must not restart a failing command hundreds of times a second.
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+
 /// Pauses that double.
 struct Backoff {
     first: Duration,
@@ -132,7 +136,8 @@ struct Backoff {
 
 impl Backoff {
     fn new(first: Duration, most: Duration) -> Self {
-        let first = first.min(most);
+        let most = most.max(MIN_PAUSE);
+        let first = first.clamp(MIN_PAUSE, most);
         Self { first, most, next: first }
     }
 
@@ -159,5 +164,11 @@ mod tests {
         assert_eq!(pauses, [1, 2, 4, 5]);
         assert_eq!(backoff.after(seconds(6)), seconds(1));
         assert_eq!(Backoff::new(seconds(9), seconds(5)).after(seconds(0)), seconds(5));
+        for (first, most) in
+            [(seconds(0), seconds(0)), (seconds(0), seconds(5)), (Duration::from_millis(1), seconds(1))]
+        {
+            let mut backoff = Backoff::new(first, most);
+            assert!((0..3).all(|_| backoff.after(seconds(0)) >= MIN_PAUSE), "{first:?}, {most:?}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use nix::sys::signal::Signal;
 use signal_hook::low_level::emulate_default_handler;
 
-use crate::output;
+use crate::output::{self, Level};
 use crate::terminal::Terminal;
 
 /// The outcome of the program.
@@ -50,7 +50,7 @@ Exit codes:
   128+N    signal N ended the command, or leasehold while it waited";
 
 impl Exit {
-    fn code(self) -> u8 {
+    pub(crate) fn code(self) -> u8 {
         match self {
             Self::Success => 0,
             Self::Command(code) | Self::Conflict(code) | Self::LostAs(code) => code,
@@ -82,6 +82,21 @@ impl Exit {
 }
 
 impl Exit {
+    /// How important a message is that ends the program. That a lock is held by another is an answer, and no error.
+    pub(crate) fn level(self) -> Level {
+        if matches!(self, Self::Conflict(_)) { Level::Info } else { Level::Error }
+    }
+
+    /// The event of that message.
+    pub(crate) fn event(self) -> &'static str {
+        match self {
+            Self::Conflict(_) => "refused",
+            Self::Usage => "usage",
+            Self::NotExecutable | Self::NotFound => "command_failed",
+            _ => "failed",
+        }
+    }
+
     /// Ends the process at once: nothing is released or cleaned up.
     #[cfg(feature = "serve")]
     pub(crate) fn end_now(self) -> ! {

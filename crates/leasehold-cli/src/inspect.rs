@@ -3,34 +3,72 @@
 use std::fmt::Write as _;
 use std::io;
 
+use glob::Pattern;
 use leasehold::{Client, ForeignInfo, HolderInfo, HolderMetadata, Kind, LockInfo, Mode, WaiterInfo};
 use serde_json::{Value, json};
 
 use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print, print_text};
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
-use crate::output::message;
+use crate::output::{self, Level, message};
 use crate::store::Store;
+use crate::table::{self, Columns};
 use crate::text::printable;
 
 pub(crate) async fn ls(store: &Store, args: LsArgs) -> Result<Exit, Stop> {
+    let filter = Filter::new(&args)?;
     let client = store.connect().await?;
-    let locks = client.list().await?;
+    let mut locks = client.list().await?;
+    let listed = locks.len();
+    locks.retain(|lock| filter.passes(lock));
     if args.json {
         let locks: Vec<Value> = locks.iter().map(lock_json).collect();
         return print_json(&json!({ "store": store.public_url(), "locks": locks }));
     }
     if locks.is_empty() {
-        message(format_args!("no lock is in use on {}", printable(&store.public_url())));
+        let url = printable(&store.public_url());
+        let others = if listed > 0 { format!(", of {listed} in use") } else { String::new() };
+        let what = if filter.is_any() { "no such lock is in use" } else { "no lock is in use" };
+        message(Level::Info, "unused", format_args!("{what} on {url}{others}"));
         return Ok(Exit::Success);
     }
-    let mut rows = vec![HEAD.map(str::to_owned)];
-    for lock in &locks {
-        rows.push(row(lock));
-    }
+    let rows: Vec<_> = locks.iter().map(table::row).collect();
     // Programs get all of it, and people what fits; `show` has the rest.
     let room = terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| usize::from(width.0));
-    print_text(&format!("{}{}", store_line(store), table(&rows, room)))
+    let columns = Columns::new(&rows, room);
+    let lines = [columns.line(&table::HEAD)].into_iter().chain(rows.iter().map(|row| columns.line(row)));
+    print_text(&format!("{}{}\n", store_line(store), lines.collect::<Vec<_>>().join("\n")))
+}
+
+/// Which locks `ls` prints.
+struct Filter<'a> {
+    patterns: Vec<Pattern>,
+    args: &'a LsArgs,
+}
+
+impl<'a> Filter<'a> {
+    fn new(args: &'a LsArgs) -> Result<Self, Stop> {
+        let pattern = |typed| {
+            let typed = name(typed)?;
+            let wrong =
+                |error: glob::PatternError| Stop::usage(format!("{typed:?} is no pattern: {}", error.msg));
+            Pattern::new(typed).map_err(wrong)
+        };
+        Ok(Self { patterns: args.names.iter().map(pattern).collect::<Result<_, Stop>>()?, args })
+    }
+
+    /// Whether it leaves out any lock.
+    fn is_any(&self) -> bool {
+        !self.patterns.is_empty() || self.args.kind.is_some() || self.args.waiting
+    }
+
+    fn passes(&self, lock: &LockInfo) -> bool {
+        let is_named =
+            self.patterns.is_empty() || self.patterns.iter().any(|pattern| pattern.matches(&lock.name));
+        is_named
+            && self.args.kind.is_none_or(|kind| kind == lock.kind)
+            && (!self.args.waiting || !lock.waiters.is_empty())
+    }
 }
 
 /// Which store was looked at: root and a user, for instance, have different ones unless they name one.
@@ -39,8 +77,10 @@ pub(crate) fn store_line(store: &Store) -> String {
 }
 
 pub(crate) async fn show(store: &Store, args: ShowArgs) -> Result<Exit, Stop> {
+    let name = name(&args.name)?;
+    output::set_locks(args.kind, [name]);
     let client = store.connect().await?;
-    let locks = named(&client, name(&args.name)?, args.kind).await?;
+    let locks = named(&client, name, args.kind).await?;
     if args.json {
         let mut value = lock_json(only(&locks)?);
         value["store"] = store.public_url().into();
@@ -135,6 +175,7 @@ pub(crate) async fn release(
 ) -> Result<Exit, Stop> {
     let Some(typed) = &args.name else { return Err(Stop::usage("name the lock to release")) };
     let shown = name(typed)?;
+    output::set_locks(args.kind, [shown]);
     let store = find()?;
     let client = store.connect().await?;
     let locks = named(&client, shown, args.kind).await?;
@@ -148,16 +189,14 @@ pub(crate) async fn release(
         print_json(&json!({ "released": released }))?;
     }
     if taken.is_empty() {
-        return Err(Stop::new(
-            Exit::Conflict(1),
-            match args.token {
-                None => format!("{} is not held on {}", printable(shown), printable(&store.public_url())),
-                Some(token) => {
-                    let url = store.public_url();
-                    format!("no holder of {} on {} has the token {token}", printable(shown), printable(&url))
-                }
-            },
-        ));
+        let (shown, url, exit) = (printable(shown), printable(&store.public_url()), Exit::Conflict(1));
+        let what = match args.token {
+            None => format!("{shown} is not held on {url}"),
+            Some(token) => format!("no holder of {shown} on {url} has the token {token}"),
+        };
+        // Not an error: with --json the answer is printed already.
+        message(exit.level(), exit.event(), what);
+        return Ok(exit);
     }
     if !args.json {
         for holder in &taken {
@@ -182,24 +221,6 @@ async fn release_token(client: &Client, kind: Kind, name: &str, token: u64) -> R
 }
 
 // --- As text -------------------------------------------------------------------------------------
-
-pub(crate) fn row(lock: &LockInfo) -> [String; COLUMNS] {
-    let holder = lock.holders.first();
-    let more = lock.holders.len().saturating_sub(1);
-    let without_holder = if lock.foreign.is_some() { "another program" } else { "-" };
-    let shown =
-        holder.map_or_else(|| without_holder.to_owned(), |holder| identity(&holder.metadata, &holder.client));
-    let shown = if more > 0 { format!("{shown} and {more} more") } else { shown };
-    [
-        printable(&lock.name),
-        lock.kind.to_string(),
-        shown,
-        holder.map_or_else(|| "-".to_owned(), |holder| span(holder.held_for)),
-        holder.map_or_else(|| "-".to_owned(), |holder| span(holder.expires_in)),
-        lock.waiters.len().to_string(),
-        holder.map_or_else(|| "-".to_owned(), |holder| holder.token.to_string()),
-    ]
-}
 
 pub(crate) fn holder_line(kind: Kind, holder: &HolderInfo) -> String {
     let what = match (holder.mode, &holder.owner) {
@@ -253,42 +274,6 @@ pub(crate) fn identity(metadata: &HolderMetadata, client: &str) -> String {
         let _ = write!(who, " in trace {}", printable(trace_id));
     }
     who
-}
-
-/// Which column is cut when a terminal is too narrow for a row.
-const HOLDER: usize = 2;
-
-const COLUMNS: usize = 7;
-
-/// The names of the columns.
-pub(crate) const HEAD: [&str; COLUMNS] =
-    ["NAME", "KIND", "HOLDER", "HELD FOR", "EXPIRES IN", "WAITING", "TOKEN"];
-
-/// What a cut column keeps at least.
-const NARROWEST: usize = 20;
-
-fn table(rows: &[[String; COLUMNS]], room: Option<usize>) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let mut widths: Vec<usize> = (0..COLUMNS).map(width).collect();
-    let excess =
-        room.map_or(0, |room| (widths.iter().sum::<usize>() + (COLUMNS - 1) * 2).saturating_sub(room));
-    if excess > 0 {
-        widths[HOLDER] = widths[HOLDER].saturating_sub(excess).max(NARROWEST);
-    }
-    let mut text = String::new();
-    for row in rows {
-        let line: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| fit(cell, *width)).collect();
-        let _ = writeln!(text, "{}", line.join("  ").trim_end());
-    }
-    text
-}
-
-/// Padded or cut to this width.
-fn fit(cell: &str, width: usize) -> String {
-    if cell.chars().count() <= width {
-        return format!("{cell:<width$}");
-    }
-    cell.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 // --- As JSON -------------------------------------------------------------------------------------
@@ -352,28 +337,4 @@ fn metadata_json(metadata: &HolderMetadata) -> Value {
 
 fn millis(span: std::time::Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn table_is_aligned_and_truncates_the_holder_column() {
-        let row = |cells: [&str; COLUMNS]| cells.map(str::to_owned);
-        let rows = [
-            row(["NAME", "K", "HOLDER", "A", "B", "C", "D"]),
-            row(["ä", "k", "somebody with a very long command line", "1", "2", "3", "4"]),
-        ];
-        let whole = table(&rows, None);
-        assert!(whole.starts_with(
-            "NAME  K  HOLDER                                  A  B  C  D\nä     k  somebody with"
-        ));
-        let cut = table(&rows, Some(47));
-        assert_eq!(
-            cut,
-            "NAME  K  HOLDER                      A  B  C  D\nä     k  somebody with a very long…  1  2  3  4\n"
-        );
-        assert!(table(&rows, Some(1)).contains("ä     k  somebody with a ver…  1"));
-    }
 }

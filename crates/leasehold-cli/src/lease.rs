@@ -14,6 +14,7 @@ use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
 use crate::inspect::{holder_json, holder_line, print_json, store_line};
 use crate::lock::{LeaseOptions, Lock};
+use crate::output;
 use crate::progress;
 use crate::run::{
     Acquired, Connected, MIN_CONNECT_TIMEOUT, RELEASE_TIMEOUT, acquire as wait_for, cannot_catch, close,
@@ -27,6 +28,7 @@ pub(crate) async fn acquire(
     find: impl FnOnce() -> Result<Store, Stop>,
     args: AcquireArgs,
 ) -> Result<Exit, Stop> {
+    output::set_locks(Some(args.kind.kind()), [args.name.to_string_lossy()]);
     let mut signals = Signals::catch().map_err(|error| cannot_catch(&error))?;
     let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
     let (store, began) = (find()?, Instant::now());

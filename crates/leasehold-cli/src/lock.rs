@@ -25,6 +25,8 @@ pub(crate) struct Lock {
     /// The owner of a reentrant mutex.
     owner: Option<String>,
     waits: bool,
+    /// The lock of another library that is held with this one.
+    bridge: Option<Foreign>,
     variant: Variant,
 }
 
@@ -69,7 +71,14 @@ impl Lock {
             let once = client.once_per(&name, period).ttl(*ttl).label(label);
             let once = if args.at_least_once { once.at_least_once() } else { once };
             let (waits, variant) = (args.at_least_once, Variant::Once(once));
-            return Ok(Self { client: client.clone(), names: vec![name], owner: None, waits, variant });
+            return Ok(Self {
+                client: client.clone(),
+                names: vec![name],
+                owner: None,
+                waits,
+                bridge: None,
+                variant,
+            });
         }
         let waits = !args.no_wait && args.wait != Some(Duration::ZERO);
         let options = LeaseOptions { ttl: *ttl, min_hold: args.min_hold, label };
@@ -96,7 +105,7 @@ impl Lock {
             client.mutex(name).ttl(options.ttl).min_hold(options.min_hold).label(options.label)
         };
         let variant = Variant::Several(MutexSet::new(names.iter().map(mutex)));
-        Ok(Self { client: client.clone(), names, owner: None, waits, variant })
+        Ok(Self { client: client.clone(), names, owner: None, waits, bridge: None, variant })
     }
 
     /// A lock of the kind that the arguments name.
@@ -120,7 +129,14 @@ impl Lock {
             _ if kind.exclusive => Variant::Exclusive(set!(client.rw_lock(&name))),
             _ => Variant::Mutex(set!(client.mutex(&name))),
         };
-        Ok(Self { client: client.clone(), names: vec![name], owner: kind.owner.clone(), waits, variant })
+        Ok(Self {
+            client: client.clone(),
+            names: vec![name],
+            owner: kind.owner.clone(),
+            waits,
+            bridge: None,
+            variant,
+        })
     }
 
     /// The same lock, bridged to the lock of another library.
@@ -133,6 +149,7 @@ impl Lock {
             Variant::Exclusive(lock) => Variant::Exclusive(lock.bridge(foreign.clone())),
             _ => return Err(Stop::usage(NOT_BRIDGED)),
         };
+        self.bridge = Some(foreign.clone());
         Ok(self)
     }
 
@@ -145,7 +162,14 @@ impl Lock {
     ) -> Result<Self, Stop> {
         let name = name(typed)?.to_owned();
         let variant = Variant::Leadership(client.election(&name).ttl(work.ttl).label(label));
-        let lock = Self { client: client.clone(), names: vec![name], owner: None, waits: true, variant };
+        let lock = Self {
+            client: client.clone(),
+            names: vec![name],
+            owner: None,
+            waits: true,
+            bridge: None,
+            variant,
+        };
         lock.bridged(work.bridge.as_ref())
     }
 
@@ -161,6 +185,11 @@ impl Lock {
     /// Whether several holders are possible at the same time.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.variant, Variant::Shared(_))
+    }
+
+    /// The lock of another library, which an attempt that has its own lease still waits for.
+    pub(crate) fn bridge(&self) -> Option<&Foreign> {
+        self.bridge.as_ref()
     }
 
     /// Whether an attempt waits for the holder. Once-per-period work at most once does not.

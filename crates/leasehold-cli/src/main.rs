@@ -19,6 +19,7 @@ mod lock;
 mod migrate;
 mod nested;
 mod notify;
+mod orphans;
 mod output;
 mod probe;
 mod process;
@@ -29,6 +30,7 @@ mod serve;
 mod signals;
 mod store;
 mod supervise;
+mod table;
 mod terminal;
 mod text;
 mod watch;
@@ -37,11 +39,12 @@ mod watchdog;
 use std::process::ExitCode;
 
 use args::{Action, Args, LogFormat, MigrateArgs, ReleaseArgs};
+use clap::FromArgMatches as _;
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, FromArgMatches as _};
 use config::Refused;
 use exit::{Exit, Stop};
-use output::message;
+use output::{Level, message, write_stderr};
+use serde_json::json;
 use store::Store;
 
 fn main() -> ExitCode {
@@ -73,19 +76,28 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return finish(&Stop::failure(format!("the runtime could not be started: {error}"))),
     };
+    let (is_json, store) = (args.action.is_json(), args.store.as_deref().map(Store::without_passwords));
     match runtime.block_on(act(args)) {
         Ok(exit) => exit.end(),
-        Err(stop) => finish(&stop),
+        Err(stop) => {
+            // A program that reads the answer gets one in any case.
+            if is_json {
+                let failure = json!({ "store": store, "error": stop.message, "exit_code": stop.exit.code() });
+                let _ = inspect::print_json(&failure);
+            }
+            finish(&stop)
+        }
     }
 }
 
 /// The arguments; what they leave out comes from the environment, then from the configuration file.
 fn parse() -> Result<Args, Refused> {
-    let matches = config::parse(&Args::command())?;
+    let matches = config::parse(&args::command())?;
     Args::from_arg_matches(&matches).map_err(Refused::Arguments)
 }
 
 async fn act(args: Args) -> Result<Exit, Stop> {
+    orphans::reap_in_background();
     if let Action::Migrate(MigrateArgs { print: true }) = args.action {
         return migrate::print_statements(args.store);
     }
@@ -108,6 +120,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
         Action::Serve(args) => serve::serve(store, args).await,
         Action::Watchdog => Ok(watchdog::watch()),
         Action::Completions { shell } => args::completions(shell),
+        Action::Help { topic } => args::help(topic.as_deref()),
         Action::Man { command } => args::man(command.as_deref()),
     }
 }
@@ -120,16 +133,19 @@ async fn release(store: impl FnOnce() -> Result<Store, Stop>, args: ReleaseArgs)
 /// Help and version go to stdout, and what is wrong with the arguments goes to stderr, on one line.
 fn usage(error: clap::Error) -> ExitCode {
     let is_help = !error.use_stderr();
-    if is_help || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+    if error.kind() == ErrorKind::MissingSubcommand {
+        // As without the environment, which clap counts as arguments.
+        write_stderr(args::command().render_help().to_string());
+    } else if is_help || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         // A closed stdout is no reason to fail.
         let _ = error.print();
     } else {
-        message(args::complaint(error));
+        message(Level::Error, "usage", args::complaint(error));
     }
     if is_help { Exit::Success.end() } else { Exit::Usage.end() }
 }
 
 fn finish(stop: &Stop) -> ExitCode {
-    message(&stop.message);
+    message(stop.exit.level(), stop.exit.event(), &stop.message);
     stop.exit.end()
 }

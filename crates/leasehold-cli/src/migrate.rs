@@ -2,7 +2,7 @@
 
 use crate::args::print;
 use crate::exit::{Exit, Stop};
-use crate::output::message;
+use crate::output::{Level, message};
 use crate::store::Store;
 
 /// psql goes on after an error otherwise, and ends with 0.
@@ -11,7 +11,7 @@ const FOR_PSQL: &str =
 
 pub(crate) async fn migrate(store: &Store) -> Result<Exit, Stop> {
     leasehold::postgres::migrate(store.url()).await?;
-    message(format_args!("{}: the tables are there", store.public_url()));
+    message(Level::Info, "migrated", format_args!("{}: the tables are there", store.public_url()));
     Ok(Exit::Success)
 }
 

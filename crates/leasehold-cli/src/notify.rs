@@ -5,14 +5,18 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::UnixDatagram;
 
-use crate::output::message;
+use crate::output::{Level, message};
 
 /// Sends `READY=1` to the socket that systemd names, if it names one. A service with `Type=notify` counts as started then.
 pub(crate) fn ready() {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, b"READY=1")
     {
-        message(format_args!("the service manager could not be notified: {error}"));
+        message(
+            Level::Warn,
+            "notify_failed",
+            format_args!("the service manager could not be notified: {error}"),
+        );
     }
 }
 

@@ -5,12 +5,13 @@
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use leasehold::{Kind, Token};
 use nix::sys::signal::SigSet;
 use serde_json::json;
 
@@ -34,6 +35,51 @@ enum Job {
 /// Whether messages are JSON; set once, before the first message.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
+/// How important a message is, for JSON.
+#[derive(Clone, Copy)]
+pub(crate) enum Level {
+    Info,
+    Warn,
+    Error,
+}
+
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// A lock that this program is about, for JSON.
+struct Subject {
+    kind: Option<Kind>,
+    name: String,
+    /// Of the last grant.
+    token: Option<Token>,
+}
+
+static SUBJECTS: Mutex<Vec<Subject>> = Mutex::new(Vec::new());
+
+fn subjects() -> MutexGuard<'static, Vec<Subject>> {
+    SUBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Names the locks that all further messages are about.
+pub(crate) fn set_locks(kind: Option<Kind>, names: impl IntoIterator<Item = impl Into<String>>) {
+    let of = |name: _| Subject { kind, name: Into::into(name), token: None };
+    *subjects() = names.into_iter().map(of).collect();
+}
+
+/// Sets the tokens of these locks, in their order; none while they are waited for.
+pub(crate) fn set_tokens(tokens: &[Token]) {
+    for (at, subject) in subjects().iter_mut().enumerate() {
+        subject.token = tokens.get(at).copied();
+    }
+}
+
 /// Makes each message a JSON object on a line of its own.
 pub(crate) fn use_json() {
     IS_JSON.store(true, Ordering::Relaxed);
@@ -44,16 +90,28 @@ pub(crate) fn is_json() -> bool {
     IS_JSON.load(Ordering::Relaxed)
 }
 
-/// Prints one message on stderr. A closed stderr is ignored, above all while a command runs.
-pub(crate) fn message(text: impl Display) {
+/// Prints one message on stderr. A closed stderr is ignored, above all while a command runs. The event is for JSON: programs recognise
+/// the message by it.
+pub(crate) fn message(level: Level, event: &'static str, text: impl Display) {
     let text = printable_lines(&text.to_string());
     if !is_json() {
         return write_stderr(format!("leasehold: {text}\n"));
     }
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let time = u64::try_from(time).unwrap_or(u64::MAX);
-    let line = json!({ "time_ms": time, "pid": std::process::id(), "message": text });
-    write_stderr(format!("{line}\n"));
+    let about_none = json!({
+        "time_ms": time, "level": level.word(), "event": event, "pid": std::process::id(), "message": text,
+    });
+    // One object for each lock, so that every program finds its name in one place.
+    let about = |subject: &Subject| {
+        let mut object = about_none.clone();
+        object["lock"] = subject.name.as_str().into();
+        object["kind"] = subject.kind.map(Kind::as_str).into();
+        object["token"] = subject.token.map(Token::get).into();
+        format!("{object}\n")
+    };
+    let lines: String = subjects().iter().map(about).collect();
+    write_stderr(if lines.is_empty() { format!("{about_none}\n") } else { lines });
 }
 
 /// Writes text to stderr unchanged.

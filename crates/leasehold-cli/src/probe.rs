@@ -7,9 +7,10 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::args::{HealthArgs, WaitArgs, name, print_text};
+use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::inspect::{is_in_use, named, print_json};
-use crate::output::message;
+use crate::output::{self, Level, message};
 use crate::run::close;
 use crate::store::Store;
 use crate::text::printable;
@@ -28,6 +29,7 @@ const PROBE_TTL: Duration = Duration::from_secs(2);
 
 pub(crate) async fn wait(find: impl FnOnce() -> Result<Store, Stop>, args: WaitArgs) -> Result<Exit, Stop> {
     let name = name(&args.name)?;
+    output::set_locks(args.kind, [name]);
     let began = Instant::now();
     let left_of = |limit: Option<Duration>| limit.unwrap_or(Duration::MAX).saturating_sub(began.elapsed());
     let left = || left_of(args.wait);
@@ -48,7 +50,7 @@ pub(crate) async fn wait(find: impl FnOnce() -> Result<Store, Stop>, args: WaitA
             // A store that has answered may only be restarting.
             Err(stop) if has_looked && stop.exit == Exit::Failure => {
                 if failing_since.is_none() {
-                    message(format_args!("{stop}; waiting on"));
+                    message(Level::Warn, "store_unavailable", format_args!("{stop}; waiting on"));
                 }
                 if failing_since.get_or_insert_with(Instant::now).elapsed() >= PATIENCE {
                     return Err(stop);
@@ -73,16 +75,14 @@ pub(crate) async fn health(
     let url = store.public_url();
     let unhealthy = |what: &str| Stop::new(Exit::Conflict(1), format!("{url}: {what}"));
     match timeout(args.timeout, probe(&store)).await {
-        Err(_) => Err(unhealthy(&format!("no lock was granted within {:?}", args.timeout))),
+        Err(_) => Err(unhealthy(&format!("no lock was granted within {}", duration::show(args.timeout)))),
         Ok(Err(stop)) if stop.exit == Exit::Usage => Err(stop),
         Ok(Err(stop)) => Err(Stop::new(Exit::Conflict(1), stop.message)),
         Ok(Ok((connect, lock))) if args.json => {
             let millis = |span: Duration| span.as_secs_f64() * 1e3;
             print_json(&json!({ "store": url, "connect_ms": millis(connect), "lock_ms": millis(lock) }))
         }
-        Ok(Ok((_, lock))) => {
-            print_text(&format!("{url}: a lock and its release took {lock:.1?}\n"))
-        }
+        Ok(Ok((_, lock))) => print_text(&format!("{url}: a lock and its release took {lock:.1?}\n")),
     }
 }
 

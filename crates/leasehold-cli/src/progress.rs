@@ -2,19 +2,23 @@
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use leasehold::{HolderInfo, LockInfo, Token};
+use leasehold::bridge::Foreign;
+use leasehold::{Error, HolderInfo, LockInfo, Token};
 use nix::unistd::{getpgrp, tcgetpgrp};
 
 use crate::duration::show as span;
 use crate::inspect::identity;
 use crate::lock::Lock;
-use crate::output::{is_json, message, write_stderr};
+use crate::output::{Level, is_json, message, write_stderr};
 use crate::text::printable;
 
 /// How often the status line is refreshed.
 const REFRESH: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether a lock is retained, by a program that reports nothing else. Each look is a command.
+const RETENTION_REFRESH: Duration = Duration::from_secs(60);
 
 /// A shorter wait is not reported.
 const PROGRESS_DELAY: Duration = Duration::from_millis(300);
@@ -55,85 +59,158 @@ fn is_in_foreground() -> bool {
     tcgetpgrp(io::stderr()).is_ok_and(|foreground| foreground == getpgrp())
 }
 
-/// Reports the wait until it is dropped. On a terminal it updates one line. Otherwise, if `is_verbose`, it prints a line when the
-/// place in the queue or the holder changes.
-pub(crate) async fn show(lock: &Lock, is_verbose: bool) -> Infallible {
-    let is_live = io::stderr().is_terminal() && !is_json();
-    if is_live || is_verbose {
-        tokio::time::sleep(PROGRESS_DELAY).await;
-        let mut line = is_live.then(StatusLine::default);
-        let mut told = None;
-        loop {
-            // A store that does not answer may be why it waits.
-            let view = lock.inspect().await;
-            match &mut line {
-                Some(line) => line.write(&view.map_or_else(
-                    |error| error.to_string().chars().take(room()).collect(),
-                    |view| describe_within(&view, room()),
-                )),
-                None => {
-                    let now = view.as_ref().map(state).map_err(ToString::to_string);
-                    if told.as_ref() != Some(&now) {
-                        message(
-                            view.map_or_else(
-                                |error| error.to_string(),
-                                |view| describe(&view, describe_fully),
-                            ),
-                        );
-                        told = Some(now);
+/// Where the wait is reported.
+enum Audience {
+    /// One line of a terminal, which is updated.
+    Terminal(StatusLine),
+    /// A line when the place in the queue or the holder changes.
+    Log { told: Option<Result<State, String>> },
+    /// A line for a lock that no program holds any more, but that is retained: that may take hours, and nothing else shows why.
+    Retention { told: Option<Token> },
+}
+
+impl Audience {
+    fn new(is_verbose: bool) -> Self {
+        match (io::stderr().is_terminal() && !is_json(), is_verbose) {
+            (true, _) => Self::Terminal(StatusLine::default()),
+            (false, true) => Self::Log { told: None },
+            (false, false) => Self::Retention { told: None },
+        }
+    }
+
+    fn interval(&self) -> Duration {
+        if matches!(self, Self::Retention { .. }) { RETENTION_REFRESH } else { REFRESH }
+    }
+
+    /// A store that does not answer may be why it waits.
+    fn report(&mut self, wait: Result<Wait<'_>, Error>) {
+        match self {
+            Self::Terminal(line) => line.write(&wait.map_or_else(
+                |error| error.to_string().chars().take(room()).collect(),
+                |wait| wait.describe_within(room()),
+            )),
+            Self::Log { told } => {
+                let now = wait.as_ref().map(Wait::state).map_err(ToString::to_string);
+                if told.as_ref() != Some(&now) {
+                    match wait {
+                        Ok(wait) => wait.message(),
+                        Err(error) => message(Level::Warn, "store_unavailable", error),
                     }
+                    *told = Some(now);
                 }
             }
-            tokio::time::sleep(REFRESH).await;
+            Self::Retention { told } => {
+                let Ok(wait) = wait else { return };
+                let Some(token) = wait.retained().map(|holder| holder.token) else { return };
+                if *told != Some(token) {
+                    wait.message();
+                    *told = Some(token);
+                }
+            }
         }
     }
-    std::future::pending().await
 }
 
-/// What is reported again when it changes: the own position in the queue, and the first holder's token.
-fn state(view: &LockInfo) -> (Option<usize>, Option<Token>) {
-    let own = view.waiters.iter().find(|waiter| waiter.is_own);
-    (own.map(|waiter| waiter.position), view.holders.first().map(|holder| holder.token))
+/// Reports the wait until it is dropped.
+pub(crate) async fn show(lock: &Lock, is_verbose: bool) -> Infallible {
+    tokio::time::sleep(PROGRESS_DELAY).await;
+    let mut audience = Audience::new(is_verbose);
+    loop {
+        let view = lock.inspect().await;
+        audience.report(view.map(|view| Wait { view, bridge: lock.bridge() }));
+        tokio::time::sleep(audience.interval()).await;
+    }
 }
 
-/// Reports, if verbose, why the lock was not acquired.
+/// Says, if verbose or on a terminal, why the lock was not acquired.
 pub(crate) async fn explain_conflict(lock: &Lock, is_verbose: bool) {
-    if is_verbose && let Ok(view) = lock.inspect().await {
-        let name = printable(&view.name);
-        match view.holders.first() {
-            Some(holder) => message(format_args!("\"{name}\" not acquired: {}", describe_fully(holder))),
-            None => message(format_args!("\"{name}\" not acquired; it is free now")),
+    if !is_verbose && !io::stderr().is_terminal() {
+        return;
+    }
+    if let Ok(view) = lock.inspect().await {
+        let wait = Wait { view, bridge: lock.bridge() };
+        let what = match (wait.holder(), wait.bridge) {
+            (Some(holder), _) => describe_fully(holder),
+            (None, Some(foreign)) => format!("another program held {foreign}"),
+            (None, None) => "it is free now".to_owned(),
+        };
+        message(
+            Level::Info,
+            "not_acquired",
+            format_args!("\"{}\" not acquired: {what}", printable(&wait.view.name)),
+        );
+    }
+}
+
+/// A lock that is waited for.
+struct Wait<'a> {
+    view: LockInfo,
+    bridge: Option<&'a Foreign>,
+}
+
+/// What is reported again when it changes: the own position in the queue, the first holder's token, and whether the lock of the other
+/// library is waited for.
+type State = (Option<usize>, Option<Token>, bool);
+
+impl Wait<'_> {
+    /// The first holder that is another program.
+    fn holder(&self) -> Option<&HolderInfo> {
+        self.view.holders.iter().find(|holder| !holder.is_own)
+    }
+
+    /// The holder that has released the lock, if no program holds it.
+    fn retained(&self) -> Option<&HolderInfo> {
+        self.holder().filter(|_| self.view.holders.iter().all(|holder| holder.retained))
+    }
+
+    /// The lock of the other library, if this program has its own lease already.
+    fn foreign(&self) -> Option<&Foreign> {
+        self.bridge.filter(|_| self.view.holders.iter().any(|holder| holder.is_own))
+    }
+
+    fn state(&self) -> State {
+        let own = self.view.waiters.iter().find(|waiter| waiter.is_own);
+        (
+            own.map(|waiter| waiter.position),
+            self.holder().map(|holder| holder.token),
+            self.foreign().is_some(),
+        )
+    }
+
+    fn message(&self) {
+        message(Level::Info, "waiting", self.describe(describe_fully));
+    }
+
+    /// In one line of a terminal. On a narrow one the end of the lease is left out, and then what the holder does is cut, so
+    /// that the place in the queue and the time it takes are always seen.
+    fn describe_within(mut self, room: usize) -> String {
+        let whole = self.describe(describe_fully);
+        if whole.chars().count() <= room {
+            return whole;
         }
+        let excess = self.describe(describe_briefly).chars().count().saturating_sub(room);
+        let mut holders = self.view.holders.iter_mut().filter(|holder| !holder.is_own);
+        if let Some(label) = holders.next().and_then(|holder| holder.metadata.label.as_mut())
+            && excess > 0
+        {
+            let rest = label.chars().count().saturating_sub(excess + 1);
+            *label = label.chars().take(rest).chain(['…']).collect();
+        }
+        self.describe(describe_briefly).chars().take(room).collect()
     }
-}
 
-/// In one line of a terminal. On a narrow one the end of the lease is left out, and then what the holder does is cut, so
-/// that the place in the queue and the time it takes are always seen.
-fn describe_within(view: &LockInfo, room: usize) -> String {
-    let whole = describe(view, describe_fully);
-    if whole.chars().count() <= room {
-        return whole;
+    fn describe(&self, describe_holder: fn(&HolderInfo) -> String) -> String {
+        let mut text = format!("waiting for \"{}\"", printable(&self.view.name));
+        if let Some(own) = self.view.waiters.iter().find(|waiter| waiter.is_own) {
+            text += &format!(": {} in the queue", ordinal(own.position));
+        }
+        if let Some(foreign) = self.foreign() {
+            text += &format!("; another program holds {foreign}");
+        } else if let Some(holder) = self.holder() {
+            text += &format!("; {}", describe_holder(holder));
+        }
+        text
     }
-    let mut view = view.clone();
-    let excess = describe(&view, describe_briefly).chars().count().saturating_sub(room);
-    if let Some(label) = view.holders.first_mut().and_then(|holder| holder.metadata.label.as_mut())
-        && excess > 0
-    {
-        let rest = label.chars().count().saturating_sub(excess + 1);
-        *label = label.chars().take(rest).chain(['…']).collect();
-    }
-    describe(&view, describe_briefly).chars().take(room).collect()
-}
-
-fn describe(view: &LockInfo, describe_holder: fn(&HolderInfo) -> String) -> String {
-    let mut text = format!("waiting for \"{}\"", printable(&view.name));
-    if let Some(own) = view.waiters.iter().find(|waiter| waiter.is_own) {
-        text += &format!(": {} in the queue", ordinal(own.position));
-    }
-    if let Some(holder) = view.holders.first() {
-        text += &format!("; {}", describe_holder(holder));
-    }
-    text
 }
 
 fn describe_briefly(holder: &HolderInfo) -> String {
@@ -146,7 +223,8 @@ fn describe_briefly(holder: &HolderInfo) -> String {
 fn describe_fully(holder: &HolderInfo) -> String {
     let text = describe_briefly(holder);
     if holder.retained {
-        return text;
+        let until = humantime::format_rfc3339_seconds(SystemTime::now() + holder.expires_in);
+        return format!("{text}, until {until} (--once-per or --min-hold)");
     }
     format!("{text}, lease ends in {} unless renewed", span(holder.expires_in))
 }

@@ -16,7 +16,7 @@ use crate::held::Held;
 use crate::lock::Lock;
 use crate::nested;
 use crate::notify;
-use crate::output::{self, message};
+use crate::output::{self, Level, message};
 use crate::progress;
 use crate::signals::Signals;
 use crate::store::{self, Store};
@@ -49,6 +49,7 @@ pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArg
     for typed in args.names() {
         name(typed)?;
     }
+    output::set_locks(Some(args.kind.kind()), args.names().into_iter().map(|name| name.to_string_lossy()));
     let command = Command::find(work)?;
     let mut signals = Signals::catch().map_err(|error| cannot_catch(&error))?;
     let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
@@ -185,6 +186,7 @@ pub(crate) async fn acquire(
     signals: &mut Signals,
 ) -> Result<Acquired, Stop> {
     let began = Instant::now();
+    output::set_tokens(&[]);
     let acquired = tokio::select! {
         biased;
         acquired = lock.acquire(limit) => acquired?.map_or(Acquired::NotGranted, Acquired::Granted),
@@ -192,12 +194,15 @@ pub(crate) async fn acquire(
         stop = nested::until_self_deadlock(lock) => return Err(stop),
         never = progress::show(lock, is_verbose) => match never {},
     };
+    if let Acquired::Granted(guard) = &acquired {
+        output::set_tokens(&guard.tokens());
+    }
     if let Acquired::Granted(guard) = &acquired
         && is_verbose
     {
         let (what, waited) = (describe(guard), duration::show(began.elapsed()));
         let tokens = guard.tokens().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        message(format_args!("acquired {what} after {waited}, token {tokens}"));
+        message(Level::Info, "acquired", format_args!("acquired {what} after {waited}, token {tokens}"));
     }
     Ok(acquired)
 }
@@ -244,16 +249,16 @@ async fn release_and_report(guard: Held, is_verbose: bool) -> bool {
     let what = describe(&guard);
     let Err(error) = guard.release_timeout(RELEASE_TIMEOUT).await else {
         if is_verbose {
-            message(format_args!("released {what}"));
+            message(Level::Info, "released", format_args!("released {what}"));
         }
         return false;
     };
     if error.is_timeout() {
-        message(format_args!("{error:#}; the lease expires by itself"));
+        message(Level::Warn, "release_failed", format_args!("{error:#}; the lease expires by itself"));
     } else if !error.is_lost() {
-        message(format_args!("{error:#}"));
+        message(Level::Warn, "release_failed", format_args!("{error:#}"));
     } else if is_verbose {
-        message(&error);
+        message(Level::Error, "lease_lost", &error);
     }
     error.is_lost()
 }
@@ -262,8 +267,12 @@ async fn release_and_report(guard: Held, is_verbose: bool) -> bool {
 pub(crate) async fn close(client: Client) {
     match tokio::time::timeout(CLOSE_TIMEOUT, client.close()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => message(error),
-        Err(_) => message("the store does not respond; this program's leases expire by themselves"),
+        Ok(Err(error)) => message(Level::Warn, "close_failed", error),
+        Err(_) => message(
+            Level::Warn,
+            "close_failed",
+            "the store does not respond; this program's leases expire by themselves",
+        ),
     }
 }
 

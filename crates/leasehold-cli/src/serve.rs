@@ -16,7 +16,7 @@ use crate::args::ServeArgs;
 use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::notify;
-use crate::output::message;
+use crate::output::{Level, message};
 use crate::store::{Store, own_folder};
 
 /// The variables that hold a token. A process list shows arguments, so no option does.
@@ -40,11 +40,15 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     if let Some(files) = files
         && files < config.limits.connections as u64 + OTHER_FILES
     {
-        message(format_args!(
-            "warning: this process may open {files} files, which is fewer than --max-connections {}: raise ulimit -n \
+        message(
+            Level::Warn,
+            "few_files",
+            format_args!(
+                "warning: this process may open {files} files, which is fewer than --max-connections {}: raise ulimit -n \
              or LimitNOFILE=",
-            config.limits.connections
-        ));
+                config.limits.connections
+            ),
+        );
     }
     let store = find()?;
     install_recorder();
@@ -70,7 +74,11 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
         _ = &mut running => {}
         _ = next_signal() => drop(stop),
     }
-    message(format_args!("draining for up to {}: nothing new is granted", duration::show(drain)));
+    message(
+        Level::Info,
+        "draining",
+        format_args!("draining for up to {}: nothing new is granted", duration::show(drain)),
+    );
     let since = Instant::now();
     let mut second_signal = async || loop {
         let signal = next_signal().await;
@@ -81,14 +89,18 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     let remaining = tokio::select! {
         remaining = running => remaining,
         signal = second_signal() => {
-            message("a second signal: leases that are not released expire within their ttl");
+            message(Level::Warn, "stopping", "a second signal: leases that are not released expire within their ttl");
             Exit::Signal(signal as i32).end_now()
         }
     };
     if remaining > 0 {
         let leases =
             if remaining == 1 { "1 lease was".to_owned() } else { format!("{remaining} leases were") };
-        message(format_args!("{leases} not released before the end of --drain; the ttl ends what is left"));
+        message(
+            Level::Warn,
+            "not_released",
+            format_args!("{leases} not released before the end of --drain; the ttl ends what is left"),
+        );
     }
     Ok(Exit::Success)
 }

@@ -10,7 +10,7 @@ use leasehold::Client;
 
 use crate::duration;
 use crate::exit::Stop;
-use crate::output::message;
+use crate::output::{Level, message};
 
 /// The variable that names the store, here and for the command.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_STORE";
@@ -60,6 +60,8 @@ impl Store {
         print_warnings(&client);
         if self.is_memory() {
             message(
+                Level::Warn,
+                "store_warning",
                 "warning: memory: is the memory of this process: no other process sees its locks, so it excludes none",
             );
         }
@@ -103,11 +105,16 @@ impl Store {
     pub(crate) fn has_password(url: &str) -> bool {
         without_passwords(url) != url
     }
+
+    /// An address as it may be shown.
+    pub(crate) fn without_passwords(url: &str) -> String {
+        without_passwords(url)
+    }
 }
 
 fn print_warnings(client: &Client) {
     for warning in client.warnings() {
-        message(format_args!("warning: {warning}; see leasehold doctor"));
+        message(Level::Warn, "store_warning", format_args!("warning: {warning}; see leasehold doctor"));
     }
 }
 

@@ -13,7 +13,8 @@ use crate::args::{OnLost, WorkArgs};
 use crate::child::{Change, Child};
 use crate::exit::{Exit, Stop};
 use crate::held::Held;
-use crate::output::message;
+use crate::orphans::Own;
+use crate::output::{Level, message};
 use crate::signals::Signals;
 
 /// The interval at which a group without its first process is polled. No signal reports the end of its other processes.
@@ -165,10 +166,10 @@ impl<'a> Supervision<'a> {
             Event::Expiring => Ending::TermSent,
             _ => Ending::LastGrace(Instant::now() + self.grace),
         };
-        let what = match event {
-            Event::Expiring => "the lease can't be renewed".to_owned(),
-            Event::Lost(loss) => format!("the lease was lost: {loss}"),
-            Event::GraceIsOver => "the grace is over".to_owned(),
+        let (name, what) = match event {
+            Event::Expiring => ("lease_expiring", "the lease can't be renewed".to_owned()),
+            Event::Lost(loss) => ("lease_lost", format!("the lease was lost: {loss}")),
+            Event::GraceIsOver => ("grace_over", "the grace is over".to_owned()),
         };
         if let Some(alert) = self.alert.take() {
             alert.start(&what);
@@ -176,16 +177,20 @@ impl<'a> Supervision<'a> {
         let lock = &self.lock;
         self.ending = match self.on_lost {
             OnLost::Ignore => {
-                message(format_args!("{lock}: {what}; the command continues, because of --on-lost ignore"));
+                message(
+                    Level::Error,
+                    name,
+                    format_args!("{lock}: {what}; the command continues, because of --on-lost ignore"),
+                );
                 Ending::Done
             }
             OnLost::Kill if self.must_kill(event) => {
-                message(format_args!("{lock}: {what}: the command gets KILL"));
+                message(Level::Error, name, format_args!("{lock}: {what}: the command gets KILL"));
                 self.child.signal(Signal::SIGKILL);
                 Ending::Done
             }
             on_lost => {
-                message(format_args!("{lock}: {what}: the command gets TERM"));
+                message(Level::Error, name, format_args!("{lock}: {what}: the command gets TERM"));
                 self.send_term();
                 if on_lost == OnLost::Kill { then } else { Ending::Done }
             }
@@ -229,9 +234,18 @@ impl<'a> Alert<'a> {
         match alert.spawn() {
             // Only for its exit status, which the system keeps as a zombie until it is read. `elect` may run for long.
             Ok(mut alert) => {
-                let _ = thread::Builder::new().name("alert".to_owned()).spawn(move || alert.wait());
+                let own = Own::new(&alert);
+                let wait = move || {
+                    let _ = alert.wait();
+                    drop(own);
+                };
+                let _ = thread::Builder::new().name("alert".to_owned()).spawn(wait);
             }
-            Err(error) => message(format_args!("the command of --run-on-lost can't be started: {error}")),
+            Err(error) => message(
+                Level::Warn,
+                "alert_failed",
+                format_args!("the command of --run-on-lost can't be started: {error}"),
+            ),
         }
     }
 }

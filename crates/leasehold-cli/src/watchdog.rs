@@ -14,6 +14,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
 use crate::exit::Exit;
+use crate::orphans::Own;
 
 /// The hidden subcommand of this program that runs the watchdog.
 pub(crate) const COMMAND: &str = "watchdog";
@@ -22,6 +23,7 @@ pub(crate) const COMMAND: &str = "watchdog";
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     process: Child,
+    _own: Own,
 }
 
 impl Watchdog {
@@ -39,7 +41,8 @@ impl Watchdog {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Some(Self { process }))
+        let _own = Own::new(&process);
+        Ok(Some(Self { process, _own }))
     }
 
     /// The pipe on which the command names the group to kill. The command writes before exec, so no group runs unwatched.

@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::time::{Duration, Instant};
 
 use common::{Place, Started, code, is_alive, until};
@@ -367,4 +368,25 @@ fn invalid_address_of_a_bridge_is_explained_without_its_password() {
         let (code, said) = place.code(args);
         assert!(code == 2 && !said.contains("hunter2"), "{code}: {said}");
     }
+}
+
+#[test]
+fn program_that_waits_for_the_other_library_does_not_name_itself() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    server.run(&["SET", "jobs", "other"]);
+    let bridged = ["--bridge", "set-nx-px:jobs", "own", "--", "true"];
+    let (code, said) = place.code(&[&["run", "-v", "-n"][..], &bridged].concat());
+    assert!(
+        code == 1 && said.contains("not acquired: another program held set-nx-px:jobs"),
+        "{code}: {said}"
+    );
+    let mut waiter = place.start(&[&["run", "-v"][..], &bridged].concat());
+    let mut said = BufReader::new(waiter.0.stderr.take().unwrap()).lines();
+    let line =
+        said.find_map(|line| Some(line.unwrap()).filter(|line| line.contains("set-nx-px:jobs"))).unwrap();
+    assert!(line.contains("waiting for \"own\"; another program holds set-nx-px:jobs"), "{line}");
+    assert!(!line.contains("held by"), "{line}");
+    server.run(&["DEL", "jobs"]);
+    assert_eq!(waiter.end(), 0);
 }

@@ -61,7 +61,10 @@ fn password_in_a_file_that_others_may_read_is_reported() {
     for text in [secret, bridge] {
         for args in [&["ls"][..], &["show", "a"], &["run", "a", "b", "--", "true"], &["doctor"]] {
             let said = said(text, 0o644, args);
-            assert!(said.contains("warning: it has a password") && said.contains("chmod"), "{args:?}: {said}");
+            assert!(
+                said.contains("warning: it has a password") && said.contains("chmod"),
+                "{args:?}: {said}"
+            );
             assert!(!said.contains("hunter2"), "{said}");
         }
         for mode in [0o600, 0o640] {

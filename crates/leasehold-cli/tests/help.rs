@@ -36,9 +36,11 @@ fn every_json_key_of_show_is_in_its_help() {
 #[test]
 fn every_scheme_of_a_store_and_the_shared_file_are_in_the_help() {
     let place = Place::new();
-    let help = String::from_utf8(place.output(&["--help"]).stdout).unwrap();
+    let of = |args: &[&str]| String::from_utf8(place.output(args).stdout).unwrap();
+    let (help, stores) = (of(&["--help"]), of(&["help", "stores"]));
     for scheme in leasehold::SCHEMES {
-        assert!(help.contains(&format!("  {scheme}:")), "{scheme}: {help}");
+        let line = format!("  {scheme}:");
+        assert!(help.contains(&line) && stores.contains(&line), "{scheme}: {help}");
     }
     assert!(help.contains("root's cron") && help.contains("install -d -m 2770"), "{help}");
 }
@@ -82,4 +84,12 @@ fn name_that_begins_with_a_dash_comes_after_the_options() {
     assert_eq!(place.code(&["wait", "-w", "0", "--", "-x1"]).0, 1);
     assert_eq!(place.code(&["show", "--", "-x1"]).0, 0);
     assert_eq!(place.code(&["release", "--force", "--", "-x1"]).0, 0);
+}
+
+#[test]
+fn program_without_a_command_prints_its_help_also_if_the_environment_names_a_store() {
+    let place = Place::new();
+    let (code, said) = place.code(&[]);
+    assert!(code == 2 && said.contains("Usage:") && said.contains("  elect"), "{code}: {said}");
+    assert!(!said.contains("watchdog"), "{said}");
 }

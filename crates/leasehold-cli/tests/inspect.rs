@@ -125,15 +125,34 @@ fn closed_stdout_is_no_failure() {
 #[test]
 fn help_names_every_exit_code() {
     let place = Place::new();
-    for args in [&["--help"][..], &["run", "--help"]] {
-        let text = String::from_utf8(place.output(args).stdout).unwrap();
-        for word in ["124", "125", "126", "127", "128+N", "-E", "LEASEHOLD_STORE"] {
-            assert!(text.contains(word), "{args:?} lacks {word}");
+    let text = |args: &[&str]| {
+        let output = place.output(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for args in [&["--help"][..], &["help"], &["help", "exit-codes"]] {
+        for word in ["124", "125", "126", "127", "128+N", "-E"] {
+            assert!(text(args).contains(word), "{args:?} lacks {word}");
         }
     }
+    assert_eq!(text(&["help", "run"]), text(&["run", "--help"]));
+    let help = text(&["run", "--help"]);
+    assert!(
+        help.contains("help exit-codes") && help.contains("help stores") && !help.contains("128+N"),
+        "{help}"
+    );
+    assert!(help.contains("Examples:\n  leasehold run "), "{help}");
+    assert_eq!(
+        place.code(&["help", "redis://:hunter2@h"]),
+        (2, "leasehold: there is no such command or topic: see leasehold --help\n".to_owned())
+    );
     for args in [&["man"][..], &["man", "run"]] {
-        let text = String::from_utf8(place.output(args).stdout).unwrap();
-        assert!(text.contains(".TH") && text.contains("128+N"), "{args:?}");
+        let page = text(args);
+        assert!(page.contains(".TH") && page.contains("128+N"), "{args:?}");
+        assert!(
+            page.contains(".nf\n.in 0\n  0..125   the exit code of the command\n  1        the lock"),
+            "{args:?}: {page}"
+        );
     }
     for shell in ["bash", "zsh", "fish"] {
         let text = String::from_utf8(place.output(&["completions", shell]).stdout).unwrap();
@@ -166,10 +185,115 @@ fn name_with_invisible_characters_cannot_disguise_itself() {
         &["completions", name],
     ] {
         let said = place.code(args).1;
-        assert!(!said.is_empty() && !said.contains(['\u{202e}', '\u{2069}', '\u{200b}', '\u{200f}']), "{args:?}: {said:?}");
+        assert!(
+            !said.is_empty() && !said.contains(['\u{202e}', '\u{2069}', '\u{200b}', '\u{200f}']),
+            "{args:?}: {said:?}"
+        );
     }
     let said = place.code(&["wait", "-w", "0", name]).1;
     assert!(said.contains(shown), "{said}");
     let mut watch = place.start(&["watch", "--plain", "--interval", "0.05"]);
     assert!(watch.line().contains(shown));
+}
+
+#[test]
+fn ls_lists_locks_by_name_kind_and_whether_they_are_waited_for() {
+    let place = Place::new();
+    for args in [&["deploy-a"][..], &["deploy-b"], &["--semaphore", "2", "deploy-c"], &["-s", "report"]] {
+        assert_eq!(place.code(&[&["acquire"][..], args].concat()).0, 0);
+    }
+    let _waiter = place.start(&["run", "deploy-b", "--", "true"]);
+    place.until_waiting("deploy-b", 1);
+    let names = |args: &[&str]| -> Vec<String> {
+        let output = place.output(&[&["ls", "--json"], args].concat());
+        assert!(output.status.success(), "{output:?}");
+        let listed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let all = listed["locks"].as_array().unwrap().iter();
+        all.map(|lock| lock["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&[]).len(), 4);
+    assert_eq!(names(&["deploy-*"]), ["deploy-a", "deploy-b", "deploy-c"]);
+    assert_eq!(names(&["deploy-[ac]", "rep?rt"]), ["deploy-a", "deploy-c", "report"]);
+    assert_eq!(names(&["deploy"]), [""; 0], "a name without wildcards is the whole name");
+    assert_eq!(names(&["--kind", "semaphore"]), ["deploy-c"]);
+    assert_eq!(names(&["--kind", "mutex", "*-a"]), ["deploy-a"]);
+    assert_eq!(names(&["--waiting"]), ["deploy-b"]);
+    let output = place.output(&["ls", "x*"]);
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("no such lock is in use on sqlite:") && said.contains("of 4 in use"), "{said}");
+    let (code, said) = place.code(&["ls", "deploy-[a"]);
+    assert!(code == 2 && said.contains("is no pattern"), "{said}");
+}
+
+/// A monitor that reads JSON gets an object also if there is no answer.
+#[test]
+fn failure_is_an_object_where_json_is_asked_for() {
+    let place = Place::on("redis://:hunter2@127.0.0.1:1");
+    let id = "lease1.mutex.61.300000.0.1000.1764000000000000.0123456789abcdef0123456789abcdef";
+    let cases: [&[&str]; 7] = [
+        &["doctor"],
+        &["health"],
+        &["ls"],
+        &["show", "a"],
+        &["release", "--force", "a"],
+        &["acquire", "-n", "a"],
+        &["watch"],
+    ];
+    for (args, expected) in cases.iter().zip([125, 1, 125, 125, 125, 125, 125]) {
+        let output = place.output(&[args, &["--json"][..]].concat());
+        assert_eq!(output.status.code(), Some(expected), "{args:?}: {output:?}");
+        let failure: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(failure["exit_code"], expected, "{args:?}");
+        assert_eq!(failure["store"], "redis://127.0.0.1:1", "{args:?}");
+        let error = failure["error"].as_str().unwrap();
+        assert!(error.contains("127.0.0.1:1") && !error.contains("hunter2"), "{args:?}: {error}");
+        assert!(String::from_utf8(output.stderr).unwrap().contains(error), "{args:?}");
+        assert!(place.output(args).stdout.is_empty(), "{args:?} without --json");
+    }
+    let output = Place::new().output(&["status", "--json", id]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.lines().count() == 1 && text.contains("\"error\""), "{text}");
+}
+
+/// The program without root's right to pass every directory.
+fn unprivileged(place: &Place, args: &[&str]) -> std::process::Output {
+    let mut command = place.leasehold(args);
+    if rustix::process::geteuid().is_root() {
+        command = std::process::Command::new("setpriv");
+        command
+            .args(["--bounding-set", "-dac_override,-dac_read_search", env!("CARGO_BIN_EXE_leasehold")])
+            .args(args);
+    }
+    command.output().expect("the program starts")
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn directory_that_lets_nobody_in_is_named_and_not_called_missing() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let place = Place::new();
+    let closed = place.path("closed");
+    std::fs::create_dir_all(closed.join("below/it")).unwrap();
+    let set_mode = |mode| std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(mode)).unwrap();
+    set_mode(0o000);
+    let store = |path: &str| format!("sqlite:{}", closed.join(path).display());
+    let said = |path: &str| {
+        let output = unprivileged(&place, &["ls", "--store", &store(path)]);
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (direct, below) = (said("locks.db"), said("below/it/locks.db"));
+    set_mode(0o755);
+    assert!(
+        direct.0 == Some(125) && direct.1.contains("no permission: it and its directory, "),
+        "{direct:?}"
+    );
+    let expected = format!("permission denied: the directory {} does not let you in", closed.display());
+    assert!(below.0 == Some(125) && below.1.contains(&expected), "{below:?}");
+    let missing = said("none/locks.db");
+    assert!(missing.1.contains("does not exist: create it"), "{missing:?}");
+    std::fs::write(closed.join("file"), "").unwrap();
+    let file = said("file/locks.db");
+    assert!(file.1.contains("is no directory: name a file in one"), "{file:?}");
 }

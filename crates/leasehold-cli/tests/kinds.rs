@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
+
 use common::{Place, until};
 
 #[test]
@@ -159,4 +161,25 @@ fn run_accepts_only_one_kind() {
     }
     let (code, said) = place.code(&["show", "--kind", "spin", "a"]);
     assert!(code == 2 && said.contains("mutex, semaphore, rw"), "{said}");
+}
+
+/// A period is retained for nine tenths of it. Nothing else says why the second one waits.
+#[test]
+fn waiter_of_a_used_period_says_until_when_the_lock_is_retained_also_without_a_terminal() {
+    let place = Place::new();
+    assert_eq!(place.code(&["run", "--once-per", "1h", "a", "--", "true"]).0, 0);
+    let mut waiter = place.start(&["run", "a", "--", "true"]);
+    let mut said = BufReader::new(waiter.0.stderr.take().unwrap()).lines();
+    let line = said.next().unwrap().unwrap();
+    assert!(line.starts_with("leasehold: waiting for \"a\"") && line.contains("retained for 53m"), "{line}");
+    assert!(line.contains(", until 2") && line.contains("--once-per"), "{line}");
+    // A lock that is held is waited for in silence.
+    let mut holder = place.start(&["run", "b", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    let mut silent = place.start(&["run", "b", "--", "true"]);
+    place.until_waiting("b", 1);
+    holder.signal("TERM");
+    assert_eq!((silent.end(), silent.stderr()), (0, String::new()));
+    waiter.signal("TERM");
+    waiter.end();
 }

@@ -79,7 +79,11 @@ fn id_of_a_lease_comes_from_the_environment_or_stdin() {
     let (a, b) = (lease("a"), lease("b"));
     for command in ["status", "renew"] {
         assert_eq!(with_id(&place, &[command], Some(&a), ""), (0, String::new()), "{command}");
-        assert_eq!(with_id(&place, &[command, "-"], None, &format!("{a}\n")), (0, String::new()), "{command}");
+        assert_eq!(
+            with_id(&place, &[command, "-"], None, &format!("{a}\n")),
+            (0, String::new()),
+            "{command}"
+        );
     }
     for command in ["status", "renew", "release"] {
         let (code, said) = with_id(&place, &[command], None, "");

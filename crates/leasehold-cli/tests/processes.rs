@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::io::BufRead as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -224,4 +225,49 @@ fn disturb(act: impl Fn(&Counter, &mut Started)) {
         "{} runs finished, {refused} were refused",
         done.len()
     );
+}
+
+/// As process 1 of a container does, a subreaper gets the processes whose parent has ended.
+#[test]
+#[cfg(target_os = "linux")]
+fn orphans_are_reaped_by_a_program_that_gets_them_and_the_command_keeps_its_exit_code() {
+    const PR_SET_CHILD_SUBREAPER: u32 = 36;
+    let become_subreaper = format!(
+        "import ctypes, os, sys; assert ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1, 0, 0, 0) == 0; \
+         os.execv(sys.argv[1], sys.argv[1:])"
+    );
+    // The subshells end at once, so their children are orphans.
+    let script = "(sleep 0.1 & echo $! >>$0); (sleep 60 & echo $! >>$0); (sleep 60 & echo $! >>$0); echo on; read x; exit 7";
+    for action in [&["run"][..], &["elect", "--backoff", "60s"]] {
+        let place = Place::new();
+        let log = place.path("orphans");
+        let mut command = as_from_terminal("python3");
+        command.args(["-c", &become_subreaper, env!("CARGO_BIN_EXE_leasehold")]).args(action);
+        command.args(["a", "--", "sh", "-c", script, log.to_str().unwrap()]);
+        command
+            .env("LEASEHOLD_STORE", place.store())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut running = Started(command.spawn().expect("python3 runs"));
+        assert_eq!(running.line(), "on");
+        let orphans = numbers(&log);
+        let [short, killed, real_time] = orphans[..] else { panic!("{orphans:?}") };
+        let until_reaped =
+            |pid: u64| until(|| (!Path::new("/proc").join(pid.to_string()).exists()).then_some(()));
+        until_reaped(short);
+        // nix has no name for this one.
+        common::send("34", u32::try_from(real_time).unwrap());
+        until_reaped(real_time);
+        common::send("KILL", u32::try_from(killed).unwrap());
+        until_reaped(killed);
+        assert!(running.0.try_wait().unwrap().is_none(), "the command runs");
+        drop(running.0.stdin.take());
+        if action[0] == "run" {
+            assert_eq!(running.end(), 7);
+        } else {
+            let mut said = std::io::BufReader::new(running.0.stderr.take().unwrap()).lines();
+            assert!(said.any(|line| line.unwrap().contains("the command ended: exit code 7")));
+        }
+    }
 }

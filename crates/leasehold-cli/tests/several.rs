@@ -114,6 +114,19 @@ fn messages_are_json_lines_on_request() {
     let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
     assert!(code == 0 && lines.len() >= 2, "{said}");
     assert!(lines[0]["message"].as_str().is_some_and(|text| text.contains("acquired \"a\"")), "{said}");
+    for (line, event) in lines.iter().zip(["acquired", "released"]) {
+        assert_eq!((&line["level"], &line["event"]), (&"info".into(), &event.into()), "{said}");
+        assert_eq!((&line["lock"], &line["kind"]), (&"a".into(), &"mutex".into()), "{said}");
+        assert!(line["token"].as_u64() > Some(0) && line["token"] == lines[0]["token"], "{said}");
+    }
+    // Each of several locks has an object.
+    let (code, said) = place.code(&["--log", "json", "run", "-v", "b", "c", "--", "true"]);
+    assert_eq!(code, 0, "{said}");
+    let lines: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found: Vec<_> =
+        lines.iter().map(|line| (line["event"].as_str().unwrap(), line["lock"].as_str().unwrap())).collect();
+    assert_eq!(found, [("acquired", "b"), ("acquired", "c"), ("released", "b"), ("released", "c")]);
+    assert_ne!(lines[0]["token"], lines[1]["token"]);
     assert!(lines[0]["time_ms"].as_u64() > Some(1_700_000_000_000) && lines[0]["pid"].is_u64());
     let mut failed = place.leasehold(&["run", "a", "--", "/no/such/program"]);
     let output = failed.env("LEASEHOLD_LOG", "json").output().unwrap();

@@ -122,3 +122,27 @@ fn status_line_names_the_holder() {
     let line = seen.find("waiting for \"a\"").unwrap();
     assert!(seen[line..].contains("\r\u{1b}[K"), "the line is cleared before the command speaks: {seen:?}");
 }
+
+#[test]
+fn lock_that_is_not_acquired_is_explained_on_a_terminal() {
+    let place = Place::new();
+    let mut holder = place.start(&["run", "--label", "the holder", "a", "-c", "echo on; exec sleep 60"]);
+    assert_eq!(holder.line(), "on");
+    for (options, name) in [("-n", "a"), ("-w 0.5", "a"), ("acquire -n", "a")] {
+        let action = if options.starts_with("acquire") { "" } else { "run" };
+        let command = if action.is_empty() { "" } else { "-- true" };
+        // The second is about the time to connect on a busy machine.
+        let line = format!(
+            "stty cols 200; until \"$LEASEHOLD\" {action} {options} {name} {command}; [ $? = 1 ]; do :; done; echo \"code $?\""
+        );
+        let mut screen = Screen::new(&place, &line);
+        screen.until_shown("leasehold: \"a\" not acquired: held by ");
+        screen.until_shown("(the holder)");
+        screen.until_shown("code 0");
+        assert_eq!(screen.shell.end(), 0, "{options}");
+    }
+    // Without a terminal it is silent, as flock is.
+    assert_eq!(place.code(&["run", "-n", "a", "--", "true"]), (1, String::new()));
+    holder.signal("TERM");
+    holder.end();
+}

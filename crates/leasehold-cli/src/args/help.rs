@@ -1,6 +1,37 @@
 //! The long texts of the help.
 
-pub(super) const EXAMPLES: &str = "\
+use crate::exit::TABLE;
+
+/// The addresses of stores.
+pub(super) const STORES: &str = "\
+Addresses of stores, for --store and LEASEHOLD_STORE:
+  sqlite:PATH                         a file, for the processes of a machine
+  redis://HOST[:PORT][/DATABASE]      one server; USER:PASSWORD@ comes before
+                                      the host
+  rediss://...                        the same with TLS
+  redis+unix:///PATH                  one server, through its Unix socket
+  redis-sentinel://HOST,HOST/SERVICE  the master that Sentinels name
+  redis-cluster://HOST,HOST           a cluster
+  redlock://HOST,HOST,HOST            a quorum of independent servers
+  postgres://HOST/DATABASE            a database; postgresql: is the same
+  postgresql://HOST/DATABASE          PGHOST, PGUSER, PGPASSWORD, PGDATABASE and
+                                      others count
+  memory:                             this process only; excludes no other
+Parameters follow ?, joined by &. In a user, a password, a path or a value every
+character except letters, digits and -._~ is written as % and two hex digits.
+Process lists show arguments, so put an address with a password into
+LEASEHOLD_STORE or the configuration file. docs/operations.md has all parameters.";
+
+/// The last lines of each command's help.
+pub(super) const POINTERS: &str = "\
+Exit codes: leasehold help exit-codes. Addresses of stores: leasehold help stores.";
+
+/// The end of the help of the whole program.
+pub(super) fn overview() -> String {
+    format!("{EXAMPLES}\n\n{STORES}\n\n{TABLE}")
+}
+
+const EXAMPLES: &str = "\
 Examples:
   leasehold run report -- ./report.sh            wait for the lock, then run
   leasehold run -n deploy -- ./deploy.sh         exit with 1 if the lock is held
@@ -77,6 +108,17 @@ With --json the output is one object:
   expires_in_ms  the time left";
 
 pub(super) const RUN: &str = "\
+Examples:
+  leasehold run report -- ./report.sh            wait in the queue, then run
+  leasehold run -n deploy -- ./deploy.sh         exit with 1 if the lock is held
+  leasehold run -w 30s --ttl 1m deploy -- ./deploy.sh
+                                                 wait for half a minute at most
+  leasehold run backup -c 'tar c /srv | gzip > b.tgz'
+  leasehold run --once-per 1h lottery -- ./draw  on one of several hosts
+
+leasehold exits with the code of the command; with 1 if the lock was not
+acquired, 124 if the lease was lost, and 125 if leasehold itself failed.
+
 The command gets
   LEASEHOLD_NAME      the lock's name; of several locks one name per line
   LEASEHOLD_TOKEN     the fencing token: higher than that of every earlier
@@ -143,7 +185,9 @@ store's clock. All hosts can therefore start leasehold at noon, even if their
 clocks differ a little. When the command ends, with any exit code, the period is
 used up. If its host crashes before that, the period is lost (at most once, the
 default), or another host starts the command again (--at-least-once), which
-repeats the work.
+repeats the work. The period is a mutex of that name, which the store retains:
+leasehold run without --once-per waits for its end, and says so on stderr. Use
+another name for it.
 
 The lock is released as soon as the command ends, even if the command leaves
 processes behind. All users of the store can see the command line. --label

@@ -53,7 +53,9 @@ impl<'a> FileOption<'a> {
 
     /// Whether a value is an address with a password, or a bridge with such addresses.
     pub(super) fn has_password(&self) -> bool {
-        let servers = |value: &str| value.split_once('@').map_or(String::new(), |(_, servers)| servers.replace(',', " "));
+        let servers = |value: &str| {
+            value.split_once('@').map_or(String::new(), |(_, servers)| servers.replace(',', " "))
+        };
         self.values.iter().any(|value| match self.key {
             "store" => Store::has_password(value),
             "bridge" => servers(value).split(' ').any(Store::has_password),

@@ -6,6 +6,7 @@ use std::io::{self, BufRead as _, Read as _};
 use leasehold::LeaseId;
 
 use crate::exit::Stop;
+use crate::output;
 
 /// The variable with the id, if it is not among the arguments.
 const VARIABLE: &str = "LEASEHOLD_ID";
@@ -18,12 +19,22 @@ const MAX_LINE_BYTES: u64 = 8192;
 
 /// The id that is typed, on stdin, or in the environment.
 pub(super) fn find(typed: Option<&OsStr>) -> Result<LeaseId, Stop> {
+    let id: LeaseId = read(typed)?;
+    output::set_locks(Some(id.kind()), [id.name()]);
+    Ok(id)
+}
+
+fn read(typed: Option<&OsStr>) -> Result<LeaseId, Stop> {
     let (text, place) = match typed {
         Some(dash) if dash == STDIN => (line()?, "stdin"),
         Some(typed) => (typed.to_string_lossy().into_owned(), "the argument"),
         None => match std::env::var_os(VARIABLE) {
             Some(id) => (id.to_string_lossy().into_owned(), VARIABLE),
-            None => return Err(Stop::usage(format!("there is no lease id: set {VARIABLE}, or write it to stdin of {STDIN}"))),
+            None => {
+                return Err(Stop::usage(format!(
+                    "there is no lease id: set {VARIABLE}, or pass {STDIN} and write it to stdin"
+                )));
+            }
         },
     };
     match text.trim() {

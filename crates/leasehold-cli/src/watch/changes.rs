@@ -11,7 +11,7 @@ use super::source::Source;
 use crate::duration::show as span;
 use crate::exit::{Exit, Stop};
 use crate::inspect::{holder_json, identity};
-use crate::output::message;
+use crate::output::{Level, message};
 use crate::text::printable;
 
 /// The interval at which stdout is checked for a reader.
@@ -50,7 +50,7 @@ pub(super) async fn follow(source: &Source, interval: Duration, form: Form) -> R
             // An outage is reported once.
             Err(error) => {
                 if outage.replace(error.to_string()).is_none() {
-                    message(&error);
+                    message(Level::Warn, "store_unavailable", &error);
                 }
             }
         }

@@ -17,7 +17,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::source::Source;
 use crate::exit::{Exit, Stop};
-use crate::inspect::{HEAD, identity, lock_text, row};
+use crate::inspect::{identity, lock_text};
+use crate::table::{Columns, HEAD, cut, row};
 use crate::text::printable;
 
 pub(super) async fn show(source: &Source, interval: Duration) -> Result<Exit, Stop> {
@@ -246,17 +247,21 @@ impl View {
     // --- The picture -----------------------------------------------------------------------------
 
     fn draw(&self, frame: &mut Frame<'_>) {
-        let [head, body, foot] =
-            Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
+        let foot = self.foot(usize::from(frame.area().width));
+        let foot_height = u16::try_from(foot.len()).unwrap_or(1);
+        let [head, body, foot_area] =
+            Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(foot_height)])
                 .areas(frame.area());
         let waiting: usize = self.locks.iter().map(|lock| lock.waiters.len()).sum();
         let locks = if self.locks.len() == 1 { "lock" } else { "locks" };
-        let title = format!("{}  {} {locks}, {waiting} waiting", self.url, self.locks.len());
-        frame.render_widget(Paragraph::new(title).style(Style::new().add_modifier(Modifier::BOLD)), head);
+        let counts = format!("  {} {locks}, {waiting} waiting", self.locks.len());
+        let url = cut(&self.url, usize::from(head.width).saturating_sub(counts.len()));
+        let bold = Style::new().add_modifier(Modifier::BOLD);
+        frame.render_widget(Paragraph::new(format!("{url}{counts}")).style(bold), head);
         match &self.mode {
             Mode::List | Mode::Filter => {
                 let mut state = TableState::default().with_selected(Some(self.selected));
-                frame.render_stateful_widget(self.table(), body, &mut state);
+                frame.render_stateful_widget(self.table(usize::from(body.width)), body, &mut state);
             }
             Mode::Lock(kind, name) | Mode::Confirm(kind, name, _) => {
                 let free = || format!("{kind} {}\nfree", printable(name));
@@ -265,61 +270,54 @@ impl View {
                     .render_widget(Paragraph::new(text).wrap(Wrap { trim: false }).block(Block::new()), body);
             }
         }
-        frame.render_widget(
-            Paragraph::new(printable(&self.foot())).style(Style::new().add_modifier(Modifier::REVERSED)),
-            foot,
-        );
+        let reversed = Style::new().add_modifier(Modifier::REVERSED);
+        frame.render_widget(Paragraph::new(foot.join("\n")).style(reversed), foot_area);
     }
 
-    fn table(&self) -> Table<'static> {
-        let rows = self.visible().into_iter().map(|lock| Row::new(row(lock)));
-        let widths = [
-            Constraint::Fill(2),
-            Constraint::Length(9),
-            Constraint::Fill(3),
-            Constraint::Length(8),
-            Constraint::Length(10),
-            Constraint::Length(7),
-            Constraint::Length(17),
-        ];
-        let head = Row::new(HEAD).style(Style::new().add_modifier(Modifier::BOLD));
-        Table::new(rows, widths)
+    fn table(&self, width: usize) -> Table<'static> {
+        let rows: Vec<_> = self.visible().into_iter().map(row).collect();
+        let columns = Columns::new(&rows, Some(width));
+        let widths =
+            columns.widths().map(|width| Constraint::Length(u16::try_from(width).unwrap_or(u16::MAX)));
+        let head = Row::new(columns.cells(&HEAD)).style(Style::new().add_modifier(Modifier::BOLD));
+        Table::new(rows.iter().map(|row| Row::new(columns.cells(row))), widths)
+            .column_spacing(2)
             .header(head)
             .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
     }
 
-    fn foot(&self) -> String {
-        if let Some(outage) = &self.outage {
-            return outage.clone();
-        }
-        match &self.mode {
-            Mode::Filter => format!("filter: {}_   Enter keeps it, Esc clears it", printable(&self.filter)),
-            Mode::Confirm(kind, name, token) => {
-                let who = |holder: &HolderInfo| identity(&holder.metadata, &holder.client);
-                let holder =
-                    self.lock().and_then(|lock| lock.holders.iter().find(|holder| holder.token == *token));
-                let who = holder.map_or_else(|| "a former holder".to_owned(), who);
-                let what = format!("{kind} {}", printable(name));
-                format!(
-                    "release {what} from {who}, token {token}? It may still be working. y: release, other keys: no"
-                )
-            }
-            _ if !self.note.is_empty() => self.note.clone(),
-            Mode::Lock(..) => "Esc back   r release by force   q quit".to_owned(),
-            Mode::List => {
-                let sort = match self.sort {
-                    Sort::Name => "name",
-                    Sort::Held => "held for",
-                    Sort::Waiting => "waiting",
-                };
-                let filter = if self.filter.is_empty() {
-                    String::new()
-                } else {
-                    format!(" ({})", printable(&self.filter))
-                };
-                format!("Enter open   / filter{filter}   s sort: {sort}   r release by force   q quit")
-            }
-        }
+    /// The lines at the bottom, each of which fits. What the user must see to answer comes first.
+    fn foot(&self, width: usize) -> Vec<String> {
+        let lines = match &self.mode {
+            Mode::Confirm(kind, name, token) => self.question(*kind, name, *token),
+            _ if self.outage.is_some() => self.outage.iter().cloned().collect(),
+            Mode::Filter => vec![format!("filter: {}_   Enter keeps it, Esc clears it", self.filter)],
+            _ if !self.note.is_empty() => vec![self.note.clone()],
+            Mode::Lock(..) => vec!["Esc back   r release by force   q quit".to_owned()],
+            Mode::List => vec![self.keys()],
+        };
+        lines.iter().map(|line| cut(&printable(line), width)).collect()
+    }
+
+    fn question(&self, kind: Kind, name: &str, token: Token) -> Vec<String> {
+        let who = |holder: &HolderInfo| identity(&holder.metadata, &holder.client);
+        let holder = self.lock().and_then(|lock| lock.holders.iter().find(|holder| holder.token == token));
+        let who = holder.map_or_else(|| "a former holder".to_owned(), who);
+        vec![
+            format!("release {kind} {name}?"),
+            format!("held by {who}, token {token}"),
+            "y: release, other keys: no. It may still be working".to_owned(),
+        ]
+    }
+
+    fn keys(&self) -> String {
+        let sort = match self.sort {
+            Sort::Name => "name",
+            Sort::Held => "held for",
+            Sort::Waiting => "waiting",
+        };
+        let filter = if self.filter.is_empty() { String::new() } else { format!(" ({})", self.filter) };
+        format!("q quit  Enter open  r release  s sort: {sort}  / filter{filter}")
     }
 }
 
@@ -371,7 +369,11 @@ mod tests {
     }
 
     fn picture(view: &View) -> String {
-        let mut terminal = Terminal::new(TestBackend::new(120, 12)).unwrap();
+        picture_of_width(view, 120)
+    }
+
+    fn picture_of_width(view: &View, width: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, 12)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
         terminal.backend().to_string()
     }
@@ -387,9 +389,28 @@ mod tests {
         assert_eq!(names(&view), ["b", "a"], "by waiters");
         press(&mut view, "/first\n");
         assert_eq!(names(&view), ["a"]);
-        assert!(picture(&view).contains("/ filter (first)"));
+        assert!(picture(&view).contains("/ filter (first)"), "{}", picture(&view));
         press(&mut view, "\x1b");
         assert_eq!(names(&view), ["b", "a"]);
+    }
+
+    #[test]
+    fn narrow_terminal_shows_names_and_the_answers_to_the_question() {
+        let mut view = view();
+        for lock in &mut view.locks {
+            lock.name = format!("{}-nightly-report-of-the-warehouse", lock.name);
+            lock.holders[0].metadata.label = Some("a long command line ".repeat(5));
+        }
+        for width in [40, 60, 80] {
+            let shown = picture_of_width(&view, width);
+            assert!(shown.contains("a-nightly-repo") && shown.contains("b-nightly-repo"), "{width}: {shown}");
+            assert!(shown.contains("q quit") && shown.contains("2 locks, 1 waiting"), "{width}: {shown}");
+            press(&mut view, "r");
+            let shown = picture_of_width(&view, width);
+            assert!(shown.contains("release mutex a-nightly-repo"), "{width}: {shown}");
+            assert!(shown.contains("y: release, other keys: no"), "{width}: {shown}");
+            press(&mut view, "n");
+        }
     }
 
     #[test]
