@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io;
 
 use glob::Pattern;
-use leasehold::{Client, ForeignInfo, HolderInfo, HolderMetadata, Kind, LockInfo, Mode, WaiterInfo};
+use leasehold::{Client, ForeignInfo, HolderInfo, HolderMetadata, Kind, LockInfo, Mode, SCHEMES, WaiterInfo};
 use serde_json::{Value, json};
 
 use crate::args::{LsArgs, ReleaseArgs, ShowArgs, name, print, print_text};
@@ -50,6 +50,13 @@ impl<'a> Filter<'a> {
     fn new(args: &'a LsArgs) -> Result<Self, Stop> {
         let pattern = |typed| {
             let typed = name(typed)?;
+            if SCHEMES
+                .iter()
+                .any(|scheme| typed.strip_prefix(scheme).is_some_and(|rest| rest.starts_with("://")))
+            {
+                // It may have a password, so it is not repeated.
+                return Err(Stop::usage("an address of a store is named by --store or LEASEHOLD_STORE"));
+            }
             let wrong =
                 |error: glob::PatternError| Stop::usage(format!("{typed:?} is no pattern: {}", error.msg));
             Pattern::new(typed).map_err(wrong)

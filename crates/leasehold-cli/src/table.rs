@@ -180,7 +180,7 @@ mod tests {
             [["a", "mutex", COMMAND, "1s", "9s", "0", "1"], [&long, "mutex", "b", "1s", "9s", "0", "1"]];
         let shown = lines(&rows, None);
         assert!(shown[2].starts_with(&format!("{long}  mutex")) && shown[1].contains(COMMAND), "{shown:?}");
-        assert!(shown[1].len() < 120, "{shown:?}");
+        assert!(shown[1].len() < 160, "{shown:?}");
         assert_eq!(shown[0].find("KIND"), shown[1].find("mutex"));
     }
 

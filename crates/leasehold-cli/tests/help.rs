@@ -65,7 +65,7 @@ fn argument_error_is_one_line_and_refers_to_help() {
         (&["wait", "--", "-x1", "-w", "1"], "a name that begins with a dash comes last"),
         (&["renew", "-oops"], "a name that begins with a dash comes last"),
         (&["run", "-oops", "--", "true"], "is passed by --name=NAME"),
-        (&["ls", "-x"], "unexpected argument '-x' found; see"),
+        (&["health", "-x"], "unexpected argument '-x' found; see"),
         (&["rum"], "similar subcommand exists: 'run'"),
     ] {
         let (code, said) = place.code(args);

@@ -159,9 +159,9 @@ If the lease can't be renewed, the group gets TERM when the time left reaches
 --grace, and KILL when the lease expires. If the lock is released by force, the
 group gets TERM at once, and KILL after --grace. In both cases the exit code is
 124, and leasehold ends only when the whole group has ended. Processes that the
-command leaves in its group get KILL after --grace at the latest, and signals until
-then. With --on-lost signal there is no KILL. With --on-lost ignore there is neither
-TERM nor KILL.
+command leaves in its group get KILL after --grace at the latest, and signals
+until then. With --on-lost signal there is no KILL. With --on-lost ignore there
+is neither TERM nor KILL.
 
 If Ctrl-Z stops the command, leasehold stops too, and the lease expires after its
 ttl. If the command is continued after that, it is killed.
