@@ -16,6 +16,7 @@ mod held;
 mod inspect;
 mod lease;
 mod lock;
+mod ls;
 mod migrate;
 mod nested;
 mod notify;
@@ -105,7 +106,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
     match args.action {
         Action::Run(args) => run::run(store, args).await,
         Action::Elect(args) => elect::elect(store, args).await,
-        Action::Ls(args) => inspect::ls(&store()?, args).await,
+        Action::Ls(args) => ls::ls(&store()?, args).await,
         Action::Show(args) => inspect::show(&store()?, args).await,
         Action::Acquire(args) => lease::acquire(store, args).await,
         Action::Renew(args) => lease::renew(store, args).await,
