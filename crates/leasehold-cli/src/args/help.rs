@@ -24,7 +24,7 @@ LEASEHOLD_STORE or the configuration file. docs/operations.md has all parameters
 
 /// The last lines of each command's help.
 pub(super) const POINTERS: &str = "\
-Exit codes: leasehold help exit-codes. Addresses of stores: leasehold help stores.";
+Exit codes: leasehold help exit-codes. Addresses: leasehold help stores.";
 
 /// The end of the help of the whole program.
 pub(super) fn overview() -> String {
@@ -49,9 +49,9 @@ Examples:
   leasehold ls
   leasehold show deploy
   leasehold release --force deploy
-  leasehold watch                                holders and queues as they change
+  leasehold watch                                holders and queues, live
   leasehold wait deploy                          until it is free
-  leasehold doctor                               check the store for unsafe settings
+  leasehold doctor                               check the store's settings
   leasehold serve --listen unix:/tmp/locks.sock  locks over HTTP, and a dashboard
 
 Without --store and LEASEHOLD_STORE, the store is a file of the current user:
@@ -176,8 +176,8 @@ capabilities, the kernel does not kill it. A second process of leasehold then
 kills it with its children. If a script starts such a program, nothing kills it.
 
 Kinds of lock with the same name are different locks: a mutex (the default, also
-with --owner), a rw lock (-s, -x) and a semaphore. To prevent mistakes, a mutex is
-refused while a rw lock of the same name is in use, and the reverse. Use -x for
+with --owner), a rw lock (-s, -x) and a semaphore. To prevent mistakes, a mutex
+is refused while a rw lock of the same name is in use, and the reverse. Use -x for
 the exclusive mode of a lock that other runs share with -s.
 
 With --once-per, two starts are at least nine tenths of the period apart, by the
