@@ -195,7 +195,7 @@ pub(crate) trait Store: Send + Sync {
         0
     }
 
-    /// Checks everything that locks depend on, without side effects.
+    /// Checks everything that locks depend on, and acquires and releases a test lock.
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>>;
 
     /// Warnings for operators.
