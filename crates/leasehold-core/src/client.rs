@@ -2,5 +2,7 @@
 
 pub(crate) mod attempt;
 pub(crate) mod handoff;
+mod hints;
 pub(crate) mod lease;
 pub(crate) mod quorum;
+pub(crate) mod secrets;

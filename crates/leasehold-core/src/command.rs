@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::id::{Acquisition, ClientId, Owner};
+use crate::secret::{GrantProof, GrantSecret};
 use crate::time::StoreTime;
 use crate::token::{Token, TokenRange};
 
@@ -55,6 +56,9 @@ pub struct Acquire {
     /// Sequence number of a lease of the same client that this lease replaces in one step. Neither lease may have a named
     /// owner. The replaced weight counts as free, and the attempt goes ahead of all waiters.
     pub replaces: Option<u64>,
+    /// What the push of a grant must prove. The queue entry keeps the secret of the last `Acquire` that arrived, and a lease keeps
+    /// none.
+    pub secret: GrantSecret,
     /// Opaque text that `Inspect` shows for this holder or waiter.
     pub metadata: Arc<str>,
 }
@@ -72,6 +76,7 @@ impl Acquire {
             reserve: 0,
             wait: None,
             replaces: None,
+            secret: GrantSecret::UNUSED,
             metadata: Arc::from(""),
         }
     }
@@ -156,9 +161,11 @@ pub enum Reply {
         /// Whether another client waits for the resource.
         contended: bool,
     },
-    /// To `Release`: done.
+    /// To `Release`: the lease is released.
     Released,
-    /// To `Renew` or `Release`: the attempt has neither a lease nor a queue entry.
+    /// To `Release`: the attempt had no lease, and its queue entry is removed.
+    Dequeued,
+    /// To `Renew`: the attempt has no lease. To `Release`: it has neither a lease nor a queue entry.
     NotHeld,
     /// To `Inspect`.
     View(View),
@@ -243,6 +250,9 @@ pub enum Refusal {
 }
 
 /// An unsolicited message from a store to a client.
+///
+/// Any user of a server may be able to send one. So a push is a hint, for which a client asks the store sooner, unless it proves a
+/// grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
     /// The attempt concerned; its client is the recipient.
@@ -264,8 +274,9 @@ impl Push {
 /// The event that a push reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushKind {
-    /// The waiter holds the lease for a claim window. A renewal extends it to the full ttl.
-    Granted(Grant),
+    /// The waiter holds the lease for a claim window. A renewal extends it to the full ttl. Counts only with the proof that the sender
+    /// knows the secret of the waiter's `Acquire`; without it, it is a hint as the others are.
+    Granted(Grant, GrantProof),
     /// The waiter is now the first in the queue.
     Next(HeadHint),
     /// The lease was revoked.

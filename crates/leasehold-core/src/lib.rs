@@ -25,6 +25,7 @@ mod id;
 pub mod model;
 mod name;
 mod now;
+mod secret;
 mod time;
 mod token;
 pub mod weight;
@@ -33,6 +34,7 @@ pub use client::attempt::{AcquireMachine, Failure, Outcome, TOMBSTONE_TTL, WaitP
 pub use client::handoff::{HandoffBudget, HandoffDecision, HandoffLimits};
 pub use client::lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
 pub use client::quorum::{NodeReplies, NodeReply, Round, Tally, Verdict, Vote, quorum_of};
+pub use client::secrets::GrantSecrets;
 pub use command::{
     Acquire, Answer, Command, Grant, HeadHint, Holder, Push, PushKind, QueueEntry, Queued, Refusal, Release,
     Renew, Reply, View, WaitFor,
@@ -40,5 +42,6 @@ pub use command::{
 pub use id::{Acquisition, ClientId, Owner};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};
 pub use now::Now;
+pub use secret::{GrantProof, GrantSecret, SecretKey};
 pub use time::{LocalTime, StoreTime, drift_margin};
 pub use token::{MAX_TOKEN, Token, TokenRange};

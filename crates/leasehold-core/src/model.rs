@@ -23,7 +23,7 @@
 //!
 //! ```
 //! use leasehold_core::model::{Table, CommandContext, apply};
-//! use leasehold_core::{Acquire, Acquisition, ClientId, Command, Now, Reply, StoreTime};
+//! use leasehold_core::{Acquire, Acquisition, ClientId, Command, GrantSecret, Now, Reply, StoreTime};
 //! use std::time::Duration;
 //!
 //! let mut table = Table::new();
@@ -33,7 +33,8 @@
 //!     let (capacity, weight, reserve) = (1, 1, 0);
 //!     let metadata = "".into();
 //!     let (owner, wait, replaces) = (None, None, None);
-//!     let acquire = Acquire { acquisition, owner, capacity, weight, ttl, reserve, wait, replaces, metadata };
+//!     let secret = GrantSecret::UNUSED;
+//!     let acquire = Acquire { acquisition, owner, capacity, weight, ttl, reserve, wait, replaces, secret, metadata };
 //!     let now = Now::same(StoreTime::from_micros(1_700_000_000_000_000));
 //!     let context = CommandContext { now, is_reachable: &mut |_| true, pushes: &mut Vec::new() };
 //!     apply(&mut table, context, &acquire.into()).unwrap().reply

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::model::{CLAIM_WINDOW, CommandContext, Table, apply};
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, ClientId, Command, LocalTime, Now, Outcome, Push, Release, Renew,
-    Reply, StoreTime, WaitFor, WaitPolicy,
+    Reply, SecretKey, StoreTime, WaitFor, WaitPolicy,
 };
 use proptest::prelude::*;
 
@@ -110,7 +110,9 @@ impl World {
     fn enqueue(&mut self, acquisition: Acquisition, slow: i64, ttl: Duration, repoll_interval: Duration) {
         let wait = Some(WaitFor { entry_ttl: Duration::from_secs(80), max_queue: 1_000 });
         let command = Acquire { wait, ..Acquire::exclusive(acquisition, ttl) };
-        let patience = WaitPolicy { deadline: LocalTime::NEVER, repoll_interval, confirms_pushes: false };
+        let secret_key = SecretKey::new(1);
+        let patience =
+            WaitPolicy { deadline: LocalTime::NEVER, repoll_interval, confirms_pushes: false, secret_key };
         let machine = AcquireMachine::new(command, Some(patience), LocalTime::ZERO);
         self.waiters.insert(acquisition, Waiter { fate: Fate::Live, machine, slow });
         self.ask(acquisition);

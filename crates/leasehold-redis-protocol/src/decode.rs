@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Command, Grant, HeadHint, Holder, Owner, Push, PushKind, QueueEntry,
-    Queued, Refusal, Reply, StoreTime, Token, TokenRange, View,
+    Acquisition, Answer, ClientId, Command, Grant, GrantProof, HeadHint, Holder, Owner, Push, PushKind,
+    QueueEntry, Queued, Refusal, Reply, StoreTime, Token, TokenRange, View,
 };
 
 use crate::encode::micros;
-use crate::layout::{LAYOUT, TOKENS_PER_MS};
+use crate::layout::{LAYOUT, TOKENS_PER_MS, token_time};
 use crate::value::{ReplyValue, ValueRef};
 
 /// The server sent a reply or a push that no script of this layout version produces.
@@ -65,13 +65,17 @@ pub fn decode_renewals<'a, V: ReplyValue>(
     answers.ok_or(UNKNOWN_REPLY)
 }
 
-/// Decodes a message from a client's inbox.
+/// A token that is further from the store's time than this is not believed before the store confirms it.
+const FARTHEST_TOKEN: Duration = Duration::from_secs(24 * 3600);
+
+/// Decodes a message from this client's inbox. Any user of the server may have sent it. The proof of a grant whose token is a day or
+/// more from the store's time is left out: the client then asks the store, as after any other push that proves nothing.
 ///
 /// # Errors
 ///
 /// [`ProtocolError`] for an unknown message.
-pub fn decode_push(message: &[u8]) -> Result<Push, ProtocolError> {
-    push_of(message).ok_or(UNKNOWN_PUSH)
+pub fn decode_push(client: ClientId, message: &[u8]) -> Result<Push, ProtocolError> {
+    push_of(client, message).ok_or(UNKNOWN_PUSH)
 }
 
 fn answer_of<V: ReplyValue>(command: &Command, value: &V) -> Option<Answer> {
@@ -148,6 +152,7 @@ fn decode_reply<V: ReplyValue>(command: &Command, list: &Reader<'_, V>) -> Optio
             Reply::Renewed { valid_for: list.span(2)?, contended: list.flag(3)?, tokens }
         }
         8 => Reply::NotHeld,
+        9 => Reply::Dequeued,
         10 => Reply::View(View {
             capacity: list.small(2)?,
             in_use: list.small(3)?,
@@ -266,27 +271,43 @@ fn decode_acquisition(bytes: &[u8]) -> Option<Acquisition> {
     })
 }
 
-/// Kind, acquisition and four numbers, as packed by `struct.pack('>Bc24dddd')`.
-fn push_of(message: &[u8]) -> Option<Push> {
+/// Kind, sequence number and four numbers, as packed by `struct.pack('>Bc8dddd')`; of a grant also 16 hexadecimal digits of proof.
+fn push_of(client: ClientId, message: &[u8]) -> Option<Push> {
     let (kind, rest) = message.split_first()?;
-    let (acquisition, rest) = rest.split_at_checked(24)?;
+    let (sequence, rest) = rest.split_first_chunk()?;
     let mut numbers = [0; 4];
-    let mut rest = rest.chunks_exact(8);
-    for number in &mut numbers {
-        *number = whole(f64::from_be_bytes(rest.next()?.try_into().ok()?))?;
+    let (packed, proof) = rest.split_at_checked(8 * numbers.len())?;
+    for (number, bytes) in numbers.iter_mut().zip(packed.chunks_exact(8)) {
+        *number = whole(f64::from_be_bytes(bytes.try_into().ok()?))?;
     }
     let [at, a, b, c] = numbers;
+    let at = StoreTime::from_micros(at);
     let kind = match kind {
         1 => {
             let tokens = TokenRange::new(a, b)?;
-            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(c), is_plain: false })
+            let proof = decode_proof(proof)?;
+            let grant = Grant { tokens, valid_for: Duration::from_micros(c), is_plain: false };
+            let is_far = [tokens.first, tokens.last].into_iter().any(|token| is_far(token, at));
+            PushKind::Granted(grant, if is_far { GrantProof::NONE } else { proof })
         }
         2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(a) }),
         3 => PushKind::Revoked,
         4 => PushKind::Contended,
         _ => return None,
     };
-    Some(Push { acquisition: decode_acquisition(acquisition)?, at: StoreTime::from_micros(at), kind })
+    let acquisition = Acquisition { client, sequence: u64::from_be_bytes(*sequence) };
+    Some(Push { acquisition, at, kind })
+}
+
+fn decode_proof(digits: &[u8]) -> Option<GrantProof> {
+    let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == 16)?;
+    Some(GrantProof::new(u64::from_str_radix(digits, 16).ok()?.to_be_bytes()))
+}
+
+/// Whether the token is a day or more from the store's time.
+fn is_far(token: Token, at: StoreTime) -> bool {
+    let time = token_time(token);
+    time.since(at).max(at.since(time)) >= FARTHEST_TOKEN
 }
 
 /// Converts a double to an integer below 2^53.
@@ -541,11 +562,19 @@ mod tests {
         assert_eq!(decode(&Value::Nil), Err(UNKNOWN_REPLY));
     }
 
+    /// A message from the inbox of the client, with a proof if it is a grant.
     fn message(kind: u8, numbers: [f64; 4]) -> Vec<u8> {
         let mut message = vec![kind];
-        message.extend(id());
+        message.extend(3_u64.to_be_bytes());
         numbers.iter().for_each(|number| message.extend(number.to_be_bytes()));
+        if kind == 1 {
+            message.extend(b"0123456789abcdef");
+        }
         message
+    }
+
+    fn decoded(message: &[u8]) -> Result<Push, ProtocolError> {
+        decode_push(ID.client, message)
     }
 
     #[test]
@@ -553,7 +582,7 @@ mod tests {
         for kind in 1..=4 {
             let message = message(kind, [5.0, 6.0, 8.0, 9.0]);
             for length in 0..message.len() {
-                assert_eq!(decode_push(&message[..length]), Err(UNKNOWN_PUSH), "{kind}, {length} bytes");
+                assert_eq!(decoded(&message[..length]), Err(UNKNOWN_PUSH), "{kind}, {length} bytes");
             }
         }
     }
@@ -562,14 +591,15 @@ mod tests {
     fn pushes_are_decoded() {
         let push = |kind| Push { acquisition: ID, at: StoreTime::from_micros(5), kind };
         let grant = Grant { tokens: tokens(6, 8), valid_for: Duration::from_micros(9), is_plain: false };
+        let proof = GrantProof::new([0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef]);
         let head = HeadHint { repoll_at: StoreTime::from_micros(6) };
         for (kind, expected) in [
-            (1, PushKind::Granted(grant)),
+            (1, PushKind::Granted(grant, proof)),
             (2, PushKind::Next(head)),
             (3, PushKind::Revoked),
             (4, PushKind::Contended),
         ] {
-            assert_eq!(decode_push(&message(kind, [5.0, 6.0, 8.0, 9.0])), Ok(push(expected)));
+            assert_eq!(decoded(&message(kind, [5.0, 6.0, 8.0, 9.0])), Ok(push(expected)));
         }
         let refused = [
             Vec::new(),
@@ -579,9 +609,29 @@ mod tests {
             message(3, [f64::NAN, 0.0, 0.0, 0.0]),
             message(3, [0.5, 0.0, 0.0, 0.0]),
             message(3, [f64::from(1 << 27) * f64::from(1 << 26), 0.0, 0.0, 0.0]),
+            [&message(1, [5.0, 6.0, 8.0, 9.0])[..41], b"no hexadecimal!!"].concat(),
         ];
         for message in refused {
-            assert_eq!(decode_push(&message), Err(UNKNOWN_PUSH), "{message:?}");
+            assert_eq!(decoded(&message), Err(UNKNOWN_PUSH), "{message:?}");
         }
+    }
+
+    #[test]
+    fn grant_whose_token_is_a_day_from_the_stores_time_proves_nothing() {
+        const DAY_MS: u64 = 24 * 3_600_000;
+        let now_ms = 1_700_000_000_000;
+        let is_proven = |first_ms: u64, last_ms: u64| {
+            #[allow(clippy::cast_precision_loss, reason = "they are below 2^53")]
+            let [at, first, last] = [now_ms * 1_000, first_ms * TOKENS_PER_MS, last_ms * TOKENS_PER_MS]
+                .map(|number| number as f64);
+            match decoded(&message(1, [at, first, last, 9.0])) {
+                Ok(Push { kind: PushKind::Granted(_, proof), .. }) => proof != GrantProof::NONE,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(is_proven(now_ms, now_ms));
+        assert!(is_proven(now_ms - DAY_MS + 1, now_ms + DAY_MS - 1));
+        assert!(!is_proven(now_ms - DAY_MS, now_ms));
+        assert!(!is_proven(now_ms, now_ms + DAY_MS));
     }
 }

@@ -6,7 +6,7 @@ use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, Renew, Resou
 
 use crate::call::ScriptCall;
 use crate::keys::{clock_key, inbox_prefix, resource_key, scratch_key, slot_of};
-use crate::layout::RESTART_GUARD_KEY;
+use crate::layout::{RESTART_GUARD_KEY, USUAL_WAIT};
 use crate::script::Script;
 use crate::variant::ScriptVariant;
 
@@ -112,7 +112,7 @@ impl ScriptVariant {
         commands: impl Iterator<Item = (&'a Resource, &'a Command)> + Clone,
     ) -> ScriptCall {
         let room = commands.clone().map(|(resource, command)| room_for(resource, command)).sum();
-        let mut call = ScriptCall::new(self, script, commands.clone().count() * 3 + 2, room);
+        let mut call = ScriptCall::new(self, script, commands.clone().count() * 4 + 2, room);
         for (resource, _) in commands.clone() {
             call.push_key(resource_key(resource).as_bytes());
         }
@@ -139,12 +139,13 @@ impl ScriptVariant {
         }
     }
 
-    /// Appends the first argument of the command's script, and the second one of `acquire.lua`.
+    /// Appends the first argument of the command's script, and the second and third one of `acquire.lua`.
     fn push_command(self, call: &mut ScriptCall, command: &Command) {
         call.push_arg(|bytes| push_command(bytes, command));
         if let Command::Acquire(acquire) = command {
             let ttl = plain_ttl(acquire);
             call.push_arg(|bytes| bytes.extend(ttl.map_or_else(String::new, |ms| ms.to_string()).as_bytes()));
+            call.push_arg(|bytes| push_wait(bytes, acquire));
         }
     }
 
@@ -229,15 +230,11 @@ pub(crate) fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
     push_acquisition(bytes, acquire.acquisition);
     let extent = [acquire.capacity, acquire.weight, acquire.reserve];
     let has_extent = extent != [1, 1, 0];
-    let flags = [acquire.wait.is_some(), owner.is_some(), acquire.replaces.is_some(), has_extent];
+    let flags = [false, owner.is_some(), acquire.replaces.is_some(), has_extent];
     bytes.push(flags.into_iter().rev().fold(0, |flags, flag| flags << 1 | u8::from(flag)));
     bytes.extend(micros(acquire.ttl).to_be_bytes());
     if has_extent {
         extent.iter().for_each(|number| bytes.extend(number.to_be_bytes()));
-    }
-    if let Some(wait) = acquire.wait {
-        bytes.extend(micros(wait.entry_ttl).to_be_bytes());
-        bytes.extend(wait.max_queue.to_be_bytes());
     }
     if let Some(owner) = owner {
         bytes.extend(u32::try_from(owner.len()).unwrap_or(u32::MAX).to_be_bytes());
@@ -247,6 +244,16 @@ pub(crate) fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
         bytes.extend(sequence.to_be_bytes());
     }
     bytes.extend(acquire.metadata.as_bytes());
+}
+
+/// Appends how an attempt waits, apart from what a lease keeps of it.
+fn push_wait(bytes: &mut Vec<u8>, acquire: &Acquire) {
+    let Some(wait) = acquire.wait else { return };
+    bytes.extend(acquire.secret.bytes());
+    if wait != USUAL_WAIT {
+        bytes.extend(micros(wait.entry_ttl).to_be_bytes());
+        bytes.extend(wait.max_queue.to_be_bytes());
+    }
 }
 
 fn push_release(bytes: &mut Vec<u8>, release: &Release) {
@@ -279,7 +286,7 @@ pub(crate) fn micros(span: Duration) -> u64 {
 mod tests {
     use std::sync::Arc;
 
-    use leasehold_core::{ClientId, Kind, Name, WaitFor};
+    use leasehold_core::{ClientId, GrantSecret, Kind, Name, WaitFor};
 
     use super::*;
     use crate::variant::Channels;
@@ -320,21 +327,21 @@ mod tests {
         let plain = encode(ScriptVariant::Server, &Command::from(acquire.clone()), VoteArgs::default());
         let mut expected = id();
         expected.extend([8, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5]);
-        assert_eq!((plain.script(), args(&plain)), (Script::Acquire, vec![expected, Vec::new()]));
+        assert_eq!((plain.script(), args(&plain)), (Script::Acquire, vec![expected, Vec::new(), Vec::new()]));
 
         let all = Acquire {
             owner: Some(Owner::new("me")),
             wait: Some(WaitFor { entry_ttl: Duration::from_micros(7), max_queue: 8 }),
             replaces: Some(2),
+            secret: GrantSecret::new(*b"8 bytes!"),
             metadata: Arc::from("{}"),
             ..acquire
         };
         let all = encode(ScriptVariant::Server, &Command::from(all), VoteArgs::default());
         let mut expected = id();
-        expected.extend([15, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5]);
-        expected.extend([0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 8]);
+        expected.extend([14, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5]);
         expected.extend(b"\0\0\0\x02me\0\0\0\0\0\0\0\x02{}");
-        assert_eq!(args(&all), [expected, Vec::new()]);
+        assert_eq!(args(&all), [expected, Vec::new(), b"8 bytes!\0\0\0\0\0\0\0\x07\0\0\0\x08".to_vec()]);
     }
 
     #[test]
@@ -360,13 +367,33 @@ mod tests {
         }
     }
 
+    /// A lease keeps nothing of how its attempt waited, and no secret.
+    #[test]
+    fn wait_is_an_argument_of_its_own_which_is_short_in_the_usual_case() {
+        let secret = GrantSecret::new(*b"8 bytes!");
+        let plain = Acquire { secret, ..Acquire::exclusive(acquisition(), Duration::from_secs(1)) };
+        let encoded = |wait| {
+            let command = Command::from(Acquire { wait, ..plain.clone() });
+            args(&encode(ScriptVariant::Server, &command, VoteArgs::default()))
+        };
+        assert_eq!(encoded(None)[2], b"");
+        assert_eq!(encoded(Some(USUAL_WAIT))[2], b"8 bytes!");
+        assert_eq!(encoded(Some(USUAL_WAIT))[..2], encoded(None)[..2]);
+        for wait in
+            [WaitFor { max_queue: 8, ..USUAL_WAIT }, WaitFor { entry_ttl: Duration::ZERO, ..USUAL_WAIT }]
+        {
+            assert_eq!(encoded(Some(wait))[2].len(), 20, "{wait:?}");
+        }
+        let text = ScriptVariant::Server.text(Script::Acquire);
+        let (entry_ttl, max_queue) = (USUAL_WAIT.entry_ttl.as_micros(), USUAL_WAIT.max_queue);
+        assert!(text.contains(&format!("USUAL_ENTRY_TTL, USUAL_MAX_QUEUE = {entry_ttl}, {max_queue}\n")));
+    }
+
     #[test]
     fn each_option_of_an_acquire_has_its_own_flag() {
         let plain = Acquire::exclusive(acquisition(), Duration::from_secs(1));
-        let wait = Some(WaitFor { entry_ttl: Duration::from_micros(7), max_queue: 8 });
         for (acquire, flag, option) in [
-            (Acquire { wait, ..plain.clone() }, 1, b"\0\0\0\0\0\0\0\x07\0\0\0\x08".as_slice()),
-            (Acquire { owner: Some(Owner::new("me")), ..plain.clone() }, 2, b"\0\0\0\x02me"),
+            (Acquire { owner: Some(Owner::new("me")), ..plain.clone() }, 2, b"\0\0\0\x02me".as_slice()),
             (Acquire { replaces: Some(9), ..plain.clone() }, 4, b"\0\0\0\0\0\0\0\x09"),
             (Acquire { capacity: 2, ..plain.clone() }, 8, b"\0\0\0\x02\0\0\0\x01\0\0\0\0"),
             (Acquire { weight: 0, ..plain.clone() }, 8, b"\0\0\0\x01\0\0\0\0\0\0\0\0"),
@@ -416,11 +443,11 @@ mod tests {
         let call = encode(ScriptVariant::Voter, &acquire, vote_args);
         assert_eq!(call.keys().nth(3), Some(RESTART_GUARD_KEY.as_bytes()));
         let guard = [&2_f64.to_be_bytes(), b"run".as_slice()].concat();
-        assert_eq!(args(&call)[1..], [b"1000".to_vec(), guard, 3_f64.to_be_bytes().to_vec()]);
+        assert_eq!(args(&call)[1..], [b"1000".to_vec(), Vec::new(), guard, 3_f64.to_be_bytes().to_vec()]);
         let call = encode(ScriptVariant::Voter, &Command::Inspect, vote_args);
         assert_eq!((call.keys().len(), args(&call)), (2, vec![Vec::new(), 3_f64.to_be_bytes().to_vec()]));
         let call = encode(ScriptVariant::Server, &acquire, vote_args);
-        assert_eq!((call.keys().len(), call.args().len()), (2, 2));
+        assert_eq!((call.keys().len(), call.args().len()), (2, 3));
     }
 
     #[test]
@@ -462,8 +489,8 @@ mod tests {
         let acquire = Command::from(Acquire::exclusive(acquisition(), Duration::from_secs(1)));
         let (a, b) = (resource("a"), resource("b"));
         let call = variant.encode_acquire_all([(&a, &acquire), (&b, &acquire)].into_iter());
-        assert_eq!((call.script(), call.keys().len(), call.args().len()), (Script::AcquireAll, 3, 5));
-        assert_eq!(args(&call)[4], inbox.as_bytes());
+        assert_eq!((call.script(), call.keys().len(), call.args().len()), (Script::AcquireAll, 3, 7));
+        assert_eq!(args(&call)[6], inbox.as_bytes());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use leasehold_core::{ClientId, Kind, Name, Resource};
+use sha1_smol::Sha1;
 
 use crate::layout::{PREFIX, SLOTS};
 
@@ -45,13 +46,18 @@ fn common_key(name: &str, slot: Option<u16>) -> String {
 /// The key in which a client publishes what its holders and waiters have in common.
 #[must_use]
 pub fn client_key(client: ClientId) -> String {
-    format!("{PREFIX}:client:{{{client}}}")
+    format!("{PREFIX}:client:{{{}}}", digest_of(client))
 }
 
 /// The hash slot of [`client_key`].
 #[must_use]
 pub fn slot_of_client(client: ClientId) -> u16 {
-    slot(&client.to_string())
+    slot(&digest_of(client))
+}
+
+/// Stands for a client's id in names: a server lists the names of its keys and channels to users without a right to any of them.
+fn digest_of(client: ClientId) -> String {
+    Sha1::from(client.get().to_be_bytes()).digest().to_string()
 }
 
 /// Appends kind and name. A brace in the name would end the hash tag early.
@@ -80,7 +86,7 @@ pub fn resource_of(key: &[u8]) -> Option<Resource> {
     (resource_key(&resource) == key).then_some(resource)
 }
 
-/// The first part of inbox names, before the client id. A single server has one inbox per client. A cluster has one per
+/// The first part of inbox names, before the digest of the client's id. A single server has one inbox per client. A cluster has one per
 /// client and hash slot, because a script may only publish in the slot of its keys.
 #[must_use]
 pub fn inbox_prefix(slot: Option<u16>) -> String {
@@ -93,7 +99,7 @@ pub fn inbox_prefix(slot: Option<u16>) -> String {
 /// The channel to which a client subscribes, on a single server or, in a cluster, for one slot.
 #[must_use]
 pub fn inbox_of(client: ClientId, slot: Option<u16>) -> String {
-    format!("{}{client}", inbox_prefix(slot))
+    format!("{}{}", inbox_prefix(slot), digest_of(client))
 }
 
 /// The hash slot of a resource's keys.
@@ -141,6 +147,9 @@ static SLOT_TAGS: LazyLock<Vec<u32>> = LazyLock::new(|| {
 mod tests {
     use super::*;
 
+    /// Of client 7.
+    const DIGEST: &str = "aae36ccd737159a99c3555f66b2a9a0b475eedaf";
+
     fn mutex(name: &str) -> Resource {
         Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() }
     }
@@ -155,7 +164,8 @@ mod tests {
             assert_eq!(resource_of(encode(name).as_bytes()), Some(mutex(name)));
         }
         assert_eq!(resource_of(b"leasehold:3:{else:a}"), None);
-        assert_eq!(inbox_of(ClientId::new(7), None), "leasehold:3:inbox:00000000000000000000000000000007");
+        // The names show a digest: sha1sum of the id's 16 bytes.
+        assert_eq!(inbox_of(ClientId::new(7), None), format!("leasehold:3:inbox:{DIGEST}"));
     }
 
     #[test]
@@ -205,9 +215,9 @@ mod tests {
     }
 
     #[test]
-    fn record_of_a_client_is_in_the_slot_of_its_id() {
+    fn record_of_a_client_is_in_the_slot_of_its_digest() {
         let key = client_key(ClientId::new(7));
-        assert_eq!(key, "leasehold:3:client:{00000000000000000000000000000007}");
+        assert_eq!(key, format!("leasehold:3:client:{{{DIGEST}}}"));
         let (_, tag) = key.split_once('{').unwrap();
         assert_eq!(slot_of_client(ClientId::new(7)), slot(tag.trim_end_matches('}')));
     }

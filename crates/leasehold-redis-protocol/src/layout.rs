@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{StoreTime, Token};
+use leasehold_core::{StoreTime, Token, WaitFor};
 
 /// The layout version. It is the 3 in key and channel names.
 pub const LAYOUT: &str = "3";
@@ -26,6 +26,9 @@ pub const MAX_EACH: usize = 32;
 
 /// Number of hash slots of a cluster.
 pub const SLOTS: u16 = 16_384;
+
+/// How attempts usually wait. They need not say it.
+pub(crate) const USUAL_WAIT: WaitFor = WaitFor { entry_ttl: Duration::from_secs(80), max_queue: 100_000 };
 
 /// First part of every key and channel name, except [`LAYOUT_KEY`].
 pub(crate) const PREFIX: &str = "leasehold:3";

@@ -20,7 +20,7 @@
 //!     call.keys().collect::<Vec<_>>(),
 //!     [b"leasehold:3:{mutex:orders:42}".as_slice(), b"leasehold:3:clock"]
 //! );
-//! assert_eq!(call.args().len(), 2);
+//! assert_eq!(call.args().len(), 3);
 //!
 //! // A stream id means: granted, with the id as the token.
 //! let answer = decode_answer(&command, &Value::Bytes(b"1700000000000-7".to_vec()))?;

@@ -206,7 +206,7 @@ impl Handle {
                     released.get_or_insert(holder);
                 }
                 // It ended in the meantime.
-                Reply::NotHeld => {}
+                Reply::NotHeld | Reply::Dequeued => {}
                 reply => return Err(self.unexpected(&resource, &reply)),
             }
         }

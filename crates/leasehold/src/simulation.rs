@@ -20,7 +20,7 @@ pub(crate) use answer::call_result;
 pub use answer::{Answered, CallFailed, Pending};
 #[cfg(feature = "redlock")]
 pub use host::{QuorumHost, QuorumOptions};
-use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource};
+use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
 
 use crate::client::Client;
 use crate::diagnostics::Diagnosis;
@@ -102,6 +102,11 @@ impl SimulatedQuorum {
     }
 }
 
+/// Simulated clients are the same in every run of a seed.
+fn secret_key(id: ClientId) -> SecretKey {
+    SecretKey::new(!id.get())
+}
+
 /// A client of a quorum, its side towards the nodes, and its driver, which the simulation polls.
 #[cfg(feature = "redlock")]
 pub fn quorum_client(
@@ -109,7 +114,8 @@ pub fn quorum_client(
     host: Arc<dyn QuorumHost>,
     options: QuorumOptions,
 ) -> (Client, SimulatedQuorum, Pin<Box<dyn Future<Output = ()>>>) {
-    let session = Arc::new(Session::new(id, Clock::System, ClientTelemetry::new("simulated:")));
+    let session =
+        Arc::new(Session::new(id, secret_key(id), Clock::System, ClientTelemetry::new("simulated:")));
     let inbox: Arc<dyn store::Inbox> = session.clone();
     let (store, inboxes) = store::Redlock::simulated(&host, id, Arc::downgrade(&inbox), options);
     let sleep = move |time| host.sleep_until(time);
@@ -122,7 +128,8 @@ pub fn client(
     id: ClientId,
     transport: Arc<dyn Transport>,
 ) -> (Client, SimulatedInbox, Pin<Box<dyn Future<Output = ()>>>) {
-    let session = Arc::new(Session::new(id, Clock::System, ClientTelemetry::new("simulated:")));
+    let session =
+        Arc::new(Session::new(id, secret_key(id), Clock::System, ClientTelemetry::new("simulated:")));
     let inbox = SimulatedInbox(session.clone());
     let store = Arc::new(SimulatedStore(transport.clone()));
     let (client, driver) = drive_client(session, store, move |time| transport.sleep_until(time));

@@ -292,3 +292,107 @@ async fn rights_to_look_for_locks_of_other_libraries_suffice() {
         assert!(seeing.contains(lock), "{seeing}");
     }
 }
+
+/// A message of the kinds 1 to 4, with this proof.
+fn forged(kind: u8, sequence: u64, numbers: [f64; 4], proof: &[u8]) -> Vec<u8> {
+    let numbers: Vec<u8> = numbers.into_iter().flat_map(f64::to_be_bytes).collect();
+    [&[kind][..], &sequence.to_be_bytes(), &numbers, proof].concat()
+}
+
+/// How many scripts the server has run.
+fn scripts_run(server: &Server) -> u64 {
+    let info: String = server.query(&["INFO", "commandstats"]).unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.and_then(|line| line.split(',').next()?.parse().ok()).unwrap_or(0)
+}
+
+/// A user without a right to any key of leasehold, but with all channels, as every new user of Redis 6.2 has: it lists the channels,
+/// listens, publishes what it likes, and repeats what it has heard.
+#[tokio::test]
+async fn stranger_on_the_channels_grants_nothing_and_ends_nothing() {
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        server.run(&locks_of(flavor));
+        let rights = ["~other:*", "&*", "+@all", "-@dangerous"];
+        server.run(&[&["ACL", "SETUSER", "stranger", "on", ">stranger"][..], &rights].concat());
+        let holder = Client::connect(&url(&server)).await.unwrap();
+        let waiter = Client::connect(&url(&server)).await.unwrap();
+        let guard = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
+        let waiting = |mutex: leasehold::Mutex| tokio::spawn(async move { mutex.lock().await.unwrap() });
+        let until_waiting = async || {
+            until(async || holder.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await
+        };
+        let waits = waiting(waiter.mutex("a"));
+        until_waiting().await;
+
+        let address = format!("redis://stranger:stranger@127.0.0.1:{}", server.port());
+        let stranger = redis::Client::open(address).unwrap();
+        let mut commands = stranger.get_connection().unwrap();
+        let channels: Vec<String> =
+            redis::cmd("PUBSUB").arg("CHANNELS").arg("*").query(&mut commands).unwrap();
+        assert_eq!(channels.len(), 2, "{channels:?}");
+        let mut listening = stranger.get_connection().unwrap();
+        let mut inboxes = listening.as_pubsub();
+        inboxes.subscribe(&channels).unwrap();
+        inboxes.set_read_timeout(Some(SOON)).unwrap();
+
+        // A grant of the highest token for 600 s, and hints to ask at once or in the far future.
+        let time: (u64, u64) = redis::cmd("TIME").query(&mut commands).unwrap();
+        #[allow(clippy::cast_precision_loss, reason = "times are below 2^53")]
+        let now = (time.0 * 1_000_000 + time.1) as f64;
+        let (token, far) = (9_007_199_254_740_990.0, now + 3.6e9);
+        let (before, began) = (scripts_run(&server), std::time::Instant::now());
+        let mut flood = |messages: &[Vec<u8>]| {
+            for (channel, message) in
+                channels.iter().flat_map(|channel| messages.iter().map(move |m| (channel, m)))
+            {
+                redis::cmd("PUBLISH").arg(channel).arg(message).exec(&mut commands).unwrap();
+            }
+        };
+        for _ in 0..50 {
+            for sequence in 1..=6 {
+                let near = now / 1e3 * 2_048.0;
+                flood(&[
+                    forged(1, sequence, [now, token, token, 6e8], b"0000000000000000"),
+                    forged(1, sequence, [now, near.floor(), near.floor(), 3e6], b"0123456789abcdef"),
+                    forged(1, sequence, [now, token, token, 6e8], b""),
+                    forged(2, sequence, [now, 0.0, 0.0, 0.0], b""),
+                    forged(2, sequence, [now, far, 0.0, 0.0], b""),
+                    forged(3, sequence, [now, 0.0, 0.0, 0.0], b""),
+                    forged(4, sequence, [now, 0.0, 0.0, 0.0], b""),
+                    b"anything".to_vec(),
+                ]);
+            }
+        }
+        // Each attempt and lease asks once a second, and a holder also renews.
+        let most = 4 + 4 * began.elapsed().as_secs();
+        let asked = scripts_run(&server) - before;
+        assert!(asked <= most, "{flavor:?}: {asked} commands, and {most} would do");
+        assert!(!waits.is_finished() && guard.is_held(), "{flavor:?}");
+        let view = holder.mutex("a").inspect().await.unwrap();
+        assert_eq!((view.holders.len(), view.waiters.len()), (1, 1), "{flavor:?}");
+
+        // It hears a genuine grant, which counts once.
+        let first = guard.token();
+        guard.release().await.unwrap();
+        let second = timeout(SOON, waits).await.unwrap().unwrap();
+        assert!(second.token() > first, "{flavor:?}");
+        let heard = loop {
+            let message = inboxes.get_message().unwrap().get_payload_bytes().to_vec();
+            if message.len() == 57 && !message.ends_with(b"0000") && !message.ends_with(b"cdef") {
+                break message;
+            }
+        };
+        second.release().await.unwrap();
+        let guard = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
+        let waits = waiting(waiter.mutex("a"));
+        until_waiting().await;
+        for sequence in 1..=12_u64 {
+            flood(&[[&heard[..1], &sequence.to_be_bytes(), &heard[9..]].concat()]);
+        }
+        until(async || scripts_run(&server) > before).await;
+        assert!(!waits.is_finished() && guard.is_held(), "{flavor:?}");
+        guard.release().await.unwrap();
+        timeout(SOON, waits).await.unwrap().unwrap().release().await.unwrap();
+    }
+}

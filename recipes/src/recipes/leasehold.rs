@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, ClientId, Command, Kind, LeaseMachine, LeaseState, LeaseTerms,
-    LocalTime, Name, Outcome, Owner, Release, Reply, Resource, WaitFor, WaitPolicy,
+    Acquire, AcquireMachine, Acquisition, ClientId, Command, GrantSecret, Kind, LeaseMachine, LeaseState,
+    LeaseTerms, LocalTime, Name, Outcome, Owner, Release, Reply, Resource, SecretKey, WaitFor, WaitPolicy,
 };
 use leasehold_redis_protocol::{
     Script, ScriptVariant, VIRTUAL_TIME, VoteArgs, decode_answer, decode_push, inbox_of, weight,
@@ -180,6 +180,7 @@ impl Leasehold {
             reserve: 0,
             wait: waits.then_some(WaitFor { entry_ttl: 8 * TTL, max_queue: 9 }),
             replaces: None,
+            secret: GrantSecret::UNUSED,
             metadata: Arc::from(""),
         };
         let repoll_interval = Duration::from_secs(25);
@@ -187,6 +188,7 @@ impl Leasehold {
             deadline: LocalTime::NEVER,
             repoll_interval,
             confirms_pushes: false,
+            secret_key: SecretKey::new(!self.client.get()),
         });
         AcquireMachine::new(command, patience, self.now())
     }
@@ -211,7 +213,7 @@ impl Leasehold {
             }
             let due = attempt.poll_timeout().unwrap_or(LocalTime::NEVER).since(self.now());
             if let Some(message) = self.redis.message(due).await?
-                && let Ok(push) = decode_push(&message)
+                && let Ok(push) = decode_push(self.client, &message)
             {
                 attempt.handle_push(self.now(), &push);
             }

@@ -9,6 +9,8 @@ mod pushes;
 use alloc::sync::Arc;
 use core::time::Duration;
 
+use super::hints::HintLimit;
+use super::secrets::GrantSecrets;
 use crate::command::{Acquire, Answer, Command, Grant, HeadHint, Queued, Release, Reply};
 use crate::id::Acquisition;
 use crate::time::{LocalTime, StoreTime, drift_margin};
@@ -77,8 +79,12 @@ pub struct AcquireMachine {
     has_sent: bool,
     /// It was queued in the store.
     has_waited: bool,
-    /// A push arrived while an answer was in flight that may be older than the push: re-check.
-    recheck_pending: bool,
+    /// A push arrived while an answer was in flight that may be older than the push: re-check then.
+    recheck_at: Option<LocalTime>,
+    /// Of an attempt that waits: what a pushed grant must prove.
+    secrets: Option<GrantSecrets>,
+    /// Limits the re-checks that pushes without a proof cause.
+    hints: HintLimit,
     /// A grant that was pushed before the anchoring answer arrived; the two may use different connections.
     early_push: Option<PushedGrant>,
     /// The same for a `Next` push, with its store time.
@@ -91,6 +97,8 @@ struct PushedGrant {
     grant: Grant,
     at: StoreTime,
     received_at: LocalTime,
+    /// Number of the secret that it proves.
+    secret: u32,
 }
 
 impl AcquireMachine {
@@ -103,6 +111,7 @@ impl AcquireMachine {
     #[inline]
     pub fn new(command: Acquire, policy: Option<WaitPolicy>, now: LocalTime) -> Self {
         assert!(command.wait.is_some() == policy.is_some(), "an attempt waits, or does not");
+        let secrets = policy.map(|policy| GrantSecrets::new(policy.secret_key, command.acquisition));
         Self {
             command: Arc::new(command),
             policy,
@@ -118,7 +127,9 @@ impl AcquireMachine {
             retries: 0,
             has_sent: false,
             has_waited: false,
-            recheck_pending: false,
+            recheck_at: None,
+            secrets,
+            hints: HintLimit::default(),
             early_push: None,
             early_next: None,
         }
@@ -161,6 +172,10 @@ impl AcquireMachine {
                 self.phase = Phase::InFlight { until: now + ANSWER_TIMEOUT };
                 self.may_be_in_flight = true;
                 self.has_sent = true;
+                self.hints.handle_sent(now);
+                if let Some(secrets) = &mut self.secrets {
+                    Arc::make_mut(&mut self.command).secret = secrets.draw();
+                }
                 Some(Command::Acquire(self.command.clone()))
             }
             Phase::Done(_) if self.needs_release => {
@@ -176,7 +191,13 @@ impl AcquireMachine {
     /// A push that may be newer than the grant arrived: the lease must be confirmed.
     #[must_use]
     pub const fn recheck_pending(&self) -> bool {
-        self.recheck_pending
+        self.recheck_at.is_some()
+    }
+
+    /// The secrets that the attempt has sent, to recognise a grant that is pushed to its lease. None if it does not wait.
+    #[must_use]
+    pub const fn secrets(&self) -> Option<GrantSecrets> {
+        self.secrets
     }
 
     /// The attempt was queued in the store, so other attempts may be queued behind it.
@@ -246,6 +267,9 @@ impl AcquireMachine {
     pub fn handle_answer(&mut self, sent_at: LocalTime, now: LocalTime, answer: &Answer) {
         self.may_be_in_flight = self.failures > 0;
         self.retries = 0;
+        if let Some(secrets) = &mut self.secrets {
+            secrets.handle_answered();
+        }
         if matches!(self.phase, Phase::Done(_)) {
             // The attempt had ended. Its `Release` carried a tombstone, so the order of arrival does not matter.
             return;
@@ -268,15 +292,20 @@ impl AcquireMachine {
             }
             Reply::Queued(queued) => {
                 self.has_waited = true;
-                let early = self.early_next.take().filter(|(_, at)| *at >= answer.at);
-                let queued = early.map_or(*queued, |(head, _)| head.into());
-                let repoll_at = self.next_repoll(now, sent_at, answer.at, queued);
+                let repoll_at = self.next_repoll(now, sent_at, answer.at, *queued);
                 self.phase = Phase::Queued { repoll_at };
+                if let Some((head, at)) = self.early_next.take()
+                    && at >= answer.at
+                {
+                    self.handle_next(now, head, (sent_at, answer.at));
+                }
                 if let Some(pushed) = self.early_push.take() {
                     self.handle_pushed(now, pushed, (sent_at, answer.at));
                 }
-                if !matches!(self.phase, Phase::Done(_)) && core::mem::take(&mut self.recheck_pending) {
-                    self.handle_hint(now);
+                if !matches!(self.phase, Phase::Done(_))
+                    && let Some(at) = self.recheck_at.take()
+                {
+                    self.recheck_by(at.max(now));
                 }
             }
             Reply::Busy => self.finish(Outcome::NotGranted),
@@ -362,11 +391,18 @@ impl AcquireMachine {
 
     /// Requests a re-check at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
-        match self.phase {
-            Phase::Queued { .. } => self.phase = Phase::SendAt { at: now },
-            Phase::InFlight { .. } => self.recheck_pending = true,
+        self.recheck_by(now);
+    }
+
+    /// Re-checks at this time at the latest. With an `Acquire` in flight, it is another one that follows.
+    fn recheck_by(&mut self, at: LocalTime) {
+        match &mut self.phase {
+            Phase::Queued { repoll_at } => *repoll_at = at.min(*repoll_at),
+            Phase::InFlight { .. } => {
+                self.recheck_at = Some(self.recheck_at.map_or(at, |before| before.min(at)));
+            }
             // Also skips a retry backoff.
-            Phase::SendAt { at } => self.phase = Phase::SendAt { at: at.min(now) },
+            Phase::SendAt { at: send_at } => *send_at = at.min(*send_at),
             Phase::Done(_) => {}
         }
     }
@@ -385,7 +421,7 @@ impl AcquireMachine {
             self.finish(Outcome::Granted { grant, since, trusted_until });
         } else if matches!(self.phase, Phase::InFlight { .. }) {
             // The answer in flight shows the remaining lifetime, or triggers a re-check.
-            self.recheck_pending = true;
+            self.recheck_at = Some(now);
         } else if self.policy.is_some() {
             // The grant arrived after its trust period. A re-check returns the remaining lifetime. If that is shorter than the
             // margin, no answer can be soon enough, and re-checks follow each other until the lease has expired.

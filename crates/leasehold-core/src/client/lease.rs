@@ -8,6 +8,7 @@ use core::fmt;
 use core::time::Duration;
 
 use crate::client::handoff::{HandoffBudget, HandoffDecision};
+use crate::client::hints::HintLimit;
 use crate::command::{Command, Renew, Reply};
 use crate::id::Acquisition;
 use crate::model::CLAIM_WINDOW;
@@ -75,6 +76,16 @@ impl fmt::Display for Loss {
     }
 }
 
+/// What a renewal is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// To extend the lease.
+    Extend,
+    /// To see whether the store still has the lease, which ends when it would have ended: pushes of strangers must not extend a lease
+    /// that is not renewed.
+    Look,
+}
+
 /// State machine of one held lease.
 #[derive(Clone, Debug)]
 pub struct LeaseMachine {
@@ -90,8 +101,12 @@ pub struct LeaseMachine {
     /// No renewal is trusted for longer, and the next one follows in a third of that.
     longest_trust: Duration,
     renew_at: LocalTime,
+    /// A push asked for a look then.
+    look_at: LocalTime,
+    /// Limits the looks that pushes cause.
+    hints: HintLimit,
     /// A renewal is in flight; it counts as lost from then on. The answer to an older one counts as well.
-    in_flight_until: Option<LocalTime>,
+    in_flight: Option<(Purpose, LocalTime)>,
     /// A hint arrived during a renewal whose answer may be older than the hint. Another renewal is to be sent.
     recheck_pending: bool,
     /// Set for a lease that the client's tasks hand off among themselves.
@@ -124,7 +139,9 @@ impl LeaseMachine {
             min_lifetime_until: granted_at + terms.min_lifetime,
             longest_trust: Duration::MAX,
             renew_at,
-            in_flight_until: None,
+            look_at: LocalTime::NEVER,
+            hints: HintLimit::default(),
+            in_flight: None,
             recheck_pending: false,
             handoff: None,
         }
@@ -210,7 +227,8 @@ impl LeaseMachine {
     pub fn poll_timeout(&self) -> Option<LocalTime> {
         match self.state {
             LeaseState::Held | LeaseState::Uncertain => {
-                Some(self.in_flight_until.unwrap_or(self.renew_at).min(self.trusted_until))
+                let next = self.in_flight.map_or_else(|| self.next_renewal(), |(_, until)| until);
+                Some(next.min(self.trusted_until))
             }
             LeaseState::Lost(_) => None,
         }
@@ -219,7 +237,7 @@ impl LeaseMachine {
     /// Whether a renewal is in flight.
     #[must_use]
     pub const fn is_renewing(&self) -> bool {
-        self.in_flight_until.is_some()
+        self.in_flight.is_some()
     }
 
     /// Whether every renewal that was asked for has been answered, or has failed.
@@ -232,8 +250,8 @@ impl LeaseMachine {
     #[must_use]
     pub fn poll_renewal(&self) -> Option<LocalTime> {
         match self.state {
-            LeaseState::Held | LeaseState::Uncertain if self.in_flight_until.is_none() => {
-                Some(self.renew_at).filter(|time| *time < self.trusted_until)
+            LeaseState::Held | LeaseState::Uncertain if self.in_flight.is_none() => {
+                Some(self.next_renewal()).filter(|time| *time < self.trusted_until)
             }
             _ => None,
         }
@@ -243,12 +261,20 @@ impl LeaseMachine {
     pub fn poll_transmit(&mut self, now: LocalTime) -> Option<Command> {
         self.handle_timeout(now);
         let is_live = matches!(self.state, LeaseState::Held | LeaseState::Uncertain);
-        if !is_live || self.in_flight_until.is_some() || now < self.renew_at {
+        if !is_live || self.in_flight.is_some() || now < self.next_renewal() {
             return None;
         }
-        self.in_flight_until = Some(LocalTime::NEVER);
+        // A lease that is renewed, or has to be claimed, is extended instead.
+        let purpose = if self.terms.renews || self.renew_at != LocalTime::NEVER {
+            Purpose::Extend
+        } else {
+            Purpose::Look
+        };
+        self.in_flight = Some((purpose, LocalTime::NEVER));
         self.recheck_pending = false;
-        let ttl = self.ttl_from(now);
+        self.look_at = LocalTime::NEVER;
+        self.hints.handle_sent(now);
+        let ttl = self.ttl_from(now, purpose);
         // Near the end of the max hold a renewal shortens the lease in the store, whether or not it is answered.
         self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));
         let reserve = self.handoff.as_ref().map_or(0, HandoffBudget::reserve);
@@ -259,13 +285,14 @@ impl LeaseMachine {
     /// others, unless the lease is renewed by tasks alone.
     pub fn limit_answer(&mut self, now: LocalTime) {
         if self.terms.renews && self.is_renewing() {
-            self.in_flight_until = Some(now + ANSWER_TIMEOUT.min(self.trusted_until.since(now) / 2));
+            let until = now + ANSWER_TIMEOUT.min(self.trusted_until.since(now) / 2);
+            self.in_flight = self.in_flight.map(|(purpose, _)| (purpose, until));
         }
     }
 
     /// Updates the state to `now`.
     pub fn handle_timeout(&mut self, now: LocalTime) {
-        if self.in_flight_until.is_some_and(|until| now >= until) {
+        if self.in_flight.is_some_and(|(_, until)| now >= until) {
             self.handle_failure(now);
         }
         self.state = self.state(now);
@@ -273,14 +300,17 @@ impl LeaseMachine {
 
     /// Handles the answer to a renewal sent at `sent_at`.
     pub fn handle_reply(&mut self, now: LocalTime, sent_at: LocalTime, reply: &Reply) {
-        self.in_flight_until = None;
+        let purpose = self.in_flight.take().map_or(Purpose::Extend, |(purpose, _)| purpose);
         self.handle_timeout(now);
         if !matches!(self.state, LeaseState::Held | LeaseState::Uncertain) {
             return;
         }
         match reply {
             Reply::Renewed { valid_for, tokens, contended } => {
-                self.apply_renewal(sent_at, *valid_for);
+                match purpose {
+                    Purpose::Extend => self.apply_renewal(sent_at, *valid_for),
+                    Purpose::Look => self.state = LeaseState::Held,
+                }
                 if let Some(handoff) = &mut self.handoff {
                     handoff.handle_renewed(now, sent_at, *tokens, *contended);
                 }
@@ -289,21 +319,21 @@ impl LeaseMachine {
                 }
             }
             Reply::NotHeld => self.state = LeaseState::Lost(Loss::Gone),
-            _ => self.retry(now),
+            _ => self.retry(now, purpose),
         }
         self.handle_timeout(now);
     }
 
     /// Handles a renewal that failed or whose outcome is unknown.
     pub fn handle_failure(&mut self, now: LocalTime) {
-        self.in_flight_until = None;
+        let purpose = self.in_flight.take().map_or(Purpose::Extend, |(purpose, _)| purpose);
         self.handle_timeout(now);
         if matches!(self.state, LeaseState::Held | LeaseState::Uncertain) {
             self.state = LeaseState::Uncertain;
             if let Some(handoff) = &mut self.handoff {
                 handoff.handle_failure();
             }
-            self.retry(now);
+            self.retry(now, purpose);
             if self.recheck_pending {
                 // It failed on the old connection.
                 self.renew_at = now;
@@ -311,7 +341,13 @@ impl LeaseMachine {
         }
     }
 
-    /// Handles a hint that the lease may be gone, and schedules a renewal at once.
+    /// Handles a push that says that the lease may be gone. Anybody may have sent it: the store's answer decides, and the store is
+    /// asked at most once a second.
+    pub fn handle_pushed_hint(&mut self, now: LocalTime) {
+        self.look_at = self.look_at.min(self.hints.due(now));
+    }
+
+    /// Schedules a renewal at once.
     pub fn handle_hint(&mut self, now: LocalTime) {
         self.recheck_pending |= self.is_renewing();
         self.renew_at = self.renew_at.min(now);
@@ -337,13 +373,29 @@ impl LeaseMachine {
     }
 
     /// Schedules a retry, several times before the expiry.
-    fn retry(&mut self, now: LocalTime) {
+    fn retry(&mut self, now: LocalTime, purpose: Purpose) {
         let pause = self.trusted_until.since(now) / 8;
-        self.renew_at = now + pause.max(MIN_RETRY_DELAY);
+        let at = now + pause.max(MIN_RETRY_DELAY);
+        match purpose {
+            Purpose::Extend => self.renew_at = at,
+            Purpose::Look => self.look_at = self.look_at.min(at),
+        }
     }
 
-    fn ttl_from(&self, now: LocalTime) -> Duration {
-        self.terms.ttl.min(self.hold_ends_at.since(now)).max(self.min_lifetime_until.since(now))
+    fn next_renewal(&self) -> LocalTime {
+        self.renew_at.min(self.look_at)
+    }
+
+    fn ttl_from(&self, now: LocalTime, purpose: Purpose) -> Duration {
+        let ttl = match purpose {
+            Purpose::Extend => self.terms.ttl.min(self.hold_ends_at.since(now)),
+            // Until the trust in it ends, and for as much longer as clocks may differ.
+            Purpose::Look => {
+                let remaining = self.trusted_until.since(now);
+                remaining + 2 * drift_margin(remaining)
+            }
+        };
+        ttl.max(self.min_lifetime_until.since(now))
     }
 
     fn loss_by_time(&self) -> Loss {

@@ -96,6 +96,7 @@ impl<R: Rows> Step<'_, '_, R> {
         let place = waiter.place;
         if let Some(wait) = acquire.wait {
             waiter.deadline = self.now() + wait.entry_ttl;
+            waiter.secret = acquire.secret;
             self.note_expiry(waiter.deadline);
             self.rows.put_waiter(waiter)?;
         }
@@ -168,6 +169,7 @@ impl<R: Rows> Step<'_, '_, R> {
             ttl: acquire.ttl,
             reserve: acquire.reserve,
             replaces: acquire.replaces,
+            secret: acquire.secret,
             since: self.now(),
             deadline,
             parked,

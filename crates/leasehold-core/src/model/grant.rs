@@ -29,7 +29,8 @@ impl<R: Rows> Step<'_, '_, R> {
             }
             self.remove_waiter(&waiter)?;
             let grant = self.lease_to_waiter(&waiter, held.as_ref())?;
-            self.push(waiter.acquisition, PushKind::Granted(grant));
+            let proof = waiter.secret.prove(self.now(), &grant);
+            self.push(waiter.acquisition, PushKind::Granted(grant, proof));
         }
         Ok(())
     }
@@ -105,7 +106,7 @@ impl<R: Rows> Step<'_, '_, R> {
     pub(super) fn take_back_grant(&mut self, acquisition: Acquisition) -> Option<Grant> {
         let index = self.context.pushes.iter().position(|push| push.acquisition == acquisition)?;
         match self.context.pushes[index].kind {
-            PushKind::Granted(grant) => {
+            PushKind::Granted(grant, _) => {
                 self.context.pushes.remove(index);
                 Some(grant)
             }

@@ -29,17 +29,19 @@ impl<R: Rows> Step<'_, '_, R> {
         if !release.tombstone.is_zero() {
             self.leave_tombstone(release)?;
         }
-        if let Some(lease) = self.held_lease(release.acquisition)? {
+        let reply = if let Some(lease) = self.held_lease(release.acquisition)? {
             self.end_lease(lease, release.min_hold)?;
+            Reply::Released
         } else if self.header.waiters > 0
             && let Some(waiter) = self.rows.waiter(release.acquisition)?
         {
             self.remove_waiter(&waiter)?;
+            Reply::Dequeued
         } else {
             return Ok(Reply::NotHeld);
-        }
+        };
         self.grant()?;
-        Ok(Reply::Released)
+        Ok(reply)
     }
 
     /// Ends a lease. Before `min_hold` has passed it is retained, unless its owner holds the resource through another

@@ -7,6 +7,7 @@ use alloc::sync::Arc;
 use core::time::Duration;
 
 use crate::id::{Acquisition, ClientId, Owner};
+use crate::secret::GrantSecret;
 use crate::time::StoreTime;
 use crate::token::Token;
 
@@ -113,6 +114,8 @@ pub struct Waiter {
     pub reserve: u32,
     /// Sequence number of the client's lease that the new one replaces.
     pub replaces: Option<u64>,
+    /// What the push of the grant proves.
+    pub secret: GrantSecret,
     /// Time of enqueueing.
     pub since: StoreTime,
     /// The entry expires at this time.

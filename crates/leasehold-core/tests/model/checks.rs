@@ -133,6 +133,7 @@ pub(super) fn check<R: Rows<Error = Infallible>>(rows: R, capacity: u32, ops: &[
         hold_counts_from_its_grant(&world, &before, &after)?;
         head_of_the_queue_knows(&world, &after)?;
         release_retains_the_rest_of_min_hold(&world, (&command, &reply), (&before, &after))?;
+        release_says_what_it_ended((&command, &reply), &before)?;
         grant_lasts_at_most_its_ttl(&command, &reply)?;
         let repeated = world.run(&command);
         let again = world.view();
@@ -373,6 +374,26 @@ fn release_retains_the_rest_of_min_hold<R>(
     }
 }
 
+/// A holder whose lease the store does not have learns of it.
+fn release_says_what_it_ended((command, reply): (&Command, &Reply), before: &View) -> Result<(), String> {
+    let Command::Release(release) = command else { return Ok(()) };
+    let had_lease = |holder: &Holder| holder.acquisition == release.acquisition && !holder.retained;
+    let waited = |waiter: &QueueEntry| waiter.acquisition == release.acquisition;
+    let expected = if before.holders.iter().any(had_lease) {
+        Reply::Released
+    } else if before.waiters.iter().any(waited) {
+        // The same command may grant it first.
+        if *reply == Reply::Released { Reply::Released } else { Reply::Dequeued }
+    } else {
+        Reply::NotHeld
+    };
+    if *reply == expected {
+        Ok(())
+    } else {
+        Err(format!("{release:?} was answered {reply:?}, not {expected:?}"))
+    }
+}
+
 fn grant_lasts_at_most_its_ttl(command: &Command, reply: &Reply) -> Result<(), String> {
     match (command, reply) {
         (Command::Acquire(acquire), Reply::Granted(grant)) if grant.valid_for > acquire.ttl => {
@@ -387,7 +408,7 @@ fn pushes_match_the_table(after: &View, pushes: &[Push]) -> Result<(), String> {
         let holds = after.holders.iter().any(|holder| holder.acquisition == push.acquisition);
         let waits = after.waiters.iter().any(|waiter| waiter.acquisition == push.acquisition);
         let right = match push.kind {
-            PushKind::Granted(_) => holds,
+            PushKind::Granted(..) => holds,
             PushKind::Next(_) => waits,
             PushKind::Revoked => !holds,
             PushKind::Contended => holds && !after.waiters.is_empty(),
@@ -406,7 +427,9 @@ fn repeat_is_idempotent(
 ) -> Result<(), String> {
     let may_differ = match command {
         // A repeated release finds nothing.
-        Command::Release(_) => matches!((first, second), (Reply::Released, Reply::NotHeld)),
+        Command::Release(_) => {
+            matches!((first, second), (Reply::Released | Reply::Dequeued, Reply::NotHeld))
+        }
         Command::ForceRelease => true,
         // The first answer has the reserved range; the lease is the same.
         Command::Renew(renew) => renew.reserve > 0,

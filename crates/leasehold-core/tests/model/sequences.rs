@@ -12,7 +12,7 @@ fn release_grants_to_the_head_for_a_claim_window_and_notifies_the_next() {
     }
     assert_eq!(world.run(&release(id(0, 0))), Reply::Released);
     let [granted, next] = &world.pushes[..] else { panic!("{:?}", world.pushes) };
-    assert!(matches!(granted.kind, PushKind::Granted(grant) if grant.valid_for == Duration::from_secs(3)));
+    assert!(matches!(granted.kind, PushKind::Granted(grant, _) if grant.valid_for == Duration::from_secs(3)));
     assert_eq!(granted.to(), ClientId::new(1));
     assert!(matches!(next.kind, PushKind::Next(head) if head.repoll_at == START + Duration::from_secs(3)));
     assert_eq!(next.to(), ClientId::new(2));
@@ -157,7 +157,7 @@ fn upgrade_goes_first_and_gets_a_new_token() {
     world.run(&release(read));
     let [pushed, next] = &world.pushes[..] else { panic!("{:?}", world.pushes) };
     assert!(pushed.acquisition == write && next.acquisition == id(2, 0));
-    assert!(matches!(pushed.kind, PushKind::Granted(new) if new.tokens.first > grant.tokens.first));
+    assert!(matches!(pushed.kind, PushKind::Granted(new, _) if new.tokens.first > grant.tokens.first));
     assert_eq!(world.view().holders.len(), 1);
 }
 

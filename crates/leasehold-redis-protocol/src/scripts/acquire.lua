@@ -1,12 +1,14 @@
 -- Acquires a lease, or enqueues the attempt.
 --
 -- KEYS  1 the resource, 2 the clock, 3 the scratch: see rows.lua; on a quorum node 4 born: see restart_guard.lua
--- ARGV  1 '>c24BI8': acquisition, flags (1 waits, 2 has owner, 4 replaces, 8 has an extent), ttl; with flag 8 '>I4I4I4':
---           capacity, weight, reserve, otherwise they are 1, 1, 0; with 1 '>I8I4': entry ttl, longest queue; with 2 '>I4c0':
---           owner; with 4 'c8': sequence number of the lease to replace; the rest is the metadata
+-- ARGV  1 '>c24BI8': acquisition, flags (2 has owner, 4 replaces, 8 has an extent), ttl; with flag 8 '>I4I4I4':
+--           capacity, weight, reserve, otherwise they are 1, 1, 0; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
+--           lease to replace; the rest is the metadata
 --       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve, and
 --           nothing to replace; otherwise empty
---       3 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua and restart_guard.lua
+--       3 of an attempt that waits, 'c8': the secret that the push of a grant proves; unless they are 80 s and 100,000 then '>I8I4':
+--           entry ttl, longest queue; otherwise empty
+--       4 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua and restart_guard.lua
 -- Returns the stream id that is the token if these first lines grant the lease; otherwise the time, and
 --       1 first token, last token, valid_for  granted
 --       2 is head (0, 1), repoll at         queued
@@ -46,7 +48,7 @@ if raw and #raw >= struct.size(ID_AND_FLAGS) then
   local id, flags = struct.unpack(ID_AND_FLAGS, ARGV[1])
   local holder, holder_flags = struct.unpack(ID_AND_FLAGS, raw)
   -- A key that has lost its expiry gets one from the rules.
-  if flags == 0 and holder_flags < 8 and holder ~= id and redis.call('PTTL', KEYS[1]) > 0 then
+  if flags == 0 and ARGV[3] == '' and holder_flags < 8 and holder ~= id and redis.call('PTTL', KEYS[1]) > 0 then
     local time = redis.call('TIME')
     return { time[1] * 1000000 + time[2], 3 }
   end
@@ -56,6 +58,8 @@ end
 local request = unpack_acquire(ARGV[1])
 local id, has_owner, owner, replaces = request.id, request.has_owner, request.owner, request.replaces
 local capacity, weight, ttl, reserve = request.capacity, request.weight, request.ttl, request.reserve
+local waits = ARGV[3] ~= ''
+local secret, entry_ttl, max_queue = unpack_wait(ARGV[3])
 
 local function grant_now(token, last, granted_at)
   add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = granted_at,
@@ -77,8 +81,8 @@ local function recheck(w)
   if held and w.weight <= held.weight then
     return { now, 1, lease_to_waiter(w, held) }
   end
-  if request.waits then
-    w.deadline = now + request.entry_ttl
+  if waits then
+    w.deadline, w.secret = now + entry_ttl, secret
     note_expiry(w.deadline)
     put_waiter(w)
   end
@@ -100,13 +104,13 @@ local function known_attempt()
 end
 
 local function enqueue()
-  if replaces == '' and h.waiters >= request.max_queue then return { now, 5 } end
+  if replaces == '' and h.waiters >= max_queue then return { now, 5 } end
   local number = h.next_place
   local place = replaces ~= '' and number or FIRST_WAITER_PLACE + number
-  local deadline = now + request.entry_ttl
+  local deadline = now + entry_ttl
   put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
     reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = requester_parked,
-    metadata = request.metadata })
+    metadata = request.metadata, secret = secret })
   h.next_place = number + 1
   h.waiters = h.waiters + 1
   h.parked = h.parked + requester_parked
@@ -117,7 +121,7 @@ end
 local function replace(held)
   local further = math.max(weight - held.weight, 0)
   if not fits(further) then
-    if not request.waits then return { now, 3 } end
+    if not waits then return { now, 3 } end
     if held.weight > math.floor(h.capacity / 2) then return enqueue() end
     return { now, 6, 3, held.weight }
   end
@@ -153,7 +157,7 @@ local function acquire()
     if not token then return nil end
     return grant_now(token, last, now)
   end
-  if not request.waits then return { now, 3 } end
+  if not waits then return { now, 3 } end
   return enqueue()
 end
 

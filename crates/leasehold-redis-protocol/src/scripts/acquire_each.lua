@@ -1,7 +1,7 @@
 -- Acquires several resources, each for itself: what one `acquire.lua` after the other would do, at less than half of the price.
 --
 -- KEYS  the key of each resource, then the clock and the scratch
--- ARGV  for each resource the two arguments of acquire.lua, of an attempt that its first lines can grant
+-- ARGV  for each resource the first three arguments of acquire.lua, of an attempt that its first lines can grant
 -- Returns for each resource the reply of acquire.lua.
 --
 -- `acquire` is that script as a function. The ids of all attempts are drawn at once: the clock's next, and those behind it.
@@ -23,14 +23,14 @@ end
 
 local replies = {}
 for i = 1, count do
-  local request, ttl = ARGV[2 * i - 1], ARGV[2 * i]
+  local request, ttl = ARGV[3 * i - 2], ARGV[3 * i - 1]
   local own = ms and ms .. '-' .. sequence + i - 1
   if own and call('SET', KEYS[i], request .. ' leasehold:3@' .. own, 'NX', 'PX', ttl) then
     replies[i] = own
   else
     -- With an id of its own, because the rules may move the clock on from that, and it is further already.
     drawn = nil
-    local is_done, reply = pcall(acquire, { KEYS[i], clock, scratch }, { request, ttl })
+    local is_done, reply = pcall(acquire, { KEYS[i], clock, scratch }, { request, ttl, ARGV[3 * i] })
     replies[i] = (is_done or type(reply) == 'table') and reply or redis.error_reply(reply)
   end
 end

@@ -11,9 +11,9 @@ if row and #row >= struct.size(HEADER) then
   local _, serial, capacity, in_use, last, next_place, head, leases, waiters, parked, tombstones, next_expiry, stays, length,
     at = struct.unpack(HEADER, row)
   local id, flags, ttl, requested_capacity, weight, reserve, rest_at = unpack_request(ARGV[1])
-  if flags % 8 == 1 and leases == 1 and length > 0 and parked + tombstones == 0 and next_expiry > now and requested_capacity == capacity
+  if flags % 8 == 0 and ARGV[3] ~= '' and leases == 1 and length > 0 and parked + tombstones == 0 and next_expiry > now and requested_capacity == capacity
     and weight > 0 and weight <= capacity and weight > capacity - in_use and (waiters == 0 or in_use >= capacity) then
-    local entry_ttl, max_queue, rest_at = struct.unpack('>I8I4', ARGV[1], rest_at)
+    local secret, entry_ttl, max_queue = unpack_wait(ARGV[3])
     local _, holder, _, token, _, ends = struct.unpack(LEASE, row, at)
     local client, sequence = struct.unpack('c16c8', id)
     local deadline = now + entry_ttl
@@ -27,7 +27,7 @@ if row and #row >= struct.size(HEADER) then
         0, 0, math.min(next_expiry, deadline), stays, length) .. string.sub(row, at, at + length - 1)
       local rows = {
         '0', changed,
-        '0', struct.pack(WAITER, 'w', id, place, weight, ttl, reserve, now, deadline, 0, 0, '', #metadata, metadata, 0, ''),
+        '0', struct.pack(WAITER, 'w', id, place, weight, ttl, reserve, now, deadline, 0, 0, '', #metadata, metadata, 0, '', secret),
         '0', struct.pack(BY_DEADLINE, 'd', deadline, place, id),
         '0', struct.pack(BY_CLIENT, 'q', client, place, sequence),
       }

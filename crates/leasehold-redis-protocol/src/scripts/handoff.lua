@@ -22,7 +22,7 @@ local function hand_off()
   local _, place, id = struct.unpack(BY_TIME, found[2])
   local client, sequence = struct.unpack('c16c8', id)
   local waiter = first_row('w' .. id)
-  local _, _, _, weight, ttl, reserve, _, deadline, has_owner, _, metadata, replaces = struct.unpack(WAITER, waiter)
+  local _, _, _, weight, ttl, reserve, _, deadline, has_owner, _, metadata, replaces, secret = struct.unpack(WAITER, waiter)
   if weight ~= capacity or has_owner == 1 or replaces ~= '' or not is_reachable(id) then return false end
   -- The next waiter of the same client stands for it among the others.
   local prefix = 'q' .. client
@@ -54,7 +54,7 @@ local function hand_off()
   redis.call('ZADD', KEYS[1], '0', struct.pack(HEADER, 'h', serial - 1, capacity, capacity, last_token, next_place, next_head, 1,
     waiters - 1, 0, 0, math.min(next_expiry, ends), stays, #lease) .. lease .. waiter .. found[2] .. by_deadline .. by_client,
     unpack(added))
-  publish(id, 1, token, last_token, valid_for)
+  publish(id, 1, token, last_token, valid_for, secret)
   if next_id and next_head ~= head then publish(next_id, 2, ends, 0, 0) end
   redis.call('ZREM', KEYS[1], row, waiter, found[2], by_deadline, by_client)
   return true

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 empty
---       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
+--       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns the time, and
 --       10 capacity, in use, last token, holders, waiters
 --          a holder is  acquisition, has owner, owner, weight, token, granted at, expires at, retained, metadata

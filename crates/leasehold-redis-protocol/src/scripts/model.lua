@@ -23,8 +23,8 @@ local function note_expiry(expiry)
   if expiry < h.next_expiry then h.next_expiry = expiry end
 end
 
-local function push(id, kind, a, b, c)
-  pushes[#pushes + 1] = { id = id, kind = kind, a = a or 0, b = b or 0, c = c or 0 }
+local function push(id, kind, a, b, c, secret)
+  pushes[#pushes + 1] = { id = id, kind = kind, a = a or 0, b = b or 0, c = c or 0, secret = secret }
 end
 
 local function weight_of(owner)
@@ -258,7 +258,7 @@ local function grant()
     else
       local token, last, valid_for = lease_to_waiter(w, held)
       if not token then break end
-      push(w.id, 1, token, last, valid_for)
+      push(w.id, 1, token, last, valid_for, w.secret)
     end
   end
 end
@@ -301,7 +301,7 @@ end
 local function tell()
   for i = 1, #pushes do
     local p = pushes[i]
-    publish(p.id, p.kind, p.a, p.b, p.c)
+    publish(p.id, p.kind, p.a, p.b, p.c, p.secret)
   end
 end
 

@@ -2,9 +2,10 @@
 --
 -- KEYS  1 the resource, 2 the clock, with a minimum hold or a tombstone 3 the scratch: see rows.lua
 -- ARGV  1 'c24': acquisition; unless both are zero '>I8I8' before it: minimum hold, tombstone
---       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
+--       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns a number if it is released; otherwise the time, and
 --       8   not held
+--       9   there was no lease, and a queue entry is removed
 --       13 milliseconds left, or -1   another program holds the key, so that the tombstone finds no place
 --
 -- MGET instead of GET, because an error for a key of another type would be counted in the server's statistics.
@@ -37,15 +38,17 @@ local function release()
   end
   local l = held_lease(id)
   local w = not l and h.waiters > 0 and waiter(id)
+  local reply = now
   if l then
     end_lease(l)
   elseif w then
     remove_waiter(w)
+    reply = { now, 9 }
   else
     return { now, 8 }
   end
   grant()
-  return now
+  return reply
 end
 
 may_exceed_memory = true

@@ -2,7 +2,7 @@
 --
 -- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
---       2 in a cluster: the inbox name without the client id; on a quorum node: see floor.lua
+--       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns the time alone if the lease is extended by that ttl, there are no waiters, and no tokens were requested; otherwise
 --       the time, and
 --       7 valid_for, contended (0, 1), first token, last token   extended; the tokens are 0 if none were requested

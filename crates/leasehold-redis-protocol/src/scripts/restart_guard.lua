@@ -9,13 +9,13 @@
 --
 -- KEYS  4 born   '>dd': since when the memory of the server with that run id is complete; when this was written; then the
 --                run id
--- ARGV  3 '>d': the maximum ttl in use; then the server's run id
+-- ARGV  4 '>d': the maximum ttl in use; then the server's run id
 -- Returns the time, and
 --       12 until   abstains
 
 if KEYS[4] then
-  local longest, at = struct.unpack('>d', ARGV[3])
-  local life, born = string.sub(ARGV[3], at), redis.call('GET', KEYS[4])
+  local longest, at = struct.unpack('>d', ARGV[4])
+  local life, born = string.sub(ARGV[4], at), redis.call('GET', KEYS[4])
   local since, written = now, nil
   if born then
     local known_since, written_at, at = struct.unpack('>dd', born)

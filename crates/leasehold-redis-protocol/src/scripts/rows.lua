@@ -9,7 +9,8 @@
 -- ARGV  none
 -- Returns nothing: it defines the functions that model.lua and the commands use.
 --
--- INBOX is the name of a client's inbox without its id in hex; NUMSUB and PUBLISH are the commands for it. SCRATCH is the scratch key.
+-- INBOX is the name of a client's inbox without the digest of its id; NUMSUB and PUBLISH are the commands for it. SCRATCH is the scratch key.
+-- The names of channels are public, and ids are not.
 --
 -- A plain value is the argument of the `Acquire`, ` leasehold:3@`, and the stream id that is the token; after it, if they differ from
 -- the token, and always on a quorum node, when the lease was granted and the last token that was reserved. Any other string is
@@ -44,13 +45,14 @@ local REPOLL_SPACING = 25000
 local FIRST_WAITER_PLACE = 1099511627776
 local MAX_LEAD = 100 -- milliseconds
 local MAX_PENDING = 1000
+local USUAL_ENTRY_TTL, USUAL_MAX_QUEUE = 80000000, 100000
 
 local PLAIN = '^(.*) leasehold:3@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
 local ACQUIRE, EXTENT = '>c24BI8', '>I4I4I4'
 -- A serial, 11 numbers, and the length of the first lease. Behind it come the lease and the list of replaced rows.
 local HEADER = '>c1ddddddddddddI4'
 local LEASE = '>c1c24ddddBBBI4c0I4c0'
-local WAITER = '>c1c24ddddddBI4c0I4c0Bc0'
+local WAITER = '>c1c24ddddddBI4c0I4c0Bc0c8'
 local BY_TIME, BY_ID = '>c1dc24', '>c1c24d'
 local BY_CLIENT, BY_DEADLINE, BY_OWNER = '>c1c16dc8', '>c1ddc24', '>c1I4c0I4c24'
 local PARKED = '>c1c16'
@@ -59,15 +61,19 @@ local PARKED = '>c1c16'
 local BEYOND = string.rep('\255', 32)
 
 local function inbox_of(id)
-  return INBOX .. string.format('%08x%08x%08x%08x', struct.unpack('>I4I4I4I4', id))
+  return INBOX .. redis.sha1hex(string.sub(id, 1, 16))
 end
 
 local function is_reachable(id)
   return redis.call('PUBSUB', NUMSUB, inbox_of(id))[2] > 0
 end
 
-local function publish(id, kind, a, b, c)
-  redis.call(PUBLISH, inbox_of(id), struct.pack('>Bc24dddd', kind, id, now, a, b, c))
+-- Any user may publish the same. With the secret of a waiter the message proves that this script sends it, and does not tell the
+-- secret.
+local function publish(id, kind, a, b, c, secret)
+  local numbers = struct.pack('>dddd', now, a, b, c)
+  local proof = secret and string.sub(redis.sha1hex(secret .. numbers), 1, 16) or ''
+  redis.call(PUBLISH, inbox_of(id), struct.pack('>Bc8', kind, string.sub(id, 17)) .. numbers .. proof)
 end
 
 local function first_row(prefix)
@@ -92,16 +98,18 @@ local function unpack_request(text)
   if flags < 8 then return id, flags, ttl, 1, 1, 0, at end
   return id, flags, ttl, struct.unpack(EXTENT, text, at)
 end
+
+-- The secret, the entry's ttl and the longest queue of an `Acquire` that waits.
+local function unpack_wait(text)
+  if #text > 8 then return struct.unpack('>c8I8I4', text) end
+  return text, USUAL_ENTRY_TTL, USUAL_MAX_QUEUE
+end
 --@use shortcut
 
 local function unpack_acquire(text)
-  local a = { owner = '', has_owner = 0, replaces = '', waits = false }
+  local a = { owner = '', has_owner = 0, replaces = '' }
   local flags, at
   a.id, flags, a.ttl, a.capacity, a.weight, a.reserve, at = unpack_request(text)
-  if flags % 2 == 1 then
-    a.waits = true
-    a.entry_ttl, a.max_queue, at = struct.unpack('>I8I4', text, at)
-  end
   if flags % 4 > 1 then
     a.has_owner = 1
     a.owner, at = struct.unpack('>I4c0', text, at)
@@ -325,7 +333,7 @@ end
 local function unpack_waiter(text)
   local w, _ = {}, nil
   _, w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.has_owner, w.owner, w.metadata,
-    w.replaces = struct.unpack(WAITER, text)
+    w.replaces, w.secret = struct.unpack(WAITER, text)
   return w
 end
 
@@ -333,7 +341,7 @@ local function rows_of_waiter(w)
   local client, sequence = struct.unpack('c16c8', w.id)
   return {
     struct.pack(WAITER, 'w', w.id, w.place, w.weight, w.ttl, w.reserve, w.since, w.deadline, w.has_owner, #w.owner, w.owner,
-      #w.metadata, w.metadata, #w.replaces, w.replaces),
+      #w.metadata, w.metadata, #w.replaces, w.replaces, w.secret),
     struct.pack(BY_DEADLINE, 'd', w.deadline, w.place, w.id),
     struct.pack(BY_CLIENT, 'q', client, w.place, sequence),
   }

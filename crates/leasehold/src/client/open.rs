@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Weak};
 
-use leasehold_core::ClientId;
+use leasehold_core::{ClientId, SecretKey};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
@@ -32,7 +32,8 @@ impl Client {
         open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn store::Store>,
     ) -> Result<Self, Error> {
         let telemetry = ClientTelemetry::new("memory:");
-        let session = Arc::new(Session::new(random_id()?, Clock::Manual(clock.clone()), telemetry.clone()));
+        let (id, key) = random_id()?;
+        let session = Arc::new(Session::new(id, key, Clock::Manual(clock.clone()), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
         let store = telemetry.meter(open(session.id, Arc::downgrade(&inbox)), Clock::Manual(clock.clone()));
         driver::start_manual(clock, session.clone(), store.clone());
@@ -61,7 +62,8 @@ impl Client {
     {
         let clock = Clock::System;
         let telemetry = ClientTelemetry::new(&url);
-        let session = Arc::new(Session::new(random_id()?, clock.clone(), telemetry.clone()));
+        let (id, key) = random_id()?;
+        let session = Arc::new(Session::new(id, key, clock.clone(), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
         let (sender, receiver) = oneshot::channel();
@@ -85,12 +87,18 @@ impl Client {
     }
 }
 
-fn random_id() -> Result<ClientId, Error> {
+/// The client's id, and the key of its secrets.
+fn random_id() -> Result<(ClientId, SecretKey), Error> {
+    let [id, key] = [random()?, random()?];
+    Ok((ClientId::new(id), SecretKey::new(key)))
+}
+
+fn random() -> Result<u128, Error> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("the system gave no random numbers: {error}"))
     })?;
-    Ok(ClientId::new(u128::from_be_bytes(bytes)))
+    Ok(u128::from_be_bytes(bytes))
 }
 
 /// Not `From`: the `?` of a program would turn its own IO errors into this one.

@@ -13,12 +13,12 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
-    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    Acquire, AcquireMachine, Command, GrantSecrets, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState,
+    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
 
 use super::log_event::LogEvent;
-use super::releasing::{ReleaseOutcome, Releasing};
+use super::releasing::{ReleaseOf, ReleaseOutcome, Releasing};
 use super::second_leg::SecondLeg;
 use crate::store::{CallResult, StoreError};
 
@@ -105,6 +105,8 @@ enum Stage {
         tombstone_once_answered: Duration,
         /// See [`Release::as_granted`].
         as_granted: Option<(Arc<Acquire>, Token)>,
+        /// Of an attempt that waited: what the push of another grant proves.
+        secrets: Option<GrantSecrets>,
     },
     /// The store may still keep the lease or the waiter.
     Releasing(Releasing),
@@ -259,15 +261,22 @@ impl Entry {
         }
     }
 
+    /// Anybody may have sent a push. It ends no lease: the store is asked, at most once a second.
     pub(super) fn handle_push(&mut self, now: LocalTime, push: &Push) {
         match (&mut self.stage, push.kind) {
             (Stage::Attempt(machine), _) => machine.handle_push(now, push),
-            (Stage::Lease { machine, .. }, PushKind::Revoked) => machine.handle_hint(now),
+            (Stage::Lease { machine, .. }, PushKind::Revoked) => machine.handle_pushed_hint(now),
             (Stage::Lease { machine, as_granted, .. }, PushKind::Contended) => {
                 *as_granted = None;
                 machine.handle_contended(now);
             }
-            (Stage::Lease { .. }, PushKind::Granted(grant)) => self.handle_regrant(now, grant),
+            (Stage::Lease { machine, secrets, .. }, PushKind::Granted(grant, proof)) => {
+                if secrets.is_some_and(|secrets| secrets.is_genuine(push.at, &grant, proof)) {
+                    self.handle_regrant(now, grant);
+                } else {
+                    machine.handle_pushed_hint(now);
+                }
+            }
             // The response was faster than the push, or the lease is being released.
             (Stage::Lease { .. }, PushKind::Next(_)) | (Stage::Releasing(_) | Stage::Ended(_), _) => {}
         }
@@ -317,7 +326,7 @@ impl Entry {
                 let remaining = machine.remaining(now);
                 let as_granted = as_granted.take();
                 let release = Release { acquisition, min_hold: self.min_hold.length, tombstone, as_granted };
-                self.begin_release(release, Duration::ZERO, remaining, now);
+                self.begin_release(ReleaseOf::Lease, release, Duration::ZERO, remaining, now);
             }
             Stage::Releasing(releasing) => releasing.retry_now(now),
             Stage::Ended(_) => {}
@@ -391,6 +400,7 @@ impl Entry {
             self.owner_was_granted = self.owner.is_some();
             self.has_waited = machine.has_waited();
             let acquisition = machine.acquisition();
+            let secrets = machine.secrets();
             let as_granted = grant.is_plain.then(|| (machine.command().clone(), grant.tokens.first));
             let (tombstone, tombstone_once_answered) =
                 (machine.tombstone(), machine.tombstone_once_answered());
@@ -414,15 +424,16 @@ impl Entry {
                 lease = lease.with_handoff_budget(budget);
             }
             if machine.recheck_pending() {
-                lease.handle_hint(now);
+                lease.handle_pushed_hint(now);
             }
-            self.stage = Stage::Lease { machine: lease, tombstone, tombstone_once_answered, as_granted };
+            self.stage =
+                Stage::Lease { machine: lease, tombstone, tombstone_once_answered, as_granted, secrets };
         } else if let Some(Command::Release(mut release)) = machine.poll_transmit(now) {
             if self.min_hold.is_continued {
                 release.min_hold = self.min_hold.length;
             }
             let place = machine.queue_entry_ttl();
-            self.begin_release(release, place, Duration::ZERO, now);
+            self.begin_release(ReleaseOf::Attempt, release, place, Duration::ZERO, now);
         } else {
             self.end(ReleaseOutcome::Released);
         }
@@ -442,10 +453,17 @@ impl Entry {
     }
 
     /// Begins to release a lease with this much time left, or a waiter whose place in the queue lasts this long.
-    fn begin_release(&mut self, release: Release, place: Duration, remaining: Duration, now: LocalTime) {
+    fn begin_release(
+        &mut self,
+        of: ReleaseOf,
+        release: Release,
+        place: Duration,
+        remaining: Duration,
+        now: LocalTime,
+    ) {
         let lease = self.terms.ttl.max(self.terms.min_lifetime);
         let lasts = lease.max(release.tombstone).max(place);
-        self.stage = Stage::Releasing(Releasing::new(release, lasts, remaining, now));
+        self.stage = Stage::Releasing(Releasing::new(of, release, lasts, remaining, now));
         self.needs_release = true;
         self.is_failure_logged = false;
         self.is_changed = true;

@@ -232,7 +232,7 @@ impl LocalQueue {
 mod tests {
     use std::time::Duration;
 
-    use leasehold_core::{Kind, Name};
+    use leasehold_core::{Kind, Name, SecretKey};
 
     use super::*;
 
@@ -254,6 +254,7 @@ mod tests {
                 deadline: LocalTime::NEVER,
                 repoll_interval: ttl,
                 confirms_pushes: false,
+                secret_key: SecretKey::new(1),
             },
             metadata: Arc::from(""),
             hand_off: HandoffLimits { max_handoffs: 1, max_duration: ttl },

@@ -22,8 +22,18 @@ pub(crate) enum ReleaseOutcome {
     Unconfirmed,
 }
 
+/// What a release is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReleaseOf {
+    /// A lease that its holder was told of.
+    Lease,
+    /// An attempt: the store may have a lease, a queue entry or nothing.
+    Attempt,
+}
+
 pub(super) struct Releasing {
     release: Release,
+    of: ReleaseOf,
     retry_at: LocalTime,
     pause: Duration,
     /// How often the release was sent, without the failures that tell that it never reached the store.
@@ -36,9 +46,15 @@ pub(super) struct Releasing {
 
 impl Releasing {
     /// `lasts`: how long the store keeps what is to be released. `remaining`: how long the lease could have been trusted.
-    pub(super) fn new(release: Release, lasts: Duration, remaining: Duration, now: LocalTime) -> Self {
+    pub(super) fn new(
+        of: ReleaseOf,
+        release: Release,
+        lasts: Duration,
+        remaining: Duration,
+        now: LocalTime,
+    ) -> Self {
         let until = now + lasts + drift_margin(lasts);
-        Self { release, retry_at: now, pause: RETRY_MIN, sent: 0, until, held_until: now + remaining }
+        Self { release, of, retry_at: now, pause: RETRY_MIN, sent: 0, until, held_until: now + remaining }
     }
 
     pub(super) fn poll_transmit(&mut self, now: LocalTime, ttl: Duration) -> Option<Command> {
@@ -65,6 +81,8 @@ impl Releasing {
         let was_repeated = self.sent > 1;
         match reply {
             Reply::Released => ReleaseOutcome::Released,
+            // A holder that the store knows as a waiter has no lease.
+            Reply::Dequeued if self.of == ReleaseOf::Attempt => ReleaseOutcome::Released,
             _ if was_repeated && !self.release.min_hold.is_zero() && now >= self.held_until => {
                 ReleaseOutcome::Unconfirmed
             }

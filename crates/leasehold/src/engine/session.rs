@@ -22,7 +22,7 @@ use shuttle::sync::{Mutex, MutexGuard};
 
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, Answer, ClientId, LeaseTerms, LocalTime, Outcome, Push, Reply,
-    Resource, WaitPolicy,
+    Resource, SecretKey, WaitPolicy,
 };
 use tokio::sync::Notify;
 
@@ -41,6 +41,8 @@ use crate::telemetry::ClientTelemetry;
 /// The attempts, leases and releases of one client.
 pub(crate) struct Session {
     pub(crate) id: ClientId,
+    /// From which the secrets of the client's attempts are derived.
+    pub(crate) secret_key: SecretKey,
     table: Mutex<Table>,
     pub(super) sequence: Arc<AtomicU64>,
     clock: Clock,
@@ -53,10 +55,10 @@ pub(crate) struct Session {
 pub(crate) struct Closed;
 
 impl Session {
-    pub(crate) fn new(id: ClientId, clock: Clock, telemetry: ClientTelemetry) -> Self {
+    pub(crate) fn new(id: ClientId, secret_key: SecretKey, clock: Clock, telemetry: ClientTelemetry) -> Self {
         let sequence = Arc::new(AtomicU64::new(1));
         let table = Table::new(id, sequence.clone());
-        Self { id, table: Mutex::new(table), sequence, clock, telemetry, alarm: Notify::new() }
+        Self { id, secret_key, table: Mutex::new(table), sequence, clock, telemetry, alarm: Notify::new() }
     }
 
     /// The time by this client's clock.
@@ -398,6 +400,11 @@ impl Inbox for Session {
     fn deliver(&self, push: Push) {
         let now = self.now();
         self.step(push.acquisition.sequence, now, |entry| entry.handle_push(now, &push));
+    }
+
+    fn recheck(&self, attempt: Acquisition) {
+        let now = self.now();
+        self.step(attempt.sequence, now, |entry| entry.recheck(now));
     }
 }
 

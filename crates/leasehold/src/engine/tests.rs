@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Failure, Grant, Kind, LeaseTerms, LocalTime, Loss, Name,
-    Outcome, Owner, Push, PushKind, Queued, Release, Reply, Resource, StoreTime, TokenRange, WaitFor,
-    WaitPolicy,
+    Outcome, Owner, Push, PushKind, Queued, Release, Reply, Resource, SecretKey, StoreTime, TokenRange,
+    WaitFor, WaitPolicy,
 };
 
 use super::clock::Clock;
@@ -65,7 +65,8 @@ impl Scene {
     fn new() -> Self {
         let clock = Arc::new(ManualClock::new());
         let telemetry = ClientTelemetry::new("memory:");
-        let session = Arc::new(Session::new(ClientId::new(1), Clock::Manual(clock.clone()), telemetry));
+        let session =
+            Arc::new(Session::new(ClientId::new(1), SECRET_KEY, Clock::Manual(clock.clone()), telemetry));
         let driver = Arc::new(Count::default());
         clock.add(driver.clone());
         driver.take();
@@ -108,6 +109,13 @@ impl Scene {
         release
     }
 
+    /// The push of a grant to an attempt whose first `Acquire` was queued.
+    fn push_grant(&self, sequence: u64, grant: Grant) {
+        let acquisition = Acquisition { client: self.session.id, sequence };
+        let proof = SECRET_KEY.secret(acquisition, 1).prove(StoreTime::ZERO, &grant);
+        self.push(sequence, PushKind::Granted(grant, proof));
+    }
+
     fn push(&self, sequence: u64, kind: PushKind) {
         let acquisition = Acquisition { client: self.session.id, sequence };
         self.session.deliver(Push { acquisition, at: StoreTime::ZERO, kind });
@@ -123,10 +131,16 @@ impl Scene {
     }
 }
 
+const SECRET_KEY: SecretKey = SecretKey::new(0x5EC2E7);
 const WAIT: WaitFor = WaitFor { entry_ttl: Duration::from_secs(80), max_queue: 3 };
 
 fn policy() -> WaitPolicy {
-    WaitPolicy { deadline: LocalTime::NEVER, repoll_interval: Duration::from_secs(5), confirms_pushes: false }
+    WaitPolicy {
+        deadline: LocalTime::NEVER,
+        repoll_interval: Duration::from_secs(5),
+        confirms_pushes: false,
+        secret_key: SECRET_KEY,
+    }
 }
 
 fn terms() -> LeaseTerms {
@@ -166,7 +180,7 @@ fn granted_owners_other_attempts_ask_again() {
         scene.answer(attempt, QUEUED);
     }
     assert!(scene.sent(scene.start).is_empty());
-    scene.push(first.sequence, PushKind::Granted(grant(1, 1)));
+    scene.push_grant(first.sequence, grant(1, 1));
     assert_eq!(scene.sent(scene.start), [same.sequence]);
     // Once per grant.
     scene.answer(&same, QUEUED);
@@ -252,7 +266,7 @@ fn push_reaches_its_own_attempt() {
     for attempt in [&one, &other] {
         scene.answer(attempt, QUEUED);
     }
-    scene.push(one.sequence, PushKind::Granted(grant(7, 7)));
+    scene.push_grant(one.sequence, grant(7, 7));
     assert!(scene.session.remaining(one.sequence, scene.start).is_ok());
     assert_eq!(scene.session.remaining(other.sequence, scene.start), Err(Loss::Closed));
     assert_eq!(scene.session.remaining(99, scene.start), Err(Loss::Closed));
@@ -304,7 +318,7 @@ fn waited_grant_tells_when_it_was_granted() {
     assert!(own.is_none(), "{own:?}");
     let waited = scene.begin("b", None, true);
     scene.answer(&waited, QUEUED);
-    scene.push(waited.sequence, PushKind::Granted(grant(5, 6)));
+    scene.push_grant(waited.sequence, grant(5, 6));
     let own = scene.session.queued_grant(waited.sequence, token.first);
     assert!(own.is_some_and(|grant| grant.granted_at.is_some()), "{own:?}");
     let handed_off = scene.session.queued_grant(waited.sequence, token.last);

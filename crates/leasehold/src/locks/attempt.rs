@@ -6,7 +6,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token, WaitFor, WaitPolicy,
+    Acquire, GrantSecret, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token, WaitFor,
+    WaitPolicy,
 };
 
 use super::lock::{Lock, WaitMode, unit};
@@ -125,6 +126,7 @@ impl Lock {
             reserve: 0,
             wait: deadline.map(|_| self.wait_for()),
             replaces: replaces.map(Guard::sequence),
+            secret: GrantSecret::UNUSED,
             metadata: self.metadata.clone(),
         };
         let wait_policy = deadline.map(|deadline| self.wait_policy(deadline));
@@ -157,6 +159,7 @@ impl Lock {
             deadline,
             repoll_interval: self.handle.capabilities.poll_intervals.repoll_interval,
             confirms_pushes: self.terms.replicas > 0,
+            secret_key: self.handle.session.secret_key,
         }
     }
 

@@ -181,7 +181,7 @@ impl ReentrantMutex {
             let acquisition = holder.acquisition;
             let release = Release { min_hold: self.0.min_hold, ..Release::now(acquisition) };
             match handle.ask((*resource).clone(), Command::Release(release)).await?.reply {
-                Reply::Released | Reply::NotHeld => {
+                Reply::Released | Reply::NotHeld | Reply::Dequeued => {
                     if let Some(owner) = &self.0.owner {
                         handle.session.lose(&resource, owner, acquisition, handle.now());
                     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 
 use leasehold_core::{
-    Answer, ClientId, Command, Failure, Grant, Reply, Resource, StoreTime, Token, TokenRange,
+    Answer, ClientId, Command, Failure, Grant, Reply, Resource, SecretKey, StoreTime, Token, TokenRange,
 };
 
 use crate::client::Client;
@@ -22,7 +22,8 @@ use crate::telemetry::ClientTelemetry;
 #[must_use]
 pub fn instant_client() -> Client {
     let telemetry = ClientTelemetry::new("instant:");
-    let session = Arc::new(Session::new(ClientId::new(1), Clock::System, telemetry.clone()));
+    let session =
+        Arc::new(Session::new(ClientId::new(1), SecretKey::new(1), Clock::System, telemetry.clone()));
     let store: Arc<dyn Store> = Arc::new(InstantStore(Arc::new(AtomicU64::new(1))));
     let handle = Handle::new(session, store, "instant:".to_owned(), ClientOptions::default(), telemetry);
     Client { handle: Arc::new(handle) }

@@ -6,7 +6,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, Resource, Token};
+use leasehold_core::{
+    Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, PushKind, Resource, StoreTime, Token,
+};
 
 #[cfg(feature = "redis")]
 use super::foreign::{ForeignCall, ForeignOutcome, KeyWatch};
@@ -42,6 +44,11 @@ impl StoreError {
 /// Receives a store's pushes for one client. Called from any thread, with no lock of the store held.
 pub(crate) trait Inbox: Send + Sync {
     fn deliver(&self, push: Push);
+
+    /// The store knows that the attempt may be granted now: it asks again at once. Unlike a push, nobody else can cause this.
+    fn recheck(&self, attempt: Acquisition) {
+        self.deliver(Push { acquisition: attempt, at: StoreTime::ZERO, kind: PushKind::Revoked });
+    }
 
     /// The connection was re-established for the matching resources: pushes may have been missed.
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool);

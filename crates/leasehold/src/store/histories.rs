@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, ClientId, Command, Owner, Release, Renew, WaitFor};
+use leasehold_core::{Acquire, Acquisition, ClientId, Command, GrantSecret, Owner, Release, Renew, WaitFor};
 use proptest::prelude::*;
 
 /// Number of clients.
@@ -116,8 +116,9 @@ fn who() -> impl Strategy<Value = Acquisition> {
 fn acquire(capacity: u32) -> impl Strategy<Value = Acquire> {
     let owner = proptest::option::weighted(0.3, 0..3_u8);
     let replaces = proptest::option::weighted(0.2, 0..5_u64);
-    (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces).prop_map(
-        move |(acquisition, weight, waits, owner, reserve, ttl, replaces)| Acquire {
+    let secret = any::<[u8; 8]>().prop_map(GrantSecret::new);
+    (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces, secret).prop_map(
+        move |(acquisition, weight, waits, owner, reserve, ttl, replaces, secret)| Acquire {
             acquisition,
             owner: owner.map(|owner| Owner::new(&"o".repeat(usize::from(owner)))),
             capacity,
@@ -126,6 +127,7 @@ fn acquire(capacity: u32) -> impl Strategy<Value = Acquire> {
             reserve,
             wait: waits.then_some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
             replaces,
+            secret,
             metadata: Arc::from("ä\0b"),
         },
     )
@@ -175,6 +177,7 @@ fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
                     reserve: 1,
                     wait: Some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
                     replaces,
+                    secret: GrantSecret::new([7; 8]),
                     metadata: Arc::from(""),
                 })
             };
@@ -244,6 +247,7 @@ fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             reserve,
             wait,
             replaces,
+            secret: GrantSecret::UNUSED,
             metadata,
         });
         let mut steps = vec![Step::Do(acquire), Step::Pass(before)];
@@ -289,6 +293,7 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
                 reserve,
                 wait: Some(WaitFor { entry_ttl: Duration::from_secs(entry_ttl), max_queue: 6 }),
                 replaces: None,
+                secret: GrantSecret::new(sequence.to_be_bytes()),
                 metadata: Arc::from("m".repeat(usize::try_from(sequence % 4).unwrap_or(0))),
             })
             .collect();

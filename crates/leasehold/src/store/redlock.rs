@@ -199,6 +199,13 @@ impl Quorum {
     /// Lets a waiter re-check: the push of one node decides nothing.
     fn request_recheck(&self, acquisition: Acquisition) {
         if let (Some(inbox), Some(attempt)) = (self.inbox.upgrade(), self.attempts.attempt_of(acquisition)) {
+            inbox.recheck(attempt);
+        }
+    }
+
+    /// A push that anybody may have sent: the attempt or the lease asks the nodes, at most once a second.
+    fn handle_hint(&self, acquisition: Acquisition) {
+        if let (Some(inbox), Some(attempt)) = (self.inbox.upgrade(), self.attempts.attempt_of(acquisition)) {
             let at = StoreTime::from_micros(self.now().as_micros());
             inbox.deliver(Push { acquisition: attempt, at, kind: PushKind::Revoked });
         }
@@ -287,10 +294,17 @@ impl Inbox for NodeInbox {
             return;
         }
         match push.kind {
-            PushKind::Granted(_) => quorum.granted_by(self.node, push.acquisition),
+            PushKind::Granted(grant, proof) => {
+                let Push { acquisition, at, .. } = push;
+                if quorum.attempts.is_proven(acquisition, self.node, at, (&grant, proof)) {
+                    quorum.granted_by(self.node, acquisition);
+                } else {
+                    quorum.handle_hint(acquisition);
+                }
+            }
             PushKind::Revoked => {
-                quorum.attempts.revoked(push.acquisition);
-                quorum.request_recheck(push.acquisition);
+                quorum.attempts.revoked(push.acquisition, quorum.now());
+                quorum.handle_hint(push.acquisition);
             }
             PushKind::Next(_) | PushKind::Contended => {}
         }

@@ -8,7 +8,7 @@ use crate::handle::{ClientOptions, Handle};
 use crate::telemetry::ClientTelemetry;
 use crate::testing::TestStore;
 use crate::{MutexSet, UpgradableGuard, WriteGuard};
-use leasehold_core::Push;
+use leasehold_core::{Push, SecretKey};
 use leasehold_testkit::wait_until;
 
 /// Ignores all pushes.
@@ -71,7 +71,7 @@ fn limit_of_a_wait_that_the_driver_has_not_sent_is_no_failure_of_the_store() {
     let clock = Arc::new(ManualClock::new());
     let local = || Clock::Manual(clock.clone());
     let telemetry = ClientTelemetry::new("memory:");
-    let session = Arc::new(Session::new(ClientId::new(7), local(), telemetry.clone()));
+    let session = Arc::new(Session::new(ClientId::new(7), SecretKey::new(7), local(), telemetry.clone()));
     let memory = Arc::new(Memory::with_clock(local()));
     let handle = Handle::new(session, memory, "memory:".to_owned(), ClientOptions::default(), telemetry);
     let client = Client { handle: Arc::new(handle) };

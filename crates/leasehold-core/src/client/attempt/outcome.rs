@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use crate::command::{Grant, Refusal};
+use crate::secret::SecretKey;
 use crate::time::LocalTime;
 
 /// Deadline and polling of a waiter.
@@ -16,6 +17,8 @@ pub struct WaitPolicy {
     pub repoll_interval: Duration,
     /// Whether a pushed grant counts only after a re-check has confirmed it (needed to wait for replicas).
     pub confirms_pushes: bool,
+    /// The client's key, from which the secrets of the attempt's `Acquire`s are derived.
+    pub secret_key: SecretKey,
 }
 
 /// How an attempt ended.

@@ -4,9 +4,14 @@ use super::*;
 use crate::command::{Push, PushKind, Refusal};
 use crate::command::{Queued, WaitFor};
 use crate::id::ClientId;
+use crate::secret::SecretKey;
 use crate::token::TokenRange;
 
+mod hostile;
+
 const TTL: Duration = Duration::from_secs(10);
+
+const SECRET_KEY: SecretKey = SecretKey::new(0x5EC2E7);
 
 fn at(ms: u64) -> LocalTime {
     LocalTime::ZERO + Duration::from_millis(ms)
@@ -28,6 +33,7 @@ fn patient() -> Option<WaitPolicy> {
         deadline: at(60_000),
         repoll_interval: Duration::from_secs(20),
         confirms_pushes: false,
+        secret_key: SECRET_KEY,
     })
 }
 
@@ -77,9 +83,7 @@ fn push_after_a_reconnect_is_confirmed_first() {
     attempt.handle_reconnected(at(5));
     assert!(matches!(attempt.poll_transmit(at(5)), Some(Command::Acquire(_))));
     // By a server whose clock is far ahead of the one that queued it: the age of the push is unknown.
-    let acquisition = attempt.acquisition();
-    let kind = PushKind::Granted(grant(TTL));
-    attempt.handle_push(at(6), &Push { acquisition, at: store(90_000), kind });
+    attempt.handle_push(at(6), &pushed_grant(1, 90_000, TTL));
     assert_eq!(attempt.poll_outcome(), None);
     attempt.handle_answer(at(5), at(7), &answer(90_001, Reply::Granted(grant(TTL))));
     let Some(Outcome::Granted { since, .. }) = attempt.poll_outcome() else { panic!() };
@@ -95,11 +99,11 @@ fn response_requested_before_a_reconnect_anchors_no_later_push() {
     attempt.handle_reconnected(at(5));
     // The old server's answer, taken up late.
     attempt.handle_answer(at(3), at(6), &answer(3, queued(None)));
-    attempt.handle_push(at(7), &pushed(90_000, PushKind::Granted(grant(TTL))));
+    attempt.handle_push(at(7), &pushed_grant(2, 90_000, TTL));
     assert_eq!(attempt.poll_outcome(), None);
     assert!(matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_))), "it asks the new one");
     attempt.handle_answer(at(7), at(8), &answer(90_001, queued(None)));
-    attempt.handle_push(at(9), &pushed(90_002, PushKind::Granted(grant(TTL))));
+    attempt.handle_push(at(9), &pushed_grant(3, 90_002, TTL));
     assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
 }
 
@@ -124,9 +128,7 @@ fn reconnect_skips_the_retry_backoff() {
 fn unconfirmed_push_only_triggers_a_recheck() {
     let mut attempt = asked(patient().map(|policy| WaitPolicy { confirms_pushes: true, ..policy }));
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
-    let acquisition = attempt.acquisition();
-    let kind = PushKind::Granted(grant(TTL));
-    attempt.handle_push(at(6), &Push { acquisition, at: store(5), kind });
+    attempt.handle_push(at(6), &pushed_grant(1, 5, TTL));
     assert_eq!(attempt.poll_outcome(), None);
     assert!(matches!(attempt.poll_transmit(at(6)), Some(Command::Acquire(_))));
     attempt.handle_failure(at(8), Failure::NotDurable);
@@ -167,12 +169,12 @@ fn rechecks_of_a_grant_that_is_about_to_expire_do_not_follow_each_other_at_once(
 
 #[test]
 fn pushed_grant_with_little_trust_left_is_confirmed_by_an_answer() {
-    for (answered_at, is_confirmed) in [(4_000, false), (6_000, true), (9_900, true)] {
+    for (answered_at, is_confirmed) in [(1_000, false), (2_000, true), (2_900, true)] {
         let mut attempt = asked(patient());
         // The request was delayed by this much, and the store answered at once.
         attempt.handle_answer(at(0), at(answered_at), &answer(0, queued(None)));
         let now = answered_at + 1;
-        attempt.handle_push(at(now), &pushed(1, PushKind::Granted(grant(TTL))));
+        attempt.handle_push(at(now), &pushed_grant(1, 1, TTL));
         assert_eq!(attempt.poll_outcome().is_none(), is_confirmed, "asked {answered_at} ms before");
         if is_confirmed {
             assert!(matches!(attempt.poll_transmit(at(now)), Some(Command::Acquire(_))));
@@ -186,8 +188,7 @@ fn pushed_grant_with_little_trust_left_is_confirmed_by_an_answer() {
 #[test]
 fn late_push_during_a_request_sends_nothing_twice() {
     let window = Duration::from_secs(3);
-    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    let push = Push { acquisition, at: store(1_005), kind: PushKind::Granted(grant(window)) };
+    let push = pushed_grant(1, 1_005, window);
     let mut attempt = asked(patient());
     attempt.handle_answer(at(0), at(10), &answer(5, queued(None)));
     attempt.handle_hint(at(8_000));
@@ -218,11 +219,7 @@ fn waiter_retries_when_the_store_is_busy() {
 #[test]
 fn delayed_push_does_not_extend_the_lease() {
     let window = Duration::from_secs(3);
-    let push = |ms| Push {
-        acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
-        at: store(ms),
-        kind: PushKind::Granted(grant(window)),
-    };
+    let push = |ms| pushed_grant(1, ms, window);
     let mut late = asked(patient());
     late.handle_answer(at(0), at(10), &answer(5, queued(None)));
     late.handle_push(at(2_000), &push(1_005));
@@ -247,11 +244,7 @@ fn delayed_push_does_not_extend_the_lease() {
 #[test]
 fn push_with_a_time_to_come_is_confirmed() {
     let window = Duration::from_secs(10);
-    let push = |ms| Push {
-        acquisition: Acquisition { client: ClientId::new(1), sequence: 1 },
-        at: store(ms),
-        kind: PushKind::Granted(grant(window)),
-    };
+    let push = |ms| pushed_grant(1, ms, window);
     let pushed = |received_at, ms| {
         let mut attempt = asked(patient());
         attempt.handle_answer(at(0), at(10), &answer(5, queued(None)));
@@ -364,12 +357,19 @@ fn lease_pushed_during_a_recheck_needs_a_tombstone_until_the_answer() {
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_hint(at(5));
     assert!(attempt.poll_transmit(at(5)).is_some());
-    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    attempt.handle_push(at(6), &Push { acquisition, at: store(6), kind: PushKind::Granted(grant(TTL)) });
+    attempt.handle_push(at(6), &pushed_grant(1, 6, TTL));
     assert_eq!(attempt.tombstone(), TOMBSTONE_TTL);
     assert_eq!(attempt.tombstone_once_answered(), Duration::ZERO);
     attempt.handle_answer(at(5), at(7), &answer(6, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.tombstone(), Duration::ZERO);
+}
+
+/// The push of a grant that proves the secret of the attempt's `Acquire` with this number.
+fn pushed_grant(number: u32, ms: u64, valid_for: Duration) -> Push {
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    let grant = grant(valid_for);
+    let proof = SECRET_KEY.secret(acquisition, number).prove(store(ms), &grant);
+    pushed(ms, PushKind::Granted(grant, proof))
 }
 
 fn pushed(ms: u64, kind: PushKind) -> Push {
@@ -379,7 +379,7 @@ fn pushed(ms: u64, kind: PushKind) -> Push {
 #[test]
 fn early_push_is_measured_from_the_first_answer() {
     let mut attempt = asked(patient());
-    attempt.handle_push(at(6), &pushed(6, PushKind::Granted(grant(TTL))));
+    attempt.handle_push(at(6), &pushed_grant(1, 6, TTL));
     assert_eq!(attempt.poll_outcome(), None, "its age is not known yet");
     attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
     let Some(Outcome::Granted { trusted_until, since, .. }) = attempt.poll_outcome() else { panic!() };
@@ -394,9 +394,9 @@ fn early_push_is_measured_from_the_first_answer() {
 fn early_push_counts_from_its_receipt_at_the_latest() {
     let mut attempt = asked(patient());
     // The store's clock is faster by less than the margin.
-    attempt.handle_push(at(2), &pushed(4, PushKind::Granted(grant(TTL))));
-    attempt.handle_push(at(900), &pushed(4, PushKind::Granted(grant(TTL))));
-    attempt.handle_answer(at(0), at(2_900), &answer(0, queued(None)));
+    attempt.handle_push(at(2), &pushed_grant(1, 4, TTL));
+    attempt.handle_push(at(900), &pushed_grant(1, 4, TTL));
+    attempt.handle_answer(at(0), at(1_400), &answer(0, queued(None)));
     let Some(Outcome::Granted { trusted_until, since, .. }) = attempt.poll_outcome() else { panic!() };
     assert_eq!(since, at(2));
     assert!(trusted_until < at(2) + TTL);
@@ -404,7 +404,7 @@ fn early_push_counts_from_its_receipt_at_the_latest() {
 
 #[test]
 fn unmeasurable_early_push_triggers_a_recheck() {
-    let granted = pushed(6, PushKind::Granted(grant(TTL)));
+    let granted = pushed_grant(1, 6, TTL);
     let asks_again = |attempt: &mut AcquireMachine, sent_at, ms| {
         attempt.handle_answer(sent_at, at(7), &answer(ms, queued(None)));
         matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_)))
@@ -427,7 +427,7 @@ fn unmeasurable_early_push_triggers_a_recheck() {
     assert_eq!(failed.poll_outcome(), None, "the answer may be another server's");
 
     let mut too_old = asked(patient());
-    too_old.handle_push(at(6), &pushed(6, PushKind::Granted(grant(Duration::from_millis(4)))));
+    too_old.handle_push(at(6), &pushed_grant(1, 6, Duration::from_millis(4)));
     assert!(asks_again(&mut too_old, at(0), 5), "it took longer to arrive than it is good for");
 }
 
@@ -458,7 +458,7 @@ fn early_next_push_sets_the_repoll_time() {
 #[test]
 fn early_revocation_makes_the_grant_unconfirmed() {
     let mut attempt = asked(patient());
-    attempt.handle_push(at(5), &pushed(5, PushKind::Granted(grant(TTL))));
+    attempt.handle_push(at(5), &pushed_grant(1, 5, TTL));
     attempt.handle_push(at(6), &pushed(6, PushKind::Revoked));
     attempt.handle_answer(at(0), at(7), &answer(4, queued(None)));
     assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
@@ -535,7 +535,7 @@ fn attempt_has_waited_once_it_was_queued() {
     assert!(!attempt.has_waited());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     assert!(attempt.has_waited());
-    attempt.handle_push(at(2), &pushed(2, PushKind::Granted(grant(TTL))));
+    attempt.handle_push(at(2), &pushed_grant(1, 2, TTL));
     assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
     assert!(attempt.has_waited(), "others may be queued behind it");
 }
@@ -640,7 +640,7 @@ fn cancelling_an_ended_attempt_changes_nothing() {
 #[test]
 fn push_between_a_reconnect_and_the_next_answer_triggers_a_recheck() {
     let kinds = [
-        PushKind::Granted(grant(TTL)),
+        pushed_grant(1, 90_000, TTL).kind,
         PushKind::Next(HeadHint { repoll_at: store(95_000) }),
         PushKind::Revoked,
         PushKind::Contended,
@@ -663,9 +663,9 @@ fn newest_early_grant_counts() {
     let window = Duration::from_secs(3);
     let mut attempt = asked(patient());
     // The first lapsed unclaimed, and the attempt was granted again.
-    attempt.handle_push(at(6), &pushed(6, PushKind::Granted(grant(window))));
-    attempt.handle_push(at(4_000), &pushed(4_000, PushKind::Granted(grant(window))));
-    attempt.handle_push(at(4_001), &pushed(6, PushKind::Granted(grant(window))));
+    attempt.handle_push(at(6), &pushed_grant(1, 6, window));
+    attempt.handle_push(at(4_000), &pushed_grant(1, 4_000, window));
+    attempt.handle_push(at(4_001), &pushed_grant(1, 6, window));
     attempt.handle_answer(at(0), at(4_002), &answer(0, queued(None)));
     let Some(Outcome::Granted { since, .. }) = attempt.poll_outcome() else { panic!("{attempt:?}") };
     assert_eq!(since, at(4_000));
@@ -676,18 +676,18 @@ fn push_of_the_same_time_as_the_answer_is_newer() {
     let mut attempt = asked(patient());
     // An answer after the grant would have shown it.
     attempt.handle_answer(at(0), at(1), &answer(5, queued(None)));
-    attempt.handle_push(at(2), &pushed(5, PushKind::Granted(grant(TTL))));
+    attempt.handle_push(at(2), &pushed_grant(1, 5, TTL));
     assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
 }
 
 #[test]
 fn pushed_grant_counts_if_at_least_half_of_it_is_left() {
-    // 10 s, less 1 % and 2 ms, from the time of the request.
-    let last = at(9_898 - 5_000);
+    // A claim window, less 1 % and 2 ms, from the time of the request.
+    let last = at(2_968 - 1_500);
     for (received_at, is_granted) in [(last, true), (last + Duration::from_micros(1), false)] {
         let mut attempt = asked(patient());
         attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
-        attempt.handle_push(received_at, &pushed(0, PushKind::Granted(grant(TTL))));
+        attempt.handle_push(received_at, &pushed_grant(1, 0, TTL));
         assert_eq!(attempt.poll_outcome().is_some(), is_granted, "received at {received_at:?}");
     }
 }
@@ -699,7 +699,7 @@ fn grant_from_before_a_release_by_the_client_does_not_count() {
         if is_pushed {
             attempt.handle_answer(at(0), at(1), &answer(1_000, queued(None)));
             attempt.handle_released(at(2));
-            attempt.handle_push(at(3), &pushed(1_002, PushKind::Granted(grant(Duration::from_secs(3)))));
+            attempt.handle_push(at(3), &pushed_grant(1, 1_002, Duration::from_secs(3)));
         } else {
             attempt.handle_released(at(2));
             attempt.handle_answer(

@@ -366,3 +366,60 @@ fn each_loss_is_explained() {
         assert_eq!(alloc::format!("{loss}"), text);
     }
 }
+
+#[test]
+fn pushes_cause_one_question_a_second_and_end_no_lease() {
+    for renews in [false, true] {
+        let mut lease = lease(LeaseTerms { renews, ..terms() }, TTL);
+        let mut sent = 0;
+        for ms in 1..5_000 {
+            lease.handle_pushed_hint(at(ms));
+            if let Some(Command::Renew(renew)) = lease.poll_transmit(at(ms)) {
+                sent += 1;
+                lease.handle_reply(at(ms), at(ms), &renewed(renew.ttl));
+            }
+            assert_eq!(lease.state(at(ms)), LeaseState::Held);
+        }
+        assert_eq!(sent, 5, "renews: {renews}");
+    }
+}
+
+#[test]
+fn pushes_do_not_extend_a_lease_that_is_not_renewed() {
+    let mut lease = lease(LeaseTerms { renews: false, ..terms() }, TTL);
+    let end = at(0) + (TTL - drift_margin(TTL));
+    let mut now = at(0);
+    while !matches!(lease.state(now), LeaseState::Lost(_)) {
+        lease.handle_pushed_hint(now);
+        if let Some(Command::Renew(renew)) = lease.poll_transmit(now) {
+            // The store keeps it while the client trusts it, and not much longer.
+            assert!(now + renew.ttl >= end && now + renew.ttl <= end + 2 * drift_margin(TTL), "{renew:?}");
+            // Some answers are lost.
+            if now.as_micros().is_multiple_of(2_000_000) {
+                lease.handle_failure(now);
+            } else {
+                lease.handle_reply(now, now, &renewed(renew.ttl));
+            }
+        }
+        now = now + Duration::from_millis(1);
+    }
+    assert_eq!((now, lease.state(now)), (end, LeaseState::Lost(Loss::Expired)));
+}
+
+#[test]
+fn look_of_a_lease_that_the_store_does_not_have_ends_it() {
+    let mut lease = lease(LeaseTerms { renews: false, ..terms() }, TTL);
+    lease.handle_pushed_hint(at(5));
+    assert!(lease.poll_transmit(at(5)).is_some());
+    lease.handle_reply(at(6), at(5), &Reply::NotHeld);
+    assert_eq!(lease.state(at(6)), LeaseState::Lost(Loss::Gone));
+}
+
+#[test]
+fn pushed_lease_is_claimed_by_a_full_renewal_whatever_pushes_ask_for() {
+    let window = CLAIM_WINDOW;
+    let mut lease = lease_after(true, LeaseTerms { renews: false, ..terms() }, window);
+    lease.handle_pushed_hint(at(5));
+    let Some(Command::Renew(renew)) = lease.poll_transmit(at(5)) else { panic!() };
+    assert_eq!(renew.ttl, TTL);
+}

@@ -87,8 +87,13 @@ impl Entry {
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
         let machine = LeaseMachine::new(acquisition, terms, asked_at, trusted_for, trusted_until, false)
             .with_longest_trust(ttl.max(min_hold));
-        entry.stage =
-            Stage::Lease { machine, tombstone, tombstone_once_answered: tombstone, as_granted: None };
+        entry.stage = Stage::Lease {
+            machine,
+            tombstone,
+            tombstone_once_answered: tombstone,
+            as_granted: None,
+            secrets: None,
+        };
         entry
     }
 }

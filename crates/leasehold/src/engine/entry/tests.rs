@@ -4,14 +4,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Failure, Grant, HandoffDecision, Kind, LocalTime, Name, Renew, StoreTime,
-    TOMBSTONE_TTL, TokenRange, WaitFor, WaitPolicy,
+    Acquisition, Answer, ClientId, Failure, Grant, GrantProof, HandoffDecision, Kind, LocalTime, Name, Renew,
+    SecretKey, StoreTime, TOMBSTONE_TTL, TokenRange, WaitFor, WaitPolicy,
 };
 
 use super::*;
 
 const TTL: Duration = Duration::from_secs(9);
 const REPLICAS: u32 = 2;
+const SECRET_KEY: SecretKey = SecretKey::new(0x5EC2E7);
 
 fn at(seconds: u64) -> LocalTime {
     LocalTime::ZERO + Duration::from_secs(seconds)
@@ -24,6 +25,7 @@ fn entry(waits: bool) -> Entry {
         deadline: LocalTime::NEVER,
         repoll_interval: Duration::from_secs(2),
         confirms_pushes: false,
+        secret_key: SECRET_KEY,
     };
     let command = Acquire { wait, ..Acquire::exclusive(acquisition, TTL) };
     let machine = AcquireMachine::new(command, waits.then_some(policy), at(0));
@@ -83,6 +85,12 @@ fn renew(entry: &mut Entry, now: LocalTime, answered: &CallResult) -> Transmit {
 
 fn renewed(contended: bool, tokens: Option<TokenRange>) -> CallResult {
     answer(Reply::Renewed { valid_for: TTL, tokens, contended })
+}
+
+/// A grant that proves the secret of the first `Acquire`.
+fn proven(grant: Grant) -> PushKind {
+    let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
+    PushKind::Granted(grant, SECRET_KEY.secret(acquisition, 1).prove(StoreTime::ZERO, &grant))
 }
 
 fn push(entry: &mut Entry, kind: PushKind) {
@@ -158,11 +166,31 @@ fn release_names_the_granted_value_while_the_store_has_it() {
         renew(&mut entry, at(1), &reply);
         assert_eq!(names_value(&mut entry), expected, "{reply:?}");
     }
-    for (kind, expected) in [(PushKind::Contended, false), (PushKind::Granted(grant(true)), true)] {
-        let mut entry = held();
-        push(&mut entry, kind);
-        assert!(entry.poll_transmit(1, at(1)).is_none(), "{kind:?} needs no renewal");
-        assert_eq!(names_value(&mut entry), expected, "{kind:?}");
+    let mut entry = held();
+    push(&mut entry, PushKind::Contended);
+    assert!(entry.poll_transmit(1, at(1)).is_none(), "it needs no renewal");
+    assert!(!names_value(&mut entry));
+}
+
+/// What anybody may send to a holder, and how often it asks the store for it.
+#[test]
+fn forged_push_ends_no_lease() {
+    let later = Grant { tokens: TokenRange::new(7, 7).unwrap(), ..grant(false) };
+    for kind in [PushKind::Granted(later, GrantProof::NONE), PushKind::Revoked, PushKind::Contended] {
+        for mut entry in [held(), granted_by_push().0] {
+            let mut asked = 0;
+            for _ in 0..100 {
+                push(&mut entry, kind);
+                if let Some(renewal) = entry.poll_transmit(1, at(5)) {
+                    assert!(matches!(renewal.command, Command::Renew(_)), "{renewal:?}");
+                    entry.handle_response(&renewal, at(5), &renewed(false, None));
+                    asked += 1;
+                }
+                assert!(entry.remaining(at(5)).is_ok(), "{kind:?}");
+            }
+            assert!(asked <= 2, "{kind:?}: {asked}");
+            assert!(logged(&mut entry).is_empty());
+        }
     }
 }
 
@@ -218,7 +246,7 @@ fn granted_by_push() -> (Entry, Transmit) {
     let queued = leasehold_core::Queued { is_head: false, repoll_at: StoreTime::NEVER };
     entry.handle_response(&first, at(0), &answer(Reply::Queued(queued)));
     let repeated = sent(&mut entry, at(5));
-    push(&mut entry, PushKind::Granted(grant(false)));
+    push(&mut entry, proven(grant(false)));
     entry.advance(at(5));
     assert!(entry.remaining(at(5)).is_ok());
     (entry, repeated)
@@ -249,10 +277,10 @@ fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
         let acquisition = entry.acquisition().unwrap();
         // The same grant, seen twice.
         let Some(Outcome::Granted { grant: own, .. }) = entry.outcome else { panic!("it is granted") };
-        push(&mut entry, PushKind::Granted(own));
+        push(&mut entry, proven(own));
         assert!(entry.remaining(at(1)).is_ok());
         if is_pushed {
-            push(&mut entry, PushKind::Granted(later));
+            push(&mut entry, proven(later));
         } else {
             entry.handle_response(&repeated, at(1), &answer(Reply::Granted(later)));
         }
@@ -313,6 +341,26 @@ fn renewal_by_a_task_leaves_a_late_release_to_the_driver() {
 
 fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+#[test]
+fn release_of_a_lease_that_the_store_knows_as_a_waiter_is_a_loss() {
+    for (reply, expected) in [
+        (Reply::Released, ReleaseOutcome::Released),
+        (Reply::Dequeued, ReleaseOutcome::NotHeld),
+        (Reply::NotHeld, ReleaseOutcome::NotHeld),
+    ] {
+        let mut lease = held();
+        let (_, release) = release_of(&mut lease, at(1));
+        lease.handle_response(&release, at(1), &answer(reply));
+        assert_eq!(lease.release_outcome(), Some(expected));
+    }
+    // A waiter that gives up has nothing else to release.
+    let mut attempt = entry(true);
+    sent(&mut attempt, at(0));
+    let (_, release) = release_of(&mut attempt, at(1));
+    attempt.handle_response(&release, at(1), &answer(Reply::Dequeued));
+    assert_eq!(attempt.release_outcome(), Some(ReleaseOutcome::Released));
 }
 
 #[test]

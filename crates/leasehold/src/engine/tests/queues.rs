@@ -115,7 +115,7 @@ fn contended_lease_is_released_after_its_hand_offs_and_the_other_tasks_queue_aga
     let scene = Scene::new();
     let (attempt, first, [second]) = scene.queue();
     scene.answer(&attempt, QUEUED);
-    scene.push(attempt.sequence, PushKind::Granted(grant(10, 19)));
+    scene.push_grant(attempt.sequence, grant(10, 19));
     assert_eq!(scene.granted(first), Some((attempt.sequence, 10)));
     assert!(scene.session.hand_off(first.queue, attempt.sequence, scene.start));
     assert_eq!(scene.granted(second), Some((attempt.sequence, 11)));

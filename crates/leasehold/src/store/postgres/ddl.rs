@@ -39,7 +39,8 @@ CREATE INDEX lease_owner ON {s}.lease (resource, owner, weight, client, sequence
 CREATE TABLE {s}.waiter (
     resource int8 NOT NULL, place int8 NOT NULL, client bytea NOT NULL, sequence int8 NOT NULL, owner bytea,
     weight int8 NOT NULL, ttl int8 NOT NULL, reserve int8 NOT NULL, since int8 NOT NULL, deadline int8 NOT NULL,
-    parked bool NOT NULL, metadata bytea NOT NULL, replaces int8, polls bool NOT NULL, PRIMARY KEY (resource, place)
+    parked bool NOT NULL, metadata bytea NOT NULL, replaces int8, polls bool NOT NULL,
+    secret bytea NOT NULL, PRIMARY KEY (resource, place)
 ) WITH (fillfactor = 70, {vacuum});
 CREATE UNIQUE INDEX waiter_attempt ON {s}.waiter (resource, client, sequence);
 CREATE INDEX waiter_ready ON {s}.waiter (resource, place) WHERE NOT parked;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::model::{Header, Lease, Waiter};
-use leasehold_core::{Acquisition, ClientId, Owner, Resource, Token};
+use leasehold_core::{Acquisition, ClientId, GrantSecret, Owner, Resource, Token};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
@@ -175,6 +175,7 @@ pub(super) fn of_waiter(waiter: &Waiter, polls: bool) -> Vec<Param> {
         waiter.metadata.as_bytes().into(),
         Param::Int(waiter.replaces.map(stored_number)),
         polls.into(),
+        waiter.secret.bytes().as_slice().into(),
     ]
 }
 
@@ -256,6 +257,11 @@ impl<'r> Reader<'r> {
         Ok(Acquisition { client: ClientId::new(client), sequence: self.number()? })
     }
 
+    fn secret(&mut self) -> Read<GrantSecret> {
+        let bytes: &[u8] = self.next()?;
+        self.checked(bytes.try_into().ok().map(GrantSecret::new))
+    }
+
     pub(super) fn token(&mut self) -> Read<Token> {
         let number = self.number()?;
         self.checked(Token::new(number))
@@ -289,8 +295,10 @@ impl<'r> Reader<'r> {
             parked: self.flag()?,
             metadata: self.metadata()?,
             replaces: self.optional_number()?,
+            secret: GrantSecret::UNUSED,
         };
-        Ok((waiter, self.flag()?))
+        let polls = self.flag()?;
+        Ok((Waiter { secret: self.secret()?, ..waiter }, polls))
     }
 
     /// A resource's row; `None` if all of its columns are null.

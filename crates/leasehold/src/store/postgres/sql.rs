@@ -13,7 +13,8 @@ use super::rights;
 const CLOCK: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 const LEASE: &str = "client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata";
-const WAITER: &str = "place, client, sequence, owner, weight, ttl, reserve, since, deadline, parked, metadata, replaces, polls";
+const WAITER: &str = "place, client, sequence, owner, weight, ttl, reserve, since, deadline, parked, metadata, replaces, polls, \
+    secret";
 const HEADER: &str = "id, capacity, in_use, last_token, next_place, head, leases, waiters, parked, tombstones, next_expiry, \
     remember_until";
 
@@ -214,8 +215,9 @@ impl Sql {
             ),
             put_waiter: text(
                 "INSERT INTO {s}.waiter (resource, {waiter})
-                VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
-                ON CONFLICT (resource, place) DO UPDATE SET deadline = $10, parked = $11, polls = $14",
+                VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+                ON CONFLICT (resource, place)
+                DO UPDATE SET deadline = $10, parked = $11, polls = $14, secret = $15",
             ),
             remove_waiter: text(
                 "DELETE FROM {s}.waiter WHERE resource = $1 AND client = $2 AND sequence = $3",

@@ -1,6 +1,7 @@
 //! Opens the store: over an address, as a quorum node, or with connections of the program.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -158,7 +159,7 @@ impl Opening {
         seeds: Vec<Host>,
         client: ClientId,
     ) -> Result<Nodes, StoreError> {
-        let endpoint_config = self.endpoint_config();
+        let endpoint_config = self.endpoint_config(client);
         let cluster = Cluster::open(credentials, seeds, Box::new(move || endpoint_config(None)));
         let cluster = Arc::new(cluster.await?);
         let variant = ScriptVariant::Cluster(cluster.channels().await?);
@@ -167,23 +168,30 @@ impl Opening {
     }
 
     fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
-        Endpoint::new(target, (self.endpoint_config())(Some(inbox_of(client, None))))
+        Endpoint::new(target, (self.endpoint_config(client))(Some(inbox_of(client, None))))
     }
 
     /// Makes the configuration of an endpoint, by the channel that it subscribes to.
-    fn endpoint_config(&self) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
+    fn endpoint_config(
+        &self,
+        client: ClientId,
+    ) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
         let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
         let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);
         let (shared, record) = (self.shared.clone(), self.record.clone());
+        // Any user of the server can send messages: they do not fill the log.
+        let has_warned = Arc::new(AtomicBool::new(false));
         move |channel| {
+            let has_warned = has_warned.clone();
             let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
             let (holding, shared, record) = (inbox.clone(), shared.clone(), record.clone());
             EndpointConfig {
                 channel,
                 on_message: Arc::new(move |_, message| {
                     let Some(inbox) = hearing.upgrade() else { return };
-                    match decode_push(message) {
+                    match decode_push(client, message) {
                         Ok(push) => inbox.deliver(push),
+                        Err(error) if has_warned.swap(true, Ordering::Relaxed) => tracing::debug!("{error}"),
                         Err(error) => tracing::warn!("{error}"),
                     }
                 }),

@@ -346,7 +346,7 @@ fn every_script_variant_reaches_the_waiters_inbox() {
             panic!("{message:?}")
         };
         assert_eq!(on, channel.as_bytes());
-        let push = decode_push(pushed).unwrap();
-        assert!(matches!(push.kind, PushKind::Granted(_)) && push.to() == waiter, "{variant:?}: {push:?}");
+        let push = decode_push(waiter, pushed).unwrap();
+        assert!(matches!(push.kind, PushKind::Granted(..)) && push.to() == waiter, "{variant:?}: {push:?}");
     }
 }

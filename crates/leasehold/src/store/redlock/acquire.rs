@@ -12,7 +12,7 @@ use leasehold_core::{
 };
 use leasehold_redis_protocol::token_at;
 
-use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial};
+use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial, at_node};
 use super::heard::Heard;
 use super::limits::TRY_LIMIT;
 use super::votes::{NodeResponse, PendingResponses, VoteCollector};
@@ -80,6 +80,7 @@ impl Quorum {
     async fn vote(self: &Arc<Self>, sent: NodeAttempt) -> VotedTry {
         let sent_at = self.now();
         let acquire = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
+        let waits = acquire.wait.is_some();
         let acquire = Arc::new(acquire);
         let floor = if self.options.is_fenced { self.floor(sent_at) } else { None };
         let responses = PendingResponses::new();
@@ -92,7 +93,10 @@ impl Quorum {
                 node_errors[node] = duplicate;
                 continue;
             }
-            let call = (sent.resource.clone(), Command::Acquire(acquire.clone()));
+            let secret = at_node(acquire.secret, node);
+            let own = waits.then(|| Arc::new(Acquire { secret, ..(*acquire).clone() }));
+            let command = Command::Acquire(own.unwrap_or_else(|| acquire.clone()));
+            let call = (sent.resource.clone(), command);
             responses.push(self.request_vote(node, sent.requests.clone(), call, floor));
         }
         let mut collector = VoteCollector {

@@ -6,13 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, LocalTime, NodeReply, Reply, Resource, TOMBSTONE_TTL, Token,
+    Acquire, Acquisition, ClientId, Grant, GrantProof, GrantSecret, LocalTime, NodeReply, Reply, Resource,
+    StoreTime, TOMBSTONE_TTL, Token,
 };
 use tokio::sync::watch;
 
 /// First sequence number of node attempts. Each try uses a new number, because a release after a lost answer leaves a
 /// tombstone. The range is disjoint from the session's attempt numbers.
 const FIRST_NODE_SEQUENCE: u64 = 1 << 63;
+
+/// For how long no further node may join a lease after a push has said that a node revoked it: a forced release may be on its way to
+/// the others. Anybody may send such a push, so they count at long intervals only.
+const REVOCATION: Duration = Duration::from_secs(2);
+const REVOCATION_INTERVAL: Duration = Duration::from_secs(20);
 
 /// One try of an attempt, or its lease.
 #[derive(Clone, Debug)]
@@ -28,8 +34,10 @@ pub(super) struct NodeAttempt {
     pub(super) token: Option<Token>,
     /// Since when some nodes, but no quorum, have granted it.
     pub(super) partial_since: Option<LocalTime>,
-    /// A node's lease was revoked: no further node may join.
-    is_revoked: bool,
+    /// When a push last said that a node has revoked the lease, and counted.
+    revoked_at: Option<LocalTime>,
+    /// The secret of the last `Acquire`, from which those of the nodes are derived.
+    secret: GrantSecret,
     /// How many guards of this client it has: an id can be attached more than once.
     guards: u32,
     /// Another client acquired it. An `Acquire` of that client may still be on its way to a node.
@@ -52,6 +60,8 @@ pub(super) struct RequestCounts {
     pub(super) is_released: bool,
     /// The node has pushed a grant since it was last asked.
     pub(super) has_pushed: bool,
+    /// The node has removed the queue entry.
+    pub(super) is_dequeued: bool,
 }
 
 /// The grants of a try that no quorum has granted.
@@ -102,7 +112,10 @@ impl NodeRequests {
 
     /// Records the answer to a release, and returns what it means: a node that has released the lease before has none any more.
     pub(super) fn handle_release(&self, reply: &Reply) -> NodeReply {
-        self.0.send_modify(|counts| counts.is_released |= *reply == Reply::Released);
+        self.0.send_modify(|counts| {
+            counts.is_released |= *reply == Reply::Released;
+            counts.is_dequeued |= *reply == Reply::Dequeued;
+        });
         if self.get().is_released {
             NodeReply::Held { valid_for: Duration::ZERO }
         } else {
@@ -123,6 +136,7 @@ impl NodeRequests {
 
 impl NodeAttempt {
     fn new(resource: Arc<Resource>, request: Arc<Acquire>, acquisition: Acquisition, nodes: usize) -> Self {
+        let secret = request.secret;
         Self {
             resource,
             acquisition,
@@ -130,7 +144,8 @@ impl NodeAttempt {
             request,
             token: None,
             partial_since: None,
-            is_revoked: false,
+            revoked_at: None,
+            secret,
             guards: 1,
             is_attached: false,
             requests: (0..nodes).map(|_| NodeRequests::new()).collect(),
@@ -231,6 +246,7 @@ impl Attempts {
         let tries = match table.by_attempt.get_mut(&request.acquisition) {
             Some(AttemptState::Cancelled { .. } | AttemptState::Unreleased { .. }) => return None,
             Some(AttemptState::Active(known)) => {
+                known.secret = request.secret;
                 known.requests.iter().for_each(NodeRequests::ask);
                 return Some((known.acquisition, known.requests.clone()));
             }
@@ -260,12 +276,19 @@ impl Attempts {
 
     /// Records one more acquire at a node, of an attempt that the node has granted meanwhile, or of a lease that it does not have. False if
     /// the attempt or the lease has ended.
-    pub(super) fn join(&self, attempt: Acquisition, acquisition: Acquisition, node: usize) -> bool {
+    pub(super) fn join(
+        &self,
+        attempt: Acquisition,
+        acquisition: Acquisition,
+        node: usize,
+        now: LocalTime,
+    ) -> bool {
         let join = |known: &mut NodeAttempt| {
-            if !known.is_revoked {
+            let may_join = known.revoked_at.is_none_or(|at| now >= at + REVOCATION);
+            if may_join {
                 known.requests[node].ask();
             }
-            !known.is_revoked
+            may_join
         };
         self.with(attempt, acquisition, join).unwrap_or(false)
     }
@@ -273,6 +296,19 @@ impl Attempts {
     /// Records a quorum's grant. False if the attempt was released meanwhile.
     pub(super) fn granted(&self, attempt: Acquisition, acquisition: Acquisition, token: Token) -> bool {
         self.with(attempt, acquisition, |known| known.token = Some(token)).is_some()
+    }
+
+    /// Whether a node's push of this grant proves the secret that the last `Acquire` has at that node.
+    pub(super) fn is_proven(
+        &self,
+        acquisition: Acquisition,
+        node: usize,
+        at: StoreTime,
+        (grant, proof): (&Grant, GrantProof),
+    ) -> bool {
+        let secret = |attempt| self.with(attempt, acquisition, |known| known.secret);
+        let secret = self.attempt_of(acquisition).and_then(secret);
+        secret.is_some_and(|secret| at_node(secret, node).prove(at, grant) == proof)
     }
 
     /// Records a node's grant push, and returns the number of nodes so far. `None` if it is known or has no effect.
@@ -287,10 +323,14 @@ impl Attempts {
         Some(known.requests.iter().filter(|requests| requests.get().has_pushed).count())
     }
 
-    /// Records that a node revoked the lease.
-    pub(super) fn revoked(&self, acquisition: Acquisition) {
+    /// A push says that a node has revoked the lease.
+    pub(super) fn revoked(&self, acquisition: Acquisition, now: LocalTime) {
         if let Some(attempt) = self.attempt_of(acquisition) {
-            self.with(attempt, acquisition, |known| known.is_revoked = true);
+            self.with(attempt, acquisition, |known| {
+                if known.revoked_at.is_none_or(|at| now >= at + REVOCATION_INTERVAL) {
+                    known.revoked_at = Some(now);
+                }
+            });
         }
     }
 
@@ -422,6 +462,11 @@ impl Attempts {
     }
 }
 
+/// The secret that an `Acquire` has at a node.
+pub(super) fn at_node(secret: GrantSecret, node: usize) -> GrantSecret {
+    secret.for_node(u32::try_from(node).unwrap_or(u32::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -452,17 +497,24 @@ mod tests {
     }
 
     #[test]
-    fn revoked_lease_is_acquired_at_no_further_node() {
+    fn revoked_lease_is_acquired_at_no_further_node_for_a_while() {
         let attempts = Attempts::new(ClientId::new(1), 3);
         let (attempt, acquisition, requests) = active(&attempts);
         assert!(attempts.granted(attempt, acquisition, Token::new(1).unwrap()));
-        assert!(attempts.join(attempt, acquisition, 2));
+        let at = |seconds| LocalTime::ZERO + Duration::from_secs(seconds);
+        assert!(attempts.join(attempt, acquisition, 2, at(0)));
         assert_eq!(requests[2].get().sent, 2);
-        attempts.revoked(acquisition);
-        assert!(!attempts.join(attempt, acquisition, 2));
+        attempts.revoked(acquisition, at(1));
+        assert!(!attempts.join(attempt, acquisition, 2, at(1)));
         assert_eq!(requests[2].get().sent, 2);
+        // Anybody may send such a push, again and again: the lease does not stay at fewer nodes for that.
+        let joins = (3..43).filter(|seconds| {
+            attempts.revoked(acquisition, at(*seconds));
+            attempts.join(attempt, acquisition, 2, at(*seconds))
+        });
+        assert_eq!(joins.count(), 36);
         assert!(attempts.release(attempt, LocalTime::ZERO).is_some());
-        assert!(!attempts.join(attempt, acquisition, 1), "it is being released");
+        assert!(!attempts.join(attempt, acquisition, 1, at(50)), "it is being released");
     }
 
     #[test]

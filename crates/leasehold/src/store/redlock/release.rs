@@ -54,6 +54,7 @@ impl Quorum {
         let [replies] = replies;
         let reply = match replies.poll_tally() {
             Some(Tally::Held { .. }) => Reply::Released,
+            Some(Tally::NotHeld) if known.token.is_none() => Reply::Dequeued,
             Some(Tally::NotHeld) => Reply::NotHeld,
             // So few nodes have the lease that the lock is free. A minimum hold needs a majority that retains it.
             Some(Tally::Unknown) if replies.has_quorum() && release.min_hold.is_zero() => Reply::Released,
@@ -151,7 +152,11 @@ impl Quorum {
                 _ if is_attached => true,
                 // The node released what its only acquire was granted.
                 NodeReply::Held { .. } => counts.unanswered == 0 || counts.sent == 1,
-                NodeReply::NotHeld => counts.unanswered == 0,
+                NodeReply::NotHeld => {
+                    // The same of a queue entry.
+                    let is_dequeued = requests[node].get().is_dequeued;
+                    counts.unanswered == 0 || is_dequeued && counts.sent == 1
+                }
             };
             if counts.unanswered > 0 {
                 let _ = guard.quorum.runtime.timeout(STRAGGLER_GRACE, requests[node].all_answered()).await;

@@ -111,7 +111,7 @@ impl Quorum {
     /// Acquires a renewed lease at a node that does not have it, because it was unreachable or restarted. The node learns its token
     /// by that.
     fn rejoin(self: &Arc<Self>, (renew, known): &(Renew, NodeAttempt), node: usize) {
-        if !self.attempts.join(renew.acquisition, known.acquisition, node) {
+        if !self.attempts.join(renew.acquisition, known.acquisition, node, self.now()) {
             return;
         }
         let acquire = Acquire {

@@ -9,7 +9,7 @@ use leasehold_core::{
     Acquire, Answer, Command, Failure, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
 };
 
-use super::attempts::NodeRequests;
+use super::attempts::{NodeRequests, at_node};
 use super::heard::Heard;
 use super::{MIN_PATIENCE, Quorum, SLOW_ROUND_TRIPS, STRAGGLER_GRACE};
 use crate::store::{BoxFuture, CallResult, StoreError};
@@ -113,10 +113,12 @@ impl VoteCollector {
             let attempts = &self.quorum.attempts;
             // Nothing is sent for an attempt that is being released.
             let Some(attempt) = attempts.attempt_of(acquisition) else { continue };
-            if !attempts.join(attempt, acquisition, node) {
+            if !attempts.join(attempt, acquisition, node, self.quorum.now()) {
                 continue;
             }
-            let call = (self.resource.clone(), Command::Acquire(self.acquire.clone()));
+            let secret = at_node(self.acquire.secret, node);
+            let acquire = Acquire { secret, ..(*self.acquire).clone() };
+            let call = (self.resource.clone(), Command::from(acquire));
             self.responses.push(self.quorum.request_vote(node, self.requests.clone(), call, self.floor));
         }
     }

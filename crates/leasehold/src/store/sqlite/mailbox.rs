@@ -11,7 +11,9 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Grant, HeadHint, Push, PushKind, StoreTime, TokenRange};
+use leasehold_core::{
+    Acquisition, ClientId, Grant, GrantProof, HeadHint, Push, PushKind, StoreTime, TokenRange,
+};
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 
 /// Max number of pipes without a reader that one sweep removes.
@@ -222,21 +224,22 @@ impl Drop for Mailbox {
 /// Eight numbers of eight bytes.
 const RECORD: usize = 64;
 
-/// "leasehld", the layout 1, and what happened.
-const MAGIC: u64 = 0x6C65_6173_6501_0000;
+/// "lease", the layout 2, and what happened.
+const MAGIC: u64 = 0x6C65_6173_6502_0000;
 
 fn encode(push: &Push) -> [u8; RECORD] {
     let (kind, rest) = match push.kind {
-        PushKind::Granted(grant) => {
+        PushKind::Granted(grant, proof) => {
             let valid_for = u64::try_from(grant.valid_for.as_micros()).unwrap_or(u64::MAX);
-            (1, [grant.tokens.first.get(), grant.tokens.last.get(), valid_for])
+            let proof = u64::from_be_bytes(proof.bytes());
+            (1, [grant.tokens.first.get(), grant.tokens.last.get(), valid_for, proof])
         }
-        PushKind::Next(head) => (2, [head.repoll_at.as_micros(), 0, 0]),
-        PushKind::Revoked => (3, [0, 0, 0]),
-        PushKind::Contended => (4, [0, 0, 0]),
+        PushKind::Next(head) => (2, [head.repoll_at.as_micros(), 0, 0, 0]),
+        PushKind::Revoked => (3, [0; 4]),
+        PushKind::Contended => (4, [0; 4]),
     };
     let numbers =
-        [MAGIC | kind, push.acquisition.sequence, push.at.as_micros(), rest[0], rest[1], rest[2], 0, 0];
+        [MAGIC | kind, push.acquisition.sequence, push.at.as_micros(), rest[0], rest[1], rest[2], rest[3], 0];
     let mut record = [0; RECORD];
     for (place, number) in record.chunks_exact_mut(8).zip(numbers) {
         place.copy_from_slice(&number.to_be_bytes());
@@ -249,11 +252,12 @@ fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
     for (number, place) in numbers.iter_mut().zip(record.chunks_exact(8)) {
         *number = u64::from_be_bytes(place.try_into().ok()?);
     }
-    let [head, sequence, at, first, last, valid_for, ..] = numbers;
+    let [head, sequence, at, first, last, valid_for, proof, _] = numbers;
     let kind = match head ^ MAGIC {
         1 => {
             let tokens = TokenRange::new(first, last)?;
-            PushKind::Granted(Grant { tokens, valid_for: Duration::from_micros(valid_for), is_plain: false })
+            let grant = Grant { tokens, valid_for: Duration::from_micros(valid_for), is_plain: false };
+            PushKind::Granted(grant, GrantProof::new(proof.to_be_bytes()))
         }
         2 => PushKind::Next(HeadHint { repoll_at: StoreTime::from_micros(first) }),
         3 => PushKind::Revoked,
@@ -299,7 +303,10 @@ mod tests {
         let mailbox = sender.open(client, &path).unwrap();
         let tokens = TokenRange::next(4, 3, StoreTime::from_micros(9));
         let kinds = [
-            PushKind::Granted(Grant { tokens, valid_for: Duration::from_millis(3_000), is_plain: false }),
+            PushKind::Granted(
+                Grant { tokens, valid_for: Duration::from_millis(3_000), is_plain: false },
+                GrantProof::new(*b"a proof."),
+            ),
             PushKind::Next(HeadHint { repoll_at: StoreTime::NEVER }),
             PushKind::Revoked,
             PushKind::Contended,

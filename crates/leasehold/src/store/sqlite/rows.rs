@@ -84,7 +84,7 @@ macro_rules! select_waiter {
     ($rest:literal) => {
         concat!(
             "SELECT place, client, sequence, owner, weight, ttl, reserve, since, deadline, parked, metadata,
-            replaces FROM waiter WHERE resource = ? ",
+            replaces, secret FROM waiter WHERE resource = ? ",
             $rest
         )
     };
@@ -237,7 +237,7 @@ impl Rows for SqliteRows<'_> {
         let (client, sequence) = key(waiter.acquisition);
         let id = self.id()?;
         self.run(
-            "INSERT OR REPLACE INTO waiter VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO waiter VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 id,
                 Number(waiter.place),
@@ -251,7 +251,8 @@ impl Rows for SqliteRows<'_> {
                 Time(waiter.deadline),
                 waiter.parked,
                 &*waiter.metadata,
-                waiter.replaces.map(Number)
+                waiter.replaces.map(Number),
+                waiter.secret.bytes()
             ],
         )?;
         Ok(())

@@ -50,7 +50,7 @@ pub(super) const TABLES: &str = "
     CREATE TABLE waiter (
         resource INTEGER NOT NULL, place INTEGER NOT NULL, client BLOB NOT NULL, sequence INTEGER NOT NULL, owner TEXT,
         weight INTEGER NOT NULL, ttl INTEGER NOT NULL, reserve INTEGER NOT NULL, since INTEGER NOT NULL,
-        deadline INTEGER NOT NULL, parked INTEGER NOT NULL, metadata TEXT NOT NULL, replaces INTEGER,
+        deadline INTEGER NOT NULL, parked INTEGER NOT NULL, metadata TEXT NOT NULL, replaces INTEGER, secret BLOB NOT NULL,
         PRIMARY KEY (resource, place)
     ) WITHOUT ROWID;
     CREATE UNIQUE INDEX waiter_attempt ON waiter (resource, client, sequence);

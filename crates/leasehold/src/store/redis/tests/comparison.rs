@@ -371,15 +371,18 @@ impl<'c> ScriptRunner<'c> {
     fn next_push(&mut self) -> (String, Option<Push>) {
         let message = self.inboxes.get_message().expect("a push");
         let payload = message.get_payload_bytes();
-        let push = decode_push(payload).ok();
+        let channel = message.get_channel_name();
+        let client = (0..=CLIENTS).map(client_id).find(|client| inbox_of(*client, None) == channel);
+        let push = decode_push(client.expect("the inbox of a client"), payload).ok();
         let used = match push.as_ref().map(|push| push.kind) {
             Some(PushKind::Next(_)) => 1,
             Some(PushKind::Revoked | PushKind::Contended) => 0,
-            Some(PushKind::Granted(_)) | None => 3,
+            // And the proof.
+            Some(PushKind::Granted(..)) | None => 5,
         };
-        let unused = payload.iter().skip(1 + 24 + 8 + 8 * used);
+        let unused = payload.iter().skip(1 + 8 + 8 + 8 * used);
         assert!(unused.copied().all(|byte| byte == 0) || push.is_none(), "{push:?} with more numbers");
-        (message.get_channel_name().to_owned(), push)
+        (channel.to_owned(), push)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::{
     Acquire, Acquisition, Command, Kind, Name, Now, Owner, PushKind, Release, Renew, Reply, Resource, Token,
 };
-use leasehold_redis_protocol::{decode_push, resource_key};
+use leasehold_redis_protocol::{decode_push, inbox_of, resource_key};
 use leasehold_testkit::{Flavor, Server};
 
 use super::comparison::{
@@ -167,8 +167,10 @@ fn no_grant_is_published_to_a_client_that_is_not_subscribed() {
         if message.get_channel_name() == "end" {
             break;
         }
-        let push = decode_push(message.get_payload_bytes()).unwrap();
-        if matches!(push.kind, PushKind::Granted(_)) {
+        let client =
+            (0..3).map(client_id).find(|client| inbox_of(*client, None) == message.get_channel_name());
+        let push = decode_push(client.unwrap(), message.get_payload_bytes()).unwrap();
+        if matches!(push.kind, PushKind::Granted(..)) {
             granted.push(push.acquisition);
         }
     }

@@ -141,6 +141,6 @@ async fn waiter_that_moves_to_another_admission_queue_leaves_no_entry() {
     assert_eq!(clients_at(first).await, [holder.client, waits.client, moves.client]);
     let release = Command::Release(Release::now(moves.attempt(1)));
     let released = moves.quorum().call_admission_queue(queue.clone(), release).await.unwrap().reply;
-    assert_eq!(released, Reply::Released);
+    assert_eq!(released, Reply::Dequeued);
     assert_eq!(clients_at(first).await, [holder.client, waits.client]);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::model::{Lease, Waiter};
-use leasehold_core::{Acquisition, ClientId, Owner, StoreTime, Token};
+use leasehold_core::{Acquisition, ClientId, GrantSecret, Owner, StoreTime, Token};
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, Value, ValueRef};
 use rusqlite::{Result, Row};
 
@@ -37,6 +37,7 @@ pub(super) fn read_waiter(row: &Row<'_>) -> Result<Waiter> {
         parked: row.get(9)?,
         metadata: Arc::from(row.get_ref(10)?.as_str()?),
         replaces: row.get::<_, Option<Number>>(11)?.map(|sequence| sequence.0),
+        secret: GrantSecret::new(row.get(12)?),
     })
 }
 
