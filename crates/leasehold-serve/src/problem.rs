@@ -203,7 +203,7 @@ impl From<Error> for Problem {
         let code = match error.kind() {
             ErrorKind::Invalid => Code::InvalidRequest,
             ErrorKind::Unsupported => Code::Unsupported,
-            ErrorKind::Lost | ErrorKind::Stale => Code::LeaseEnded,
+            ErrorKind::Lost | ErrorKind::Stale | ErrorKind::Ahead => Code::LeaseEnded,
             ErrorKind::NotOwner => Code::NotHeld,
             ErrorKind::QueueFull => Code::LimitReached,
             ErrorKind::Closed => Code::Stopping,

@@ -104,6 +104,8 @@ pub enum ErrorKind {
     NotOwner,
     /// [`Error::is_stale`]
     Stale,
+    /// [`Error::is_ahead`]
+    Ahead,
     /// [`Error::is_closed`]
     Closed,
 }
@@ -271,6 +273,21 @@ impl Error {
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.0.kind == ErrorKind::Stale
+    }
+
+    /// The token is a day or more ahead of this machine's clock, so the resource would refuse all later holders after it. It was
+    /// forged, or a clock is or was wrong: tokens never fall, also when a store's clock is set back. `admit_ahead` and its like in
+    /// [`fence`](crate::fence) take such a token.
+    ///
+    /// ```
+    /// # use leasehold::Token;
+    /// let fence = leasehold::fence::Fence::new();
+    /// let token = Token::new((1 << 53) - 1).unwrap();
+    /// assert!(fence.admit(token).unwrap_err().is_ahead());
+    /// ```
+    #[must_use]
+    pub fn is_ahead(&self) -> bool {
+        self.0.kind == ErrorKind::Ahead
     }
 
     /// The client was closed.

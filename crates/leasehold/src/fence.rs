@@ -11,12 +11,33 @@ mod in_process;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use leasehold_core::Token;
 
 use crate::error::{Error, ErrorKind};
 #[cfg(unix)]
 pub use file::FencedFile;
 pub use in_process::Fence;
+
+/// No store gives more tokens in a millisecond: the clock of Redis.
+const TOKENS_PER_MS: u128 = 2_048;
+
+/// A token that is further ahead of this machine's clock is refused.
+const FARTHEST: Duration = Duration::from_secs(24 * 3600);
+
+/// An error for a token that no store with a right clock would give within a day. Every later holder would be refused after it.
+fn check_ahead(what: impl std::fmt::Display, token: Token) -> Result<(), Error> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    if u128::from(token.get()) < (now + FARTHEST).as_millis() * TOKENS_PER_MS {
+        return Ok(());
+    }
+    let message = format!(
+        "{what}: the token {token} is a day or more ahead of this machine's clock: is it forged, or is a clock wrong? Every later \
+         holder would be refused after it"
+    );
+    Err(Error::new(ErrorKind::Ahead, message))
+}
 
 fn stale(what: impl std::fmt::Display, token: Token, highest: u64) -> Error {
     let message =

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::Token;
 
-use super::stale;
+use super::{check_ahead, stale};
 use crate::error::{Error, ErrorKind};
 
 /// The default limit of the wait for other writers.
@@ -101,8 +101,8 @@ impl FencedFile {
     ///
     /// # Errors
     ///
-    /// `is_stale` for a token lower than the highest, and `is_timeout` if another writer did not finish in time; nothing is
-    /// changed in both cases. `is_unavailable` if a file can't be read or written, with the system's error as its source; also
+    /// `is_stale` for a token lower than the highest, `is_ahead` for one that is a day or more ahead of this machine's clock, and
+    /// `is_timeout` if another writer did not finish in time; nothing is changed in these cases. `is_unavailable` if a file can't be read or written, with the system's error as its source; also
     /// for a hard link, too many symbolic links and a damaged `.fence` file.
     /// The old content is then kept, unless only the last step failed, which syncs the folder. In both cases tokens lower than this one
     /// may be refused from now on.
@@ -127,6 +127,28 @@ impl FencedFile {
     ///
     /// As [`Self::write`].
     pub fn write_timeout(&self, token: Token, content: &[u8], limit: Duration) -> Result<(), Error> {
+        check_ahead(self.path.display(), token)?;
+        self.write_ahead(token, content, limit)
+    }
+
+    /// As [`Self::write_timeout`], but also with a token that is ahead of this machine's clock: for a store whose tokens are, since
+    /// its clock was set back.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Token;
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// let report = leasehold::fence::FencedFile::new(folder.path().join("report"));
+    /// let token = Token::new((1 << 53) - 1).unwrap();
+    /// assert!(report.write(token, b"content").unwrap_err().is_ahead());
+    /// report.write_ahead(token, b"content", Duration::from_secs(1))?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::write`], except `is_ahead`.
+    pub fn write_ahead(&self, token: Token, content: &[u8], limit: Duration) -> Result<(), Error> {
         let failed = |error: io::Error| {
             let refused = |why: &dyn std::fmt::Display| {
                 let what = format!("{}: it can't be written: {why}", self.path.display());

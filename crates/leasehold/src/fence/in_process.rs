@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_core::Token;
 
-use super::stale;
+use super::{check_ahead, stale};
 use crate::error::Error;
 
 /// Remembers the highest token that a resource in this process has seen, and refuses lower ones.
@@ -55,8 +55,29 @@ impl Fence {
     ///
     /// # Errors
     ///
-    /// `is_stale` for a token lower than the highest. Nothing is changed.
+    /// `is_stale` for a token lower than the highest, and `is_ahead` for one that is a day or more ahead of this machine's clock.
+    /// Nothing is changed.
     pub fn admit(&self, token: Token) -> Result<(), Error> {
+        check_ahead("the resource", token)?;
+        self.admit_ahead(token)
+    }
+
+    /// As [`Self::admit`], but also admits a token that is ahead of this machine's clock: for a store whose tokens are, since its
+    /// clock was set back.
+    ///
+    /// ```
+    /// # use leasehold::Token;
+    /// let fence = leasehold::fence::Fence::new();
+    /// let token = Token::new((1 << 53) - 1).unwrap();
+    /// assert!(fence.admit(token).unwrap_err().is_ahead());
+    /// fence.admit_ahead(token)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_stale` for a token lower than the highest. Nothing is changed.
+    pub fn admit_ahead(&self, token: Token) -> Result<(), Error> {
         let highest = self.0.fetch_max(token.get(), Ordering::AcqRel);
         if highest > token.get() { Err(stale("the resource", token, highest)) } else { Ok(()) }
     }
@@ -74,6 +95,8 @@ impl Fence {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
     use super::*;
 
     fn token(number: u64) -> Token {
@@ -89,5 +112,22 @@ mod tests {
         assert!(fence.admit(token(6)).unwrap_err().is_stale());
         assert_eq!(fence.highest(), Some(token(7)));
         fence.admit(token(8)).unwrap();
+    }
+
+    #[test]
+    fn fence_refuses_tokens_from_the_future() {
+        let fence = Fence::new();
+        let ms =
+            |time: SystemTime| u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_millis()).unwrap();
+        let of = |ms: u64| token(ms * 2_048);
+        let (minute, day) = (60_000, 24 * 3_600_000);
+        let now = ms(SystemTime::now());
+        let ahead = of(now + day + minute);
+        let error = fence.admit(ahead).unwrap_err();
+        assert!(error.is_ahead() && !error.is_stale(), "{error}");
+        assert_eq!(fence.highest(), None);
+        fence.admit(of(now + day - minute)).unwrap();
+        fence.admit_ahead(ahead).unwrap();
+        assert_eq!(fence.highest(), Some(ahead));
     }
 }

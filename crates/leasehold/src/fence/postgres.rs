@@ -29,6 +29,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
+use super::check_ahead;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::store::postgres::{Present, create_for_transactions};
@@ -104,7 +105,8 @@ pub async fn create(database: &Client) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// `is_stale` if a newer holder has written: the transaction can only be rolled back. `is_timeout` if another transaction
+/// `is_stale` if a newer holder has written: the transaction can only be rolled back. `is_ahead` if the token is a day or more
+/// ahead of this machine's clock: nothing was sent. `is_timeout` if another transaction
 /// keeps the fence. `is_unavailable` if the fence was not created, or the server is not reached.
 ///
 /// # Cancel safety
@@ -130,6 +132,31 @@ pub async fn check(transaction: &Transaction<'_>, guard: &Guard) -> Result<(), E
 ///
 /// As [`check`].
 pub async fn check_token(transaction: &Transaction<'_>, resource: &str, token: Token) -> Result<(), Error> {
+    check_ahead(format_args!("the fence of {resource:?}"), token)?;
+    check_token_ahead(transaction, resource, token).await
+}
+
+/// As [`check_token`], but also for a token that is ahead of this machine's clock: for a store whose tokens are, since its clock was
+/// set back.
+///
+/// ```no_run
+/// # async fn example(transaction: tokio_postgres::Transaction<'_>, token: leasehold::Token) -> Result<(), leasehold::Error> {
+/// leasehold::fence::postgres::check_token_ahead(&transaction, "report", token).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// As [`check`], except `is_ahead`.
+///
+/// # Cancel safety
+///
+/// As [`check`].
+pub async fn check_token_ahead(
+    transaction: &Transaction<'_>,
+    resource: &str,
+    token: Token,
+) -> Result<(), Error> {
     let token = i64::from(token);
     let checked = transaction.query_typed(CHECK_SQL, &[(&resource, Type::TEXT), (&token, Type::INT8)]).await;
     checked.map(drop).map_err(|error| failed(&format!("the fence of {resource:?}"), error))
