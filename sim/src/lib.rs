@@ -17,6 +17,7 @@ mod schedule;
 pub mod server;
 mod serving;
 pub mod shrink;
+mod stranger;
 mod transport;
 mod users;
 pub mod world;

@@ -210,11 +210,14 @@ impl World {
         }
         if self.planted == Some(Planted::RestampedPush) {
             push.at = self.servers[server].clock.at(self.now);
+            if let PushKind::Granted(grant, proof) = &mut push.kind {
+                *proof = self.stranger.secret(push.acquisition).prove(push.at, grant);
+            }
         }
         let column = self.column(process);
         self.say(column, &[6, connection, push.acquisition.sequence], || {
             let what = match push.kind {
-                PushKind::Granted(grant) => format!("granted, token {}", short(grant.tokens.first.get())),
+                PushKind::Granted(grant, _) => format!("granted, token {}", short(grant.tokens.first.get())),
                 PushKind::Next(_) => "you are next".to_owned(),
                 PushKind::Revoked => "revoked".to_owned(),
                 PushKind::Contended => "another client waits".to_owned(),

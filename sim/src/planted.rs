@@ -11,6 +11,8 @@ pub enum Planted {
     RenewalsForgotten,
     /// A client's clock is 4 % slow, which the run does not declare.
     SlowClient,
+    /// A client believes a pushed grant without a proof.
+    ForgedGrantBelieved,
     /// A push that was delayed claims to have been sent just now.
     RestampedPush,
     /// Some grants carry the token of the grant before.
@@ -86,6 +88,7 @@ impl Planted {
     pub const ALL: [Self; 36] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
+        Self::ForgedGrantBelieved,
         Self::RestampedPush,
         Self::TokenRepeated,
         Self::Unfenced,
@@ -152,7 +155,9 @@ impl Planted {
     #[must_use]
     pub const fn breaks(self) -> Promise {
         match self {
-            Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush => Promise::OneHolder,
+            Self::RenewalsForgotten | Self::SlowClient | Self::ForgedGrantBelieved | Self::RestampedPush => {
+                Promise::OneHolder
+            }
             Self::TokenRepeated
             | Self::OwnerKeepsToken
             | Self::UpgradeKeepsToken

@@ -82,6 +82,9 @@ impl World {
             return Err(failed);
         }
         let index = index_of(resource);
+        if let Command::Acquire(acquire) = command {
+            self.stranger.note(acquire);
+        }
         let (now, planted) = (self.now, self.planted);
         let chance = self.planted.is_some() && self.rng.chance(100);
         let is_owned = self.plan.locks[index].kind == LockKind::Reentrant;
@@ -294,6 +297,7 @@ impl World {
     /// Sends pushes to the subscribed connections of their clients.
     fn publish(&mut self, server: usize, pushes: Vec<Push>) {
         for push in pushes {
+            self.stranger.hear(&push);
             let to: Vec<(u64, ProcessId)> = self.servers[server]
                 .subscribers()
                 .filter(|(_, peer)| peer.client == push.to())
@@ -303,13 +307,32 @@ impl World {
                 let column = self.column(process);
                 let is_planted = self.planted == Some(Planted::PushLost)
                     && self.now > self.books.calm_from
-                    && matches!(push.kind, PushKind::Granted(_));
+                    && matches!(push.kind, PushKind::Granted(..));
                 if is_planted || self.loses(true) {
                     self.say(column, &[5, connection], || format!("the push {:?} is lost", push.kind));
                     continue;
                 }
                 self.processes[process].messages += 1;
                 self.down(connection, Event::Push { connection, push: push.clone() });
+            }
+        }
+        self.publish_forged(server);
+    }
+
+    /// What the stranger publishes now.
+    fn publish_forged(&mut self, server: usize) {
+        let subscribers: Vec<_> = self.servers[server]
+            .subscribers()
+            .map(|(connection, peer)| (connection, peer.process, peer.client))
+            .collect();
+        let clients: Vec<_> = subscribers.iter().map(|(_, _, client)| *client).collect();
+        let at = self.servers[server].clock.at(self.now);
+        let is_believed = self.planted == Some(Planted::ForgedGrantBelieved);
+        for push in self.stranger.publish(at, &clients, is_believed) {
+            for (connection, process, _) in subscribers.iter().filter(|(_, _, client)| *client == push.to()) {
+                let column = self.column(*process);
+                self.say(column, &[7, *connection], || format!("a stranger publishes {:?}", push.kind));
+                self.down(*connection, Event::Push { connection: *connection, push: push.clone() });
             }
         }
     }

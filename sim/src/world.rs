@@ -25,6 +25,7 @@ use crate::planted::Planted;
 use crate::rng::Rng;
 use crate::schedule::Scheduled;
 use crate::server::{Server, ServerClock};
+use crate::stranger::Stranger;
 pub use clock::LocalClock;
 pub(crate) use detached::Detached;
 pub use event::{Content, Event};
@@ -176,6 +177,8 @@ pub struct World {
     pub planted: Option<Planted>,
     /// Chance.
     pub rng: Rng,
+    /// Publishes what it likes.
+    pub stranger: Stranger,
     /// The machines.
     pub machines: Vec<Machine>,
     /// The processes, dead ones too.
@@ -277,6 +280,7 @@ impl World {
             now: 0,
             planted,
             rng: Rng::new(seed, 2),
+            stranger: Stranger::new(seed),
             machines,
             processes: Vec::new(),
             servers: vec![server],

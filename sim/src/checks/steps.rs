@@ -171,7 +171,7 @@ impl Books {
         let exchanged = asked.filter(|acquire| !is_repeat(acquire)).and_then(|acquire| replaced(acquire));
         let granted: Vec<Acquisition> = pushes
             .iter()
-            .filter(|push| matches!(push.kind, PushKind::Granted(_)))
+            .filter(|push| matches!(push.kind, PushKind::Granted(..)))
             .map(|push| push.acquisition)
             .chain(exchanged)
             .chain(asked.map(|acquire| acquire.acquisition))
@@ -223,7 +223,7 @@ impl Books {
         let mut grants: Vec<_> = pushes
             .iter()
             .filter_map(|push| match push.kind {
-                PushKind::Granted(grant) => Some((grant, push.acquisition, None)),
+                PushKind::Granted(grant, _) => Some((grant, push.acquisition, None)),
                 _ => None,
             })
             .collect();

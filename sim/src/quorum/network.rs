@@ -2,7 +2,7 @@
 //! limit for answers. A connection that was cut is made again, and the client is told.
 
 use leasehold::simulation::{Answered, CallFailed};
-use leasehold_core::{Command, Failure, Grant, Push, Reply, Token};
+use leasehold_core::{ClientId, Command, Failure, Grant, Push, Reply, Token};
 
 use super::event::{Content, Event};
 use super::planted::Planted;
@@ -181,6 +181,9 @@ impl World {
         }
         let mut answers = Vec::new();
         for (resource, command) in content.batch.iter() {
+            if let Command::Acquire(acquire) = command {
+                self.stranger.note(acquire);
+            }
             let terms = (content.floor, self.max_ttl());
             let (mut answer, pushes) = self.nodes[node].run(self.now, resource, command, terms, self.planted);
             if let (Command::Acquire(acquire), Reply::Busy | Reply::Queued(_)) = (command, &answer.reply)
@@ -218,11 +221,27 @@ impl World {
 
     fn publish(&mut self, node: usize, pushes: Vec<Push>) {
         for push in pushes {
+            self.stranger.hear(&push);
             let to = self.nodes[node].connections.iter().filter(|(_, (_, client))| *client == push.to());
             for link in to.map(|(link, _)| *link).collect::<Vec<_>>() {
                 if !self.loses() {
                     self.transmit(link, false, Event::Push { link, push: push.clone() });
                 }
+            }
+        }
+        self.publish_forged(node);
+    }
+
+    /// What the stranger publishes now: also what it has heard at other nodes.
+    fn publish_forged(&mut self, node: usize) {
+        let subscribers: Vec<(u64, ClientId)> =
+            self.nodes[node].connections.iter().map(|(link, (_, client))| (*link, *client)).collect();
+        let clients: Vec<ClientId> = subscribers.iter().map(|(_, client)| *client).collect();
+        let at = self.nodes[node].clock.at(self.now);
+        for push in self.stranger.publish(at, &clients, false) {
+            for (link, _) in subscribers.iter().filter(|(_, client)| *client == push.to()) {
+                self.say(Column::Server, &[7, *link], || format!("a stranger publishes {:?}", push.kind));
+                self.transmit(*link, false, Event::Push { link: *link, push: push.clone() });
             }
         }
     }

@@ -22,6 +22,7 @@ use crate::plan::{Micros, SECOND};
 use crate::rng::Rng;
 use crate::schedule::Scheduled;
 use crate::server::ServerClock;
+use crate::stranger::Stranger;
 use crate::world::LocalClock;
 
 thread_local! {
@@ -108,6 +109,8 @@ pub(super) struct World {
     pub(super) plan: Arc<Plan>,
     pub(super) planted: Option<Planted>,
     pub(super) rng: Rng,
+    /// Publishes what it likes at each node.
+    pub(super) stranger: Stranger,
     pub(super) machines: Vec<Machine>,
     /// The processes, dead ones too.
     pub(super) processes: Vec<Process>,
@@ -180,6 +183,7 @@ impl World {
             now: 0,
             planted,
             rng: Rng::new(seed, 12),
+            stranger: Stranger::new(seed),
             machines: machines.collect(),
             processes: Vec::new(),
             nodes: nodes.collect(),
