@@ -24,6 +24,8 @@ pub enum Fault {
     ServerEmpty,
     /// CLIENT KILL of all connections, or `pg_terminate_backend`.
     ClientKill,
+    /// Another user without a right to leasehold's keys publishes forged and repeated messages to all clients.
+    Stranger,
     /// SCRIPT FLUSH.
     ScriptFlush,
     /// FLUSHALL.
@@ -202,6 +204,7 @@ pub const TABLE: &[Rule] = &[
         delay: RECONNECT,
         ..rule(Fault::ClientKill, &[Redis, Redis62, Valkey, Sentinel, Cluster, Postgres])
     },
+    rule(Fault::Stranger, &[Redis, Redis62, Valkey, Redlock]),
     rule(Fault::ScriptFlush, SERVERS),
     Rule { exemption: Some(FLUSHED), ..rule(Fault::FlushAll, REDIS) },
     rule(Fault::NetDelay, SINGLE),
@@ -257,10 +260,11 @@ impl Fault {
         matches!(self, Self::ServerEmpty | Self::FlushAll)
     }
 
-    /// Whether a call may fail or a lock may be lost by it. Flushed scripts are sent again, and a slow network is far faster than any limit.
+    /// Whether a call may fail or a lock may be lost by it. A stranger has no such means, flushed scripts are sent again, and a slow network is far
+    /// faster than any limit.
     #[must_use]
     pub fn disturbs_calls(self) -> bool {
-        !matches!(self, Self::ScriptFlush | Self::NetDelay)
+        !matches!(self, Self::Stranger | Self::ScriptFlush | Self::NetDelay)
     }
 
     /// Whether it needs a server whose clock can be set.

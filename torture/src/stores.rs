@@ -5,6 +5,7 @@ mod etcd;
 mod injection;
 mod nodes;
 mod replicated;
+mod stranger;
 
 use std::path::Path;
 use std::time::Duration;

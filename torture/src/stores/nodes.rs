@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold_testkit::{Builder, Proxy, Server};
 
 use super::injection::{Done, Injection, command, disturb_network, kill_clients, kill_repeatedly};
+use super::stranger;
 use crate::faults::{CLOCK_STEP, Fault};
 
 /// libfaketime reads its file again after a second.
@@ -85,6 +86,7 @@ impl Node {
             Fault::ServerEmpty => self.restart(injection.duration(0, 60), true),
             Fault::ClientKill => kill_repeatedly(injection, || kill_clients(&self.server)),
             Fault::ScriptFlush => command(&self.server, &["SCRIPT", "FLUSH"]).map(|()| String::new()),
+            Fault::Stranger => stranger::publish(&self.server, injection),
             Fault::FlushAll => command(&self.server, &["FLUSHALL"]).map(|()| String::new()),
             _ => Ok(disturb_network(&self.proxy, injection)),
         }

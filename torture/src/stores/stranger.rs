@@ -1,0 +1,91 @@
+//! Another user of a Redis server, without a right to any key: it lists the channels, listens, publishes what it likes, and repeats what
+//! it has heard.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use leasehold_testkit::Server;
+use redis::{Client, RedisResult};
+
+use super::injection::{Done, Injection};
+use crate::rng::Rng;
+
+/// How long it listens before it publishes again.
+const LISTENS: Duration = Duration::from_millis(2);
+
+/// Its user.
+const NAME: &str = "stranger";
+
+/// Publishes for a while.
+pub(super) fn publish(server: &Server, injection: &mut Injection<'_>) -> Done {
+    let time = injection.duration(20, 150);
+    let sent = stranger(server, time, injection.rng).map_err(|error| error.to_string())?;
+    if sent == 0 {
+        return Err("it has found no channel".to_owned());
+    }
+    Ok(format!("{sent} messages in {} ms", time.as_millis()))
+}
+
+fn stranger(server: &Server, time: Duration, rng: &mut Rng) -> RedisResult<u64> {
+    let rights = ["reset", "on", "nopass", "~other:*", "&*", "+@all", "-@dangerous"];
+    server.query::<redis::Value>(&[&["ACL", "SETUSER", NAME][..], &rights].concat())?;
+    let address = server.url();
+    let client = Client::open(address.replace("redis://", &format!("redis://{NAME}:any@")))?;
+    let (mut commands, mut listening) = (client.get_connection()?, client.get_connection()?);
+    let mut inboxes = listening.as_pubsub();
+    inboxes.psubscribe("leasehold:*")?;
+    inboxes.set_read_timeout(Some(LISTENS))?;
+    let (mut heard, mut sent) = (Vec::<Vec<u8>>::new(), 0);
+    let ends = Instant::now() + time;
+    while Instant::now() < ends {
+        let channels: Vec<String> =
+            redis::cmd("PUBSUB").arg("CHANNELS").arg("leasehold:*").query(&mut commands)?;
+        while let Ok(message) = inboxes.get_message() {
+            heard.push(message.get_payload_bytes().to_vec());
+            if heard.len() > 64 {
+                heard.remove(0);
+            }
+            if Instant::now() >= ends {
+                break;
+            }
+        }
+        for channel in &channels {
+            let message = forge(&heard, rng);
+            redis::cmd("PUBLISH").arg(channel).arg(message).exec(&mut commands)?;
+            sent += 1;
+        }
+    }
+    server.query::<redis::Value>(&["ACL", "DELUSER", NAME])?;
+    Ok(sent)
+}
+
+/// A message that was heard, as it was or with another kind or number; or a new one.
+fn forge(heard: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+    if !heard.is_empty() && rng.index(2) == 0 {
+        let mut message = heard[rng.index(heard.len())].clone();
+        if rng.index(2) == 0 && !message.is_empty() {
+            let at = rng.index(message.len());
+            message[at] = message[at].wrapping_add(1);
+        }
+        return message;
+    }
+    let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros());
+    #[allow(clippy::cast_precision_loss, reason = "times are below 2^53")]
+    let now = micros as f64;
+    let token = [now / 1e3 * 2_048.0, 9_007_199_254_740_990.0][rng.index(2)].floor();
+    let kind = u8::try_from(rng.between(1, 4)).unwrap_or(1);
+    // Most of the attempts that were heard of.
+    let sequence = match heard.get(rng.index(heard.len().max(1))).and_then(|message| message.get(1..9)) {
+        Some(sequence) => sequence.to_vec(),
+        None => rng.between(1, 100).to_be_bytes().to_vec(),
+    };
+    let numbers: Vec<u8> = match kind {
+        1 => [now, token, token, 6e8],
+        _ => [now, [0.0, now, now + 3.6e9][rng.index(3)], 0.0, 0.0],
+    }
+    .into_iter()
+    .flat_map(f64::to_be_bytes)
+    .collect();
+    let proof = format!("{:016x}", rng.bits());
+    let proof = if kind == 1 { proof.as_bytes() } else { &[] };
+    [&[kind][..], &sequence, &numbers, proof].concat()
+}
