@@ -19,7 +19,7 @@ pub(crate) fn explain(text: &str, parameters: Parameters) -> Option<String> {
     let says = |words: &[&str]| words.iter().any(|word| lower.contains(word));
     // Some alerts do not say that they are about a certificate.
     let is_alert = says(&[ALERT]);
-    if !says(&["certificate"]) && !(is_alert && says(&["unknownca", "accessdenied", "decrypterror"])) {
+    if !(says(&["certificate"]) || is_alert && says(&["unknownca", "accessdenied", "decrypterror"])) {
         return None;
     }
     let what = if says(&["certificaterequired", "certificate required"]) {

@@ -81,7 +81,7 @@ mod with_tls {
                 match connector(self.mode, &self.files) {
                     Ok(renewed) => *last = renewed,
                     Err(error) => {
-                        tracing::warn!(%error, "certificates not read again: the last ones are used")
+                        tracing::warn!(%error, "certificates not read again: the last ones are used");
                     }
                 }
             }

@@ -391,7 +391,7 @@ impl Locks<'_, '_> {
                 );
                 let expected = [
                     self.view(at, &[]),
-                    self.view(at, &[acquire.clone()]),
+                    self.view(at, std::slice::from_ref(&acquire)),
                     self.view(at, &[acquire.clone(), release]),
                 ];
                 let resource = self.run.resources[at].clone();
