@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::id::{Acquisition, ClientId, Owner};
-use crate::secret::{GrantProof, GrantSecret};
+use crate::secret::{GrantProof, GrantSecret, digest};
 use crate::time::StoreTime;
 use crate::token::{Token, TokenRange};
 
@@ -201,6 +201,26 @@ pub struct Grant {
     pub valid_for: Duration,
     /// What the store keeps is the command and the token, and no other lease or waiter. Set by stores that have this form.
     pub is_plain: bool,
+}
+
+impl GrantSecret {
+    /// What a push of this grant contains. The numbers are doubles, as the scripts have them.
+    #[must_use]
+    pub fn prove(self, at: StoreTime, grant: &Grant) -> GrantProof {
+        let numbers =
+            [at.as_micros(), grant.tokens.first.get(), grant.tokens.last.get(), micros(grant.valid_for)];
+        let [at, first, last, valid_for] = numbers.map(double);
+        GrantProof::new(digest(&[&self.bytes(), &at, &first, &last, &valid_for]))
+    }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[allow(clippy::cast_precision_loss, reason = "times and tokens are below 2^53")]
+fn double(number: u64) -> [u8; 8] {
+    (number as f64).to_be_bytes()
 }
 
 /// A queue position.

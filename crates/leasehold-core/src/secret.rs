@@ -6,13 +6,10 @@
 //! repeats only says what the store has said. Each `Acquire` has a new secret.
 
 use core::fmt;
-use core::time::Duration;
 
 use sha1_smol::Sha1;
 
-use crate::command::Grant;
 use crate::id::Acquisition;
-use crate::time::StoreTime;
 
 /// A client's random key, from which the secrets of its attempts are derived. It never leaves the client.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,15 +66,6 @@ impl GrantSecret {
     pub fn for_node(self, node: u32) -> Self {
         Self(digest(&[&self.0, &node.to_be_bytes()]))
     }
-
-    /// What a push of this grant contains. The numbers are doubles, as the scripts have them.
-    #[must_use]
-    pub fn prove(self, at: StoreTime, grant: &Grant) -> GrantProof {
-        let numbers =
-            [at.as_micros(), grant.tokens.first.get(), grant.tokens.last.get(), micros(grant.valid_for)];
-        let [at, first, last, valid_for] = numbers.map(double);
-        GrantProof(digest(&[&self.0, &at, &first, &last, &valid_for]))
-    }
 }
 
 impl fmt::Debug for GrantSecret {
@@ -107,18 +95,9 @@ impl GrantProof {
     }
 }
 
-fn micros(span: Duration) -> u64 {
-    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
-}
-
-#[allow(clippy::cast_precision_loss, reason = "times and tokens are below 2^53")]
-fn double(number: u64) -> [u8; 8] {
-    (number as f64).to_be_bytes()
-}
-
 /// The first half of a SHA-1. SHA-1 is weak against chosen collisions, which are of no use here, and not against preimages; the
 /// parts have fixed lengths. Redis offers no other hash to scripts.
-fn digest(parts: &[&[u8]]) -> [u8; 8] {
+pub(crate) fn digest(parts: &[&[u8]]) -> [u8; 8] {
     let mut hash = Sha1::new();
     parts.iter().for_each(|part| hash.update(part));
     let bytes = hash.digest().bytes();
@@ -131,8 +110,12 @@ fn digest(parts: &[&[u8]]) -> [u8; 8] {
 mod tests {
     use alloc::format;
 
+    use core::time::Duration;
+
     use super::*;
+    use crate::command::Grant;
     use crate::id::ClientId;
+    use crate::time::StoreTime;
     use crate::token::{Token, TokenRange};
 
     const ATTEMPT: Acquisition = Acquisition { client: ClientId::new(7), sequence: 1 };
