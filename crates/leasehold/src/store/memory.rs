@@ -4,7 +4,9 @@
 //! exists while one of these clients lives. The process keeps the last token of a name for one hour longer.
 //!
 //! The store has no timer. After every [`SWEEP`] commands it removes the expired state of [`SWEEP`] resources. Expired state is
-//! therefore removed as fast as new state is created.
+//! therefore removed as fast as new state is created. Of more than [`KEPT`] resources, it also removes those of which only the
+//! last token is left, if the clock has passed that token: new tokens follow the clock. [`Inner::floor`] remembers the highest of
+//! the removed tokens, in case the clock is set back.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -23,6 +25,9 @@ use crate::engine::clock::Clock;
 
 /// The number of commands between two sweeps, and the number of resources that one sweep visits.
 const SWEEP: u32 = 16;
+
+/// How many resources may keep their last token while they are not used.
+const KEPT: usize = 1_024;
 
 /// The stores with a name.
 static NAMED: Mutex<BTreeMap<String, Named>> = Mutex::new(BTreeMap::new());
@@ -65,6 +70,8 @@ struct Inner {
     inboxes: HashMap<ClientId, Weak<dyn Inbox>>,
     /// The highest token granted; written only by this store.
     last_token: Arc<AtomicU64>,
+    /// The highest last token of a resource that was removed. It lies in the past of the clock that removed it.
+    floor: Option<Token>,
     /// Number of commands since the last sweep.
     commands: u32,
     /// The resource that was swept last.
@@ -159,12 +166,15 @@ impl Memory {
 impl Inner {
     fn step(&mut self, now: Now, resource: &Resource, command: &Command, pushes: &mut Vec<Push>) -> Answer {
         let inboxes = &self.inboxes;
-        let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
+        let is_reachable = &mut |client| is_there(inboxes, client);
         if let Some(table) = self.tables.get_mut(resource) {
-            let answer = never_fails(apply(table, context, command));
+            let answer = never_fails(apply(table, CommandContext { now, is_reachable, pushes }, command));
             note_token(&self.last_token, table);
             return answer;
         }
+        // A lower bound is for new resources only: it would raise the token of a lease that is held.
+        let now = Now { floor: now.floor.max(self.floor), ..now };
+        let context = CommandContext { now, is_reachable, pushes };
         let mut table = Table::new();
         let answer = never_fails(apply(&mut table, context, command));
         note_token(&self.last_token, &table);
@@ -183,6 +193,7 @@ impl Inner {
         let table = |(resource, _): &(Arc<Resource>, _)| self.tables.remove(&**resource).unwrap_or_default();
         let mut tables: Vec<_> = attempts.iter().map(table).collect();
         let inboxes = &self.inboxes;
+        let now = Now { floor: now.floor.max(self.floor), ..now };
         let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         let acquires = attempts.iter().map(|(_, acquire)| acquire);
         let mut steps: Vec<_> = tables.iter_mut().zip(acquires).collect();
@@ -214,7 +225,12 @@ impl Inner {
         let context = CommandContext { now, is_reachable: &mut |client| is_there(inboxes, client), pushes };
         let is_kept = never_fails(sweep(table, context));
         note_token(&self.last_token, table);
+        let past = table.header().filter(|header| header.is_idle()).map(|header| header.last_token);
+        let past = past.filter(|token| StoreTime::from_micros(*token) < now.wall);
         if !is_kept {
+            self.tables.remove(&resource);
+        } else if let Some(token) = past.filter(|_| self.tables.len() > KEPT) {
+            self.floor = self.floor.max(Token::new(token));
             self.tables.remove(&resource);
         }
         self.swept = Some(resource);
@@ -292,6 +308,8 @@ impl Store for Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use leasehold_core::{Acquisition, Kind, Name, PushKind, Release, Reply, TokenRange, WaitFor};
     use std::time::Duration;
@@ -378,6 +396,30 @@ mod tests {
             store.run(|| at(7_300), &resource("x"), &release(0));
         }
         assert_eq!(store.inner().tables.len(), 0);
+    }
+
+    #[test]
+    fn used_resources_are_soon_forgotten_and_their_tokens_rise_all_the_same() {
+        let store = Memory::open("");
+        let time = Cell::new(at(0).time);
+        let use_once = |name: String| {
+            time.set(time.get() + Duration::from_micros(10));
+            let now = || Now::same(time.get());
+            let granted = store.run(now, &resource(&name), &acquire(0));
+            store.run(now, &resource(&name), &release(0));
+            let Reply::Granted(grant) = granted.reply else { panic!("it is free") };
+            grant.tokens.first
+        };
+        let names = || (0..10 * KEPT).map(|number| number.to_string());
+        let first: Vec<_> = names().map(use_once).collect();
+        let second: Vec<_> = names().map(use_once).collect();
+        assert!(store.inner().tables.len() <= 2 * KEPT, "{} are left", store.inner().tables.len());
+        // The clock is set back.
+        time.set(at(0).time);
+        let third: Vec<_> = names().map(use_once).collect();
+        for ((first, second), third) in first.iter().zip(&second).zip(&third) {
+            assert!(first < second && second < third, "{first}, {second}, {third}");
+        }
     }
 
     #[test]
