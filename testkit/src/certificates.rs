@@ -35,6 +35,8 @@ pub struct Certificates {
     pub expired: Pair,
     /// A client certificate.
     pub client: Pair,
+    /// An expired client certificate.
+    pub expired_client: Pair,
     _folder: TempDir,
 }
 
@@ -53,11 +55,14 @@ impl Certificates {
         server.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
         let wrong_name = params("another server", &["elsewhere.test"], ExtendedKeyUsagePurpose::ServerAuth);
         let client = params("a client", &[], ExtendedKeyUsagePurpose::ClientAuth);
+        let mut expired_client = params("an expired client", &[], ExtendedKeyUsagePurpose::ClientAuth);
+        (expired_client.not_before, expired_client.not_after) = (expired.not_before, expired.not_after);
         Self {
             server: authority.sign("server", &server),
             wrong_name: authority.sign("wrong-name", &wrong_name),
             expired: authority.sign("expired", &expired),
             client: authority.sign("client", &client),
+            expired_client: authority.sign("expired-client", &expired_client),
             authority: authority.file,
             _folder: folder,
         }

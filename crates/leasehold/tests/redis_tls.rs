@@ -1,7 +1,9 @@
 //! Encrypted connections: who is trusted, and what is said about those who are not.
 
+use std::time::Duration;
+
 use leasehold::Client;
-use leasehold_testkit::{Certificates, Server};
+use leasehold_testkit::{Certificates, Server, until};
 
 async fn error_of(url: &str) -> String {
     let error = Client::connect(url).await.expect_err("it must not be trusted");
@@ -55,4 +57,55 @@ async fn plain_and_tls_ports_are_distinguished() {
     assert!(error.contains("does not speak TLS") || error.contains("one for TLS"), "{error}");
     let error = error_of(&encrypted.url().replace("rediss:", "redis:")).await;
     assert!(error.contains("no Redis server") || error.contains("speak TLS only"), "{error}");
+}
+
+#[tokio::test]
+async fn refused_client_certificate_is_not_called_the_servers() {
+    let (files, others) = (Certificates::new(), Certificates::new());
+    let strict =
+        Server::builder().tls(&files.server, &files.authority).setting("tls-auth-clients", "yes").start();
+    let refused = [
+        (&files.expired_client, "the client certificate (cert=PATH) has expired"),
+        (&others.client, "does not know the authority of the client certificate"),
+    ];
+    for (pair, what) in refused {
+        let (ca, cert, key) = (&files.authority, &pair.certificate, &pair.key);
+        let parameters = format!("?ca={}&cert={}&key={}", ca.display(), cert.display(), key.display());
+        let error = error_of(&format!("{}{parameters}", strict.url())).await;
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn renewed_certificates_are_read_at_the_next_connect() {
+    let (old, new) = (Certificates::new(), Certificates::new());
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let install = |files: &Certificates| {
+        std::fs::copy(&files.authority, path("ca")).unwrap();
+        std::fs::copy(&files.client.certificate, path("cert")).unwrap();
+        std::fs::copy(&files.client.key, path("key")).unwrap();
+    };
+    install(&old);
+    let server =
+        Server::builder().tls(&old.server, &old.authority).setting("tls-auth-clients", "yes").start();
+    let [ca, cert, key] = ["ca", "cert", "key"].map(|name| path(name).display().to_string());
+    let client = Client::connect(&format!("{}?ca={ca}&cert={cert}&key={key}", server.url())).await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
+    // The server gets the certificates of another authority, and so does the client, whose key comes last.
+    let settings = [
+        ("tls-cert-file", &new.server.certificate),
+        ("tls-key-file", &new.server.key),
+        ("tls-ca-cert-file", &new.authority),
+    ];
+    let settings = settings.map(|(name, file)| [name.to_owned(), file.display().to_string()]).concat();
+    let change: Vec<&str> =
+        ["CONFIG", "SET"].into_iter().chain(settings.iter().map(String::as_str)).collect();
+    server.run(&change);
+    std::fs::copy(&new.authority, path("ca")).unwrap();
+    std::fs::copy(&new.client.certificate, path("cert")).unwrap();
+    server.run(&["CLIENT", "KILL", "TYPE", "normal"]);
+    until(async || guard.renew().await.is_err()).await;
+    std::fs::copy(&new.client.key, path("key")).unwrap();
+    until(async || client.mutex("b").try_lock().await.is_ok()).await;
 }

@@ -14,6 +14,7 @@ use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::{self, AbortHandle, yield_now};
 
+use super::connect::Dial;
 use super::connections::{Connections, config};
 use super::error::explain;
 use super::handshake;
@@ -21,7 +22,7 @@ use super::limits::RECONNECT_BACKOFF;
 
 /// Task that keeps the caller connection open.
 pub(super) struct CallerConnection {
-    pub(super) client: redis::Client,
+    pub(super) dial: Dial,
     pub(super) caller: Handle,
     pub(super) connections: Weak<Connections>,
     /// Run id of the driver connection's server, if known.
@@ -194,7 +195,7 @@ impl CallerConnection {
         lost: Arc<Notify>,
     ) -> impl Future<Output = redis::RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static
     {
-        let client = self.client.clone();
+        let dial = self.dial.clone();
         let ending = Ending(lost);
         let push_handler = move |info: PushInfo| {
             if info.kind == PushKind::Disconnection {
@@ -204,7 +205,7 @@ impl CallerConnection {
         };
         async move {
             let config = config().set_push_sender(push_handler);
-            let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            let mut connection = dial.open(false, &config).await?;
             let server = handshake::run_id(&mut connection).await?;
             Ok((connection, server))
         }

@@ -84,12 +84,12 @@ impl Cluster {
         if let Some(endpoint) = endpoints.get(host) {
             return Ok(endpoint.clone());
         }
-        let info = self
+        let dial = self
             .credentials
             .at(host)
             .map_err(|error| StoreError::new(Failure::NotSent, format!("{error:#}")))?;
         let _on = runtime.enter();
-        let endpoint = Arc::new(Endpoint::new(Target::Node(info), self.config_for(host)));
+        let endpoint = Arc::new(Endpoint::new(Target::Node(dial), self.config_for(host)));
         endpoints.insert(host.clone(), endpoint.clone());
         Ok(endpoint)
     }
@@ -245,9 +245,8 @@ impl Cluster {
 
     async fn ask(&self, host: Host) -> Result<Vec<SlotRange>, String> {
         let say = |what: String| format!("the node {}:{}: {what}", host.name, host.port);
-        let info = self.credentials.at(&host).map_err(|error| format!("{error:#}"))?;
-        let client = redis::Client::open(info).map_err(|error| say(explain(&error)))?;
-        let connection = client.get_multiplexed_async_connection_with_config(&connect::config()).await;
+        let dial = self.credentials.at(&host).map_err(|error| format!("{error:#}"))?;
+        let connection = dial.open(true, &connect::config()).await;
         let mut connection = connection.map_err(|error| say(explain(&error)))?;
         slot_map::query(&mut connection, &host).await.map_err(say)
     }

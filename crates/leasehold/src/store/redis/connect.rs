@@ -5,10 +5,12 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, ProtocolVersion,
-    RedisConnectionInfo, RedisError,
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind as RedisErrorKind,
+    IntoConnectionInfo as _, ProtocolVersion, RedisConnectionInfo, RedisError,
 };
+use tokio::task::spawn_blocking;
 
+use super::error::OWN;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use crate::error::{Error, ErrorKind};
 use crate::url::{Host, Login, Tls};
@@ -26,20 +28,63 @@ pub(super) fn config() -> AsyncConnectionConfig {
         .set_response_timeout(Some(ANSWER_TIMEOUT))
 }
 
-/// Connects with this protocol version.
-pub(super) async fn open(
-    info: &ConnectionInfo,
-    is_resp2: bool,
-    config: &AsyncConnectionConfig,
-) -> Result<MultiplexedConnection, RedisError> {
-    let client = redis::Client::open(with_protocol(info, is_resp2))?;
-    client.get_multiplexed_async_connection_with_config(config).await
+/// How one server is connected to.
+#[derive(Clone)]
+pub(super) struct Dial {
+    /// Without the certificates of `files`.
+    info: ConnectionInfo,
+    files: Option<TlsFiles>,
 }
 
-pub(super) fn with_protocol(info: &ConnectionInfo, is_resp2: bool) -> ConnectionInfo {
-    let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
-    let settings = info.redis_settings().clone().set_protocol(protocol);
-    info.clone().set_redis_settings(settings)
+impl From<ConnectionInfo> for Dial {
+    /// The settings of a client of the program.
+    fn from(info: ConnectionInfo) -> Self {
+        Self { info, files: None }
+    }
+}
+
+impl Dial {
+    /// Where it leads to.
+    pub(super) fn addr(&self) -> &ConnectionAddr {
+        self.info.addr()
+    }
+
+    /// The settings with the certificates that were read last.
+    pub(super) fn latest(&self) -> Result<ConnectionInfo, Error> {
+        let Some(files) = &self.files else { return Ok(self.info.clone()) };
+        files.apply(self.info.clone()).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
+    }
+
+    pub(super) fn user(&self) -> Option<&str> {
+        self.info.redis_settings().username()
+    }
+
+    /// The settings of a new connection. Certificate files are read again, because they may have been renewed: off the runtime's
+    /// thread, which may have to renew leases meanwhile.
+    pub(super) async fn info(&self) -> Result<ConnectionInfo, RedisError> {
+        let Some(files) = self.files.clone() else { return Ok(self.info.clone()) };
+        let info = self.info.clone();
+        let renewed = spawn_blocking(move || files.renew(&info).or_else(|_| files.apply(info))).await;
+        renewed
+            .unwrap_or_else(|_| Err((RedisErrorKind::Client, OWN, "the runtime has ended".to_owned()).into()))
+    }
+
+    /// A client for a new connection with this protocol version.
+    pub(super) async fn client(&self, is_resp2: bool) -> Result<redis::Client, RedisError> {
+        let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
+        let info = self.info().await?;
+        let settings = info.redis_settings().clone().set_protocol(protocol);
+        redis::Client::open(info.set_redis_settings(settings))
+    }
+
+    /// Connects with this protocol version.
+    pub(super) async fn open(
+        &self,
+        is_resp2: bool,
+        config: &AsyncConnectionConfig,
+    ) -> Result<MultiplexedConnection, RedisError> {
+        self.client(is_resp2).await?.get_multiplexed_async_connection_with_config(config).await
+    }
 }
 
 /// Login, database and TLS settings for every node of a store.
@@ -56,16 +101,16 @@ impl Credentials {
         Ok(Self { login: login.clone(), database, tls: tls.map(TlsFiles::read).transpose()? })
     }
 
-    pub(super) fn at(&self, host: &Host) -> Result<ConnectionInfo, Error> {
+    pub(super) fn at(&self, host: &Host) -> Result<Dial, Error> {
         let (name, port) = (host.name.clone(), host.port);
         let address = match self.tls {
             None => ConnectionAddr::Tcp(name, port),
             Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
         };
-        self.info_for_addr(address)
+        self.at_addr(address)
     }
 
-    pub(super) fn info_for_addr(&self, address: ConnectionAddr) -> Result<ConnectionInfo, Error> {
+    pub(super) fn at_addr(&self, address: ConnectionAddr) -> Result<Dial, Error> {
         let invalid = |error: RedisError| Error::new(ErrorKind::Invalid, error.to_string());
         let keepalive =
             socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
@@ -82,10 +127,10 @@ impl Credentials {
         }
         let info = address.into_connection_info().map_err(invalid)?;
         let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
-        match &self.tls {
-            None => Ok(info),
-            Some(files) => files.apply(info).map_err(invalid),
+        if let Some(files) = &self.tls {
+            files.apply(info.clone()).map_err(invalid)?;
         }
+        Ok(Dial { info, files: self.tls.clone() })
     }
 }
 
@@ -99,15 +144,20 @@ use without_tls::TlsFiles;
 #[cfg(feature = "tls")]
 mod with_tls {
     use std::path::Path;
+    use std::sync::{Arc, Mutex, PoisonError};
 
     use redis::{Client, ClientTlsConfig, ConnectionInfo, RedisResult, TlsCertificates};
 
     use crate::error::{Error, ErrorKind};
     use crate::url::Tls;
 
-    /// The content of the certificate files.
+    /// The certificate files that an address names, shared by all connections of a store.
     #[derive(Clone)]
-    pub(super) struct TlsFiles(TlsCertificates);
+    pub(super) struct TlsFiles {
+        paths: Arc<Tls>,
+        /// What was read from them last.
+        content: Arc<Mutex<TlsCertificates>>,
+    }
 
     impl TlsFiles {
         pub(super) fn read(tls: &Tls) -> Result<Self, Error> {
@@ -115,19 +165,42 @@ mod with_tls {
                 // Only if the program has chosen none. Fails only if another thread was faster.
                 let _ = rustls::crypto::ring::default_provider().install_default();
             }
-            let client_tls = match (&tls.certificate, &tls.key) {
-                (Some(certificate), Some(key)) => {
-                    Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
-                }
-                _ => None,
-            };
-            let root_cert = tls.authority.as_deref().map(read).transpose()?;
-            Ok(Self(TlsCertificates { client_tls, root_cert }))
+            let content = Arc::new(Mutex::new(read_all(tls)?));
+            Ok(Self { paths: Arc::new(tls.clone()), content })
         }
 
-        pub(super) fn apply(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
-            Ok(Client::build_with_tls(info, self.0.clone())?.get_connection_info().clone())
+        /// Reads the files again. An error, and no change, while they can't be read, or do not fit each other because they are being
+        /// replaced.
+        pub(super) fn renew(&self, info: &ConnectionInfo) -> Result<ConnectionInfo, ()> {
+            let renewed = read_all(&self.paths).map_err(|error| error.to_string());
+            let built = renewed.and_then(|content| {
+                let info = with(info.clone(), content.clone()).map_err(|error| error.to_string())?;
+                *self.content.lock().unwrap_or_else(PoisonError::into_inner) = content;
+                Ok(info)
+            });
+            built
+                .map_err(|error| tracing::warn!(error, "certificates not read again: the last ones are used"))
         }
+
+        /// With what was read last.
+        pub(super) fn apply(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
+            with(info, self.content.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        }
+    }
+
+    fn with(info: ConnectionInfo, content: TlsCertificates) -> RedisResult<ConnectionInfo> {
+        Ok(Client::build_with_tls(info, content)?.get_connection_info().clone())
+    }
+
+    fn read_all(tls: &Tls) -> Result<TlsCertificates, Error> {
+        let client_tls = match (&tls.certificate, &tls.key) {
+            (Some(certificate), Some(key)) => {
+                Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+            }
+            _ => None,
+        };
+        let root_cert = tls.authority.as_deref().map(read).transpose()?;
+        Ok(TlsCertificates { client_tls, root_cert })
     }
 
     fn read(path: &Path) -> Result<Vec<u8>, Error> {
@@ -155,6 +228,10 @@ mod without_tls {
     impl TlsFiles {
         pub(super) fn read(_: &Tls) -> Result<Self, Error> {
             Err(needs_feature("TLS", "tls"))
+        }
+
+        pub(super) fn renew(&self, _: &ConnectionInfo) -> Result<ConnectionInfo, ()> {
+            match self.0 {}
         }
 
         pub(super) fn apply(&self, _: ConnectionInfo) -> RedisResult<ConnectionInfo> {

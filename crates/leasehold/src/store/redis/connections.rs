@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::connect;
+use super::connect::Dial;
 use super::deletes::Deletes;
 use super::gather::Gatherings;
 use super::handshake::{self, ServerFacts};
@@ -65,7 +66,8 @@ pub(super) struct Connections {
     caller: Option<Id>,
     /// For commands that wait for replicas; opened on first use.
     replica_conn: tokio::sync::Mutex<Option<MultiplexedConnection>>,
-    client: redis::Client,
+    /// For further connections to the same server.
+    dial: (Dial, bool),
     /// The server's run id; empty if the user may not ask.
     run_id: Arc<str>,
     deletes: Deletes,
@@ -84,7 +86,7 @@ impl Connections {
         driver_conn: MultiplexedConnection,
         status: Arc<ConnectionStatus>,
         caller: Option<Id>,
-        client: redis::Client,
+        dial: (Dial, bool),
         facts: ServerFacts,
     ) -> Self {
         Self {
@@ -93,7 +95,7 @@ impl Connections {
             caller_conn: Mutex::new(None),
             caller,
             replica_conn: tokio::sync::Mutex::new(None),
-            client,
+            dial,
             run_id: facts.run_id.unwrap_or_default().into(),
             deletes: Deletes::new(facts.delete),
             caller_gatherings: Gatherings::default(),
@@ -134,9 +136,10 @@ impl Connections {
         here.is_some() && here == self.caller
     }
 
-    /// The settings of these connections, for further ones to the same server.
-    pub(super) fn client(&self) -> &redis::Client {
-        &self.client
+    /// A client for a further connection to the same server.
+    pub(super) async fn client(&self) -> Result<redis::Client, RedisError> {
+        let (dial, is_resp2) = &self.dial;
+        dial.client(*is_resp2).await
     }
 
     pub(super) fn driver_conn(&self) -> MultiplexedConnection {
@@ -179,8 +182,8 @@ impl Connections {
         if let Some(connection) = &*replica_conn {
             return Ok(Some(connection.clone()));
         }
-        let (client, config) =
-            (self.client.clone(), config().set_response_timeout(Some(REPLICA_RESPONSE_TIMEOUT)));
+        let client = self.client().await?;
+        let config = config().set_response_timeout(Some(REPLICA_RESPONSE_TIMEOUT));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         if handshake::run_id(&mut connection).await?.unwrap_or_default() != *self.run_id {
             self.close();
@@ -300,7 +303,8 @@ mod tests {
             let status = Arc::new(ConnectionStatus::new(Arc::new(Notify::new())));
             let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
             let caller = Some(Handle::current().id());
-            Connections::new(own, status, caller, client.clone(), ServerFacts::default())
+            let dial = (client.get_connection_info().clone().into(), true);
+            Connections::new(own, status, caller, dial, ServerFacts::default())
         });
         let gatherings =
             |runtime: &Runtime| runtime.block_on(async { std::ptr::from_ref(connections.gatherings()) });

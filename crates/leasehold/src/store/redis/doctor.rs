@@ -103,8 +103,10 @@ impl Doctor {
                 return self.probe_cluster(cluster, *variant, &credentials).await;
             }
             (Place::Cluster(_), Nodes::Server { .. }) => return Ok(()),
-            (Place::Server(host), _) => credentials.at(host),
-            (Place::Socket(path), _) => credentials.info_for_addr(ConnectionAddr::Unix(path.clone())),
+            (Place::Server(host), _) => credentials.at(host).and_then(|dial| dial.latest()),
+            (Place::Socket(path), _) => {
+                credentials.at_addr(ConnectionAddr::Unix(path.clone())).and_then(|dial| dial.latest())
+            }
         };
         let info = info.map_err(|error| not_sent(&error))?;
         self.see(target_for(info, FailoverMode::ByHand, url.is_resp2)).await.map_err(failed)
@@ -127,17 +129,20 @@ impl Doctor {
     }
 
     async fn probe_sentinels(&mut self, sentinels: &Sentinels, is_resp2: bool) -> Result<(), StoreError> {
-        let (_, info) = sentinels.find_master(AddressState::Unproven).await?;
+        let (_, dial) = sentinels.find_master(AddressState::Unproven).await?;
+        let info = dial.latest().map_err(|error| not_sent(&error))?;
         let target = |info| target_for(info, FailoverMode::Sentinels, is_resp2);
         let master = probe::at(target(info)).await.map_err(failed)?;
         let replicas = topology_rules::replicas_of(&master.info);
         self.seen.push(master);
         for replica in replicas {
-            self.try_probe(sentinels.credentials.at(&replica).map(target)).await;
+            self.try_probe(sentinels.credentials.at(&replica).and_then(|dial| dial.latest()).map(target))
+                .await;
         }
         let mut opinions = Vec::new();
         for sentinel in &sentinels.hosts {
-            let opinion = probe::at_sentinel(sentinel, &sentinels.service).await;
+            let info = sentinel.latest().map_err(|error| not_sent(&error))?;
+            let opinion = probe::at_sentinel(&info, &sentinels.service).await;
             opinions.push((sentinel.addr().to_string(), opinion));
         }
         self.components.push(topology_rules::check_sentinels(&sentinels.service, &opinions));
@@ -152,13 +157,15 @@ impl Doctor {
     ) -> Result<(), StoreError> {
         let mut error = super::slot_unassigned();
         for host in cluster.masters() {
-            let info = credentials.at(&host).map_err(|error| not_sent(&error))?;
+            let info =
+                credentials.at(&host).and_then(|dial| dial.latest()).map_err(|error| not_sent(&error))?;
             match probe::query_slots(&info, &host).await {
                 Err(what) => error = failed(what),
                 Ok(slots) => {
                     let nodes = topology_rules::nodes_of(&slots);
                     for node in &nodes {
-                        let target = credentials.at(&node.host).map(|info| ProbeTarget {
+                        let info = credentials.at(&node.host).and_then(|dial| dial.latest());
+                        let target = info.map(|info| ProbeTarget {
                             slots: node.slots.clone(),
                             variant,
                             ..target_for(info, FailoverMode::Cluster, false)

@@ -13,13 +13,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_core::Failure;
-use redis::{ConnectionInfo, ErrorKind, RedisError};
+use redis::{ErrorKind, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::caller_conn::{CallerConnection, CallerRuntime};
+use super::connect::Dial;
 use super::connections::{
     ConnectionStatus, Connections, MessageHandler, ReconnectHandler, config, forward_messages, push_handler,
 };
@@ -28,7 +29,7 @@ use super::limits::RECONNECT_BACKOFF;
 use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
 use super::wire::SharedConnection;
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, connect, handshake};
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
 use crate::store::StoreError;
 
 /// Min time between the starts of two connection attempts. It bounds the load on a server that closes every connection.
@@ -45,9 +46,9 @@ const SLOWDOWN_FACTOR: u32 = 4;
 
 /// What an endpoint connects to.
 pub(super) enum Target {
-    Server(ConnectionInfo),
+    Server(Dial),
     /// A cluster node named by other nodes.
-    Node(ConnectionInfo),
+    Node(Dial),
     Master(Sentinels),
 }
 
@@ -297,21 +298,21 @@ impl Reconnector {
 
     async fn connect(&mut self) -> Result<Arc<Connections>, StoreError> {
         let sentinels = match &self.target {
-            Target::Server(info) | Target::Node(info) => {
-                let info = info.clone();
-                return self.connect_any_protocol(&info, self.address()).await;
+            Target::Server(dial) | Target::Node(dial) => {
+                let dial = dial.clone();
+                return self.connect_any_protocol(&dial, self.address()).await;
             }
             Target::Master(sentinels) => sentinels.clone(),
         };
         loop {
-            let (master, info) = sentinels.find_master(self.address()).await?;
+            let (master, dial) = sentinels.find_master(self.address()).await?;
             let mut switched = Box::pin(sentinels.clone().until_switched(master.clone()));
             let connected = async {
                 // The sentinels name this address, so it is proven.
                 let connections =
-                    self.connect_any_protocol(&info, AddressState::Proven).await.map_err(|error| {
+                    self.connect_any_protocol(&dial, AddressState::Proven).await.map_err(|error| {
                         StoreError {
-                            message: format!("the master {}: {}", info.addr(), error.message),
+                            message: format!("the master {}: {}", dial.addr(), error.message),
                             ..error
                         }
                     })?;
@@ -332,11 +333,11 @@ impl Reconnector {
     /// Connects with the newest protocol that the server supports.
     async fn connect_any_protocol(
         &mut self,
-        info: &ConnectionInfo,
+        dial: &Dial,
         address: AddressState,
     ) -> Result<Arc<Connections>, StoreError> {
         loop {
-            match self.connect_server(info).await {
+            match self.connect_server(dial).await {
                 Ok(connections) => return Ok(connections),
                 Err(error) if is_resp3_unknown(&error) && !self.is_resp2 => {
                     self.is_resp2 = true;
@@ -349,10 +350,10 @@ impl Reconnector {
         }
     }
 
-    async fn connect_server(&self, info: &ConnectionInfo) -> Result<Arc<Connections>, RedisError> {
+    async fn connect_server(&self, dial: &Dial) -> Result<Arc<Connections>, RedisError> {
         let status = Arc::new(ConnectionStatus::new(self.health_check.clone()));
         let mut tasks = JoinSet::new();
-        let client = redis::Client::open(connect::with_protocol(info, self.is_resp2))?;
+        let client = dial.client(self.is_resp2).await?;
         let config = config();
         let on_message = self.endpoint_config.on_message.clone();
         let config = if self.is_resp2 {
@@ -377,13 +378,14 @@ impl Reconnector {
         let facts =
             handshake::handshake(&mut driver_conn, self.is_resp2, &*self.endpoint_config.warn).await?;
         if self.endpoint_config.is_voter && facts.run_id.is_none() {
-            let error = handshake::missing_run_id(info.redis_settings().username());
+            let error = handshake::missing_run_id(dial.user());
             (self.endpoint_config.warn)(explain(&error));
             return Err(error);
         }
         let server = facts.run_id.clone();
         let caller = self.endpoint_config.caller.as_ref().map(Handle::id);
-        let connections = Arc::new(Connections::new(driver_conn, status, caller, client.clone(), facts));
+        let connections =
+            Arc::new(Connections::new(driver_conn, status, caller, (dial.clone(), self.is_resp2), facts));
         let shared = self.endpoint_config.shared.clone();
         if let Some((connection, caller)) = shared.zip(self.endpoint_config.caller.clone()) {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));
@@ -394,7 +396,7 @@ impl Reconnector {
             && self.endpoint_config.runtime.may_be_tried()
         {
             let caller_conn = CallerConnection {
-                client,
+                dial: dial.clone(),
                 caller: caller.clone(),
                 connections: Arc::downgrade(&connections),
                 server,

@@ -10,12 +10,12 @@ use std::sync::{Arc, Weak};
 
 use leasehold_core::Failure;
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionAddr, ConnectionInfo, PushInfo, PushKind, RedisError, Value};
+use redis::{ConnectionAddr, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::connect::{self, Credentials};
+use super::connect::{Credentials, Dial};
 use super::connections::{Connections, config};
 use super::endpoint::Endpoint;
 use super::error::{CallError, runtime_ended};
@@ -39,7 +39,7 @@ enum Source {
     /// The one that the store is connected to.
     Store(Arc<Nodes>),
     /// Another one.
-    Other { info: Box<ConnectionInfo>, is_resp2: bool },
+    Other { dial: Box<Dial>, is_resp2: bool },
 }
 
 pub(super) struct Shared {
@@ -66,14 +66,14 @@ impl ServerKeys {
     /// The keys of another server. Those who wait for its changes are among these.
     pub(super) fn at(url: &RedisUrl, runtime: Handle, watchers: Arc<Watchers>) -> Result<Self, Error> {
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
-        let info = match &url.place {
+        let dial = match &url.place {
             Place::Server(host) => credentials.at(host)?,
-            Place::Socket(path) => credentials.info_for_addr(ConnectionAddr::Unix(path.clone()))?,
+            Place::Socket(path) => credentials.at_addr(ConnectionAddr::Unix(path.clone()))?,
             Place::Sentinels { .. } | Place::Cluster(_) => {
                 return Err(invalid(format!("{url} is not the address of one server")));
             }
         };
-        let source = Source::Other { info: Box::new(info), is_resp2: url.is_resp2 };
+        let source = Source::Other { dial: Box::new(dial), is_resp2: url.is_resp2 };
         Ok(Self::of(source, runtime, watchers))
     }
 
@@ -209,11 +209,14 @@ impl Shared {
             return Ok((open.connection.clone(), open.is_lost.clone()));
         }
         let opened = match &beside {
-            Some(beside) => self.open(beside.client(), Some(Arc::downgrade(beside))).await,
+            Some(beside) => match beside.client().await {
+                Ok(client) => self.open(&client, Some(Arc::downgrade(beside))).await,
+                Err(error) => Err(error),
+            },
             None => self.open_other().await,
         };
         let opened = opened.map_err(|error| StoreError::from(CallError::from(&error)));
-        let open = opened.map_err(|error| StoreError { failure: Failure::NotSent, ..error })?;
+        let open = opened.map_err(|error| StoreError { failure: error.failure.before_sending(), ..error })?;
         let found = (open.connection.clone(), open.is_lost.clone());
         if slot.replace(open).is_some() {
             // Changes between the two connections were missed.
@@ -223,10 +226,10 @@ impl Shared {
     }
 
     async fn open_other(&self) -> Result<Open, RedisError> {
-        let Source::Other { info, is_resp2 } = &self.source else {
+        let Source::Other { dial, is_resp2 } = &self.source else {
             return Err((redis::ErrorKind::Client, "the store has its own connection").into());
         };
-        let client = redis::Client::open(connect::with_protocol(info, *is_resp2))?;
+        let client = dial.client(*is_resp2).await?;
         self.open(&client, None).await
     }
 

@@ -89,7 +89,7 @@ impl Redis {
         let opening = Opening { shared: shared.clone(), ..Opening::new(client, inbox, caller, false) };
         let info = server.get_connection_info().clone();
         let shown = info.addr().to_string();
-        let endpoint = opening.endpoint(Target::Server(info.clone()), client);
+        let endpoint = opening.endpoint(Target::Server(info.clone().into()), client);
         let connections = endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
         if let Some((shared, tasks)) = shared.zip(tasks) {
             let mut own = connections.driver_conn();
@@ -110,7 +110,7 @@ impl Redis {
 fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
     Ok(match &url.place {
         Place::Server(host) => Target::Server(credentials.at(host)?),
-        Place::Socket(path) => Target::Server(credentials.info_for_addr(ConnectionAddr::Unix(path.clone()))?),
+        Place::Socket(path) => Target::Server(credentials.at_addr(ConnectionAddr::Unix(path.clone()))?),
         Place::Sentinels { hosts, service, login } => {
             let sentinels = Credentials::new(login, 0, url.tls.as_ref())?;
             let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;

@@ -8,12 +8,12 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold_core::Failure;
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionInfo, PushInfo, PushKind, RedisError};
+use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::connect::{self, Credentials};
-use super::error::{AddressState, explain};
+use super::connect::{self, Credentials, Dial};
+use super::error::{AddressState, store_error};
 use crate::store::StoreError;
 use crate::url::Host;
 
@@ -34,7 +34,7 @@ const SWITCHED: &str = "+switch-master";
 /// The sentinels of one service.
 #[derive(Clone)]
 pub(super) struct Sentinels {
-    pub(super) hosts: Vec<ConnectionInfo>,
+    pub(super) hosts: Vec<Dial>,
     pub(super) service: String,
     /// Credentials for the servers, not for the sentinels.
     pub(super) credentials: Credentials,
@@ -42,14 +42,11 @@ pub(super) struct Sentinels {
 
 impl Sentinels {
     /// The master that most answering sentinels name. The master itself is not asked: see [`Sentinels::confirm`].
-    pub(super) async fn find_master(
-        &self,
-        address: AddressState,
-    ) -> Result<(Host, ConnectionInfo), StoreError> {
+    pub(super) async fn find_master(&self, address: AddressState) -> Result<(Host, Dial), StoreError> {
         let named = self.named(self.hosts.len() / 2 + 1, address).await?;
         let master = most_named(&named).ok_or_else(|| not_sent(disagreement(&named)))?;
-        let info = self.credentials.at(master).map_err(|error| not_sent(format!("{error:#}")))?;
-        Ok((master.clone(), info))
+        let dial = self.credentials.at(master).map_err(|error| not_sent(format!("{error:#}")))?;
+        Ok((master.clone(), dial))
     }
 
     /// Confirms a new connection to `master`. Connecting may have taken long, for example to a frozen server that was replaced
@@ -68,7 +65,11 @@ impl Sentinels {
             // Without the right to ROLE, a replica is noticed by the first write.
             Ok(_) => {}
             Err(error) if error.code() == Some("NOPERM") => {}
-            Err(error) => return Err(say(&explain(&error))),
+            Err(error) => {
+                let failed = store_error(&error);
+                let failure = failed.failure.before_sending();
+                return Err(StoreError { failure, ..say(&failed.message) }.caused_by(error));
+            }
         }
         let (named, _) = self.find_master(AddressState::Proven).await?;
         if named == *master { Ok(()) } else { Err(say("it was replaced while the connection was made")) }
@@ -78,7 +79,7 @@ impl Sentinels {
     async fn named(&self, enough: usize, address: AddressState) -> Result<Vec<Host>, StoreError> {
         let mut asked: FuturesUnordered<_> =
             self.hosts.iter().map(|sentinel| self.ask(sentinel, address)).collect();
-        let (mut named, mut last_error) = (Vec::new(), String::new());
+        let (mut named, mut last_error) = (Vec::new(), not_sent("no sentinel has answered".to_owned()));
         let mut deadline = None;
         while named.len() < enough {
             let next = match deadline {
@@ -94,27 +95,33 @@ impl Sentinels {
                 None => break,
             }
         }
-        if named.is_empty() { Err(not_sent(last_error)) } else { Ok(named) }
+        if named.is_empty() { Err(last_error) } else { Ok(named) }
     }
 
-    async fn ask(&self, sentinel: &ConnectionInfo, address: AddressState) -> Result<Host, String> {
-        let say = |what: String| format!("the sentinel {}: {what}", sentinel.addr());
-        let connection = connect::open(sentinel, false, &connect::config()).await;
-        let mut connection = connection.map_err(|error| say(address.explain(&error)))?;
+    async fn ask(&self, sentinel: &Dial, address: AddressState) -> Result<Host, StoreError> {
+        let say = |error: StoreError| StoreError {
+            message: format!("the sentinel {}: {}", sentinel.addr(), error.message),
+            ..error
+        };
+        let connection = sentinel.open(false, &connect::config()).await;
+        let mut connection = connection.map_err(|error| say(address.store_error(&error)))?;
         self.master_by(&mut connection).await.map_err(say)
     }
 
-    async fn master_by(&self, sentinel: &mut MultiplexedConnection) -> Result<Host, String> {
+    async fn master_by(&self, sentinel: &mut MultiplexedConnection) -> Result<Host, StoreError> {
         let mut ask = redis::cmd("SENTINEL");
         ask.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
         let answer = ask.query_async(sentinel).await;
         let answer: Option<(String, u16)> = answer.map_err(|error: RedisError| {
+            let refused = AddressState::Proven.store_error(&error);
             if error.to_string().to_lowercase().contains("unknown command") {
-                return "it is no sentinel: their port is 26379, unless set otherwise".to_owned();
+                let message = "it is no sentinel: their port is 26379, unless set otherwise".to_owned();
+                return StoreError { message, ..refused };
             }
-            explain(&error)
+            refused
         })?;
-        let (name, port) = answer.ok_or_else(|| format!("it knows no service {:?}", self.service))?;
+        let (name, port) =
+            answer.ok_or_else(|| not_sent(format!("it knows no service {:?}", self.service)))?;
         Ok(Host { name, port })
     }
 
@@ -153,7 +160,7 @@ impl Sentinels {
     /// Subscribes to failover messages.
     async fn forward_messages(
         &self,
-        sentinel: &ConnectionInfo,
+        sentinel: &Dial,
         received: Arc<Notify>,
     ) -> Result<MultiplexedConnection, RedisError> {
         let push_handler = move |info: PushInfo| {
@@ -163,7 +170,7 @@ impl Sentinels {
             Ok::<(), std::convert::Infallible>(())
         };
         let config = connect::config().set_push_sender(push_handler);
-        let mut connection = connect::open(sentinel, false, &config).await?;
+        let mut connection = sentinel.open(false, &config).await?;
         connection.subscribe(SWITCHED).await?;
         Ok(connection)
     }

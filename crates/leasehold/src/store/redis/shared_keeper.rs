@@ -76,8 +76,8 @@ mod tests {
         let connections = async || {
             let status = Arc::new(ConnectionStatus::new(Arc::new(Notify::new())));
             let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
-            let connections =
-                Connections::new(own, status, Some(caller.id()), client.clone(), ServerFacts::default());
+            let dial = (client.get_connection_info().clone().into(), true);
+            let connections = Connections::new(own, status, Some(caller.id()), dial, ServerFacts::default());
             let connections = Arc::new(connections);
             let keeper = SharedKeeper {
                 connection: connection.clone(),

@@ -7,7 +7,7 @@ use leasehold_redis_protocol::{ConditionalDelete, ScriptVariant};
 use redis::aio::MultiplexedConnection;
 use redis::{ConnectionInfo, RedisError, Value};
 
-use super::super::connect;
+use super::super::connect::{self, Dial};
 use super::super::deletes::Deletes;
 use super::super::error::explain;
 use super::super::slot_map::{self, SlotRange};
@@ -213,7 +213,7 @@ pub(super) async fn query_slots(node: &ConnectionInfo, host: &Host) -> Result<Ve
 }
 
 async fn connect(info: &ConnectionInfo, is_resp2: bool) -> Result<MultiplexedConnection, RedisError> {
-    connect::open(info, is_resp2, &connect::config()).await
+    Dial::from(info.clone()).open(is_resp2, &connect::config()).await
 }
 
 async fn settings_by(connection: &mut MultiplexedConnection) -> HashMap<String, String> {

@@ -53,7 +53,7 @@ fn endpoint_to(url: &str, calls: &Arc<Calls>) -> Endpoint {
         runtime: Arc::default(),
     };
     let address = url.split('?').next().unwrap();
-    Endpoint::new(Target::Server(address.into_connection_info().unwrap()), endpoint_config)
+    Endpoint::new(Target::Server(address.into_connection_info().unwrap().into()), endpoint_config)
 }
 
 #[tokio::test]
