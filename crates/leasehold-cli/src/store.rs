@@ -15,6 +15,9 @@ use crate::output::{Level, message};
 /// The variable that names the store, here and for the command.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_STORE";
 
+/// The pause before a store that was busy is connected to again.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
+
 /// A store's address.
 pub(crate) struct Store {
     url: String,
@@ -48,9 +51,25 @@ impl Store {
         Ok(Client::connect(&self.url).await?)
     }
 
+    /// Connects, also to a store that takes no writes yet: the caller limits the wait, and hears why once.
+    async fn connect_when_ready(&self) -> Result<Client, Stop> {
+        let mut is_told = false;
+        loop {
+            match Client::connect(&self.url).await {
+                Err(error) if error.is_busy() => {
+                    if !std::mem::replace(&mut is_told, true) {
+                        message(format_args!("{error:#}; retrying"));
+                    }
+                    tokio::time::sleep(BUSY_PAUSE).await;
+                }
+                connected => return Ok(connected?),
+            }
+        }
+    }
+
     /// Connects within a limit, for a command that runs under a lock.
     pub(crate) async fn connect_within(&self, limit: Duration) -> Result<Client, Stop> {
-        let client = tokio::time::timeout(limit, self.connect_quietly()).await.map_err(|_| {
+        let client = tokio::time::timeout(limit, self.connect_when_ready()).await.map_err(|_| {
             let waited = duration::show(limit);
             Stop::failure(format!(
                 "{}: no connection within {waited}: check the store, or wait longer (-w)",

@@ -5,7 +5,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 
 use super::deletes::is_refusal;
-use super::error::OWN;
+use super::error::{OWN, PAUSED};
 
 /// What a connection has detected about its server. All of it is unknown without the right to run INFO.
 #[derive(Default)]
@@ -26,14 +26,45 @@ pub(super) async fn handshake(
 ) -> Result<ServerFacts, RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
-    questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
-    questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
     questions.cmd("INFO").arg("memory");
+    questions.cmd("INFO").arg("server");
     if !is_resp2 {
         // With OPTIN and no CLIENT CACHING command, the server tracks no key. It only reports FLUSHALL and FLUSHDB. Without
         // the right to do this, a flush is noticed by the next renewal.
         questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN");
     }
+    let facts: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
+    check_layout(connection).await.map_err(paused)?;
+    let info = |at: usize| match facts.get(at) {
+        Some(Ok(info)) => redis::from_redis_value_ref::<String>(info).ok(),
+        _ => None,
+    };
+    if let Some(policy) = info(0).as_deref().and_then(unsafe_eviction_policy) {
+        warn(format!(
+            "maxmemory-policy is {policy}: a server that is short of memory evicts locks. Set it to noeviction"
+        ));
+    }
+    let Some(info) = info(1) else { return Ok(ServerFacts::default()) };
+    let delete = match ConditionalDelete::of_server(&info) {
+        Some(delete) if may_delete(connection, delete).await? => Some(delete),
+        _ => None,
+    };
+    // Redis calls it redis_mode, and Valkey server_mode.
+    let is_cluster_node = info.lines().any(|line| line.trim_end().ends_with("_mode:cluster"));
+    Ok(ServerFacts { run_id: run_id_in(&info), delete, is_cluster_node })
+}
+
+/// The server has answered before: it executes no writes.
+fn paused(error: RedisError) -> RedisError {
+    if error.is_timeout() { (ErrorKind::Client, OWN, PAUSED.to_owned()).into() } else { error }
+}
+
+/// Publishes the key layout of this client, and compares it with that of the others.
+async fn check_layout(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    let mut questions = redis::pipe();
+    questions.ignore_errors();
+    questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
+    questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
     let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
     // Other errors (replica, full memory, redirect, ACL) either do not matter or also fail the first lock command.
     if let Some(Err(error)) = answers.get(1)
@@ -52,22 +83,7 @@ pub(super) async fn handshake(
         );
         return Err((ErrorKind::Client, OWN, message).into());
     }
-    if let Some(Ok(info)) = answers.get(2)
-        && let Ok(info) = redis::from_redis_value_ref::<String>(info)
-        && let Some(policy) = unsafe_eviction_policy(&info)
-    {
-        warn(format!(
-            "maxmemory-policy is {policy}: a server that is short of memory evicts locks. Set it to noeviction"
-        ));
-    }
-    let Some(info) = server_info(connection).await? else { return Ok(ServerFacts::default()) };
-    let delete = match ConditionalDelete::of_server(&info) {
-        Some(delete) if may_delete(connection, delete).await? => Some(delete),
-        _ => None,
-    };
-    // Redis calls it redis_mode, and Valkey server_mode.
-    let is_cluster_node = info.lines().any(|line| line.trim_end().ends_with("_mode:cluster"));
-    Ok(ServerFacts { run_id: run_id_in(&info), delete, is_cluster_node })
+    Ok(())
 }
 
 /// The server's run id, which changes at each start; none if the user may not ask.
