@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::simulation::{Answered, CallFailed};
-use leasehold_core::{Acquire, Answer, Command, Failure, Push, PushKind, Reply, Resource, TokenRange};
+use leasehold_core::{
+    Acquire, Answer, Command, Effect, Failure, Push, PushKind, Reply, Resource, TokenRange,
+};
 
 use crate::checks::Step;
 use crate::executor::ProcessId;
@@ -61,7 +63,10 @@ impl World {
     fn refuses(&mut self, server: usize, command: &Command) -> Option<CallFailed> {
         let is_acquire = matches!(command, Command::Acquire(_));
         if is_acquire && self.servers[server].is_full {
-            return Some(CallFailed { failure: Failure::NotSent, message: "the server's memory is full" });
+            return Some(CallFailed {
+                failure: Failure::Transient(Effect::None),
+                message: "the server's memory is full",
+            });
         }
         let is_planted = match self.planted {
             Some(Planted::SpuriousError) => is_acquire && self.rng.chance(20),
@@ -211,7 +216,10 @@ impl World {
         attempts: &[(Arc<Resource>, Arc<Acquire>)],
     ) -> Vec<Answered> {
         if self.servers[server].is_full {
-            let full = CallFailed { failure: Failure::NotSent, message: "the server's memory is full" };
+            let full = CallFailed {
+                failure: Failure::Transient(Effect::None),
+                message: "the server's memory is full",
+            };
             return vec![Err(full); attempts.len()];
         }
         let now = self.now;

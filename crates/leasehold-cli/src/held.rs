@@ -61,6 +61,11 @@ impl Held {
         self.guards.iter().map(Guard::remaining).min().unwrap_or_default()
     }
 
+    /// Why one of the leases is not renewed at present.
+    pub(crate) fn renewal_error(&self) -> Option<Error> {
+        self.guards.iter().find_map(Guard::renewal_error)
+    }
+
     /// Waits until one of the leases is lost.
     pub(crate) async fn lost(&self) -> Loss {
         first(

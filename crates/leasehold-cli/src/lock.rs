@@ -214,6 +214,11 @@ impl Lock {
         Ok(last)
     }
 
+    /// Why the store refuses the attempt at present, which waits and is retried.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        self.client.refusal()
+    }
+
     /// All of the locks that the attempt needs.
     pub(crate) async fn inspect_all(&self) -> Result<Vec<LockInfo>, Error> {
         let mut all = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Error, HolderInfo, LockInfo, Token};
@@ -111,14 +111,30 @@ impl Audience {
     }
 }
 
-/// Reports the wait until it is dropped.
+/// Reports the wait until it is dropped, and once that the store refuses the waiting attempt.
 pub(crate) async fn show(lock: &Lock, is_verbose: bool) -> Infallible {
     tokio::time::sleep(PROGRESS_DELAY).await;
     let mut audience = Audience::new(is_verbose);
+    let (mut is_refused, mut next_look) = (false, Instant::now());
     loop {
-        let view = lock.inspect().await;
-        audience.report(view.map(|view| Wait { view, bridge: lock.bridge() }));
-        tokio::time::sleep(audience.interval()).await;
+        let refusal = lock.refusal();
+        let was_refused = std::mem::replace(&mut is_refused, refusal.is_some());
+        match (refusal, &mut audience) {
+            (Some(refusal), Audience::Terminal(line)) => {
+                line.write(&refusal.to_string().chars().take(room()).collect::<String>());
+            }
+            (Some(refusal), _) if !was_refused => {
+                message(Level::Warn, "refused", format_args!("{refusal:#}; retrying"));
+            }
+            (Some(_), _) => {}
+            (None, _) if Instant::now() >= next_look => {
+                let view = lock.inspect().await;
+                audience.report(view.map(|view| Wait { view, bridge: lock.bridge() }));
+                next_look = Instant::now() + audience.interval();
+            }
+            (None, _) => {}
+        }
+        tokio::time::sleep(REFRESH).await;
     }
 }
 

@@ -97,8 +97,11 @@ impl Job<'_> {
     pub(crate) async fn run_and_release(&self, guard: Held, signals: &mut Signals) -> Result<Exit, Stop> {
         let exit = self.run_under(&guard, signals).await;
         let alert = self.work.run_on_lost.as_deref().map(|script| Alert::new(script, &guard));
-        if !release_and_report(guard, self.work.verbose).await {
-            return exit;
+        match release_and_report(guard, self.work.verbose).await {
+            Released::Yes => return exit,
+            // The lock stays taken: the command's success is not all that is to be known.
+            Released::Refused => return exit.map(|exit| if exit == SUCCESS { Exit::Failure } else { exit }),
+            Released::Lost => {}
         }
         // Otherwise it was started when the supervision found the loss.
         if let Some(alert) = alert.filter(|_| !matches!(exit, Ok(Exit::Lost))) {
@@ -244,35 +247,56 @@ fn cannot_start(command: &Command, error: &io::Error) -> Stop {
 
 // --- After ---------------------------------------------------------------------------------------
 
-/// Releases the lease. Returns whether it had been lost, which changes the exit code; other errors do not.
-async fn release_and_report(guard: Held, is_verbose: bool) -> bool {
+/// How a release ended that changes the exit code.
+#[derive(PartialEq)]
+enum Released {
+    /// The lock is free, or is free once the lease ends, because the store does not respond.
+    Yes,
+    Lost,
+    /// The store refused the release.
+    Refused,
+}
+
+/// The exit code of a command that has succeeded.
+const SUCCESS: Exit = Exit::Command(0);
+
+/// Releases the lease.
+async fn release_and_report(guard: Held, is_verbose: bool) -> Released {
     let what = describe(&guard);
     let Err(error) = guard.release_timeout(RELEASE_TIMEOUT).await else {
         if is_verbose {
             message(Level::Info, "released", format_args!("released {what}"));
         }
-        return false;
+        return Released::Yes;
     };
-    if error.is_timeout() {
-        message(Level::Warn, "release_failed", format_args!("{error:#}; the lease expires by itself"));
-    } else if !error.is_lost() {
-        message(Level::Warn, "release_failed", format_args!("{error:#}"));
-    } else if is_verbose {
-        message(Level::Error, "lease_lost", &error);
+    if error.is_lost() {
+        if is_verbose {
+            message(Level::Error, "lease_lost", &error);
+        }
+        return Released::Lost;
     }
-    error.is_lost()
+    if error.is_refused() {
+        let what = format_args!("{error:#}; the lease was not released, and expires by itself");
+        message(Level::Error, "release_failed", what);
+        return Released::Refused;
+    }
+    let then = if error.is_timeout() { "; the lease expires by itself" } else { "" };
+    message(Level::Warn, "release_failed", format_args!("{error:#}{then}"));
+    Released::Yes
 }
 
 /// Cancels a wait in the queue and closes the client. An unresponsive store must not delay the exit until its leases expire.
 pub(crate) async fn close(client: Client) {
-    match tokio::time::timeout(CLOSE_TIMEOUT, client.close()).await {
+    let closing = client.clone();
+    match tokio::time::timeout(CLOSE_TIMEOUT, closing.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => message(Level::Warn, "close_failed", error),
-        Err(_) => message(
-            Level::Warn,
-            "close_failed",
-            "the store does not respond; this program's leases expire by themselves",
-        ),
+        Err(_) => {
+            let refusal = client.refusal().map(|refusal| format!("{refusal:#}"));
+            let why = refusal.as_deref().unwrap_or("the store does not respond");
+            let what = format_args!("{why}; this program's leases expire by themselves");
+            message(Level::Warn, "close_failed", what);
+        }
     }
 }
 

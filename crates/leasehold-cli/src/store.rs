@@ -58,7 +58,7 @@ impl Store {
             match Client::connect(&self.url).await {
                 Err(error) if error.is_busy() => {
                     if !std::mem::replace(&mut is_told, true) {
-                        message(format_args!("{error:#}; retrying"));
+                        message(Level::Warn, "store_busy", format_args!("{error:#}; retrying"));
                     }
                     tokio::time::sleep(BUSY_PAUSE).await;
                 }

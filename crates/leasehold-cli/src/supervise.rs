@@ -166,8 +166,11 @@ impl<'a> Supervision<'a> {
             Event::Expiring => Ending::TermSent,
             _ => Ending::LastGrace(Instant::now() + self.grace),
         };
+        let renewal_error = self.guard.renewal_error();
+        let why = renewal_error.map_or_else(String::new, |error| format!(": {error:#}"));
         let (name, what) = match event {
-            Event::Expiring => ("lease_expiring", "the lease can't be renewed".to_owned()),
+            Event::Expiring => ("lease_expiring", format!("the lease can't be renewed{why}")),
+            Event::Lost(loss @ Loss::Expired) => ("lease_lost", format!("the lease was lost: {loss}{why}")),
             Event::Lost(loss) => ("lease_lost", format!("the lease was lost: {loss}")),
             Event::GraceIsOver => ("grace_over", "the grace is over".to_owned()),
         };

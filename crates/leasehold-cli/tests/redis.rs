@@ -99,10 +99,87 @@ fn lock_is_not_retained_after_a_command_that_was_not_started() {
     {
         let lease = ["run", "--ttl", "20s", "--grace", "10s"];
         let (code, said) = place.code(&[&lease, options, &[name, "--", "true"]].concat());
-        assert!(code == 125 && said.contains("can't run this command"), "{code}: {said}");
+        assert!(code == 125 && said.contains("may not run scripts"), "{code}: {said}");
         assert_eq!(place.locks(), serde_json::json!([]), "{name}");
     }
     server.run(&["ACL", "SETUSER", "default", "+pexpire"]);
     let output = place.output(&["run", "--once-per", "1h", "--at-least-once", "b", "--", "echo", "runs"]);
     assert_eq!(output.stdout, b"runs\n", "{output:?}");
+}
+
+#[test]
+fn refused_release_is_told_in_the_servers_words_and_is_a_failure() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    let gone = place.path("gone");
+    let script = format!("until [ -e {} ]; do sleep 0.05; done; exit $0", gone.display());
+    for (code, expected) in [("0", 125), ("3", 3)] {
+        let mut run = place.start(&["run", "a", "--", "sh", "-c", &script, code]);
+        place.until_held("a");
+        server.run(&["ACL", "SETUSER", "default", "-del", "-evalsha", "-eval"]);
+        std::fs::write(&gone, "").expect("the folder is there");
+        let mut said = String::new();
+        BufReader::new(run.0.stderr.take().expect("it is piped")).read_line(&mut said).expect("text");
+        assert!(said.contains("may not") && said.contains("was not released"), "{said}");
+        assert_eq!(run.end(), expected);
+        server.run(&["ACL", "SETUSER", "default", "+@all"]);
+        std::fs::remove_file(&gone).expect("it is there");
+        assert_eq!(place.code(&["release", "--force", "a"]).0, 0);
+    }
+}
+
+#[test]
+fn lost_lease_is_told_with_the_reason_that_it_was_not_renewed() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    let told = place.path("told");
+    let tell = format!("printf %s \"$LEASEHOLD_LOSS\" > {}", told.display());
+    let mut run =
+        place.start(&["run", "--ttl", "3s", "--run-on-lost", &tell, "a", "--", "sh", "-c", "sleep 600"]);
+    place.until_held("a");
+    server.run(&["ACL", "SETUSER", "default", "-evalsha"]);
+    let mut said = String::new();
+    BufReader::new(run.0.stderr.take().expect("it is piped")).read_line(&mut said).expect("text");
+    assert!(said.contains("may not run scripts"), "{said}");
+    assert_eq!(run.end(), 124);
+    let loss = || std::fs::read_to_string(&told).unwrap_or_default();
+    wait_until("the command of --run-on-lost has been told", || loss().contains("may not run scripts"));
+}
+
+#[test]
+fn waiting_program_says_once_that_the_server_refuses_it() {
+    let server = Server::on_port();
+    server.run(&["ACL", "SETUSER", "locks", "on", ">first", "~*", "&*", "+@all"]);
+    let place = Place::on(&server.url());
+    let mut holder = place.start(&["run", "a", "--", "sleep", "600"]);
+    place.until_held("a");
+    let address = server.url().replace("//", "//locks:first@");
+    let mut run = place.start(&["run", "--store", &address, "a", "--", "true"]);
+    place.until_waiting("a", 1);
+    server.run(&["ACL", "SETUSER", "locks", "resetpass", ">second"]);
+    server.run(&["CLIENT", "KILL", "USER", "locks"]);
+    let mut stderr = BufReader::new(run.0.stderr.take().expect("it is piped"));
+    let mut said = String::new();
+    stderr.read_line(&mut said).expect("text");
+    assert!(said.contains("does not accept this user") && said.contains("retrying"), "{said}");
+    assert!(!said.contains("first"), "{said}");
+    server.run(&["ACL", "SETUSER", "locks", "resetpass", ">first"]);
+    holder.signal("TERM");
+    assert_eq!((holder.end(), run.end()), (143, 0));
+    said.clear();
+    stderr.read_line(&mut said).expect("text");
+    assert_eq!(said, "", "it is told once");
+}
+
+#[test]
+fn program_that_starts_while_the_server_takes_no_writes_waits_as_it_was_told() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    server.run(&["CLIENT", "PAUSE", "4000", "WRITE"]);
+    let (code, said) = place.code(&["run", "-w", "60s", "a", "--", "true"]);
+    assert!(code == 0 && said.contains("takes no writes at present"), "{code}: {said}");
+    server.run(&["CLIENT", "PAUSE", "600000", "WRITE"]);
+    let output = place.leasehold(&["run", "-w", "2s", "a", "--", "true"]).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(125) && said.contains("no connection within 2s"), "{said}");
 }

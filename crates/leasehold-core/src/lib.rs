@@ -30,7 +30,9 @@ mod time;
 mod token;
 pub mod weight;
 
-pub use client::attempt::{AcquireMachine, Failure, Outcome, TOMBSTONE_TTL, WaitPolicy};
+pub use client::attempt::{
+    AcquireMachine, Effect, Failure, Outcome, REFUSAL_LIMIT, TOMBSTONE_TTL, WaitPolicy,
+};
 pub use client::handoff::{HandoffBudget, HandoffDecision, HandoffLimits};
 pub use client::lease::{LeaseMachine, LeaseState, LeaseTerms, Loss};
 pub use client::quorum::{NodeReplies, NodeReply, Round, Tally, Verdict, Vote, quorum_of};

@@ -202,6 +202,25 @@ impl Client {
         self.handle.inspect(resource_of(kind, name.as_ref())?).await
     }
 
+    /// Why the store refuses a waiting attempt, a renewal or a release of this client at present; `None` if it refuses none. They are
+    /// retried: an attempt for 5 minutes, if the refusal may pass, such as that of a full disk or of a password that is being
+    /// changed; a renewal and a release until the lease has ended. A program that waits can show it.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// if let Some(refusal) = client.refusal() {
+    ///     eprintln!("still waiting: {refusal:#}");
+    /// }
+    /// # assert!(client.refusal().is_none());
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn refusal(&self) -> Option<Error> {
+        let (resource, error) = self.handle.session.refusal()?;
+        Some(self.handle.store_error(&resource, &error))
+    }
+
     /// Releases a lock of any kind by force, as [`Mutex::force_release`](crate::Mutex::force_release). Returns the former holders.
     ///
     /// ```

@@ -339,8 +339,10 @@ impl Borrowed {
         let renewed = guard.renew().await;
         if renewed.is_err() && guard.loss() == Some(Loss::Expired) {
             // The store has not said that the lease has ended.
-            let what = "the renewal was not confirmed before the lease had to end, and may have taken effect: look at the lease again";
-            return Err(guard.unavailable(what));
+            let why = guard.renewal_error().map_or_else(String::new, |error| format!(" ({error:#})"));
+            let what = "the renewal was not confirmed before the lease had to end";
+            let then = "and may have taken effect: look at the lease again";
+            return Err(guard.unavailable(&format!("{what}{why}, {then}")));
         }
         renewed
     }

@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use leasehold_core::NameError;
+use leasehold_core::{Failure, NameError};
 
 use crate::store::{Cause, StoreError};
 
@@ -72,6 +72,8 @@ struct Inner {
     /// The length of its part before the source's own text; all of it if that is not quoted.
     own: usize,
     source: Option<Cause>,
+    /// What is known about the command that failed at the store.
+    failure: Option<Failure>,
 }
 
 /// The kind of an [`Error`], by what a program can do about it. Each kind has a predicate, such as [`Error::is_lost`].
@@ -113,7 +115,7 @@ pub enum ErrorKind {
 impl Error {
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self(Arc::new(Inner { kind, own: message.len(), message, source: None }))
+        Self(Arc::new(Inner { kind, own: message.len(), message, source: None, failure: None }))
     }
 
     pub(crate) fn with_source(self, source: impl StdError + Send + Sync + 'static) -> Self {
@@ -132,7 +134,19 @@ impl Error {
 
     /// A command failed without a reply. `subject`: the lock and the store, or the store.
     pub(crate) fn from_store(subject: impl fmt::Display, error: &StoreError) -> Self {
-        let this = Self::new(ErrorKind::Unavailable, format!("{subject}: {}", error.message));
+        Self::unavailable(format!("{subject}: {}", error.message), error)
+    }
+
+    /// As `from_store`, in the store's words alone.
+    pub(crate) fn of_store(error: &StoreError) -> Self {
+        Self::unavailable(error.message.clone(), error)
+    }
+
+    fn unavailable(message: String, error: &StoreError) -> Self {
+        let mut this = Self::new(ErrorKind::Unavailable, message);
+        if let Some(inner) = Arc::get_mut(&mut this.0) {
+            inner.failure = Some(error.failure);
+        }
         match &error.cause {
             None => this,
             Some(cause) => this.with_cause(cause.clone()),
@@ -194,6 +208,51 @@ impl Error {
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.0.kind == ErrorKind::Unavailable
+    }
+
+    /// The store refused the command with an error of its own, such as a missing right, a full disk or a wrong password. It is one of
+    /// the errors for which [`is_unavailable`](Self::is_unavailable) is true; the others are those of a store that did not answer.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// if let Err(error) = client.mutex("orders:42").lock().await {
+    ///     let who = if error.is_refused() { "the administrator of the store" } else { "the network" };
+    ///     eprintln!("ask {who}: {error}");
+    /// }
+    /// # let silent = leasehold::Client::connect("redis://127.0.0.1:1").await.unwrap_err();
+    /// # assert!(silent.is_unavailable() && !silent.is_refused());
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.0.failure.is_some_and(Failure::is_refusal)
+    }
+
+    /// What is known about the command that failed at the store.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.0.failure
+    }
+
+    /// The store was busy with other clients for too long, or takes no writes at present, for example during a failover. Nothing was
+    /// changed, and a repetition may soon succeed. It is one of the errors for which [`is_unavailable`](Self::is_unavailable) is true.
+    ///
+    /// ```no_run
+    /// # leasehold::doc_test(async {
+    /// use leasehold::Client;
+    ///
+    /// let client = loop {
+    ///     match Client::connect("redis://127.0.0.1").await {
+    ///         Err(error) if error.is_busy() => {}
+    ///         connected => break connected?,
+    ///     }
+    /// };
+    /// # drop(client);
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.0.failure == Some(Failure::Busy)
     }
 
     /// The lease ended before its holder released it.

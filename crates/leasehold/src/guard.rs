@@ -266,7 +266,8 @@ impl Guard {
         !self.remaining().is_zero()
     }
 
-    /// Waits until the lease is lost. If the store does not respond, this returns after [`Self::remaining`].
+    /// Waits until the lease is lost. If the store does not respond, this returns after [`Self::remaining`]. Of a lease that has
+    /// expired, [`Self::renewal_error`] says why it could not be renewed.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -285,6 +286,25 @@ impl Guard {
         let session = &self.handle.session;
         let mut watch = session.watch(self.sequence);
         poll_fn(|context| session.poll_lost(&mut watch, context)).await
+    }
+
+    /// Why the last renewal failed; `None` if it succeeded, and before the first one. The store's message does not name the lock, and
+    /// never contains a password. Renewals go on, so a lease may be saved; after [`Loss::Expired`](crate::Loss::Expired) it is the reason of
+    /// the loss.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("orders:42").lock().await?;
+    /// if let Some(error) = guard.renewal_error() {
+    ///     eprintln!("{} is not renewed: {error:#}", guard.name());
+    /// }
+    /// # assert!(guard.renewal_error().is_none());
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn renewal_error(&self) -> Option<Error> {
+        self.handle.session.renewal_error(self.sequence).map(|error| Error::of_store(&error))
     }
 
     /// Waits until [`Self::remaining`] is at most `left`, or until the lease is lost. `remaining` falls that low if renewals
@@ -402,8 +422,10 @@ impl Guard {
         self.handle.session.remaining(self.sequence, self.handle.now()).err()
     }
 
+    /// The error of the lost lease. If it has expired, its last renewal's error is the reason.
     pub(crate) fn lost_error(&self, loss: Loss) -> Error {
-        self.handle.lost(&self.resource, loss)
+        let renewal_error = self.handle.session.renewal_error(self.sequence);
+        self.handle.lost(&self.resource, loss, renewal_error.as_ref().filter(|_| loss == Loss::Expired))
     }
 
     pub(crate) fn unavailable(&self, what: &str) -> Error {

@@ -226,8 +226,10 @@ impl Handle {
         Error::from_store(format_args!("{resource} on {}", self.url), error)
     }
 
-    pub(crate) fn lost(&self, resource: &Resource, loss: Loss) -> Error {
-        self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}"))
+    /// `renewal_error`: why a lease that has expired was not renewed.
+    pub(crate) fn lost(&self, resource: &Resource, loss: Loss, renewal_error: Option<&StoreError>) -> Error {
+        let why = renewal_error.map_or_else(String::new, |error| format!(": {}", error.message));
+        self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}{why}"))
     }
 
     /// An error if the client was closed.

@@ -65,6 +65,9 @@ pub struct TestStore {
 /// What is between the clients and their store.
 struct Network {
     is_down: AtomicBool,
+    /// With which the store refuses all commands of this crate's tests.
+    #[cfg(test)]
+    refusal: Mutex<Option<Failure>>,
     links: Mutex<Vec<Weak<Link>>>,
 }
 
@@ -79,7 +82,12 @@ impl TestStore {
     pub fn new() -> Self {
         let clock = Arc::new(ManualClock::new());
         let memory = Arc::new(Memory::with_clock(Clock::Manual(clock.clone())));
-        let network = Arc::new(Network { is_down: AtomicBool::new(false), links: Mutex::default() });
+        let network = Arc::new(Network {
+            is_down: AtomicBool::new(false),
+            #[cfg(test)]
+            refusal: Mutex::default(),
+            links: Mutex::default(),
+        });
         Self { started: clock.now(), clock, memory, network }
     }
 
@@ -189,6 +197,12 @@ impl TestStore {
         }
     }
 
+    /// Sets with which failure the store refuses commands.
+    #[cfg(test)]
+    pub(crate) fn refuse(&self, failure: impl Into<Option<Failure>>) {
+        *self.network.refusal.lock().unwrap() = failure.into();
+    }
+
     /// The time by which the clock was moved since the store was created.
     ///
     /// ```
@@ -244,6 +258,10 @@ impl Linked {
         if self.link.network.is_down.load(Ordering::SeqCst) {
             let message = "the test has made the store unreachable".to_owned();
             return Err(StoreError::new(Failure::NotSent, message));
+        }
+        #[cfg(test)]
+        if let Some(failure) = *self.link.network.refusal.lock().unwrap() {
+            return Err(StoreError::new(failure, "the store's own word"));
         }
         Ok(())
     }

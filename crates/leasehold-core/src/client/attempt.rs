@@ -15,7 +15,7 @@ use crate::command::{Acquire, Answer, Command, Grant, HeadHint, Queued, Release,
 use crate::id::Acquisition;
 use crate::time::{LocalTime, StoreTime, drift_margin};
 
-pub use outcome::{Failure, Outcome, WaitPolicy};
+pub use outcome::{Effect, Failure, Outcome, REFUSAL_LIMIT, WaitPolicy};
 
 /// Lifetime of a tombstone: longer than any delayed command can stay in flight.
 pub const TOMBSTONE_TTL: Duration = Duration::from_secs(60);
@@ -75,6 +75,8 @@ pub struct AcquireMachine {
     pauses: u32,
     /// How many sends in a row had no answer.
     retries: u32,
+    /// When the store first refused a command of a queued attempt since its last answer.
+    refused_since: Option<LocalTime>,
     /// At least one `Acquire` was sent. An attempt asks once even if its deadline has passed.
     has_sent: bool,
     /// It was queued in the store.
@@ -125,6 +127,7 @@ impl AcquireMachine {
             lost_answers: 0,
             pauses: 0,
             retries: 0,
+            refused_since: None,
             has_sent: false,
             has_waited: false,
             recheck_at: None,
@@ -270,6 +273,7 @@ impl AcquireMachine {
         if let Some(secrets) = &mut self.secrets {
             secrets.handle_answered();
         }
+        self.refused_since = None;
         if matches!(self.phase, Phase::Done(_)) {
             // The attempt had ended. Its `Release` carried a tombstone, so the order of arrival does not matter.
             return;
@@ -316,8 +320,9 @@ impl AcquireMachine {
         }
     }
 
-    /// Handles a failed `Acquire`. A queued attempt, or a waiting one that met a busy store, retries. Any attempt retries
-    /// once after a lost answer, because an idle connection may have been cut, and asks again after each pause.
+    /// Handles a failed `Acquire`. A queued attempt, or a waiting one that met a busy store, retries: without a limit of its own
+    /// if the store did not answer, for [`REFUSAL_LIMIT`] if it refuses. Any attempt retries once after a lost answer, because
+    /// an idle connection may have been cut, and asks again after each pause.
     pub fn handle_failure(&mut self, now: LocalTime, failure: Failure) {
         if matches!(self.phase, Phase::Done(_)) {
             return;
@@ -328,34 +333,62 @@ impl AcquireMachine {
         }
         // The next answer may come from another server.
         self.discard_early_pushes();
-        if failure == Failure::Unknown {
+        // A grant that is not durable is an answer.
+        if failure.may_have_effect() && failure != Failure::NotDurable {
             self.failures += 1;
-            self.lost_answers += 1;
         } else {
             self.may_be_in_flight = self.failures > 0;
         }
-        if failure == Failure::Gone {
-            self.finish(Outcome::Failed);
-            return;
-        }
-        if failure == Failure::NotDurable {
+        match failure {
+            // Handled above.
+            Failure::Paused => {}
+            Failure::Gone => self.finish(Outcome::Failed),
             // The store granted it: release at once, so that other clients do not wait for the expiry.
-            self.needs_release = true;
-            self.phase = Phase::Done(Outcome::Failed);
-            return;
+            Failure::NotDurable => {
+                self.needs_release = true;
+                self.phase = Phase::Done(Outcome::Failed);
+            }
+            Failure::Permanent(_) => self.finish_and_release(Outcome::Failed),
+            Failure::Transient(_) if self.is_refused_too_long(now) => {
+                self.finish_and_release(Outcome::Failed)
+            }
+            Failure::Transient(_) | Failure::NotSent => {
+                self.retry_or_fail(now, self.anchor.is_some(), LONGEST_REFUSAL);
+            }
+            Failure::Busy => self.retry_or_fail(now, true, LONGEST_REFUSAL),
+            Failure::Unknown => {
+                self.lost_answers += 1;
+                if self.lost_answers == 1 && (self.policy.is_none() || self.anchor.is_none()) {
+                    self.phase = Phase::SendAt { at: now };
+                } else {
+                    self.retry_or_fail(now, self.anchor.is_some(), Duration::MAX);
+                }
+            }
         }
+    }
+
+    /// Retries after a backoff if the attempt waits and `may_wait`; otherwise it has failed.
+    fn retry_or_fail(&mut self, now: LocalTime, may_wait: bool, longest: Duration) {
         match self.policy {
-            Some(policy) if self.anchor.is_some() || failure == Failure::Busy => {
-                let longest = if failure == Failure::Unknown { Duration::MAX } else { LONGEST_REFUSAL };
+            Some(policy) if may_wait => {
                 let pause = RETRY_BACKOFF.saturating_mul(1 << self.retries.min(10)).min(longest);
                 self.retries += 1;
                 self.phase = Phase::SendAt { at: now + pause.min(policy.repoll_interval) };
             }
-            _ if failure == Failure::Unknown && self.lost_answers == 1 => {
-                self.phase = Phase::SendAt { at: now }
-            }
             _ => self.finish(Outcome::Failed),
         }
+    }
+
+    /// Counts a refusal that may pass. Returns whether refusals have lasted for [`REFUSAL_LIMIT`].
+    fn is_refused_too_long(&mut self, now: LocalTime) -> bool {
+        let since = *self.refused_since.get_or_insert(now);
+        now.since(since) >= REFUSAL_LIMIT
+    }
+
+    /// Whether the store refuses the attempt at present, which retries.
+    #[must_use]
+    pub const fn is_refused(&self) -> bool {
+        self.refused_since.is_some() && !matches!(self.phase, Phase::Done(_))
     }
 
     /// No task polls for the answer to the `Acquire` in flight, or none has for long. It may take effect: asks again.

@@ -121,6 +121,12 @@ impl Guard {
         self.0.set_min_hold(min_hold)
     }
 
+    /// As [`crate::Guard::renewal_error`].
+    #[must_use]
+    pub fn renewal_error(&self) -> Option<Error> {
+        self.0.renewal_error()
+    }
+
     /// As [`crate::Guard::wait_until_expiring`].
     pub fn wait_until_expiring(&self, left: Duration) {
         block_on(self.0.wait_until_expiring(left));

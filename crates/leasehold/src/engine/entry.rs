@@ -63,6 +63,8 @@ pub(super) struct Entry {
     pub(super) outcome: Option<Outcome>,
     /// The store's last error.
     pub(super) last_error: Option<StoreError>,
+    /// Why the lease's last renewal failed; none if it succeeded.
+    pub(super) renewal_error: Option<StoreError>,
     /// A future or a guard refers to this entry.
     pub(super) is_referenced: bool,
     /// The session counts it among the entries that the store may keep something for.
@@ -130,6 +132,7 @@ impl Entry {
             stage: Stage::Attempt(machine),
             outcome: None,
             last_error: None,
+            renewal_error: None,
             is_referenced: true,
             is_unsettled: true,
             is_changed: false,
@@ -206,9 +209,16 @@ impl Entry {
         match (&mut self.stage, &transmit.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
                 machine.handle_answer(transmit.sent_at, now, answer);
+                if std::mem::take(&mut self.is_failure_logged) {
+                    self.log_events.push(LogEvent::AttemptRecovered);
+                    self.is_changed = true;
+                }
             }
             (Stage::Attempt(machine), Command::Acquire(_), Err(error)) => {
                 machine.handle_failure(now, error.failure);
+                if machine.is_refused() {
+                    self.log_failure(LogEvent::AttemptRefused(error.message.clone()));
+                }
             }
             (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
                 // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
@@ -230,12 +240,15 @@ impl Entry {
                 }
                 if answer.reply == Reply::NotHeld {
                     self.handle_not_held(now);
+                } else {
+                    self.renewal_error = None;
                 }
                 self.last_error = None;
                 self.is_changed = true;
             }
             (Stage::Lease { machine, .. }, Command::Renew(_), Err(error)) => {
                 machine.handle_failure(now);
+                self.renewal_error = Some(error.clone());
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
             (Stage::Lease { .. }, Command::Release(_), Err(_)) => {
@@ -324,6 +337,8 @@ impl Entry {
             Stage::Lease { machine, tombstone, as_granted, .. } => {
                 let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
                 let remaining = machine.remaining(now);
+                // From now on it is the release's error.
+                self.last_error = None;
                 let as_granted = as_granted.take();
                 let release = Release { acquisition, min_hold: self.min_hold.length, tombstone, as_granted };
                 self.begin_release(ReleaseOf::Lease, release, Duration::ZERO, remaining, now);
@@ -382,7 +397,9 @@ impl Entry {
                 {
                     self.is_loss_logged = true;
                     self.is_changed = true;
-                    self.log_events.push(LogEvent::Lost(loss));
+                    let why = self.renewal_error.as_ref().filter(|_| loss == Loss::Expired);
+                    let why = why.map(|error| error.message.clone());
+                    self.log_events.push(LogEvent::Lost(loss, why));
                 }
             }
             _ => {}
@@ -396,6 +413,7 @@ impl Entry {
         let Some(outcome) = machine.poll_outcome() else { return };
         self.outcome = Some(outcome);
         self.is_changed = true;
+        self.is_failure_logged = false;
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             self.owner_was_granted = self.owner.is_some();
             self.has_waited = machine.has_waited();

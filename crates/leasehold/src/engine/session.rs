@@ -35,7 +35,7 @@ use super::local_queue::{
 use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
 use super::table::{Effects, Table};
-use crate::store::{CallResult, Inbox};
+use crate::store::{CallResult, Inbox, StoreError};
 use crate::telemetry::ClientTelemetry;
 
 /// The attempts, leases and releases of one client.
@@ -109,7 +109,7 @@ impl Session {
         }
         wake_all(effects.wakers);
         for (resource, event) in effects.log_events {
-            if let LogEvent::Lost(loss) = event {
+            if let LogEvent::Lost(loss, _) = event {
                 self.telemetry.lost(resource.kind, loss);
             }
             event.log(&resource);
@@ -198,6 +198,25 @@ impl Session {
             entry.is_referenced &= entry.release_outcome().is_none();
             entry.release_outcome()
         })?
+    }
+
+    /// Why the last renewal of this entry's lease failed; none if it succeeded.
+    pub(crate) fn renewal_error(&self, sequence: u64) -> Option<StoreError> {
+        self.table().entries.get(&sequence)?.renewal_error.clone()
+    }
+
+    /// Why the release of this entry is not confirmed yet, after its first failure.
+    pub(crate) fn release_error(&self, sequence: u64) -> Option<StoreError> {
+        self.table().entries.get(&sequence)?.release_error().cloned()
+    }
+
+    /// The oldest attempt, lease or release whose commands the store refuses at present, and the error.
+    pub(crate) fn refusal(&self) -> Option<(Arc<Resource>, StoreError)> {
+        let table = self.table();
+        let refused =
+            table.entries.iter().filter_map(|(sequence, entry)| Some((*sequence, entry, entry.refusal()?)));
+        let (_, entry, error) = refused.min_by_key(|(sequence, ..)| *sequence)?;
+        Some((entry.resource.clone(), error.clone()))
     }
 
     // --- A task's wait in a local queue -----------------------------------------------------------

@@ -50,8 +50,9 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// `is_lost` if the lease had ended before; `is_timeout` when the limit has passed; `is_unavailable` if the server of a bridged
-    /// lock did not answer two releases. The client then retries in the background.
+    /// `is_lost` if the lease had ended before; `is_timeout` when the limit has passed; `is_unavailable` if the store refused the
+    /// release (`is_refused`), which is returned at once, or if the server of a bridged lock did not answer two releases. The client then
+    /// retries in the background.
     ///
     /// # Cancel safety
     ///
@@ -95,10 +96,11 @@ impl Guard {
             EndedHold::Releasing { transmit, loss } => (transmit, loss),
         };
         self.end_hold("released", Some(now));
+        let lost = loss.map(|loss| self.lost_error(loss));
         let given = self.send_release(transmit, deadline).instrument(span.clone()).await?;
         self.is_over = true;
-        match (loss, given) {
-            (Some(loss), _) => Err(self.lost_error(loss)),
+        match (lost, given) {
+            (Some(lost), _) => Err(lost),
             (None, ReleaseOutcome::Released) => Ok(()),
             (None, ReleaseOutcome::NotHeld) => Err(self.lost_error(Loss::Gone)),
             (None, ReleaseOutcome::Unconfirmed) => {
@@ -125,18 +127,26 @@ impl Guard {
                 // A store answers within a time limit. Until then nothing else needs to wake this task.
                 return Poll::Pending;
             }
+            let failed = |error| Poll::Ready(Err(self.handle.store_error(&self.resource, &error)));
             match (session.poll_released(&mut watch, context), error) {
                 (Poll::Ready(released), _) => Poll::Ready(Ok(released)),
-                (Poll::Pending, Some(error)) if deadline.is_none() => {
-                    Poll::Ready(Err(self.handle.store_error(&self.resource, &error)))
-                }
-                (Poll::Pending, _) => Poll::Pending,
+                (Poll::Pending, Some(error)) if deadline.is_none() => failed(error),
+                // What the store has said is not to be told as silence later.
+                (Poll::Pending, _) => match session.release_error(self.sequence) {
+                    Some(error) if error.failure.is_refusal() => failed(error),
+                    _ => Poll::Pending,
+                },
             }
         });
-        with_deadline(session, deadline, released).await.unwrap_or_else(|| {
-            let what = "release not confirmed within the limit; it is retried in the background";
-            Err(self.handle.error(ErrorKind::Timeout, &self.resource, what))
-        })
+        with_deadline(session, deadline, released).await.unwrap_or_else(|| Err(self.unconfirmed()))
+    }
+
+    /// The error of a release at its time limit.
+    fn unconfirmed(&self) -> Error {
+        let why = self.handle.session.release_error(self.sequence);
+        let why = why.map_or_else(String::new, |error| format!(" ({})", error.message));
+        let what = format!("release not confirmed within the limit{why}; it is retried in the background");
+        self.handle.error(ErrorKind::Timeout, &self.resource, what)
     }
 
     /// Hands the lease to the next task of its local queue. Returns whether that was possible; then the store is not called.

@@ -79,7 +79,7 @@ impl Lock {
                 let what = format!("the wait queue is full ({} waiters)", self.max_waiters);
                 self.handle.error(ErrorKind::QueueFull, resource, what)
             }
-            Outcome::Refused(Refusal::NotHeld) => self.handle.lost(resource, Loss::Gone),
+            Outcome::Refused(Refusal::NotHeld) => self.handle.lost(resource, Loss::Gone, None),
             Outcome::Refused(refusal) => {
                 self.handle.error(ErrorKind::Invalid, resource, explain(refusal, resource.kind))
             }

@@ -144,7 +144,7 @@ impl Lock {
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
         if let Some(loss) = held.loss() {
-            return Err(self.handle.lost(self.checked_resource()?, loss));
+            return Err(held.lost_error(loss));
         }
         #[cfg(feature = "redis")]
         self.check_exchange(self.checked_resource()?)?;
@@ -162,7 +162,7 @@ impl Lock {
             && let Some(loss) = held.loss()
         {
             // For example, the answer came after the end of the maximum hold.
-            return Err(self.handle.lost(self.checked_resource()?, loss));
+            return Err(held.lost_error(loss));
         }
         taken
     }

@@ -215,7 +215,7 @@ impl ReentrantMutex {
         if let Some(granted) = granted {
             handle.session.lose_before(resource, owner, granted, handle.now());
         }
-        Err(handle.lost(resource, loss))
+        Err(handle.lost(resource, loss, None))
     }
 
     /// The owner's leases, and those of others.

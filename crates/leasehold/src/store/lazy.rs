@@ -7,7 +7,7 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Answer, Command, Failure, Resource, Token};
+use leasehold_core::{Acquire, Acquisition, Answer, Command, Effect, Failure, Resource, Token};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
@@ -70,7 +70,11 @@ impl Opener {
             Ok(Err(error)) => {
                 // A waiting attempt asks again, unless that can't help.
                 let is_final = error.is_invalid() || error.is_unsupported();
-                let failure = if is_final { Failure::NotSent } else { Failure::Busy };
+                let failure = match error.failure() {
+                    Some(Failure::Permanent(_)) => Failure::Permanent(Effect::None),
+                    _ if is_final => Failure::NotSent,
+                    _ => Failure::Busy,
+                };
                 Err(StoreError::new(failure, error.to_string()).caused_by(error))
             }
             Err(_) => Err(StoreError::new(Failure::NotSent, "the client's thread has ended")),

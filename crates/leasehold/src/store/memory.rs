@@ -70,7 +70,7 @@ struct Inner {
     inboxes: HashMap<ClientId, Weak<dyn Inbox>>,
     /// The highest token granted; written only by this store.
     last_token: Arc<AtomicU64>,
-    /// The highest last token of a resource that was removed. It lies in the past of the clock that removed it.
+    /// Above the last token of each resource that was removed. It does not lead the clock that removed it.
     floor: Option<Token>,
     /// Number of commands since the last sweep.
     commands: u32,
@@ -230,7 +230,7 @@ impl Inner {
         if !is_kept {
             self.tables.remove(&resource);
         } else if let Some(token) = past.filter(|_| self.tables.len() > KEPT) {
-            self.floor = self.floor.max(Token::new(token));
+            self.floor = self.floor.max(Token::new(token + 1));
             self.tables.remove(&resource);
         }
         self.swept = Some(resource);

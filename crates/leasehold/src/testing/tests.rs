@@ -2,7 +2,7 @@ use std::pin::pin;
 use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll, Wake, Waker};
 
-use leasehold_core::Loss;
+use leasehold_core::{Effect, Loss, REFUSAL_LIMIT};
 use pollster::block_on;
 
 use super::*;
@@ -10,7 +10,7 @@ use crate::MutexSet;
 
 const TTL: Duration = Duration::from_secs(10);
 
-fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+fn poll<F: Future + ?Sized>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -318,4 +318,130 @@ fn waits_that_need_a_lease_say_that_the_client_was_closed() {
     for error in [block_on(all).unwrap_err(), block_on(party).unwrap_err()] {
         assert!(error.is_closed(), "{error}");
     }
+}
+
+const PASSING: Failure = Failure::Transient(Effect::None);
+const FOR_GOOD: Failure = Failure::Permanent(Effect::Possible);
+
+#[test]
+fn waiters_end_with_the_stores_word_if_it_refuses_them_for_good() {
+    let store = TestStore::new();
+    let (holder, client) = (store.client().unwrap(), store.client().unwrap());
+    let _held = block_on(holder.mutex("a").lock()).unwrap();
+    let mutex = client.mutex("a");
+    let mut waiting = [pin!(mutex.lock()), pin!(mutex.lock())];
+    assert!(waiting.iter_mut().all(|waiter| poll(waiter.as_mut()).is_pending()));
+    store.refuse(FOR_GOOD);
+    // A waiter asks again within a third of the lifetime of its queue entry.
+    store.advance(Duration::from_secs(30));
+    for waiter in &mut waiting {
+        let Poll::Ready(Err(error)) = poll(waiter.as_mut()) else { panic!("it waits on") };
+        assert!(error.is_refused() && error.to_string().contains("own word"), "{error}");
+    }
+}
+
+#[test]
+fn refusal_that_passes_ends_no_waiter_and_is_shown_meanwhile() {
+    let store = TestStore::new();
+    let (holder, client) = (store.client().unwrap(), store.client().unwrap());
+    let held = block_on(holder.mutex("a").ttl(2 * REFUSAL_LIMIT).lock()).unwrap();
+    let mutex = client.mutex("a");
+    let mut waiting = [pin!(mutex.lock()), pin!(mutex.lock())];
+    assert!(waiting.iter_mut().all(|waiter| poll(waiter.as_mut()).is_pending()));
+    assert!(client.refusal().is_none());
+    store.refuse(PASSING);
+    store.advance(REFUSAL_LIMIT - Duration::from_secs(1));
+    let refusal = client.refusal().expect("it is refused").to_string();
+    assert!(refusal.contains("mutex \"a\"") && refusal.contains("own word"), "{refusal}");
+    assert!(waiting.iter_mut().all(|waiter| poll(waiter.as_mut()).is_pending()));
+    store.refuse(None);
+    store.advance(Duration::from_secs(2));
+    assert!(client.refusal().is_none());
+    block_on(held.release()).unwrap();
+    assert!(matches!(poll(waiting[0].as_mut()), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn refusal_that_never_passes_ends_waiters_after_its_limit() {
+    let store = TestStore::new();
+    let (holder, client) = (store.client().unwrap(), store.client().unwrap());
+    let _held = block_on(holder.mutex("a").ttl(3 * REFUSAL_LIMIT).lock()).unwrap();
+    let mutex = client.mutex("a");
+    let mut waiting = pin!(mutex.lock());
+    assert!(poll(waiting.as_mut()).is_pending());
+    store.refuse(PASSING);
+    store.advance(REFUSAL_LIMIT - Duration::from_secs(1));
+    assert!(poll(waiting.as_mut()).is_pending());
+    // The first refusal comes with a re-check, the last one at most a second after the limit.
+    store.advance(Duration::from_secs(30));
+    let Poll::Ready(Err(error)) = poll(waiting.as_mut()) else { panic!("it waits on") };
+    assert!(error.is_refused(), "{error}");
+}
+
+#[test]
+fn refused_release_is_told_at_once_and_succeeds_later() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    for (name, limit) in [("without a limit", None), ("within a limit", Some(Duration::from_secs(60)))] {
+        for refusal in [PASSING, FOR_GOOD] {
+            let guard = block_on(client.mutex(name).lock()).unwrap();
+            store.refuse(refusal);
+            let mut released = match limit {
+                None => Box::pin(guard.release()) as BoxFuture<_>,
+                Some(limit) => Box::pin(guard.release_timeout(limit)),
+            };
+            let Poll::Ready(Err(error)) = poll(released.as_mut()) else { panic!("it is not told at once") };
+            assert!(error.is_refused() && error.to_string().contains("own word"), "{name}: {error}");
+            assert!(client.refusal().is_some());
+            drop(released);
+            store.refuse(None);
+            store.advance(Duration::from_secs(1));
+            assert!(block_on(client.mutex(name).try_lock()).unwrap().is_some(), "it was not retried");
+        }
+    }
+}
+
+#[test]
+fn release_that_is_not_confirmed_in_time_says_why() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let guard = block_on(client.mutex("a").lock()).unwrap();
+    store.set_reachable(false);
+    let mut released = pin!(guard.release_timeout(Duration::from_secs(2)));
+    assert!(poll(released.as_mut()).is_pending());
+    store.advance(Duration::from_secs(2));
+    let Poll::Ready(Err(error)) = poll(released.as_mut()) else { panic!("the limit has passed") };
+    assert!(error.is_timeout() && error.to_string().contains("made the store unreachable"), "{error}");
+}
+
+#[test]
+fn lost_lease_says_why_it_was_not_renewed() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let guard = block_on(client.mutex("a").ttl(TTL).lock()).unwrap();
+    store.refuse(FOR_GOOD);
+    store.advance(TTL / 2);
+    assert!(guard.is_held());
+    let early = guard.renewal_error().expect("a renewal has failed");
+    assert!(early.is_refused() && early.to_string() == "the store's own word", "{early}");
+    store.advance(TTL);
+    assert_eq!(block_on(guard.lost()), Loss::Expired);
+    // The store's later word that it has no such lease does not hide the reason.
+    store.refuse(None);
+    store.advance(TTL);
+    assert!(guard.renewal_error().is_some());
+    let run = block_on(guard.run(std::future::pending::<()>())).unwrap_err();
+    for error in [run, block_on(guard.renew()).unwrap_err(), block_on(guard.release()).unwrap_err()] {
+        assert!(error.is_lost() && error.to_string().ends_with(": the store's own word"), "{error}");
+    }
+    let renewed = block_on(client.mutex("b").ttl(TTL).lock()).unwrap();
+    store.refuse(PASSING);
+    store.advance(TTL / 2);
+    store.refuse(None);
+    store.advance(TTL / 2);
+    assert!(renewed.is_held() && renewed.renewal_error().is_none());
+    block_on(client.mutex("b").force_release()).unwrap();
+    store.advance(TTL);
+    let error = block_on(renewed.release()).unwrap_err().to_string();
+    assert!(error.ends_with("revoked or expired there"), "{error}");
 }

@@ -4,6 +4,7 @@ mod connections;
 mod deletes;
 mod errors;
 mod keys;
+mod refusals;
 mod responses;
 mod runtimes;
 mod servers;

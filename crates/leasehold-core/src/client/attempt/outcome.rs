@@ -48,7 +48,7 @@ pub enum Outcome {
     Failed,
 }
 
-/// What is known about the effect of a failed command.
+/// What is known about a command that failed: whether it had an effect, and whether a repetition can succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// It never reached the store.
@@ -64,15 +64,52 @@ pub enum Failure {
     /// The task or the process that was to send it was paused meanwhile. It may have taken effect, and this says nothing about the
     /// store.
     Paused,
+    /// The store refused it with an error that may pass without a change of this client: the store loads its data, is a
+    /// replica until a failover ends, its disk or memory is full, or the password is being changed. A waiter that is
+    /// queued retries for [`REFUSAL_LIMIT`].
+    Transient(Effect),
+    /// The store refused it with an error that stays until someone changes rights, tables or data: no waiter retries.
+    Permanent(Effect),
 }
 
+/// What a refused command may have changed in the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: it was refused as a whole.
+    None,
+    /// A part of it, or all.
+    Possible,
+}
+
+/// How long a queued attempt goes on while the store refuses its commands with errors that may pass, counted from the first
+/// refusal since the last answer. It covers a failover, a large data set that is loaded, and a person who frees a disk.
+pub const REFUSAL_LIMIT: Duration = Duration::from_secs(300);
+
 impl Failure {
-    /// Whether the command may have taken effect.
+    /// Whether the command may have taken effect, wholly or in part.
     #[must_use]
     pub const fn may_have_effect(self) -> bool {
         match self {
-            Self::NotSent | Self::Busy | Self::Gone => false,
             Self::Unknown | Self::NotDurable | Self::Paused => true,
+            Self::Transient(effect) | Self::Permanent(effect) => matches!(effect, Effect::Possible),
+            Self::NotSent | Self::Busy | Self::Gone => false,
+        }
+    }
+
+    /// Whether the store answered, with an error. Otherwise it did not answer, or was not asked.
+    #[must_use]
+    pub const fn is_refusal(self) -> bool {
+        matches!(self, Self::NotDurable | Self::Gone | Self::Transient(_) | Self::Permanent(_))
+    }
+
+    /// The failure of a command that was not sent, because what it needs first, such as a connection, has failed in this way.
+    #[must_use]
+    pub const fn before_sending(self) -> Self {
+        match self {
+            Self::Unknown | Self::NotDurable | Self::Paused => Self::NotSent,
+            Self::Transient(_) => Self::Transient(Effect::None),
+            Self::Permanent(_) => Self::Permanent(Effect::None),
+            Self::NotSent | Self::Busy | Self::Gone => self,
         }
     }
 }

@@ -714,3 +714,63 @@ fn grant_from_before_a_release_by_the_client_does_not_count() {
         assert!(matches!(attempt.poll_outcome(), Some(Outcome::Granted { .. })));
     }
 }
+
+#[test]
+fn permanent_refusal_ends_a_waiter_at_once_and_releases_its_queue_entry() {
+    for effect in [Effect::None, Effect::Possible] {
+        let mut attempt = asked(patient());
+        attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
+        assert!(attempt.poll_transmit(at(20_000)).is_some());
+        attempt.handle_failure(at(20_001), Failure::Permanent(effect));
+        assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
+        let tombstone = if effect == Effect::None { Duration::ZERO } else { TOMBSTONE_TTL };
+        assert_eq!(owed(&mut attempt), Some(tombstone));
+    }
+    let mut unknown_to_the_store = asked(patient());
+    unknown_to_the_store.handle_failure(at(1), Failure::Permanent(Effect::None));
+    assert_eq!(unknown_to_the_store.poll_outcome(), Some(Outcome::Failed));
+    assert_eq!(owed(&mut unknown_to_the_store), None);
+}
+
+#[test]
+fn refusals_that_may_pass_end_a_waiter_after_their_limit() {
+    let forever = patient().map(|policy| WaitPolicy { deadline: LocalTime::NEVER, ..policy });
+    let mut attempt = asked(forever);
+    attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
+    let first = attempt.poll_timeout().unwrap();
+    let mut now = first;
+    assert!(!attempt.is_refused());
+    while attempt.poll_outcome().is_none() {
+        assert!(attempt.poll_transmit(now).is_some());
+        // An outage in between does not begin the count anew.
+        let is_cut =
+            now.since(first) > REFUSAL_LIMIT / 2 && now.since(first) < REFUSAL_LIMIT / 2 + LONGEST_REFUSAL;
+        attempt.handle_failure(now, if is_cut { Failure::NotSent } else { Failure::Transient(Effect::None) });
+        now = attempt.poll_timeout().unwrap_or(now);
+        assert!(attempt.is_refused() == attempt.poll_outcome().is_none());
+        assert!(now.since(first) <= REFUSAL_LIMIT + LONGEST_REFUSAL, "it goes on");
+    }
+    assert!(now.since(first) >= REFUSAL_LIMIT);
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
+    assert_eq!(owed(&mut attempt), Some(Duration::ZERO));
+}
+
+#[test]
+fn answer_ends_the_count_of_refusals() {
+    let forever = patient().map(|policy| WaitPolicy { deadline: LocalTime::NEVER, ..policy });
+    let mut attempt = asked(forever);
+    attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
+    let mut now = attempt.poll_timeout().unwrap();
+    for _ in 0..3 {
+        let refused_until = now + (REFUSAL_LIMIT - LONGEST_REFUSAL);
+        while now < refused_until {
+            assert!(attempt.poll_transmit(now).is_some());
+            attempt.handle_failure(now, Failure::Transient(Effect::Possible));
+            now = attempt.poll_timeout().unwrap();
+        }
+        assert!(attempt.poll_transmit(now).is_some());
+        attempt.handle_answer(now, now, &answer(0, queued(None)));
+        assert!(attempt.poll_outcome().is_none() && !attempt.is_refused());
+        now = attempt.poll_timeout().unwrap();
+    }
+}

@@ -6,13 +6,15 @@ use leasehold_core::{LeaseState, LocalTime, Loss, Outcome, Token};
 
 use super::{Entry, RenewalError, Stage};
 use crate::engine::releasing::ReleaseOutcome;
+use crate::store::StoreError;
 
 impl Entry {
     /// Whether the store may have received the attempt, so that it can confirm the attempt's end.
     pub(in crate::engine) fn may_be_in_store(&self) -> bool {
         match &self.stage {
             Stage::Attempt(machine) => machine.may_be_in_store(),
-            Stage::Lease { .. } | Stage::Releasing(_) => true,
+            Stage::Lease { .. } => !self.is_loss_logged,
+            Stage::Releasing(_) => true,
             Stage::Ended(_) => false,
         }
     }
@@ -26,6 +28,21 @@ impl Entry {
             Stage::Ended(outcome) => Some(outcome),
             _ => None,
         }
+    }
+
+    /// The error with which the store refuses the entry's commands at present; they are retried.
+    pub(in crate::engine) fn refusal(&self) -> Option<&StoreError> {
+        let is_retried = match &self.stage {
+            Stage::Attempt(machine) => machine.is_refused(),
+            Stage::Lease { .. } | Stage::Releasing(_) => true,
+            Stage::Ended(_) => false,
+        };
+        self.last_error.as_ref().filter(|error| is_retried && error.failure.is_refusal())
+    }
+
+    /// The error of the release's last try; none before it.
+    pub(in crate::engine) fn release_error(&self) -> Option<&StoreError> {
+        self.last_error.as_ref().filter(|_| matches!(self.stage, Stage::Releasing(_)))
     }
 
     /// How much longer the lease may be trusted, or why not.

@@ -101,7 +101,9 @@ fn push(entry: &mut Entry, kind: PushKind) {
 /// Names of the events, which are logged once.
 fn logged(entry: &mut Entry) -> Vec<&'static str> {
     let name = |event| match event {
-        LogEvent::Lost(_) => "lost",
+        LogEvent::Lost(..) => "lost",
+        LogEvent::AttemptRefused(_) => "attempt refused",
+        LogEvent::AttemptRecovered => "attempt recovered",
         LogEvent::RenewalFailed(_) => "renewal failed",
         LogEvent::RenewalRecovered => "renewal recovered",
         LogEvent::ReleaseFailed(_) => "release failed",

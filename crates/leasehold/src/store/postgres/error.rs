@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use leasehold_core::Failure;
+use leasehold_core::{Effect, Failure};
 use tokio_postgres::Error;
 use tokio_postgres::error::{Severity, SqlState};
 
@@ -30,8 +30,29 @@ fn failure_of(error: &Error, may_be_done: bool) -> Failure {
     match error.code() {
         Some(&(SqlState::LOCK_NOT_AVAILABLE | SqlState::T_R_DEADLOCK_DETECTED)) => Failure::Busy,
         _ if may_be_done && is_fatal(error) => Failure::Unknown,
-        _ => Failure::NotSent,
+        Some(code) => prospects(code),
+        None if is_failed_handshake(error) => Failure::Transient(Effect::None),
+        None => Failure::NotSent,
     }
+}
+
+/// Whether a repetition of what the server refused can succeed. The first two characters of a code are its class.
+fn prospects(code: &SqlState) -> Failure {
+    match (&code.code()[..2], code) {
+        // Connections end, and transactions are repeated: an outage, or contention.
+        ("08" | "40", _) | (_, &(SqlState::ADMIN_SHUTDOWN | SqlState::CRASH_SHUTDOWN)) => Failure::NotSent,
+        // A pooler may answer with another session the next time.
+        (_, &SqlState::INVALID_SQL_STATEMENT_NAME) => Failure::Transient(Effect::None),
+        // Unsupported features, invalid data, dropped databases and schemas, missing rights, tables and functions.
+        ("0A" | "22" | "3D" | "3F" | "42" | "44", _) => Failure::Permanent(Effect::None),
+        // Passwords, disk, memory, the number of connections, standbys, and what is not known here.
+        _ => Failure::Transient(Effect::None),
+    }
+}
+
+/// Whether a TLS handshake failed, for example because a certificate has expired: it may be renewed.
+fn is_failed_handshake(error: &Error) -> bool {
+    error.to_string().contains("TLS handshake")
 }
 
 /// Whether the connection has ended, or is about to.
@@ -120,6 +141,39 @@ mod tests {
     use tokio_postgres::{Config, NoTls};
 
     use super::*;
+
+    #[test]
+    fn refusals_that_may_pass_are_told_from_those_that_stay() {
+        let permanent = [
+            SqlState::INSUFFICIENT_PRIVILEGE,
+            SqlState::UNDEFINED_TABLE,
+            SqlState::UNDEFINED_FUNCTION,
+            SqlState::INVALID_CATALOG_NAME,
+            SqlState::INVALID_SCHEMA_NAME,
+            SqlState::FEATURE_NOT_SUPPORTED,
+        ];
+        for code in permanent {
+            assert_eq!(prospects(&code), Failure::Permanent(Effect::None), "{code:?}");
+        }
+        let passing = [
+            SqlState::INVALID_PASSWORD,
+            SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
+            SqlState::READ_ONLY_SQL_TRANSACTION,
+            SqlState::DISK_FULL,
+            SqlState::TOO_MANY_CONNECTIONS,
+            SqlState::CANNOT_CONNECT_NOW,
+            SqlState::INVALID_SQL_STATEMENT_NAME,
+            SqlState::from_code("XX000"),
+        ];
+        for code in passing {
+            assert_eq!(prospects(&code), Failure::Transient(Effect::None), "{code:?}");
+        }
+        for code in
+            [SqlState::ADMIN_SHUTDOWN, SqlState::CONNECTION_FAILURE, SqlState::T_R_SERIALIZATION_FAILURE]
+        {
+            assert_eq!(prospects(&code), Failure::NotSent, "{code:?}");
+        }
+    }
 
     #[tokio::test]
     async fn connection_that_cannot_be_made_says_what_to_check() {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Answer, Failure};
+use leasehold_core::{Answer, Effect, Failure};
 use redis::{ErrorKind, RedisError};
 
 use super::ANSWER_TIMEOUT;
@@ -13,6 +13,10 @@ use crate::url::Host;
 
 /// The prefix of errors of this crate that have the driver's type.
 pub(super) const OWN: &str = "leasehold";
+
+/// The error of this crate for a server that answers and executes no writes.
+pub(super) const PAUSED: &str =
+    "the server answers, but takes no writes at present: CLIENT PAUSE, or a failover that is under way";
 
 /// Why a call has no answer.
 #[derive(Clone)]
@@ -40,7 +44,7 @@ impl From<CallError> for StoreError {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Moved(_) | CallError::Ask(_) => Self::new(
-                Failure::NotSent,
+                Failure::Transient(Effect::None),
                 "this server is a node of a cluster: write redis-cluster://host[:port],…",
             ),
             CallError::NotSubscribed(_) => Self::new(
@@ -92,7 +96,8 @@ impl AddressState {
 
     /// The error of a failed connection attempt.
     pub(super) fn store_error(self, error: &RedisError) -> StoreError {
-        StoreError { message: self.explain(error), ..store_error(error) }
+        let known = store_error(error);
+        StoreError { message: self.explain(error), failure: known.failure.before_sending(), ..known }
     }
 
     pub(super) fn explain(self, error: &RedisError) -> String {
@@ -154,45 +159,74 @@ pub(super) fn lost(cause: Option<Cause>) -> StoreError {
     StoreError { cause, ..StoreError::new(Failure::Unknown, "the connection was lost") }
 }
 
-/// Errors that the server raises before it runs a script had no effect. Any other error leaves the outcome unknown.
+/// The error of a command, with what is known about its effect and its prospects.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
-    const BEFORE: [&str; 15] = [
-        "OOM",
-        "NOREPLICAS",
-        "MISCONF",
-        "BUSY",
-        "LOADING",
-        "NOAUTH",
-        "WRONGPASS",
-        "NOPERM",
-        "READONLY",
-        "MOVED",
-        "CROSSSLOT",
-        "ASK",
-        "MASTERDOWN",
-        "CLUSTERDOWN",
-        "NOSCRIPT",
-    ];
-    if error.code() == Some("TRYAGAIN") {
-        return StoreError::new(Failure::Busy, explain(error)).caused_by(error.clone());
-    }
-    // NOPERM inside a script can happen after writes. The other errors happen at the first write.
-    let is_half_way = code(error) == Some("NOPERM") && error.to_string().contains("script:");
-    let is_before = error.is_connection_refusal()
-        || code(error).is_some_and(|code| BEFORE.contains(&code)) && !is_half_way;
-    let failure = if is_before { Failure::NotSent } else { Failure::Unknown };
-    let explained = StoreError::new(failure, explain(error));
+    let explained = StoreError::new(failure_of(error), explain(error));
     // An error that this crate made is the explanation.
     if own_message(error).is_some() { explained } else { explained.caused_by(error.clone()) }
 }
 
-/// The error code. An error inside a script has its code in the detail text.
+/// Errors that the server raises before it runs a script, or at its first write, had no effect. A right may be missing at any
+/// command of a script, and any other error leaves the effect unknown.
+fn failure_of(error: &RedisError) -> Failure {
+    let inside = if is_inside_script(error) { Effect::Possible } else { Effect::None };
+    match code(error) {
+        Some("TRYAGAIN") => Failure::Busy,
+        _ if own_message(error) == Some(PAUSED) => Failure::Busy,
+        // An outage of the cluster.
+        Some("CLUSTERDOWN" | "ASK" | "NOSCRIPT") => Failure::NotSent,
+        Some("NOPERM") => Failure::Permanent(inside),
+        Some("WRONGTYPE" | "CLOCKAHEAD") => Failure::Permanent(Effect::Possible),
+        Some(
+            "OOM" | "NOREPLICAS" | "MISCONF" | "BUSY" | "LOADING" | "NOAUTH" | "WRONGPASS" | "READONLY"
+            | "MOVED" | "CROSSSLOT" | "MASTERDOWN",
+        ) => Failure::Transient(Effect::None),
+        _ if error.is_connection_refusal() => Failure::NotSent,
+        _ if is_unknown_command(error) => Failure::Permanent(inside),
+        _ if error.kind() == ErrorKind::AuthenticationFailed || is_certificate_error(error) => {
+            Failure::Transient(Effect::None)
+        }
+        _ if error.is_timeout() || error.is_unrecoverable_error() => Failure::Unknown,
+        Some(_) => Failure::Transient(Effect::Possible),
+        None if own_message(error).is_some() => Failure::Transient(Effect::Possible),
+        None => Failure::Unknown,
+    }
+}
+
+/// Whether a command of a script failed, and not the script as a whole.
+fn is_inside_script(error: &RedisError) -> bool {
+    error.to_string().contains("script:")
+}
+
+/// The command was renamed or disabled, or the server is too old for it. Scripts report it in other words.
+fn is_unknown_command(error: &RedisError) -> bool {
+    let text = error.to_string().to_lowercase();
+    text.contains("unknown command") || text.contains("unknown redis command")
+}
+
+fn is_certificate_error(error: &RedisError) -> bool {
+    let text = error.to_string().to_lowercase();
+    // The alerts about a certificate: of no name, of an unknown authority, and that it proves nothing.
+    let alerts = ["unknownca", "accessdenied", "decrypterror"];
+    text.contains("certificate") || text.contains(ALERT) && alerts.iter().any(|alert| text.contains(alert))
+}
+
+/// How the TLS library reports what the other side has refused.
+const ALERT: &str = "fatal alert";
+
+/// The error code. An error inside a script has its code in the detail text; a missing right is only described there.
 fn code(error: &RedisError) -> Option<&str> {
     const INSIDE: [&str; 7] =
         ["OOM", "WRONGTYPE", "READONLY", "NOPERM", "NOREPLICAS", "MISCONF", "CLOCKAHEAD"];
     let detail = error.detail().unwrap_or_default();
     let says = |word: &&str| detail.split([' ', ':']).any(|part| part.trim_start_matches('-') == *word);
-    INSIDE.into_iter().find(says).or(error.code())
+    let denied = is_denied_inside(detail).then_some("NOPERM");
+    denied.or_else(|| INSIDE.into_iter().find(says)).or(error.code())
+}
+
+/// How Redis 6.2 and 7.0, and Valkey 9, describe a right that is missing inside a script.
+fn is_denied_inside(detail: &str) -> bool {
+    detail.contains("The user executing the script can't") || detail.contains("ACL failure in script")
 }
 
 /// Explains an error and its remedy. For connection attempts see [`AddressState::explain`].
@@ -233,13 +267,13 @@ pub(super) fn explain(error: &RedisError) -> String {
         Some("MASTERDOWN") => "this replica has lost its master: name the master",
         _ if text.contains("cluster support disabled") => "this is no cluster: write redis://host[:port]",
         // The server repeats the command, which may contain a password.
-        _ if text.to_lowercase().contains("unknown command") => {
+        _ if is_unknown_command(error) => {
             "the server does not know a command that is needed: it has to be Redis 6.2 or newer"
         }
         _ if text.contains("max number of clients") => {
             "the server's limit of clients is reached: raise maxclients, or close connections"
         }
-        _ if text.contains("certificate") || text.contains("Certificate") => {
+        _ if is_certificate_error(error) => {
             return explain_certificate(&text);
         }
         _ if text.contains("corrupt message") || text.contains("InvalidContentType") => {
@@ -267,17 +301,26 @@ fn own_message(error: &RedisError) -> Option<&str> {
     error.detail().filter(|_| error.kind() == ErrorKind::Client && error.to_string().starts_with(OWN))
 }
 
+/// An alert is the server's word about the client's certificate; any other error is about the server's.
 fn explain_certificate(text: &str) -> String {
     let lower = text.to_lowercase();
-    let says = |words: [&str; 2]| words.iter().any(|word| lower.contains(word));
-    let what = if says(["expired", "not valid after"]) {
-        "the server's certificate has expired: renew it"
-    } else if says(["valid for name", "notvalidforname"]) {
-        "the server's certificate is for another name: write the host as the certificate names it"
-    } else if says(["unknownissuer", "unknown issuer"]) {
-        "the server's certificate is from an authority that is not known here: name it with ca=PATH"
-    } else if says(["certificaterequired", "certificate required"]) {
+    let says = |words: &[&str]| words.iter().any(|word| lower.contains(word));
+    let what = if lower.contains("certificaterequired") || lower.contains("certificate required") {
         "the server wants a client certificate: name it with cert=PATH and key=PATH"
+    } else if lower.contains(ALERT) {
+        if says(&["expired"]) {
+            "the server says that the client certificate (cert=PATH) has expired: renew it"
+        } else if says(&["unknownca", "unknown ca", "unknownissuer"]) {
+            "the server does not know the authority of the client certificate (cert=PATH): use one that its CA has signed"
+        } else {
+            return format!("the server does not accept the client certificate (cert=PATH): {text}");
+        }
+    } else if says(&["expired", "not valid after"]) {
+        "the server's certificate has expired: renew it"
+    } else if says(&["valid for name", "notvalidforname"]) {
+        "the server's certificate is for another name: write the host as the certificate names it"
+    } else if says(&["unknownissuer", "unknown issuer"]) {
+        "the server's certificate is from an authority that is not known here: name it with ca=PATH"
     } else {
         return format!("the server's certificate was not accepted: {text}");
     };
@@ -294,4 +337,59 @@ pub(super) fn slot_unassigned() -> StoreError {
         Failure::NotSent,
         "no node has the lock's hash slot: the cluster is down, or not all of it is there yet",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failure(answer: &str) -> Failure {
+        let parsed = redis::parse_redis_value(format!("-{answer}\r\n").as_bytes());
+        let error = parsed.and_then(redis::Value::extract_error).expect_err("it is an error");
+        store_error(&error).failure
+    }
+
+    #[test]
+    fn refusals_that_may_pass_are_told_from_those_that_stay() {
+        let inside = "script: 0123456789abcdef, on @user_script:1.";
+        let permanent = [
+            ("NOPERM this user has no permissions to run the 'evalsha' command".to_owned(), Effect::None),
+            (
+                format!("ERR The user executing the script can't run this command or subcommand {inside}"),
+                Effect::Possible,
+            ),
+            (
+                format!(
+                    "NOPERM ACL failure in script: User locks has no permissions to run the 'zrem' command {inside}"
+                ),
+                Effect::Possible,
+            ),
+            (format!("ERR Unknown Redis command called from script {inside}"), Effect::Possible),
+            ("ERR unknown command 'EVALSHA', with args beginning with: 'x'".to_owned(), Effect::None),
+            (
+                format!("WRONGTYPE Operation against a key holding the wrong kind of value {inside}"),
+                Effect::Possible,
+            ),
+        ];
+        for (answer, effect) in permanent {
+            assert_eq!(failure(&answer), Failure::Permanent(effect), "{answer}");
+        }
+        let passing = [
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "NOREPLICAS Not enough good replicas to write.",
+            "MISCONF Redis is configured to save RDB snapshots",
+            "LOADING Redis is loading the dataset in memory",
+            "NOAUTH Authentication required.",
+            "WRONGPASS invalid username-password pair or user is disabled.",
+            "READONLY You can't write against a read only replica.",
+            "MASTERDOWN Link with MASTER is down",
+            "BUSY Redis is busy running a script.",
+        ];
+        for answer in passing {
+            assert_eq!(failure(answer), Failure::Transient(Effect::None), "{answer}");
+        }
+        assert_eq!(failure("TRYAGAIN Multiple keys request during rehashing of slot"), Failure::Busy);
+        assert_eq!(failure("CLUSTERDOWN The cluster is down"), Failure::NotSent);
+        assert_eq!(failure("ODD what no one has foreseen"), Failure::Transient(Effect::Possible));
+    }
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
-    Acquire, Answer, Command, Failure, LocalTime, Queued, Reply, Resource, Round, StoreTime, Token, Verdict,
-    Vote, quorum_of,
+    Acquire, Answer, Command, Effect, Failure, LocalTime, Queued, Reply, Resource, Round, StoreTime, Token,
+    Verdict, Vote, quorum_of,
 };
 use leasehold_redis_protocol::token_at;
 
@@ -43,7 +43,7 @@ struct VotedTry {
     verdict: Verdict,
     round: Round,
     /// Why a node did not vote.
-    node_errors: Vec<Option<String>>,
+    node_errors: Vec<Option<StoreError>>,
     /// How long until a quorum may be free, if known.
     time_until_free: Option<Duration>,
 }
@@ -90,7 +90,7 @@ impl Quorum {
             if duplicate.is_some() {
                 sent.requests[node].answered(false);
                 round.handle_vote(node, Vote::Failed);
-                node_errors[node] = duplicate;
+                node_errors[node] = duplicate.map(|why| StoreError::new(Failure::NotSent, why));
                 continue;
             }
             let secret = at_node(acquire.secret, node);
@@ -200,7 +200,10 @@ impl Quorum {
         }
         Some(match verdict {
             Verdict::Busy => answer(self.now(), Reply::Busy),
-            _ => Err(StoreError::new(Failure::NotSent, self.split_failure(round, node_errors))),
+            _ => {
+                let failure = failure_without_quorum(node_errors);
+                Err(StoreError::new(failure, self.split_failure(round, node_errors)))
+            }
         })
     }
 
@@ -218,11 +221,14 @@ impl Quorum {
         if let Some(time_to_quorum) = time_to_quorum {
             return queued(self.now(), Some(time_to_quorum));
         }
-        let message = match verdict {
-            Verdict::TooLate => "a quorum granted it, but so late that the lease may have expired".to_owned(),
-            _ => self.quorum_failure(round, node_errors),
+        let (failure, message) = match verdict {
+            Verdict::TooLate => {
+                let what = "a quorum granted it, but so late that the lease may have expired";
+                (Failure::NotSent, what.to_owned())
+            }
+            _ => (failure_without_quorum(node_errors), self.quorum_failure(round, node_errors)),
         };
-        Err(StoreError::new(Failure::NotSent, message))
+        Err(StoreError::new(failure, message))
     }
 
     /// What a waiting try has after a vote without a quorum.
@@ -356,6 +362,22 @@ impl Quorum {
     }
 }
 
+/// The failure of a try that a quorum did not answer. It was released where a node may have granted it. If so many nodes refuse it that
+/// the others are no quorum, so does the store.
+pub(super) fn failure_without_quorum(node_errors: &[Option<StoreError>]) -> Failure {
+    let count = |refuses: fn(Failure) -> bool| {
+        node_errors.iter().flatten().filter(|error| refuses(error.failure)).count()
+    };
+    let without_quorum = node_errors.len() - quorum_of(node_errors.len()) + 1;
+    if count(|failure| matches!(failure, Failure::Permanent(_))) >= without_quorum {
+        Failure::Permanent(Effect::None)
+    } else if count(Failure::is_refusal) >= without_quorum {
+        Failure::Transient(Effect::None)
+    } else {
+        Failure::NotSent
+    }
+}
+
 /// Whether a node with this reply keeps a lease or a queue entry for the attempt.
 fn keeps_something(reply: &Reply) -> bool {
     matches!(reply, Reply::Granted(_) | Reply::Queued(_))
@@ -373,7 +395,7 @@ fn far_ahead() -> StoreError {
 }
 
 fn is_unknown(answered: &CallResult) -> bool {
-    answered.as_ref().is_err_and(|error| error.failure == Failure::Unknown)
+    answered.as_ref().is_err_and(|error| error.failure.may_have_effect())
 }
 
 /// It waits, and re-checks after this pause or on a push. A quorum has no queue of its own, so each attempt polls as a head does.

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, Answer, Command, Failure, Kind, LocalTime, Reply, Resource};
+use leasehold_core::{Acquisition, Answer, Command, Kind, LocalTime, Reply, Resource};
 
 use crate::store::CallResult;
 
@@ -96,7 +96,7 @@ impl AdmissionNodes {
                 }
                 // It may be queued there.
                 (Command::Acquire(_), Err(error)) => {
-                    route.is_used |= error.failure == Failure::Unknown;
+                    route.is_used |= error.failure.may_have_effect();
                     // An attempt that has moved keeps its new id.
                     route.is_used || route.acquisition != attempt
                 }
@@ -165,6 +165,8 @@ pub(super) fn is_admission_queue(resource: &Resource) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use leasehold_core::Failure;
+
     use leasehold_core::{Acquire, ClientId, Name, Queued, Release, StoreTime};
 
     use super::*;

@@ -251,13 +251,13 @@ impl Quorum {
     }
 
     /// The error of a round without a quorum, with each node's reason.
-    pub(super) fn quorum_failure(&self, round: &Round, node_errors: &[Option<String>]) -> String {
+    pub(super) fn quorum_failure(&self, round: &Round, node_errors: &[Option<StoreError>]) -> String {
         let answered = |vote: &&Option<Vote>| matches!(vote, Some(Vote::Yes(_) | Vote::No));
         self.too_few(round.votes().iter().filter(answered).count(), &self.describe_votes(round, node_errors))
     }
 
     /// The error of a round in which a quorum answered but did not agree, with each node's vote.
-    pub(super) fn split_failure(&self, round: &Round, node_errors: &[Option<String>]) -> String {
+    pub(super) fn split_failure(&self, round: &Round, node_errors: &[Option<StoreError>]) -> String {
         let yeses = round.votes().iter().filter(|vote| matches!(vote, Some(Vote::Yes(_)))).count();
         let noes = round.votes().iter().filter(|vote| matches!(vote, Some(Vote::No))).count();
         let (nodes, quorum) = (self.nodes.len(), quorum_of(self.nodes.len()));
@@ -267,9 +267,9 @@ impl Quorum {
         )
     }
 
-    fn describe_votes(&self, round: &Round, node_errors: &[Option<String>]) -> Vec<String> {
+    fn describe_votes(&self, round: &Round, node_errors: &[Option<StoreError>]) -> Vec<String> {
         let each = self.nodes.iter().zip(round.votes()).zip(node_errors);
-        each.map(|((node, vote), node_errors)| {
+        each.map(|((node, vote), error)| {
             let what = match vote {
                 Some(Vote::Yes(_)) => "granted it, and was told to release it".to_owned(),
                 Some(Vote::No) => "busy".to_owned(),
@@ -277,7 +277,9 @@ impl Quorum {
                     "does not vote yet, since it was started or emptied less than the longest ttl ago"
                         .to_owned()
                 }
-                Some(Vote::Failed) => node_errors.clone().unwrap_or_else(|| "too slow".to_owned()),
+                Some(Vote::Failed) => {
+                    error.as_ref().map_or_else(|| "too slow".to_owned(), |error| error.message.clone())
+                }
                 None => NOT_WAITED_FOR.to_owned(),
             };
             format!("{}: {what}", node.name)
@@ -286,8 +288,9 @@ impl Quorum {
     }
 
     /// The error of an unconfirmed release, with each node's reason.
-    pub(super) fn release_failure(&self, replies: &NodeReplies, errors: &[Option<String>]) -> String {
-        self.too_few_did(replies, "released", |node| errors[node].as_deref().unwrap_or("no answer"))
+    pub(super) fn release_failure(&self, replies: &NodeReplies, errors: &[Option<StoreError>]) -> String {
+        let why = |node: usize| errors[node].as_ref().map_or("no answer", |error| &error.message);
+        self.too_few_did(replies, "released", why)
     }
 
     /// The error of a renewal without a quorum, with each node's reason.

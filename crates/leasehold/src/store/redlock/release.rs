@@ -8,10 +8,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use leasehold_core::{
-    Acquisition, Command, Failure, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL, Tally,
-    quorum_of,
+    Acquisition, Command, Effect, Failure, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL,
+    Tally, quorum_of,
 };
 
+use super::acquire::failure_without_quorum;
 use super::attempts::{NodeAttempt, RequestCounts};
 use super::gather::gather;
 use super::heard::Heard;
@@ -45,10 +46,14 @@ impl Quorum {
         let limit = self.node_timeout(known.request.ttl);
         let (mut heard, mut errors) = (Heard::default(), vec![None; self.nodes.len()]);
         let late = gather(&self.runtime, responses, limit, &mut replies, |replies, node, reply| {
-            let is_answered = reply != NodeReply::Failed;
-            errors[node] = is_answered.then(|| heard.record(&self.nodes, node)).and_then(Result::err);
-            let counts = is_answered && errors[node].is_none();
-            replies[0].handle_reply(node, if counts { reply } else { NodeReply::Failed });
+            let unheard = |why| StoreError::new(Failure::Unknown, why);
+            let counted = reply.and_then(|reply: NodeReply| {
+                let is_counted = reply != NodeReply::Failed;
+                is_counted.then(|| heard.record(&self.nodes, node)).transpose().map_err(unheard)?;
+                Ok(reply)
+            });
+            replies[0].handle_reply(node, *counted.as_ref().unwrap_or(&NodeReply::Failed));
+            errors[node] = counted.err();
         });
         self.runtime.drain(late.await);
         let [replies] = replies;
@@ -62,7 +67,13 @@ impl Quorum {
             Some(Tally::Unknown) | None => {
                 let message = self.release_failure(&replies, &errors);
                 self.releases_pending.notify_one();
-                return Err(StoreError::new(Failure::Unknown, message));
+                let failure = match failure_without_quorum(&errors) {
+                    // Other nodes may have released it.
+                    Failure::Transient(_) => Failure::Transient(Effect::Possible),
+                    Failure::Permanent(_) => Failure::Permanent(Effect::Possible),
+                    _ => Failure::Unknown,
+                };
+                return Err(StoreError::new(failure, message));
             }
         };
         self.attempts.released(release.acquisition, until);
@@ -120,7 +131,7 @@ impl Quorum {
         known: &NodeAttempt,
         min_hold: Duration,
         may_have_nothing: bool,
-    ) -> impl Future<Output = NodeReply> + Send + use<> {
+    ) -> impl Future<Output = Result<NodeReply, StoreError>> + Send + use<> {
         let (resource, requests) = (known.resource.clone(), known.requests.clone());
         let is_attached = known.is_attached;
         let release = Release { min_hold, ..Release::now(known.acquisition) };
@@ -140,15 +151,15 @@ impl Quorum {
                 if matches!(requests[node].get(), RequestCounts { unanswered: 0, keeps_something: false, .. })
                 {
                     guard.confirm();
-                    return NodeReply::NotHeld;
+                    return Ok(NodeReply::NotHeld);
                 }
             }
             let counts = requests[node].get();
             // An unanswered acquire usually arrives before this release. Only otherwise is a tombstone needed, which the store
             // must keep.
-            let first = guard.send(if is_attached { TOMBSTONE_TTL } else { Duration::ZERO }).await;
+            let first = guard.send(if is_attached { TOMBSTONE_TTL } else { Duration::ZERO }).await?;
             let is_over = match first {
-                NodeReply::Failed => return first,
+                NodeReply::Failed => return Ok(first),
                 _ if is_attached => true,
                 // The node released what its only acquire was granted.
                 NodeReply::Held { .. } => counts.unanswered == 0 || counts.sent == 1,
@@ -163,16 +174,16 @@ impl Quorum {
             }
             if is_over && requests[node].get().unanswered == 0 {
                 guard.confirm();
-                return first;
+                return Ok(first);
             }
             // A late acquire may have been granted since.
             let may_follow = requests[node].get().unanswered > 0;
             let tombstone = if may_follow { TOMBSTONE_TTL } else { Duration::ZERO };
-            let second = guard.send(tombstone).await;
+            let second = guard.send(tombstone).await?;
             if second != NodeReply::Failed {
                 guard.confirm();
             }
-            if second == NodeReply::NotHeld { first } else { second }
+            Ok(if second == NodeReply::NotHeld { first } else { second })
         }
     }
 }
@@ -195,13 +206,11 @@ impl ReleaseGuard {
         self.is_confirmed = true;
     }
 
-    async fn send(&self, tombstone: Duration) -> NodeReply {
+    async fn send(&self, tombstone: Duration) -> Result<NodeReply, StoreError> {
         let PendingRelease { resource, release, .. } = &self.pending;
         let command = Command::Release(Release { tombstone, ..release.clone() });
-        match self.quorum.nodes[self.node].clone().call(resource.clone(), command, None).await {
-            Ok(answer) => self.pending.handle_answer(&answer.reply),
-            Err(_) => NodeReply::Failed,
-        }
+        let answer = self.quorum.nodes[self.node].clone().call(resource.clone(), command, None).await?;
+        Ok(self.pending.handle_answer(&answer.reply))
     }
 }
 

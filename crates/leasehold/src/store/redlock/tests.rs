@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Failure, Holder, Kind, Name, NodeReplies, NodeReply,
-    Push, PushKind, QueueEntry, Release, Renew, Reply, Resource, StoreTime, Token, View, WaitFor,
+    Acquire, Acquisition, Answer, ClientId, Command, Effect, Failure, Holder, Kind, Name, NodeReplies,
+    NodeReply, Push, PushKind, QueueEntry, Release, Renew, Reply, Resource, StoreTime, Token, View, WaitFor,
 };
 use leasehold_testkit::{Proxy, Server, until};
 
@@ -474,7 +474,7 @@ async fn release_can_be_repeated_until_a_quorum_has_confirmed_it() {
     };
     writes_fail("1");
     for _ in 0..2 {
-        assert_eq!(release().await, Err(Failure::Unknown));
+        assert_eq!(release().await, Err(Failure::Transient(Effect::Possible)));
         assert_eq!(client.holding().await, 3);
     }
     writes_fail("0");

@@ -35,7 +35,7 @@ pub(super) struct VoteCollector {
     pub(super) responses: PendingResponses,
     pub(super) heard: Heard,
     /// Why a node did not vote.
-    pub(super) node_errors: Vec<Option<String>>,
+    pub(super) node_errors: Vec<Option<StoreError>>,
     /// When nodes expect the current lease to end. A node reports that to the head of its queue.
     pub(super) repoll_hints: Vec<Duration>,
 }
@@ -156,8 +156,10 @@ impl VoteCollector {
                     self.repoll_hints.push(queued.repoll_at.since(*at));
                 }
                 self.node_errors[node] = match &answered {
-                    Err(error) => Some(error.message.clone()),
-                    Ok(answer) if vote == Vote::Failed => Some(format!("answered {:?}", answer.reply)),
+                    Err(error) => Some(error.clone()),
+                    Ok(answer) if vote == Vote::Failed => {
+                        Some(StoreError::new(Failure::NotSent, format!("answered {:?}", answer.reply)))
+                    }
                     Ok(_) => None,
                 };
                 self.round.handle_vote(node, vote);
@@ -166,7 +168,7 @@ impl VoteCollector {
                 let answered = self.of_a_server(node, answered);
                 let is_known = matches!(answered, Ok(Answer { reply: Reply::Renewed { .. }, .. }));
                 if let Err(error) = answered {
-                    self.node_errors[node] = Some(error.message);
+                    self.node_errors[node] = Some(error);
                 }
                 self.round.handle_propagated(node, is_known);
             }

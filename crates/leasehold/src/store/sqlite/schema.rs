@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::Failure;
+use leasehold_core::{Effect, Failure};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
@@ -274,5 +274,10 @@ pub(super) fn not_sent(message: impl Into<String>) -> StoreError {
 
 /// Explains an error of SQLite before anything was changed, and keeps it as the cause.
 pub(super) fn not_done(error: rusqlite::Error) -> StoreError {
-    not_sent(explain(&error)).caused_by(error)
+    let failure = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Failure::NotSent,
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => Failure::Permanent(Effect::None),
+        _ => Failure::Transient(Effect::None),
+    };
+    StoreError::new(failure, explain(&error)).caused_by(error)
 }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, apply, apply_all};
-use leasehold_core::{Acquire, Answer, ClientId, Command, Failure, Now, Push, Reply, Resource};
+use leasehold_core::{Acquire, Answer, ClientId, Command, Effect, Failure, Now, Push, Reply, Resource};
 use rusqlite::Connection;
 
 use super::files::{self, Files};
@@ -246,7 +246,7 @@ impl Transaction<'_> {
             let message = schema::explain(&error);
             // A full disk fails before COMMIT has any effect. After another error it may have been written.
             let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
-            let failure = if is_full { Failure::NotSent } else { Failure::Unknown };
+            let failure = Failure::Transient(if is_full { Effect::None } else { Effect::Possible });
             TransactionError::Failed(StoreError::new(failure, message).caused_by(error))
         })
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep as model_sweep};
 use leasehold_core::{
-    Acquisition, Answer, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime, Token,
-    TokenRange, View, WaitFor,
+    Acquisition, Answer, Effect, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime,
+    Token, TokenRange, View, WaitFor,
 };
 use proptest::prelude::*;
 
@@ -334,7 +334,10 @@ fn full_disk_is_an_error_and_changes_nothing() {
             Ok(answer) => assert!(matches!(answer.reply, Reply::Granted(_))),
             Err(error) => {
                 failed += 1;
-                assert!(error.message.contains("the disk is full") && error.failure == Failure::NotSent);
+                assert!(
+                    error.message.contains("the disk is full")
+                        && error.failure == Failure::Transient(Effect::None)
+                );
                 let view = inspect(&store, &name);
                 assert!(view.holders.is_empty() && view.last_token.is_none(), "{view:?}");
             }

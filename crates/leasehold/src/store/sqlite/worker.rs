@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Acquire, Command, Failure, Kind, Name, Resource};
+use leasehold_core::{Acquire, Command, Kind, Name, Resource};
 use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -280,7 +280,7 @@ impl WorkerThread {
         self.receive_pushes();
         match self.transact(|shared, connection| shared.transact(connection, until, chunk)) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
-            Err(TransactionError::Failed(error)) if error.failure == Failure::Unknown => {
+            Err(TransactionError::Failed(error)) if error.failure.may_have_effect() => {
                 vec![Err(error); chunk.len()]
             }
             Err(error) => match chunk {

@@ -29,7 +29,7 @@ async fn late_acquire_is_refused_by_a_node_that_has_answered_two_releases() {
     let (acquisition, _) = quorum.attempts.ask(&client.resource, &request).unwrap();
     let known = quorum.attempts.release(request.acquisition, quorum.now()).unwrap();
     for node in 0..3 {
-        quorum.clone().release_node(node, &known, Duration::ZERO, false).await;
+        quorum.clone().release_node(node, &known, Duration::ZERO, false).await.unwrap();
         let late = Acquire { acquisition, ..(*request).clone() };
         assert_eq!(client.at_node(node, Command::from(late)).await, Reply::Cancelled);
     }
