@@ -18,17 +18,28 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post};
 
 use crate::app::App;
+use crate::description::METHODS;
+use crate::places::Peer;
 use crate::problem::{Code, Problem};
 use crate::tokens::Access;
 use request::{cut, receive_body};
 
 /// How a request came in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub(crate) enum Transport {
     /// The permissions of the socket have decided who may connect.
     Unix,
     /// The request needs a token.
-    Tcp,
+    Tcp(Arc<Peer>),
+}
+
+impl Transport {
+    pub(crate) fn peer(&self) -> Option<&Arc<Peer>> {
+        match self {
+            Self::Unix => None,
+            Self::Tcp(peer) => Some(peer),
+        }
+    }
 }
 
 /// A path of the API with one method.
@@ -101,8 +112,11 @@ async fn check_access(
     let granted = match request.extensions().get::<Transport>() {
         Some(Transport::Unix) => Access::Write,
         // A header for another program, such as a proxy, closes no path that needs none.
-        _ if needed == Access::Public => token_access(&app, request.headers()).unwrap_or(Access::Public),
-        _ => token_access(&app, request.headers())?,
+        Some(Transport::Tcp(peer)) if needed == Access::Public => {
+            token_access(&app, peer, request.headers()).unwrap_or(Access::Public)
+        }
+        Some(Transport::Tcp(peer)) => token_access(&app, peer, request.headers())?,
+        None => Access::Public,
     };
     if granted == Access::Public && needed != Access::Public {
         return Err(Problem::new(Code::Unauthorized, "there is no token in the header `Authorization`"));
@@ -114,7 +128,8 @@ async fn check_access(
     Ok(next.run(request).await)
 }
 
-fn token_access(app: &App, headers: &HeaderMap) -> Result<Access, Problem> {
+/// What the token of a request allows. The connection has then shown it.
+fn token_access(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Access, Problem> {
     let Some(value) = headers.get(AUTHORIZATION) else { return Ok(Access::Public) };
     let value = value.as_bytes();
     let scheme = value.get(..7).is_some_and(|word| word.eq_ignore_ascii_case(b"bearer "));
@@ -124,8 +139,12 @@ fn token_access(app: &App, headers: &HeaderMap) -> Result<Access, Problem> {
             "the header `Authorization` does not begin with `Bearer `",
         ));
     }
-    let known = app.tokens.access_of(value[7..].trim_ascii());
-    known.ok_or_else(|| Problem::new(Code::Unauthorized, "the server does not know this token"))
+    let token = value[7..].trim_ascii();
+    let known = app.tokens.borrow().access_of(token);
+    let access =
+        known.ok_or_else(|| Problem::new(Code::Unauthorized, "the server does not know this token"))?;
+    peer.shows(access, token)?;
+    Ok(access)
 }
 
 /// Refuses requests that a browser sends for a page of another site.
@@ -142,7 +161,7 @@ async fn check_origin(request: Request, next: Next) -> Result<Response, Problem>
     {
         return Err(Problem::new(Code::ForeignOrigin, "the header `Origin` names another site"));
     }
-    let is_unix = request.extensions().get::<Transport>() == Some(&Transport::Unix);
+    let is_unix = matches!(request.extensions().get(), Some(Transport::Unix));
     if is_unix && !host.is_none_or(is_local) {
         let what = "on the Unix socket the header `Host` is localhost, or a name without dots";
         return Err(Problem::new(Code::ForeignOrigin, what));
@@ -180,16 +199,9 @@ fn is_local(host: &str) -> bool {
 async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().cloned();
     // Any word is a method; only those of the API are counted by name.
-    let method = match *request.method() {
-        Method::GET => "GET",
-        Method::POST => "POST",
-        Method::DELETE => "DELETE",
-        _ => "other",
-    };
+    let method = METHODS.into_iter().find(|known| request.method() == known).unwrap_or("other");
     let response = next.run(request).await;
-    // Some readers of metrics do not expect braces in a label.
-    let path =
-        path.map_or_else(|| "other".to_owned(), |path| path.as_str().replace('{', ":").replace('}', ""));
+    let path = path.as_ref().map_or("other", MatchedPath::as_str);
     app.metrics.request(method, path, response.status().as_u16());
     response
 }
@@ -197,11 +209,12 @@ async fn count(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::description::DESCRIPTION;
     use serde_json::Value;
 
     #[test]
     fn description_has_exactly_the_paths_and_methods_of_the_server() {
-        let description: Value = serde_json::from_str(pages::DESCRIPTION).unwrap();
+        let description: Value = serde_json::from_str(DESCRIPTION).unwrap();
         let mut described: Vec<String> = Vec::new();
         for (path, operations) in description["paths"].as_object().unwrap() {
             let methods = operations.as_object().unwrap().keys().filter(|key| *key != "parameters");
@@ -216,7 +229,7 @@ mod tests {
 
     #[test]
     fn description_has_the_access_of_each_path() {
-        let description: Value = serde_json::from_str(pages::DESCRIPTION).unwrap();
+        let description: Value = serde_json::from_str(DESCRIPTION).unwrap();
         for Route { method, path, access, .. } in routes() {
             let operation = &description["paths"][path][method.as_str().to_lowercase()];
             let described = operation["security"][0]["token"][0].as_str();
@@ -231,7 +244,7 @@ mod tests {
 
     #[test]
     fn every_problem_is_described() {
-        let description: Value = serde_json::from_str(pages::DESCRIPTION).unwrap();
+        let description: Value = serde_json::from_str(DESCRIPTION).unwrap();
         let described = &description["components"]["schemas"]["Problem"]["properties"]["code"]["enum"];
         let described: Vec<_> = described.as_array().unwrap().iter().filter_map(Value::as_str).collect();
         assert_eq!(described, Code::ALL.map(Code::as_str));

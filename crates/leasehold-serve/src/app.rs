@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Kind};
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -39,7 +40,8 @@ pub(crate) struct App {
     pub(crate) sessions: Sessions,
     pub(crate) observer: Observer,
     pub(crate) metrics: Metrics,
-    pub(crate) tokens: Tokens,
+    /// Those that are accepted now.
+    pub(crate) tokens: watch::Sender<Tokens>,
     pub(crate) limits: Limits,
     /// Nothing new is granted.
     pub(crate) draining: CancellationToken,
@@ -66,7 +68,7 @@ impl App {
             leases: Leases::new(limits.leases),
             sessions: Sessions::new(limits.sessions),
             metrics: Metrics::new(),
-            tokens,
+            tokens: watch::Sender::new(tokens),
             limits,
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::tokens::Tokens;
@@ -82,8 +83,11 @@ pub struct Tls {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Open connections, each with at most one request; further ones are answered with 503 and closed.
+    /// Open connections of each address, each with at most one request: those of the Unix socket, and those over TCP that have
+    /// shown a token, of which at most half with a token that only reads. Further ones are answered with 503 and closed.
     pub connections: usize,
+    /// Open connections of each TCP address that have shown no token. A further one takes the place of the oldest.
+    pub strangers: usize,
     /// Leases that requests hold or wait for.
     pub leases: usize,
     /// Sessions.
@@ -92,8 +96,10 @@ pub struct Limits {
     pub watchers: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,
-    /// The time in which a request's header, a request's body, and a TLS handshake must arrive.
+    /// The time in which a request's header, and a request's body, must arrive.
     pub receive_timeout: Duration,
+    /// The time in which a connection over TCP must have sent the header of its first request, after its TLS handshake.
+    pub stranger_timeout: Duration,
     /// The time in which a client must take in a part of an answer.
     pub send_timeout: Duration,
     /// The longest `wait_ms`.
@@ -104,14 +110,53 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 4096,
+            strangers: 1024,
             leases: 100_000,
             sessions: 10_000,
             watchers: 64,
             body_bytes: 16 * 1024,
             receive_timeout: Duration::from_secs(20),
+            stranger_timeout: Duration::from_secs(5),
             send_timeout: Duration::from_secs(20),
             max_wait: Duration::from_secs(3600),
         }
+    }
+}
+
+/// What is told to the operator of a running server, for example that a new certificate can't be used. By default nothing is.
+///
+/// ```
+/// # let mut config = leasehold_serve::Config::new([]);
+/// config.notices = leasehold_serve::Notices::new(|text| eprintln!("{text}"));
+/// ```
+#[derive(Clone)]
+pub struct Notices(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Notices {
+    /// Calls the function with each message. It must not block.
+    ///
+    /// ```
+    /// let _ = leasehold_serve::Notices::new(|text| eprintln!("{text}"));
+    /// ```
+    #[must_use]
+    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    pub(crate) fn tell(&self, text: &str) {
+        (self.0)(text);
+    }
+}
+
+impl Default for Notices {
+    fn default() -> Self {
+        Self::new(|_| {})
+    }
+}
+
+impl fmt::Debug for Notices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Notices")
     }
 }
 
@@ -134,6 +179,8 @@ pub struct Config {
     pub limits: Limits,
     /// How long a stopping server waits for the release of its leases.
     pub drain: Duration,
+    /// Where messages for the operator go.
+    pub notices: Notices,
 }
 
 impl Config {
@@ -151,6 +198,7 @@ impl Config {
             tls: None,
             limits: Limits::default(),
             drain: Duration::from_secs(10),
+            notices: Notices::default(),
         }
     }
 }

@@ -24,6 +24,7 @@ mod api;
 mod app;
 mod config;
 mod connection;
+mod description;
 #[cfg(feature = "_fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -31,16 +32,18 @@ mod leases;
 mod listener;
 mod metrics;
 mod observer;
+mod places;
 mod presence;
 mod problem;
 mod server;
 mod sessions;
 mod time;
+mod tls;
 mod tokens;
 
 pub use self::metrics::install_recorder;
-pub use config::{Config, Limits, Listen, Tls};
-pub use server::{Server, StartError, raise_open_files};
+pub use config::{Config, Limits, Listen, Notices, Tls};
+pub use server::{Control, Server, StartError, raise_open_files};
 pub use tokens::{MIN_TOKEN_BYTES, Tokens};
 
 /// The README's example is a test too.

@@ -7,29 +7,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio_rustls::TlsAcceptor;
 
-use crate::config::{Listen, Tls};
+use crate::config::Listen;
 use crate::leases::Id;
+use crate::tls::Certificate;
 
 /// A connection whose host is gone is closed after about this time.
 const GONE_AFTER: Duration = Duration::from_secs(20);
 
+/// Connections that wait to be accepted; the system may allow fewer.
+const BACKLOG: i32 = 4096;
+
 /// A socket that accepts connections.
 pub(crate) enum Listener {
     Unix(UnixListener, SocketFile),
-    Tcp(TcpListener, Option<TlsAcceptor>),
+    Tcp(TcpListener, Option<Arc<Certificate>>),
 }
 
 /// A new connection.
 pub(crate) enum Stream {
     Unix(UnixStream),
-    Tcp(TcpStream, Option<TlsAcceptor>),
+    Tcp(TcpStream, Option<Arc<Certificate>>),
 }
 
 /// Removes the socket's file at the end, unless another server has replaced it.
@@ -47,13 +47,15 @@ impl Drop for SocketFile {
 }
 
 impl Listener {
-    pub(crate) async fn bind(listen: &Listen, tls: Option<&TlsAcceptor>) -> Result<Self, String> {
+    pub(crate) async fn bind(listen: &Listen, tls: Option<&Arc<Certificate>>) -> Result<Self, String> {
         let failed = |what: String| format!("{listen}: {what}");
         match listen {
             Listen::Unix(path) => bind_unix(path).map_err(failed),
             Listen::Tcp(address) => {
                 let listener = TcpListener::bind(address).await;
                 let listener = listener.map_err(|error| failed(format!("can't listen there: {error}")))?;
+                // Strangers that connect faster than they are accepted would keep out the others.
+                let _ = SockRef::from(&listener).listen(BACKLOG);
                 Ok(Self::Tcp(listener, tls.cloned()))
             }
         }
@@ -129,26 +131,4 @@ fn remove_stale(path: &Path) -> Result<(), String> {
             Err(format!("a socket is there, perhaps of another server: {error}; choose another path"))
         }
     }
-}
-
-/// Reads the certificate and its key.
-pub(crate) fn acceptor(tls: &Tls) -> Result<TlsAcceptor, String> {
-    let unreadable = |path: &Path, what: String| format!("{}: {what}", path.display());
-    let certificates = CertificateDer::pem_file_iter(&tls.certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| unreadable(&tls.certificate, format!("no certificate can be read: {error}")))?;
-    if certificates.is_empty() {
-        return Err(unreadable(&tls.certificate, "it has no certificate in PEM form".to_owned()));
-    }
-    let key = PrivateKeyDer::from_pem_file(&tls.key)
-        .map_err(|error| unreadable(&tls.key, format!("no private key can be read: {error}")))?;
-    let unusable = |error: rustls::Error| {
-        unreadable(&tls.certificate, format!("it can't be used with {}: {error}", tls.key.display()))
-    };
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(unusable)?.with_no_client_auth();
-    let mut config = builder.with_single_cert(certificates, key).map_err(unusable)?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
 }

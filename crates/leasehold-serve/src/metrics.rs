@@ -6,10 +6,14 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use leasehold::Kind;
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 
+use crate::description;
 use crate::observer::Snapshot;
+use crate::problem::Code;
 
 /// Upper bounds of the histograms, in seconds: from a local store to a long wait.
 const BUCKETS: [f64; 14] =
@@ -21,6 +25,26 @@ static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
 /// The metrics of this process.
 pub(crate) struct Metrics(PrometheusHandle);
 
+/// The label values of counters. They are registered with 0 when the server starts, because the increase of a counter that begins
+/// with 1 is 0: an alert would miss the first event.
+const LOSS_CAUSES: [&str; 2] = ["heartbeat", "store"];
+const SESSION_CAUSES: [&str; 2] = ["closed", "heartbeat"];
+const REFUSALS: [&str; 7] = ["too_many", "evicted", "slow", "withdrawn", "tls", "no_http", "accept_failed"];
+
+/// What a request that acquires may end with, besides a grant.
+const NOT_GRANTED: [Code; 10] = [
+    Code::Busy,
+    Code::TimedOut,
+    Code::InvalidRequest,
+    Code::Unsupported,
+    Code::LimitReached,
+    Code::UnknownSession,
+    Code::SessionEnded,
+    Code::LeaseEnded,
+    Code::Stopping,
+    Code::StoreUnavailable,
+];
+
 /// A request that acquires a lock. If it is dropped without an outcome, its caller has gone.
 pub(crate) struct AcquireTimer {
     kind: Kind,
@@ -31,22 +55,50 @@ pub(crate) struct AcquireTimer {
 impl AcquireTimer {
     pub(crate) fn start(kind: Kind) -> Self {
         gauge!("leasehold_serve_acquiring").increment(1.0);
-        Self { kind, started: std::time::Instant::now(), outcome: "cancelled" }
+        Self { kind, started: std::time::Instant::now(), outcome: CANCELLED }
     }
 
-    pub(crate) fn end(mut self, outcome: &'static str) {
-        self.outcome = outcome;
+    pub(crate) fn end(mut self, outcome: Result<(), Code>) {
+        self.outcome = outcome.map_or_else(Code::as_str, |()| GRANTED);
     }
 }
 
 impl Drop for AcquireTimer {
     fn drop(&mut self) {
-        let (kind, outcome) = (self.kind.as_str(), self.outcome);
         gauge!("leasehold_serve_acquiring").decrement(1.0);
-        counter!("leasehold_serve_acquires_total", "kind" => kind, "outcome" => outcome).increment(1);
-        histogram!("leasehold_serve_acquire_seconds", "kind" => kind, "outcome" => outcome)
-            .record(self.started.elapsed().as_secs_f64());
+        acquires(self.kind, self.outcome).increment(1);
+        durations(self.kind, self.outcome).record(self.started.elapsed().as_secs_f64());
     }
+}
+
+const GRANTED: &str = "granted";
+const CANCELLED: &str = "cancelled";
+
+fn request(method: &'static str, path: &str, status: u16) -> Counter {
+    // Some readers of metrics do not expect braces in a label.
+    let path = path.replace('{', ":").replace('}', "");
+    let labels = [("method", method.to_owned()), ("path", path), ("status", status.to_string())];
+    counter!("leasehold_serve_requests_total", &labels)
+}
+
+fn acquires(kind: Kind, outcome: &'static str) -> Counter {
+    counter!("leasehold_serve_acquires_total", "kind" => kind.as_str(), "outcome" => outcome)
+}
+
+fn durations(kind: Kind, outcome: &'static str) -> Histogram {
+    histogram!("leasehold_serve_acquire_seconds", "kind" => kind.as_str(), "outcome" => outcome)
+}
+
+fn lost(kind: Kind, cause: &'static str) -> Counter {
+    counter!("leasehold_serve_leases_lost_total", "kind" => kind.as_str(), "cause" => cause)
+}
+
+fn ended(cause: &'static str) -> Counter {
+    counter!("leasehold_serve_sessions_ended_total", "cause" => cause)
+}
+
+fn refused(reason: &'static str) -> Counter {
+    counter!("leasehold_serve_refused_connections_total", "reason" => reason)
 }
 
 /// An open connection.
@@ -96,8 +148,25 @@ fn recorder() -> PrometheusRecorder {
 }
 
 impl Metrics {
+    /// The metrics of this process, with 0 for everything that has not happened yet.
     pub(crate) fn new() -> Self {
-        Self(handle().clone())
+        let metrics = Self(handle().clone());
+        for (method, path, status) in description::answers() {
+            drop(request(method, &path, status));
+        }
+        for kind in Kind::ALL {
+            drop(acquires(*kind, GRANTED));
+            drop(acquires(*kind, CANCELLED));
+            NOT_GRANTED.iter().for_each(|code| drop(acquires(*kind, code.as_str())));
+            LOSS_CAUSES.iter().for_each(|cause| drop(lost(*kind, cause)));
+            drop(durations(*kind, GRANTED));
+        }
+        SESSION_CAUSES.iter().for_each(|cause| drop(ended(cause)));
+        REFUSALS.iter().for_each(|reason| drop(refused(reason)));
+        gauge!("leasehold_serve_acquiring").increment(0.0);
+        gauge!("leasehold_serve_connections").increment(0.0);
+        drop(histogram!("leasehold_store_latency_seconds"));
+        metrics
     }
 
     /// Adds the samples of histograms up. Without this they would be kept until the metrics are read.
@@ -105,21 +174,20 @@ impl Metrics {
         self.0.run_upkeep();
     }
 
-    pub(crate) fn request(&self, method: &'static str, path: String, status: u16) {
-        let labels = [("method", method.to_owned()), ("path", path), ("status", status.to_string())];
-        counter!("leasehold_serve_requests_total", &labels).increment(1);
+    pub(crate) fn request(&self, method: &'static str, path: &str, status: u16) {
+        request(method, path, status).increment(1);
     }
 
     pub(crate) fn refused(&self, reason: &'static str) {
-        counter!("leasehold_serve_refused_connections_total", "reason" => reason).increment(1);
+        refused(reason).increment(1);
     }
 
     pub(crate) fn lease_lost(&self, kind: Kind, cause: &'static str) {
-        counter!("leasehold_serve_leases_lost_total", "kind" => kind.as_str(), "cause" => cause).increment(1);
+        lost(kind, cause).increment(1);
     }
 
     pub(crate) fn session_ended(&self, cause: &'static str) {
-        counter!("leasehold_serve_sessions_ended_total", "cause" => cause).increment(1);
+        ended(cause).increment(1);
     }
 
     pub(crate) fn set_sizes(&self, leases: usize, sessions: usize) {
@@ -136,8 +204,10 @@ impl Metrics {
 
 fn set_store(snapshot: &Snapshot) {
     gauge!("leasehold_store_up").set(if snapshot.error.is_none() { 1.0 } else { 0.0 });
-    gauge!("leasehold_store_list_seconds").set(snapshot.took.as_secs_f64());
-    gauge!("leasehold_store_age_seconds").set(snapshot.age().as_secs_f64());
+    // A poll that fails at once would look like a fast list, and like a new one.
+    let listed = snapshot.listed;
+    gauge!("leasehold_store_list_seconds").set(listed.took.map_or(f64::NAN, |took| took.as_secs_f64()));
+    gauge!("leasehold_store_age_seconds").set(listed.at.elapsed().as_secs_f64());
     for kind in Kind::ALL {
         let of_kind = snapshot.locks.iter().filter(|lock| lock.kind == *kind);
         let (mut held, mut holders, mut waiters, mut oldest) = (0, 0, 0, Duration::ZERO);
@@ -176,9 +246,13 @@ fn describe() {
     describe_gauge!(
         "leasehold_store_list_seconds",
         Unit::Seconds,
-        "How long the last poll of all locks took"
+        "How long the last list that the store answered took; NaN before the first"
     );
-    describe_gauge!("leasehold_store_age_seconds", Unit::Seconds, "How old the last poll is");
+    describe_gauge!(
+        "leasehold_store_age_seconds",
+        Unit::Seconds,
+        "How old the last list that the store answered is"
+    );
     describe_gauge!("leasehold_store_locks_held", "Locks with a holder, by kind");
     describe_gauge!("leasehold_store_holders", "Holders, by kind");
     describe_gauge!("leasehold_store_waiters", "Waiters in queues, by kind");

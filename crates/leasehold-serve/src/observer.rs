@@ -51,10 +51,19 @@ pub(crate) struct Snapshot {
     /// When the poll ended.
     polled_at: Instant,
     pub(crate) took: Duration,
+    pub(crate) listed: Listed,
     pub(crate) locks: Vec<LockInfo>,
     pub(crate) rows: BTreeMap<Key, Arc<Row>>,
     /// Why the store did not answer. The rest is then that of the poll before.
     pub(crate) error: Option<String>,
+}
+
+/// The last poll that the store answered, on which `locks` and `rows` are based.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listed {
+    /// When it ended; the start of the server if there was none.
+    pub(crate) at: Instant,
+    pub(crate) took: Option<Duration>,
 }
 
 impl Snapshot {
@@ -116,6 +125,7 @@ impl Observer {
         let nothing = Snapshot {
             polled_at: Instant::now(),
             took: Duration::ZERO,
+            listed: Listed { at: Instant::now(), took: None },
             locks: Vec::new(),
             rows: BTreeMap::new(),
             error: Some("the store was not polled yet".to_owned()),
@@ -215,8 +225,8 @@ impl Observer {
         self.remember_events(rows::events(&latest.rows, &rows, at_ms));
         let is_left = |lock: &&LockInfo| names.contains(&(lock.kind, lock.name.clone()));
         let locks = latest.locks.iter().filter(is_left).cloned().chain(found).collect();
-        let (polled_at, took) = (latest.polled_at, latest.took);
-        self.latest.send_replace(Arc::new(Snapshot { polled_at, took, locks, rows, error: None }));
+        let (polled_at, took, listed) = (latest.polled_at, latest.took, latest.listed);
+        self.latest.send_replace(Arc::new(Snapshot { polled_at, took, listed, locks, rows, error: None }));
     }
 
     /// Whether the store answers: a look-up of one lock, whose cost does not depend on the number of locks.
@@ -260,7 +270,8 @@ impl Observer {
         }
         let error = Some(format!("the store did not list its locks within {limit:?}"));
         let (locks, rows) = (latest.locks.clone(), latest.rows.clone());
-        Arc::new(Snapshot { polled_at: latest.polled_at, took: latest.took, locks, rows, error })
+        let (polled_at, took, listed) = (latest.polled_at, latest.took, latest.listed);
+        Arc::new(Snapshot { polled_at, took, listed, locks, rows, error })
     }
 
     /// A snapshot with this maximum age. Several callers share one poll.
@@ -295,6 +306,7 @@ impl Observer {
                 return Snapshot {
                     polled_at,
                     took,
+                    listed: before.listed,
                     locks: before.locks.clone(),
                     rows: before.rows.clone(),
                     error,
@@ -312,7 +324,8 @@ impl Observer {
         let is_first = before.error.is_some() && before.rows.is_empty();
         let events = if is_first { Vec::new() } else { rows::events(&before.rows, &rows, at_ms) };
         self.remember(&locks, events, at_ms, polled_at.saturating_duration_since(before.polled_at));
-        Snapshot { polled_at, took, locks, rows, error: None }
+        let listed = Listed { at: polled_at, took: Some(took) };
+        Snapshot { polled_at, took, listed, locks, rows, error: None }
     }
 
     fn remember(&self, locks: &[LockInfo], events: Vec<Event>, at_ms: u64, since: Duration) {
@@ -381,6 +394,7 @@ mod tests {
         let after = |took| Snapshot {
             polled_at: last.polled_at,
             took,
+            listed: last.listed,
             locks: Vec::new(),
             rows: BTreeMap::new(),
             error: None,
@@ -397,6 +411,25 @@ mod tests {
         store.set_reachable(false);
         observer.health.lock().await.last = None;
         assert!(found().await.error.is_some(), "it hangs again");
+    }
+
+    #[tokio::test]
+    async fn list_is_as_old_as_the_last_answer_of_the_store() {
+        let store = leasehold::testing::TestStore::new();
+        let observer = Observer::new(store.client().unwrap());
+        let nothing = observer.subscribe().borrow().listed;
+        assert!(nothing.took.is_none());
+        store.set_reachable(false);
+        let failed = observer.snapshot(Duration::ZERO).await;
+        assert!(failed.error.is_some() && failed.polled_at > nothing.at);
+        assert_eq!((failed.listed.at, failed.listed.took), (nothing.at, None), "that was no list");
+        store.set_reachable(true);
+        let listed = observer.snapshot(Duration::ZERO).await;
+        assert_eq!((listed.listed.at, listed.listed.took), (listed.polled_at, Some(listed.took)));
+        store.set_reachable(false);
+        let failed = observer.snapshot(Duration::ZERO).await;
+        assert!(failed.error.is_some() && failed.polled_at > listed.polled_at);
+        assert_eq!((failed.listed.at, failed.listed.took), (listed.polled_at, listed.listed.took));
     }
 
     #[tokio::test]

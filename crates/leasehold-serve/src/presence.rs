@@ -51,6 +51,8 @@ struct State<S> {
     /// Bytes that hyper has not read yet.
     ahead: Vec<u8>,
     is_closed: bool,
+    /// hyper has answered what is no HTTP: an answer without a body, which is left out.
+    has_bare_answer: bool,
 }
 
 /// A stream of which hyper has one handle, and the connection's task another one. Only this task uses it, so that the lock is
@@ -68,8 +70,13 @@ impl<S> Clone for WatchedStream<S> {
 
 impl<S: AsyncRead + Unpin> WatchedStream<S> {
     pub(crate) fn new(stream: S, presence: Presence) -> Self {
-        let state = State { stream, ahead: Vec::new(), is_closed: false };
+        let state = State { stream, ahead: Vec::new(), is_closed: false, has_bare_answer: false };
         Self { state: Arc::new(Mutex::new(state)), presence }
+    }
+
+    /// Whether hyper has answered what is no HTTP. Its answer has no body, and is left out: the caller writes another one.
+    pub(crate) fn take_bare_answer(&mut self) -> bool {
+        std::mem::take(&mut self.state().has_bare_answer)
     }
 
     /// Waits until the client closes the connection, or sends too much, while a request waits.
@@ -127,9 +134,23 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
     }
 }
 
+/// Whether these bytes are an answer of hyper's own: an error without a body. All errors of this server have one.
+fn is_bare_answer(bytes: &[u8]) -> bool {
+    let head = bytes.strip_prefix(b"HTTP/1.").unwrap_or_default();
+    let is_error = matches!(head, [b'0' | b'1', b' ', b'4', ..]);
+    is_error && bytes.windows(BARE.len()).any(|part| part == BARE)
+}
+
+const BARE: &[u8] = b"\r\nconnection: close\r\ncontent-length: 0\r\n";
+
 impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.state().stream).poll_write(cx, bytes)
+        let mut state = self.state();
+        if is_bare_answer(bytes) {
+            state.has_bare_answer = true;
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        Pin::new(&mut state.stream).poll_write(cx, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -137,7 +158,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.state().stream).poll_shutdown(cx)
+        let mut state = self.state();
+        if state.has_bare_answer {
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut state.stream).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -145,7 +170,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.state().stream).poll_write_vectored(cx, slices)
+        let mut state = self.state();
+        if slices.first().is_some_and(|first| is_bare_answer(first)) {
+            state.has_bare_answer = true;
+            return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
+        }
+        Pin::new(&mut state.stream).poll_write_vectored(cx, slices)
     }
 
     fn is_write_vectored(&self) -> bool {

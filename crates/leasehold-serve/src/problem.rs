@@ -9,6 +9,8 @@ use serde::Serialize;
 /// The page that explains each problem; the code is the anchor.
 const PAGE: &str = "https://github.com/leasehold/leasehold/blob/main/docs/http-api.md#";
 
+const MEDIA: &str = "application/problem+json";
+
 /// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
@@ -29,7 +31,9 @@ pub(crate) enum Code {
     BodyTooLarge,
     NotJson,
     Unsupported,
+    HeadTooLarge,
     LimitReached,
+    TooManyConnections,
     Stopping,
     StoreUnavailable,
 }
@@ -37,7 +41,7 @@ pub(crate) enum Code {
 impl Code {
     /// Every code, for the test that compares them with the documents.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 22] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::ReadOnlyToken,
@@ -56,6 +60,8 @@ impl Code {
         Self::NotJson,
         Self::Unsupported,
         Self::LimitReached,
+        Self::HeadTooLarge,
+        Self::TooManyConnections,
         Self::Stopping,
         Self::StoreUnavailable,
     ];
@@ -79,7 +85,9 @@ impl Code {
             Self::BodyTooLarge => "body-too-large",
             Self::NotJson => "not-json",
             Self::Unsupported => "unsupported",
+            Self::HeadTooLarge => "head-too-large",
             Self::LimitReached => "limit-reached",
+            Self::TooManyConnections => "too-many-connections",
             Self::Stopping => "stopping",
             Self::StoreUnavailable => "store-unavailable",
         }
@@ -99,8 +107,19 @@ impl Code {
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
             Self::LimitReached => StatusCode::TOO_MANY_REQUESTS,
-            Self::Stopping | Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::TooManyConnections | Self::Stopping | Self::StoreUnavailable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
+    }
+
+    /// Whether the same request may succeed in a moment.
+    fn is_temporary(self) -> bool {
+        matches!(
+            self,
+            Self::LimitReached | Self::TooManyConnections | Self::Stopping | Self::StoreUnavailable
+        )
     }
 
     fn title(self) -> &'static str {
@@ -122,7 +141,9 @@ impl Code {
             Self::BodyTooLarge => "the body is too large",
             Self::NotJson => "the body is not declared as JSON",
             Self::Unsupported => "the lock or the store does not support this",
+            Self::HeadTooLarge => "the request's head is too large",
             Self::LimitReached => "a limit of the server is reached",
+            Self::TooManyConnections => "the server has no place for this connection",
             Self::Stopping => "the server is stopping",
             Self::StoreUnavailable => "the store did not answer",
         }
@@ -153,7 +174,11 @@ impl Code {
             Self::BodyTooLarge => "send a shorter body",
             Self::NotJson => "send the header `Content-Type: application/json`",
             Self::Unsupported => "the detail names what is supported",
-            Self::LimitReached => "release leases or close connections, or try again later",
+            Self::HeadTooLarge => "send fewer and shorter headers, and a shorter path",
+            Self::LimitReached => "release leases or sessions, or try again later",
+            Self::TooManyConnections => {
+                "try again; requests with a token and those over the Unix socket have places of their own, which --max-connections sets"
+            }
             Self::Stopping => "try again: another instance, or this one after its restart",
             Self::StoreUnavailable => "try again; check the store with `leasehold doctor`",
         }
@@ -182,14 +207,25 @@ impl Problem {
         Self { code, detail: detail.into() }
     }
 
-    /// The body of an answer with this status.
-    pub(crate) fn to_json(&self, status: StatusCode) -> String {
+    /// A whole answer, for a connection on which no request was received. It is the last one.
+    pub(crate) fn to_answer(&self) -> String {
+        let (status, body) = (self.code.status(), self.to_json());
+        let reason = status.canonical_reason().unwrap_or_default();
+        let retry = if self.code.is_temporary() { "Retry-After: 1\r\n" } else { "" };
+        format!(
+            "HTTP/1.1 {} {reason}\r\nContent-Type: {MEDIA}\r\n{retry}Connection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            status.as_u16(),
+            body.len()
+        )
+    }
+
+    fn to_json(&self) -> String {
         let Self { code, detail } = self;
         let body = Body {
             r#type: format!("{PAGE}{}", code.as_str()),
             code: code.as_str(),
             title: code.title(),
-            status: status.as_u16(),
+            status: code.status().as_u16(),
             detail,
             remedy: code.remedy(),
         };
@@ -215,18 +251,15 @@ impl From<Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (code, status) = (self.code, self.code.status());
-        let mut response = (status, self.to_json(status)).into_response();
+        let code = self.code;
+        let mut response = (code.status(), self.to_json()).into_response();
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        match code {
-            Code::Unauthorized => {
-                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"leasehold\""));
-            }
-            Code::LimitReached | Code::Stopping | Code::StoreUnavailable => {
-                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-            }
-            _ => {}
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(MEDIA));
+        if code == Code::Unauthorized {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"leasehold\""));
+        }
+        if code.is_temporary() {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }

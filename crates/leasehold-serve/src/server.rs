@@ -5,15 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::Client;
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::task::TaskTracker;
 
 use crate::api::router;
 use crate::app::App;
-use crate::config::{Config, Listen};
+use crate::config::{Config, Listen, Tls};
 use crate::connection;
-use crate::listener::{Listener, acceptor};
+use crate::listener::Listener;
+use crate::tls::Certificate;
+use crate::tokens::Tokens;
 
 /// How long a stopping server waits for the last answers, after its leases are released.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
@@ -56,6 +59,7 @@ impl std::error::Error for StartError {}
 /// ```
 pub struct Server {
     app: Arc<App>,
+    certificate: Option<Arc<Certificate>>,
     listeners: Vec<Listener>,
     drain: Duration,
 }
@@ -83,7 +87,7 @@ impl Server {
     ///
     /// If the future is dropped, nothing listens.
     pub async fn bind(config: Config, client: Client) -> Result<Self, StartError> {
-        let Config { listen, tokens, tls, limits, drain } = config;
+        let Config { listen, tokens, tls, limits, drain, notices } = config;
         if listen.is_empty() {
             return Err(StartError("there is no address: name unix:PATH or HOST:PORT".to_owned()));
         }
@@ -92,12 +96,13 @@ impl Server {
         {
             return Err(StartError(format!("{tcp}: connections over TCP need a token, and there is none")));
         }
-        let tls = tls.as_ref().map(acceptor).transpose().map_err(StartError)?;
+        let certificate = tls.map(|files| Certificate::read(&files, notices).map(Arc::new));
+        let certificate = certificate.transpose().map_err(StartError)?;
         let mut listeners = Vec::new();
         for listen in &listen {
-            listeners.push(Listener::bind(listen, tls.as_ref()).await.map_err(StartError)?);
+            listeners.push(Listener::bind(listen, certificate.as_ref()).await.map_err(StartError)?);
         }
-        Ok(Self { app: Arc::new(App::new(client, tokens, limits)), listeners, drain })
+        Ok(Self { app: Arc::new(App::new(client, tokens, limits)), certificate, listeners, drain })
     }
 
     /// The addresses, with the ports that the system has chosen: `unix:PATH`, `http://HOST:PORT` or `https://HOST:PORT`.
@@ -117,6 +122,25 @@ impl Server {
         self.listeners.iter().map(Listener::address).collect()
     }
 
+    /// What can be changed while the server runs.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use leasehold_serve::{Config, Server, Tokens};
+    /// # let mut config = Config::new(["127.0.0.1:0".parse()?]);
+    /// # config.tokens.add_write("0123456789abcdef0123456789abcdef")?;
+    /// let server = Server::bind(config, leasehold::Client::connect("memory:").await?).await?;
+    /// let control = server.control();
+    /// control.set_tokens(Tokens::parse("write fedcba9876543210fedcba9876543210")?)?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn control(&self) -> Control {
+        let has_tcp = self.listeners.iter().any(|listener| matches!(listener, Listener::Tcp(..)));
+        Control { tokens: self.app.tokens.clone(), certificate: self.certificate.clone(), has_tcp }
+    }
+
     /// Answers requests until `shutdown` is ready, and then drains: nothing new is granted, and callers can release what
     /// they hold, for the time of the setting `drain` at most. Leases that remain are left to expire in the store, because
     /// their callers may still be working. Returns their number. End the process then: while it lives, its client renews the
@@ -134,14 +158,13 @@ impl Server {
     ///
     /// If the future is dropped, the server ends at once, and its leases are released.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> usize {
-        let Self { app, listeners, drain } = self;
+        let Self { app, certificate: _, listeners, drain } = self;
         let _stop = app.stopping.clone().drop_guard();
         let router = router(app.clone());
-        let connections = u32::try_from(app.limits.connections).unwrap_or(u32::MAX);
-        let places = Arc::new(Semaphore::new(connections as usize));
+        let connections = TaskTracker::new();
         let mut tasks = JoinSet::new();
         for listener in listeners {
-            tasks.spawn(connection::accept(listener, app.clone(), router.clone(), places.clone()));
+            tasks.spawn(connection::accept(listener, app.clone(), router.clone(), connections.clone()));
         }
         let sweeper = app.clone();
         tasks.spawn(async move { sweeper.sweep().await });
@@ -156,7 +179,8 @@ impl Server {
         }
         app.stopping.cancel();
         while tasks.join_next().await.is_some() {}
-        let _ = timeout(LAST_ANSWERS, places.acquire_many(connections)).await;
+        connections.close();
+        let _ = timeout(LAST_ANSWERS, connections.wait()).await;
         let remaining = app.leases.len();
         if remaining == 0 {
             let _ = app.client.clone().close_timeout(LAST_ANSWERS).await;
@@ -170,6 +194,65 @@ impl Server {
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({})", self.addresses().join(", "))
+    }
+}
+
+/// Changes a running server.
+///
+/// ```
+/// # fn example(server: &leasehold_serve::Server) {
+/// let control = server.control();
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Control {
+    tokens: watch::Sender<Tokens>,
+    certificate: Option<Arc<Certificate>>,
+    has_tcp: bool,
+}
+
+impl Control {
+    /// Accepts these tokens, and no others. A connection whose token is withdrawn, or allows less than before, is closed: its
+    /// waiting requests leave their queues. Leases and sessions stay.
+    ///
+    /// ```
+    /// # fn example(control: leasehold_serve::Control) -> Result<(), String> {
+    /// control.set_tokens(leasehold_serve::Tokens::from_file("/etc/leasehold/tokens".as_ref())?)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If there is no token, and an address is TCP. The tokens before then stay.
+    pub fn set_tokens(&self, tokens: Tokens) -> Result<(), String> {
+        if self.has_tcp && tokens.is_empty() {
+            return Err("connections over TCP need a token, and there is none".to_owned());
+        }
+        self.tokens.send_replace(tokens);
+        Ok(())
+    }
+
+    /// Reads the certificate and its key again, from these files. Without a call, files that change are read again at the next
+    /// handshake.
+    ///
+    /// ```
+    /// # fn example(control: leasehold_serve::Control, tls: leasehold_serve::Tls) -> Result<(), String> {
+    /// control.set_tls(&tls)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If they can't be used: those before stay in use. If the server was started without TLS.
+    pub fn set_tls(&self, files: &Tls) -> Result<(), String> {
+        let certificate = self.certificate.as_ref();
+        certificate.ok_or("the server was started without TLS: restart it")?.replace(files)
+    }
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Control")
     }
 }
 

@@ -147,6 +147,19 @@ impl Tokens {
         self.known.is_empty()
     }
 
+    /// Whether a token is both one that reads and one that writes. It may write, which is hardly meant.
+    ///
+    /// ```
+    /// let tokens = leasehold_serve::Tokens::parse("read 0123456789abcdef0123\nwrite 0123456789abcdef0123")?;
+    /// assert!(tokens.has_token_that_reads_and_writes());
+    /// # Ok::<(), String>(())
+    /// ```
+    #[must_use]
+    pub fn has_token_that_reads_and_writes(&self) -> bool {
+        let mut reading = self.known.iter().filter(|(access, _)| *access == Access::Read);
+        reading.any(|(_, token)| self.known.contains(&(Access::Write, token.clone())))
+    }
+
     fn add(&mut self, access: Access, token: &str) -> Result<(), String> {
         if !(MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len()) {
             let what = "openssl rand -hex 16 prints one";
@@ -196,6 +209,18 @@ mod tests {
         for wrong in [&b""[..], b"aaaaaaaaaaaaaaa", b"aaaaaaaaaaaaaaaaa", b"aaaaaaaaaaaaaaab", &[0xff; 4096]]
         {
             assert_eq!(tokens.access_of(wrong), None);
+        }
+    }
+
+    #[test]
+    fn token_that_reads_and_writes_is_found() {
+        for (text, is_found) in [
+            ("read aaaaaaaaaaaaaaaa\nwrite aaaaaaaaaaaaaaaa", true),
+            ("write aaaaaaaaaaaaaaaa\nread bbbbbbbbbbbbbbbb\nread aaaaaaaaaaaaaaaa", true),
+            ("write aaaaaaaaaaaaaaaa\nread bbbbbbbbbbbbbbbb\nread bbbbbbbbbbbbbbbb", false),
+            ("write aaaaaaaaaaaaaaaa\nwrite aaaaaaaaaaaaaaaa", false),
+        ] {
+            assert_eq!(Tokens::parse(text).unwrap().has_token_that_reads_and_writes(), is_found, "{text}");
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{Place, READ, SOON, WRITE, checked, send, until};
 use leasehold::testing::TestStore;
+use leasehold_serve::Tokens;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
@@ -722,4 +723,91 @@ async fn unusable_address_is_refused_with_the_fix() {
     let stale = place.path("stale");
     drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
     Server::bind(Config::new([Listen::Unix(stale)]), client.clone()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_whose_name_is_a_folder_is_named_in_the_query() {
+    let place = Place::new().await;
+    for (name, encoded) in [(".", "."), ("..", "%2E%2E"), ("_", "_"), ("a/b?c", "a%2Fb%3Fc")] {
+        let at = |action: &str| format!("/v1/locks/mutex/_/{action}?name={encoded}");
+        let grant = place.post(&at("acquire"), json!({ "ttl_ms": 60_000 })).await.expect(200).json();
+        assert_eq!(grant["name"], name);
+        let state = place.get(&format!("/v1/locks/mutex/_?name={encoded}")).await.expect(200).json();
+        assert_eq!((&state["name"], &state["holders"][0]["token"]), (&json!(name), &grant["token"]));
+        place.post(&at("renew"), lease(&grant)).await.expect(200);
+        let force = json!({ "token": grant["token"] });
+        place.post(&at("force-release"), force).await.expect(200);
+        let grant = place.post(&at("acquire"), json!({})).await.expect(200).json();
+        place.post(&at("release"), lease(&grant)).await.expect(204);
+    }
+    // Two names, and words that are no parameters.
+    for path in [
+        "a/acquire?name=b",
+        "_/acquire?name=a&name=b",
+        "_/acquire?nmae=a",
+        "_/acquire?name=",
+        "_/acquire?name=%00",
+    ] {
+        let answer = place.post(&format!("/v1/locks/mutex/{path}"), json!({})).await.expect(400);
+        assert_eq!(answer.code(), "invalid-request", "{path}");
+    }
+    // Without the parameter it is a name as any other.
+    assert_eq!(place.acquire("_", json!({})).await["name"], "_");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn null_is_as_good_as_no_member() {
+    let place = Place::new().await;
+    let optional = ["session", "wait_ms", "ttl_ms", "label", "mode", "permits", "capacity", "owner"];
+    let body: serde_json::Map<_, _> = optional.iter().map(|name| ((*name).to_owned(), Value::Null)).collect();
+    place.acquire("a", Value::Object(body)).await;
+    place.post("/v1/sessions", json!({ "heartbeat_ms": null, "label": null })).await.expect(201);
+    place.post(&format!("{LOCK}/force-release"), json!({ "token": null })).await.expect(200);
+    // And the description has no other member.
+    let description: Value = serde_json::from_str(include_str!("../openapi.json")).unwrap();
+    let described = description["components"]["schemas"]["AcquireRequest"]["properties"].as_object().unwrap();
+    assert_eq!(described.keys().len(), optional.len());
+    for (name, member) in described {
+        assert!(
+            optional.contains(&name.as_str()) && member["type"].as_array().unwrap().contains(&json!("null")),
+            "{name}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connection_whose_token_is_withdrawn_is_closed() {
+    let place = Place::new().await;
+    let held = place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+    let body = json!({ "wait_ms": 600_000 }).to_string();
+    let request = format!(
+        "POST {LOCK}/acquire HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {WRITE}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut waiting = place.tcp().await;
+    waiting.write_all(request.as_bytes()).await.unwrap();
+    place.until_waiting("a", 1).await;
+    let mut watching = place.tcp().await;
+    let request = format!("GET /v1/events HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {READ}\r\n\r\n");
+    watching.write_all(request.as_bytes()).await.unwrap();
+    let mut first = [0; 15];
+    watching.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200 OK");
+
+    assert!(place.control.set_tokens(Tokens::default()).unwrap_err().contains("need a token"));
+    // The reader's token stays, and the writer's is replaced.
+    let next = "write-fedcba9876543210";
+    place.control.set_tokens(Tokens::parse(&format!("read {READ}\nwrite {next}")).unwrap()).unwrap();
+    place.until_waiting("a", 0).await;
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(SOON, waiting.read_to_end(&mut rest)).await.expect("it is closed");
+    assert_eq!(rest, b"");
+    place.call_with(Some(WRITE), "GET", "/v1/locks", None).await.expect(401);
+    place.call_with(Some(next), "POST", &format!("{LOCK}/renew"), Some(lease(&held))).await.expect(200);
+    let mut more = [0; 1];
+    watching.read_exact(&mut more).await.expect("the stream goes on");
+    // A token that allows less than before is one that was withdrawn.
+    place.control.set_tokens(Tokens::parse(&format!("read {next}")).unwrap()).unwrap();
+    let _ = tokio::time::timeout(SOON, watching.read_to_end(&mut rest)).await.expect("it is closed");
+    place.call_with(Some(next), "POST", &format!("{LOCK}/renew"), Some(lease(&held))).await.expect(403);
 }

@@ -4,10 +4,13 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Place, SOON, WRITE, checked, send, until};
+use common::{Place, READ, SOON, WRITE, checked, send, until};
 use leasehold::Client;
+use leasehold_serve::Limits;
+use leasehold_testkit::unless_paused;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, Interest};
+use tokio::net::TcpStream;
 
 const ACQUIRE: &str = "/v1/locks/mutex/a/acquire";
 
@@ -123,9 +126,18 @@ async fn what_is_no_http_is_answered_with_an_error() {
         headers.as_bytes(),
         wide.as_bytes(),
     ] {
+        let sent = String::from_utf8_lossy(bytes);
         let answer = raw(&place, bytes).await;
-        let status = answer.split(' ').nth(1).unwrap_or_default();
-        assert!(answer.is_empty() || status.starts_with('4'), "{}: {answer}", String::from_utf8_lossy(bytes));
+        let known = problem(&answer);
+        let is_large = bytes.len() > 9000 || bytes == headers.as_bytes();
+        let expected = if is_large { "head-too-large" } else { "invalid-request" };
+        assert_eq!(known["code"], expected, "{sent:.60}: {answer}");
+        // After a request that is one.
+        let both = raw(&place, &[&b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"[..], bytes].concat()).await;
+        let (first, second) =
+            both.split_once("{\"status\":\"ok\"}").unwrap_or_else(|| panic!("{sent:.60}: {both}"));
+        assert!(first.starts_with("HTTP/1.1 200"), "{both}");
+        assert_eq!(problem(second)["code"], expected, "{sent:.60}: {second}");
     }
     for authorization in [
         "Basic d3JpdGU6",
@@ -205,7 +217,7 @@ async fn connections_leases_sessions_and_watchers_have_limits() {
     let mut open = Vec::new();
     until(async || {
         // An earlier connection may end only now, and leave its place to the next one.
-        open.push(place.tcp().await);
+        open.push(place.unix().await);
         open.len() >= 20 && rest_of_refused(&place).await
     })
     .await;
@@ -218,22 +230,156 @@ async fn connections_leases_sessions_and_watchers_have_limits() {
     .await;
 }
 
-/// Whether a new connection is refused with a complete problem.
+/// Whether a new connection is refused with a complete problem, although it has sent a request.
 async fn rest_of_refused(place: &Place) -> bool {
     let mut stream = place.unix().await;
-    let mut first = [0; 12];
-    let answered = tokio::time::timeout(Duration::from_millis(500), stream.read_exact(&mut first)).await;
-    if !matches!(answered, Ok(Ok(_))) {
+    if stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.is_err() {
         return false;
     }
-    assert_eq!(&first, b"HTTP/1.1 503");
-    let answer = rest(stream).await;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.contains(&format!("Content-Length: {}", body.len())), "{answer}");
-    let problem: Value = serde_json::from_str(body).unwrap();
-    assert_eq!((&problem["code"], &problem["status"]), (&json!("limit-reached"), &json!(503)));
-    assert!(problem["type"].as_str().is_some_and(|page| page.ends_with("limit-reached")), "{problem}");
+    let mut answer = String::new();
+    tokio::time::timeout(SOON, stream.read_to_string(&mut answer)).await.expect("it ends").expect("no reset");
+    if answer.starts_with("HTTP/1.1 200") {
+        return false;
+    }
+    assert_eq!(problem(&answer)["code"], "too-many-connections");
     true
+}
+
+/// The problem of an answer, which is complete.
+fn problem(answer: &str) -> Value {
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    assert!(head.to_lowercase().contains(&format!("content-length: {}", body.len())), "{answer}");
+    let problem: Value = serde_json::from_str(body).unwrap();
+    let status = head.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
+    assert_eq!(problem["status"].as_u64(), status.map(u64::from), "{answer}");
+    let code = problem["code"].as_str().unwrap();
+    assert!(problem["type"].as_str().is_some_and(|page| page.ends_with(code)), "{problem}");
+    problem
+}
+
+/// Limits under which a stranger is never closed for its silence alone.
+fn patient_limits(limits: &mut Limits) {
+    (limits.connections, limits.strangers) = (4, 8);
+    let long = SOON * 10;
+    (limits.stranger_timeout, limits.receive_timeout, limits.send_timeout) = (long, long, long);
+}
+
+/// Sends a request over a connection that stays open, and reads the beginning of its answer.
+async fn ask(stream: &mut TcpStream, method: &str, path: &str, token: Option<&str>) -> String {
+    let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: a\r\n{token}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut bytes = vec![0; 4096];
+    let read = tokio::time::timeout(SOON, stream.read(&mut bytes)).await.expect("an answer").unwrap();
+    String::from_utf8_lossy(&bytes[..read]).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_in_every_place_keep_out_no_token_no_socket_and_no_health_check() {
+    let place = Place::with_limits(patient_limits).await;
+    let session = place.call("POST", "/v1/sessions", None).await.expect(201).json();
+    let heartbeat = format!("/v1/sessions/{}/heartbeat", session["session"].as_str().unwrap());
+    let mut strangers = Vec::new();
+    // Silent ones, halves of heads, bodies that never come, and idle ones; more than there are places.
+    let said = [
+        "",
+        "GET / HT",
+        "GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n",
+        "POST /v1/sessions HTTP/1.1\r\nHost: a\r\n",
+    ];
+    for round in 0..40 {
+        let mut stranger = place.tcp().await;
+        stranger.write_all(said[round % said.len()].as_bytes()).await.unwrap();
+        strangers.push(stranger);
+        if round % 10 == 9 {
+            place.call_with(Some(WRITE), "POST", &heartbeat, None).await.expect(200);
+            place.post(&heartbeat, json!({})).await.expect(200);
+            place.call_with(None, "GET", "/healthz", None).await.expect(200);
+            place.get("/healthz").await.expect(200);
+        }
+    }
+    // The first one has made room, and is told so: it has sent nothing, so that nothing can reset its connection.
+    let mut answer = String::new();
+    let oldest = strangers.remove(0).read_to_string(&mut answer).await;
+    oldest.expect("no reset");
+    assert_eq!(problem(&answer)["code"], "too-many-connections");
+    // And so is the second one, with half a head.
+    let mut answer = String::new();
+    strangers.remove(0).read_to_string(&mut answer).await.expect("no reset");
+    assert_eq!(problem(&answer)["code"], "too-many-connections");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_that_read_take_at_most_half_of_the_places_of_those_with_a_token() {
+    let place = Place::with_limits(patient_limits).await;
+    let open = async |token, is_admitted: bool| {
+        let mut stream = place.tcp().await;
+        let answer = ask(&mut stream, "GET", "/v1/access", Some(token)).await;
+        if is_admitted {
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        } else {
+            assert_eq!(problem(&answer)["code"], "too-many-connections");
+        }
+        stream
+    };
+    let (mut first, _second) = (open(READ, true).await, open(READ, true).await);
+    open(READ, false).await;
+    let _third = open(WRITE, true).await;
+    // A connection that shows a better token leaves its place among the readers.
+    assert!(ask(&mut first, "GET", "/v1/access", Some(WRITE)).await.contains("write"));
+    let _fourth = open(READ, true).await;
+    open(READ, false).await;
+    open(WRITE, false).await;
+    // Strangers and the socket have other places.
+    place.call_with(None, "GET", "/healthz", None).await.expect(200);
+    place.get("/healthz").await.expect(200);
+    drop(first);
+    until(async || ask(&mut place.tcp().await, "GET", "/v1/access", Some(WRITE)).await.contains("200 OK"))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stranger_has_seconds_and_one_answer_and_a_connection_with_a_token_stays() {
+    let place = Place::with_limits(|limits| {
+        patient_limits(limits);
+        limits.stranger_timeout = Duration::from_secs(1);
+    })
+    .await;
+    let mut known = place.tcp().await;
+    assert!(ask(&mut known, "GET", "/v1/access", Some(READ)).await.starts_with("HTTP/1.1 200"));
+    let silent = place.tcp().await;
+    let mut half = place.tcp().await;
+    half.write_all(b"GET /healthz HTTP/1.1\r\n").await.unwrap();
+    assert_eq!((rest(silent).await, rest(half).await), (String::new(), String::new()));
+    for token in [None, Some("unknown-0123456789abcdef")] {
+        let mut stranger = place.tcp().await;
+        let answer = ask(&mut stranger, "GET", "/healthz", token).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close"), "{answer}");
+        assert_eq!(rest(stranger).await, "");
+    }
+    let answer = ask(&mut known, "GET", "/healthz", None).await;
+    assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains("connection: close"), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refusal_is_read_although_the_body_is_still_on_its_way() {
+    // The server keeps the connection open for a second.
+    unless_paused(Duration::from_millis(300), async || {
+        let place = Place::new().await;
+        let request = format!("POST {ACQUIRE} HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n");
+        for _ in 0..10 {
+            let mut stream = place.tcp().await;
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = vec![0; 12];
+            stream.read_exact(&mut answer).await.unwrap();
+            assert_eq!(answer, b"HTTP/1.1 401");
+            // The client does not look at the rest of the answer before it has sent everything.
+            stream.write_all(&vec![b' '; 1_000_000]).await.expect("no reset");
+            stream.read_to_end(&mut answer).await.expect("no reset");
+            assert_eq!(problem(&String::from_utf8(answer).unwrap())["code"], "unauthorized");
+        }
+    })
+    .await;
 }
 
 /// A request that waits for ten minutes, for a lease of ten minutes.

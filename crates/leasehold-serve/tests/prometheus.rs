@@ -60,7 +60,10 @@ async fn metrics_count_what_happened() {
     }
     assert!(value(&counted, "leasehold_serve_connections", &[]) >= 1.0);
     assert!(value(&counted, "leasehold_store_latency_seconds", &[]) >= 1.0);
-    assert!(value(&counted, "leasehold_serve_acquire_seconds", &[("outcome", "granted")]) >= 1.0);
+    assert!(
+        value(&counted, "leasehold_serve_acquire_seconds", &[("kind", "mutex"), ("outcome", "granted")])
+            >= 1.0
+    );
     until(async || {
         value(&scrape(&place).await, "leasehold_store_oldest_wait_seconds", &[("kind", "mutex")]) > 0.3
     })
@@ -68,11 +71,18 @@ async fn metrics_count_what_happened() {
     // The session gets no heartbeat, and the waiter its lock.
     let granted = waiting.await.unwrap();
     until(async || {
-        scrape(&place).await.samples.iter().any(|sample| sample.metric == "leasehold_serve_leases_lost_total")
+        value(
+            &scrape(&place).await,
+            "leasehold_serve_leases_lost_total",
+            &[("cause", "heartbeat"), ("kind", "mutex")],
+        ) > 0.0
     })
     .await;
     let counted = scrape(&place).await;
-    assert_eq!(value(&counted, "leasehold_serve_leases_lost_total", &[("cause", "heartbeat")]), 1.0);
+    assert_eq!(
+        value(&counted, "leasehold_serve_leases_lost_total", &[("cause", "heartbeat"), ("kind", "mutex")]),
+        1.0
+    );
     assert_eq!(value(&counted, "leasehold_serve_sessions_ended_total", &[("cause", "heartbeat")]), 1.0);
     assert_eq!(value(&counted, "leasehold_serve_sessions", &[]), 0.0);
     drop((guard, granted));

@@ -42,8 +42,7 @@ const MAX_PAGE: usize = 10_000;
 #[serde(deny_unknown_fields)]
 pub(super) struct AcquireRequest {
     session: Option<String>,
-    #[serde(default)]
-    wait_ms: u64,
+    wait_ms: Option<u64>,
     ttl_ms: Option<u64>,
     label: Option<String>,
     mode: Option<attempt::RequestedMode>,
@@ -86,15 +85,15 @@ pub(super) async fn acquire(
 ) -> Result<Json<Grant>, Problem> {
     app.check_open()?;
     // A request that does not wait is answered although its client sends no more, as in a batch of requests.
-    let _watched = (request.wait_ms > 0).then(|| presence.watch());
+    let _watched = request.wait_ms.is_some_and(|ms| ms > 0).then(|| presence.watch());
     let timer = AcquireTimer::start(lock.kind);
     let result = acquire_now(&app, &lock, request).await;
-    timer.end(result.as_ref().map_or_else(|problem| problem.code.as_str(), |_| "granted"));
+    timer.end(result.as_ref().map(drop).map_err(|problem| problem.code));
     result.map(Json)
 }
 
 async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Result<Grant, Problem> {
-    let wait = span("wait_ms", request.wait_ms, Duration::ZERO, app.limits.max_wait)?;
+    let wait = span("wait_ms", request.wait_ms.unwrap_or(0), Duration::ZERO, app.limits.max_wait)?;
     let ttl = request.ttl_ms.map_or(Ok(DEFAULT_TTL), |ms| span("ttl_ms", ms, MIN_TTL, MAX_TTL))?;
     let session = request.session.as_deref().map(|id| app.sessions.enter(&Id::from(id))).transpose()?;
     let label = request.label.or_else(|| session.as_ref().and_then(|open| open.0.label.clone()));
@@ -327,4 +326,34 @@ pub(super) async fn list(
     let last = locks.last().filter(|_| is_more);
     let next = last.map(|lock| place(lock.kind, &lock.name));
     Ok(Json(json!({ "locks": locks, "next": next })).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::Client;
+
+    use super::*;
+    use crate::config::Limits;
+    use crate::leases::Held;
+    use crate::tokens::Tokens;
+
+    /// The session ends after the grant, and before the lease is in it.
+    #[tokio::test]
+    async fn lease_that_is_granted_while_its_session_ends_is_released() {
+        let client = Client::connect("memory:").await.unwrap();
+        let app = Arc::new(App::new(client.clone(), Tokens::default(), Limits::default()));
+        let session = app.sessions.open(Duration::from_secs(60), None).unwrap();
+        let open = app.sessions.enter(&session.id).unwrap();
+        let guard = client.mutex("a").auto_renew(true).lock().await.unwrap();
+        let permit = app.leases.reserve().unwrap();
+        let held = Held::Guard(guard);
+        let lease = app.leases.insert((Kind::Mutex, "a"), Some(session.id.clone()), held, permit).unwrap();
+        assert!(app.sessions.end(&session, "it was closed").unwrap().is_empty());
+        let refused = join(&app, &open, &lease).unwrap_err();
+        assert_eq!((refused.code, refused.detail.as_str()), (Code::SessionEnded, "it was closed"));
+        let ended = tokio::time::timeout(Duration::from_secs(60), lease.ended()).await;
+        assert_eq!(ended.unwrap(), Ending::Session("it ended during the grant".to_owned()));
+        assert!(client.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty());
+        assert_eq!(app.leases.len(), 0);
+    }
 }

@@ -12,11 +12,10 @@ use axum::{Extension, Json};
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::description::DESCRIPTION;
 use crate::leases::Id;
 use crate::problem::{Code, Problem};
 use crate::tokens::Access;
-
-pub(super) const DESCRIPTION: &str = include_str!("../../openapi.json");
 
 const DASHBOARD: &str = include_str!("../dashboard.html");
 

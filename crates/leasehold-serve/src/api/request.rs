@@ -11,10 +11,21 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::LengthLimitError;
 use leasehold::{Kind, MAX_NAME_BYTES};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::app::App;
 use crate::problem::{Code, Problem};
+
+/// The name in a path whose query has the lock's name. Clients take the names `.` and `..` for folders, and remove them from paths
+/// even if they are percent-encoded.
+const NAME_IN_QUERY: &str = "_";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NameQuery {
+    name: Option<String>,
+}
 
 /// The lock that the path names.
 pub(super) struct Lock {
@@ -53,9 +64,19 @@ impl<S: Send + Sync> FromRequestParts<S> for Lock {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let invalid = |what: String| Problem::new(Code::InvalidRequest, what);
         let path = Path::<(String, String)>::from_request_parts(parts, state).await;
-        let Path((kind, name)) =
-            path.map_err(|error| Problem::new(Code::InvalidRequest, error.body_text()))?;
+        let Path((kind, name)) = path.map_err(|error| invalid(error.body_text()))?;
+        let query = Query::<NameQuery>::from_request_parts(parts, state).await;
+        let Query(query) = query.map_err(|error| invalid(error.body_text()))?;
+        let name = match query.name {
+            None => name,
+            Some(of_query) if name == NAME_IN_QUERY => of_query,
+            Some(_) => {
+                let what = format!("with the parameter `name`, the name in the path is `{NAME_IN_QUERY}`");
+                return Err(invalid(what));
+            }
+        };
         Self::new(&kind, name)
     }
 }

@@ -13,7 +13,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use leasehold::Client;
-use leasehold_serve::{Config, Limits, Listen, Server};
+use leasehold_serve::{Config, Control, Limits, Listen, Server};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -34,6 +34,7 @@ pub(crate) struct Place {
     folder: tempfile::TempDir,
     pub(crate) store: String,
     pub(crate) tcp: String,
+    pub(crate) control: Control,
     stop: Option<oneshot::Sender<()>>,
     running: Option<JoinHandle<usize>>,
 }
@@ -98,9 +99,10 @@ impl Place {
         set(&mut config);
         let server = Server::bind(config, client).await.expect("it listens");
         let tcp = server.addresses().into_iter().find(|address| address.starts_with("http")).expect("TCP");
+        let control = server.control();
         let (stop, stopped) = oneshot::channel();
         let running = tokio::spawn(server.run(async { drop(stopped.await) }));
-        Self { folder, store, tcp, stop: Some(stop), running: Some(running) }
+        Self { folder, store, tcp, control, stop: Some(stop), running: Some(running) }
     }
 
     pub(crate) async fn with_limits(set: impl FnOnce(&mut Limits)) -> Self {

@@ -1,0 +1,106 @@
+//! The certificate for TLS. It is read again when its files change, so that a rotation needs no restart.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::{Notices, Tls};
+
+/// The certificate of a server.
+pub(crate) struct Certificate {
+    state: Mutex<State>,
+    notices: Notices,
+}
+
+struct State {
+    files: Tls,
+    acceptor: TlsAcceptor,
+    /// Of the files when they were read last, whether they could be used or not.
+    stamps: Stamps,
+}
+
+/// What tells one version of the two files from the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Stamps([Option<[i64; 6]>; 2]);
+
+impl Stamps {
+    fn of(files: &Tls) -> Self {
+        Self([&files.certificate, &files.key].map(|path| {
+            let found = fs::metadata(path).ok()?;
+            let inode = i64::from_ne_bytes(found.ino().to_ne_bytes());
+            let length = i64::from_ne_bytes(found.len().to_ne_bytes());
+            let (modified, changed) =
+                ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
+            Some([inode, length, modified.0, modified.1, changed.0, changed.1])
+        }))
+    }
+}
+
+impl Certificate {
+    pub(crate) fn read(files: &Tls, notices: Notices) -> Result<Self, String> {
+        // Before the files: a change while they are read is a change.
+        let stamps = Stamps::of(files);
+        let acceptor = acceptor(files)?;
+        Ok(Self { state: Mutex::new(State { files: files.clone(), acceptor, stamps }), notices })
+    }
+
+    /// For one handshake, with the files as they are now. If they can't be used, with those before.
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        let mut state = self.state();
+        let files = state.files.clone();
+        let stamps = Stamps::of(&files);
+        if stamps != state.stamps {
+            // Files that can't be used are reported once, and read again when they have changed again.
+            state.stamps = stamps;
+            match acceptor(&files) {
+                Ok(acceptor) => {
+                    state.acceptor = acceptor;
+                    self.notices
+                        .tell(&format!("{}: the new certificate is in use", files.certificate.display()));
+                }
+                Err(what) => self.notices.tell(&format!("{what}; the certificate before stays in use")),
+            }
+        }
+        state.acceptor.clone()
+    }
+
+    /// Reads these files in place of those before, which stay in use if these can't be used.
+    pub(crate) fn replace(&self, files: &Tls) -> Result<(), String> {
+        let stamps = Stamps::of(files);
+        let acceptor = acceptor(files)?;
+        *self.state() = State { files: files.clone(), acceptor, stamps };
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a certificate and its key.
+fn acceptor(tls: &Tls) -> Result<TlsAcceptor, String> {
+    let unreadable = |path: &Path, what: String| format!("{}: {what}", path.display());
+    let certificates = CertificateDer::pem_file_iter(&tls.certificate)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| unreadable(&tls.certificate, format!("no certificate can be read: {error}")))?;
+    if certificates.is_empty() {
+        return Err(unreadable(&tls.certificate, "it has no certificate in PEM form".to_owned()));
+    }
+    let key = PrivateKeyDer::from_pem_file(&tls.key)
+        .map_err(|error| unreadable(&tls.key, format!("no private key can be read: {error}")))?;
+    let unusable = |error: rustls::Error| {
+        unreadable(&tls.certificate, format!("it can't be used with {}: {error}", tls.key.display()))
+    };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(unusable)?.with_no_client_auth();
+    let mut config = builder.with_single_cert(certificates, key).map_err(unusable)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
