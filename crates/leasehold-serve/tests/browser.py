@@ -3,6 +3,7 @@
 
     browser.py real URL READ_TOKEN WRITE_TOKEN   a lock of a real program (LEASEHOLD names it): seen, queued, released by force
     browser.py many URL READ_TOKEN               10,000 locks: list, search, keyboard
+    browser.py odd URL WRITE_TOKEN               names of hidden characters, `.`, `..` and `%`; a semaphore with three holders
     browser.py shot URL READ_TOKEN FILE [HASH]   a screenshot
 
 Prints what it saw. Ends with an error if something is missing after a bounded wait.
@@ -30,6 +31,7 @@ class Browser:
         self.process = subprocess.Popen([program, *flags], preexec_fn=connect, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(down[0]), os.close(up[1])
         self.to, self.source, self.rest, self.number, self.events = down[1], up[0], b"", 0, []
+        self.expected = ["401"]  # answers that are errors
         target = next(one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page")
         self.session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -100,7 +102,7 @@ class Browser:
             method, params = event["method"], event.get("params", {})
             if method == "Runtime.exceptionThrown":
                 raise SystemExit(f"the page has thrown: {params}")
-            if method == "Log.entryAdded" and params["entry"]["level"] == "error" and "401" not in params["entry"]["text"]:
+            if method == "Log.entryAdded" and params["entry"]["level"] == "error" and not any(status in params["entry"]["text"] for status in self.expected):
                 raise SystemExit(f"the page has logged: {params}")
             if method == "Network.requestWillBeSent":
                 url = params["request"]["url"]
@@ -208,6 +210,43 @@ def many(browser, url, read):
     browser.until("!document.getElementById('locks').hidden", "Escape goes back")
 
 
+def odd(browser, url, write):
+    browser.open(url, write)
+    browser.until("document.getElementById('count').textContent.startsWith('7 locks')", "all locks are listed")
+    shown = browser.value("[...document.querySelectorAll('#rows tr.row')].map((row) => row.cells[0].textContent + ' ' + row.cells[0].title + ' ' + row.cells[2].textContent).join(' ')")
+    for text in (r"pay\u{202e}lap", r"a\u{200b}b\u{feff}", r"(l\u{202e}abel\u{2066})"):
+        assert text in shown, shown
+    hidden = "[...document.documentElement.innerText + document.title].some((c) => /[\\u200b-\\u200f\\u202a-\\u202e\\u2060-\\u206f\\ufeff]/u.test(c))"
+    browser.value(f"location.hash = '#/mutex/' + encodeURIComponent('pay\\u202elap')")
+    browser.until(r"document.getElementById('title').textContent === 'mutex pay\\u{202e}lap'", "the name is escaped in the title")
+    browser.until("document.querySelectorAll('#holders tbody td').length > 1", "its holder is shown")
+    browser.value("document.getElementById('force').click()")
+    browser.until("document.getElementById('confirm').open", "it asks first")
+    assert r"pay\u{202e}lap" in browser.value("document.getElementById('consequence').textContent")
+    assert not browser.value(hidden), "a hidden character is in the page"
+    browser.key("Escape")
+    browser.until("!document.getElementById('confirm').open")
+    # What is typed into the address may be no encoding.
+    for hash, title in (("#/mutex/%", "mutex %"), ("#/mutex/a/b", "mutex a/b"), ("#/mutex/.", "mutex ."), ("#/mutex/..", "mutex .."), ("#/semaphore/permits", "semaphore permits")):
+        browser.value(f"location.hash = {json.dumps(hash)}")
+        browser.until(f"document.getElementById('title').textContent === {json.dumps(title)}", title + " is open")
+        browser.until("!document.getElementById('force').hidden", title + " can be released")
+        browser.value("document.getElementById('force').click()")
+        browser.until("document.getElementById('confirm').open", "it asks first")
+        holders = 3 if "permits" in title else 1
+        asked = browser.value("document.getElementById('consequence').textContent")
+        assert asked.count(", token ") == holders, asked
+        browser.value("document.querySelector('#confirm .danger').click()")
+        browser.until("document.getElementById('about').textContent.includes('Free.')", title + " is free")
+        browser.until(f"document.getElementById('said').textContent.startsWith('{holders} holder')", "it says how many holders were released")
+    # An unknown kind is an error that stays readable, and no end of the script.
+    browser.expected.append("400")
+    browser.value("location.hash = '#/queue/a'")
+    browser.until("document.getElementById('state').textContent.includes('no kind of lock')", "the error is shown")
+    browser.value("location.hash = ''")
+    browser.until("document.getElementById('state').textContent === 'live'", "the list is live again")
+
+
 def shot(browser, url, read, file, hash=""):
     browser.open(url, read)
     if hash:
@@ -220,7 +259,7 @@ def shot(browser, url, read, file, hash=""):
 if __name__ == "__main__":
     browser = Browser()
     try:
-        {"real": real, "many": many, "shot": shot}[sys.argv[1]](browser, *sys.argv[2:])
+        {"real": real, "many": many, "odd": odd, "shot": shot}[sys.argv[1]](browser, *sys.argv[2:])
         browser.check_clean()
     finally:
         browser.close()

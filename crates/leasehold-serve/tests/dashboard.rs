@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::{Place, READ, SOON};
+use common::{Place, READ, SOON, WRITE};
 use futures_util::future::join_all;
+use leasehold::Kind;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dashboard_lists_searches_and_opens_one_of_ten_thousand_locks() {
@@ -26,6 +27,32 @@ async fn dashboard_lists_searches_and_opens_one_of_ten_thousand_locks() {
         .expect("python3 runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     print!("{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dashboard_escapes_hidden_characters_and_releases_what_it_names() {
+    let place = Place::with(|_| {}).await;
+    let client = place.client().await;
+    let mut guards = Vec::new();
+    for name in ["pay\u{202e}lap", "a\u{200b}b\u{feff}", ".", "..", "%", "a/b"] {
+        let lock = client.mutex(name).ttl(SOON * 10).label("l\u{202e}abel\u{2066}");
+        guards.push(lock.lock().await.unwrap());
+    }
+    let permits = client.semaphore("permits", 5).ttl(SOON * 10);
+    for _ in 0..3 {
+        guards.push(permits.acquire(1).await.unwrap());
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/browser.py");
+    let output = tokio::process::Command::new("python3")
+        .args([script, "odd", &place.tcp, WRITE])
+        .output()
+        .await
+        .expect("python3 runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for name in [".", "..", "%", "a/b"] {
+        assert!(client.inspect(Kind::Mutex, name).await.unwrap().holders.is_empty(), "{name}");
+    }
+    assert!(client.inspect(Kind::Semaphore, "permits").await.unwrap().holders.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
