@@ -4,7 +4,7 @@
 //! uncontended lock in memory.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::{Command, Kind, LocalTime, Loss};
@@ -21,6 +21,9 @@ const MAX_LABELS: usize = 100;
 /// The label of locks whose own label came after [`MAX_LABELS`] others.
 const OTHER: &str = "other";
 
+/// The causes of losses, which count from 0 when the client is created: the increase of a counter that begins with 1 is 0.
+const CAUSES: [&str; 4] = ["expired", "gone", "max_hold", "bridge"];
+
 /// The metrics of one client.
 #[derive(Clone)]
 pub(crate) struct ClientTelemetry(Arc<Handles>);
@@ -29,7 +32,7 @@ struct Handles {
     /// The scheme of the store's address.
     store: Arc<str>,
     /// Of locks without a label, by position in `Kind::ALL`.
-    by_kind: [OnceLock<LockTelemetry>; Kind::ALL.len()],
+    by_kind: [LockTelemetry; Kind::ALL.len()],
     by_label: Mutex<HashMap<(Kind, String), LockTelemetry>>,
     renewals: Renewals,
     reconnects: Counter,
@@ -56,7 +59,12 @@ impl ClientTelemetry {
             latency: histogram!(names::RENEWAL, "store" => store.clone()),
         };
         let reconnects = counter!(names::RECONNECTS, "store" => store.clone());
-        let by_kind = std::array::from_fn(|_| OnceLock::new());
+        let by_kind = std::array::from_fn(|at| register(&store, Kind::ALL[at], Kind::ALL[at].as_str()));
+        for kind in Kind::ALL {
+            for cause in CAUSES {
+                drop(lost(&store, *kind, cause));
+            }
+        }
         Self(Arc::new(Handles { store, by_kind, by_label: Mutex::default(), renewals, reconnects }))
     }
 
@@ -68,7 +76,7 @@ impl ClientTelemetry {
     /// The metrics of the locks of this kind without a label.
     pub(crate) fn lock(&self, kind: Kind) -> LockTelemetry {
         match Kind::ALL.iter().position(|known| *known == kind) {
-            Some(at) => self.0.by_kind[at].get_or_init(|| self.register(kind, kind.as_str())).clone(),
+            Some(at) => self.0.by_kind[at].clone(),
             // The admission queue of a quorum is part of the attempt that waits in it.
             None => LockTelemetry(None),
         }
@@ -82,37 +90,7 @@ impl ClientTelemetry {
         } else {
             OTHER
         };
-        known.entry((kind, label.to_owned())).or_insert_with(|| self.register(kind, label)).clone()
-    }
-
-    fn register(&self, kind: Kind, label: &str) -> LockTelemetry {
-        let labels = [
-            Label::new("store", self.0.store.clone()),
-            Label::from_static_parts("kind", kind.as_str()),
-            Label::new("label", label.to_owned()),
-        ];
-        let outcome = |outcome: AttemptOutcome| {
-            let outcome = Label::from_static_parts("outcome", outcome.as_str());
-            counter!(names::ACQUISITIONS, labels.iter().cloned().chain([outcome]).collect::<Vec<_>>())
-        };
-        let labels = || labels.to_vec();
-        LockTelemetry(Some(Arc::new(LockHandles {
-            outcomes: Outcomes {
-                immediate: outcome(AttemptOutcome::Immediate),
-                waited: outcome(AttemptOutcome::Waited),
-                busy: outcome(AttemptOutcome::Busy),
-                timed_out: outcome(AttemptOutcome::TimedOut),
-                unavailable: outcome(AttemptOutcome::Unavailable),
-                failed: outcome(AttemptOutcome::Failed),
-                cancelled: outcome(AttemptOutcome::Cancelled),
-            },
-            wait: histogram!(names::WAIT, labels()),
-            hold: histogram!(names::HOLD, labels()),
-            handoff: histogram!(names::HANDOFF, labels()),
-            leases_held: gauge!(names::LEASES_HELD, labels()),
-            attempts_waiting: gauge!(names::ATTEMPTS_WAITING, labels()),
-            local_handoffs: counter!(names::LOCAL_HANDOFFS, labels()),
-        })))
+        known.entry((kind, label.to_owned())).or_insert_with(|| register(&self.0.store, kind, label)).clone()
     }
 
     /// Counts a renewal. Other commands are counted by the callers that know their lock.
@@ -139,14 +117,48 @@ impl ClientTelemetry {
             _ => "other",
         };
         // A loss is rare enough for a look-up.
-        let store = self.0.store.clone();
-        counter!(names::LEASES_LOST, "store" => store, "kind" => kind.as_str(), "cause" => cause)
-            .increment(1);
+        lost(&self.0.store, kind, cause).increment(1);
     }
 
     pub(crate) fn reconnected(&self) {
         self.0.reconnects.increment(1);
     }
+}
+
+/// The metrics of the locks of one kind with one label, with the value 0.
+fn register(store: &Arc<str>, kind: Kind, label: &str) -> LockTelemetry {
+    let labels = [
+        Label::new("store", store.clone()),
+        Label::from_static_parts("kind", kind.as_str()),
+        Label::new("label", label.to_owned()),
+    ];
+    let outcome = |outcome: AttemptOutcome| {
+        let outcome = Label::from_static_parts("outcome", outcome.as_str());
+        counter!(names::ACQUISITIONS, labels.iter().cloned().chain([outcome]).collect::<Vec<_>>())
+    };
+    let labels = || labels.to_vec();
+    LockTelemetry(Some(Arc::new(LockHandles {
+        outcomes: Outcomes {
+            immediate: outcome(AttemptOutcome::Immediate),
+            waited: outcome(AttemptOutcome::Waited),
+            busy: outcome(AttemptOutcome::Busy),
+            timed_out: outcome(AttemptOutcome::TimedOut),
+            unavailable: outcome(AttemptOutcome::Unavailable),
+            failed: outcome(AttemptOutcome::Failed),
+            cancelled: outcome(AttemptOutcome::Cancelled),
+        },
+        wait: histogram!(names::WAIT, labels()),
+        hold: histogram!(names::HOLD, labels()),
+        handoff: histogram!(names::HANDOFF, labels()),
+        leases_held: gauge!(names::LEASES_HELD, labels()),
+        attempts_waiting: gauge!(names::ATTEMPTS_WAITING, labels()),
+        local_handoffs: counter!(names::LOCAL_HANDOFFS, labels()),
+    })))
+}
+
+/// The losses of the locks of one kind.
+fn lost(store: &Arc<str>, kind: Kind, cause: &'static str) -> Counter {
+    counter!(names::LEASES_LOST, "store" => store.clone(), "kind" => kind.as_str(), "cause" => cause)
 }
 
 /// The metrics of all locks of one kind with one label. None for what is not a lock of the caller.
