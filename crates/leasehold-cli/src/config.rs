@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 
 use applies::Set;
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Command};
+use clap::{ArgMatches, Command, FromArgMatches as _};
 use etcetera::BaseStrategy as _;
 use option::FileOption;
 use toml::{Table, Value};
 
-use crate::args::{LogFormat, complaint};
+use crate::args::{self, Args, LogFormat, complaint};
 use crate::exit::Stop;
 use crate::output::{self, Level, message};
 
@@ -33,6 +33,12 @@ const WITHOUT_FILE: [&str; 4] = ["completions", "help", "man", crate::watchdog::
 pub(crate) enum Refused {
     Arguments(clap::Error),
     File(Stop),
+}
+
+/// The arguments; what they leave out comes from the environment, then from the configuration file.
+pub(crate) fn arguments() -> Result<Args, Refused> {
+    let matches = parse(&args::command())?;
+    Args::from_arg_matches(&matches).map_err(Refused::Arguments)
 }
 
 /// The arguments of this process, with the defaults of the file.

@@ -40,7 +40,6 @@ mod watchdog;
 use std::process::ExitCode;
 
 use args::{Action, Args, LogFormat, MigrateArgs, ReleaseArgs};
-use clap::FromArgMatches as _;
 use clap::error::ErrorKind;
 use config::Refused;
 use exit::{Exit, Stop};
@@ -49,7 +48,7 @@ use serde_json::json;
 use store::Store;
 
 fn main() -> ExitCode {
-    let args = match parse() {
+    let args = match config::arguments() {
         Ok(args) => args,
         Err(Refused::Arguments(error)) => return usage(error),
         Err(Refused::File(stop)) => return finish(&stop),
@@ -89,12 +88,6 @@ fn main() -> ExitCode {
             finish(&stop)
         }
     }
-}
-
-/// The arguments; what they leave out comes from the environment, then from the configuration file.
-fn parse() -> Result<Args, Refused> {
-    let matches = config::parse(&args::command())?;
-    Args::from_arg_matches(&matches).map_err(Refused::Arguments)
 }
 
 async fn act(args: Args) -> Result<Exit, Stop> {

@@ -1,18 +1,22 @@
 //! `leasehold serve`: the locks of a store over HTTP, a dashboard, and metrics.
 
-use std::fmt::Write as _;
-use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::fmt::{Display, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use etcetera::BaseStrategy as _;
-use leasehold_serve::{Config, Listen, Server, Tls, Tokens, install_recorder, raise_open_files};
+use leasehold_serve::{
+    Config, Control, Listen, Notices, Server, Tls, Tokens, install_recorder, raise_open_files,
+};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::args::ServeArgs;
+use crate::args::{Action, Args, ServeArgs, complaint};
+use crate::config::{self, Refused};
 use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::notify;
@@ -31,48 +35,28 @@ const ONE_STOP: Duration = Duration::from_secs(1);
 
 pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: ServeArgs) -> Result<Exit, Stop> {
     let drain = args.drain;
-    let config = config(args)?;
+    let config = config(&args)?;
     // Caught before anything is announced, so that a signal right after the start drains, too.
-    let caught =
-        |kind| signal(kind).map_err(|error| Stop::failure(format!("signals can't be caught: {error}")));
-    let (mut terminate, mut interrupt) = (caught(SignalKind::terminate())?, caught(SignalKind::interrupt())?);
-    let files = raise_open_files();
-    if let Some(files) = files
-        && files < config.limits.connections as u64 + OTHER_FILES
-    {
-        message(
-            Level::Warn,
-            "few_files",
-            format_args!(
-                "warning: this process may open {files} files, which is fewer than --max-connections {}: raise ulimit -n \
-             or LimitNOFILE=",
-                config.limits.connections
-            ),
-        );
-    }
+    let mut signals = Signals::catch()?;
+    warn_of_few_files(&config);
+    warn_of_tokens(&config.tokens);
+    let has_tls = config.tls.is_some();
     let store = find()?;
     install_recorder();
     let client = store.connect().await?;
     let server = Server::bind(config, client).await.map_err(|error| Stop::usage(error.to_string()))?;
-    let mut announced = String::new();
-    for address in server.addresses() {
-        let _ = writeln!(announced, "listening on {address}");
+    if !has_tls {
+        warn_of_plain_addresses(&server.addresses());
     }
-    // A closed stdout is no reason to fail.
-    let _ = io::stdout().write_all(announced.as_bytes()).and_then(|()| io::stdout().flush());
+    announce(&server.addresses());
     notify::ready();
-    let mut next_signal = async || {
-        tokio::select! {
-            _ = terminate.recv() => Signal::SIGTERM,
-            _ = interrupt.recv() => Signal::SIGINT,
-        }
-    };
+    let reload = Reload { control: server.control(), args };
     let (stop, stopped) = oneshot::channel::<()>();
     let mut running = pin!(server.run(async { drop(stopped.await) }));
     tokio::select! {
         // It ends only after a signal.
         _ = &mut running => {}
-        _ = next_signal() => drop(stop),
+        _ = signals.stop(|| reload.run()) => drop(stop),
     }
     message(
         Level::Info,
@@ -81,7 +65,7 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     );
     let since = Instant::now();
     let mut second_signal = async || loop {
-        let signal = next_signal().await;
+        let signal = signals.stop(|| reload.run()).await;
         if since.elapsed() > ONE_STOP {
             return signal;
         }
@@ -105,11 +89,164 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     Ok(Exit::Success)
 }
 
-fn config(args: ServeArgs) -> Result<Config, Stop> {
-    let listen = if args.listen.is_empty() { vec![default_socket()?] } else { args.listen };
+fn announce(addresses: &[String]) {
+    let mut announced = String::new();
+    for address in addresses {
+        let _ = writeln!(announced, "listening on {address}");
+    }
+    // A closed stdout is no reason to fail.
+    let _ = io::stdout().write_all(announced.as_bytes()).and_then(|()| io::stdout().flush());
+}
+
+/// The signals of a server: TERM and INT stop it, HUP reloads.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+    hang_up: tokio::signal::unix::Signal,
+    /// Whether stderr was a terminal when the server started.
+    had_terminal: bool,
+}
+
+impl Signals {
+    fn catch() -> Result<Self, Stop> {
+        let caught =
+            |kind| signal(kind).map_err(|error| Stop::failure(format!("signals can't be caught: {error}")));
+        Ok(Self {
+            terminate: caught(SignalKind::terminate())?,
+            interrupt: caught(SignalKind::interrupt())?,
+            hang_up: caught(SignalKind::hangup())?,
+            had_terminal: io::stderr().is_terminal(),
+        })
+    }
+
+    /// Waits for a signal that stops the server, and reloads for those that do not.
+    async fn stop(&mut self, reload: impl Fn()) -> Signal {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return Signal::SIGTERM,
+                _ = self.interrupt.recv() => return Signal::SIGINT,
+                _ = self.hang_up.recv() => {}
+            }
+            // The terminal of the server was closed.
+            if self.had_terminal && !io::stderr().is_terminal() {
+                return Signal::SIGHUP;
+            }
+            reload();
+        }
+    }
+}
+
+/// Reads again what can change while the server runs.
+struct Reload {
+    control: Control,
+    /// The settings with which the server was started.
+    args: ServeArgs,
+}
+
+impl Reload {
+    fn run(&self) {
+        let args = match config::arguments() {
+            Ok(Args { action: Action::Serve(args), .. }) => args,
+            // The same command was typed.
+            Ok(_) => return,
+            Err(Refused::Arguments(error)) => return Self::refused(complaint(error)),
+            Err(Refused::File(stop)) => return Self::refused(stop.message),
+        };
+        match tokens(args.tokens.as_deref()).map_err(|stop| stop.message) {
+            Ok(tokens) => {
+                warn_of_tokens(&tokens);
+                match self.control.set_tokens(tokens) {
+                    Ok(()) => message(Level::Info, "reloaded", "HUP: the tokens were read again"),
+                    Err(what) => Self::refused(what),
+                }
+            }
+            Err(what) => Self::refused(what),
+        }
+        match tls(&args).map(|files| self.control.set_tls(&files)) {
+            Some(Ok(())) => message(Level::Info, "reloaded", "HUP: the certificate was read again"),
+            Some(Err(what)) => Self::refused(what),
+            None => {}
+        }
+        let ServeArgs { listen, tokens: _, tls_cert, tls_key: _, max_connections, drain } = &self.args;
+        for (option, is_changed) in [
+            ("--listen", *listen != args.listen),
+            ("--max-connections", *max_connections != args.max_connections),
+            ("--drain", *drain != args.drain),
+            ("--tls-cert", tls_cert.is_some() && args.tls_cert.is_none()),
+        ] {
+            if is_changed {
+                message(
+                    Level::Warn,
+                    "not_reloaded",
+                    format_args!("HUP: {option} has changed, which takes effect at the next start"),
+                );
+            }
+        }
+    }
+
+    fn refused(what: impl Display) {
+        message(
+            Level::Warn,
+            "not_reloaded",
+            format_args!("HUP: {what}; what was in use before stays in use"),
+        );
+    }
+}
+
+fn warn_of_few_files(config: &Config) {
+    let is_tcp = |listen: &Listen| matches!(listen, Listen::Tcp(_));
+    let (all, tcp) = (config.listen.len(), config.listen.iter().filter(|listen| is_tcp(listen)).count());
+    let needed = all * config.limits.connections + tcp * config.limits.strangers;
+    if let Some(files) = raise_open_files()
+        && files < needed as u64 + OTHER_FILES
+    {
+        message(
+            Level::Warn,
+            "few_files",
+            format_args!(
+                "warning: this process may open {files} files, which is fewer than the {needed} connections of --max-connections {}: \
+             raise ulimit -n or LimitNOFILE=",
+                config.limits.connections
+            ),
+        );
+    }
+}
+
+fn warn_of_tokens(tokens: &Tokens) {
+    if tokens.has_token_that_reads_and_writes() {
+        message(
+            Level::Warn,
+            "same_token",
+            "warning: the same token is one that reads and one that writes: it may write",
+        );
+    }
+}
+
+fn warn_of_plain_addresses(addresses: &[String]) {
+    for address in addresses.iter().filter(|address| is_plain_for_others(address)) {
+        message(
+            Level::Warn,
+            "no_tls",
+            format_args!(
+                "warning: {address} is reachable by other hosts, and without TLS everyone on the way can read its tokens and leases: \
+             set --tls-cert and --tls-key, or listen on 127.0.0.1"
+            ),
+        );
+    }
+}
+
+/// Whether other hosts can reach an address, without TLS.
+fn is_plain_for_others(address: &str) -> bool {
+    let plain = address.strip_prefix("http://").and_then(|address| address.parse::<SocketAddr>().ok());
+    plain.is_some_and(|address| !address.ip().to_canonical().is_loopback())
+}
+
+fn config(args: &ServeArgs) -> Result<Config, Stop> {
+    let listen = if args.listen.is_empty() { vec![default_socket()?] } else { args.listen.clone() };
     let mut config = Config::new(listen);
-    config.tokens = tokens(args.tokens)?;
-    config.tls = args.tls_cert.zip(args.tls_key).map(|(certificate, key)| Tls { certificate, key });
+    config.tokens = tokens(args.tokens.as_deref())?;
+    config.tls = tls(args);
+    config.notices = Notices::new(|text| message(Level::Warn, "serve", text));
     config.limits.connections = args.max_connections;
     config.drain = args.drain;
     if config.tokens.is_empty()
@@ -123,9 +260,14 @@ fn config(args: ServeArgs) -> Result<Config, Stop> {
     Ok(config)
 }
 
-fn tokens(file: Option<PathBuf>) -> Result<Tokens, Stop> {
+fn tls(args: &ServeArgs) -> Option<Tls> {
+    let (certificate, key) = args.tls_cert.clone().zip(args.tls_key.clone())?;
+    Some(Tls { certificate, key })
+}
+
+fn tokens(file: Option<&Path>) -> Result<Tokens, Stop> {
     let mut tokens = match file {
-        Some(path) => Tokens::from_file(&path).map_err(|what| Stop::usage(format!("--tokens: {what}")))?,
+        Some(path) => Tokens::from_file(path).map_err(|what| Stop::usage(format!("--tokens: {what}")))?,
         None => Tokens::default(),
     };
     for (variable, is_write) in [(WRITE_TOKEN, true), (READ_TOKEN, false)] {
@@ -146,4 +288,28 @@ fn default_socket() -> Result<Listen, Stop> {
         _ => own_folder()?.join("serve.sock"),
     };
     Ok(Listen::Unix(socket))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_without_tls_that_other_hosts_can_reach_is_found() {
+        for open in
+            ["http://0.0.0.0:8430", "http://[::]:80", "http://10.0.0.1:1", "http://[::ffff:10.0.0.1]:1"]
+        {
+            assert!(is_plain_for_others(open), "{open}");
+        }
+        for closed in [
+            "http://127.0.0.1:8430",
+            "http://127.8.8.8:1",
+            "http://[::1]:80",
+            "http://[::ffff:127.0.0.1]:1",
+            "https://0.0.0.0:8430",
+            "unix:/run/leasehold.sock",
+        ] {
+            assert!(!is_plain_for_others(closed), "{closed}");
+        }
+    }
 }

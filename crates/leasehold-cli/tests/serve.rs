@@ -5,6 +5,7 @@ mod common;
 
 use std::fs;
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
@@ -66,7 +67,9 @@ impl Server {
     /// A program with the address and the token in its environment.
     fn client(&self, program: &str, args: &[&str]) -> Command {
         let mut command = common::as_from_terminal(program);
-        command.args(args).env("LEASEHOLD_URL", &self.url).env("LEASEHOLD_TOKEN", WRITE);
+        command.args(args).env("LEASEHOLD_URL", &self.url).env("LEASEHOLD_HTTP_TOKEN", WRITE);
+        // As under `leasehold run`.
+        command.env("LEASEHOLD_TOKEN", "1763830000000001");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -147,7 +150,7 @@ fn metrics_include_those_of_the_library() {
 const HOLDER: &str = r#"
 import json, os, sys, time, urllib.error, urllib.request
 def call(path, **body):
-    headers = {"Authorization": "Bearer " + os.environ["LEASEHOLD_TOKEN"], "Content-Type": "application/json"}
+    headers = {"Authorization": "Bearer " + os.environ["LEASEHOLD_HTTP_TOKEN"], "Content-Type": "application/json"}
     request = urllib.request.Request(os.environ["LEASEHOLD_URL"] + path, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as answer:
         return json.loads(answer.read() or "null")
@@ -286,6 +289,105 @@ fn wrong_settings_are_refused_with_the_fix() {
 }
 
 #[test]
+fn risky_settings_are_reported_when_the_server_starts() {
+    let place = Place::new();
+    for (read, is_reported) in [(WRITE, true), (READ, false)] {
+        let mut server = place.leasehold(&["serve", "--listen", "127.0.0.1:0", "--drain", "0s"]);
+        server.env("LEASEHOLD_SERVE_TOKEN", WRITE).env("LEASEHOLD_SERVE_READ_TOKEN", read);
+        let mut server = Started(server.spawn().unwrap());
+        assert!(server.line().starts_with("listening on http://127.0.0.1:"));
+        server.signal("TERM");
+        assert_eq!(server.end(), 0);
+        let stderr = server.stderr();
+        assert_eq!(
+            stderr.contains("the same token is one that reads and one that writes"),
+            is_reported,
+            "{stderr}"
+        );
+        assert!(!stderr.contains("other hosts") && !stderr.contains(WRITE), "{stderr}");
+    }
+}
+
+#[test]
+fn hup_reads_tokens_certificate_and_configuration_again() {
+    let place = Place::new();
+    let write = |name: &str, text: &str| {
+        let path = place.path(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path.display().to_string()
+    };
+    let configure = |tokens: &str, drain: &str| {
+        write("config.toml", &format!("[serve]\ntokens = {tokens:?}\ndrain = \"{drain}\"\n"));
+    };
+    let tokens = write("tokens", &format!("read {READ}\n"));
+    configure(&tokens, "0s");
+    let socket = format!("unix:{}", place.path("socket").display());
+    let mut server = place.leasehold(&["serve", "--listen", &socket, "--listen", "127.0.0.1:0"]);
+    server.env("LEASEHOLD_CONFIG", place.path("config.toml"));
+    server.stderr(fs::File::create(place.path("stderr")).unwrap());
+    let mut server = Started(server.spawn().unwrap());
+    server.line();
+    let address = server.line().replace("listening on http://", "");
+    let status = |token: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        write!(
+            stream,
+            "GET /v1/access HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
+    };
+    let hang_up = |server: &Started, token: &str, expected: u16| {
+        server.signal("HUP");
+        until(|| (status(token) == expected).then_some(()));
+    };
+    assert_eq!((status(READ), status(WRITE)), (200, 401));
+    write("tokens", &format!("write {WRITE}\n"));
+    hang_up(&server, WRITE, 200);
+    assert_eq!(status(READ), 401);
+    // Another file, and a setting that is for the next start.
+    configure(&write("others", &format!("read {READ}\n")), "1h");
+    hang_up(&server, READ, 200);
+    assert_eq!(status(WRITE), 401);
+    // What is wrong changes nothing. The next message says that it was looked at.
+    write("others", "read short\n");
+    server.signal("HUP");
+    let seen = |text: &str| {
+        until(|| fs::read_to_string(place.path("stderr")).unwrap().contains(text).then_some(()));
+    };
+    seen("HUP: --drain has changed, which takes effect at the next start");
+    seen("line 1: a token has 16");
+    write("config.toml", "[serve");
+    server.signal("HUP");
+    seen("config.toml: line 1");
+    assert_eq!((status(READ), status(WRITE)), (200, 401));
+    server.signal("TERM");
+    assert_eq!(server.end(), 0, "with the drain of the start");
+}
+
+#[test]
+fn first_commands_of_the_page_work_when_they_are_pasted() {
+    let place = Place::new();
+    let page = fs::read_to_string(root().join("docs/http-api.md")).unwrap();
+    let block = page.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
+    assert!(block.contains("leasehold serve") && block.contains("/release"), "{block}");
+    let block = block.replace("/tmp/locks.sock", &place.path("socket").display().to_string());
+    let folder = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap().display().to_string();
+    let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+    let mut shell = common::as_from_terminal("sh");
+    shell.args(["-ec", &block]).env("PATH", path).env("LEASEHOLD_STORE", place.store()).stdin(Stdio::null());
+    let output = shell.output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stdout}{stderr}");
+    assert!(stdout.contains("\"name\":\"report\",\"token\":1") && !stdout.contains("\"code\""), "{stdout}");
+    assert!(!stderr.contains("not released"), "{stderr}");
+    place.until_unused();
+}
+
+#[test]
 fn dashboard_shows_a_lock_of_a_real_program_its_queue_and_its_release() {
     let server = Server::start();
     let script = root().join("crates/leasehold-serve/tests/browser.py").display().to_string();
@@ -342,7 +444,9 @@ fn compose_example_runs_without_containers() {
         let command = words(&worker["command"]);
         let script = root().join("examples/serve").join(command[1].strip_prefix("/worker/").unwrap());
         let mut command = common::as_from_terminal(&command[0]);
-        command.arg(script).env("LEASEHOLD_URL", &url).env("LEASEHOLD_TOKEN", WRITE);
+        assert!(worker["environment"]["LEASEHOLD_HTTP_TOKEN"].is_string());
+        command.arg(script).env("LEASEHOLD_URL", &url).env("LEASEHOLD_HTTP_TOKEN", WRITE);
+        command.env("LEASEHOLD_TOKEN", "1763830000000001");
         command.env("ROUNDS", "5").env("WORK_SECONDS", seconds).stdout(Stdio::piped()).stderr(Stdio::piped());
         workers.push(command);
     }

@@ -311,10 +311,13 @@ Only the user of the server can use its Unix socket, and needs no token. Over TC
 every request needs a token, from the file of --tokens or the environment:
   LEASEHOLD_SERVE_TOKEN       may acquire, release and read
   LEASEHOLD_SERVE_READ_TOKEN  may only read
-A token has 16 to 1024 characters; openssl rand -hex 16 prints one. The page at /
+A token has 16 to 1024 characters; openssl rand -hex 16 prints one. Callers send
+it as Authorization: Bearer TOKEN; it is not the fencing token LEASEHOLD_TOKEN
+that run gives to its command. The page at /
 is a dashboard, /metrics is for Prometheus, and /v1/openapi.json describes the
 API. The dashboard of a socket on another host, at http://localhost:8430/:
   ssh -N -L 8430:/run/leasehold/serve.sock HOST
 
 On TERM or INT the server drains: it grants nothing new, and callers can release
-what they hold. Leases that remain expire within their ttl.";
+what they hold. Leases that remain expire within their ttl. On HUP it reads the
+tokens, the certificate and the configuration file again.";

@@ -7,7 +7,7 @@ use clap::Args as Arguments;
 
 use crate::duration;
 
-#[derive(Debug, Arguments)]
+#[derive(Clone, Debug, PartialEq, Eq, Arguments)]
 pub(crate) struct ServeArgs {
     /// An address: unix:PATH (mode 0600, without tokens), or HOST:PORT (with tokens). Repeatable
     /// [default: unix:$XDG_RUNTIME_DIR/leasehold.sock]
@@ -16,13 +16,13 @@ pub(crate) struct ServeArgs {
     /// File with the tokens for TCP: lines `read TOKEN` and `write TOKEN`
     #[arg(long, value_name = "FILE")]
     pub(crate) tokens: Option<PathBuf>,
-    /// Certificate for TLS over TCP, a PEM file
+    /// Certificate for TLS over TCP, a PEM file. When it changes, it is read again
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
     /// Its private key, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Maximum number of open connections, each with at most one request
+    /// Maximum number of open connections per address, each with at most one request; those without a token have 1024 others
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     pub(crate) max_connections: usize,
     /// After TERM: how long callers can release what they hold, before the server exits
