@@ -14,7 +14,7 @@ func call(path, body string) (grant struct {
 	Token uint64
 }) {
 	request, _ := http.NewRequest("POST", os.Getenv("LEASEHOLD_URL")+path, strings.NewReader(body))
-	request.Header = http.Header{"Authorization": {"Bearer " + os.Getenv("LEASEHOLD_TOKEN")}, "Content-Type": {"application/json"}}
+	request.Header = http.Header{"Authorization": {"Bearer " + os.Getenv("LEASEHOLD_HTTP_TOKEN")}, "Content-Type": {"application/json"}}
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		panic(err)

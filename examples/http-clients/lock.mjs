@@ -1,5 +1,5 @@
 const call = async (path, body) => {
-  const headers = { Authorization: `Bearer ${process.env.LEASEHOLD_TOKEN}`, "Content-Type": "application/json" };
+  const headers = { Authorization: `Bearer ${process.env.LEASEHOLD_HTTP_TOKEN}`, "Content-Type": "application/json" };
   const answer = await fetch(process.env.LEASEHOLD_URL + path, { method: "POST", headers, body: JSON.stringify(body) });
   const text = await answer.text();
   if (!answer.ok) throw new Error(text); // names the remedy

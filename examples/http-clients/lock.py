@@ -1,7 +1,7 @@
 import json, os, urllib.request
 
 def call(path, **body):
-    headers = {"Authorization": "Bearer " + os.environ["LEASEHOLD_TOKEN"], "Content-Type": "application/json"}
+    headers = {"Authorization": "Bearer " + os.environ["LEASEHOLD_HTTP_TOKEN"], "Content-Type": "application/json"}
     request = urllib.request.Request(os.environ["LEASEHOLD_URL"] + path, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request) as answer:  # raises HTTPError, whose body names the remedy
         return json.loads(answer.read() or "null")

@@ -1,6 +1,6 @@
 #!/bin/sh -e
 call() { # The token goes through a pipe, because process lists show arguments.
-  printf 'header = "Authorization: Bearer %s"\n' "$LEASEHOLD_TOKEN" |
+  printf 'header = "Authorization: Bearer %s"\n' "$LEASEHOLD_HTTP_TOKEN" |
     curl -sS --fail-with-body -K - -H 'Content-Type: application/json' "$LEASEHOLD_URL/v1/locks/mutex/nightly-report/$1" -d "$2"
 }
 grant=$(call acquire '{"wait_ms": 60000, "ttl_ms": 30000}') # a failure prints the problem, with its remedy

@@ -7,7 +7,7 @@ PAUSE = 2  # seconds between two heartbeats
 
 
 def call(path, timeout=None, **body):
-    headers = {"Authorization": "Bearer " + os.environ["LEASEHOLD_TOKEN"], "Content-Type": "application/json"}
+    headers = {"Authorization": "Bearer " + os.environ["LEASEHOLD_HTTP_TOKEN"], "Content-Type": "application/json"}
     request = urllib.request.Request(os.environ["LEASEHOLD_URL"] + path, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         return json.loads(answer.read() or "null")
