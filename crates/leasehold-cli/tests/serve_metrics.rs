@@ -30,7 +30,7 @@ fn words(text: &str) -> Vec<String> {
 /// The cells of a table's rows that begin with a metric.
 fn rows<'a>(page: &'a str, prefixes: &'a [&str]) -> impl Iterator<Item = Vec<&'a str>> {
     let is_metric = |line: &&str| prefixes.iter().any(|prefix| line.starts_with(&format!("| `{prefix}")));
-    page.lines().filter(is_metric).map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect())
+    page.lines().filter(is_metric).map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
 }
 
 /// All combinations of the labels' values.

@@ -86,7 +86,8 @@ pub struct Limits {
     /// Open connections of each address, each with at most one request: those of the Unix socket, and those over TCP that have
     /// shown a token, of which at most half with a token that only reads. Further ones are answered with 503 and closed.
     pub connections: usize,
-    /// Open connections of each TCP address that have shown no token. A further one takes the place of the oldest.
+    /// Open connections of each TCP address that have shown no token, half of them before their request and half during it. A
+    /// further one takes the place of the oldest.
     pub strangers: usize,
     /// Leases that requests hold or wait for.
     pub leases: usize,

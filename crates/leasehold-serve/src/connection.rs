@@ -45,9 +45,14 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Accepts connections until the server stops.
 pub(crate) async fn accept(listener: Listener, app: Arc<App>, router: Router, open: TaskTracker) {
     let places = Places::new(&app.limits);
+    let next = async || {
+        // Those that wait to be accepted keep their order.
+        let room = if listener.is_tcp() { places.room().await } else { None };
+        (listener.accept().await, room)
+    };
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let (accepted, room) = tokio::select! {
+            accepted = next() => accepted,
             () = app.stopping.cancelled() => return,
         };
         let (app, router) = (app.clone(), router.clone());
@@ -62,7 +67,7 @@ pub(crate) async fn accept(listener: Listener, app: Arc<App>, router: Router, op
                 }
             },
             Ok(Stream::Tcp(stream, tls)) => {
-                open.spawn(serve_peer(stream, tls, app, router, Arc::new(places.stranger())));
+                open.spawn(serve_peer(stream, tls, app, router, Arc::new(places.stranger(room))));
             }
             Err(_) => {
                 app.metrics.refused("accept_failed");

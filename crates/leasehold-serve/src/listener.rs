@@ -74,6 +74,10 @@ impl Listener {
         }
     }
 
+    pub(crate) fn is_tcp(&self) -> bool {
+        matches!(self, Self::Tcp(..))
+    }
+
     /// The next connection.
     pub(crate) async fn accept(&self) -> io::Result<Stream> {
         match self {

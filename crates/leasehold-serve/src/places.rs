@@ -1,9 +1,11 @@
 //! The places of one listener: how many connections it has, and who may take a place from whom.
 //!
 //! Anyone can open a connection over TCP. Until it has shown a token it is a *stranger*: strangers have places of their own, few
-//! seconds, and the newest takes the place of the oldest. So they keep out neither each other for long, nor those who have a
-//! token. A connection that has shown a token keeps its place until it ends. Tokens that only read get at most half of these
-//! places.
+//! seconds, and the newest takes the place of the oldest. Half of the places are for those that have sent no request yet, and half
+//! for those that wait for an answer, so that silent ones cut off no answer. A connection is accepted only when those whose places
+//! were taken are really gone: otherwise a flood would take the place of a connection that the server has not looked at yet.
+//!
+//! A connection that has shown a token keeps its place until it ends. Tokens that only read get at most half of these places.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +21,9 @@ use crate::tokens::{Access, Tokens};
 /// How many connections at a time are told why they are closed. Further ones are closed without a word.
 const MAX_CLOSING: usize = 64;
 
+/// How many connections may be open whose place was taken, and which are not told.
+const MAX_EVICTED: usize = 64;
+
 /// The places of one listener.
 pub(crate) struct Places {
     /// Connections that have shown a token, and those of the Unix socket.
@@ -26,6 +31,8 @@ pub(crate) struct Places {
     /// Those of them that may only read.
     readers: Arc<Semaphore>,
     closing: Arc<Semaphore>,
+    /// For strangers and those whose place was taken, until they are gone.
+    room: Arc<Semaphore>,
     strangers: Mutex<Strangers>,
     limits: Limits,
 }
@@ -33,8 +40,10 @@ pub(crate) struct Places {
 #[derive(Default)]
 struct Strangers {
     next: u64,
-    /// In the order in which they came. Cancelled when another one takes the place.
-    open: BTreeMap<u64, CancellationToken>,
+    /// Those that have sent no request, in the order in which they came. Cancelled when another one takes the place.
+    silent: BTreeMap<u64, CancellationToken>,
+    /// Those that wait for an answer.
+    asking: BTreeMap<u64, CancellationToken>,
 }
 
 impl Places {
@@ -44,6 +53,7 @@ impl Places {
             known: Arc::new(Semaphore::new(known)),
             readers: Arc::new(Semaphore::new(known.div_ceil(2))),
             closing: Arc::new(Semaphore::new(MAX_CLOSING)),
+            room: Arc::new(Semaphore::new(limits.strangers + 2 + MAX_CLOSING + MAX_EVICTED)),
             strangers: Mutex::default(),
             limits: limits.clone(),
         })
@@ -54,24 +64,33 @@ impl Places {
         self.known.clone().try_acquire_owned().ok()
     }
 
+    /// Waits until a connection over TCP can be accepted.
+    pub(crate) async fn room(&self) -> Option<OwnedSemaphorePermit> {
+        self.room.clone().acquire_owned().await.ok()
+    }
+
     /// A place for a new connection over TCP; that of the oldest stranger if all are taken.
-    pub(crate) fn stranger(self: &Arc<Self>) -> Peer {
+    pub(crate) fn stranger(self: &Arc<Self>, room: Option<OwnedSemaphorePermit>) -> Peer {
         let evicted = CancellationToken::new();
         let mut strangers = self.strangers();
-        while strangers.open.len() >= self.limits.strangers.max(1) {
-            strangers.evict_oldest();
-        }
         let number = strangers.next;
         strangers.next += 1;
-        strangers.open.insert(number, evicted.clone());
+        strangers.silent.insert(number, evicted.clone());
+        evict_beyond(self.half_of_strangers(), &mut strangers.silent);
         drop(strangers);
-        let state = Mutex::new(State::Stranger { has_asked: false });
+        let state = Mutex::new(State::Stranger { has_asked: false, _room: room });
         Peer { places: self.clone(), number, came: Instant::now(), evicted, state }
     }
 
     /// Closes the oldest connection without a token, because the process has no descriptor left.
     pub(crate) fn make_room(&self) {
-        self.strangers().evict_oldest();
+        let mut strangers = self.strangers();
+        let fewer = strangers.silent.len().saturating_sub(1);
+        evict_beyond(fewer, &mut strangers.silent);
+    }
+
+    fn half_of_strangers(&self) -> usize {
+        self.limits.strangers.div_ceil(2).max(1)
     }
 
     /// A place for a connection that is told why it is closed.
@@ -85,10 +104,18 @@ impl Places {
 }
 
 impl Strangers {
-    fn evict_oldest(&mut self) {
-        if let Some((_, evicted)) = self.open.pop_first() {
-            evicted.cancel();
-        }
+    /// Whether it was one of them.
+    fn remove(&mut self, number: u64) -> bool {
+        self.silent.remove(&number).or_else(|| self.asking.remove(&number)).is_some()
+    }
+}
+
+/// Takes the places of the oldest, until so many are left.
+fn evict_beyond(limit: usize, strangers: &mut BTreeMap<u64, CancellationToken>) {
+    while strangers.len() > limit
+        && let Some((_, evicted)) = strangers.pop_first()
+    {
+        evicted.cancel();
     }
 }
 
@@ -106,6 +133,7 @@ enum State {
     Stranger {
         /// Whether the head of a request has arrived.
         has_asked: bool,
+        _room: Option<OwnedSemaphorePermit>,
     },
     Known {
         /// The last token, with what it allowed: it may be withdrawn while the connection is open.
@@ -118,15 +146,19 @@ enum State {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        self.places.strangers().open.remove(&self.number);
+        self.places.strangers().remove(self.number);
     }
 }
 
 impl Peer {
     /// The head of a request has arrived.
     pub(crate) fn asks(&self) {
-        if let State::Stranger { has_asked } = &mut *self.state() {
-            *has_asked = true;
+        let State::Stranger { has_asked, .. } = &mut *self.state() else { return };
+        *has_asked = true;
+        let mut strangers = self.places.strangers();
+        if let Some(evicted) = strangers.silent.remove(&self.number) {
+            strangers.asking.insert(self.number, evicted);
+            evict_beyond(self.places.half_of_strangers(), &mut strangers.asking);
         }
     }
 
@@ -157,7 +189,7 @@ impl Peer {
             _ => Some(self.places.readers.clone().try_acquire_owned().map_err(|_| full())?),
         };
         // Under the lock of the strangers: it was evicted before, or can't be evicted any more.
-        if self.places.strangers().open.remove(&self.number).is_none() {
+        if !self.places.strangers().remove(self.number) {
             return Err(Problem::new(
                 Code::TooManyConnections,
                 "too many connections without a token are open",
@@ -172,7 +204,7 @@ impl Peer {
 
     /// Whether no head of a request has arrived, so that no answer is under way.
     pub(crate) fn is_silent(&self) -> bool {
-        matches!(*self.state(), State::Stranger { has_asked: false })
+        matches!(*self.state(), State::Stranger { has_asked: false, .. })
     }
 
     /// A place for telling it why it is closed.
