@@ -78,8 +78,8 @@ impl Places {
         strangers.silent.insert(number, evicted.clone());
         evict_beyond(self.half_of_strangers(), &mut strangers.silent);
         drop(strangers);
-        let state = Mutex::new(State::Stranger { has_asked: false, _room: room });
-        Peer { places: self.clone(), number, came: Instant::now(), evicted, state }
+        let state = Mutex::new(State::Stranger { has_asked: false, evicted, _room: room });
+        Peer { places: self.clone(), number, came: Instant::now(), state }
     }
 
     /// Closes the oldest connection without a token, because the process has no descriptor left.
@@ -104,9 +104,9 @@ impl Places {
 }
 
 impl Strangers {
-    /// Whether it was one of them.
-    fn remove(&mut self, number: u64) -> bool {
-        self.silent.remove(&number).or_else(|| self.asking.remove(&number)).is_some()
+    fn remove(&mut self, number: u64) {
+        self.silent.remove(&number);
+        self.asking.remove(&number);
     }
 }
 
@@ -125,7 +125,6 @@ pub(crate) struct Peer {
     /// Its number among the strangers.
     number: u64,
     came: Instant,
-    evicted: CancellationToken,
     state: Mutex<State>,
 }
 
@@ -133,6 +132,7 @@ enum State {
     Stranger {
         /// Whether the head of a request has arrived.
         has_asked: bool,
+        evicted: CancellationToken,
         _room: Option<OwnedSemaphorePermit>,
     },
     Known {
@@ -153,13 +153,15 @@ impl Drop for Peer {
 impl Peer {
     /// The head of a request has arrived.
     pub(crate) fn asks(&self) {
-        let State::Stranger { has_asked, .. } = &mut *self.state() else { return };
+        let State::Stranger { has_asked, evicted, .. } = &mut *self.state() else { return };
         *has_asked = true;
         let mut strangers = self.places.strangers();
-        if let Some(evicted) = strangers.silent.remove(&self.number) {
-            strangers.asking.insert(self.number, evicted);
-            evict_beyond(self.places.half_of_strangers(), &mut strangers.asking);
+        // If its place was just taken, its request has arrived in time after all.
+        if strangers.silent.remove(&self.number).is_none() {
+            *evicted = CancellationToken::new();
         }
+        strangers.asking.insert(self.number, evicted.clone());
+        evict_beyond(self.places.half_of_strangers(), &mut strangers.asking);
     }
 
     /// The request shows a valid token.
@@ -188,13 +190,8 @@ impl Peer {
             Access::Write => None,
             _ => Some(self.places.readers.clone().try_acquire_owned().map_err(|_| full())?),
         };
-        // Under the lock of the strangers: it was evicted before, or can't be evicted any more.
-        if !self.places.strangers().remove(self.number) {
-            return Err(Problem::new(
-                Code::TooManyConnections,
-                "too many connections without a token are open",
-            ));
-        }
+        // From now on `evicted` does not end, also if its place was just taken.
+        self.places.strangers().remove(self.number);
         Ok(State::Known { shown: (access, token.into()), _place: place, reader })
     }
 
@@ -214,7 +211,21 @@ impl Peer {
 
     /// Waits until another stranger takes its place.
     pub(crate) async fn evicted(&self) {
-        self.evicted.cancelled().await;
+        while let Some(evicted) = self.eviction() {
+            evicted.cancelled().await;
+            // Its request may have arrived at the same time.
+            if self.eviction().is_some_and(|evicted| evicted.is_cancelled()) {
+                return;
+            }
+        }
+        std::future::pending().await
+    }
+
+    fn eviction(&self) -> Option<CancellationToken> {
+        match &*self.state() {
+            State::Stranger { evicted, .. } => Some(evicted.clone()),
+            State::Known { .. } => None,
+        }
     }
 
     /// Waits until it should have sent a request, or should have received the answer to one without a token.
@@ -240,5 +251,70 @@ impl Peer {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    const TOKEN: &[u8] = b"0123456789abcdef";
+
+    fn places() -> Arc<Places> {
+        Places::new(&Limits { strangers: 4, connections: 4, ..Limits::default() })
+    }
+
+    fn is_evicted(peer: &Peer) -> bool {
+        peer.evicted().now_or_never().is_some()
+    }
+
+    #[tokio::test]
+    async fn newest_stranger_takes_the_place_of_the_oldest_that_is_as_far() {
+        let places = places();
+        let come = || places.stranger(None);
+        let (first, second) = (come(), come());
+        assert!(!is_evicted(&first));
+        first.asks();
+        let (third, fourth) = (come(), come());
+        assert!(is_evicted(&second) && !is_evicted(&third) && !is_evicted(&fourth));
+        assert!(!is_evicted(&first), "silent ones do not cut off an answer");
+        third.asks();
+        fourth.asks();
+        assert!(is_evicted(&first) && !is_evicted(&third));
+    }
+
+    #[tokio::test]
+    async fn request_that_arrives_with_the_eviction_is_answered() {
+        let places = places();
+        let come = || places.stranger(None);
+        let (asking, known) = (come(), come());
+        let _more = [come(), come()];
+        assert!(is_evicted(&asking) && is_evicted(&known));
+        asking.asks();
+        known.asks();
+        known.shows(Access::Read, TOKEN).unwrap();
+        assert!(!is_evicted(&asking) && !is_evicted(&known));
+        assert!(asking.is_stranger() && !known.is_stranger());
+    }
+
+    #[tokio::test]
+    async fn connection_is_accepted_when_those_without_a_place_are_gone() {
+        let places = places();
+        let mut open = Vec::new();
+        while let Some(room) = places.room().now_or_never() {
+            open.push(places.stranger(room));
+        }
+        let evicted = open.iter().filter(|peer| is_evicted(peer)).count();
+        assert!((1..=MAX_CLOSING + MAX_EVICTED + 4).contains(&evicted), "{evicted}");
+        assert!(places.room().now_or_never().is_none());
+        open.retain(|peer| !is_evicted(peer));
+        assert!(places.room().now_or_never().is_some());
+        // One that has shown a token needs no room.
+        let peer = open.pop().unwrap();
+        let before = places.room.available_permits();
+        peer.shows(Access::Write, TOKEN).unwrap();
+        assert_eq!(places.room.available_permits(), before + 1);
     }
 }
