@@ -3,8 +3,10 @@
 mod common;
 
 use std::io::{BufRead as _, BufReader};
+use std::sync::mpsc;
+use std::thread;
 
-use common::{Place, until};
+use common::{Place, SOON, until};
 
 #[test]
 fn shared_commands_overlap_and_an_exclusive_one_runs_alone() {
@@ -169,8 +171,10 @@ fn waiter_of_a_used_period_says_until_when_the_lock_is_retained_also_without_a_t
     let place = Place::new();
     assert_eq!(place.code(&["run", "--once-per", "1h", "a", "--", "true"]).0, 0);
     let mut waiter = place.start(&["run", "a", "--", "true"]);
-    let mut said = BufReader::new(waiter.0.stderr.take().unwrap()).lines();
-    let line = said.next().unwrap().unwrap();
+    let said = BufReader::new(waiter.0.stderr.take().unwrap()).lines();
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || said.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+    let line = lines.recv_timeout(SOON).expect("it says why it waits");
     assert!(line.starts_with("leasehold: waiting for \"a\"") && line.contains("retained for 53m"), "{line}");
     assert!(line.contains(", until 2") && line.contains("--once-per"), "{line}");
     // A lock that is held is waited for in silence.
