@@ -1,5 +1,7 @@
 //! Users with exactly the rights that docs/operations.md names.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Kind, Severity};
@@ -175,6 +177,12 @@ async fn documented_rights_suffice_on_a_quorum_of(flavor: Flavor) {
     }
 }
 
+/// Sets the user up anew without this right, and ends none of its connections.
+fn without<'a>(all: &[&'a str], left_out: &str) -> Vec<&'a str> {
+    let rest = all[3..].iter().copied().filter(|word| *word != left_out);
+    ["ACL", "SETUSER", "locks", "reset"].into_iter().chain(rest).collect()
+}
+
 #[tokio::test]
 async fn missing_right_is_reported() {
     for flavor in Flavor::ALL {
@@ -186,22 +194,28 @@ async fn missing_right_is_reported() {
         for left_out in rights {
             server.run(&["ACL", "DELUSER", "locks"]);
             server.run(&all.iter().copied().filter(|word| *word != left_out).collect::<Vec<_>>());
-            let client = match Client::connect(&url(&server)).await {
-                // Without a channel no push arrives.
+            let is_for_some = ["+scan", "+wait", "+info", "+delifeq"].contains(&left_out);
+            match Client::connect(&url(&server)).await {
                 Err(error) => {
-                    assert!(["+subscribe", "&leasehold:*"].contains(&left_out), "{left_out}: {error}");
-                    assert!(error.to_string().contains("docs/operations.md"), "{error}");
-                    continue;
+                    assert!(!is_for_some, "{flavor:?} without {left_out}: {error}");
+                    let remedy = format!("ACL SETUSER locks {left_out} ");
+                    assert!(error.to_string().contains(&remedy), "{flavor:?} without {left_out}: {error}");
                 }
-                Ok(client) => client,
-            };
+                Ok(client) => {
+                    assert!(is_for_some, "{flavor:?}: connected without {left_out}");
+                    client.close().await.unwrap();
+                }
+            }
+            // The right is taken away after the client has connected.
+            server.run(&all);
+            let client = Client::connect(&url(&server)).await.unwrap();
+            server.run(&without(&all, left_out));
             let diagnosis = client.diagnose().await.unwrap();
             let mut findings = diagnosis.components.iter().flat_map(|component| &component.findings);
             // A server that does not vote works without it.
             let says = if left_out == "+info" { "right to run INFO" } else { "lacks rights" };
             let found = findings.find(|finding| finding.what.contains(says));
             let found = found.unwrap_or_else(|| panic!("{flavor:?} without {left_out}: {diagnosis:?}"));
-            let is_for_some = ["+scan", "+wait", "+info", "+delifeq"].contains(&left_out);
             let severity = if is_for_some { Severity::Advice } else { Severity::Danger };
             assert_eq!(found.severity, severity, "{left_out}");
             let remedy = found.remedy.as_ref().unwrap();
@@ -394,5 +408,115 @@ async fn stranger_on_the_channels_grants_nothing_and_ends_nothing() {
         assert!(!waits.is_finished() && guard.is_held(), "{flavor:?}");
         guard.release().await.unwrap();
         timeout(SOON, waits).await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+/// How many clients believe that they hold the lock.
+#[derive(Default)]
+struct Inside(AtomicUsize);
+
+impl Inside {
+    fn enter(&self) {
+        assert_eq!(self.0.fetch_add(1, Ordering::SeqCst), 0, "two clients hold the lock");
+    }
+
+    fn leave(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Takes the lock "a" again and again, until it is stopped.
+async fn contend(client: Client, inside: Arc<Inside>, stopped: Arc<AtomicBool>) -> usize {
+    let mutex = client.mutex("a").ttl(Duration::from_secs(12));
+    let mut count = 0;
+    while !stopped.load(Ordering::SeqCst) {
+        // A grant that was not pushed is found later.
+        let Ok(Some(guard)) = mutex.lock_timeout(SOON).await else { continue };
+        inside.enter();
+        tokio::task::yield_now().await;
+        inside.leave();
+        guard.release().await.unwrap();
+        count += 1;
+    }
+    count
+}
+
+/// Uses the lock once. Returns what the store refused.
+async fn use_once(client: &Client, inside: &Inside) -> Vec<String> {
+    let mut refused = Vec::new();
+    let mutex = client.mutex("a").ttl(Duration::from_secs(12));
+    match timeout(SOON, mutex.lock_timeout(Duration::from_millis(500))).await.expect("it ends") {
+        Ok(None) => {}
+        Ok(Some(guard)) => {
+            inside.enter();
+            tokio::task::yield_now().await;
+            refused.extend(guard.renew().await.err().map(|error| format!("renew: {error:#}")));
+            inside.leave();
+            if let Err(error) = guard.release_timeout(Duration::from_millis(300)).await {
+                // It is repeated when the right is back.
+                refused.push(format!("release: {error:#}"));
+            }
+        }
+        Err(error) => refused.push(format!("lock: {error:#}")),
+    }
+    refused.extend(client.inspect(Kind::Mutex, "a").await.err().map(|error| format!("inspect: {error:#}")));
+    refused
+}
+
+/// Takes every right away from a client that is connected, one at a time, while two others contend for the lock.
+async fn take_each_right_away(flavor: Flavor) {
+    let server = Server::builder().flavor(flavor).start();
+    let all = locks_of(flavor);
+    let optional = ["+scan", "+wait", "+info", "+delifeq"];
+    let rights = all.iter().copied().filter(|word| word.starts_with('+') && !optional.contains(word));
+    let (inside, stopped) = (Arc::new(Inside::default()), Arc::new(AtomicBool::new(false)));
+    let mut contending = Vec::new();
+    for _ in 0..2 {
+        let client = Client::connect(&server.url()).await.unwrap();
+        contending.push(tokio::spawn(contend(client, inside.clone(), stopped.clone())));
+    }
+    let (mut refused, mut table) = (0, Vec::new());
+    for right in rights {
+        server.run(&all);
+        let client = Client::connect(&url(&server)).await.unwrap();
+        server.run(&without(&all, right));
+        let errors = use_once(&client, &inside).await;
+        for error in &errors {
+            let is_late = error.starts_with("release:");
+            assert!(is_late || error.contains(right), "{flavor:?} without {right}: {error}");
+        }
+        refused += usize::from(!errors.is_empty());
+        table.push((right, errors));
+        server.run(&all);
+        let _ = client.close().await;
+    }
+    stopped.store(true, Ordering::SeqCst);
+    for contending in contending {
+        assert!(timeout(SOON, contending).await.expect("it ends").unwrap() > 0);
+    }
+    assert!(refused > 3, "{flavor:?}: {table:#?}");
+}
+
+#[tokio::test]
+async fn right_that_is_taken_away_lets_no_second_holder_in_on_redis_7() {
+    take_each_right_away(Flavor::Redis7).await;
+}
+
+#[tokio::test]
+async fn right_that_is_taken_away_lets_no_second_holder_in_on_redis_6_2() {
+    take_each_right_away(Flavor::Redis62).await;
+}
+
+#[tokio::test]
+async fn right_that_is_taken_away_lets_no_second_holder_in_on_valkey_9() {
+    take_each_right_away(Flavor::Valkey9).await;
+}
+
+#[tokio::test]
+async fn disabled_command_is_named_at_connect() {
+    for flavor in [Flavor::Redis7, Flavor::Redis62] {
+        let server = Server::builder().flavor(flavor).setting("rename-command", "ZREM \"\"").start();
+        let error = Client::connect(&server.url()).await.unwrap_err().to_string();
+        assert!(error.contains("ZREM") && error.contains("rename-command"), "{flavor:?}: {error}");
     }
 }

@@ -30,6 +30,7 @@ mod nodes;
 mod opening;
 mod records;
 mod replicas;
+mod rights;
 mod sentinel;
 mod shared_keeper;
 mod single_call;

@@ -380,7 +380,12 @@ impl ClusterBatch<'_> {
             Err(CallError::TryAgain(error) | CallError::NotConnected(error) | CallError::ReadOnly(error)) => {
                 Outcome::Postponed(PendingCall { error: Some(error), ..pending })
             }
-            Err(CallError::ConnectionLost(error) | CallError::Timeout(error) | CallError::Failed(error)) => {
+            Err(
+                CallError::ConnectionLost(error)
+                | CallError::Timeout(error)
+                | CallError::Denied(error)
+                | CallError::Failed(error),
+            ) => {
                 self.cluster.request_refresh();
                 Outcome::Done(Err(error))
             }

@@ -29,7 +29,7 @@ use super::limits::RECONNECT_BACKOFF;
 use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
 use super::wire::SharedConnection;
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake};
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
 use crate::store::StoreError;
 
 /// Min time between the starts of two connection attempts. It bounds the load on a server that closes every connection.
@@ -366,19 +366,21 @@ impl Reconnector {
             ))
         };
         let mut driver_conn = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let user = dial.user();
+        rights::check(&mut driver_conn, user).await?;
         if let Some(channel) = &self.endpoint_config.channel {
             if self.is_resp2 {
                 let mut inbox = client.get_async_pubsub().await?;
-                inbox.subscribe(channel).await?;
+                inbox.subscribe(channel).await.map_err(|error| rights::of_subscription(error, user))?;
                 tasks.spawn(forward_messages(inbox, on_message, status.clone()));
             } else {
-                driver_conn.subscribe(channel).await?;
+                driver_conn.subscribe(channel).await.map_err(|error| rights::of_subscription(error, user))?;
             }
         }
         let facts =
             handshake::handshake(&mut driver_conn, self.is_resp2, &*self.endpoint_config.warn).await?;
         if self.endpoint_config.is_voter && facts.run_id.is_none() {
-            let error = handshake::missing_run_id(dial.user());
+            let error = handshake::missing_run_id(user);
             (self.endpoint_config.warn)(explain(&error));
             return Err(error);
         }

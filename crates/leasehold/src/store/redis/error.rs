@@ -37,6 +37,8 @@ pub(super) enum CallError {
     ConnectionLost(StoreError),
     /// No answer in time: the command may have taken effect.
     Timeout(StoreError),
+    /// The user lacks a right, or a command is disabled.
+    Denied(StoreError),
     Failed(StoreError),
 }
 
@@ -56,6 +58,7 @@ impl From<CallError> for StoreError {
             | CallError::NotConnected(error)
             | CallError::ConnectionLost(error)
             | CallError::Timeout(error)
+            | CallError::Denied(error)
             | CallError::Failed(error) => error,
         }
     }
@@ -71,6 +74,7 @@ impl From<&RedisError> for CallError {
             _ if code(error) == Some("READONLY") => Self::ReadOnly(store_error(error)),
             _ if error.is_timeout() => Self::Timeout(store_error(error)),
             _ if error.is_unrecoverable_error() => Self::ConnectionLost(store_error(error)),
+            _ if is_denied(&error.to_string()) => Self::Denied(store_error(error)),
             _ => Self::Failed(store_error(error)),
         }
     }
@@ -200,8 +204,7 @@ fn is_inside_script(error: &RedisError) -> bool {
 
 /// The command was renamed or disabled, or the server is too old for it. Scripts report it in other words.
 fn is_unknown_command(error: &RedisError) -> bool {
-    let text = error.to_string().to_lowercase();
-    text.contains("unknown command") || text.contains("unknown redis command")
+    is_unknown(&error.to_string())
 }
 
 fn is_certificate_error(error: &RedisError) -> bool {
@@ -227,6 +230,25 @@ fn code(error: &RedisError) -> Option<&str> {
 /// How Redis 6.2 and 7.0, and Valkey 9, describe a right that is missing inside a script.
 fn is_denied_inside(detail: &str) -> bool {
     detail.contains("The user executing the script can't") || detail.contains("ACL failure in script")
+}
+
+/// Whether an error says that the user lacks a right. Redis 6.2 and 7.0, and Valkey 9, say it in other words inside a script.
+pub(super) fn lacks_a_right(error: &str) -> bool {
+    let text = error.to_lowercase();
+    ["noperm", "the user executing the script can't", "acl failure in script"]
+        .iter()
+        .any(|word| text.contains(word))
+}
+
+/// Whether it says that, or that a command is disabled.
+fn is_denied(error: &str) -> bool {
+    lacks_a_right(error) || is_unknown(error)
+}
+
+/// Whether an error says that a command does not exist: the server is too old for it, or it was renamed or disabled.
+pub(super) fn is_unknown(error: &str) -> bool {
+    let text = error.to_lowercase();
+    text.contains("unknown command") || text.contains("unknown redis command")
 }
 
 /// Explains an error and its remedy. For connection attempts see [`AddressState::explain`].

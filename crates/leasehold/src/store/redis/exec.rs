@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Answer, Command, Failure, Reply, Resource};
+use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource};
 use leasehold_redis_protocol::{
     MAX_EACH, MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer,
-    decode_renewals, may_share_a_call, resource_of,
+    decode_renewals, inbox_of, may_share_a_call, resource_key, resource_of, slot_of,
 };
 use redis::{RedisError, Value};
 
 use super::codec;
 use super::deletes::Deletes;
 use super::error::{CallError, store_error};
+use super::rights;
 use super::wire::Wire;
 use crate::store::StoreError;
 
@@ -101,10 +102,12 @@ async fn run_in_order(
             answers[at] = sent.read(value).pop().flatten();
         }
     }
-    answers
-        .into_iter()
-        .map(|answer| answer.unwrap_or_else(|| Err(failed("the server sent fewer replies than commands"))))
-        .collect()
+    let mut explained = Vec::new();
+    for (answer, (resource, _)) in answers.into_iter().zip(calls) {
+        let answer = answer.unwrap_or_else(|| Err(failed("the server sent fewer replies than commands")));
+        explained.push(with_reason(answer, &mut connection, options, resource).await);
+    }
+    explained
 }
 
 /// Runs a single command.
@@ -122,9 +125,27 @@ pub(super) async fn run_one(
     let value = connection.send(&sent).await.and_then(Value::extract_error);
     if is_noscript(&value) {
         let sent = codec::command(&options.variant.encode(resource, command, options.vote_args), true);
-        return read(command, Box::pin(connection.send(&sent)).await);
+        let value = Box::pin(connection.send(&sent)).await;
+        return with_reason(read(command, value), connection, options, resource).await;
     }
-    read(command, value)
+    with_reason(read(command, value), connection, options, resource).await
+}
+
+/// The answer of a command; if it was refused, with the right that is missing for this resource.
+async fn with_reason(
+    answer: Result<Answer, CallError>,
+    connection: &mut Wire,
+    options: CallOptions<'_>,
+    resource: &Resource,
+) -> Result<Answer, CallError> {
+    let Err(CallError::Denied(error)) = answer else { return answer };
+    let channel = inbox_of(ClientId::new(0), options.variant.is_cluster().then(|| slot_of(resource)));
+    // A key in the slot of the lock that never exists, because the probes would change one that does.
+    let key = resource_key(resource) + ":";
+    // Its own future, because a refusal is rare.
+    let reason = Box::pin(async move { rights::explain_refusal(connection, &key, &channel).await }).await;
+    let message = reason.unwrap_or_else(|| error.message.clone());
+    Err(CallError::Denied(StoreError { message, ..error }))
 }
 
 /// What commands have in common that can share a script call.
@@ -251,7 +272,9 @@ impl<'a> WireCommand<'a> {
                 match value.map(|value| decode_renewals(commands, &value)) {
                     Ok(Ok(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
                     // One failed renewal must not fail the others.
-                    Ok(Err(_)) | Err(CallError::Failed(_)) => calls.iter().map(|_| None).collect(),
+                    Ok(Err(_)) | Err(CallError::Failed(_) | CallError::Denied(_)) => {
+                        calls.iter().map(|_| None).collect()
+                    }
                     Err(error) => calls.iter().map(|_| Some(Err(error.clone()))).collect(),
                 }
             }

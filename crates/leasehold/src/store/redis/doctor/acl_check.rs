@@ -9,12 +9,13 @@ use leasehold_core::{
 use leasehold_redis_protocol::{
     RESOURCE_PATTERN, ScriptVariant, VoteArgs, clock_key, inbox_of, resource_key, slot_of, token_time,
 };
+use redis::Value;
 use redis::aio::MultiplexedConnection;
-use redis::{RedisError, Value};
 
 use super::super::deletes::Deletes;
 use super::super::error::explain;
 use super::super::exec::{self, CallOptions};
+use super::super::rights::{MissingRight, Purpose, RIGHTS};
 use super::query::{ask, command, info_by, median};
 use crate::error::{Error, ErrorKind};
 use crate::store::StoreError;
@@ -24,91 +25,6 @@ pub(super) const NAME: &str = "leasehold-doctor";
 
 /// Number of locks and releases that are measured.
 const ROUNDS: u32 = 20;
-
-/// A right that users need.
-pub(super) struct Right {
-    /// In the form of `ACL SETUSER`.
-    rule: &'static str,
-    /// A command without effect: its key is missing, or it is refused after the check of the rights.
-    probe_command: &'static str,
-    purpose: Purpose,
-}
-
-/// The purpose of a right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
-    Locks,
-    /// Locks with `replicas(n)`.
-    Replicas,
-    /// `ls`.
-    Listing,
-    /// Locks in a cluster.
-    Cluster,
-    /// Locks in a cluster with sharded channels.
-    Sharded,
-    /// Releases without a script, on servers that know the command.
-    Deletes,
-}
-
-const fn right(rule: &'static str, probe_command: &'static str, purpose: Purpose) -> Right {
-    Right { rule, probe_command, purpose }
-}
-
-/// The rights that leasehold's commands and scripts need. The ACL rule in docs/operations.md consists of them.
-pub(super) const RIGHTS: [Right; 32] = [
-    right("+get", "GET KEY", Purpose::Locks),
-    right("+getex", "GETEX KEY", Purpose::Locks),
-    right("+set", "SET KEY x XX", Purpose::Locks),
-    right("+mget", "MGET KEY", Purpose::Locks),
-    right("+exists", "EXISTS KEY", Purpose::Locks),
-    right("+rename", "RENAME KEY KEY", Purpose::Locks),
-    right("+pttl", "PTTL KEY", Purpose::Locks),
-    right("+pexpire", "PEXPIRE KEY 1", Purpose::Locks),
-    // Without effect: the key is missing, and NOMKSTREAM.
-    right("+xadd", "XADD KEY NOMKSTREAM * t x", Purpose::Locks),
-    right("+xtrim", "XTRIM KEY MAXLEN 0", Purpose::Locks),
-    right("+del", "DEL KEY", Purpose::Locks),
-    right("+pexpireat", "PEXPIREAT KEY 1", Purpose::Locks),
-    right("+zadd", "ZADD KEY XX 0 x", Purpose::Locks),
-    right("+zrem", "ZREM KEY x", Purpose::Locks),
-    right("+zrangebylex", "ZRANGEBYLEX KEY - +", Purpose::Locks),
-    right("+zlexcount", "ZLEXCOUNT KEY - +", Purpose::Locks),
-    right("+zrevrangebylex", "ZREVRANGEBYLEX KEY + -", Purpose::Locks),
-    right("+time", "TIME", Purpose::Locks),
-    right("+eval", "EVAL x 1", Purpose::Locks),
-    right("+evalsha", "EVALSHA x 1", Purpose::Locks),
-    right("+publish", "PUBLISH CHANNEL x", Purpose::Locks),
-    right("+subscribe", "SUBSCRIBE CHANNEL", Purpose::Locks),
-    right("+pubsub|numsub", "PUBSUB NUMSUB CHANNEL", Purpose::Locks),
-    right("+wait", "WAIT 0 0", Purpose::Replicas),
-    right("+scan", "SCAN 0 MATCH KEY COUNT 1", Purpose::Listing),
-    right("+cluster|slots", "CLUSTER SLOTS", Purpose::Cluster),
-    right("+asking", "ASKING", Purpose::Cluster),
-    // Also needed on a server without sharded channels, because clients detect that by this command.
-    right("+pubsub|shardnumsub", "PUBSUB SHARDNUMSUB CHANNEL", Purpose::Cluster),
-    // The first one of this purpose shows whether the server knows the others.
-    right("+ssubscribe", "SSUBSCRIBE CHANNEL", Purpose::Sharded),
-    right("+spublish", "SPUBLISH CHANNEL x", Purpose::Sharded),
-    right("+delifeq", "DELIFEQ KEY x", Purpose::Deletes),
-    right("+delex", "DELEX KEY IFEQ x", Purpose::Deletes),
-];
-
-/// The patterns of keys and channels that go with them.
-pub(super) const KEYS: &str = "~leasehold:*";
-pub(super) const CHANNELS: &str = "&leasehold:*";
-
-/// A missing right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MissingRight {
-    pub(super) rule: &'static str,
-    pub(super) purpose: Purpose,
-}
-
-impl MissingRight {
-    pub(super) fn is_required(&self) -> bool {
-        !matches!(self.purpose, Purpose::Replicas | Purpose::Listing | Purpose::Deletes)
-    }
-}
 
 /// A lock and a client with unique names.
 pub(super) struct Probe {
@@ -151,7 +67,11 @@ pub(super) async fn missing_rights(
     let mut is_sharded = variant.is_cluster();
     for right in &RIGHTS {
         let is_needed = match right.purpose {
-            Purpose::Locks | Purpose::Replicas | Purpose::Listing | Purpose::Deletes => true,
+            Purpose::Locks
+            | Purpose::Connection
+            | Purpose::Replicas
+            | Purpose::Listing
+            | Purpose::Deletes => true,
             Purpose::Cluster => variant.is_cluster(),
             Purpose::Sharded => is_sharded,
         };
@@ -163,12 +83,7 @@ pub(super) async fn missing_rights(
             // A subscribed connection could run no further command. The store's own connection has subscribed already.
             continue;
         }
-        let word = |word| match word {
-            "KEY" => probe.key.as_str(),
-            "CHANNEL" => channel.as_str(),
-            other => other,
-        };
-        let words: Vec<&str> = right.probe_command.split(' ').map(word).collect();
+        let words = right.words(&probe.key, &channel);
         let answer = connection.send_packed_command(&command(&words)).await.and_then(Value::extract_error);
         let Err(error) = answer else { continue };
         if error.is_unrecoverable_error() || error.is_timeout() {
@@ -177,27 +92,14 @@ pub(super) async fn missing_rights(
         if right.purpose == Purpose::Sharded && error.to_string().contains("unknown command") {
             is_sharded = false;
         }
-        if let Some(rule) = missing_rule(right, &error) {
+        if let Some(rule) = right.missing_rule(&error.to_string()) {
             let lack = MissingRight { rule, purpose: right.purpose };
-            if !missing_rights.contains(&lack) {
+            if !missing_rights.iter().any(|known: &MissingRight| known.rule == lack.rule) {
                 missing_rights.push(lack);
             }
         }
     }
     Ok(missing_rights)
-}
-
-/// The rule that is missing, by the error text: the command, its keys or its channels.
-fn missing_rule(right: &Right, error: &RedisError) -> Option<&'static str> {
-    if error.code() != Some("NOPERM") {
-        return None;
-    }
-    let detail = error.detail().unwrap_or_default();
-    Some(match detail {
-        _ if detail.contains("access") && detail.contains("channel") => CHANNELS,
-        _ if detail.contains("access") && detail.contains("key") => KEYS,
-        _ => right.rule,
-    })
 }
 
 /// The cost of a lock and its release together.
@@ -314,6 +216,7 @@ async fn commands_run(connection: &mut MultiplexedConnection) -> Option<(u64, u6
 mod tests {
     use leasehold_redis_protocol::{Channels, Script};
 
+    use super::super::super::rights::{CHANNELS, KEYS};
     use super::*;
 
     /// The lines of docs/operations.md that name rights.

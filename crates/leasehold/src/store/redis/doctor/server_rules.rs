@@ -1,6 +1,6 @@
 //! The checks of one server, from a snapshot of it. Pure: no server is asked here.
 
-use super::acl_check::{MissingRight, Purpose};
+use super::super::rights::{MissingRight, Purpose};
 use super::foreign_locks;
 use super::probe::{FailoverMode, Snapshot, Transport};
 use super::time_rules::{check_clock, check_speed, check_token_clock};

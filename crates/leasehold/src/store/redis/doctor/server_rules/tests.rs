@@ -1,6 +1,6 @@
 //! Tests each rule with a server state that it reports.
 
-use super::super::acl_check::{MissingRight, Purpose};
+use super::super::super::rights::{MissingRight, Purpose};
 use std::time::Duration;
 
 use super::*;

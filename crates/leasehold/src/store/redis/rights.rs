@@ -1,0 +1,275 @@
+//! The rights that leasehold's commands need, and which of them a user lacks.
+//!
+//! One list serves the check of every new connection, the explanation of a command that was refused, `doctor`, and the ACL rule in
+//! docs/operations.md.
+
+use leasehold_core::ClientId;
+use leasehold_redis_protocol::{inbox_of, scratch_key};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisError, Value};
+
+use super::error::{OWN, is_unknown, lacks_a_right};
+use super::wire::{self, Wire};
+
+/// A right that users need.
+pub(super) struct Right {
+    /// In the form of `ACL SETUSER`.
+    pub(super) rule: &'static str,
+    /// A command without effect: its key is missing, or it is refused after the check of the rights.
+    pub(super) probe_command: &'static str,
+    pub(super) purpose: Purpose,
+}
+
+/// The purpose of a right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The scripts of locks.
+    Locks,
+    /// What a script may not do: to run scripts, and to subscribe.
+    Connection,
+    /// Locks with `replicas(n)`.
+    Replicas,
+    /// `ls`.
+    Listing,
+    /// Locks in a cluster.
+    Cluster,
+    /// Locks in a cluster with sharded channels.
+    Sharded,
+    /// Releases without a script, on servers that know the command.
+    Deletes,
+}
+
+const fn right(rule: &'static str, probe_command: &'static str, purpose: Purpose) -> Right {
+    Right { rule, probe_command, purpose }
+}
+
+/// The rights that leasehold's commands and scripts need. The ACL rule in docs/operations.md consists of them.
+pub(super) const RIGHTS: [Right; 32] = [
+    right("+get", "GET KEY", Purpose::Locks),
+    right("+getex", "GETEX KEY", Purpose::Locks),
+    right("+set", "SET KEY x XX", Purpose::Locks),
+    right("+mget", "MGET KEY", Purpose::Locks),
+    right("+exists", "EXISTS KEY", Purpose::Locks),
+    right("+rename", "RENAME KEY KEY", Purpose::Locks),
+    right("+pttl", "PTTL KEY", Purpose::Locks),
+    right("+pexpire", "PEXPIRE KEY 1", Purpose::Locks),
+    // Without effect: the key is missing, and NOMKSTREAM.
+    right("+xadd", "XADD KEY NOMKSTREAM * t x", Purpose::Locks),
+    right("+xtrim", "XTRIM KEY MAXLEN 0", Purpose::Locks),
+    right("+del", "DEL KEY", Purpose::Locks),
+    right("+pexpireat", "PEXPIREAT KEY 1", Purpose::Locks),
+    right("+zadd", "ZADD KEY XX 0 x", Purpose::Locks),
+    right("+zrem", "ZREM KEY x", Purpose::Locks),
+    right("+zrangebylex", "ZRANGEBYLEX KEY - +", Purpose::Locks),
+    right("+zlexcount", "ZLEXCOUNT KEY - +", Purpose::Locks),
+    right("+zrevrangebylex", "ZREVRANGEBYLEX KEY + -", Purpose::Locks),
+    right("+time", "TIME", Purpose::Locks),
+    right("+eval", "EVAL x 1", Purpose::Connection),
+    right("+evalsha", "EVALSHA x 1", Purpose::Connection),
+    right("+publish", "PUBLISH CHANNEL x", Purpose::Locks),
+    right("+subscribe", "SUBSCRIBE CHANNEL", Purpose::Connection),
+    right("+pubsub|numsub", "PUBSUB NUMSUB CHANNEL", Purpose::Locks),
+    right("+wait", "WAIT 0 0", Purpose::Replicas),
+    right("+scan", "SCAN 0 MATCH KEY COUNT 1", Purpose::Listing),
+    right("+cluster|slots", "CLUSTER SLOTS", Purpose::Cluster),
+    right("+asking", "ASKING", Purpose::Cluster),
+    // Also needed on a server without sharded channels, because clients detect that by this command.
+    right("+pubsub|shardnumsub", "PUBSUB SHARDNUMSUB CHANNEL", Purpose::Cluster),
+    // The first one of this purpose shows whether the server knows the others.
+    right("+ssubscribe", "SSUBSCRIBE CHANNEL", Purpose::Sharded),
+    right("+spublish", "SPUBLISH CHANNEL x", Purpose::Sharded),
+    right("+delifeq", "DELIFEQ KEY x", Purpose::Deletes),
+    right("+delex", "DELEX KEY IFEQ x", Purpose::Deletes),
+];
+
+/// The patterns of keys and channels that go with them.
+pub(super) const KEYS: &str = "~leasehold:*";
+pub(super) const CHANNELS: &str = "&leasehold:*";
+
+/// A missing right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MissingRight {
+    pub(super) rule: &'static str,
+    pub(super) purpose: Purpose,
+}
+
+impl MissingRight {
+    pub(super) fn is_required(&self) -> bool {
+        !matches!(self.purpose, Purpose::Replicas | Purpose::Listing | Purpose::Deletes)
+    }
+}
+
+impl Right {
+    /// The probe's words, with this key and this channel.
+    pub(super) fn words<'a>(&'a self, key: &'a str, channel: &'a str) -> Vec<&'a str> {
+        let word = |word: &'a str| match word {
+            "KEY" => key,
+            "CHANNEL" => channel,
+            other => other,
+        };
+        self.probe_command.split(' ').map(word).collect()
+    }
+
+    /// The rule that is missing, by the text of the probe's error: the command, its keys or its channels.
+    pub(super) fn missing_rule(&self, error: &str) -> Option<&'static str> {
+        let text = error.to_lowercase();
+        if !lacks_a_right(&text) {
+            return None;
+        }
+        Some(match &text {
+            _ if text.contains("channel") => CHANNELS,
+            _ if text.contains("access") && text.contains("key") => KEYS,
+            _ => self.rule,
+        })
+    }
+}
+
+/// Runs each command of ARGV, which begins with the number of its words. Returns the text of its error, or an empty text.
+///
+/// A user may lack a right that only a script would need, so the commands run in one. Their keys are not declared, because the server
+/// would refuse the script as a whole. None of them has an effect on a missing key.
+const PROBES: &str = "\
+local errors, at = {}, 1
+while at <= #ARGV do
+  local reply = redis.pcall(unpack(ARGV, at + 1, at + ARGV[at]))
+  errors[#errors + 1] = type(reply) == 'table' and reply.err or ''
+  at = at + 1 + ARGV[at]
+end
+return errors";
+
+/// The rights that a script can try.
+fn probed() -> impl Iterator<Item = &'static Right> {
+    RIGHTS.iter().filter(|right| right.purpose == Purpose::Locks)
+}
+
+fn probes(key: &str, channel: &str) -> Cmd {
+    let mut command = redis::cmd("EVAL");
+    command.arg(PROBES).arg(0);
+    for right in probed() {
+        let words = right.words(key, channel);
+        command.arg(words.len()).arg(words);
+    }
+    command
+}
+
+/// What a user lacks, as a sentence with the remedy; `None` if it is nothing that was tried.
+fn verdict(answer: Result<Value, RedisError>, user: &str) -> Option<String> {
+    let errors = match answer.and_then(Value::extract_error) {
+        Ok(value) => redis::from_redis_value::<Vec<String>>(value).ok()?,
+        Err(error) if lacks_a_right(&error.to_string()) => return Some(grant(user, "+eval")),
+        Err(_) => return None,
+    };
+    let (mut rules, mut unknown) = (Vec::new(), Vec::new());
+    for (right, error) in probed().zip(&errors) {
+        if let Some(rule) = right.missing_rule(error) {
+            if !rules.contains(&rule) {
+                rules.push(rule);
+            }
+        } else if is_unknown(error) {
+            unknown.push(right.rule.trim_start_matches('+').to_uppercase());
+        }
+    }
+    if !unknown.is_empty() {
+        let names = unknown.join(", ");
+        return Some(format!(
+            "the server does not know {names}, which leasehold needs: it is renamed or disabled (rename-command), or the \
+             server is older than Redis 6.2"
+        ));
+    }
+    (!rules.is_empty()).then(|| grant(user, &rules.join(" ")))
+}
+
+fn grant(user: &str, rules: &str) -> String {
+    format!("the user lacks rights: ACL SETUSER {user} {rules} (docs/operations.md has the whole rule)")
+}
+
+/// Refuses a new connection whose user lacks a right, before it does half of something. A right to certain names of locks only shows
+/// when one is used.
+pub(super) async fn check(
+    connection: &mut MultiplexedConnection,
+    user: Option<&str>,
+) -> Result<(), RedisError> {
+    let questions = questions(&scratch_key(None), &inbox_of(ClientId::new(0), None));
+    let answers = wire::pipeline(connection, questions, false).await;
+    match lack(answers, user.unwrap_or("default")) {
+        Some(message) => Err((ErrorKind::Client, OWN, message).into()),
+        None => Ok(()),
+    }
+}
+
+/// All that a script can try, and whether scripts may be called by their hash.
+fn questions(key: &str, channel: &str) -> Vec<Cmd> {
+    let mut evalsha = redis::cmd("EVALSHA");
+    // No script has this hash.
+    evalsha.arg("0").arg(0);
+    vec![probes(key, channel), evalsha]
+}
+
+/// What the user lacks, from the answers to [`questions`].
+fn lack(answers: Vec<Result<Value, RedisError>>, user: &str) -> Option<String> {
+    let mut answers = answers.into_iter();
+    let lack = answers.next().and_then(|answer| verdict(answer, user));
+    let evalsha = answers.next()?.and_then(Value::extract_error).err();
+    let is_denied = evalsha.is_some_and(|error| lacks_a_right(&error.to_string()));
+    lack.or_else(|| is_denied.then(|| grant(user, "+evalsha")))
+}
+
+/// The error of a subscription, with the right that is missing.
+pub(super) fn of_subscription(error: RedisError, user: Option<&str>) -> RedisError {
+    let Some(right) = RIGHTS.iter().find(|right| right.rule == "+subscribe") else { return error };
+    match right.missing_rule(&error.to_string()) {
+        Some(rule) => (ErrorKind::Client, OWN, grant(user.unwrap_or("default"), rule)).into(),
+        None => error,
+    }
+}
+
+/// What a user lacks for this missing key and this channel, after a command was refused. `None` if all that is tried is allowed, for example
+/// because the right was given back.
+pub(super) async fn explain_refusal(connection: &mut Wire, key: &str, channel: &str) -> Option<String> {
+    lack(connection.pipeline(questions(key, channel), false).await, "USER")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_spelling_of_a_refusal_names_what_is_missing() {
+        let zrem = RIGHTS.iter().find(|right| right.rule == "+zrem").unwrap();
+        for (error, rule) in [
+            ("NOPERM this user has no permissions to run the 'zrem' command", Some("+zrem")),
+            ("NOPERM User locks has no permissions to run the 'zrem' command", Some("+zrem")),
+            ("The user executing the script can't run this command or subcommand", Some("+zrem")),
+            ("ERR The user executing the script can't run this command or subcommand", Some("+zrem")),
+            (
+                "The user executing the script can't access at least one of the keys mentioned in the command arguments",
+                Some(KEYS),
+            ),
+            ("NOPERM ACL failure in script: No permissions to access a key", Some(KEYS)),
+            ("NOPERM this user has no permissions to access one of the keys used as arguments", Some(KEYS)),
+            (
+                "NOPERM ACL failure in script: User locks has no permissions to access a channel",
+                Some(CHANNELS),
+            ),
+            (
+                "The user executing the script can't publish to the channel mentioned in the command",
+                Some(CHANNELS),
+            ),
+            ("READONLY You can't write against a read only replica.", None),
+            ("", None),
+        ] {
+            assert_eq!(zrem.missing_rule(error), rule, "{error}");
+        }
+    }
+
+    #[test]
+    fn disabled_command_is_named() {
+        let errors = probed().map(|right| {
+            let text =
+                if right.rule == "+zrem" { "ERR Unknown Redis command called from script" } else { "" };
+            Value::BulkString(text.as_bytes().to_vec())
+        });
+        let message = verdict(Ok(Value::Array(errors.collect())), "me").unwrap();
+        assert!(message.contains("ZREM") && message.contains("rename-command"), "{message}");
+    }
+}
