@@ -85,7 +85,7 @@ pub enum Planted {
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::ForgedGrantBelieved,

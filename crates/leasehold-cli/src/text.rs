@@ -3,7 +3,7 @@
 /// Escapes characters that have no glyph, as `\u{202e}`: text from other clients must not control this terminal, and a name must not
 /// look like another. What is escaped already stays as it is.
 pub(crate) fn printable(text: &str) -> String {
-    escaped(text, |c| c.is_control())
+    escaped(text, char::is_control)
 }
 
 /// As [`printable`], for text of several lines.

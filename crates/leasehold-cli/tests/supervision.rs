@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use common::{Place, Started, as_from_terminal, is_alive, send, until};
 use leasehold_testkit::Server;

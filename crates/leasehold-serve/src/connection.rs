@@ -204,7 +204,7 @@ async fn withdrawn(peer: &Peer, mut tokens: watch::Receiver<Tokens>) {
             return;
         }
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 /// Ends a connection that hyper has ended, with the problem that hyper leaves out if the client has sent no HTTP.

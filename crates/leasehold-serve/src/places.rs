@@ -218,7 +218,7 @@ impl Peer {
                 return;
             }
         }
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     fn eviction(&self) -> Option<CancellationToken> {

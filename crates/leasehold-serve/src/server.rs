@@ -137,7 +137,7 @@ impl Server {
     /// ```
     #[must_use]
     pub fn control(&self) -> Control {
-        let has_tcp = self.listeners.iter().any(|listener| listener.is_tcp());
+        let has_tcp = self.listeners.iter().any(Listener::is_tcp);
         Control { tokens: self.app.tokens.clone(), certificate: self.certificate.clone(), has_tcp }
     }
 

@@ -334,7 +334,7 @@ async fn stranger_on_the_channels_grants_nothing_and_ends_nothing() {
         let guard = holder.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
         let waiting = |mutex: leasehold::Mutex| tokio::spawn(async move { mutex.lock().await.unwrap() });
         let until_waiting = async || {
-            until(async || holder.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await
+            until(async || holder.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
         };
         let waits = waiting(waiter.mutex("a"));
         until_waiting().await;

@@ -350,7 +350,7 @@ impl AcquireMachine {
             }
             Failure::Permanent(_) => self.finish_and_release(Outcome::Failed),
             Failure::Transient(_) if self.is_refused_too_long(now) => {
-                self.finish_and_release(Outcome::Failed)
+                self.finish_and_release(Outcome::Failed);
             }
             Failure::Transient(_) | Failure::NotSent => {
                 self.retry_or_fail(now, self.anchor.is_some(), LONGEST_REFUSAL);

@@ -30,7 +30,7 @@ impl LogEvent {
                 tracing::warn!(%resource, error, ?limit, "the store refuses a waiting attempt, which is retried");
             }
             Self::AttemptRecovered => {
-                tracing::info!(%resource, "the store accepts the waiting attempt again")
+                tracing::info!(%resource, "the store accepts the waiting attempt again");
             }
             Self::RenewalFailed(error) => tracing::warn!(%resource, error, "lease not renewed"),
             Self::RenewalRecovered => tracing::info!(%resource, "lease renewed again"),

@@ -85,7 +85,7 @@ async fn use_locks(healthy: &Client, lacking: &Client, name: &str) -> Vec<Error>
     }
     match lacking.list().await {
         Ok(list) => {
-            assert!(list.iter().any(|lock| lock.name == format!("{name} forced")), "{name}: {list:?}")
+            assert!(list.iter().any(|lock| lock.name == format!("{name} forced")), "{name}: {list:?}");
         }
         Err(error) => errors.push(error),
     }
