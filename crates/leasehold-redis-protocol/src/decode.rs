@@ -536,7 +536,7 @@ mod tests {
             Value::Bytes(b"4398046511104-0".to_vec()),
             numbers(&[]),
             numbers(&[5]),
-            numbers(&[5, 9]),
+            numbers(&[5, 14]),
             numbers(&[5, 1, 6]),
             numbers(&[5, 1, 0, 8, 9]),
             numbers(&[5, 2, 2, 9]),

@@ -28,7 +28,7 @@ impl ScriptVariant {
     pub fn encode(self, resource: &Resource, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
         let script = script_of(command);
         let abstains_for = vote_args.abstains_for.filter(|_| self.is_voter() && script == Script::Acquire);
-        let mut call = ScriptCall::new(self, script, 8, room_for(resource, command) + vote_args.run_id.len());
+        let mut call = ScriptCall::new(self, script, 9, room_for(resource, command) + vote_args.run_id.len());
         call.push_key(resource_key(resource).as_bytes());
         self.push_clock(&mut call, resource);
         // A quorum node's acquire has a fourth key.

@@ -145,6 +145,12 @@ impl Client {
         self.0.warnings()
     }
 
+    /// As [`crate::Client::refusal`].
+    #[must_use]
+    pub fn refusal(&self) -> Option<Error> {
+        self.0.refusal()
+    }
+
     /// As [`crate::Client::mutex`].
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex(self.0.mutex(name))

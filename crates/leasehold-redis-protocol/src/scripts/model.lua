@@ -298,7 +298,7 @@ local function mark_client_alive(id)
   if h.parked > 0 then set_parked(id, 0) end
 end
 
-local function tell()
+local function publish_all()
   for i = 1, #pushes do
     local p = pushes[i]
     publish(p.id, p.kind, p.a, p.b, p.c, p.secret)
@@ -313,11 +313,11 @@ local function store()
   if h.leases + h.waiters + h.tombstones == 0 then
     if raw or has_rows then redis.call('DEL', KEYS[1]) end
   elseif not plain then
-    return store_rows(tell)
+    return store_rows(publish_all)
   elseif has_rows or plain ~= loaded then
     write('SET', KEYS[1], plain, 'PXAT', math.ceil(only.expires_at / 1000))
   end
-  tell()
+  publish_all()
 end
 
 -- Whether the key is leasehold's, or free.

@@ -44,7 +44,6 @@ local REPOLL_JITTER = 1500000
 local REPOLL_SPACING = 25000
 local FIRST_WAITER_PLACE = 1099511627776
 local MAX_LEAD = 100 -- milliseconds
-local MAX_PENDING = 1000
 local USUAL_ENTRY_TTL, USUAL_MAX_QUEUE = 80000000, 100000
 
 local PLAIN = '^(.*) leasehold:3@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
@@ -53,9 +52,7 @@ local ACQUIRE, EXTENT = '>c24BI8', '>I4I4I4'
 local HEADER = '>c1ddddddddddddI4'
 local LEASE = '>c1c24ddddBBBI4c0I4c0'
 local WAITER = '>c1c24ddddddBI4c0I4c0Bc0c8'
-local BY_TIME, BY_ID = '>c1dc24', '>c1c24d'
-local BY_CLIENT, BY_DEADLINE, BY_OWNER = '>c1c16dc8', '>c1ddc24', '>c1I4c0I4c24'
-local PARKED = '>c1c16'
+local BY_TIME, BY_CLIENT, BY_DEADLINE = '>c1dc24', '>c1c16dc8', '>c1ddc24'
 
 -- More than can follow a prefix of a row's text: after at most 28 bytes comes a number's first byte, or the end.
 local BEYOND = string.rep('\255', 32)
@@ -314,6 +311,10 @@ local function put_in(entry, rows)
 end
 
 --@layer
+-- Here, because a function has at most 60 of the locals around it.
+local MAX_PENDING = 1000
+local BY_ID, BY_OWNER, PARKED = '>c1c24d', '>c1I4c0I4c24', '>c1c16'
+
 local function client_of(id)
   return (struct.unpack('c16c8', id))
 end
@@ -437,18 +438,18 @@ local function changes()
   return scored, gone
 end
 
--- Makes the collected changes, calls `tell` as soon as they are made, and then removes the rows that are replaced.
-local function store_rows(tell)
+-- Makes the collected changes, calls `publish_all` as soon as they are made, and then removes the rows that are replaced.
+local function store_rows(publish_all)
   if has_rows and h.stays ~= stayed then redis.call('PEXPIREAT', KEYS[1], math.ceil(h.stays / 1000)) end
   stayed = h.stays
-  if has_rows and pending == 0 and pack_table() == told then return tell() end
+  if has_rows and pending == 0 and pack_table() == told then return publish_all() end
   local scored, gone = changes()
   if not has_rows then
     create_rows(write, scored, h.stays)
-    return tell()
+    return publish_all()
   end
   write('ZADD', KEYS[1], unpack(scored))
-  tell()
+  publish_all()
   redis.call('ZREM', KEYS[1], unpack(gone))
   added, removed, grown, known, pending = {}, {}, {}, {}, 0
 end

@@ -89,13 +89,21 @@ fn renewed(contended: bool, tokens: Option<TokenRange>) -> CallResult {
 
 /// A grant that proves the secret of the first `Acquire`.
 fn proven(grant: Grant) -> PushKind {
+    proven_at(StoreTime::ZERO, grant)
+}
+
+fn proven_at(at: StoreTime, grant: Grant) -> PushKind {
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    PushKind::Granted(grant, SECRET_KEY.secret(acquisition, 1).prove(StoreTime::ZERO, &grant))
+    PushKind::Granted(grant, SECRET_KEY.secret(acquisition, 1).prove(at, &grant))
 }
 
 fn push(entry: &mut Entry, kind: PushKind) {
+    push_at(entry, at(1), StoreTime::ZERO, kind);
+}
+
+fn push_at(entry: &mut Entry, now: LocalTime, at: StoreTime, kind: PushKind) {
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    entry.handle_push(at(1), &Push { acquisition, at: StoreTime::ZERO, kind });
+    entry.handle_push(now, &Push { acquisition, at, kind });
 }
 
 /// Names of the events, which are logged once.
@@ -248,7 +256,9 @@ fn granted_by_push() -> (Entry, Transmit) {
     let queued = leasehold_core::Queued { is_head: false, repoll_at: StoreTime::NEVER };
     entry.handle_response(&first, at(0), &answer(Reply::Queued(queued)));
     let repeated = sent(&mut entry, at(5));
-    push(&mut entry, proven(grant(false)));
+    // A pushed grant lasts for a claim window.
+    let granted_at = StoreTime::from_micros(5_000_000);
+    push_at(&mut entry, at(5), granted_at, proven_at(granted_at, grant(false)));
     entry.advance(at(5));
     assert!(entry.remaining(at(5)).is_ok());
     (entry, repeated)

@@ -311,15 +311,15 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "del 263, mget 6847, pexpireat 258, publish 649, \
-         pubsub|numsub 233, rename 138, set 419, xadd 860, zadd 1830, \
-         zlexcount 1639, zrangebylex 30559, zrem 1692, zrevrangebylex 1214",
-        "del 261, mget 6851, pexpireat 274, publish 693, \
-         pubsub|numsub 581, rename 152, set 438, xadd 1084, zadd 2010, \
-         zlexcount 1641, zrangebylex 35659, zrem 1858, zrevrangebylex 1049",
-        "del 362, mget 6888, pexpireat 285, publish 404, \
-         pubsub|numsub 192, rename 220, set 767, xadd 980, zadd 1155, \
-         zlexcount 570, zrangebylex 17334, zrem 935, zrevrangebylex 274",
+        "del 268, mget 6139, pexpireat 268, publish 646, \
+         pubsub|numsub 243, rename 143, set 424, xadd 854, zadd 1631, \
+         zlexcount 1433, zrangebylex 27372, zrem 1488, zrevrangebylex 1012",
+        "del 268, mget 6143, pexpireat 279, publish 722, \
+         pubsub|numsub 650, rename 143, set 429, xadd 1096, zadd 1818, \
+         zlexcount 1421, zrangebylex 32113, zrem 1675, zrevrangebylex 940",
+        "del 357, mget 7001, pexpireat 288, publish 401, \
+         pubsub|numsub 122, rename 224, set 746, xadd 918, zadd 1252, \
+         zlexcount 673, zrangebylex 18780, zrem 1028, zrevrangebylex 534",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }

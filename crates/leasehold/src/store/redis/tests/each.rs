@@ -23,10 +23,16 @@ fn resource(name: &str) -> Resource {
 
 /// The text of a value without its tokens.
 fn without_tokens(value: &impl std::fmt::Debug) -> String {
-    let text = format!("{value:?}");
-    let mut parts = text.split("Token(");
+    // A proof depends on the tokens.
+    without_numbers("GrantProof([", &without_numbers("Token(", &format!("{value:?}")))
+}
+
+/// The text without the numbers behind this.
+fn without_numbers(behind: &str, text: &str) -> String {
+    let mut parts = text.split(behind);
     let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |text, part| text + "Token(" + part.trim_start_matches(|c: char| c.is_ascii_digit()))
+    let is_number = |c: char| c.is_ascii_digit() || c == ',' || c == ' ';
+    parts.fold(first, |text, part| text + behind + part.trim_start_matches(is_number))
 }
 
 /// Two sets of locks with the same history: one is used by shared calls, the other one by single ones.
