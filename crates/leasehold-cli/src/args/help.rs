@@ -177,8 +177,8 @@ kills it with its children. If a script starts such a program, nothing kills it.
 
 Kinds of lock with the same name are different locks: a mutex (the default, also
 with --owner), a rw lock (-s, -x) and a semaphore. To prevent mistakes, a mutex
-is refused while a rw lock of the same name is in use, and the reverse. Use -x for
-the exclusive mode of a lock that other runs share with -s.
+is refused while a rw lock of the same name is in use, and the reverse. Use -x
+for the exclusive mode of a lock that other runs share with -s.
 
 With --once-per, two starts are at least nine tenths of the period apart, by the
 store's clock. All hosts can therefore start leasehold at noon, even if their
