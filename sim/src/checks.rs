@@ -155,6 +155,8 @@ pub struct Books {
     pub calm_from: Micros,
     /// The longest delay of a message without faults.
     slowest: Micros,
+    /// A stranger publishes: each attempt and lease may look once a second.
+    pub(crate) has_stranger: bool,
     /// The first broken promise.
     pub violation: Option<Violation>,
 }
@@ -182,6 +184,7 @@ impl Books {
             healthy_from: Micros::MAX,
             calm_from: Micros::MAX,
             slowest,
+            has_stranger: false,
             violation: None,
         }
     }

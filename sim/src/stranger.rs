@@ -36,6 +36,12 @@ impl Stranger {
         Self { rng, is_present, heard: VecDeque::new(), secrets: BTreeMap::new() }
     }
 
+    /// Whether it publishes in this run.
+    #[must_use]
+    pub const fn is_present(&self) -> bool {
+        self.is_present
+    }
+
     /// A server has received this attempt.
     pub fn note(&mut self, acquire: &Acquire) {
         if acquire.wait.is_some() {

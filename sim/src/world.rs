@@ -276,11 +276,13 @@ impl World {
             // Until then connections are being made.
             books.calm_from = SECOND;
         }
+        let stranger = Stranger::new(seed);
+        books.has_stranger = stranger.is_present();
         Self {
             now: 0,
             planted,
             rng: Rng::new(seed, 2),
-            stranger: Stranger::new(seed),
+            stranger,
             machines,
             processes: Vec::new(),
             servers: vec![server],

@@ -99,7 +99,7 @@ fn lock_is_not_retained_after_a_command_that_was_not_started() {
     {
         let lease = ["run", "--ttl", "20s", "--grace", "10s"];
         let (code, said) = place.code(&[&lease, options, &[name, "--", "true"]].concat());
-        assert!(code == 125 && said.contains("may not run scripts"), "{code}: {said}");
+        assert!(code == 125 && said.contains("the user lacks rights"), "{code}: {said}");
         assert_eq!(place.locks(), serde_json::json!([]), "{name}");
     }
     server.run(&["ACL", "SETUSER", "default", "+pexpire"]);
@@ -120,7 +120,7 @@ fn refused_release_is_told_in_the_servers_words_and_is_a_failure() {
         std::fs::write(&gone, "").expect("the folder is there");
         let mut said = String::new();
         BufReader::new(run.0.stderr.take().expect("it is piped")).read_line(&mut said).expect("text");
-        assert!(said.contains("may not") && said.contains("was not released"), "{said}");
+        assert!(said.contains("the user lacks rights") && said.contains("was not released"), "{said}");
         assert_eq!(run.end(), expected);
         server.run(&["ACL", "SETUSER", "default", "+@all"]);
         std::fs::remove_file(&gone).expect("it is there");
@@ -140,7 +140,7 @@ fn lost_lease_is_told_with_the_reason_that_it_was_not_renewed() {
     server.run(&["ACL", "SETUSER", "default", "-evalsha"]);
     let mut said = String::new();
     BufReader::new(run.0.stderr.take().expect("it is piped")).read_line(&mut said).expect("text");
-    assert!(said.contains("may not run scripts"), "{said}");
+    assert!(said.contains("the user lacks rights"), "{said}");
     assert_eq!(run.end(), 124);
     let loss = || std::fs::read_to_string(&told).unwrap_or_default();
     wait_until("the command of --run-on-lost has been told", || loss().contains("may not run scripts"));

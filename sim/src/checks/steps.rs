@@ -337,7 +337,8 @@ impl Books {
         let shortest = attempt.ttl.min(3 * SECOND).min(min_hold.unwrap_or(Micros::MAX)) * 2 / 3;
         let rechecks = if attempt.queued { 8 + waited / shortest.max(1) } else { 0 };
         // A push that another client waits may overtake the grant's answer: one renewal asks whether it is so.
-        let asks = u64::from(attempt.is_contended);
+        let looks = if self.has_stranger { 1 + (waited + held) / SECOND } else { 0 };
+        let asks = u64::from(attempt.is_contended) + looks;
         let allowed = 2 + renewals + rechecks + asks;
         let sent = attempt.commands;
         if sent > allowed {
