@@ -97,8 +97,10 @@ fn man_pages_and_completions_are_installed_by_the_lines_of_the_document() {
     // Every command that the help lists has its page.
     let help = String::from_utf8(place.output(&["-h"]).stdout).unwrap();
     let (_, commands) = help.split_once("Commands:\n").unwrap();
-    let commands: Vec<&str> =
-        commands.lines().map_while(|line| line.strip_prefix("  ")?.split_whitespace().next()).collect();
+    // A description may go on in the next line, further to the right.
+    let lines =
+        commands.lines().map_while(|line| line.strip_prefix("  ")).filter(|line| !line.starts_with(' '));
+    let commands: Vec<&str> = lines.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(commands.contains(&"run") && commands.contains(&"serve"), "{help}");
     for command in commands.iter().filter(|command| !["completions", "help", "man"].contains(command)) {
         has_text(
