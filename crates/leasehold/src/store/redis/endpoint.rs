@@ -367,7 +367,6 @@ impl Reconnector {
         };
         let mut driver_conn = client.get_multiplexed_async_connection_with_config(&config).await?;
         let user = dial.user();
-        rights::check(&mut driver_conn, user).await?;
         if let Some(channel) = &self.endpoint_config.channel {
             if self.is_resp2 {
                 let mut inbox = client.get_async_pubsub().await?;
@@ -379,6 +378,8 @@ impl Reconnector {
         }
         let facts =
             handshake::handshake(&mut driver_conn, self.is_resp2, &*self.endpoint_config.warn).await?;
+        // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
+        rights::check(&mut driver_conn, user).await?;
         if self.endpoint_config.is_voter && facts.run_id.is_none() {
             let error = handshake::missing_run_id(user);
             (self.endpoint_config.warn)(explain(&error));
