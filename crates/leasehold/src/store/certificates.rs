@@ -37,7 +37,8 @@ pub(crate) fn explain(text: &str, parameters: Parameters) -> Option<String> {
         "the server's certificate has expired: renew it".to_owned()
     } else if says(&["valid for name", "notvalidforname"]) {
         "the server's certificate is for another name: write the host as the certificate names it".to_owned()
-    } else if says(&["unknownissuer", "unknown issuer"]) {
+    } else if says(&["unknownissuer", "unknown issuer", "badsignature"]) {
+        // The last one if another authority of the same name is known.
         format!(
             "the server's certificate is from an authority that is not known here: name it with {authority}=PATH"
         )
@@ -66,7 +67,8 @@ mod tests {
             ),
             ("invalid peer certificate: UnknownIssuer", "name it with ca=PATH"),
             ("invalid peer certificate: certificate not valid for name", "for another name"),
-            ("invalid peer certificate: BadSignature", "the server's certificate was not accepted"),
+            ("invalid peer certificate: BadSignature", "name it with ca=PATH"),
+            ("invalid peer certificate: BadEncoding", "the server's certificate was not accepted"),
         ] {
             let explained = explain(text, parameters).unwrap();
             assert!(explained.contains(expected), "{text}: {explained}");

@@ -346,9 +346,10 @@ async fn client_opens_while_a_program_creates_the_fence() {
     let server = Postgres::on_port();
     let (database, connection) = connect(&server.url(), NoTls).await.unwrap();
     tokio::spawn(connection);
-    // Both see that there is no schema, and the fence is the first to create it.
-    let keeps = server.session("SELECT pg_advisory_lock(5497853469226813764)");
-    until(async || server.run("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == "1").await;
+    // Both see that there is no schema, and want to create it.
+    let keeps = server.session("BEGIN; CREATE SCHEMA leasehold");
+    let creating = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'";
+    until(async || server.run(creating) == "1").await;
     let creating = tokio::spawn(async move { leasehold::fence::postgres::create(&database).await });
     until_blocked(&server, 1).await;
     let url = server.url();

@@ -21,6 +21,9 @@ fn port_of(url: &str) -> u16 {
     behind.split('/').next().and_then(|port| port.parse().ok()).expect("the port is a number")
 }
 
+/// The sessions that listen: each keeps the key of its client.
+const LISTENS: &str = "pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')";
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn host_that_accepts_and_never_answers_does_not_keep_the_client_from_the_next_one() {
     let server = Postgres::on_port();
@@ -223,11 +226,7 @@ async fn client_that_listens_again_gets_the_grant_of_an_entry_that_says_it_does_
             })
             .collect();
         super::until_waiting(&holder, 2).await;
-        let listening = |which: &str| {
-            format!(
-                "SELECT {which} FROM pg_stat_activity WHERE query ILIKE '%listen%' AND pid <> pg_backend_pid()"
-            )
-        };
+        let listening = |which: &str| format!("SELECT {which} FROM pg_stat_activity WHERE {LISTENS}");
         let before = server.run(&listening("string_agg(pid::text, ',')"));
         server.run(&listening("pg_terminate_backend(pid)"));
         let new = listening(&format!("count(*) FILTER (WHERE pid NOT IN ({before}))"));
@@ -254,8 +253,10 @@ async fn client_that_cannot_listen_any_more_is_granted_its_locks() {
         let app = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
         let holder = client_of(&server).await;
         // Its connections for commands are open.
-        join_all((0..8).map(async |number| lock(&app, &format!("lock {number}")).await.release().await.unwrap()))
-            .await;
+        join_all(
+            (0..8).map(async |number| lock(&app, &format!("lock {number}")).await.release().await.unwrap()),
+        )
+        .await;
         let held = lock(&holder, "a").await;
         let waiting = tokio::spawn({
             let app = app.clone();
@@ -263,9 +264,9 @@ async fn client_that_cannot_listen_any_more_is_granted_its_locks() {
         });
         super::until_waiting(&holder, 1).await;
         server.run("ALTER ROLE app CONNECTION LIMIT 1");
-        server.run(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app' AND query ILIKE '%listen%'",
-        );
+        server.run(&format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app' AND {LISTENS}"
+        ));
         until(async || server.run("SELECT bool_and(polls) FROM leasehold.waiter") == "t").await;
         held.release().await.unwrap();
         let granted = tokio::time::timeout(Duration::from_secs(10), waiting).await;

@@ -137,6 +137,11 @@ while at <= #ARGV do
 end
 return errors";
 
+/// Whether this is the text of the script that tries rights, or the beginning of it that the server's log keeps.
+pub(super) fn is_probe(text: &str) -> bool {
+    text.get(..64).is_some_and(|beginning| PROBES.starts_with(beginning))
+}
+
 /// The rights that a script can try.
 fn probed() -> impl Iterator<Item = &'static Right> {
     RIGHTS.iter().filter(|right| right.purpose == Purpose::Locks)

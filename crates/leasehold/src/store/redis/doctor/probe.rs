@@ -10,7 +10,7 @@ use redis::{ConnectionInfo, RedisError, Value};
 use super::super::connect::{self, Dial};
 use super::super::deletes::Deletes;
 use super::super::error::explain;
-use super::super::rights::MissingRight;
+use super::super::rights::{self, MissingRight};
 use super::super::slot_map::{self, SlotRange};
 use super::acl_check::{self, Cost, Probe};
 use super::foreign_locks::{self, Found};
@@ -272,9 +272,10 @@ async fn slow_by(connection: &mut MultiplexedConnection) -> Option<(usize, Durat
         let words: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(word)).collect();
         let is_script = words.first()?.to_uppercase().starts_with("EVAL");
         let key = words.iter().find(|word| word.starts_with("leasehold:"))?;
-        // Without the commands of the check itself.
-        (is_script && !key.contains(acl_check::NAME))
-            .then(|| Duration::from_micros(u64::try_from(*micros).unwrap_or(0)))
+        // Without the commands of the check itself, and those of a new connection.
+        let is_check =
+            key.contains(acl_check::NAME) || words.get(1).is_some_and(|text| rights::is_probe(text));
+        (is_script && !is_check).then(|| Duration::from_micros(u64::try_from(*micros).unwrap_or(0)))
     });
     let spans: Vec<Duration> = spans.collect();
     Some((spans.len(), spans.iter().max().copied().unwrap_or_default()))
