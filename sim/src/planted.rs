@@ -135,6 +135,7 @@ impl Planted {
     const fn says(self) -> &'static str {
         match self {
             Self::HandoffTokenRepeated => "a guard has token",
+            Self::ForgedGrantBelieved => "which was never granted",
             Self::ReleaseForgotten | Self::ShortReleaseForgotten => "the lease",
             Self::GuardKept => "entries left",
             Self::TombstonesKept => "kept for ever",
@@ -155,10 +156,9 @@ impl Planted {
     #[must_use]
     pub const fn breaks(self) -> Promise {
         match self {
-            Self::RenewalsForgotten | Self::SlowClient | Self::ForgedGrantBelieved | Self::RestampedPush => {
-                Promise::OneHolder
-            }
-            Self::TokenRepeated
+            Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush => Promise::OneHolder,
+            Self::ForgedGrantBelieved
+            | Self::TokenRepeated
             | Self::OwnerKeepsToken
             | Self::UpgradeKeepsToken
             | Self::HandoffTokenRepeated => Promise::TokensRise,

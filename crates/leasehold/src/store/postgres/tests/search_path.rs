@@ -33,6 +33,18 @@ pub(super) fn address(url: &str) -> Box<PostgresUrl> {
     url
 }
 
+/// Repeats a command until the server answers within the time of a command: all of them may be repeated.
+async fn answered(store: &Postgres, resource: &Arc<Resource>, command: &Command) {
+    let mut error = None;
+    for _ in 0..10 {
+        match store.call(resource.clone(), command.clone(), 0).await {
+            Ok(_) => return,
+            Err(failed) => error = Some(failed),
+        }
+    }
+    panic!("{command:?}: {error:?}");
+}
+
 /// Sends every statement that the store has.
 async fn use_the_store(url: &str, round: &str) {
     let inbox: Arc<dyn Inbox> = Arc::new(NoInbox);
@@ -45,14 +57,14 @@ async fn use_the_store(url: &str, round: &str) {
     }
     let name = |number: usize| Name::new(&format!("{round}-{number}")).unwrap();
     let mut runner = TestRunner::deterministic();
-    for number in 0..60 {
+    for number in 0..40 {
         let (kind, capacity) = if number % 2 == 0 { (Kind::Mutex, 1) } else { (Kind::Semaphore, 4) };
         let resource = Arc::new(Resource { kind, name: name(number) });
         for step in steps(capacity).new_tree(&mut runner).unwrap().current() {
             match step {
                 Step::Do(command) => {
                     let client = usize::from(matches!(command, Command::Inspect));
-                    stores[client].call(resource.clone(), command, 0).await.unwrap();
+                    answered(&stores[client], &resource, &command).await;
                 }
                 Step::Sweep => stores[0].executor.sweep_resource(&resource).await.unwrap(),
                 _ => {}
