@@ -147,6 +147,7 @@ async fn user_may_not_use_the_key_of_one_lock() {
     let rule = [
         "~leasehold:layout",
         "~leasehold:3:clock",
+        "~leasehold:3:scratch",
         "~leasehold:3:client:*",
         "~leasehold:3:{mutex:ours:*",
         "&*",

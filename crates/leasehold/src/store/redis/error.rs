@@ -14,6 +14,9 @@ use crate::url::Host;
 /// The prefix of errors of this crate that have the driver's type.
 pub(super) const OWN: &str = "leasehold";
 
+/// As `OWN`, for what does not change by waiting: a right that the user lacks.
+pub(super) const OWN_REFUSAL: &str = "leasehold refuses";
+
 /// The error of this crate for a server that answers and executes no writes.
 pub(super) const PAUSED: &str =
     "the server answers, but takes no writes at present: CLIENT PAUSE, or a failover that is under way";
@@ -177,6 +180,7 @@ fn failure_of(error: &RedisError) -> Failure {
     match code(error) {
         Some("TRYAGAIN") => Failure::Busy,
         _ if own_message(error) == Some(PAUSED) => Failure::Busy,
+        _ if error.to_string().starts_with(OWN_REFUSAL) => Failure::Permanent(Effect::None),
         // An outage of the cluster.
         Some("CLUSTERDOWN" | "ASK" | "NOSCRIPT") => Failure::NotSent,
         Some("NOPERM") => Failure::Permanent(inside),

@@ -8,7 +8,7 @@ use leasehold_redis_protocol::{inbox_of, scratch_key};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisError, Value};
 
-use super::error::{OWN, is_unknown, lacks_a_right};
+use super::error::{OWN_REFUSAL, is_unknown, lacks_a_right};
 use super::wire::{self, Wire};
 
 /// A right that users need.
@@ -197,7 +197,7 @@ pub(super) async fn check(
     let questions = questions(&scratch_key(None), &inbox_of(ClientId::new(0), None));
     let answers = wire::pipeline(connection, questions, false).await;
     match lack(answers, user.unwrap_or("default")) {
-        Some(message) => Err((ErrorKind::Client, OWN, message).into()),
+        Some(message) => Err((ErrorKind::Client, OWN_REFUSAL, message).into()),
         None => Ok(()),
     }
 }
@@ -223,7 +223,7 @@ fn lack(answers: Vec<Result<Value, RedisError>>, user: &str) -> Option<String> {
 pub(super) fn of_subscription(error: RedisError, user: Option<&str>) -> RedisError {
     let Some(right) = RIGHTS.iter().find(|right| right.rule == "+subscribe") else { return error };
     match right.missing_rule(&error.to_string()) {
-        Some(rule) => (ErrorKind::Client, OWN, grant(user.unwrap_or("default"), rule)).into(),
+        Some(rule) => (ErrorKind::Client, OWN_REFUSAL, grant(user.unwrap_or("default"), rule)).into(),
         None => error,
     }
 }
