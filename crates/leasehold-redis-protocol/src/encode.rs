@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, Renew, Resource, Token};
 
 use crate::call::ScriptCall;
-use crate::keys::{clock_key, inbox_prefix, resource_key, scratch_key, slot_of};
+use crate::keys::{clock_key, inbox_prefix, resource_key, slot_of};
 use crate::layout::{RESTART_GUARD_KEY, USUAL_WAIT};
 use crate::script::Script;
 use crate::variant::ScriptVariant;
@@ -28,13 +28,9 @@ impl ScriptVariant {
     pub fn encode(self, resource: &Resource, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
         let script = script_of(command);
         let abstains_for = vote_args.abstains_for.filter(|_| self.is_voter() && script == Script::Acquire);
-        let mut call = ScriptCall::new(self, script, 9, room_for(resource, command) + vote_args.run_id.len());
+        let mut call = ScriptCall::new(self, script, 8, room_for(resource, command) + vote_args.run_id.len());
         call.push_key(resource_key(resource).as_bytes());
         self.push_clock(&mut call, resource);
-        // A quorum node's acquire has a fourth key.
-        if may_create_rows(command) || abstains_for.is_some() {
-            self.push_scratch(&mut call);
-        }
         if abstains_for.is_some() {
             call.push_key(RESTART_GUARD_KEY.as_bytes());
         }
@@ -118,9 +114,6 @@ impl ScriptVariant {
         }
         if let Some((resource, _)) = commands.clone().next() {
             self.push_clock(&mut call, resource);
-            if script != Script::ReleaseEach {
-                self.push_scratch(&mut call);
-            }
         }
         for (_, command) in commands {
             self.push_command(&mut call, command);
@@ -130,13 +123,6 @@ impl ScriptVariant {
 
     fn push_clock(self, call: &mut ScriptCall, resource: &Resource) {
         call.push_key(clock_key(self.is_cluster().then(|| slot_of(resource))).as_bytes());
-    }
-
-    /// The scripts of a cluster know its name.
-    fn push_scratch(self, call: &mut ScriptCall) {
-        if !self.is_cluster() {
-            call.push_key(scratch_key(None).as_bytes());
-        }
     }
 
     /// Appends the first argument of the command's script, and the second and third one of `acquire.lua`.
@@ -169,17 +155,6 @@ pub fn may_share_a_call(command: &Command) -> bool {
     match command {
         Command::Acquire(acquire) => plain_ttl(acquire).is_some(),
         Command::Release(release) => release.min_hold.is_zero() && release.tombstone.is_zero(),
-        Command::Renew(_) | Command::Inspect | Command::ForceRelease => false,
-    }
-}
-
-/// Whether the command's script may turn a free or a plain lock into rows, which it builds in the scratch key.
-fn may_create_rows(command: &Command) -> bool {
-    match command {
-        Command::Acquire(acquire) => {
-            acquire.wait.is_some() || acquire.owner.is_some() || acquire.capacity > 1
-        }
-        Command::Release(release) => !(release.min_hold.is_zero() && release.tombstone.is_zero()),
         Command::Renew(_) | Command::Inspect | Command::ForceRelease => false,
     }
 }
@@ -441,43 +416,13 @@ mod tests {
         let vote_args = VoteArgs { floor, abstains_for: Some(Duration::from_micros(2)), run_id: "run" };
         let acquire = Command::from(Acquire::exclusive(acquisition(), Duration::from_secs(1)));
         let call = encode(ScriptVariant::Voter, &acquire, vote_args);
-        assert_eq!(call.keys().nth(3), Some(RESTART_GUARD_KEY.as_bytes()));
+        assert_eq!(call.keys().nth(2), Some(RESTART_GUARD_KEY.as_bytes()));
         let guard = [&2_f64.to_be_bytes(), b"run".as_slice()].concat();
         assert_eq!(args(&call)[1..], [b"1000".to_vec(), Vec::new(), guard, 3_f64.to_be_bytes().to_vec()]);
         let call = encode(ScriptVariant::Voter, &Command::Inspect, vote_args);
         assert_eq!((call.keys().len(), args(&call)), (2, vec![Vec::new(), 3_f64.to_be_bytes().to_vec()]));
         let call = encode(ScriptVariant::Server, &acquire, vote_args);
         assert_eq!((call.keys().len(), call.args().len()), (2, 3));
-    }
-
-    #[test]
-    fn scratch_is_a_key_of_commands_that_may_make_rows() {
-        let plain = Acquire::exclusive(acquisition(), Duration::from_secs(1));
-        let now = Release::now(acquisition());
-        let wait = Some(WaitFor { entry_ttl: Duration::from_secs(1), max_queue: 1 });
-        let second = Duration::from_secs(1);
-        let renew = Renew { acquisition: acquisition(), ttl: second, reserve: 1 };
-        for (command, has_scratch) in [
-            (Command::from(plain.clone()), false),
-            (Command::from(Acquire { reserve: 1, ..plain.clone() }), false),
-            (Command::from(Acquire { wait, ..plain.clone() }), true),
-            (Command::from(Acquire { owner: Some(Owner::new("me")), ..plain.clone() }), true),
-            (Command::from(Acquire { capacity: 2, ..plain }), true),
-            (Command::Release(now.clone()), false),
-            (Command::Release(Release { min_hold: second, ..now.clone() }), true),
-            (Command::Release(Release { tombstone: second, ..now }), true),
-            (Command::Renew(renew), false),
-            (Command::Inspect, false),
-            (Command::ForceRelease, false),
-        ] {
-            for variant in ScriptVariant::ALL {
-                let call = encode(variant, &command, VoteArgs::default());
-                let found = call.keys().nth(2);
-                let expected =
-                    (has_scratch && !variant.is_cluster()).then_some(b"leasehold:3:scratch".as_slice());
-                assert_eq!(found, expected, "{variant:?} {command:?}");
-            }
-        }
     }
 
     #[test]
@@ -502,8 +447,8 @@ mod tests {
         let (a, b, first, second) = (resource("a"), resource("b"), acquire(3), acquire(4));
         let call = ScriptVariant::Server.encode_acquire_all([(&a, &first), (&b, &second)].into_iter());
         let keys: Vec<&[u8]> = call.keys().collect();
-        let common: [&[u8]; 2] = [b"leasehold:3:clock", b"leasehold:3:scratch"];
-        assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes(), common[0], common[1]]);
+        let clock: &[u8] = b"leasehold:3:clock";
+        assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes(), clock]);
         let alone =
             |resource, command| args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default()));
         assert_eq!(
@@ -529,10 +474,8 @@ mod tests {
             let call = ScriptVariant::Server.encode_each([(&a, &first), (&b, &second)].into_iter());
             let keys: Vec<&[u8]> = call.keys().collect();
             let own = [resource_key(&a), resource_key(&b)];
-            let mut expected = vec![own[0].as_bytes(), own[1].as_bytes(), b"leasehold:3:clock"];
-            // A release without a minimum hold and a tombstone makes no rows.
-            expected.extend((script == Script::AcquireEach).then_some(b"leasehold:3:scratch".as_slice()));
-            assert_eq!(keys, expected);
+            let clock: &[u8] = b"leasehold:3:clock";
+            assert_eq!(keys, [own[0].as_bytes(), own[1].as_bytes(), clock]);
             let alone = [alone(&a, &first), alone(&b, &second)].concat();
             assert_eq!((call.script(), args(&call)), (script, alone));
         }

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use crate::keys::inbox_prefix;
+use crate::keys::{inbox_prefix, scratch_key};
 use crate::script::{PLAIN_CHANNELS, SHARDED_CHANNELS, SLOT_GUARD, Script};
 
 /// Pub/sub channels of the clients' inboxes.
@@ -76,9 +76,11 @@ impl ScriptVariant {
         };
         let name =
             if self.is_cluster() { "ARGV[#ARGV]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
-        // While a slot is being moved, a declared key that does not exist would refuse every call.
-        let scratch =
-            if self.is_cluster() { "string.gsub(KEYS[2], 'clock', 'scratch', 1)" } else { "KEYS[3]" };
+        // No call declares the scratch: it would cost 26 bytes, and refuse every call while a slot of a cluster is being moved.
+        let scratch = match self.is_cluster() {
+            true => "string.gsub(KEYS[2], 'clock', 'scratch', 1)".to_owned(),
+            false => format!("'{}'", scratch_key(None)),
+        };
         let guard = if self.is_cluster() { SLOT_GUARD } else { "" };
         format!("{commands}local INBOX = {name}\nlocal SCRATCH = {scratch}\n{guard}")
     }

@@ -142,7 +142,7 @@ impl User {
         let waiting = Waiting::new(lock);
         self.say(62, || format!("waits at r{lock}"));
         let passed = self.barrier(lock, parties).wait_timeout(span(limit)).await?;
-        let is_denied = with(|world| world.planted == Some(Planted::PassDenied) && world.rng.chance(300));
+        let is_denied = with(|world| world.planted == Some(Planted::PassDenied) && world.rng.chance(700));
         match passed.filter(|_| !is_denied) {
             Some(leads) => {
                 let leads = leads && with(|world| world.planted != Some(Planted::LeaderDenied));

@@ -1,6 +1,6 @@
 -- Acquires a lease, or enqueues the attempt.
 --
--- KEYS  1 the resource, 2 the clock, 3 the scratch: see rows.lua; on a quorum node 4 born: see restart_guard.lua
+-- KEYS  1 the resource, 2 the clock: see rows.lua; on a quorum node 3 born: see restart_guard.lua
 -- ARGV  1 '>c24BI8': acquisition, flags (2 has owner, 4 replaces, 8 has an extent), ttl; with flag 8 '>I4I4I4':
 --           capacity, weight, reserve, otherwise they are 1, 1, 0; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
 --           lease to replace; the rest is the metadata

@@ -1,6 +1,6 @@
 -- Acquires several resources in one step: all are granted, or none is. The counterpart of `model/acquire_all.rs`.
 --
--- KEYS  the key of each resource, then the clock, and the scratch but for a cluster: all in one hash slot
+-- KEYS  the key of each resource, then the clock: all in one hash slot
 -- ARGV  for each resource the first three arguments of acquire.lua, of an attempt that neither waits nor replaces; then in a
 --       cluster the inbox name without the client's digest
 -- Returns for each resource the reply of acquire.lua.
@@ -15,7 +15,7 @@ local refused, failure = nil, nil
 local inbox = ARGV[#ARGV]
 
 local function keys_of(i)
-  return { KEYS[i], KEYS[count + 1], KEYS[count + 2] }
+  return { KEYS[i], KEYS[count + 1] }
 end
 
 for i = 1, count do

@@ -1,13 +1,13 @@
 -- Acquires several resources, each for itself: what one `acquire.lua` after the other would do, at less than half of the price.
 --
--- KEYS  the key of each resource, then the clock and the scratch
+-- KEYS  the key of each resource, then the clock
 -- ARGV  for each resource the first three arguments of acquire.lua, of an attempt that its first lines can grant
 -- Returns for each resource the reply of acquire.lua.
 --
 -- `acquire` is that script as a function. The ids of all attempts are drawn at once: the clock's next, and those behind it.
 
 local call = redis.call
-local count, clock, scratch = #KEYS - 2, KEYS[#KEYS - 1], KEYS[#KEYS]
+local count, clock = #KEYS - 1, KEYS[#KEYS]
 local LAST_SEQUENCE, FIRST_LATE_MS = 999, 4000000000000
 
 local ms, sequence = nil, nil
@@ -30,7 +30,7 @@ for i = 1, count do
   else
     -- With an id of its own, because the rules may move the clock on from that, and it is further already.
     drawn = nil
-    local is_done, reply = pcall(acquire, { KEYS[i], clock, scratch }, { request, ttl, ARGV[3 * i] })
+    local is_done, reply = pcall(acquire, { KEYS[i], clock }, { request, ttl, ARGV[3 * i] })
     replies[i] = (is_done or type(reply) == 'table') and reply or redis.error_reply(reply)
   end
 end

@@ -1,7 +1,7 @@
 -- The rules: the counterpart of `model.rs`, function by function with the same names; `store` is its `end`, and the functions of
 -- the clock are its `Now`. `rows.lua` stores what they change.
 --
--- KEYS  1 the resource, 2 the clock, 3 the scratch: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 the arguments of the command
 -- Returns nothing: it defines the functions that the commands use.
 --

@@ -1,6 +1,6 @@
 -- Releases a lease or a queue entry.
 --
--- KEYS  1 the resource, 2 the clock, with a minimum hold or a tombstone 3 the scratch: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 'c24': acquisition; unless both are zero '>I8I8' before it: minimum hold, tombstone
 --       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns a number if it is released; otherwise the time, and

@@ -5,11 +5,11 @@
 --         string      plain: one claimed lease without an owner, and nothing else. The key's expiry is the lease's end.
 --         sorted set  rows whose scores are all 0: a table in the order of its members
 --       2 the clock   a stream without entries, whose last id is the last token of the server
---       3 the scratch in which a new sorted set is built, of the commands that may need one; not in a cluster
 -- ARGV  none
 -- Returns nothing: it defines the functions that model.lua and the commands use.
 --
--- INBOX is the name of a client's inbox without the digest of its id; NUMSUB and PUBLISH are the commands for it. SCRATCH is the scratch key.
+-- INBOX is the name of a client's inbox without the digest of its id; NUMSUB and PUBLISH are the commands for it. SCRATCH is the
+-- key in which a new sorted set is built.
 -- The names of channels are public, and ids are not.
 --
 -- A plain value is the argument of the `Acquire`, ` leasehold:3@`, and the stream id that is the token; after it, if they differ from

@@ -132,13 +132,19 @@ async fn tombstone_finds_its_place_once_another_programs_value_is_gone() {
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
     server.run(&["SET", KEY, "mine"]);
+    server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
     proxy.drop_replies(true);
     let mutex = client.mutex("a");
     let attempt = tokio::spawn(async move { mutex.try_lock().await });
-    let has_arrived = || server.query::<String>(&["INFO", "commandstats"]).unwrap().contains("cmdstat_eval");
+    // A script of the lock: a new connection runs others.
+    let has_arrived = || {
+        let commands: Vec<redis::Value> = server.query(&["SLOWLOG", "GET", "-1"]).unwrap();
+        let mut commands = commands.iter().map(|command| format!("{command:?}").to_lowercase());
+        commands.any(|command| command.contains("evalsha") && command.contains(KEY))
+    };
     until(async || has_arrived()).await;
     attempt.abort();
-    server.run(&["CONFIG", "RESETSTAT"]);
+    server.run(&["SLOWLOG", "RESET"]);
     proxy.drop_replies(false);
     proxy.cut();
     until(async || has_arrived()).await;

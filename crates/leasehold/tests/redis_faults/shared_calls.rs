@@ -164,7 +164,7 @@ async fn user_may_not_use_the_key_of_one_lock() {
             Ok(guard) => guards.push(guard),
             Err(error) => {
                 failed += 1;
-                assert!(error.to_string().contains("this user may not"), "{error}");
+                assert!(error.to_string().contains("ACL SETUSER USER ~leasehold:*"), "{error}");
             }
         }
     }

@@ -291,8 +291,8 @@ async fn admission_is_released_at_the_node_that_granted_it() {
     until(async || nodes.admitting("a") == 0).await;
 }
 
-/// Waiters for which there was no answer from the admission queue poll the nodes, and do not do so for as long as they wait: each of
-/// them is admitted, or joins the queue.
+/// Waiters that their admission node leaves without an answer ask the next one, also after an outage of all nodes: each of them is
+/// admitted, or joins the queue.
 #[tokio::test]
 async fn waiter_without_admission_asks_for_it_again() {
     let nodes = Nodes::start(3);
@@ -309,7 +309,7 @@ async fn waiter_without_admission_asks_for_it_again() {
     let others: Vec<_> = (0..3).filter(|node| *node != first).collect();
     nodes.0[first].signal("STOP");
     let waiters = [wait(), wait()];
-    until(async || nodes.waiting("a", &others).await == 4).await;
+    until(async || nodes.waiting("a", &others).await >= 2).await;
     // They ask for admission during an outage, which a waiter survives. It is long enough for an attempt to fail.
     others.iter().for_each(|node| nodes.0[*node].signal("STOP"));
     assert!(client.mutex("b").try_lock().await.unwrap_err().is_unavailable());

@@ -25,7 +25,10 @@ pub(super) async fn diagnose(url: &PostgresUrl, executor: &Executor) -> Result<D
         seen.pooler = in_time(pooler::mode(&dialer)).await.ok();
     }
     let mut component = judge(&seen, url);
-    trial::judge(&executor.try_lock().await, &mut component);
+    // It would be refused for the reason that was found.
+    if seen.lacking.is_empty() && !seen.is_read_only && !seen.is_standby {
+        trial::judge(&executor.try_lock().await, &mut component);
+    }
     Ok(Diagnosis { components: vec![component] })
 }
 
