@@ -1,5 +1,6 @@
 //! What all requests share, and the work that no request does: ending sessions and lost leases.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -132,10 +133,14 @@ impl App {
         ending: Ending,
     ) -> Result<Ending, Problem> {
         self.begin_release(lease, ending);
-        timeout(RELEASE_WAIT, lease.ended()).await.map_err(|_| {
-            let what = format!("{} {:?}: its release is not confirmed yet", lease.kind, lease.name);
-            Problem::new(Code::StoreUnavailable, what)
-        })
+        let unconfirmed = |why: &dyn fmt::Display| {
+            Problem::new(Code::StoreUnavailable, format!("{} {:?}: {why}", lease.kind, lease.name))
+        };
+        match timeout(RELEASE_WAIT, lease.ended()).await {
+            Err(_) => Err(unconfirmed(&"its release is not confirmed yet")),
+            Ok(refused @ Ending::Refused(_)) => Err(unconfirmed(&refused)),
+            Ok(ending) => Ok(ending),
+        }
     }
 
     fn session_of(&self, lease: &Lease) -> Option<Arc<Session>> {

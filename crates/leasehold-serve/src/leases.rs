@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use leasehold::{Guard, Kind, MAX_TTL, Token, WriteGuard};
+use leasehold::{Guard, Kind, Loss, MAX_TTL, Token, WriteGuard};
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, watch};
 
 use crate::problem::{Code, Problem};
@@ -107,6 +107,8 @@ pub(crate) enum Ending {
     Session(String),
     /// It was lost, for this reason.
     Lost(String),
+    /// The store refused its release, for this reason. The client retries it until the ttl is over, and nobody is told of that.
+    Refused(String),
 }
 
 impl fmt::Display for Ending {
@@ -115,6 +117,9 @@ impl fmt::Display for Ending {
             Self::Released => f.write_str("it was released"),
             Self::Session(why) => write!(f, "its session ended: {why}"),
             Self::Lost(why) => f.write_str(why),
+            Self::Refused(why) => {
+                write!(f, "the release was refused: {why}; it is retried until the lease's ttl is over")
+            }
         }
     }
 }
@@ -312,6 +317,7 @@ impl Lease {
         let Some(held) = held else { return ending };
         match held.release().await {
             Err(error) if error.is_lost() => Ending::Lost(error.to_string()),
+            Err(error) if error.is_refused() => Ending::Refused(format!("{error:#}")),
             // After any other error the lease has expired.
             Ok(()) | Err(_) => ending,
         }
@@ -338,8 +344,9 @@ impl Lease {
         if guard.is_held() {
             return None;
         }
-        let loss = guard.lost().now_or_never();
-        Some(loss.map_or_else(|| "it is not held any more".to_owned(), |loss| loss.to_string()))
+        let Some(loss) = guard.lost().now_or_never() else { return Some("it is not held any more".to_owned()) };
+        let why = guard.renewal_error().filter(|_| loss == Loss::Expired);
+        Some(why.map_or_else(|| loss.to_string(), |error| format!("{loss}: {error:#}")))
     }
 }
 

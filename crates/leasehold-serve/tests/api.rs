@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use common::{Place, READ, SOON, WRITE, checked, send, until};
+use leasehold::Client;
 use leasehold::testing::TestStore;
 use leasehold_serve::Tokens;
 use serde_json::{Value, json};
@@ -149,6 +150,67 @@ async fn repeated_release_tells_whether_the_first_one_was_carried_out() {
     .await;
     assert_eq!(place.state("a").await["holders"][0]["token"], second["token"]);
     release(&second).await.expect(204);
+}
+
+/// The default user of the server loses a right, and gets it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_release_is_no_success_and_has_the_stores_word() {
+    let server = leasehold_testkit::Server::on_socket();
+    let place = Place::of(Client::connect(&server.url()).await.unwrap()).await;
+    let grant = place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
+    let (path, _) = session_with(&place, &["b"]).await;
+    server.run(&["ACL", "SETUSER", "default", "-del", "-evalsha", "-eval"]);
+    for _ in 0..2 {
+        let refused = place.post(&format!("{LOCK}/release"), lease(&grant)).await.expect(503);
+        assert_eq!(refused.code(), "store-unavailable");
+        assert!(refused.text.contains("the user lacks rights: ACL SETUSER"), "{}", refused.text);
+    }
+    let closed = place.call("DELETE", &path, None).await.expect(503);
+    assert!(closed.text.contains("the user lacks rights: ACL SETUSER"), "{}", closed.text);
+    server.run(&["ACL", "SETUSER", "default", "+@all"]);
+    // The retries succeed.
+    place.until_free("a").await;
+    place.until_free("b").await;
+}
+
+/// The release is not sent during the outage, after which the store does not know the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn release_that_arrives_after_another_holder_is_told_so() {
+    let mut server = leasehold_testkit::Server::on_socket();
+    let place = Place::of(Client::connect(&server.url()).await.unwrap()).await;
+    let grant = place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
+    let release = async || place.post(&format!("{LOCK}/release"), lease(&grant)).await;
+    server.stop();
+    release().await.expect(503);
+    server.start();
+    let other = Client::connect(&server.url()).await.unwrap();
+    let _held = other.mutex("a").lock().await.unwrap();
+    let mut answer = None;
+    until(async || {
+        answer = Some(release().await).filter(|answer| answer.status != 503);
+        answer.is_some()
+    })
+    .await;
+    assert_eq!(answer.unwrap().expect(410).code(), "lease-ended");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reported_loss_says_why_the_lease_was_not_renewed() {
+    let server = leasehold_testkit::Server::on_socket();
+    let place = Place::of(Client::connect(&server.url()).await.unwrap()).await;
+    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 60_000 })).await.expect(201).json();
+    let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
+    place.acquire("a", json!({ "session": session["session"], "ttl_ms": 2_000 })).await;
+    server.run(&["ACL", "SETUSER", "default", "-pexpire"]);
+    let mut lost = Value::Null;
+    until(async || {
+        let state = place.call("POST", &format!("{path}/heartbeat"), None).await.expect(200).json();
+        lost = state["lost"][0].clone();
+        !lost.is_null()
+    })
+    .await;
+    let reason = lost["reason"].as_str().unwrap();
+    assert!(reason.contains("ACL SETUSER") && reason.contains("+pexpire"), "{lost}");
 }
 
 /// A session with a lease of these locks.

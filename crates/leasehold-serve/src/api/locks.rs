@@ -230,10 +230,16 @@ pub(super) async fn release(
     let lease = match app.leases.get(lock.key(), &id) {
         Ok(lease) => lease,
         // Asked after the look for the lease: another request may just have ended it.
-        Err(_) if app.leases.ending(lock.key(), &id) == Some(Ending::Released) => {
-            return Ok(StatusCode::NO_CONTENT);
+        Err(problem) => {
+            return match app.leases.ending(lock.key(), &id) {
+                Some(Ending::Released) => Ok(StatusCode::NO_CONTENT),
+                Some(refused @ Ending::Refused(_)) => {
+                    let what = format!("{} {:?}: {refused}", lock.kind, lock.name);
+                    Err(Problem::new(Code::StoreUnavailable, what))
+                }
+                _ => Err(problem),
+            };
         }
-        Err(problem) => return Err(problem),
     };
     match app.release(&lease, Ending::Released).await? {
         Ending::Released => Ok(StatusCode::NO_CONTENT),
