@@ -3,7 +3,7 @@
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use etcetera::BaseStrategy as _;
 use leasehold::Client;
@@ -17,6 +17,9 @@ pub(crate) const VARIABLE: &str = "LEASEHOLD_STORE";
 
 /// The pause before a store that was busy is connected to again.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a command without a limit of its own waits for a store that takes no writes: longer than most failovers.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A store's address.
 pub(crate) struct Store {
@@ -39,9 +42,9 @@ impl Store {
         Ok(Self { url })
     }
 
-    /// Connects, and prints the store's warnings.
+    /// Connects, also to a store that takes no writes for some seconds, and prints the store's warnings.
     pub(crate) async fn connect(&self) -> Result<Client, Stop> {
-        let client = self.connect_quietly().await?;
+        let client = self.connect_when_ready(PATIENCE).await?;
         print_warnings(&client);
         Ok(client)
     }
@@ -51,12 +54,14 @@ impl Store {
         Ok(Client::connect(&self.url).await?)
     }
 
-    /// Connects, also to a store that takes no writes yet: the caller limits the wait, and hears why once.
-    async fn connect_when_ready(&self) -> Result<Client, Stop> {
+    /// Connects, also to a store that takes no writes yet, which is told once. It fails with the store's word if the store takes none
+    /// within the limit.
+    async fn connect_when_ready(&self, limit: Duration) -> Result<Client, Stop> {
+        let began = Instant::now();
         let mut is_told = false;
         loop {
             match Client::connect(&self.url).await {
-                Err(error) if error.is_busy() => {
+                Err(error) if error.is_busy() && began.elapsed() < limit => {
                     if !std::mem::replace(&mut is_told, true) {
                         message(Level::Warn, "store_busy", format_args!("{error:#}; retrying"));
                     }
@@ -69,7 +74,7 @@ impl Store {
 
     /// Connects within a limit, for a command that runs under a lock.
     pub(crate) async fn connect_within(&self, limit: Duration) -> Result<Client, Stop> {
-        let client = tokio::time::timeout(limit, self.connect_when_ready()).await.map_err(|_| {
+        let client = tokio::time::timeout(limit, self.connect_when_ready(limit)).await.map_err(|_| {
             let waited = duration::show(limit);
             Stop::failure(format!(
                 "{}: no connection within {waited}: check the store, or wait longer (-w)",

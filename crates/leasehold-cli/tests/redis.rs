@@ -184,3 +184,16 @@ fn program_that_starts_while_the_server_takes_no_writes_waits_as_it_was_told() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(125) && said.contains("no connection within 2s"), "{said}");
 }
+
+#[test]
+fn list_and_detached_leases_outlast_a_failover() {
+    let server = Server::on_port();
+    let place = Place::on(&server.url());
+    let id = place.output(&["acquire", "--ttl", "60s", "a"]).stdout;
+    let id = String::from_utf8(id).unwrap();
+    for command in [&["ls"][..], &["show", "a"], &["status", id.trim()], &["renew", id.trim()]] {
+        server.run(&["CLIENT", "PAUSE", "3000", "WRITE"]);
+        let (code, said) = place.code(command);
+        assert!(code == 0 && said.contains("takes no writes at present"), "{command:?}: {code}: {said}");
+    }
+}

@@ -233,3 +233,24 @@ async fn unrenewed_lease_expires_despite_repeated_reconnects() {
     let view = client_of(&server).await.mutex("a").inspect().await.unwrap();
     assert!(view.holders.is_empty(), "{view:?}");
 }
+
+/// A held reply blocks the later ones of its connection. Another connection of the client is answered.
+#[tokio::test]
+async fn caller_connection_that_hangs_alone_is_given_up_after_one_command() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    until(async || proxy.connections() == 2).await;
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    proxy.hold_replies(true);
+    let attempt = tokio::spawn({
+        let mutex = client.mutex("b");
+        async move { mutex.try_lock().await }
+    });
+    until(async || proxy.held() == 1).await;
+    proxy.hold_replies(false);
+    // It ends after two commands without an answer.
+    let granted = timeout(SOON, attempt).await.unwrap().unwrap();
+    assert!(granted.as_ref().is_ok_and(Option::is_some), "{granted:?}");
+    assert_eq!(proxy.held(), 1, "the connection still hangs");
+}
