@@ -290,7 +290,7 @@ impl Guard {
 
     /// Why the last renewal failed; `None` if it succeeded, and before the first one. The store's message does not name the lock, and
     /// never contains a password. Renewals go on, so a lease may be saved; after [`Loss::Expired`](crate::Loss::Expired) it is the reason of
-    /// the loss.
+    /// the loss. Of a bridged lock, the lock of the other library counts too, and [`Loss::Bridge`](crate::Loss::Bridge).
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -424,8 +424,8 @@ impl Guard {
 
     /// The error of the lost lease. If it has expired, its last renewal's error is the reason.
     pub(crate) fn lost_error(&self, loss: Loss) -> Error {
-        let renewal_error = self.handle.session.renewal_error(self.sequence);
-        self.handle.lost(&self.resource, loss, renewal_error.as_ref().filter(|_| loss == Loss::Expired))
+        let reason = self.handle.session.loss_reason(self.sequence, loss);
+        self.handle.lost(&self.resource, loss, reason.as_ref())
     }
 
     pub(crate) fn unavailable(&self, what: &str) -> Error {

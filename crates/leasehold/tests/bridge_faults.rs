@@ -106,6 +106,26 @@ async fn server_that_does_not_answer_between_the_two_legs_is_an_error_that_names
     }
 }
 
+/// The user may not use the other library's key any more, and still those of leasehold.
+#[tokio::test]
+async fn loss_of_the_other_librarys_lock_says_why_it_was_not_renewed() {
+    let server = Server::on_port();
+    server.run(&["ACL", "SETUSER", "locks", "on", "nopass", "~*", "&*", "+@all"]);
+    let client = Client::connect(&format!("redis://locks:any@127.0.0.1:{}", server.port())).await.unwrap();
+    for foreign in all() {
+        let guard = mutex(&client, &foreign).ttl(Duration::from_secs(3)).lock().await.unwrap();
+        server.run(&["ACL", "SETUSER", "locks", "resetkeys", "~leasehold:*"]);
+        assert_eq!(tokio::time::timeout(SOON, guard.lost()).await.unwrap(), Loss::Bridge, "{foreign}");
+        let why = guard.renewal_error().expect("a renewal has failed").to_string();
+        assert!(why.contains("NOPERM") || why.contains("may not"), "{foreign}: {why}");
+        let error = guard.renew().await.unwrap_err();
+        assert!(error.is_lost() && error.to_string().ends_with(&why), "{foreign}: {error}");
+        drop(guard);
+        server.run(&["ACL", "SETUSER", "locks", "~*"]);
+        until(async || keys(&server) == 0).await;
+    }
+}
+
 #[tokio::test]
 async fn server_that_forgets_its_scripts_is_sent_them_again() {
     let server = Server::on_socket();

@@ -161,8 +161,16 @@ impl Leg {
         self.changed.notify_one();
     }
 
-    /// Renews the leg. Returns false if it is lost. An error leaves it as it was.
+    /// Renews the leg. Returns false if it is lost. An error leaves it as it was, and is the reason if it is lost by its expiry.
     pub(crate) async fn renew(&self) -> Result<bool, StoreError> {
+        let renewed = self.try_to_renew().await;
+        if let Err(error) = &renewed {
+            self.session.fail_bridge(self.own.sequence, error);
+        }
+        renewed
+    }
+
+    async fn try_to_renew(&self) -> Result<bool, StoreError> {
         let sent_at = self.session.now();
         self.note_sent(sent_at, self.ttl);
         let holder = self.holders.current();

@@ -65,6 +65,8 @@ pub(super) struct Entry {
     pub(super) last_error: Option<StoreError>,
     /// Why the lease's last renewal failed; none if it succeeded.
     pub(super) renewal_error: Option<StoreError>,
+    /// The same of the second leg.
+    pub(super) leg_error: Option<StoreError>,
     /// A future or a guard refers to this entry.
     pub(super) is_referenced: bool,
     /// The session counts it among the entries that the store may keep something for.
@@ -133,6 +135,7 @@ impl Entry {
             outcome: None,
             last_error: None,
             renewal_error: None,
+            leg_error: None,
             is_referenced: true,
             is_unsettled: true,
             is_changed: false,
@@ -397,8 +400,7 @@ impl Entry {
                 {
                     self.is_loss_logged = true;
                     self.is_changed = true;
-                    let why = self.renewal_error.as_ref().filter(|_| loss == Loss::Expired);
-                    let why = why.map(|error| error.message.clone());
+                    let why = self.loss_reason(loss).map(|error| error.message.clone());
                     self.log_events.push(LogEvent::Lost(loss, why));
                 }
             }

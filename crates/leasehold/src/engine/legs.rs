@@ -5,6 +5,7 @@ use leasehold_core::LocalTime;
 use super::entry::Entry;
 use super::session::Session;
 use super::table::Effects;
+use crate::store::StoreError;
 
 impl Session {
     /// A leg begins. The client's thread does not end before the leg has.
@@ -27,6 +28,13 @@ impl Session {
     /// The second leg of this lease is trusted until then.
     pub(crate) fn trust_bridge(&self, sequence: u64, until: LocalTime, now: LocalTime) {
         self.step(sequence, now, |entry: &mut Entry| entry.trust_bridge(until, now));
+    }
+
+    /// The second leg of this lease was not renewed.
+    pub(crate) fn fail_bridge(&self, sequence: u64, error: &StoreError) {
+        if let Some(entry) = self.table().entries.get_mut(&sequence) {
+            entry.leg_error = Some(error.clone());
+        }
     }
 
     /// The second leg of this lease is about to be released. If it is not lost yet, it can't be lost any more by its expiry.

@@ -200,9 +200,16 @@ impl Session {
         })?
     }
 
-    /// Why the last renewal of this entry's lease failed; none if it succeeded.
+    /// Why the last renewal of this entry's lease failed, or of its second leg; none if it succeeded.
     pub(crate) fn renewal_error(&self, sequence: u64) -> Option<StoreError> {
-        self.table().entries.get(&sequence)?.renewal_error.clone()
+        let table = self.table();
+        let entry = table.entries.get(&sequence)?;
+        entry.renewal_error.as_ref().or(entry.leg_error.as_ref()).cloned()
+    }
+
+    /// Why the lease of this entry was not renewed before this loss; none if that is not its cause.
+    pub(crate) fn loss_reason(&self, sequence: u64, loss: Loss) -> Option<StoreError> {
+        self.table().entries.get(&sequence)?.loss_reason(loss).cloned()
     }
 
     /// Why the release of this entry is not confirmed yet, after its first failure.

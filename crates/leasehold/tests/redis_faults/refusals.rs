@@ -57,10 +57,11 @@ async fn waiter_outlasts_a_password_that_is_wrong_for_a_while() {
 
 #[tokio::test]
 async fn lost_lease_names_the_reason_of_each_refusal() {
-    let wrong: [(&[&str], &str); 3] = [
+    let wrong: [(&[&str], &str); 4] = [
         (&["ACL", "SETUSER", "locks", "resetpass", ">second"], "does not accept this user and password"),
         (&["ACL", "SETUSER", "locks", "-evalsha"], "ACL SETUSER locks +evalsha"),
         (&["REPLICAOF", "127.0.0.1", "1"], "this is a replica"),
+        (&["CONFIG", "SET", "min-replicas-to-write", "1"], "fewer replicas than min-replicas-to-write"),
     ];
     for (change, reason) in wrong {
         let (server, own, _other) = with_user().await;

@@ -12,6 +12,7 @@ impl Entry {
         // A leg that was lost stays lost: another program may have had the lock.
         if !matches!(self.second_leg, SecondLeg::Lost) {
             self.second_leg = SecondLeg::TrustedUntil(until);
+            self.leg_error = None;
             self.is_changed = true;
         }
     }

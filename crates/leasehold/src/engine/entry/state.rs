@@ -40,6 +40,15 @@ impl Entry {
         self.last_error.as_ref().filter(|error| is_retried && error.failure.is_refusal())
     }
 
+    /// Why the lease, or its second leg, was not renewed before this loss; none if that is not its cause.
+    pub(in crate::engine) fn loss_reason(&self, loss: Loss) -> Option<&StoreError> {
+        match loss {
+            Loss::Expired => self.renewal_error.as_ref(),
+            Loss::Bridge => self.leg_error.as_ref(),
+            _ => None,
+        }
+    }
+
     /// The error of the release's last try; none before it.
     pub(in crate::engine) fn release_error(&self) -> Option<&StoreError> {
         self.last_error.as_ref().filter(|_| matches!(self.stage, Stage::Releasing(_)))
