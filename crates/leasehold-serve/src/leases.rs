@@ -344,7 +344,9 @@ impl Lease {
         if guard.is_held() {
             return None;
         }
-        let Some(loss) = guard.lost().now_or_never() else { return Some("it is not held any more".to_owned()) };
+        let Some(loss) = guard.lost().now_or_never() else {
+            return Some("it is not held any more".to_owned());
+        };
         let why = guard.renewal_error().filter(|_| loss == Loss::Expired);
         Some(why.map_or_else(|| loss.to_string(), |error| format!("{loss}: {error:#}")))
     }
