@@ -41,7 +41,7 @@ pub(crate) use self::contract::{
 pub(crate) use self::foreign::{ForeignCall, ForeignOutcome, ForeignScript, KeyWatch};
 pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
-pub(crate) use self::redis::SharedConnection;
+pub(crate) use self::redis::{SharedConnection, store_error};
 #[cfg(all(feature = "_fuzzing", feature = "redlock"))]
 pub(crate) use self::redis::{fuzz_cluster_slots, fuzz_connection_info};
 #[cfg(feature = "redlock")]

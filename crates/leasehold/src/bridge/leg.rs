@@ -13,7 +13,7 @@ use super::foreign::Foreign;
 use super::holders::Holders;
 use super::turns::TurnTable;
 use crate::engine::{Session, with_deadline};
-use crate::store::{ForeignCall, ForeignKeys, StoreError};
+use crate::store::{ForeignCall, ForeignKeys, StoreError, store_error};
 
 /// The ttl of a leg until its first renewal. A command to take it leaves no tombstone, so one that arrives late, after its attempt
 /// has been given up, may take the foreign lock without a holder: for this long at most.
@@ -193,7 +193,7 @@ impl Leg {
             }
             Ok(_) => self.lost("its key was deleted, has expired, or has another holder"),
             Err(error) if is_other_type(&error) => self.lost("its key has another type now"),
-            Err(error) => Err(refused(&error)),
+            Err(error) => Err(store_error(&error)),
         }
     }
 
@@ -408,9 +408,4 @@ fn retry_pause(ttl: Duration) -> Duration {
 
 pub(super) fn millis(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The server refused a command, for example because the user may not run it.
-pub(super) fn refused(error: &redis::RedisError) -> StoreError {
-    StoreError::new(leasehold_core::Failure::Unknown, error.to_string()).caused_by(error.clone())
 }

@@ -7,13 +7,13 @@ use redis::Value;
 
 use super::commands::{UNDECIDED, is_other_type, is_undecided, is_yes};
 use super::foreign::Foreign;
-use super::leg::{Leg, OwnLease, millis, refused};
+use super::leg::{Leg, OwnLease, millis};
 use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::CANCEL_LIMIT;
-use crate::store::{ForeignCall, ForeignOutcome, KeyWatch, StoreError};
+use crate::store::{ForeignCall, ForeignOutcome, KeyWatch, StoreError, store_error};
 
 /// Failed tries in a row that are repeated, by an attempt that does not wait and by one that does: a connection may have been cut
 /// while it was idle.
@@ -311,12 +311,12 @@ fn explain(error: &redis::RedisError) -> StoreError {
         let what = format!("{OTHER_TYPE}: it is no lock of this library");
         return StoreError::new(Failure::Unknown, what).caused_by(error.clone());
     }
-    refused(error)
+    store_error(error)
 }
 
 /// Whether trying again can't help.
 fn is_final(error: &StoreError) -> bool {
-    error.message.starts_with(OTHER_TYPE) || error.message.contains("NOPERM")
+    error.message.starts_with(OTHER_TYPE) || matches!(error.failure, Failure::Permanent(_))
 }
 
 /// At random between nothing and all of it, so that clients do not poll in step.

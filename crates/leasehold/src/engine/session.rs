@@ -21,8 +21,8 @@ use std::time::Duration;
 use shuttle::sync::{Mutex, MutexGuard};
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, Answer, ClientId, LeaseTerms, LocalTime, Outcome, Push, Reply,
-    Resource, SecretKey, WaitPolicy,
+    Acquire, AcquireMachine, Acquisition, Answer, ClientId, LeaseTerms, LocalTime, Loss, Outcome, Push,
+    Reply, Resource, SecretKey, WaitPolicy,
 };
 use tokio::sync::Notify;
 

@@ -54,7 +54,7 @@ use super::{Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, ListResult,
 use crate::diagnostics::Diagnosis;
 use caller_conn::Caller;
 use doctor::Address;
-pub(crate) use error::runtime_ended;
+pub(crate) use error::{runtime_ended, store_error};
 use error::slot_unassigned;
 use foreign::ServerKeys;
 use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_PAUSE};

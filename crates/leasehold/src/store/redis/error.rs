@@ -102,7 +102,7 @@ impl AddressState {
     }
 
     /// The error of a failed connection attempt.
-    pub(super) fn store_error(self, error: &RedisError) -> StoreError {
+    pub(crate) fn store_error(self, error: &RedisError) -> StoreError {
         let known = store_error(error);
         StoreError { message: self.explain(error), failure: known.failure.before_sending(), ..known }
     }
@@ -167,7 +167,7 @@ pub(super) fn lost(cause: Option<Cause>) -> StoreError {
 }
 
 /// The error of a command, with what is known about its effect and its prospects.
-pub(super) fn store_error(error: &RedisError) -> StoreError {
+pub(crate) fn store_error(error: &RedisError) -> StoreError {
     let explained = StoreError::new(failure_of(error), explain(error));
     // An error that this crate made is the explanation.
     if own_message(error).is_some() { explained } else { explained.caused_by(error.clone()) }
