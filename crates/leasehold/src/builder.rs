@@ -16,6 +16,7 @@ use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::metadata::HolderMetadata;
 use crate::store as stores;
 use crate::store::{Inbox, Lazy};
+use crate::tasks::Tasks;
 use crate::url::StoreUrl;
 use store::Choice;
 pub use store::Store;
@@ -322,5 +323,5 @@ fn lazy(
         let (url, clock, inbox, caller) = (url.clone(), clock.clone(), inbox.clone(), caller.clone());
         Box::pin(async move { stores::open(&url, clock, id, inbox, caller).await })
     };
-    Arc::new(Lazy::new(capabilities, runtime::Handle::current(), Box::new(open)))
+    Arc::new(Lazy::new(capabilities, Tasks::current(), Box::new(open)))
 }

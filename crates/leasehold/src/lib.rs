@@ -113,6 +113,7 @@ mod redlock;
 #[doc(hidden)]
 pub mod simulation;
 mod store;
+mod tasks;
 mod telemetry;
 pub mod testing;
 #[cfg(test)]

@@ -38,7 +38,7 @@ impl Bridges {
     ) -> Result<Self, StoreError> {
         let keys = store.foreign_keys(first.servers())?;
         let (legs, new) = unbounded_channel();
-        keys.runtime().spawn(keep_all(new));
+        keys.tasks().spawn(keep_all(new));
         let keys = Mutex::new(HashMap::from([(first.servers.clone(), keys)]));
         Ok(Self { session, store, keys, turns: Arc::default(), legs })
     }

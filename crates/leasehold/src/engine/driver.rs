@@ -22,6 +22,7 @@ use super::outbox::{Outbox, Transmits};
 use super::session::Session;
 use super::timer::Timer;
 use crate::store::{BoxFuture, Store};
+use crate::tasks::TaskScope;
 use crate::telemetry::{renewal_outcome, spans};
 
 /// Starts the thread. `open` runs on it first, and `report` gets its result; `failed` is the error of a thread without a runtime or
@@ -46,24 +47,28 @@ where
             }
         };
         runtime.block_on(async move {
-            let ready = match (open().await, Timer::new()) {
-                (Ok(store), Ok(timer)) => Ok((store, timer)),
-                (Err(error), _) => Err(error),
-                (_, Err(error)) => Err(failed(error)),
-            };
-            match ready {
-                Err(error) => {
-                    report(Err(error));
-                }
-                Ok((store, timer)) => {
-                    if report(Ok(store.clone())) {
-                        drive(&session, &*store, timer).await;
+            let tasks = TaskScope::new();
+            let work = async {
+                let ready = match (open().await, Timer::new()) {
+                    (Ok(store), Ok(timer)) => Ok((store, timer)),
+                    (Err(error), _) => Err(error),
+                    (_, Err(error)) => Err(failed(error)),
+                };
+                match ready {
+                    Err(error) => {
+                        report(Err(error));
                     }
                     // A client that is closed removes what its store has outside of this process, such as a pipe.
-                    drop(store);
-                    session.driver_gone();
+                    Ok((store, timer)) => {
+                        if report(Ok(store.clone())) {
+                            drive(&session, &*store, timer).await;
+                        }
+                    }
                 }
-            }
+            };
+            tasks.run(work).await;
+            tasks.end().await;
+            session.driver_gone();
         });
     };
     let run = move || {

@@ -15,7 +15,7 @@ use super::foreign::{ForeignCall, ForeignOutcome, KeyWatch};
 use crate::diagnostics::Diagnosis;
 use crate::digest::short_name;
 #[cfg(feature = "redis")]
-use tokio::runtime::Handle;
+use crate::tasks::Tasks;
 
 /// The error of a driver or of the system.
 pub(crate) type Cause = Arc<dyn StdError + Send + Sync>;
@@ -214,8 +214,8 @@ pub(crate) trait Store: Send + Sync {
 /// The keys of other libraries' locks on a server.
 #[cfg(feature = "redis")]
 pub(crate) trait ForeignKeys: Send + Sync {
-    /// The runtime of the client's thread.
-    fn runtime(&self) -> &Handle;
+    /// On the client's thread.
+    fn tasks(&self) -> &Tasks;
 
     /// Runs commands in order. May be awaited on any executor. Dropping the future does not stop them.
     fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>>;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, Answer, Command, Effect, Failure, Resource, Token};
-use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
 use super::contract::{
@@ -16,6 +15,7 @@ use super::contract::{
 };
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
+use crate::tasks::Tasks;
 
 /// Opens the store.
 pub(crate) type Open = Box<dyn Fn() -> BoxFuture<Result<Arc<dyn Store>, Error>> + Send + Sync>;
@@ -28,13 +28,13 @@ pub(crate) struct Lazy {
 struct Opener {
     store: OnceCell<Arc<dyn Store>>,
     open: Open,
-    /// Of the client's thread, where the connections live.
-    runtime: Handle,
+    /// On the client's thread, where the connections live.
+    tasks: Tasks,
 }
 
 impl Lazy {
-    pub(crate) fn new(capabilities: Capabilities, runtime: Handle, open: Open) -> Self {
-        Self { capabilities, opener: Arc::new(Opener { store: OnceCell::new(), open, runtime }) }
+    pub(crate) fn new(capabilities: Capabilities, tasks: Tasks, open: Open) -> Self {
+        Self { capabilities, opener: Arc::new(Opener { store: OnceCell::new(), open, tasks }) }
     }
 
     /// The store, if it is open.
@@ -65,7 +65,7 @@ impl Opener {
     async fn get(self: Arc<Self>) -> Result<Arc<dyn Store>, StoreError> {
         let opener = self.clone();
         let opening = async move { opener.store.get_or_try_init(|| (opener.open)()).await.cloned() };
-        match self.runtime.spawn(opening).await {
+        match self.tasks.start(opening).await {
             Ok(Ok(store)) => Ok(store),
             Ok(Err(error)) => {
                 // A waiting attempt asks again, unless that can't help.

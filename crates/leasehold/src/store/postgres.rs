@@ -51,13 +51,12 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
-use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError};
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
+use crate::tasks::{self, Tasks};
 use crate::url::{Pooler, PostgresUrl};
 use conn::Conn;
 pub(crate) use ddl::{Present, create_for_transactions, ddl};
@@ -88,9 +87,9 @@ pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
 pub(crate) struct Postgres {
     executor: Arc<Executor>,
     url: Arc<PostgresUrl>,
-    /// The runtime of the client's thread.
-    runtime: Handle,
-    tasks: Vec<AbortHandle>,
+    /// On the client's thread.
+    tasks: Tasks,
+    keepers: Vec<AbortHandle>,
 }
 
 impl Postgres {
@@ -115,15 +114,15 @@ impl Postgres {
         let pool = Pool::new(dialer, conn::settings(&synchronous_commit), is_pooled, url.connections);
         let executor = Arc::new(Executor { session, pool, contended: Mutex::default() });
         let mailbox = &executor.session.mailbox;
-        let mut tasks = vec![
+        let mut keepers = vec![
             sweep_regularly(Arc::downgrade(&executor), client),
             mail::keep(Arc::downgrade(&executor), mailbox.clone()),
         ];
         if let Some((ear, listening)) = listening {
-            tasks.push(listener::keep(ear, listening, inbox, mailbox.clone()));
+            keepers.push(listener::keep(ear, listening, inbox, mailbox.clone()));
         }
-        let (url, runtime) = (Arc::new(url.clone()), Handle::current());
-        Ok(Arc::new(Self { executor, url, runtime, tasks }))
+        let (url, tasks) = (Arc::new(url.clone()), Tasks::current());
+        Ok(Arc::new(Self { executor, url, tasks, keepers }))
     }
 
     /// Does this on the client's thread. The answer is waited for on any executor.
@@ -132,13 +131,9 @@ impl Postgres {
         work: impl Future<Output = T> + Send + 'static,
         otherwise: impl FnOnce(StoreError) -> T + Send + 'static,
     ) -> BoxFuture<T> {
-        let (tell, told) = oneshot::channel();
-        self.runtime.spawn(async move {
-            // The receiver is gone if the caller's future was dropped.
-            let _ = tell.send(work.await);
-        });
+        let task = self.tasks.start(work);
         Box::pin(async move {
-            told.await.unwrap_or_else(|_| {
+            task.await.unwrap_or_else(|_| {
                 otherwise(StoreError::new(Failure::Unknown, "the client's thread has ended"))
             })
         })
@@ -222,12 +217,12 @@ fn sweep_regularly(executor: Weak<Executor>, client: ClientId) -> AbortHandle {
             tokio::time::sleep(SWEEP_INTERVAL).await;
         }
     };
-    tokio::spawn(sweep).abort_handle()
+    tasks::spawn(sweep)
 }
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
+        self.keepers.iter().for_each(AbortHandle::abort);
     }
 }
 

@@ -47,15 +47,14 @@ use std::time::Duration;
 
 use leasehold_core::{Acquire, Answer, Command, Resource, Token};
 pub(crate) use leasehold_redis_protocol::slot_of;
-use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 
 use super::{Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, ListResult, Store, StoreError, only};
 use crate::diagnostics::Diagnosis;
+use crate::tasks::Tasks;
 use caller_conn::Caller;
 use doctor::Address;
-pub(crate) use error::{runtime_ended, store_error};
 use error::slot_unassigned;
+pub(crate) use error::{runtime_ended, store_error};
 use foreign::ServerKeys;
 use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_PAUSE};
 use nodes::Nodes;
@@ -75,8 +74,8 @@ pub(crate) struct Redis {
     foreign: ServerKeys,
     /// For `diagnose`, which opens connections of its own.
     address: Arc<Address>,
-    /// The runtime of the client's thread.
-    runtime: Handle,
+    /// On the client's thread.
+    tasks: Tasks,
     caller: Option<Caller>,
     /// Detects when the caller's runtime ends.
     watch: Option<tokio::task::AbortHandle>,
@@ -149,16 +148,12 @@ impl Redis {
                 if caller.is_still_here() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
             }));
         }
-        if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {
+        if self.tasks.is_current() {
             // The driver: it sends its batches itself.
             return Box::pin(work);
         }
-        let (sender, receiver) = oneshot::channel();
-        self.runtime.spawn(async move {
-            // The receiver is gone if the caller's future was dropped.
-            let _ = sender.send(work.await);
-        });
-        Box::pin(async move { receiver.await.unwrap_or_else(|_| otherwise()) })
+        let task = self.tasks.start(work);
+        Box::pin(async move { task.await.unwrap_or_else(|_| otherwise()) })
     }
 }
 
@@ -170,11 +165,8 @@ pub(crate) async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Opt
 }
 
 /// The keys of other libraries on servers that vote. Nothing is sent yet.
-pub(crate) fn foreign_voters(
-    servers: &[String],
-    runtime: Handle,
-) -> Result<Arc<dyn ForeignKeys>, StoreError> {
-    Ok(Arc::new(foreign_voters::Voters::new(servers, runtime)?))
+pub(crate) fn foreign_voters(servers: &[String], tasks: Tasks) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+    Ok(Arc::new(foreign_voters::Voters::new(servers, tasks)?))
 }
 
 /// What sets a Redis store apart, whether it is open or not.
@@ -241,7 +233,7 @@ impl Store for Redis {
 
     fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         if !servers.is_empty() {
-            return foreign_voters(servers, self.runtime.clone());
+            return foreign_voters(servers, self.tasks.clone());
         }
         match &*self.nodes {
             Nodes::Server { voting: None, .. } => Ok(Arc::new(self.foreign.clone())),

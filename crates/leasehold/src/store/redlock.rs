@@ -350,7 +350,7 @@ impl Store for Redlock {
 
     fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         match &self.quorum.runtime {
-            Runtime::Client(runtime) if !servers.is_empty() => foreign_voters(servers, runtime.clone()),
+            Runtime::Client(tasks) if !servers.is_empty() => foreign_voters(servers, tasks.clone()),
             _ => {
                 let what = "a lock on a quorum can only be bridged to a lock on several servers";
                 Err(StoreError::new(Failure::NotSent, what))

@@ -20,6 +20,7 @@ use super::limits::{IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS};
 use super::params::{Reader, Request};
 use super::pinned::Pinned;
 use crate::store::StoreError;
+use crate::tasks;
 
 /// Largest number of statements that are polled in the order in which they are sent.
 const MAX_FLIGHT: usize = 24;
@@ -128,7 +129,7 @@ impl Conn {
     ) -> Self {
         let was_rolled_back = Arc::new(AtomicBool::new(false));
         let rolled_back = was_rolled_back.clone();
-        let task = tokio::spawn(async move {
+        let task = tasks::spawn(async move {
             loop {
                 match std::future::poll_fn(|context| connection.poll_message(context)).await {
                     Some(Ok(message)) => {
@@ -148,7 +149,7 @@ impl Conn {
         });
         Self {
             client,
-            task: task.abort_handle(),
+            task,
             prepared: Mutex::default(),
             settings: Settings::default(),
             is_unfit: AtomicBool::new(false),

@@ -21,6 +21,7 @@ use super::pinned::Pinned;
 use super::sql::Sql;
 use super::{error, pooler, push};
 use crate::store::{Inbox, StoreError};
+use crate::tasks;
 use crate::url::PostgresUrl;
 
 /// A connection that listens.
@@ -116,7 +117,7 @@ pub(super) fn keep(
             }
         }
     };
-    tokio::spawn(keep).abort_handle()
+    tasks::spawn(keep)
 }
 
 /// Delivers notifications until the connection is lost.

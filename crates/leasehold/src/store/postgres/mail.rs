@@ -18,6 +18,7 @@ use super::pool::Class;
 use super::push;
 use super::transaction::Progress;
 use crate::store::StoreError;
+use crate::tasks;
 
 /// In place of the number of a letter: the row says which server answers.
 const SERVER: i64 = 0;
@@ -90,5 +91,5 @@ pub(super) fn keep(executor: Weak<Executor>, mailbox: Arc<Mailbox>) -> AbortHand
             };
         }
     };
-    tokio::spawn(keep).abort_handle()
+    tasks::spawn(keep)
 }

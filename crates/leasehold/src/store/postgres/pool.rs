@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::Failure;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::task::JoinHandle;
 use tokio::time::{timeout, timeout_at};
 
 use super::conn::Conn;
 use super::dialer::Dialer;
 use super::limits::QUEUE_TIMEOUT;
 use crate::store::StoreError;
+use crate::tasks::{Task, Tasks};
 
 /// What a connection is needed for. No class waits for the connections of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Opener {
     }
 }
 
-type OpenTask = JoinHandle<Result<Conn, StoreError>>;
+type OpenTask = Task<Result<Conn, StoreError>>;
 
 /// Connections that are opened when they are needed, and kept.
 pub(super) struct Pool {
@@ -168,10 +168,10 @@ impl Pool {
     async fn open(&self) -> Result<Conn, StoreError> {
         loop {
             let earlier = self.opening().pop();
-            let was_over = earlier.as_ref().is_some_and(JoinHandle::is_finished);
+            let was_over = earlier.as_ref().is_some_and(Task::is_finished);
             let task = earlier.unwrap_or_else(|| {
                 let opener = self.opener.clone();
-                tokio::spawn(async move { opener.open().await })
+                Tasks::current().start(async move { opener.open().await })
             });
             let opened = Opening { task: Some(task), pool: self }.wait().await;
             match opened {

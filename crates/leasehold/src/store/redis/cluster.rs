@@ -15,7 +15,6 @@ use futures_util::future::select_ok;
 use leasehold_core::{Failure, Resource};
 use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
 use redis::Value;
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -26,6 +25,7 @@ use super::error::{explain, store_error};
 use super::slot_map::{self, SlotMap, SlotRange};
 use super::{MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
 use crate::store::StoreError;
+use crate::tasks::Tasks;
 use crate::url::Host;
 
 /// The nodes of a cluster.
@@ -78,8 +78,8 @@ impl Cluster {
         self.slots().master_of(slot).cloned()
     }
 
-    /// The endpoint of a node, created at its first use. Runs on `runtime`.
-    pub(super) fn endpoint(&self, host: &Host, runtime: &Handle) -> Result<Arc<Endpoint>, StoreError> {
+    /// The endpoint of a node, created at its first use. It runs as one of `tasks`.
+    pub(super) fn endpoint(&self, host: &Host, tasks: &Tasks) -> Result<Arc<Endpoint>, StoreError> {
         let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(endpoint) = endpoints.get(host) {
             return Ok(endpoint.clone());
@@ -88,8 +88,7 @@ impl Cluster {
             .credentials
             .at(host)
             .map_err(|error| StoreError::new(Failure::NotSent, format!("{error:#}")))?;
-        let _on = runtime.enter();
-        let endpoint = Arc::new(Endpoint::new(Target::Node(dial), self.config_for(host)));
+        let endpoint = tasks.enter(|| Arc::new(Endpoint::new(Target::Node(dial), self.config_for(host))));
         endpoints.insert(host.clone(), endpoint.clone());
         Ok(endpoint)
     }
@@ -140,7 +139,7 @@ impl Cluster {
     pub(super) async fn channels(&self) -> Result<Channels, StoreError> {
         let mut last_error = slot_unassigned();
         for host in self.masters() {
-            match self.endpoint(&host, &Handle::current())?.connections().await {
+            match self.endpoint(&host, &Tasks::current())?.connections().await {
                 Ok(connections) => {
                     let mut question = redis::cmd("PUBSUB");
                     let answer =

@@ -11,7 +11,6 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
 
 use super::connect;
 use super::connect::Dial;
@@ -20,6 +19,7 @@ use super::gather::Gatherings;
 use super::handshake::{self, ServerFacts};
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::wire::Wire;
+use crate::tasks::TaskGroup;
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
 pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
@@ -78,7 +78,7 @@ pub(super) struct Connections {
     /// Hash slots whose inbox subscription the server confirmed.
     slots: Mutex<HashSet<u16>>,
     /// Aborted with the connections: the RESP2 push connection, and the task that opens the caller connection.
-    tasks: Mutex<JoinSet<()>>,
+    tasks: Mutex<TaskGroup>,
 }
 
 impl Connections {
@@ -102,12 +102,12 @@ impl Connections {
             driver_gatherings: Gatherings::default(),
             is_cluster_node: facts.is_cluster_node,
             slots: Mutex::new(HashSet::new()),
-            tasks: Mutex::new(JoinSet::new()),
+            tasks: Mutex::default(),
         }
     }
 
     /// Takes ownership of tasks that end with the connections.
-    pub(super) fn own(&self, tasks: JoinSet<()>) {
+    pub(super) fn own(&self, tasks: TaskGroup) {
         *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
     }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token};
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs, slot_of};
-use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 
 use super::cluster::Cluster;
@@ -19,6 +18,7 @@ use super::exec::{self, Call, CallOptions};
 use super::subscriptions::{require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
+use crate::tasks::Tasks;
 use crate::url::Host;
 
 /// Redirects that are followed without a pause: to the new owner of the slot, and once more if that has just changed.
@@ -104,9 +104,9 @@ impl Nodes {
                 }
                 answers.into_iter().map(|answer| answer.map_err(StoreError::from)).collect()
             }
-            Self::Cluster { cluster, variant, client, runtime, .. } => {
+            Self::Cluster { cluster, variant, client, tasks, .. } => {
                 let (variant, client) = (*variant, *client);
-                Box::pin(ClusterBatch { cluster, variant, client, runtime, batch, replicas, is_atomic }.run())
+                Box::pin(ClusterBatch { cluster, variant, client, tasks, batch, replicas, is_atomic }.run())
                     .await
             }
         }
@@ -290,7 +290,7 @@ struct ClusterBatch<'a> {
     cluster: &'a Cluster,
     variant: ScriptVariant,
     client: ClientId,
-    runtime: &'a Handle,
+    tasks: &'a Tasks,
     batch: &'a [(Arc<Resource>, Command)],
     replicas: u32,
     is_atomic: bool,
@@ -409,7 +409,7 @@ impl ClusterBatch<'_> {
     ) -> Vec<(PendingCall, Result<Answer, CallError>)> {
         let endpoint = match &to {
             None => Err(slot_unassigned()),
-            Some(host) => self.cluster.endpoint(host, self.runtime),
+            Some(host) => self.cluster.endpoint(host, self.tasks),
         };
         let endpoint = match endpoint {
             Ok(endpoint) => endpoint,

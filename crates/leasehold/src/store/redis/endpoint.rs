@@ -16,7 +16,7 @@ use leasehold_core::Failure;
 use redis::{ErrorKind, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::caller_conn::{CallerConnection, CallerRuntime};
@@ -31,6 +31,7 @@ use super::shared_keeper::SharedKeeper;
 use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
 use crate::store::StoreError;
+use crate::tasks::{self, TaskGroup};
 
 /// Min time between the starts of two connection attempts. It bounds the load on a server that closes every connection.
 const MIN_CONNECT_INTERVAL: Duration = Duration::from_millis(200);
@@ -108,7 +109,7 @@ impl Endpoint {
             skip_backoff: skip_backoff.clone(),
             last_connect: None,
         };
-        Self { state, health_check, skip_backoff, keeper: tokio::spawn(keeper.keep_on()).abort_handle() }
+        Self { state, health_check, skip_backoff, keeper: tasks::spawn(keeper.keep_on()) }
     }
 
     /// The connections, if established.
@@ -352,7 +353,7 @@ impl Reconnector {
 
     async fn connect_server(&self, dial: &Dial) -> Result<Arc<Connections>, RedisError> {
         let status = Arc::new(ConnectionStatus::new(self.health_check.clone()));
-        let mut tasks = JoinSet::new();
+        let mut tasks = TaskGroup::default();
         let client = dial.client(self.is_resp2).await?;
         let config = config();
         let on_message = self.endpoint_config.on_message.clone();

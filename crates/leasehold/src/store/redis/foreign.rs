@@ -11,8 +11,6 @@ use std::sync::{Arc, Weak};
 use leasehold_core::Failure;
 use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, PushInfo, PushKind, RedisError, Value};
-use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::connect::{Credentials, Dial};
@@ -25,13 +23,14 @@ use crate::bridge::MAX_DELAY;
 use crate::error::{Error, invalid};
 use crate::store::foreign::{ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
+use crate::tasks::Tasks;
 use crate::url::{Place, RedisUrl};
 
 /// The keys of one server.
 #[derive(Clone)]
 pub(super) struct ServerKeys {
     pub(super) shared: Arc<Shared>,
-    runtime: Handle,
+    tasks: Tasks,
 }
 
 /// The server.
@@ -59,12 +58,12 @@ struct Open {
 }
 
 impl ServerKeys {
-    pub(super) fn new(nodes: Arc<Nodes>, runtime: Handle) -> Self {
-        Self::of(Source::Store(nodes), runtime, Arc::default())
+    pub(super) fn new(nodes: Arc<Nodes>, tasks: Tasks) -> Self {
+        Self::of(Source::Store(nodes), tasks, Arc::default())
     }
 
     /// The keys of another server. Those who wait for its changes are among these.
-    pub(super) fn at(url: &RedisUrl, runtime: Handle, watchers: Arc<Watchers>) -> Result<Self, Error> {
+    pub(super) fn at(url: &RedisUrl, tasks: Tasks, watchers: Arc<Watchers>) -> Result<Self, Error> {
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
         let dial = match &url.place {
             Place::Server(host) => credentials.at(host)?,
@@ -74,19 +73,19 @@ impl ServerKeys {
             }
         };
         let source = Source::Other { dial: Box::new(dial), is_resp2: url.is_resp2 };
-        Ok(Self::of(source, runtime, watchers))
+        Ok(Self::of(source, tasks, watchers))
     }
 
-    fn of(source: Source, runtime: Handle, watchers: Arc<Watchers>) -> Self {
+    fn of(source: Source, tasks: Tasks, watchers: Arc<Watchers>) -> Self {
         let (connection, is_tracking) = (tokio::sync::Mutex::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { source, connection, is_tracking, watchers });
-        Self { shared, runtime }
+        Self { shared, tasks }
     }
 }
 
 impl ForeignKeys for ServerKeys {
-    fn runtime(&self) -> &Handle {
-        &self.runtime
+    fn tasks(&self) -> &Tasks {
+        &self.tasks
     }
 
     fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>> {
@@ -95,15 +94,11 @@ impl ForeignKeys for ServerKeys {
             let answers = shared.send(&calls, until).await?;
             Ok(ForeignOutcome { is_complete: answers.iter().all(Result::is_ok), answers })
         };
-        if Handle::try_current().is_ok_and(|current| current.id() == self.runtime.id()) {
+        if self.tasks.is_current() {
             return Box::pin(running);
         }
-        let (sender, receiver) = oneshot::channel();
-        self.runtime.spawn(async move {
-            // The receiver is gone if the caller's future was dropped.
-            let _ = sender.send(running.await);
-        });
-        Box::pin(async move { receiver.await.unwrap_or_else(|_| Err(runtime_ended())) })
+        let task = self.tasks.start(running);
+        Box::pin(async move { task.await.unwrap_or_else(|_| Err(runtime_ended())) })
     }
 
     fn is_tracking(&self) -> bool {
@@ -125,7 +120,7 @@ impl Shared {
     ) -> Result<ForeignAnswers, StoreError> {
         // A connection that takes longer is there for the commands after these.
         let shared = self.clone();
-        let connecting = tokio::spawn(async move { shared.connection(until).await });
+        let connecting = Tasks::current().start(async move { shared.connection(until).await });
         let connected = timeout_at(until, connecting).await.map_err(|_| too_slow())?;
         let (mut connection, is_lost) = connected.unwrap_or_else(|_| Err(runtime_ended()))?;
         if Instant::now() > until {
@@ -324,7 +319,7 @@ mod tests {
     async fn command_is_not_sent_after_the_attempt_may_have_ended() {
         let server = leasehold_testkit::Server::on_socket();
         let url = RedisUrl::of_node(&server.url()).unwrap();
-        let keys = ServerKeys::at(&url, Handle::current(), Arc::default()).unwrap();
+        let keys = ServerKeys::at(&url, Tasks::current(), Arc::default()).unwrap();
         let (now, take) = (Instant::now(), [call(&["SET", "jobs", "holder"])]);
         let late = keys.shared.send(&take, now - Duration::from_millis(1)).await.unwrap_err();
         assert_eq!(late.failure, Failure::NotSent);

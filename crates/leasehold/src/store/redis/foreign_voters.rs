@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use leasehold_core::{Failure, quorum_of};
 use redis::{ErrorKind, RedisError, Value};
-use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::error::runtime_ended;
@@ -19,6 +17,7 @@ use crate::bridge::{MAX_DELAY, UNDECIDED};
 use crate::error::Error;
 use crate::store::foreign::{ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
+use crate::tasks::Tasks;
 use crate::url::RedisUrl;
 
 /// How long the other servers may take once a majority has agreed. They are waited for even so: a release that has not been sent when
@@ -34,7 +33,7 @@ const MAX_WAITING: usize = 32;
 pub(super) struct Voters {
     servers: Vec<Arc<Server>>,
     watchers: Arc<Watchers>,
-    runtime: Handle,
+    tasks: Tasks,
 }
 
 struct Server {
@@ -47,23 +46,23 @@ struct Server {
 type Vote = Result<ForeignAnswers, StoreError>;
 
 impl Voters {
-    pub(super) fn new(urls: &[String], runtime: Handle) -> Result<Self, StoreError> {
+    pub(super) fn new(urls: &[String], tasks: Tasks) -> Result<Self, StoreError> {
         let watchers = Arc::<Watchers>::default();
         let refused = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
         let open = |url: &String| {
             let url = RedisUrl::of_node(url).map_err(refused)?;
-            let keys = ServerKeys::at(&url, runtime.clone(), watchers.clone()).map_err(refused)?;
+            let keys = ServerKeys::at(&url, tasks.clone(), watchers.clone()).map_err(refused)?;
             let permits = Arc::new(tokio::sync::Semaphore::new(MAX_WAITING));
             Ok(Arc::new(Server { keys, name: url.to_string(), permits }))
         };
         let servers = urls.iter().map(open).collect::<Result<_, StoreError>>()?;
-        Ok(Self { servers, watchers, runtime })
+        Ok(Self { servers, watchers, tasks })
     }
 }
 
 impl ForeignKeys for Voters {
-    fn runtime(&self) -> &Handle {
-        &self.runtime
+    fn tasks(&self) -> &Tasks {
+        &self.tasks
     }
 
     fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>> {
@@ -71,18 +70,14 @@ impl ForeignKeys for Voters {
         let until = Instant::now() + MAX_DELAY;
         for server in &self.servers {
             let (server, calls, votes) = (server.clone(), calls.clone(), votes.clone());
-            self.runtime.spawn(async move {
+            self.tasks.spawn(async move {
                 let vote = server.ask(&calls, until).await;
                 // The others may have decided.
                 let _ = votes.send(vote);
             });
         }
-        let (result, decided) = oneshot::channel();
         let servers = self.servers.len();
-        self.runtime.spawn(async move {
-            // The receiver is gone if the caller's future was dropped.
-            let _ = result.send(count(ballots, servers, &calls).await);
-        });
+        let decided = self.tasks.start(async move { count(ballots, servers, &calls).await });
         Box::pin(async move { decided.await.unwrap_or_else(|_| Err(runtime_ended())) })
     }
 

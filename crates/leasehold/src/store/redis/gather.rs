@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::error::{CallError, lost};
 use super::limits::MAX_WAIT_FOR_COMPANY;
 use crate::store::StoreError;
+use crate::tasks;
 
 type Call = (Arc<Resource>, Command);
 type Answered = Result<Answer, CallError>;
@@ -94,7 +95,7 @@ async fn gather(gathering: &Gathering, carrier: &Arc<impl Carrier>, call: &Call)
         gathered.len() == 1
     };
     if is_first {
-        tokio::spawn(send_gathered(Gathered(Some(gathering.clone())), carrier.clone()));
+        tasks::spawn(send_gathered(Gathered(Some(gathering.clone())), carrier.clone()));
     }
     // The sender is gone if the runtime has ended.
     receiver.await.unwrap_or_else(|_| Err(CallError::ConnectionLost(lost(None))))
@@ -107,7 +108,7 @@ async fn send_gathered(gathered: Gathered, carrier: Arc<impl Carrier>) {
     let mut rest = first.split_off(first.len().min(MAX_EACH));
     while !rest.is_empty() {
         let later = rest.split_off(rest.len().min(MAX_EACH));
-        tokio::spawn(send(carrier.clone(), replace(&mut rest, later)));
+        tasks::spawn(send(carrier.clone(), replace(&mut rest, later)));
     }
     send(carrier, first).await;
 }

@@ -34,8 +34,8 @@ impl Nodes {
                 let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
                 inspect_node(endpoint, variant).await?
             }
-            Self::Cluster { cluster, runtime, variant, .. } => {
-                let node = async |host| inspect_node(&*cluster.endpoint(&host, runtime)?, *variant).await;
+            Self::Cluster { cluster, tasks, variant, .. } => {
+                let node = async |host| inspect_node(&*cluster.endpoint(&host, tasks)?, *variant).await;
                 let found = join_all(cluster.masters().into_iter().map(node)).await;
                 found.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect()
             }

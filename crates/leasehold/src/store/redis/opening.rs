@@ -26,6 +26,7 @@ use super::single_call::CallPool;
 use super::wire::{self, SharedConnection, Wire};
 use crate::error::{Error, ErrorKind};
 use crate::store::{Inbox, StoreError};
+use crate::tasks::{self, Tasks};
 use crate::url::{Host, Place, RedisUrl};
 
 impl Redis {
@@ -164,7 +165,7 @@ impl Opening {
         let cluster = Arc::new(cluster.await?);
         let variant = ScriptVariant::Cluster(cluster.channels().await?);
         let record = self.record.clone();
-        Ok(Nodes::Cluster { cluster, variant, client, runtime: Handle::current(), record })
+        Ok(Nodes::Cluster { cluster, variant, client, tasks: Tasks::current(), record })
     }
 
     fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
@@ -226,20 +227,20 @@ impl Opening {
                 let (cluster, channels) = (cluster.clone(), variant.channels());
                 let at_the_latest =
                     if channels == Channels::Plain { REFRESH_INTERVAL } else { Duration::MAX };
-                Some(tokio::spawn(async move { cluster.refresh_loop(at_the_latest).await }).abort_handle())
+                Some(tasks::spawn(async move { cluster.refresh_loop(at_the_latest).await }))
             }
         };
         let watch = self.caller.as_ref().map(|caller| self.callers.watch(caller));
         let caller = self.caller.map(|caller| Caller { id: caller.id(), runtime: self.callers });
         let nodes = Arc::new(nodes);
         let kept = nodes.clone();
-        let record_keeper = tokio::spawn(async move { kept.keep_record().await }).abort_handle();
+        let record_keeper = tasks::spawn(async move { kept.keep_record().await });
         Arc::new(Redis {
             calls: Arc::new(CallPool::new(nodes.clone())),
-            foreign: ServerKeys::new(nodes.clone(), Handle::current()),
+            foreign: ServerKeys::new(nodes.clone(), Tasks::current()),
             nodes,
             address: Arc::new(address),
-            runtime: Handle::current(),
+            tasks: Tasks::current(),
             caller,
             watch,
             warnings: self.warnings,

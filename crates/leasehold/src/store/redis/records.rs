@@ -149,7 +149,7 @@ impl Nodes {
     ) -> Vec<Result<Value, RedisError>> {
         match (self, to) {
             (Self::Server { endpoint, .. }, _) => run_on(endpoint, commands, is_asking, limit).await,
-            (Self::Cluster { cluster, runtime, .. }, Some(host)) => match cluster.endpoint(&host, runtime) {
+            (Self::Cluster { cluster, tasks, .. }, Some(host)) => match cluster.endpoint(&host, tasks) {
                 Ok(endpoint) => run_on(&endpoint, commands, is_asking, limit).await,
                 Err(_) => Vec::new(),
             },

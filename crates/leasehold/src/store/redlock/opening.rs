@@ -13,6 +13,7 @@ use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::store::Inbox;
 use crate::store::redis::{Redis, Voting};
+use crate::tasks::Tasks;
 use crate::url::RedlockUrl;
 
 impl Redlock {
@@ -25,7 +26,7 @@ impl Redlock {
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
         let mut failed = None;
-        let runtime = Runtime::Client(Handle::current());
+        let runtime = Runtime::Client(Tasks::current());
         let quorum = Arc::new_cyclic(|quorum: &Weak<Quorum>| {
             let (mut nodes, mut inboxes) = (Vec::new(), Vec::new());
             for (index, place) in url.nodes.iter().enumerate() {

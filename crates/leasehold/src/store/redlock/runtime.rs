@@ -9,17 +9,17 @@ use std::sync::Arc;
 
 use futures_util::future::{AbortHandle, FutureExt as _, abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use tokio::runtime::Handle;
 
 #[cfg(feature = "_simulation")]
 use crate::engine::clock::Clock;
 #[cfg(feature = "_simulation")]
 use crate::simulation::QuorumHost;
+use crate::tasks::{self, Tasks};
 
 #[derive(Clone)]
 pub(super) enum Runtime {
-    /// The runtime of the client's thread.
-    Client(Handle),
+    /// On the client's thread.
+    Client(Tasks),
     #[cfg(feature = "_simulation")]
     Simulated(Arc<dyn QuorumHost>),
 }
@@ -28,7 +28,7 @@ impl Runtime {
     /// Runs a task on the client's thread, because the caller's runtime may end or stall first.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match self {
-            Self::Client(handle) => drop(handle.spawn(task)),
+            Self::Client(tasks) => drop(tasks.spawn(task)),
             #[cfg(feature = "_simulation")]
             Self::Simulated(host) => host.spawn(Box::pin(task)),
         }
@@ -44,7 +44,7 @@ impl Runtime {
     /// Runs a task on the current runtime.
     pub(super) fn spawn_here(&self, task: impl Future<Output = ()> + Send + 'static) {
         match self {
-            Self::Client(_) => drop(tokio::spawn(task)),
+            Self::Client(_) => drop(tasks::spawn(task)),
             #[cfg(feature = "_simulation")]
             Self::Simulated(host) => host.spawn(Box::pin(task)),
         }
