@@ -1,13 +1,18 @@
 //! The checkers: pure functions of a history. Each has a broken specimen among the tests.
 
+mod exemptions;
 mod liveness;
 mod order;
 mod safety;
+mod tokens;
 mod trouble;
 mod verdict;
 
+use std::collections::BTreeSet;
+
 use crate::faults::{Fault, bound};
 use crate::history::History;
+use crate::parts::Lock;
 
 use verdict::{fault_at, figures, millis};
 
@@ -26,16 +31,38 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
     for section in &history.sections {
         figures(&mut verdict, fault_at(history, section.begin)).sections += 1;
     }
-    safety::overlaps(history, terms, &mut verdict);
-    safety::token_order(history, terms, &mut verdict);
-    safety::stale_writes(history, terms, &mut verdict);
-    liveness::stalls(history, terms, &mut verdict);
+    let locks = history.locks();
+    for lock in &locks {
+        let alone = history.of(|other| other == *lock);
+        let before = verdict.findings.len();
+        safety::overlaps(&alone, terms, &mut verdict);
+        safety::too_many_permits(&alone, terms, &mut verdict);
+        safety::early_starts(&alone, terms, &mut verdict);
+        tokens::order(&alone, terms, &mut verdict);
+        tokens::re_entries(&alone, terms, &mut verdict);
+        safety::stale_writes(&alone, terms, &mut verdict);
+        if lock.has_order() {
+            order::starved(&alone, terms, &mut verdict);
+        }
+        name(&mut verdict, before, *lock);
+    }
+    for group in locks.iter().map(|lock| lock.group()).collect::<BTreeSet<Lock>>() {
+        let before = verdict.findings.len();
+        liveness::stalls(&history.of(|lock| lock.group() == group), terms, &mut verdict);
+        name(&mut verdict, before, group);
+    }
     liveness::lost_waiters(history, &mut verdict);
-    order::starved(history, terms, &mut verdict);
     trouble::losses(history, terms, &mut verdict);
     trouble::failures(history, terms, &mut verdict);
     trouble::slow_releases(history, terms, &mut verdict);
     verdict
+}
+
+/// Says which lock the findings since then are about, unless it is the only kind that a peer has.
+fn name(verdict: &mut Verdict, before: usize, lock: Lock) {
+    for finding in verdict.findings[before..].iter_mut().filter(|_| lock != Lock::Mutex) {
+        finding.text = format!("{lock}: {}", finding.text);
+    }
 }
 
 #[cfg(test)]

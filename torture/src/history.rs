@@ -1,8 +1,13 @@
 //! What happened in a run: sections, waiting, faults. The checkers look at nothing else.
+//!
+//! A task that acquires several locks at once has a section and a wait for each of them.
+
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use crate::faults::{Fault, StoreKind};
+use crate::parts::{Lock, Part, Share};
 use crate::pauses::Pause;
 
 pub use crate::pauses::Ns;
@@ -13,6 +18,12 @@ pub use crate::pauses::Ns;
 pub struct Section {
     /// The worker's task.
     pub task: u32,
+    /// The lock.
+    pub lock: Lock,
+    /// What the section has of it.
+    pub share: Share,
+    /// When the attempt that was granted began. Zero: unknown.
+    pub asked: Ns,
     /// The start: the library reported the lock as held at this time.
     pub begin: Ns,
     /// Position of its start in the order in which the resource was told.
@@ -37,6 +48,16 @@ impl Section {
     pub fn left(&self) -> Option<Ns> {
         self.left.or(self.end)
     }
+
+    /// When the lock may be granted again, unless others are inside.
+    #[must_use]
+    pub fn free(&self) -> Option<Ns> {
+        let left = self.left()?;
+        Some(match self.share {
+            Share::Start { retained } => left.max(self.begin + retained),
+            _ => left,
+        })
+    }
 }
 
 /// A write that has arrived at the resource.
@@ -57,6 +78,9 @@ pub struct Write {
 pub struct Waiting {
     /// The worker's task.
     pub task: u32,
+    /// What it waits for.
+    #[serde(default)]
+    pub part: Part,
     /// The first attempt.
     pub from: Ns,
     /// Granted, or the process ended. None: it waits at the end of the run.
@@ -141,4 +165,27 @@ pub struct History {
     pub start: Ns,
     /// The end of the run.
     pub end: Ns,
+}
+
+impl History {
+    /// The locks that were held or waited for.
+    #[must_use]
+    pub fn locks(&self) -> BTreeSet<Lock> {
+        let waited = self.waiting.iter().map(|waiting| waiting.part.lock);
+        self.sections.iter().map(|section| section.lock).chain(waited).collect()
+    }
+
+    /// What happened to these locks only. Losses and failures are those of tasks, and are not kept.
+    #[must_use]
+    pub fn of(&self, is_meant: impl Fn(Lock) -> bool) -> Self {
+        Self {
+            sections: self.sections.iter().filter(|section| is_meant(section.lock)).cloned().collect(),
+            waiting: self.waiting.iter().filter(|waiting| is_meant(waiting.part.lock)).copied().collect(),
+            faults: self.faults.clone(),
+            pauses: self.pauses.clone(),
+            start: self.start,
+            end: self.end,
+            ..Self::default()
+        }
+    }
 }

@@ -11,7 +11,7 @@ use leasehold_torture::faults::{Fault, StoreKind};
 use leasehold_torture::options::{Options, TASKS, TTL, WORKERS, WRITE, millis};
 use leasehold_torture::run::run;
 use leasehold_torture::targets::Target;
-use leasehold_torture::{page, specimens};
+use leasehold_torture::{kinds, page, specimens};
 
 /// Tries to break a lock. The exit code is 1 if a promise was broken that the guarantees do not exempt, and 2 if the run failed,
 /// or says less than was asked for: no task has held the lock, a fault was not injected, or it is unknown what is left.
@@ -85,11 +85,12 @@ fn main() -> ExitCode {
 }
 
 fn peer(name: &str) -> Result<(), String> {
-    if name == "leasehold" {
-        peers::run(Peer::Leasehold);
-        return Ok(());
+    match name {
+        "leasehold" => peers::run(Peer::Leasehold),
+        "leasehold-kinds" => kinds::run(),
+        specimen => return specimens::run(specimen),
     }
-    specimens::run(name)
+    Ok(())
 }
 
 fn publish(folders: &[PathBuf]) -> Result<(), String> {

@@ -1,10 +1,12 @@
 //! The resource that the lock protects, on a Unix socket: a fenced register, one without a fence, and the record of the run.
 //!
-//! A worker's lines are `worker TASK PID`, `want NS`, `begin NS TOKEN`, `held NS`, `lost NS`, `write NS TOKEN`, `leave NS`, `done NS`,
-//! `kept NS WHY`, `fail NS WHY` and `end NS`. `begin` and `write` are answered, so that the worker goes on only after the record has them.
+//! A worker's lines are `worker TASK PID`, `want NS [PARTS]`, `begin NS TOKENS [ASKED]`, `held NS`, `lost NS`, `write NS TOKENS`, `leave NS`,
+//! `done NS`, `kept NS WHY`, `fail NS WHY` and `end NS`. `begin` and `write` are answered, so that the worker goes on only after the record has
+//! them. `PARTS` is JSON: what the attempt asks of which locks, by default the whole mutex. `TOKENS` has a token for each part, with commas.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::ops::Range;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use leasehold_bench_peer::clock::now_ns;
 
 use crate::history::{Failure, History, Loss, Ns, Section, Waiting, Write};
+use crate::parts::{Lock, Part};
 
 /// Failures beyond these are only counted.
 const FAILURES_KEPT: usize = 200_000;
@@ -34,13 +37,16 @@ pub struct Resource {
 /// The record, and the state of the registers.
 struct Record {
     fence: Fence,
-    highest: u64,
+    /// The highest token of each lock.
+    highest: BTreeMap<Lock, u64>,
     order: u64,
     history: History,
     failures: u64,
-    /// By task: the open section, and the open wait, as indices.
-    inside: BTreeMap<u32, usize>,
-    waiting: BTreeMap<u32, usize>,
+    /// By task: the open sections, and the open waits, as indices. One for each lock that it acquires.
+    inside: BTreeMap<u32, Range<usize>>,
+    waiting: BTreeMap<u32, Range<usize>>,
+    /// By task: what it has asked for last.
+    parts: BTreeMap<u32, Vec<Part>>,
     connected: BTreeSet<u32>,
     /// Tasks that have taken their last lock.
     ended: BTreeSet<u32>,
@@ -142,12 +148,13 @@ impl Record {
     fn new(fence: Fence) -> Self {
         Self {
             fence,
-            highest: 0,
+            highest: BTreeMap::new(),
             order: 0,
             history: History::default(),
             failures: 0,
             inside: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            parts: BTreeMap::new(),
             connected: BTreeSet::new(),
             ended: BTreeSet::new(),
         }
@@ -165,29 +172,21 @@ impl Record {
         let at: Ns = words.next()?.parse().ok()?;
         let rest = words.next().unwrap_or_default();
         match event {
-            "want" => {
-                self.waiting.insert(task, self.history.waiting.len());
-                self.history.waiting.push(Waiting { task, from: at, to: None });
+            "want" => self.want(task, at, rest)?,
+            "begin" => {
+                let (tokens, asked) = rest.split_once(' ').unwrap_or((rest, "0"));
+                return Some(self.begin(task, at, &numbers(tokens)?, asked.parse().ok()?));
             }
-            "begin" => return Some(self.begin(task, at, rest.parse().ok()?)),
             "held" => {
-                if let Some(section) = self.section(task) {
-                    section.last_held = section.last_held.max(at);
-                }
+                self.sections(task).for_each(|section| section.last_held = section.last_held.max(at));
             }
-            "write" => return Some(self.write(task, at, rest.parse().ok()?, now)),
+            "write" => return Some(self.write(task, at, &numbers(rest)?, now)),
             "lost" => {
                 self.waited(task, at);
                 self.history.losses.push(Loss { task, at });
-                if let Some(section) = self.section(task) {
-                    section.is_lost = true;
-                }
+                self.sections(task).for_each(|section| section.is_lost = true);
             }
-            "leave" => {
-                if let Some(section) = self.section(task) {
-                    section.left = Some(at);
-                }
-            }
+            "leave" => self.sections(task).for_each(|section| section.left = Some(at)),
             "done" => self.end(task, at),
             "end" => {
                 self.ended.insert(task);
@@ -195,7 +194,7 @@ impl Record {
             "fail" => self.fail(Failure { task, at, text: format!("fail: {rest}"), is_after_loss: false }),
             "kept" => {
                 // A lock that was lost at once had no section.
-                let is_after_loss = self.section(task).is_none_or(|section| section.is_lost);
+                let is_after_loss = self.sections(task).all(|section| section.is_lost);
                 self.fail(Failure { task, at, text: format!("kept: {rest}"), is_after_loss });
                 self.end(task, at);
             }
@@ -204,49 +203,84 @@ impl Record {
         None
     }
 
-    fn section(&mut self, task: u32) -> Option<&mut Section> {
-        self.inside.get(&task).map(|index| &mut self.history.sections[*index])
+    fn sections(&mut self, task: u32) -> impl Iterator<Item = &mut Section> {
+        let open = self.inside.get(&task).cloned().unwrap_or_default();
+        self.history.sections[open].iter_mut()
     }
 
-    fn begin(&mut self, task: u32, at: Ns, token: u64) -> &'static str {
+    fn want(&mut self, task: u32, at: Ns, parts: &str) -> Option<()> {
+        let parts =
+            if parts.is_empty() { vec![Part::default()] } else { serde_json::from_str(parts).ok()? };
+        let first = self.history.waiting.len();
+        self.history.waiting.extend(parts.iter().map(|part| Waiting {
+            task,
+            part: *part,
+            from: at,
+            to: None,
+        }));
+        self.waiting.insert(task, first..self.history.waiting.len());
+        self.parts.insert(task, parts);
+        Some(())
+    }
+
+    fn begin(&mut self, task: u32, at: Ns, tokens: &[u64], asked: Ns) -> &'static str {
         self.waited(task, at);
         self.order += 1;
-        self.inside.insert(task, self.history.sections.len());
-        self.history.sections.push(Section {
-            task,
-            begin: at,
-            begin_order: self.order,
-            token,
-            last_held: at,
-            ..Section::default()
-        });
-        self.compare(token)
-    }
-
-    /// The fenced register: whether it accepts this token.
-    fn compare(&mut self, token: u64) -> &'static str {
-        if token < self.highest && token > 0 && self.fence == Fence::Compares {
-            return "refused";
+        let first = self.history.sections.len();
+        let parts = self.parts.get(&task).cloned().unwrap_or_else(|| vec![Part::default()]);
+        for (Part { lock, share }, token) in parts.into_iter().zip(tokens) {
+            self.history.sections.push(Section {
+                task,
+                lock,
+                share,
+                asked,
+                begin: at,
+                begin_order: self.order,
+                token: *token,
+                last_held: at,
+                ..Section::default()
+            });
         }
-        self.highest = self.highest.max(token);
-        "ok"
+        self.inside.insert(task, first..self.history.sections.len());
+        let begun: Vec<(Lock, u64)> =
+            self.sections(task).map(|section| (section.lock, section.token)).collect();
+        // Readers too: a writer is late once a reader with a higher token has begun.
+        self.compare(&begun)
     }
 
-    fn write(&mut self, task: u32, checked: Ns, token: u64, now: Ns) -> &'static str {
-        let answer = self.compare(token);
-        self.order += 1;
-        let write = Write { checked, arrived: now, order: self.order, is_accepted: answer == "ok" };
-        if let Some(section) = self.section(task) {
-            section.last_held = section.last_held.max(checked);
-            section.write = Some(write);
+    /// The fenced registers, one for each lock: whether they accept these tokens.
+    fn compare(&mut self, tokens: &[(Lock, u64)]) -> &'static str {
+        let mut answer = "ok";
+        for (lock, token) in tokens {
+            let highest = self.highest.entry(*lock).or_default();
+            if *token < *highest && *token > 0 && self.fence == Fence::Compares {
+                answer = "refused";
+            }
+            *highest = (*highest).max(*token);
         }
         answer
     }
 
-    fn waited(&mut self, task: u32, at: Ns) {
-        if let Some(index) = self.waiting.remove(&task) {
-            self.history.waiting[index].to = Some(at);
+    fn write(&mut self, task: u32, checked: Ns, tokens: &[u64], now: Ns) -> &'static str {
+        let open = self.inside.get(&task).cloned().unwrap_or_default();
+        self.order += 1;
+        let mut last = "ok";
+        for (index, token) in open.zip(tokens) {
+            let section = &self.history.sections[index];
+            let (lock, writes) = (section.lock, section.share.writes());
+            let answer = if writes { self.compare(&[(lock, *token)]) } else { "ok" };
+            let write = Write { checked, arrived: now, order: self.order, is_accepted: answer == "ok" };
+            let section = &mut self.history.sections[index];
+            section.last_held = section.last_held.max(checked);
+            section.write = writes.then_some(write);
+            last = if answer == "ok" { last } else { answer };
         }
+        last
+    }
+
+    fn waited(&mut self, task: u32, at: Ns) {
+        let open = self.waiting.remove(&task).unwrap_or_default();
+        self.history.waiting[open].iter_mut().for_each(|waiting| waiting.to = Some(at));
     }
 
     fn fail(&mut self, failure: Failure) {
@@ -257,9 +291,8 @@ impl Record {
     }
 
     fn end(&mut self, task: u32, at: Ns) {
-        if let Some(index) = self.inside.remove(&task) {
-            self.history.sections[index].end = Some(at);
-        }
+        self.sections(task).for_each(|section| section.end = Some(at));
+        self.inside.remove(&task);
     }
 
     /// The worker's process has ended.
@@ -270,9 +303,15 @@ impl Record {
     }
 }
 
+/// With commas.
+fn numbers(text: &str) -> Option<Vec<u64>> {
+    text.split(',').map(|number| number.parse().ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::Share;
 
     fn record(fence: Fence, lines: &[(u32, &str)]) -> (Record, Vec<Option<&'static str>>) {
         let mut record = Record::new(fence);
@@ -325,5 +364,43 @@ mod tests {
         assert_eq!(record.history.sections[0].end, Some(50));
         assert_eq!(record.history.waiting[1].to, Some(60));
         assert!(record.inside.is_empty() && record.waiting.is_empty());
+    }
+
+    #[test]
+    fn attempt_for_several_locks_has_a_section_and_a_fence_of_each() {
+        let parts = r#"[{"lock":{"set":0},"share":"whole"},{"lock":{"set":2},"share":"whole"}]"#;
+        let want = format!("want 1 {parts}");
+        let lines =
+            [(0, want.as_str()), (0, "begin 3 7,9 2"), (0, "held 4"), (1, "begin 5 8 4"), (0, "write 6 7,9")];
+        let (mut record, answers) = record(Fence::Compares, &lines);
+        let seen: Vec<_> =
+            record.history.sections.iter().map(|section| (section.lock, section.token)).collect();
+        assert_eq!(seen, [(Lock::Set(0), 7), (Lock::Set(2), 9), (Lock::Mutex, 8)]);
+        assert_eq!(answers[4], Some("ok"));
+        assert!(
+            record.history.sections[..2].iter().all(|section| section.asked == 2 && section.write.is_some())
+        );
+        assert!(record.history.waiting.iter().all(|waiting| waiting.to == Some(3)));
+        record.gone(0, 50);
+        assert!(record.history.sections[..2].iter().all(|section| section.end == Some(50)));
+    }
+
+    #[test]
+    fn fence_refuses_the_write_of_a_writer_after_a_later_reader_and_readers_write_nothing() {
+        let [writer, reader] =
+            ["whole", "read"].map(|share| format!(r#"want 1 [{{"lock":"read-write","share":"{share}"}}]"#));
+        let lines = [
+            (0, writer.as_str()),
+            (1, reader.as_str()),
+            (0, "begin 2 7 1"),
+            (1, "begin 3 8 2"),
+            (1, "write 4 8"),
+            (0, "write 5 7"),
+        ];
+        let (record, answers) = record(Fence::Compares, &lines);
+        assert_eq!(answers[4..], [Some("ok"), Some("refused")]);
+        let [writer, reader] = &record.history.sections[..] else { panic!("two sections") };
+        assert!(writer.write.is_some_and(|write| !write.is_accepted));
+        assert_eq!((reader.share, reader.write), (Share::Read, None));
     }
 }

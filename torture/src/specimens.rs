@@ -8,6 +8,8 @@ use leasehold::{Client, Guard, Mutex, OncePer};
 use leasehold_bench_peer::protocol::{Hello, Open, Run};
 use leasehold_bench_peer::{Failure, Library, Lock, serve};
 
+use crate::kinds;
+
 /// The defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Defect {
@@ -68,6 +70,10 @@ pub fn run(program: &str) -> Result<(), String> {
         "broken-starves" => Defect::Starves,
         "broken-leaves-lease" => Defect::LeavesLease,
         "broken-same-token" => Defect::SameToken,
+        "broken-kinds" => {
+            kinds::run_broken();
+            return Ok(());
+        }
         other => return Err(format!("no peer is called {other}")),
     };
     serve(Specimen { defect, ttl: Cell::default() });

@@ -41,6 +41,25 @@ pub const LEASEHOLD: Target = Target {
 /// The same mutex, whose leases are detached: another guard takes each over by its id, after a renewal by the id or at once.
 pub const DETACHED: Target = Target { name: "leasehold-detached", lock: "detached", ..LEASEHOLD };
 
+const fn kind(name: &'static str, lock: &'static str, promise: &'static str) -> Target {
+    Target { name, program: "leasehold-kinds", lock, promise, ..LEASEHOLD }
+}
+
+/// leasehold's other kinds of lock, and all of them beside mutexes.
+pub const KINDS: [Target; 7] = [
+    kind("leasehold-semaphore", "semaphore", "A semaphore never grants more permits than it has."),
+    kind("leasehold-read-write", "read-write", "A writer excludes all other holders."),
+    kind("leasehold-reentrant", "reentrant", "A reentrant mutex has a named owner."),
+    kind("leasehold-election", "election", LEASEHOLD.promise),
+    kind("leasehold-set", "set", "A `MutexSet` acquires all of its mutexes or returns without any."),
+    kind(
+        "leasehold-once-per",
+        "once-per",
+        "Two starts of once-per-period work are at least nine tenths of the period apart.",
+    ),
+    kind("leasehold-mixed", "mixed", LEASEHOLD.promise),
+];
+
 /// What Redisson's documentation says of all its locks.
 const REDISSON: Target = Target {
     renews: true,
@@ -99,7 +118,8 @@ pub const PEERS: [Target; 10] = [
 ];
 
 /// Locks that are broken on purpose: each must be caught by the checker that looks for its defect.
-pub const SPECIMENS: [Target; 16] = [
+pub const SPECIMENS: [Target; 17] = [
+    Target { lock: "mixed", ..specimen("broken-kinds") },
     specimen("broken-lets-two-in"),
     specimen("broken-ignores-loss"),
     Target { has_tokens: false, renews: false, ..specimen("broken-set-nx") },
@@ -127,7 +147,7 @@ impl Target {
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        [LEASEHOLD, DETACHED].into_iter().chain(PEERS).chain(SPECIMENS)
+        [LEASEHOLD, DETACHED].into_iter().chain(KINDS).chain(PEERS).chain(SPECIMENS)
     }
 
     /// Whether it is part of this program.
@@ -143,6 +163,8 @@ impl Target {
             ("etcd", _) => store == StoreKind::Etcd,
             ("postgres", _) => store == StoreKind::Postgres,
             (_, StoreKind::Etcd) => false,
+            // A quorum has no such locks.
+            (_, StoreKind::Redlock) if matches!(self.lock, "semaphore" | "read-write" | "reentrant") => false,
             (_, StoreKind::Redis | StoreKind::Redis62 | StoreKind::Valkey | StoreKind::Redlock) => true,
             _ => self.is_own(),
         }
@@ -163,6 +185,6 @@ impl Target {
     /// Whether it is leasehold itself.
     #[must_use]
     pub fn is_leasehold(&self) -> bool {
-        self.program == LEASEHOLD.program
+        self.program == LEASEHOLD.program || KINDS.iter().any(|kind| kind.program == self.program)
     }
 }

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
-use leasehold_torture::check::Check;
+use leasehold_torture::check::{Check, Terms, check};
+use leasehold_torture::faults::StoreKind;
+use leasehold_torture::history::History;
 use leasehold_torture::page;
 use leasehold_torture::report::Report;
 
@@ -32,6 +35,8 @@ fn torture(arguments: &[&str]) -> (Option<i32>, Report) {
     }
     (code, report)
 }
+
+const TERMS: Terms = Terms { store: StoreKind::Memory, ttl: Duration::from_secs(2), has_bound: true };
 
 /// So many stops in this time that some are longer than the ttl and hit the holder.
 const SHORT_LEASES: [&str; 8] =
@@ -133,6 +138,27 @@ fn detached_leases_pass_on_redis_and_sqlite_with_faults() {
     let detached = ["--target", "leasehold-detached"];
     passes(&[&detached[..], &["--store", "redis", "--faults", faults, "--minutes", "0.3"]].concat());
     passes(&[&detached[..], &["--store", "sqlite", "--faults", "worker-stop", "--minutes", "0.1"]].concat());
+}
+
+/// Every kind beside mutexes. Without a killed process, whose places in queues are there for 80 s.
+#[test]
+fn all_kinds_pass_on_redis_with_faults() {
+    let faults = "worker-stop,client-kill,net-cut,stranger";
+    passes(&["--target", "leasehold-mixed", "--store", "redis", "--faults", faults, "--minutes", "0.4"]);
+}
+
+#[test]
+fn kinds_that_exclude_nobody_are_caught_each() {
+    let arguments = ["--store", "memory", "--faults", "none", "--minutes", "0.2"];
+    let folder = tempfile::tempdir().unwrap();
+    let (code, printed) = run(folder.path(), "3", &[&["--target", "broken-kinds"], &arguments[..]].concat());
+    assert_eq!(code, Some(1), "{printed}");
+    let history: History =
+        serde_json::from_slice(&std::fs::read(folder.path().join("history.json")).unwrap()).unwrap();
+    for lock in history.locks() {
+        let found = check(&history.of(|other| other == lock), &TERMS).count(Check::Overlap);
+        assert!(found > 0, "{lock} of {}", history.sections.len());
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::verdict::{Check, Finding, Terms, Verdict, fault_at, nanos};
-use crate::history::{History, Ns, Waiting};
+use crate::history::{History, Ns, Section, Waiting};
+use crate::parts::Share;
 
 /// A fault may cost a push. Its waiter re-checks by then.
 const RE_CHECK: Duration = Duration::from_secs(27);
@@ -13,12 +14,10 @@ const RE_CHECK: Duration = Duration::from_secs(27);
 /// lasts 4 ms or longer.
 const SECTIONS: usize = 4;
 
-/// Clients are served in the order in which they wait.
+/// Clients are served in the order in which they wait. An owner that has the lock need not wait.
 pub(super) fn starved(history: &History, terms: &Terms, verdict: &mut Verdict) {
     let tasks: BTreeSet<u32> = history.waiting.iter().map(|waiting| waiting.task).collect();
-    let mut begun: Vec<(Ns, u32)> =
-        history.sections.iter().map(|section| (section.begin, section.task)).collect();
-    begun.sort_unstable();
+    let begun = begun(history);
     for waiting in &history.waiting {
         let before = overtakes(history, terms, &begun, waiting);
         if before <= SECTIONS * tasks.len() {
@@ -33,6 +32,23 @@ pub(super) fn starved(history: &History, terms: &Terms, verdict: &mut Verdict) {
         let (check, fault, is_exempt) = (Check::Starved, fault_at(history, from), !terms.has_bound);
         verdict.findings.push(Finding { check, fault, from, to, text, is_exempt });
     }
+}
+
+/// The beginnings of all sections that are no re-entries, and their tasks, in the order of time.
+fn begun(history: &History) -> Vec<(Ns, u32)> {
+    let mut sections: Vec<&Section> = history.sections.iter().collect();
+    sections.sort_by_key(|section| section.begin);
+    let mut open: Vec<&Section> = Vec::new();
+    let mut begun = Vec::new();
+    for section in sections {
+        open.retain(|outer| outer.end.is_none_or(|end| end > section.begin));
+        let is_owner = matches!(section.share, Share::Owner(_));
+        if !(is_owner && open.iter().any(|outer| outer.share == section.share)) {
+            begun.push((section.begin, section.task));
+        }
+        open.push(section);
+    }
+    begun
 }
 
 /// Sections of other tasks that began during the wait, while no fault or pause could be the reason.

@@ -1,99 +1,104 @@
-//! Two holders, tokens that do not rise, stale writes.
+//! Two holders, too many permits, starts that are too early, stale writes.
 
-use super::verdict::{Check, Finding, Terms, Verdict, fault_at, figures, nanos};
-use crate::faults::{CLOCK_STEP, Exemption, Fault, TOKENS_REPEAT};
+use super::exemptions::{exemption, lost_since, may_tokens_repeat, split};
+use super::verdict::{Check, Finding, Terms, Verdict, fault_at, figures};
 use crate::history::{History, Ns, Section};
+use crate::parts::Share;
 
-/// Sections that both held the lock by their own belief.
+/// The clocks of servers and machines count in other units.
+const ROUNDED: Ns = 2_000_000;
+
+/// Sections that both held the lock by their own belief, and may not be inside together.
 pub(super) fn overlaps(history: &History, terms: &Terms, verdict: &mut Verdict) {
     let mut sections: Vec<&Section> = history.sections.iter().collect();
     sections.sort_by_key(|section| section.begin);
     let mut open: Vec<&Section> = Vec::new();
     for later in sections {
         open.retain(|earlier| earlier.last_held > later.begin);
-        for earlier in &open {
+        for earlier in open.iter().filter(|earlier| !earlier.share.admits(later.share)) {
             let (from, to) = (later.begin, earlier.last_held.min(later.last_held.max(later.begin + 1)));
-            let sentence = exemption(history, terms, from, to);
-            let fault = fault_at(history, from);
-            let figures = figures(verdict, fault);
-            *(if sentence.is_some() { &mut figures.exempt } else { &mut figures.overlaps }) += 1;
             let text = format!(
-                "tasks {} and {} both held the lock for {} µs (tokens {}, {}){}",
+                "tasks {} and {} both held the lock for {} µs (tokens {}, {})",
                 earlier.task,
                 later.task,
                 (to - from) / 1_000,
                 earlier.token,
-                later.token,
-                sentence.map_or(String::new(), |sentence| format!("; exempt: {sentence}"))
+                later.token
             );
-            let is_exempt = sentence.is_some();
-            verdict.findings.push(Finding { check: Check::Overlap, fault, from, to, text, is_exempt });
+            overlap(history, verdict, (from, to), exemption(history, terms, from, to), text);
         }
         open.push(later);
     }
 }
 
-/// The sentence of the guarantees that allows two holders for all of this time.
-fn exemption(history: &History, terms: &Terms, from: Ns, to: Ns) -> Option<&'static str> {
-    exemptions(history, terms, from, to).next().map(|exemption| exemption.sentence)
+fn overlap(
+    history: &History,
+    verdict: &mut Verdict,
+    (from, to): (Ns, Ns),
+    sentence: Option<&'static str>,
+    text: String,
+) {
+    let (check, fault, is_exempt) = (Check::Overlap, fault_at(history, from), sentence.is_some());
+    let figures = figures(verdict, fault);
+    *(if is_exempt { &mut figures.exempt } else { &mut figures.overlaps }) += 1;
+    let text = sentence.map_or(text.clone(), |sentence| format!("{text}; exempt: {sentence}"));
+    verdict.findings.push(Finding { check, fault, from, to, text, is_exempt });
 }
 
-fn exemptions<'a>(
-    history: &'a History,
-    terms: &'a Terms,
-    from: Ns,
-    to: Ns,
-) -> impl Iterator<Item = Exemption> + 'a {
-    history.faults.iter().filter_map(move |injected| {
-        let exemption = injected.fault.rule(terms.store)?.exemption?;
-        let end = injected.healed + nanos((exemption.window)(terms.ttl));
-        (injected.start <= from && to <= end).then_some(exemption)
-    })
-}
-
-/// A grant that follows another one has a higher token. Sections that overlap have no order.
-pub(super) fn token_order(history: &History, terms: &Terms, verdict: &mut Verdict) {
-    let mut by_begin: Vec<&Section> = history.sections.iter().filter(|section| section.token > 0).collect();
-    let mut by_end = by_begin.clone();
-    by_begin.sort_by_key(|section| section.begin);
-    by_end.sort_by_key(|section| section.last_held);
-    let mut ended = by_end.into_iter().peekable();
-    let mut highest: Option<&Section> = None;
-    for section in by_begin {
-        while let Some(before) = ended.next_if(|before| before.last_held < section.begin) {
-            highest = Some(highest.filter(|highest| highest.token >= before.token).unwrap_or(before));
+/// Times at which the sections inside had more permits than there are.
+pub(super) fn too_many_permits(history: &History, terms: &Terms, verdict: &mut Verdict) {
+    let mut sections: Vec<&Section> = history.sections.iter().collect();
+    sections.sort_by_key(|section| section.begin);
+    let mut open: Vec<&Section> = Vec::new();
+    for later in sections {
+        let Share::Permits { of, .. } = later.share else { continue };
+        open.retain(|earlier| earlier.last_held > later.begin);
+        open.push(later);
+        let held: u32 = open.iter().map(|section| section.share.weight()).sum();
+        if held <= of {
+            continue;
         }
-        let Some(before) = highest.filter(|before| before.token >= section.token) else { continue };
-        let text = format!(
-            "task {} got token {} after task {} had {}",
-            section.task, section.token, before.task, before.token
-        );
-        let fault = fault_at(history, section.begin);
-        let (from, to) = (section.begin, section.begin);
-        let sentence = split(history, terms, before.begin, from);
-        let sentence = sentence.or_else(|| may_tokens_repeat(history, from).then_some(TOKENS_REPEAT));
-        let is_exempt = sentence.is_some();
-        let figures = figures(verdict, fault);
-        *(if is_exempt { &mut figures.exempt_tokens } else { &mut figures.token_falls }) += 1;
-        let text = sentence.map_or(text.clone(), |sentence| format!("{text}; exempt: {sentence}"));
-        verdict.findings.push(Finding { check: Check::TokenOrder, fault, from, to, text, is_exempt });
+        let (from, to) = (later.begin, excess_ends(&open, held - of).max(later.begin + 1));
+        let tasks: Vec<String> = open.iter().map(|section| section.task.to_string()).collect();
+        let text = format!("tasks {} held {held} of {of} permits", tasks.join(", "));
+        overlap(history, verdict, (from, to), exemption(history, terms, from, to), text);
     }
 }
 
-/// The sentence of the guarantees by which two servers may have granted the lock within this time, each with tokens of its own clock.
-fn split(history: &History, terms: &Terms, from: Ns, to: Ns) -> Option<&'static str> {
-    exemptions(history, terms, from, to)
-        .find(|exemption| exemption.is_split)
-        .map(|exemption| exemption.sentence)
+/// When so many permits of these sections were no longer held.
+fn excess_ends(open: &[&Section], excess: u32) -> Ns {
+    let mut by_end = open.to_vec();
+    by_end.sort_by_key(|section| section.last_held);
+    let mut gone = 0;
+    let mut ends = by_end.into_iter().map(|section| {
+        gone += section.share.weight();
+        (gone, section.last_held)
+    });
+    ends.find(|(gone, _)| *gone >= excess).map_or(0, |(_, end)| end)
 }
 
-/// Whether a server has lost its data while its clock had not passed the last token again. Two steps may follow each other.
-fn may_tokens_repeat(history: &History, at: Ns) -> bool {
-    let faults = || history.faults.iter().filter(|injected| injected.start <= at);
-    faults().filter(|injected| injected.fault == Fault::ClockBack).any(|back| {
-        at <= back.healed + 2 * nanos(CLOCK_STEP)
-            && faults().any(|lost| lost.fault.loses_data() && lost.start > back.start)
-    })
+/// Starts of once-per-period work that are too near to each other, also if the one was granted as early and the other as late as can be.
+pub(super) fn early_starts(history: &History, terms: &Terms, verdict: &mut Verdict) {
+    let mut starts: Vec<&Section> = history.sections.iter().collect();
+    starts.sort_by_key(|start| start.begin);
+    let mut before: Option<&Section> = None;
+    for start in starts {
+        let Share::Start { retained } = start.share else { continue };
+        if let Some(before) = before
+            && start.begin + ROUNDED < before.asked + retained
+        {
+            let (from, to) = (start.begin, before.asked + retained);
+            let sentence = lost_since(history, terms, before.asked, from);
+            let text = format!(
+                "task {} started at most {} ms after task {} had",
+                start.task,
+                start.begin.saturating_sub(before.asked) / 1_000_000,
+                before.task
+            );
+            overlap(history, verdict, (from, to), sentence, text);
+        }
+        before = before.filter(|before| before.asked > start.asked).or(Some(start));
+    }
 }
 
 /// Writes that arrive after a newer holder has begun. No fence refuses one whose token is the higher of the two: that is a fault of the
@@ -130,8 +135,11 @@ pub(super) fn stale_writes(history: &History, terms: &Terms, verdict: &mut Verdi
     }
 }
 
-/// Whether the other section is a newer grant. If both believed to hold the lock at once, only tokens tell.
+/// Whether the other section is a newer grant that excludes this one. If both believed to hold the lock at once, only tokens tell.
 fn is_newer(other: &Section, section: &Section, checked: Ns) -> bool {
+    if section.share.admits(other.share) {
+        return false;
+    }
     if other.begin > checked {
         return true;
     }

@@ -6,6 +6,7 @@ use super::*;
 use crate::faults::StoreKind;
 use crate::history::{Failure, Loss, Section, Waiting, Write};
 use crate::history::{Injected, Ns};
+use crate::parts::{Lock, Part, Share};
 use crate::pauses::Pause;
 
 const MS: Ns = 1_000_000;
@@ -145,7 +146,7 @@ fn write_that_arrives_before_the_next_section_is_not_stale() {
 }
 
 fn waits(task: u32, from_ms: Ns, to_ms: Option<Ns>) -> Waiting {
-    Waiting { task, from: from_ms * MS, to: to_ms.map(|to| to * MS) }
+    Waiting { task, part: Part::default(), from: from_ms * MS, to: to_ms.map(|to| to * MS) }
 }
 
 #[test]
@@ -328,4 +329,260 @@ fn release_that_returns_after_more_than_5_s_is_a_failure() {
     assert_eq!(violations(&history), [Check::Failure]);
     history.faults = vec![Injected { tasks: vec![0], ..fault(Fault::WorkerStop, 2_000, 5_900) }];
     assert_eq!(violations(&history), []);
+}
+
+/// The same sections, in order of tasks, of another lock.
+fn of(lock: Lock, shares: &[Share], sections: Vec<Section>) -> History {
+    let shared =
+        sections.into_iter().zip(shares).map(|(section, share)| Section { lock, share: *share, ..section });
+    history(shared.collect())
+}
+
+fn permits(weight: u32) -> Share {
+    Share::Permits { weight, of: 4 }
+}
+
+#[test]
+fn semaphore_with_more_permits_inside_than_it_has_is_found() {
+    let inside = |last| {
+        let sections = vec![section(0, 1, 7, 10, 30), section(1, 2, 8, 12, 30), section(2, 3, 9, 14, 16)];
+        of(Lock::Semaphore, &[permits(2), permits(1), permits(last)], sections)
+    };
+    assert_eq!(violations(&inside(1)), []);
+    let broken = inside(2);
+    assert_eq!(violations(&broken), [Check::Overlap]);
+    let finding = &check(&broken, &terms()).findings[0];
+    assert_eq!(finding.text, "semaphore: tasks 0, 1, 2 held 5 of 4 permits");
+    assert_eq!((finding.from, finding.to), (14 * MS, 16 * MS));
+    // It has left before.
+    let mut right = inside(2);
+    right.sections[0].last_held = 14 * MS;
+    assert_eq!(violations(&right), []);
+    let mut flushed = inside(2);
+    flushed.faults = vec![fault(Fault::FlushAll, 13, 13)];
+    assert_eq!(violations(&flushed), []);
+}
+
+#[test]
+fn writer_beside_a_reader_or_a_writer_is_found() {
+    let both = |one, other| {
+        let sections = vec![section(0, 1, 7, 10, 30), section(1, 2, 8, 20, 40)];
+        violations(&of(Lock::ReadWrite, &[one, other], sections))
+    };
+    assert_eq!(both(Share::Read, Share::Read), []);
+    assert_eq!(both(Share::Read, Share::Whole), [Check::Overlap]);
+    assert_eq!(both(Share::Whole, Share::Read), [Check::Overlap]);
+    assert_eq!(both(Share::Whole, Share::Whole), [Check::Overlap]);
+}
+
+/// The token of the outer section is the token of the lock.
+#[test]
+fn two_owners_at_once_are_found_and_a_re_entry_with_another_token() {
+    let both = |other, token, asked_ms| {
+        let mut sections = vec![section(0, 1, 7, 10, 30), section(1, 2, token, 20, 40)];
+        sections[1].asked = asked_ms * MS;
+        violations(&of(Lock::Reentrant, &[Share::Owner(1), Share::Owner(other)], sections))
+    };
+    assert_eq!(both(1, 7, 15), []);
+    assert_eq!(both(2, 8, 15), [Check::Overlap]);
+    assert_eq!(both(1, 8, 15), [Check::TokenOrder]);
+    // It was granted the lock before the other one, perhaps.
+    assert_eq!(both(1, 8, 5), []);
+    assert_eq!(both(1, 6, 15), [Check::TokenOrder, Check::TokenOrder]);
+}
+
+/// A grant that was asked for after another one had begun: the two overlap.
+#[test]
+fn token_that_does_not_rise_while_others_are_inside_is_found() {
+    let granted = |token, asked_ms| {
+        let mut sections = vec![section(0, 1, 7, 10, 30), section(1, 2, token, 20, 40)];
+        sections[1].asked = asked_ms * MS;
+        violations(&of(Lock::Semaphore, &[permits(1), permits(1)], sections))
+    };
+    assert_eq!(granted(8, 15), []);
+    assert_eq!(granted(7, 15), [Check::TokenOrder]);
+    assert_eq!(granted(6, 15), [Check::TokenOrder]);
+    assert_eq!(granted(6, 5), [], "it may have been granted first");
+    // It may have seen its grant after the other one, that was granted together with it, had ended; but not if they exclude each other.
+    let seen_late = |lock, one, other| {
+        violations(&of(lock, &[one, other], vec![section(0, 1, 7, 10, 15), section(1, 2, 6, 20, 40)]))
+    };
+    assert_eq!(seen_late(Lock::ReadWrite, Share::Read, Share::Read), []);
+    assert_eq!(seen_late(Lock::ReadWrite, Share::Read, Share::Whole), [Check::TokenOrder]);
+}
+
+#[test]
+fn owner_that_comes_back_gets_a_token_that_is_not_lower() {
+    let back = |owner, token| {
+        let mut sections = vec![section(0, 1, 7, 10, 20), section(1, 2, token, 21, 40)];
+        sections[1].asked = 20 * MS;
+        violations(&of(Lock::Reentrant, &[Share::Owner(1), Share::Owner(owner)], sections))
+    };
+    assert_eq!((back(1, 7), back(2, 8)), (vec![], vec![]));
+    assert_eq!((back(1, 6), back(2, 7)), (vec![Check::TokenOrder], vec![Check::TokenOrder]));
+}
+
+#[test]
+fn two_starts_within_a_period_are_found() {
+    let start = Share::Start { retained: 900 * MS };
+    let starts = |asked_ms, second_ms| {
+        let mut sections = vec![section(0, 1, 7, 1_000, 1_010), section(1, 2, 8, second_ms, second_ms + 5)];
+        sections[0].asked = asked_ms * MS;
+        of(Lock::OncePer, &[start, start], sections)
+    };
+    assert_eq!(violations(&starts(998, 1_900)), []);
+    assert_eq!(violations(&starts(998, 1_890)), [Check::Overlap]);
+    // The first one may have been granted long before it was seen, for instance by a stop of its process.
+    assert_eq!(violations(&starts(500, 1_500)), []);
+    let mut forgotten = starts(998, 1_500);
+    forgotten.faults = vec![fault(Fault::FlushAll, 1_200, 1_201)];
+    assert_eq!(violations(&forgotten), []);
+    forgotten.faults = vec![fault(Fault::WorkerKill, 1_200, 1_201)];
+    assert_eq!(violations(&forgotten), [Check::Overlap]);
+}
+
+#[test]
+fn two_leaders_are_found() {
+    let sections = vec![section(0, 1, 7, 10, 30), section(1, 2, 8, 20, 40)];
+    assert_eq!(violations(&of(Lock::Election, &[Share::Whole; 2], sections)), [Check::Overlap]);
+}
+
+/// Sections of different mutexes do not exclude each other, and have tokens of their own.
+#[test]
+fn two_sets_with_a_mutex_in_common_at_once_are_found() {
+    let both = |one, other| {
+        let sections = vec![section(0, 1, 7, 10, 30), section(1, 2, 6, 20, 40)];
+        let locks = [Lock::Set(one), Lock::Set(other)];
+        let of_set = sections.into_iter().zip(locks).map(|(section, lock)| Section { lock, ..section });
+        violations(&history(of_set.collect()))
+    };
+    assert_eq!(both(0, 1), []);
+    assert_eq!(both(1, 1), [Check::Overlap]);
+}
+
+/// They wait for each other: a mutex is no stall that another set has already, and nobody has all of its own.
+#[test]
+fn sets_that_wait_while_none_is_held_are_a_stall() {
+    let waits_for = |task, number, from, to| {
+        let part = Part { lock: Lock::Set(number), share: Share::Whole };
+        Waiting { part, ..waits(task, from, Some(to)) }
+    };
+    let mut history = history(vec![Section { lock: Lock::Set(0), ..section(0, 1, 7, 0, 1_000) }]);
+    history.waiting = vec![waits_for(1, 0, 500, 20_000), waits_for(1, 1, 500, 20_000)];
+    history.sections.push(Section { lock: Lock::Set(1), ..section(2, 2, 7, 900, 19_900) });
+    assert_eq!(violations(&history), []);
+    history.sections.pop();
+    assert_eq!(violations(&history), [Check::Stall]);
+}
+
+/// With a waiter each, that asks for these shares, beside a section of that share.
+fn beside(lock: Lock, inside: Share, waiting: &[Share]) -> Vec<Check> {
+    let section = Section { lock, share: inside, ..section(0, 1, 7, 0, 50_000) };
+    let waiting = waiting.iter().zip(1..).map(|(share, task)| Waiting {
+        part: Part { lock, share: *share },
+        ..waits(task, 1_000, Some(40_000))
+    });
+    violations(&History { waiting: waiting.collect(), ..history(vec![section]) })
+}
+
+#[test]
+fn waiter_for_which_there_is_room_is_a_stall_unless_one_before_it_does_not_fit() {
+    assert_eq!(beside(Lock::Semaphore, permits(2), &[permits(2)]), [Check::Stall]);
+    assert_eq!(beside(Lock::Semaphore, permits(2), &[permits(2), permits(3)]), []);
+    assert_eq!(beside(Lock::ReadWrite, Share::Read, &[Share::Read]), [Check::Stall]);
+    assert_eq!(beside(Lock::ReadWrite, Share::Read, &[Share::Read, Share::Whole]), []);
+    assert_eq!(beside(Lock::ReadWrite, Share::Whole, &[Share::Read]), []);
+    // Those of other processes wait for their re-check.
+    assert_eq!(beside(Lock::Reentrant, Share::Owner(1), &[Share::Owner(1)]), []);
+}
+
+/// It waits behind a writer whose process has ended, until it re-checks.
+#[test]
+fn reader_behind_a_dead_writer_is_passed_by_its_re_check() {
+    let mut readers = history(vec![
+        Section { lock: Lock::ReadWrite, share: Share::Read, ..section(0, 1, 7, 0, 50_000) },
+        Section { lock: Lock::ReadWrite, share: Share::Read, ..section(1, 2, 8, 30_000, 30_010) },
+    ]);
+    let part = Part { lock: Lock::ReadWrite, share: Share::Read };
+    readers.waiting = vec![Waiting { part, ..waits(1, 1_000, Some(30_000)) }];
+    assert_eq!(violations(&readers), [Check::Stall]);
+    readers.faults = vec![Injected { tasks: vec![5], ..fault(Fault::WorkerKill, 500, 500) }];
+    assert_eq!(violations(&readers), []);
+    readers.waiting[0].to = Some(36_000 * MS);
+    readers.sections[1].begin = 36_000 * MS;
+    readers.sections[1].last_held = 36_010 * MS;
+    assert_eq!(violations(&readers), [Check::Stall]);
+}
+
+#[test]
+fn work_of_a_period_is_not_free_until_the_period_is_over() {
+    let share = Share::Start { retained: 900 * MS };
+    let started = |next_ms| {
+        let sections = vec![section(0, 1, 7, 0, 10), section(1, 2, 8, next_ms, next_ms + 10)];
+        let mut history = of(Lock::OncePer, &[share; 2], sections);
+        let part = Part { lock: Lock::OncePer, share };
+        history.waiting = vec![Waiting { part, ..waits(1, 1, Some(next_ms)) }];
+        violations(&history)
+    };
+    assert_eq!(started(2_400), []);
+    assert_eq!(started(2_401 + 100), [Check::Stall]);
+}
+
+#[test]
+fn writer_that_readers_overtake_is_starved_and_one_whom_an_owner_re_enters_is_not() {
+    let mut readers = overtaken(13);
+    for section in &mut readers.sections {
+        (section.lock, section.share) = (Lock::ReadWrite, Share::Read);
+    }
+    for waiting in &mut readers.waiting {
+        waiting.part = Part { lock: Lock::ReadWrite, share: Share::Whole };
+    }
+    assert_eq!(violations(&readers), [Check::Starved]);
+    let mut owner = readers.clone();
+    for section in &mut owner.sections {
+        (section.lock, section.share) = (Lock::Reentrant, Share::Owner(1));
+        (section.token, section.begin_order) = (1, 1);
+        // Each one is entered again before it ends.
+        section.end = section.end.map(|end| end + 5 * MS);
+    }
+    for waiting in &mut owner.waiting {
+        waiting.part = Part { lock: Lock::Reentrant, share: Share::Owner(2) };
+    }
+    assert_eq!(violations(&owner), []);
+    for section in &mut owner.sections {
+        section.end = Some(section.last_held);
+    }
+    assert_eq!(violations(&owner), [Check::Starved]);
+}
+
+#[test]
+fn write_of_a_writer_after_a_reader_has_begun_is_stale_and_one_beside_its_own_owner_is_not() {
+    let late = |lock, shares: [Share; 2]| {
+        let sections = vec![written(section(0, 1, 7, 10, 20), 20, 3, true), section(1, 2, 8, 21, 30)];
+        violations(&of(lock, &shares, sections))
+    };
+    assert_eq!(late(Lock::ReadWrite, [Share::Whole, Share::Read]), [Check::StaleFenced]);
+    assert_eq!(late(Lock::Reentrant, [Share::Owner(1), Share::Owner(2)]), [Check::StaleFenced]);
+    assert_eq!(late(Lock::Reentrant, [Share::Owner(1), Share::Owner(1)]), []);
+}
+
+#[test]
+fn stop_of_a_process_may_fail_an_attempt_that_had_a_part_of_a_set() {
+    let mut failed = History {
+        failures: vec![Failure {
+            task: 3,
+            at: 10_000 * MS,
+            text: "fail: lost".to_owned(),
+            is_after_loss: false,
+        }],
+        faults: vec![Injected { tasks: vec![2, 3], ..fault(Fault::WorkerStop, 7_000, 9_900) }],
+        ..history(Vec::new())
+    };
+    let wait = |lock| Waiting { part: Part { lock, share: Share::Whole }, ..waits(3, 9_000, Some(10_100)) };
+    failed.waiting = vec![wait(Lock::Mutex)];
+    assert_eq!(violations(&failed), [Check::Failure]);
+    failed.waiting = vec![wait(Lock::Set(1))];
+    assert_eq!(violations(&failed), []);
+    failed.faults.clear();
+    assert_eq!(violations(&failed), [Check::Failure]);
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::verdict::{Check, Finding, Terms, Verdict, fault_at, nanos};
 use crate::faults::{Fault, RECONNECT_LIMIT, StoreKind, delay};
-use crate::history::{History, Injected, Ns};
+use crate::history::{Failure, History, Injected, Ns, Waiting};
+use crate::parts::{Lock, Share};
 
 /// A call without an answer fails after this time.
 const NO_ANSWER: Duration = Duration::from_secs(2);
@@ -21,14 +22,28 @@ pub(super) fn losses(history: &History, terms: &Terms, verdict: &mut Verdict) {
 }
 
 /// Attempts and releases that failed. A lock that was lost cannot be released. A process that was stopped asks again: a stop is no cause
-/// for a failed attempt, except that it may keep the file of SQLite locked.
+/// for a failed attempt, except that it may keep the file of SQLite locked, and that what the attempt has is lost: a part of a set, and the
+/// lease of another task of its owner.
 pub(super) fn failures(history: &History, terms: &Terms, verdict: &mut Verdict) {
     for failure in history.failures.iter().filter(|failure| !failure.is_after_loss) {
         let text = || format!("a call of task {} failed without a cause: {}", failure.task, failure.text);
-        let may_cause =
-            |fault| fault != Fault::WorkerStop || !failure.is_attempt() || terms.store == StoreKind::Sqlite;
+        let may_cause = |fault| {
+            let is_excused = terms.store == StoreKind::Sqlite || may_have_lost(history, failure);
+            fault != Fault::WorkerStop || !failure.is_attempt() || is_excused
+        };
         unexplained(history, terms, verdict, Check::Failure, (failure.task, failure.at), may_cause, text);
     }
+}
+
+/// Whether the attempt, while it waited, may have had a lease that it lost.
+fn may_have_lost(history: &History, failure: &Failure) -> bool {
+    let mut waits = history.waiting.iter().filter(|waiting| {
+        let is_over = waiting.to.is_some_and(|to| to < failure.at);
+        waiting.task == failure.task && waiting.from <= failure.at && !is_over
+    });
+    waits.any(|Waiting { part, .. }| {
+        matches!((part.lock, part.share), (Lock::Set(_), _) | (_, Share::Owner(_)))
+    })
 }
 
 /// Releases that return too late. One that has not returned at the end of the run is a stuck task.

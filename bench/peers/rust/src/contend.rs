@@ -71,9 +71,10 @@ pub(crate) async fn run<L: Lock>(order: &Contend, mut lock: L, task: u32) -> Res
             break;
         }
         let lengths = Lengths::of(order, task, number);
-        resource.tell(&format!("want {}", now_ns())).await?;
-        let held = take(&mut resource, &mut lock).await?;
-        section::<L>(&mut resource, order, &held, lengths.hold_us).await?;
+        let parts = lock.plan(chance(order.seed, task, number));
+        resource.tell(format!("want {} {parts}", now_ns()).trim_end()).await?;
+        let (held, asked) = take(&mut resource, &mut lock).await?;
+        section::<L>(&mut resource, order, &held, asked, lengths.hold_us).await?;
         resource.tell(&format!("leave {}", now_ns())).await?;
         match lock.give(held).await {
             Ok(()) => resource.tell(&format!("done {}", now_ns())).await?,
@@ -84,11 +85,24 @@ pub(crate) async fn run<L: Lock>(order: &Contend, mut lock: L, task: u32) -> Res
     resource.tell(&format!("end {}", now_ns())).await
 }
 
-/// Attempts until one succeeds.
-async fn take<L: Lock>(resource: &mut Resource, lock: &mut L) -> Result<L::Held, Failure> {
+/// A number for this section, whose bits are all by chance: the finalizer of `SplitMix64`.
+fn chance(seed: u64, task: u32, section: u64) -> u64 {
+    let mixed =
+        seed.wrapping_add(u64::from(task) << 40).wrapping_add(section).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}
+
+/// Attempts until one succeeds. Returns when that one began, too.
+async fn take<L: Lock>(resource: &mut Resource, lock: &mut L) -> Result<(L::Held, u64), Failure> {
     loop {
+        let asked = now_ns();
         match lock.take(false).await {
-            Ok(held) => return Ok(held),
+            Ok(held) => {
+                let asked = L::asked(&held).unwrap_or(asked);
+                return Ok((held, asked));
+            }
             Err(failure) => {
                 resource.tell(&format!("fail {} {}", now_ns(), one_line(&failure))).await?;
                 sleep(PAUSE).await;
@@ -102,14 +116,16 @@ async fn section<L: Lock>(
     resource: &mut Resource,
     order: &Contend,
     held: &L::Held,
+    asked: u64,
     hold_us: u64,
 ) -> Result<(), Failure> {
-    let token = L::token(held).unwrap_or(0);
+    let tokens: Vec<String> = L::tokens(held).iter().map(u64::to_string).collect();
+    let tokens = tokens.join(",");
     let entered = now_ns();
     if !L::is_held(held) {
         return resource.tell(&format!("lost {}", now_ns())).await;
     }
-    resource.ask(&format!("begin {entered} {token}")).await?;
+    resource.ask(&format!("begin {entered} {tokens} {asked}")).await?;
     let mut left = hold_us;
     while left > 0 {
         let step = left.min(order.step_us.max(1));
@@ -127,7 +143,7 @@ async fn section<L: Lock>(
         return resource.tell(&format!("lost {}", now_ns())).await;
     }
     sleep(Duration::from_micros(order.write_us)).await;
-    resource.ask(&format!("write {checked} {token}")).await
+    resource.ask(&format!("write {checked} {tokens}")).await
 }
 
 fn one_line(failure: &Failure) -> String {

@@ -45,6 +45,13 @@ pub trait Lock: 'static {
     /// What is had while it is held.
     type Held: 'static;
 
+    /// Chooses what the next attempts ask for, by a number that a seed repeats, and says it to the resource of `contend`. Empty: the
+    /// whole of one lock.
+    fn plan(&mut self, chance: u64) -> String {
+        let _ = chance;
+        String::new()
+    }
+
     /// Waits for it.
     ///
     /// # Errors
@@ -67,6 +74,17 @@ pub trait Lock: 'static {
 
     /// The fencing token of this lock, if the library has tokens.
     fn token(held: &Self::Held) -> Option<u64> {
+        let _ = held;
+        None
+    }
+
+    /// The fencing tokens, one for each part of the plan.
+    fn tokens(held: &Self::Held) -> Vec<u64> {
+        vec![Self::token(held).unwrap_or(0)]
+    }
+
+    /// When the attempt began that was granted, if [`take`](Self::take) makes several.
+    fn asked(held: &Self::Held) -> Option<u64> {
         let _ = held;
         None
     }
