@@ -211,6 +211,61 @@ async fn lock_calls_succeed_while_their_slot_migrates() {
     }
 }
 
+/// The slot's keys, each alone.
+fn migrate_key(cluster: &Cluster, key: &str, slot: u16, to: usize) {
+    let port = cluster.nodes[to].port().to_string();
+    cluster.nodes[cluster.owner_of(slot)].run(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+}
+
+/// The clock of tokens is an hour ahead, so no clock of a server gives tokens that are as high: the new master must have it before it grants
+/// anything, whichever key is moved first.
+#[tokio::test]
+async fn tokens_rise_while_the_slot_is_migrated_with_the_clock_before_or_after_the_lock() {
+    for flavor in [Flavor::Redis7, Flavor::Redis62] {
+        let cluster = Cluster::of(&Server::builder().flavor(flavor));
+        let client = Client::connect(&cluster.url()).await.unwrap();
+        let other = Client::connect(&cluster.url()).await.unwrap();
+        let (slot, lock) = (slot(&cluster), "leasehold:3:{mutex:a}");
+        let mut last = client.mutex("a").lock().await.unwrap().token().get();
+        let find = || {
+            let keys: Vec<String> =
+                cluster.nodes[cluster.owner_of(slot)].query(&["KEYS", "leasehold:3:clock:{*"]).unwrap();
+            keys.into_iter().find(|key| cluster.slot_of(key) == slot).unwrap()
+        };
+        let clock = find();
+        let ahead = format!("{}-0", last / 2_048 + 3_600_000);
+        cluster.nodes[cluster.owner_of(slot)].run(&["XADD", &clock, "MAXLEN", "0", &ahead, "t", ""]);
+        last += 3_600_000 * 2_048;
+        for (first, second) in [(clock.as_str(), lock), (lock, clock.as_str())] {
+            // Held and waited for, so that the lock has a key to move.
+            let guard = client.mutex("a").ttl(Duration::from_secs(30)).lock().await.unwrap();
+            assert!(guard.token().get() > last, "{flavor:?}");
+            last = guard.token().get();
+            let to = (cluster.owner_of(slot) + 1) % 3;
+            cluster.migrate_begin(slot, to);
+            for key in [first, second] {
+                migrate_key(&cluster, key, slot, to);
+                // It may be refused in between, and must not be granted.
+                assert!(!matches!(other.mutex("a").try_lock().await, Ok(Some(_))), "{flavor:?}: two holders");
+            }
+            guard.release_timeout(SOON).await.unwrap();
+            // The lock's key is gone at both nodes, and the clock is at the new one: an attempt may have to wait for the end of the move.
+            let during = other.mutex("a").try_lock().await.ok().flatten();
+            cluster.migrate_keys(slot, to);
+            cluster.migrate_end(slot, to);
+            if let Some(guard) = during {
+                assert!(guard.token().get() > last, "{flavor:?}: {first} first");
+                last = guard.token().get();
+                guard.release_timeout(SOON).await.unwrap();
+            }
+            let guard = timeout(SOON, other.mutex("a").lock()).await.unwrap().unwrap();
+            assert!(guard.token().get() > last, "{flavor:?}: {first} first");
+            last = guard.token().get();
+            guard.release_timeout(SOON).await.unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn new_lock_waits_for_its_slot_migration() {
     let cluster = Cluster::start();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Kind, Mutex};
+use leasehold::{Client, Kind, Mutex, MutexSet};
 use leasehold_testkit::{Proxy, Server, until};
 use tokio::time::timeout;
 
@@ -203,6 +203,129 @@ async fn tokens_rise_over_the_end_of_a_millisecond() {
         for _ in 0..20 {
             let next = token(&client.mutex("a")).await;
             assert_eq!(next, last + 1);
+            last = next;
+        }
+    }
+}
+
+/// Every way to a grant, of locks that the server knows from before and of new ones: the clock is an hour ahead, and the keys of the locks are
+/// deleted, so that nothing else remembers a token.
+#[tokio::test]
+async fn tokens_of_every_kind_rise_while_the_servers_clock_is_behind() {
+    let server = Server::on_socket();
+    let (client, other) = (client_of(&server).await, client_of(&server).await);
+    let ahead = time_ms(&server) + 3_600_000;
+    set_clock(&server, &format!("{ahead}-0"));
+    let mut last = ahead * 2_048;
+    for _ in 0..3 {
+        for tokens in [
+            one_after_the_other(&client).await,
+            handed_over(&client, &other).await,
+            of_a_set(&client).await,
+            of_calls_that_go_together(&client).await,
+        ] {
+            for token in tokens {
+                assert!(token > last, "{token} after {last}");
+                last = token;
+            }
+        }
+        server.run(&[
+            "EVAL",
+            "for _, key in ipairs(redis.call('KEYS', 'leasehold:3:{*')) do redis.call('DEL', key) end",
+            "0",
+        ]);
+    }
+    assert!(last / 2_048 < ahead + 10, "the clock ran away");
+}
+
+/// Of each kind that waits in a queue of its own.
+async fn one_after_the_other(client: &Client) -> Vec<u64> {
+    let (semaphore, lock) = (client.semaphore("s", 3), client.rw_lock("w"));
+    let held = [
+        client.mutex("a").lock().await.unwrap(),
+        semaphore.acquire(1).await.unwrap(),
+        semaphore.acquire(2).await.unwrap(),
+        lock.read().await.unwrap(),
+        lock.read().await.unwrap(),
+        client.reentrant_mutex("r", "me").lock().await.unwrap(),
+        client.election("e").campaign().await.unwrap(),
+    ];
+    let tokens = held.each_ref().map(|guard| guard.token().get());
+    for guard in held {
+        guard.release().await.unwrap();
+    }
+    tokens.to_vec()
+}
+
+/// The release grants the lock to the waiter.
+async fn handed_over(client: &Client, other: &Client) -> Vec<u64> {
+    let guard = client.mutex("a").lock().await.unwrap();
+    let waiting = tokio::spawn({
+        let mutex = other.mutex("a");
+        async move { mutex.lock().await.unwrap() }
+    });
+    until_waiting(client, 1).await;
+    let first = guard.token().get();
+    guard.release().await.unwrap();
+    let guard = timeout(SOON, waiting).await.unwrap().unwrap();
+    let second = guard.token().get();
+    guard.release().await.unwrap();
+    vec![first, second]
+}
+
+/// In one command.
+async fn of_a_set(client: &Client) -> Vec<u64> {
+    let set = MutexSet::new(["b", "c", "d"].map(|name| client.mutex(name)));
+    let guard = timeout(SOON, set.lock()).await.unwrap().unwrap();
+    let tokens = guard.guards().iter().map(|guard| guard.token().get()).collect();
+    guard.release().await.unwrap();
+    tokens
+}
+
+/// Of tasks that run at the same time, whose commands are one call. Their order is not known.
+async fn of_calls_that_go_together(client: &Client) -> Vec<u64> {
+    let tasks: Vec<_> = (0..8)
+        .map(|number| {
+            let mutex = client.mutex(format!("t{number}"));
+            tokio::spawn(async move { token(&mutex).await })
+        })
+        .collect();
+    let mut tokens = Vec::new();
+    for task in tasks {
+        tokens.push(timeout(SOON, task).await.unwrap().unwrap());
+    }
+    tokens.sort_unstable();
+    tokens
+}
+
+/// The server forgets keys that were not used for long, also the clock.
+#[tokio::test]
+async fn tokens_rise_after_the_clock_is_evicted() {
+    let server = Server::builder()
+        .setting("maxmemory-policy", "allkeys-lru")
+        .setting("maxmemory-samples", "64")
+        .on_socket()
+        .start();
+    let client = client_of(&server).await;
+    let memory: String = server.query(&["INFO", "memory"]).unwrap();
+    let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
+    let used: u64 = used.parse().unwrap();
+    server.run(&["CONFIG", "SET", "maxmemory", &(used + 4_000_000).to_string()]);
+    let mut last = token(&client.mutex("a")).await;
+    for round in 0..3 {
+        let fill = "for i = 1, 1000 do redis.call('SET', ARGV[1] .. ':' .. i, string.rep('x', 2000)) end";
+        let mut filled = 0;
+        until(async || {
+            filled += 1;
+            server.run(&["EVAL", fill, "0", &format!("other:{round}:{filled}")]);
+            server.query::<u64>(&["EXISTS", CLOCK]) == Ok(0)
+        })
+        .await;
+        // Within one millisecond the same id may come again.
+        until(async || time_ms(&server) > last / 2_048).await;
+        for mutex in [client.mutex("a"), client.mutex("a").global_fifo(), client.mutex("new")] {
+            let next = token(&mutex).await;
+            assert!(next > last, "{next} after {last}");
             last = next;
         }
     }
