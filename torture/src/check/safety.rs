@@ -36,12 +36,12 @@ fn overlap(
     verdict: &mut Verdict,
     (from, to): (Ns, Ns),
     sentence: Option<&'static str>,
-    text: String,
+    mut text: String,
 ) {
     let (check, fault, is_exempt) = (Check::Overlap, fault_at(history, from), sentence.is_some());
     let figures = figures(verdict, fault);
     *(if is_exempt { &mut figures.exempt } else { &mut figures.overlaps }) += 1;
-    let text = sentence.map_or(text.clone(), |sentence| format!("{text}; exempt: {sentence}"));
+    text.extend(sentence.map(|sentence| format!("; exempt: {sentence}")));
     verdict.findings.push(Finding { check, fault, from, to, text, is_exempt });
 }
 

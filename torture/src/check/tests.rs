@@ -242,6 +242,18 @@ fn failed_call_needs_a_fault_unless_its_lock_was_lost_before() {
 }
 
 #[test]
+fn nodes_of_a_quorum_may_refuse_an_attempt_until_they_vote() {
+    let text = "fail: no quorum".to_owned();
+    let failure = Failure { task: 3, at: 10_000 * MS, text, is_after_loss: false };
+    let quorum = |start_ms| {
+        let start = start_ms * MS;
+        let history = History { failures: vec![failure.clone()], start, ..history(Vec::new()) };
+        check(&history, &Terms { store: StoreKind::Redlock, ..terms() }).is_violated()
+    };
+    assert!(!quorum(6_000) && quorum(5_999));
+}
+
+#[test]
 fn stop_of_a_process_fails_none_of_its_attempts() {
     let failed = |text: &str| History {
         failures: vec![Failure { task: 3, at: 10_000 * MS, text: text.to_owned(), is_after_loss: false }],

@@ -84,10 +84,10 @@ pub(super) fn re_entries(history: &History, terms: &Terms, verdict: &mut Verdict
     }
 }
 
-fn fall(history: &History, verdict: &mut Verdict, at: Ns, sentence: Option<&'static str>, text: String) {
+fn fall(history: &History, verdict: &mut Verdict, at: Ns, sentence: Option<&'static str>, mut text: String) {
     let (check, fault, is_exempt) = (Check::TokenOrder, fault_at(history, at), sentence.is_some());
     let figures = figures(verdict, fault);
     *(if is_exempt { &mut figures.exempt_tokens } else { &mut figures.token_falls }) += 1;
-    let text = sentence.map_or(text.clone(), |sentence| format!("{text}; exempt: {sentence}"));
+    text.extend(sentence.map(|sentence| format!("; exempt: {sentence}")));
     verdict.findings.push(Finding { check, fault, from: at, to: at, text, is_exempt });
 }
