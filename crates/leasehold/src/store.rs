@@ -1,6 +1,6 @@
 //! The stores, and how one is opened.
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 mod certificates;
 mod contract;
 #[cfg(feature = "redis")]

@@ -8,6 +8,7 @@ use leasehold_core::{Answer, Effect, Failure};
 use redis::{ErrorKind, RedisError};
 
 use super::ANSWER_TIMEOUT;
+use crate::store::certificates::{self, Parameters};
 use crate::store::{Cause, StoreError};
 use crate::url::Host;
 
@@ -191,7 +192,7 @@ fn failure_of(error: &RedisError) -> Failure {
         ) => Failure::Transient(Effect::None),
         _ if error.is_connection_refusal() => Failure::NotSent,
         _ if is_unknown_command(error) => Failure::Permanent(inside),
-        _ if error.kind() == ErrorKind::AuthenticationFailed || is_certificate_error(error) => {
+        _ if error.kind() == ErrorKind::AuthenticationFailed || of_certificate(error).is_some() => {
             Failure::Transient(Effect::None)
         }
         _ if error.is_timeout() || error.is_unrecoverable_error() => Failure::Unknown,
@@ -211,15 +212,12 @@ fn is_unknown_command(error: &RedisError) -> bool {
     is_unknown(&error.to_string())
 }
 
-fn is_certificate_error(error: &RedisError) -> bool {
-    let text = error.to_string().to_lowercase();
-    // The alerts about a certificate: of no name, of an unknown authority, and that it proves nothing.
-    let alerts = ["unknownca", "accessdenied", "decrypterror"];
-    text.contains("certificate") || text.contains(ALERT) && alerts.iter().any(|alert| text.contains(alert))
-}
+/// The parameters of an address that name certificate files.
+const CERTIFICATES: Parameters = Parameters { authority: "ca", certificate: "cert", key: "key" };
 
-/// How the TLS library reports what the other side has refused.
-const ALERT: &str = "fatal alert";
+fn of_certificate(error: &RedisError) -> Option<String> {
+    certificates::explain(&error.to_string(), CERTIFICATES)
+}
 
 /// The error code. An error inside a script has its code in the detail text; a missing right is only described there.
 fn code(error: &RedisError) -> Option<&str> {
@@ -260,6 +258,11 @@ pub(super) fn explain(error: &RedisError) -> String {
     if Refusal::of(error).is_some() {
         return AddressState::Unproven.explain(error);
     }
+    if code(error).is_none()
+        && let Some(explained) = of_certificate(error)
+    {
+        return explained;
+    }
     let text = error.to_string();
     let what = match code(error) {
         Some("NOAUTH") => {
@@ -299,9 +302,6 @@ pub(super) fn explain(error: &RedisError) -> String {
         _ if text.contains("max number of clients") => {
             "the server's limit of clients is reached: raise maxclients, or close connections"
         }
-        _ if is_certificate_error(error) => {
-            return explain_certificate(&text);
-        }
         _ if text.contains("corrupt message") || text.contains("InvalidContentType") => {
             "what answers there does not speak TLS: write redis://, or name the TLS port"
         }
@@ -325,32 +325,6 @@ pub(super) fn explain(error: &RedisError) -> String {
 /// The explanation in an error that this crate made, in the driver's type.
 fn own_message(error: &RedisError) -> Option<&str> {
     error.detail().filter(|_| error.kind() == ErrorKind::Client && error.to_string().starts_with(OWN))
-}
-
-/// An alert is the server's word about the client's certificate; any other error is about the server's.
-fn explain_certificate(text: &str) -> String {
-    let lower = text.to_lowercase();
-    let says = |words: &[&str]| words.iter().any(|word| lower.contains(word));
-    let what = if lower.contains("certificaterequired") || lower.contains("certificate required") {
-        "the server wants a client certificate: name it with cert=PATH and key=PATH"
-    } else if lower.contains(ALERT) {
-        if says(&["expired"]) {
-            "the server says that the client certificate (cert=PATH) has expired: renew it"
-        } else if says(&["unknownca", "unknown ca", "unknownissuer"]) {
-            "the server does not know the authority of the client certificate (cert=PATH): use one that its CA has signed"
-        } else {
-            return format!("the server does not accept the client certificate (cert=PATH): {text}");
-        }
-    } else if says(&["expired", "not valid after"]) {
-        "the server's certificate has expired: renew it"
-    } else if says(&["valid for name", "notvalidforname"]) {
-        "the server's certificate is for another name: write the host as the certificate names it"
-    } else if says(&["unknownissuer", "unknown issuer"]) {
-        "the server's certificate is from an authority that is not known here: name it with ca=PATH"
-    } else {
-        return format!("the server's certificate was not accepted: {text}");
-    };
-    what.to_owned()
 }
 
 /// The error of a command whose runtime has ended.
