@@ -25,10 +25,9 @@ mod take;
 mod text;
 mod turns;
 
-pub(crate) use self::commands::UNDECIDED;
 pub use self::foreign::Foreign;
 pub(crate) use self::keeper::Bridges;
-pub(crate) use self::leg::{Leg, LegEnd, MAX_DELAY};
+pub(crate) use self::leg::{Leg, LegEnd};
 pub(crate) use self::take::take_leg;
 
 /// Why a bridged lock has no minimum hold.

@@ -38,7 +38,7 @@ pub(crate) use self::contract::{
     PollIntervals, Store, StoreError, admission_queue_of, inspect_all, missing_response, only,
 };
 #[cfg(feature = "redis")]
-pub(crate) use self::foreign::{ForeignCall, ForeignOutcome, ForeignScript, KeyWatch};
+pub(crate) use self::foreign::{ForeignCall, ForeignOutcome, ForeignScript, KeyWatch, MAX_DELAY, UNDECIDED};
 pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::{SharedConnection, store_error};

@@ -4,7 +4,7 @@ use leasehold_core::Token;
 use redis::{Cmd, RedisError, Value};
 
 use super::foreign::{Foreign, Protocol};
-use crate::store::{ForeignCall, ForeignScript};
+use crate::store::{ForeignCall, ForeignScript, UNDECIDED};
 
 static TAKE_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/take_value.lua"));
 static RENEW_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/renew_value.lua"));
@@ -159,9 +159,6 @@ impl Foreign {
 pub(super) fn is_yes(answer: &Value) -> bool {
     matches!(answer, Value::Okay | Value::Int(1..)) || *answer == Value::SimpleString("OK".to_owned())
 }
-
-/// The error of a call to which no majority of the servers gave the same answer, in time.
-pub(crate) const UNDECIDED: &str = "a majority of the servers has not agreed in time";
 
 /// Whether the servers of a lock have not agreed.
 pub(super) fn is_undecided(error: &RedisError) -> bool {

@@ -13,14 +13,11 @@ use super::foreign::Foreign;
 use super::holders::Holders;
 use super::turns::TurnTable;
 use crate::engine::{Session, with_deadline};
-use crate::store::{ForeignCall, ForeignKeys, StoreError, store_error};
+use crate::store::{ForeignCall, ForeignKeys, MAX_DELAY, StoreError, store_error};
 
 /// The ttl of a leg until its first renewal. A command to take it leaves no tombstone, so one that arrives late, after its attempt
 /// has been given up, may take the foreign lock without a holder: for this long at most.
 pub(super) const FIRST_TTL: Duration = Duration::from_secs(3);
-
-/// How much later than its time a command that was given up may arrive.
-pub(crate) const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// Pause between two tries to release.
 const RELEASE_PAUSE: Duration = Duration::from_millis(250);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{Failure, LocalTime};
 use redis::Value;
 
-use super::commands::{UNDECIDED, is_other_type, is_undecided, is_yes};
+use super::commands::{is_other_type, is_undecided, is_yes};
 use super::foreign::Foreign;
 use super::leg::{Leg, OwnLease, millis};
 use crate::engine::with_deadline;
@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::CANCEL_LIMIT;
-use crate::store::{ForeignCall, ForeignOutcome, KeyWatch, StoreError, store_error};
+use crate::store::{ForeignCall, ForeignOutcome, KeyWatch, StoreError, UNDECIDED, store_error};
 
 /// Failed tries in a row that are repeated, by an attempt that does not wait and by one that does: a connection may have been cut
 /// while it was idle.

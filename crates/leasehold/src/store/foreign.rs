@@ -3,9 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::Notify;
+
+/// How much later than its time a command that was given up may arrive.
+pub(crate) const MAX_DELAY: Duration = Duration::from_secs(1);
+
+/// The error of a call to which no majority of the servers gave the same answer, in time.
+pub(crate) const UNDECIDED: &str = "a majority of the servers has not agreed in time";
 
 /// A script on the keys of a lock of another library.
 pub(crate) struct ForeignScript {

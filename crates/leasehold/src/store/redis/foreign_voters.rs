@@ -13,9 +13,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::error::runtime_ended;
 use super::foreign::ServerKeys;
-use crate::bridge::{MAX_DELAY, UNDECIDED};
 use crate::error::Error;
-use crate::store::foreign::{ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, Watchers};
+use crate::store::foreign::{
+    ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, MAX_DELAY, UNDECIDED, Watchers,
+};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
 use crate::tasks::Tasks;
 use crate::url::RedisUrl;
