@@ -22,8 +22,8 @@ use crate::store::inspect_all;
 
 /// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
-/// A client owns one thread, which renews its leases, detects losses, and releases dropped guards. The thread ends after the
-/// last clone, lock and guard are dropped. A process that forks without `exec` must not use a client of its parent.
+/// A thread of the library renews its leases, detects losses, and releases dropped guards. All clients of a process share min(4, cores) such
+/// threads, and each thread ends after the last clone, lock and guard of its clients are dropped. A process that forks without `exec` must not use a client of its parent.
 ///
 /// ```
 /// # leasehold::doc_test(async {

@@ -24,6 +24,7 @@ mod sleep;
 mod table;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod timer;
 mod waiting;
 mod watch;

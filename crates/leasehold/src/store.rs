@@ -50,6 +50,8 @@ pub(crate) use self::redlock::Redlock;
 pub(crate) use self::sqlite::fuzz_pipe_record;
 use crate::engine::clock::Clock;
 use crate::error::Error;
+#[cfg(all(feature = "sqlite", unix))]
+use crate::error::ErrorKind;
 use crate::url::StoreUrl;
 
 /// Opens a Redis store from the caller's `redis::Client`, and a connection of the caller's, if there is one.
@@ -91,7 +93,14 @@ pub(crate) async fn open(
         StoreUrl::Postgres(url) => Ok(postgres::Postgres::open(url, client, inbox).await?),
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { path, is_durable } => {
-            Ok(sqlite::Sqlite::open(path, *is_durable, clock, client, inbox)?)
+            let (path, is_durable) = (path.clone(), *is_durable);
+            let open = move || sqlite::Sqlite::open(&path, is_durable, clock, client, inbox);
+            // The file may be busy, and the thread drives other clients.
+            let opened = tokio::task::spawn_blocking(open).await.map_err(|error| {
+                let what = format!("{url}: the thread that opens the file has ended: {error}");
+                Error::new(ErrorKind::Unavailable, what)
+            })?;
+            Ok(opened?)
         }
     }
 }

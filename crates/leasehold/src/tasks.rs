@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 
 tokio::task_local! {
     static CURRENT: Tasks;
@@ -71,6 +71,8 @@ impl TaskScope {
         let tasks = self.0.set.as_ref().and_then(|set| set.close());
         if let Some(mut tasks) = tasks {
             tasks.shutdown().await;
+            // A library's own tasks, such as that of a connection, end at their next turn.
+            yield_now().await;
         }
     }
 }

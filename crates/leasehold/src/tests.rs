@@ -541,3 +541,29 @@ fn futures_of_callers_are_small() {
     let sizes = [size_of_val(&mutex.lock()), size_of_val(&mutex.try_lock()), size_of_val(&guard.release())];
     assert!(sizes.iter().all(|size| *size <= 1_240), "{sizes:?}");
 }
+
+/// They share threads, so the end of a thread ends no task.
+#[test]
+fn close_ends_the_tasks_of_its_own_client_only() {
+    let connect = || {
+        let alive = Arc::new(());
+        let kept = alive.clone();
+        let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
+            crate::tasks::spawn(async move {
+                let _kept = kept;
+                pending::<()>().await;
+            });
+            let store = Memory::open("");
+            store.join(id, inbox);
+            Ok::<_, Error>(store as Arc<dyn Store>)
+        };
+        (block_on(Client::with_store("memory:".to_owned(), open)).unwrap(), alive)
+    };
+    // More than there are threads.
+    let mut clients: Vec<_> = (0..6).map(|_| connect()).collect();
+    while let Some((client, alive)) = clients.pop() {
+        block_on(client.close()).unwrap();
+        assert_eq!(Arc::strong_count(&alive), 1, "its task has ended");
+        assert!(clients.iter().all(|(_, alive)| Arc::strong_count(alive) == 2), "the others run");
+    }
+}

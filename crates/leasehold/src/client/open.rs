@@ -45,7 +45,7 @@ impl Client {
     pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
+        F: Future<Output = Result<Arc<dyn store::Store>, Error>> + Send + 'static,
     {
         let open = move |id, inbox, _| open(id, inbox);
         Self::with_options(url, ClientOptions::default(), open).await
@@ -58,7 +58,7 @@ impl Client {
     ) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>, Clock) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn store::Store>, Error>>,
+        F: Future<Output = Result<Arc<dyn store::Store>, Error>> + Send + 'static,
     {
         let clock = Clock::System;
         let telemetry = ClientTelemetry::new(&url);

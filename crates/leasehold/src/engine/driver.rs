@@ -1,32 +1,33 @@
-//! One thread per client for work that must not depend on a polled future: renewals, rechecks, losses, and releases of dropped guards.
+//! One driver per client for work that must not depend on a polled future: renewals, rechecks, losses, and releases of dropped guards.
 //!
-//! It is a thread with a runtime of its own, because guards are dropped anywhere: outside a runtime, in a panic, in a runtime
-//! that is shutting down. It sleeps until the earliest deadline of the table and sends everything that is due, one batch
+//! It is a task on a thread of the process's own (`threads`), because guards are dropped anywhere: outside a runtime, in a panic, in a
+//! runtime that is shutting down. It sleeps until the earliest deadline of the table and sends everything that is due, one batch
 //! for each shard. A slow response delays no loss; if too many batches have no response, what becomes due meanwhile is one more batch. The
-//! thread ends when the client's last handle is dropped, everything is released, and the store has settled.
+//! driver ends when the client's last handle is dropped, everything is released, and the store has settled.
 
 use std::future::poll_fn;
 use std::io;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{Command, LocalTime};
-use tokio::runtime::Builder;
+use tokio::task::coop::consume_budget;
 use tracing::{Instrument as _, Span};
 
 use super::manual::{Driven, ManualClock};
 use super::outbox::{Outbox, Transmits};
 use super::session::Session;
+use super::threads::{self, Drive};
 use super::timer::Timer;
 use crate::store::{BoxFuture, Store};
 use crate::tasks::TaskScope;
 use crate::telemetry::{renewal_outcome, spans};
 
-/// Starts the thread. `open` runs on it first, and `report` gets its result; `failed` is the error of a thread without a runtime or
-/// a timer.
+/// Starts a client's driver. `open` runs on its thread first, and `report` gets its result; `failed` is the error of a thread without a
+/// runtime or timers.
 pub(crate) fn start<E, F>(
     session: Arc<Session>,
     open: impl FnOnce() -> F + Send + 'static,
@@ -34,53 +35,68 @@ pub(crate) fn start<E, F>(
     failed: impl Fn(io::Error) -> E + Send + 'static,
 ) -> io::Result<()>
 where
-    F: Future<Output = Result<Arc<dyn Store>, E>>,
-    E: 'static,
+    F: Future<Output = Result<Arc<dyn Store>, E>> + Send + 'static,
+    E: Send + 'static,
 {
-    let known = session.clone();
-    let run = move || {
-        let runtime = match Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                report(Err(failed(error)));
-                return;
-            }
-        };
-        runtime.block_on(async move {
+    threads::start(Box::new(Client { session, open, report, failed }))
+}
+
+/// A client that has no store yet.
+struct Client<O, R, M> {
+    session: Arc<Session>,
+    open: O,
+    report: R,
+    failed: M,
+}
+
+impl<E, F, O, R, M> Drive for Client<O, R, M>
+where
+    O: FnOnce() -> F + Send + 'static,
+    F: Future<Output = Result<Arc<dyn Store>, E>> + Send + 'static,
+    R: FnOnce(Result<Arc<dyn Store>, E>) -> bool + Send + 'static,
+    M: Fn(io::Error) -> E + Send + 'static,
+    E: Send + 'static,
+{
+    fn drive(self: Box<Self>, timer: Timer) -> BoxFuture<()> {
+        let session = self.session.clone();
+        Box::pin(async move {
             let tasks = TaskScope::new();
-            let work = async {
-                let ready = match (open().await, Timer::new()) {
-                    (Ok(store), Ok(timer)) => Ok((store, timer)),
-                    (Err(error), _) => Err(error),
-                    (_, Err(error)) => Err(failed(error)),
-                };
-                match ready {
-                    Err(error) => {
-                        report(Err(error));
-                    }
-                    // A client that is closed removes what its store has outside of this process, such as a pipe.
-                    Ok((store, timer)) => {
-                        if report(Ok(store.clone())) {
-                            drive(&session, &*store, timer).await;
-                        }
-                    }
-                }
-            };
-            tasks.run(work).await;
+            // Wakers and log subscribers are code of the program. If one panics, no renewal follows, so the client is closed. Another one
+            // may panic in turn.
+            let driven = AssertUnwindSafe(tasks.run(self.open_and_drive(timer))).catch_unwind().await;
+            if driven.is_err() {
+                let _ = catch_unwind(AssertUnwindSafe(|| session.close(session.now())));
+            }
             tasks.end().await;
-            session.driver_gone();
-        });
-    };
-    let run = move || {
-        // Wakers and log subscribers are code of the program. If one panics, no renewal follows, so the client is closed.
-        if std::panic::catch_unwind(AssertUnwindSafe(run)).is_err() {
-            // Another one may panic in turn.
-            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| known.close(known.now())));
-            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| known.driver_gone()));
+            let _ = catch_unwind(AssertUnwindSafe(|| session.driver_gone()));
+        })
+    }
+
+    fn fail(self: Box<Self>, error: io::Error) {
+        (self.report)(Err((self.failed)(error)));
+    }
+}
+
+impl<E, F, O, R, M> Client<O, R, M>
+where
+    O: FnOnce() -> F,
+    F: Future<Output = Result<Arc<dyn Store>, E>>,
+    R: FnOnce(Result<Arc<dyn Store>, E>) -> bool,
+{
+    async fn open_and_drive(self: Box<Self>, timer: Timer) {
+        let Self { session, open, report, .. } = *self;
+        match open().await {
+            Err(error) => {
+                report(Err(error));
+            }
+            // A client that is closed removes what its store has outside of this process, such as a pipe: the store is dropped here.
+            Ok(store) => {
+                if report(Ok(store.clone())) {
+                    drive(&session, &*store, timer).await;
+                }
+            }
         }
-    };
-    std::thread::Builder::new().name("leasehold".to_owned()).spawn(run)?;
-    Ok(())
+    }
 }
 
 /// Wakes the driver at a time of the local clock.
@@ -100,6 +116,8 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
     let mut in_flight = FuturesUnordered::new();
     let mut settling = None::<BoxFuture<bool>>;
     loop {
+        // Other clients have their turn on this thread, however often this one is woken.
+        consume_budget().await;
         let due = session.due(session.now());
         if due.is_over {
             let mut settle = store.settle();

@@ -7,16 +7,29 @@ use leasehold_core::LocalTime;
 
 use crate::engine::clock::Clock;
 
+/// The timers of one thread.
+#[derive(Clone)]
+pub(crate) struct Timers;
+
 /// Sleeps in steps short enough that a suspend is noticed soon after it.
 pub(crate) struct Timer;
 
 const STEP: Duration = Duration::from_secs(1);
 
-impl Timer {
+impl Timers {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self)
     }
 
+    pub(crate) fn timer(&self) -> Timer {
+        Timer
+    }
+
+    /// The runtime does all of it.
+    pub(crate) async fn run(self) {}
+}
+
+impl Timer {
     /// Ends at this point of the local clock or later. Cancel safe.
     pub(crate) async fn until(&mut self, time: LocalTime) -> io::Result<()> {
         if time == LocalTime::NEVER {

@@ -5,6 +5,7 @@
 //! reported, and those who wait for one poll.
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -22,7 +23,7 @@ use super::wire;
 use crate::error::{Error, invalid};
 use crate::store::foreign::{ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, MAX_DELAY, Watchers};
 use crate::store::{BoxFuture, ForeignKeys, StoreError};
-use crate::tasks::Tasks;
+use crate::tasks::{TaskGroup, Tasks};
 use crate::url::{Place, RedisUrl};
 
 /// The keys of one server.
@@ -42,11 +43,13 @@ enum Source {
 
 pub(super) struct Shared {
     source: Source,
-    connection: tokio::sync::Mutex<Option<Open>>,
+    connection: Arc<Slot>,
     /// Whether the server reports changes of keys over that connection.
     is_tracking: AtomicBool,
     watchers: Arc<Watchers>,
 }
+
+type Slot = tokio::sync::Mutex<Option<Open>>;
 
 /// The connection, and what it was opened beside.
 struct Open {
@@ -54,6 +57,26 @@ struct Open {
     /// The connections of the store; none at another server.
     beside: Option<Weak<Connections>>,
     is_lost: Arc<AtomicBool>,
+    /// Closes it when the client ends, though a clone of the client may be kept.
+    _end: TaskGroup,
+}
+
+/// Is dropped with the tasks of the client.
+struct CloseAtEnd {
+    slot: Weak<Slot>,
+    is_lost: Arc<AtomicBool>,
+}
+
+impl Drop for CloseAtEnd {
+    fn drop(&mut self) {
+        let Some(slot) = self.slot.upgrade() else { return };
+        // If it is in use, a task of the client is about to replace it, and ends too.
+        if let Ok(mut slot) = slot.try_lock()
+            && slot.as_ref().is_some_and(|open| Arc::ptr_eq(&open.is_lost, &self.is_lost))
+        {
+            *slot = None;
+        }
+    }
 }
 
 impl ServerKeys {
@@ -76,7 +99,7 @@ impl ServerKeys {
     }
 
     fn of(source: Source, tasks: Tasks, watchers: Arc<Watchers>) -> Self {
-        let (connection, is_tracking) = (tokio::sync::Mutex::default(), AtomicBool::new(false));
+        let (connection, is_tracking) = (Arc::default(), AtomicBool::new(false));
         let shared = Arc::new(Shared { source, connection, is_tracking, watchers });
         Self { shared, tasks }
     }
@@ -251,7 +274,13 @@ impl Shared {
             };
         }
         self.is_tracking.store(is_tracking, Ordering::SeqCst);
-        Ok(Open { connection, beside, is_lost })
+        let mut end = TaskGroup::default();
+        let close = CloseAtEnd { slot: Arc::downgrade(&self.connection), is_lost: is_lost.clone() };
+        end.spawn(async move {
+            let _close = close;
+            pending::<()>().await;
+        });
+        Ok(Open { connection, beside, is_lost, _end: end })
     }
 }
 
