@@ -33,8 +33,11 @@ pub use locks::{
 
 /// Runs `work` without tokio's budget for polls. A call that blocks its thread inside a task would use the budget up, and would then
 /// never be woken.
-fn block_on<F: Future>(work: F) -> F::Output {
-    pollster::block_on(tokio::task::coop::unconstrained(work))
+pub(crate) fn block_on<F: Future>(work: F) -> F::Output {
+    pollster::block_on(tokio::task::coop::unconstrained(async {
+        crate::wakes::learn_blocking().await;
+        work.await
+    }))
 }
 
 /// Converts an async type, or the result of an async call, into its blocking counterpart.

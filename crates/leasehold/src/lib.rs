@@ -119,6 +119,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod url;
+mod wakes;
 
 pub use builder::{ClientBuilder, Store};
 pub use client::Client;

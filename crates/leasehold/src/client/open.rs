@@ -1,6 +1,8 @@
 //! Opens a client: its session, its thread or its manual clock, and its store.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
 use leasehold_core::{ClientId, SecretKey};
@@ -17,6 +19,7 @@ use crate::handle::{ClientOptions, Handle};
 use crate::store::{self, Inbox};
 use crate::telemetry::ClientTelemetry;
 use crate::url::StoreUrl;
+use crate::wakes;
 
 impl Client {
     pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
@@ -66,7 +69,7 @@ impl Client {
         let session = Arc::new(Session::new(id, key, clock.clone(), telemetry.clone()));
         let inbox: Arc<dyn Inbox> = session.clone();
         let (id, inbox) = (session.id, Arc::downgrade(&inbox));
-        let (sender, receiver) = oneshot::channel();
+        let (sender, mut receiver) = oneshot::channel();
         let (limit, shown, metered) = (options.connect_timeout, url.clone(), telemetry.clone());
         let open = move || async move {
             let opening = async { Ok(metered.meter(open(id, inbox, clock.clone()).await?, clock)) };
@@ -79,7 +82,9 @@ impl Client {
         };
         let report = move |ready| sender.send(ready).is_ok();
         driver::start(session.clone(), open, report, thread_failed).map_err(thread_failed)?;
-        let store = receiver.await.map_err(|_| {
+        let received =
+            poll_fn(|context| wakes::guarded(context, |context| Pin::new(&mut receiver).poll(context)));
+        let store = received.await.map_err(|_| {
             Error::new(ErrorKind::Unavailable, format!("the client's thread for {url} ended unexpectedly"))
         })??;
         tracing::debug!(store = %url, client = client_name(session.id), "connected");

@@ -37,6 +37,7 @@ use super::releasing::ReleaseOutcome;
 use super::table::{Effects, Table};
 use crate::store::{CallResult, Inbox, StoreError};
 use crate::telemetry::ClientTelemetry;
+use crate::wakes;
 
 /// The attempts, leases and releases of one client.
 pub(crate) struct Session {
@@ -436,7 +437,7 @@ impl Inbox for Session {
 
 /// Wakes all of them. If a waker panics, the others are woken first.
 fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
-    let wake = |waker: Waker| catch_unwind(AssertUnwindSafe(|| waker.wake())).err();
+    let wake = |waker: Waker| catch_unwind(AssertUnwindSafe(|| wakes::wake(waker))).err();
     let panics: Vec<_> = wakers.into_iter().filter_map(wake).collect();
     if let Some(first) = panics.into_iter().next() {
         resume_unwind(first);

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::timer::{Timer, Timers};
 use crate::store::BoxFuture;
+use crate::wakes;
 
 /// More of them would not be faster: a driver waits for its store.
 const MAX_THREADS: usize = 4;
@@ -140,6 +141,7 @@ fn runtime() -> io::Result<(Runtime, Timers)> {
 fn run(threads: &'static Threads, number: u64, mut arriving: UnboundedReceiver<Box<dyn Drive>>) {
     match runtime() {
         Ok((runtime, timers)) => {
+            wakes::keep_away(&runtime);
             runtime.spawn(timers.clone().run());
             runtime.block_on(async {
                 while let Some(client) = arriving.recv().await {

@@ -8,6 +8,7 @@ mod imp {
     use std::fs::File;
     use std::future::poll_fn;
     use std::io;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
     use std::task::{Poll, Waker};
     use std::time::Duration;
@@ -61,8 +62,10 @@ mod imp {
         pub(crate) async fn run(self) {
             loop {
                 if let Err(error) = self.0.until_due().await {
-                    // The drivers look at their clocks meanwhile.
-                    tracing::error!(%error, "the timer failed; retrying in 1 s");
+                    // A log subscriber may panic, and these are the timers of several clients.
+                    let _ = catch_unwind(AssertUnwindSafe(
+                        || tracing::error!(%error, "the timer failed; retrying in 1 s"),
+                    ));
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
                 self.0.wake_due(Clock::System.local());

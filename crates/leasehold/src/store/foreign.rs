@@ -1,12 +1,16 @@
 //! Commands on keys of other libraries, and word of changes of such keys.
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
 use tokio::sync::Notify;
+
+use crate::wakes;
 
 /// How much later than its time a command that was given up may arrive.
 pub(crate) const MAX_DELAY: Duration = Duration::from_secs(1);
@@ -120,7 +124,8 @@ impl KeyWatch {
 
     /// Waits until one of the keys may have changed. Cancel safe.
     pub(crate) async fn changed(&self) {
-        self.notify.notified().await;
+        let mut notified = pin!(self.notify.notified());
+        poll_fn(|context| wakes::guarded(context, |context| notified.as_mut().poll(context))).await;
     }
 }
 

@@ -344,6 +344,48 @@ fn wakers_that_panic_keep_nobody_from_being_woken() {
     ends_by_a_panic(&stage, guard);
 }
 
+/// The clients share threads, and wake tasks whose time has come.
+#[test]
+fn waker_that_blocks_delays_no_client() {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    struct Blocks(Sender<()>, Mutex<Receiver<()>>);
+    impl std::task::Wake for Blocks {
+        fn wake(self: Arc<Self>) {
+            self.0.send(()).unwrap();
+            let _ = self.1.lock().unwrap().recv();
+        }
+    }
+    let limit = Duration::from_millis(1);
+    // More than there are threads.
+    let stages: Vec<_> = (0..6).map(|_| Stage::new()).collect();
+    stages.iter().for_each(Stage::other_takes_it);
+    let (begins, begun) = channel();
+    let (let_go, until) = channel();
+    let waker = Waker::from(Arc::new(Blocks(begins, Mutex::new(until))));
+    let mutex = stages[0].mutex();
+    let mut waiting = Box::pin(mutex.lock_timeout(limit));
+    assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    begun.recv_timeout(Duration::from_secs(20)).expect("its time has come");
+    let (ends, ended) = channel();
+    thread::scope(|scope| {
+        for stage in &stages {
+            let ends = ends.clone();
+            scope.spawn(move || {
+                ends.send(block_on(stage.mutex().lock_timeout(limit)).unwrap().is_none()).unwrap();
+            });
+        }
+        for _ in &stages {
+            let is_timed_out = ended.recv_timeout(Duration::from_secs(20));
+            if is_timed_out.is_err() {
+                // The threads of this test end, too.
+                let _ = let_go.send(());
+            }
+            assert_eq!(is_timed_out, Ok(true));
+        }
+        drop(let_go);
+    });
+}
+
 #[test]
 fn reads_of_a_closed_client_say_that_it_is_closed() {
     let stage = Stage::new();
