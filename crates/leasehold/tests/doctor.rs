@@ -53,9 +53,12 @@ fn traces(server: &Server) -> (Vec<String>, Vec<String>, BTreeMap<String, String
 
 #[tokio::test]
 async fn well_configured_server_has_no_findings() {
-    for (flavor, version) in
-        [(Flavor::Redis7, "Redis "), (Flavor::Redis62, "Redis 6.2"), (Flavor::Valkey9, "Valkey 9")]
-    {
+    for (flavor, version) in [
+        (Flavor::Redis7, "Redis "),
+        (Flavor::Redis62, "Redis 6.2"),
+        (Flavor::Valkey9, "Valkey 9"),
+        (Flavor::Redis86, "Redis 8.6"),
+    ] {
         let server = sound(flavor).start();
         for url in [server.url(), server.socket_url(), format!("{}?protocol=2", server.url())] {
             let diagnosis = diagnose(&url).await;

@@ -66,6 +66,7 @@ impl Backend {
                 (format!("{}?protocol=2", server.url()), Servers::One(Box::new(server)))
             }
             "redis 6.2" => on(of(Flavor::Redis62).start()),
+            "redis 8.6" => on(of(Flavor::Redis86).start()),
             "valkey 9" => on(of(Flavor::Valkey9).start()),
             "redis+unix" => on(Server::on_socket()),
             "rediss" => {
@@ -363,6 +364,7 @@ stores! {
     redis_resp2: each "redis, protocol 2";
     redis_6_2: each "redis 6.2";
     valkey_9: each "valkey 9";
+    redis_8_6: each "redis 8.6" (mutex handoff set);
     redis_tls: each "rediss" (mutex handoff set);
     redis_unix: each "redis+unix" (mutex handoff set);
     sentinel: together "redis-sentinel";
