@@ -141,13 +141,20 @@ local function pack_header(s, lease)
     s.parked, s.tombstones, s.next_expiry, s.stays, #lease) .. lease
 end
 
+-- Leaves nothing of a new sorted set that could not be finished: the user may lack a right.
+local function done_or_undone(reply)
+  if type(reply) ~= 'table' or not reply.err then return end
+  redis.call('DEL', SCRATCH)
+  error(reply.err, 0)
+end
+
 -- Lets the key be a sorted set of these rows, which are the arguments of ZADD, at once and with an expiry. `add` calls ZADD.
 local function create_rows(add, scored, stays)
-  -- Only if a step failed between these commands. Nothing is deleted in vain: once something was, full memory refuses nothing more.
+  -- Only if a step failed between these commands, and so did the DEL. Nothing is deleted in vain: once something was, full memory refuses nothing more.
   if redis.call('EXISTS', SCRATCH) == 1 then redis.call('DEL', SCRATCH) end
   add('ZADD', SCRATCH, unpack(scored))
-  redis.call('PEXPIREAT', SCRATCH, math.ceil(stays / 1000))
-  redis.call('RENAME', SCRATCH, KEYS[1])
+  done_or_undone(redis.pcall('PEXPIREAT', SCRATCH, math.ceil(stays / 1000)))
+  done_or_undone(redis.pcall('RENAME', SCRATCH, KEYS[1]))
 end
 
 -- The lease of a plain value without its expiry, and the last token; nothing if the value is another program's.
