@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Kind, Loss, Mutex};
-use leasehold_testkit::{Proxy, Sentinels, Server, unless_paused, until, until_some};
+use leasehold_testkit::{Flavor, Proxy, Sentinels, Server, unless_paused, until, until_some};
 use redis::Value;
 
 const KEY: &str = "jobs";
@@ -223,4 +223,45 @@ async fn lock_goes_on_at_the_replica_that_becomes_the_master() {
     until(async || guard.remaining() > Duration::from_secs(3)).await;
     sentinels.servers[master].run(&["DEL", KEY]);
     assert_eq!(tokio::time::timeout(SOON, guard.lost()).await.expect("told"), Loss::Bridge);
+}
+
+/// The server keeps what a script has written that is refused half-way.
+#[tokio::test]
+async fn user_who_may_not_set_an_expiry_leaves_no_lock_and_no_signal_that_stays() {
+    for flavor in Flavor::ALL {
+        let server = Server::builder().flavor(flavor).start();
+        for foreign in all() {
+            let client = Client::connect(&server.url()).await.unwrap();
+            server.run(&["ACL", "SETUSER", "default", "-pexpire"]);
+            let locked = mutex(&client, &foreign).try_lock().await;
+            let is_hash = foreign.to_string().starts_with("redisson");
+            assert_eq!(locked.is_err(), is_hash, "{flavor:?}, {foreign}: {:?}", locked.map(drop));
+            if let Ok(Some(guard)) = locked {
+                guard.release().await.unwrap();
+            }
+            forget_nothing(&server, &foreign);
+            let client = Client::connect(&server.url()).await;
+            assert!(client.unwrap_err().to_string().contains("+pexpire"), "{flavor:?}");
+            server.run(&["ACL", "SETUSER", "default", "+pexpire"]);
+            server.run(&["FLUSHALL"]);
+        }
+        let client = Client::connect(&server.url()).await.unwrap();
+        let foreign = Foreign::redisson_read_write_lock(KEY);
+        let lock = client.rw_lock("own").bridge(foreign.clone());
+        for right in ["pexpire", "set", "hset"] {
+            server.run(&["ACL", "SETUSER", "default", &format!("-{right}")]);
+            assert!(lock.try_read().await.is_err(), "{flavor:?} without {right}");
+            forget_nothing(&server, &foreign);
+            server.run(&["ACL", "SETUSER", "default", &format!("+{right}")]);
+        }
+    }
+}
+
+/// Asserts that every key has an expiry but clocks and counters.
+#[track_caller]
+fn forget_nothing(server: &Server, foreign: &Foreign) {
+    let keys: Vec<String> = server.query(&["KEYS", "*"]).unwrap();
+    for key in keys.iter().filter(|key| !key.contains("clock") && !key.contains("token")) {
+        assert_ne!(server.query::<i64>(&["PTTL", key]).unwrap(), -1, "{foreign}: {key} stays");
+    }
 }

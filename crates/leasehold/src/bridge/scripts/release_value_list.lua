@@ -11,7 +11,9 @@ redis.call('del', KEYS[1])
 -- One element at most: an old one would wake a second waiter in vain.
 local cleared = redis.pcall('del', ARGV[2])
 if type(cleared) == 'table' then return 2 end
-local added = redis.pcall('lpush', ARGV[2], 1)
-if type(added) == 'table' then return 2 end
+-- The expiry is tried before there is something that would stay for ever without it.
+for _, command in ipairs({ { 'pexpire', ARGV[2], ARGV[3] }, { 'lpush', ARGV[2], 1 } }) do
+  if type(redis.pcall(unpack(command))) == 'table' then return 2 end
+end
 redis.call('pexpire', ARGV[2], ARGV[3])
 return 1

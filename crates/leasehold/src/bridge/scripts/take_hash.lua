@@ -7,9 +7,10 @@
 --
 -- Returns 1 if the holder has the lock, or else 0.
 if redis.call('exists', KEYS[1]) == 0 then
-  -- First, the free lock: the field counts how often its holder has entered.
-  redis.call('hset', KEYS[1], ARGV[1], 1)
-  if ARGV[3] then redis.call('hset', KEYS[1], 'mode', ARGV[3]) end
+  -- First, the free lock: the field counts how often its holder has entered. The server keeps what a refused script has written, so a user
+  -- without the right to PEXPIRE is refused before there is a lock that would not expire.
+  redis.call('pexpire', KEYS[1], ARGV[2])
+  redis.call('hset', KEYS[1], ARGV[1], 1, unpack(ARGV[3] and { 'mode', ARGV[3] } or {}))
 elseif redis.call('hexists', KEYS[1], ARGV[1]) == 0 then
   -- Then, the lock of another holder.
   return 0

@@ -13,6 +13,9 @@ if redis.call('exists', KEYS[1]) == 0 then
   -- First, the free lock. The next number is higher than every one before, and at least the one that is asked for.
   local number = math.max(count + 1, tonumber(ARGV[3]))
   if number >= 9007199254740992 then return redis.error_reply('ERR the counter of tokens is exhausted') end
+  -- The server keeps what a refused script has written, so a user without the right to PEXPIRE is refused before there is a lock that would
+  -- not expire.
+  redis.call('pexpire', KEYS[1], ARGV[2])
   redis.call('incrby', KEYS[2], string.format('%.0f', number - count))
   redis.call('hset', KEYS[1], ARGV[1], 1)
   count = number
