@@ -371,16 +371,27 @@ impl Reconnector {
         if let Some(channel) = &self.endpoint_config.channel {
             if self.is_resp2 {
                 let mut inbox = client.get_async_pubsub().await?;
-                inbox.subscribe(channel).await.map_err(|error| rights::of_subscription(error, user))?;
+                inbox
+                    .subscribe(channel)
+                    .await
+                    .map_err(|error| rights::of_command(error, "+subscribe", user))?;
                 tasks.spawn(forward_messages(inbox, on_message, status.clone()));
             } else {
-                driver_conn.subscribe(channel).await.map_err(|error| rights::of_subscription(error, user))?;
+                driver_conn
+                    .subscribe(channel)
+                    .await
+                    .map_err(|error| rights::of_command(error, "+subscribe", user))?;
             }
         }
         let facts =
             handshake::handshake(&mut driver_conn, self.is_resp2, &*self.endpoint_config.warn).await?;
         // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
-        rights::check(&mut driver_conn, user).await?;
+        let place = match self.endpoint_config.channel {
+            Some(_) => rights::Place::Server,
+            // A cluster has a channel for each slot.
+            None => rights::Place::ClusterNode,
+        };
+        rights::check(&mut driver_conn, place, user).await?;
         if self.endpoint_config.is_voter && facts.run_id.is_none() {
             let error = handshake::missing_run_id(user);
             (self.endpoint_config.warn)(explain(&error));

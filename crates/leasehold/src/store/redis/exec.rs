@@ -132,18 +132,21 @@ pub(super) async fn run_one(
 }
 
 /// The answer of a command; if it was refused, with the right that is missing for this resource.
-async fn with_reason(
+pub(super) async fn with_reason(
     answer: Result<Answer, CallError>,
     connection: &mut Wire,
     options: CallOptions<'_>,
     resource: &Resource,
 ) -> Result<Answer, CallError> {
     let Err(CallError::Denied(error)) = answer else { return answer };
-    let channel = inbox_of(ClientId::new(0), options.variant.is_cluster().then(|| slot_of(resource)));
+    let is_cluster = options.variant.is_cluster();
+    let place = if is_cluster { rights::Place::ClusterNode } else { rights::Place::Server };
+    let channel = inbox_of(ClientId::new(0), is_cluster.then(|| slot_of(resource)));
     // A key in the slot of the lock that never exists, because the probes would change one that does.
     let key = resource_key(resource) + ":";
     // Its own future, because a refusal is rare.
-    let reason = Box::pin(async move { rights::explain_refusal(connection, &key, &channel).await }).await;
+    let reason =
+        Box::pin(async move { rights::explain_refusal(connection, place, &key, &channel).await }).await;
     let message = reason.unwrap_or_else(|| error.message.clone());
     Err(CallError::Denied(StoreError { message, ..error }))
 }
@@ -417,7 +420,7 @@ fn scan(cursor: u64) -> redis::Cmd {
 fn read_page(value: Result<Value, RedisError>) -> Result<(u64, Vec<Resource>), StoreError> {
     let read = |value| redis::from_redis_value::<(u64, Vec<Vec<u8>>)>(value).map_err(RedisError::from);
     let page = value.and_then(Value::extract_error).and_then(read);
-    let (next, keys) = page.map_err(|error| store_error(&error))?;
+    let (next, keys) = page.map_err(|error| store_error(&rights::of_command(error, "+scan", None)))?;
     Ok((next, keys.iter().filter_map(|key| resource_of(key)).collect()))
 }
 

@@ -13,7 +13,8 @@ use super::connections::Connections;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, Call, CallOptions};
 use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
-use super::{codec, wire};
+use super::wire::Wire;
+use super::{codec, rights, wire};
 use crate::store::StoreError;
 
 /// Runs calls, and fails those that too few replicas acknowledge.
@@ -71,8 +72,14 @@ async fn run_over(
             values[at] = later;
         }
     }
-    let count = |(payload, values)| counted(payload, values, &reached, replicas);
-    payloads.iter().zip(values).map(count).collect()
+    let reached = reached.map_err(|error| rights::of_command(error, "+wait", None));
+    let mut answers = Vec::new();
+    for (payload, values) in payloads.iter().zip(values) {
+        let answer = counted(payload, values, &reached, replicas);
+        let mut wire = Wire::from(connection.clone());
+        answers.push(exec::with_reason(answer, &mut wire, options, payload.resource).await);
+    }
+    answers
 }
 
 /// A command, and the claim that follows it in the pipeline.
@@ -125,9 +132,8 @@ fn counted(
 /// so the lease is released. After a lost connection it may be repeated.
 fn after_grant(error: CallError) -> CallError {
     match error {
-        CallError::Failed(error) | CallError::Denied(error) => {
-            CallError::Failed(StoreError { failure: Failure::NotDurable, ..error })
-        }
+        CallError::Failed(error) => CallError::Failed(StoreError { failure: Failure::NotDurable, ..error }),
+        CallError::Denied(error) => CallError::Denied(StoreError { failure: Failure::NotDurable, ..error }),
         CallError::ReadOnly(_) | CallError::TryAgain(_) | CallError::Moved(_) | CallError::Ask(_) => {
             let what = "the server refused to confirm the lease: it is not the master of the lock any more";
             CallError::Failed(StoreError::new(Failure::NotDurable, what))

@@ -100,6 +100,11 @@ impl MissingRight {
 }
 
 impl Right {
+    /// Whether a script may run the command.
+    fn is_for_scripts(&self) -> bool {
+        !["+cluster|slots", "+asking", "+ssubscribe"].contains(&self.rule)
+    }
+
     /// The probe's words, with this key and this channel.
     pub(super) fn words<'a>(&'a self, key: &'a str, channel: &'a str) -> Vec<&'a str> {
         let word = |word: &'a str| match word {
@@ -142,15 +147,28 @@ pub(super) fn is_probe(text: &str) -> bool {
     text.get(..64).is_some_and(|beginning| PROBES.starts_with(beginning))
 }
 
-/// The rights that a script can try.
-fn probed() -> impl Iterator<Item = &'static Right> {
-    RIGHTS.iter().filter(|right| right.purpose == Purpose::Locks)
+/// What a user needs who uses locks here.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Server,
+    ClusterNode,
 }
 
-fn probes(key: &str, channel: &str) -> Cmd {
+impl Place {
+    /// The rights that a script can try.
+    fn probed(self) -> impl Iterator<Item = &'static Right> {
+        RIGHTS.iter().filter(move |right| match right.purpose {
+            Purpose::Locks => true,
+            Purpose::Cluster | Purpose::Sharded => self == Self::ClusterNode && right.is_for_scripts(),
+            _ => false,
+        })
+    }
+}
+
+fn probes(place: Place, key: &str, channel: &str) -> Cmd {
     let mut command = redis::cmd("EVAL");
     command.arg(PROBES).arg(0);
-    for right in probed() {
+    for right in place.probed() {
         let words = right.words(key, channel);
         command.arg(words.len()).arg(words);
     }
@@ -158,19 +176,19 @@ fn probes(key: &str, channel: &str) -> Cmd {
 }
 
 /// What a user lacks, as a sentence with the remedy; `None` if it is nothing that was tried.
-fn verdict(answer: Result<Value, RedisError>, user: &str) -> Option<String> {
+fn verdict(place: Place, answer: Result<Value, RedisError>, user: &str) -> Option<String> {
     let errors = match answer.and_then(Value::extract_error) {
         Ok(value) => redis::from_redis_value::<Vec<String>>(value).ok()?,
         Err(error) if lacks_a_right(&error.to_string()) => return Some(grant(user, "+eval")),
         Err(_) => return None,
     };
     let (mut rules, mut unknown) = (Vec::new(), Vec::new());
-    for (right, error) in probed().zip(&errors) {
+    for (right, error) in place.probed().zip(&errors) {
         if let Some(rule) = right.missing_rule(error) {
             if !rules.contains(&rule) {
                 rules.push(rule);
             }
-        } else if is_unknown(error) {
+        } else if is_unknown(error) && right.purpose == Purpose::Locks {
             unknown.push(right.rule.trim_start_matches('+').to_uppercase());
         }
     }
@@ -192,46 +210,55 @@ fn grant(user: &str, rules: &str) -> String {
 /// when one is used.
 pub(super) async fn check(
     connection: &mut MultiplexedConnection,
+    place: Place,
     user: Option<&str>,
 ) -> Result<(), RedisError> {
-    let questions = questions(&scratch_key(None), &inbox_of(ClientId::new(0), None));
+    let questions = questions(place, &scratch_key(None), &inbox_of(ClientId::new(0), None));
     let answers = wire::pipeline(connection, questions, false).await;
-    match lack(answers, user.unwrap_or("default")) {
+    match lack(place, answers, user.unwrap_or("default")) {
         Some(message) => Err((ErrorKind::Client, OWN_REFUSAL, message).into()),
         None => Ok(()),
     }
 }
 
 /// All that a script can try, and whether scripts may be called by their hash.
-fn questions(key: &str, channel: &str) -> Vec<Cmd> {
+fn questions(place: Place, key: &str, channel: &str) -> Vec<Cmd> {
     let mut evalsha = redis::cmd("EVALSHA");
     // No script has this hash.
     evalsha.arg("0").arg(0);
-    vec![probes(key, channel), evalsha]
+    vec![probes(place, key, channel), evalsha]
 }
 
 /// What the user lacks, from the answers to [`questions`].
-fn lack(answers: Vec<Result<Value, RedisError>>, user: &str) -> Option<String> {
+fn lack(place: Place, answers: Vec<Result<Value, RedisError>>, user: &str) -> Option<String> {
     let mut answers = answers.into_iter();
-    let lack = answers.next().and_then(|answer| verdict(answer, user));
+    let lack = answers.next().and_then(|answer| verdict(place, answer, user));
     let evalsha = answers.next()?.and_then(Value::extract_error).err();
     let is_denied = evalsha.is_some_and(|error| lacks_a_right(&error.to_string()));
     lack.or_else(|| is_denied.then(|| grant(user, "+evalsha")))
 }
 
-/// The error of a subscription, with the right that is missing.
-pub(super) fn of_subscription(error: RedisError, user: Option<&str>) -> RedisError {
-    let Some(right) = RIGHTS.iter().find(|right| right.rule == "+subscribe") else { return error };
-    match right.missing_rule(&error.to_string()) {
-        Some(rule) => (ErrorKind::Client, OWN_REFUSAL, grant(user.unwrap_or("default"), rule)).into(),
+/// The error of a command that needs this right: if it is missing, the error names it.
+pub(super) fn of_command(error: RedisError, rule: &str, user: Option<&str>) -> RedisError {
+    let right = RIGHTS.iter().find(|right| right.rule == rule);
+    match right.and_then(|right| right.missing_rule(&error.to_string())) {
+        Some(rule) => (ErrorKind::Client, OWN_REFUSAL, grant(user.unwrap_or(ANY_USER), rule)).into(),
         None => error,
     }
 }
 
+/// In place of a user's name that is not known.
+const ANY_USER: &str = "USER";
+
 /// What a user lacks for this missing key and this channel, after a command was refused. `None` if all that is tried is allowed, for example
 /// because the right was given back.
-pub(super) async fn explain_refusal(connection: &mut Wire, key: &str, channel: &str) -> Option<String> {
-    lack(connection.pipeline(questions(key, channel), false).await, "USER")
+pub(super) async fn explain_refusal(
+    connection: &mut Wire,
+    place: Place,
+    key: &str,
+    channel: &str,
+) -> Option<String> {
+    lack(place, connection.pipeline(questions(place, key, channel), false).await, ANY_USER)
 }
 
 #[cfg(test)]
@@ -269,12 +296,12 @@ mod tests {
 
     #[test]
     fn disabled_command_is_named() {
-        let errors = probed().map(|right| {
+        let errors = Place::Server.probed().map(|right| {
             let text =
                 if right.rule == "+zrem" { "ERR Unknown Redis command called from script" } else { "" };
             Value::BulkString(text.as_bytes().to_vec())
         });
-        let message = verdict(Ok(Value::Array(errors.collect())), "me").unwrap();
+        let message = verdict(Place::Server, Ok(Value::Array(errors.collect())), "me").unwrap();
         assert!(message.contains("ZREM") && message.contains("rename-command"), "{message}");
     }
 }

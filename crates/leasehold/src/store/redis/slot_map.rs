@@ -8,6 +8,7 @@ use redis::Value;
 use redis::aio::MultiplexedConnection;
 
 use super::error::explain;
+use super::rights;
 use crate::url::{Host, NO_HOST_NAME};
 
 /// A range of hash slots and the nodes that have it.
@@ -98,7 +99,7 @@ impl SlotMap {
 /// Queries a node for the slot map.
 pub(super) async fn query(node: &mut MultiplexedConnection, host: &Host) -> Result<Vec<SlotRange>, String> {
     let reply: Result<Value, _> = redis::cmd("CLUSTER").arg("SLOTS").query_async(node).await;
-    let reply = reply.map_err(|error| explain(&error))?;
+    let reply = reply.map_err(|error| explain(&rights::of_command(error, "+cluster|slots", None)))?;
     let ranges = parse(&reply, host).ok_or("the reply to CLUSTER SLOTS has an unknown form")?;
     if ranges.is_empty() { Err("no node has any slots".to_owned()) } else { Ok(ranges) }
 }

@@ -1,12 +1,12 @@
 //! Subscriptions to the inboxes of a cluster's hash slots.
 
-use leasehold_core::{Answer, ClientId, Failure, Reply};
+use leasehold_core::{Answer, ClientId, Effect, Failure, Reply};
 use leasehold_redis_protocol::{Channels, inbox_of};
 
 use super::connections::Connections;
 use super::error::CallError;
 use super::exec::CallOptions;
-use super::wire;
+use super::{rights, wire};
 use crate::store::StoreError;
 
 /// Subscribes to a slot's inbox. Returns the error on failure.
@@ -31,7 +31,10 @@ pub(super) async fn subscribe(
             connections.confirm_subscription(slot);
             None
         }
-        Err(error) => Some((slot, CallError::from(&error))),
+        Err(error) => {
+            let rule = if channels == Channels::Sharded { "+ssubscribe" } else { "+subscribe" };
+            Some((slot, CallError::from(&rights::of_command(error, rule, None))))
+        }
     }
 }
 
@@ -40,8 +43,12 @@ pub(super) async fn subscribe(
 pub(super) fn require_subscription(answer: &mut Result<Answer, CallError>, error: &CallError) {
     let Ok(good) = answer else { return };
     if !matches!(error, CallError::Moved(_) | CallError::Ask(_) | CallError::TryAgain(_)) {
-        let error = StoreError { failure: Failure::Unknown, ..error.clone().into() };
-        *answer = Err(CallError::Failed(error));
+        let error = StoreError::from(error.clone());
+        let failure = match error.failure {
+            Failure::Permanent(_) => Failure::Permanent(Effect::Possible),
+            _ => Failure::Unknown,
+        };
+        *answer = Err(CallError::Failed(StoreError { failure, ..error }));
     } else if matches!(good.reply, Reply::Queued(_)) {
         *answer = Err(CallError::NotSubscribed(Box::new(good.clone())));
     }
