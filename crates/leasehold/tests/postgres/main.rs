@@ -5,6 +5,7 @@ mod kills;
 mod network;
 mod rights;
 mod servers;
+mod stranger;
 mod transactions;
 
 use std::time::Duration;

@@ -1,10 +1,12 @@
 //! Roles that lack a right, and roles from which a policy hides rows.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, Kind, Severity};
-use leasehold_testkit::{Postgres, until};
+use leasehold::{Client, Error, Guard, Kind, Severity};
+use leasehold_testkit::{Postgres, unless_paused, until};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::{LONG, client_of, lock, refusal};
 
@@ -55,7 +57,7 @@ async fn use_locks(healthy: &Client, lacking: &Client, name: &str) -> Vec<Error>
     })
     .await;
     held.release().await.unwrap();
-    let waited = tokio::time::timeout(LONG, waiting).await.expect("it waits in silence").unwrap();
+    let waited = timeout(LONG, waiting).await.expect("it waits in silence").unwrap();
     match waited {
         Ok(Some(guard)) => {
             assert!(inspected.try_lock().await.unwrap().is_none() || !guard.is_held(), "{name}: two holders");
@@ -145,6 +147,102 @@ async fn role_without_one_right_is_told_which_and_no_lock_gets_two_holders() {
         .filter(|name| !UNUSED.contains(&name.as_str()) && !rare.contains(&name.as_str()))
         .collect();
     assert!(unexpected.is_empty(), "{unexpected:?}");
+}
+
+/// How long a waiter may keep the one behind it from a free lock: a claim window, and a busy machine.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A waiter of a role that lacks a right to the table of waiters, and one behind it of a role that does not.
+struct Pair {
+    refused: JoinHandle<Result<Option<Guard>, Error>>,
+    next: JoinHandle<Result<Option<Guard>, Error>>,
+}
+
+impl Pair {
+    /// The waiter that is refused waits already, unless it is refused at once.
+    async fn wait(other: &Client, lacking: &Client, name: &str, is_queued: bool) -> Self {
+        let waiting = |client: &Client| {
+            let mutex = client.mutex(name);
+            tokio::spawn(async move { mutex.lock_timeout(LONG).await })
+        };
+        let until_waiting = async |count: usize| {
+            let mutex = other.mutex(name);
+            until(async || mutex.inspect().await.is_ok_and(|view| view.waiters.len() == count)).await;
+        };
+        let refused = waiting(lacking);
+        if is_queued {
+            until_waiting(1).await;
+        }
+        let next = waiting(other);
+        until_waiting(1 + usize::from(is_queued)).await;
+        Self { refused, next }
+    }
+
+    /// One ends with the server's word and what would lift it, and the other gets the lock that `free` frees.
+    async fn end(self, right: &str, free: impl AsyncFnOnce()) {
+        let refused = timeout(SOON, self.refused).await.expect("it ends").unwrap();
+        let error = refused.map(|guard| guard.is_some()).unwrap_err();
+        let text = error.to_string();
+        let remedy = format!("GRANT {right} ON leasehold.waiter TO app");
+        assert!(
+            error.is_refused() && text.contains("permission denied") && text.contains(&remedy),
+            "{right}: {text}"
+        );
+        free().await;
+        let locked = timeout(SOON, self.next).await.expect("it is not delayed").unwrap();
+        locked.unwrap().expect("it is free").release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_that_is_refused_for_good_ends_with_the_servers_word_and_delays_no_other() {
+    unless_paused(Duration::from_secs(1), async || {
+        let (server, healthy, url) = with_role().await;
+        let (lacking, other) = (Client::connect(&url).await.unwrap(), client_of(&server).await);
+        // Without INSERT it cannot queue.
+        let held = lock(&healthy, "a").await;
+        server.run("REVOKE INSERT ON leasehold.waiter FROM app");
+        let pair = Pair::wait(&other, &lacking, "a", false).await;
+        pair.end("INSERT", async || held.release().await.unwrap()).await;
+        server.run("GRANT INSERT ON leasehold.waiter TO app");
+
+        // Without UPDATE it cannot ask again, as it does after its connection was lost.
+        let held = lock(&healthy, "a").await;
+        let pair = Pair::wait(&other, &lacking, "a", true).await;
+        server.run("REVOKE UPDATE ON leasehold.waiter FROM app");
+        server.run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'");
+        pair.end("UPDATE", async || held.release().await.unwrap()).await;
+        server.run("GRANT UPDATE ON leasehold.waiter TO app");
+
+        // Without DELETE it cannot leave the queue when it finds that the lease has expired.
+        let held = healthy.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
+        held.detach().await.unwrap();
+        let pair = Pair::wait(&other, &lacking, "a", true).await;
+        server.run("REVOKE DELETE ON leasehold.waiter FROM app");
+        pair.end("DELETE", async || ()).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_that_is_refused_says_the_servers_word_at_once() {
+    unless_paused(Duration::from_secs(1), async || {
+        let (server, healthy, url) = with_role().await;
+        let client = Client::connect(&url).await.unwrap();
+        let guard = client.mutex("a").lock().await.unwrap();
+        server.run("REVOKE UPDATE ON leasehold.resource FROM app");
+        let began = Instant::now();
+        let error = guard.release().await.unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        let text = error.to_string();
+        assert!(error.is_refused() && text.contains("permission denied"), "{text}");
+        assert!(text.contains("GRANT UPDATE ON leasehold.resource TO app"), "{text}");
+        assert!(healthy.mutex("a").try_lock().await.unwrap().is_none());
+        // It is repeated, and done as soon as the right is back.
+        server.run("GRANT UPDATE ON leasehold.resource TO app");
+        lock(&healthy, "a").await.release().await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

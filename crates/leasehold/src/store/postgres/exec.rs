@@ -26,6 +26,9 @@ pub(super) struct Executor {
     pub(super) contended: Mutex<HashMap<Resource, Instant>>,
 }
 
+/// More connections than are idle at a time.
+const EXPLANATIONS: usize = 8;
+
 impl Executor {
     pub(super) fn sql(&self) -> &Sql {
         &self.session.sql
@@ -76,13 +79,17 @@ impl Executor {
         }
     }
 
-    /// Adds what the role lacks, if the server says it soon.
+    /// Adds what the role lacks, if the server says it soon. A connection that was idle may be lost, for example with all others of the role.
     async fn explain_refusal(&self, refusal: StoreError) -> StoreError {
         let explained = async {
-            let lent = self.pool.take().await.ok()?;
-            let explained = rights::explain(refusal.clone(), lent.conn(), &self.sql().lacking).await;
-            lent.give_back();
-            Some(explained)
+            for _ in 0..EXPLANATIONS {
+                let lent = self.pool.take().await.ok()?;
+                if let Ok(remedy) = rights::lacking(lent.conn(), &self.sql().lacking).await {
+                    lent.give_back();
+                    return Some(rights::explain(refusal.clone(), &remedy));
+                }
+            }
+            None
         };
         timeout(*RENEWAL_TIMEOUT.end(), explained).await.ok().flatten().unwrap_or(refusal)
     }

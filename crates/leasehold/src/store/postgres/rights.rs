@@ -47,13 +47,11 @@ pub(super) fn is_refusal(error: &StoreError) -> bool {
     error.is_some_and(|error| error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE))
 }
 
-/// Adds to a refusal what would lift it.
-pub(super) async fn explain(refusal: StoreError, conn: &Conn, query: &Pinned) -> StoreError {
-    match lacking(conn, query).await {
-        Ok(remedy) if !remedy.is_empty() => {
-            let message = format!("{}; what this role lacks: {remedy}", refusal.message);
-            StoreError { message, ..refusal }
-        }
-        _ => refusal,
+/// Adds to a refusal what would lift it, if anything is lacking.
+pub(super) fn explain(refusal: StoreError, remedy: &str) -> StoreError {
+    if remedy.is_empty() {
+        return refusal;
     }
+    let message = format!("{}; what this role lacks: {remedy}", refusal.message);
+    StoreError { message, ..refusal }
 }

@@ -142,7 +142,8 @@ async fn check(conn: &Conn, schema: &str) -> Result<bool, StoreError> {
             Some(&(SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME)) => Ok(false),
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 let refusal = refused(format!("this role may not use the tables in the schema {schema:?}"));
-                Err(rights::explain(refusal.caused_by(error), conn, &rights::query(schema)).await)
+                let remedy = rights::lacking(conn, &rights::query(schema)).await.unwrap_or_default();
+                Err(rights::explain(refusal.caused_by(error), &remedy))
             }
             _ => Err(explain(error, false)),
         },
