@@ -27,6 +27,7 @@ pub mod guarantees {}
 #[doc = "[metrics]: crate::guide::metrics"]
 #[doc = "[recipes-under-load]: https://github.com/leasehold/leasehold/blob/main/docs/recipes-under-load.md"]
 #[doc = "[bridges]: https://github.com/leasehold/leasehold/blob/main/docs/bridges.md"]
+#[doc = "[rights]: https://github.com/leasehold/leasehold/blob/main/docs/rights.md"]
 #[doc = "[postgres]: crate::guide::postgres"]
 #[doc = "[postgres-addresses]: crate::guide::postgres#addresses"]
 #[doc = ""]
@@ -39,6 +40,7 @@ pub mod operations {}
 pub mod redlock {}
 
 #[doc = "[guarantees]: crate::guide::guarantees"]
+#[doc = "[rights]: https://github.com/leasehold/leasehold/blob/main/docs/rights.md"]
 #[doc = ""]
 #[doc = include_str!("../guide/postgres.md")]
 pub mod postgres {}
