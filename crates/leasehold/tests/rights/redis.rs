@@ -35,7 +35,8 @@ fn rule_of(flavor: Flavor) -> Vec<&'static str> {
 
 /// A server, or the nodes of a cluster.
 enum Servers {
-    One { server: Server, _replica: Server },
+    /// A master and its replica.
+    One(Box<[Server; 2]>),
     Cluster(Cluster),
 }
 
@@ -46,19 +47,19 @@ impl Servers {
         let replica = Server::builder().flavor(flavor).setting("replicaof", &master).start();
         let client = Client::connect(&server.url()).await.unwrap();
         until(async || client.mutex("replicated").replicas(1).try_lock().await.is_ok()).await;
-        Self::One { server, _replica: replica }
+        Self::One(Box::new([server, replica]))
     }
 
     fn nodes(&self) -> &[Server] {
         match self {
-            Self::One { server, .. } => std::slice::from_ref(server),
+            Self::One(servers) => &servers[..1],
             Self::Cluster(cluster) => &cluster.nodes,
         }
     }
 
     fn url(&self) -> String {
         match self {
-            Self::One { server, .. } => server.url(),
+            Self::One(servers) => servers[0].url(),
             Self::Cluster(cluster) => cluster.url(),
         }
     }
@@ -104,7 +105,7 @@ fn trials(servers: &Arc<Servers>, rule: &[&'static str], left_out: &[&'static st
             }),
             give_back: Box::new(move || set(&all)),
             check: Box::new(move || checked.check()),
-            has_replicas: matches!(**servers, Servers::One { .. }),
+            has_replicas: matches!(**servers, Servers::One(_)),
             is_cut: right.starts_with('&'),
             faults: Faults::default(),
         });
