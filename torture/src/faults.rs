@@ -24,7 +24,7 @@ pub enum Fault {
     ServerEmpty,
     /// CLIENT KILL of all connections, or `pg_terminate_backend`.
     ClientKill,
-    /// Another user without a right to leasehold's keys publishes forged and repeated messages to all clients.
+    /// Another user without a right to leasehold's keys or tables publishes forged and repeated messages to all clients.
     Stranger,
     /// SCRIPT FLUSH.
     ScriptFlush,
@@ -204,7 +204,7 @@ pub const TABLE: &[Rule] = &[
         delay: RECONNECT,
         ..rule(Fault::ClientKill, &[Redis, Redis62, Valkey, Sentinel, Cluster, Postgres])
     },
-    rule(Fault::Stranger, &[Redis, Redis62, Valkey, Redlock]),
+    rule(Fault::Stranger, &[Redis, Redis62, Valkey, Cluster, Redlock, Postgres]),
     rule(Fault::ScriptFlush, SERVERS),
     Rule { exemption: Some(FLUSHED), ..rule(Fault::FlushAll, REDIS) },
     rule(Fault::NetDelay, SINGLE),

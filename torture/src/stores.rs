@@ -4,6 +4,7 @@ mod database;
 mod etcd;
 mod injection;
 mod nodes;
+mod notifier;
 mod replicated;
 mod stranger;
 

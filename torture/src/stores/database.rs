@@ -5,6 +5,7 @@ use std::thread::sleep;
 use leasehold_testkit::{Postgres, Proxy};
 
 use super::injection::{Done, Injection, disturb_network, kill_repeatedly};
+use super::notifier;
 use crate::faults::Fault;
 
 const KILL: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -43,6 +44,7 @@ impl Database {
             }
             // A server that recovers from the fault before refuses.
             Fault::ClientKill => kill_repeatedly(injection, || self.server.try_run(KILL).map(|_| ())),
+            Fault::Stranger => notifier::notify(&self.server, injection),
             _ => Ok(disturb_network(&self.proxy, injection)),
         }
     }

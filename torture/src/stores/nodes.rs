@@ -86,7 +86,7 @@ impl Node {
             Fault::ServerEmpty => self.restart(injection.duration(0, 60), true),
             Fault::ClientKill => kill_repeatedly(injection, || kill_clients(&self.server)),
             Fault::ScriptFlush => command(&self.server, &["SCRIPT", "FLUSH"]).map(|()| String::new()),
-            Fault::Stranger => stranger::publish(&self.server, injection),
+            Fault::Stranger => stranger::publish([&self.server], &stranger::PLAIN, injection),
             Fault::FlushAll => command(&self.server, &["FLUSHALL"]).map(|()| String::new()),
             _ => Ok(disturb_network(&self.proxy, injection)),
         }

@@ -8,6 +8,7 @@ use leasehold_testkit::{Cluster, Sentinels, Server, wait_until};
 use redis::RedisResult;
 
 use super::injection::{Done, Injection, command, kill_clients};
+use super::stranger;
 use crate::faults::Fault;
 
 /// Pause between the steps of a slot migration.
@@ -64,6 +65,7 @@ pub(super) fn inject_cluster(cluster: &mut Cluster, injection: &mut Injection<'_
             new
         }
         Fault::SlotMigration => return Ok(migrate(cluster, slot, old)),
+        Fault::Stranger => return stranger::publish([&cluster.nodes[old]], &stranger::SHARDED, injection),
         _ => return disturb(&cluster.nodes[old], injection),
     };
     wait_until("the old master follows the new one", || is_replica(&cluster.nodes[old]));

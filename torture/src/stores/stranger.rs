@@ -1,10 +1,11 @@
-//! Another user of a Redis server, without a right to any key: it lists the channels, listens, publishes what it likes, and repeats what
-//! it has heard.
+//! Another user of a Redis server, or of the masters of a cluster, without a right to any key: it lists the channels, listens, publishes what
+//! it likes, and repeats what it has heard.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leasehold_testkit::Server;
-use redis::{Client, RedisResult};
+use redis::{Client, RedisResult, Value};
 
 use super::injection::{Done, Injection};
 use crate::rng::Rng;
@@ -15,32 +16,56 @@ const LISTENS: Duration = Duration::from_millis(2);
 /// Its user.
 const NAME: &str = "stranger";
 
-/// Publishes for a while.
-pub(super) fn publish(server: &Server, injection: &mut Injection<'_>) -> Done {
+/// The commands for a kind of channels.
+pub(super) struct Channels {
+    list: &'static str,
+    subscribe: &'static str,
+    publish: &'static str,
+}
+
+pub(super) const PLAIN: Channels = Channels { list: "CHANNELS", subscribe: "SUBSCRIBE", publish: "PUBLISH" };
+
+/// Of a cluster.
+pub(super) const SHARDED: Channels =
+    Channels { list: "SHARDCHANNELS", subscribe: "SSUBSCRIBE", publish: "SPUBLISH" };
+
+/// Publishes for a while on each of these servers.
+pub(super) fn publish<'s>(
+    servers: impl IntoIterator<Item = &'s Server>,
+    channels: &Channels,
+    injection: &mut Injection<'_>,
+) -> Done {
     let time = injection.duration(20, 150);
-    let sent = stranger(server, time, injection.rng).map_err(|error| error.to_string())?;
+    let mut sent = 0;
+    for server in servers {
+        sent += stranger(server, channels, time, injection.rng).map_err(|error| error.to_string())?;
+    }
     if sent == 0 {
         return Err("it has found no channel".to_owned());
     }
     Ok(format!("{sent} messages in {} ms", time.as_millis()))
 }
 
-fn stranger(server: &Server, time: Duration, rng: &mut Rng) -> RedisResult<u64> {
+fn stranger(server: &Server, names: &Channels, time: Duration, rng: &mut Rng) -> RedisResult<u64> {
     let rights = ["reset", "on", "nopass", "~other:*", "&*", "+@all", "-@dangerous"];
-    server.query::<redis::Value>(&[&["ACL", "SETUSER", NAME][..], &rights].concat())?;
+    server.query::<Value>(&[&["ACL", "SETUSER", NAME][..], &rights].concat())?;
     let address = server.url();
     let client = Client::open(address.replace("redis://", &format!("redis://{NAME}:any@")))?;
     let (mut commands, mut listening) = (client.get_connection()?, client.get_connection()?);
-    let mut inboxes = listening.as_pubsub();
-    inboxes.psubscribe("leasehold:*")?;
-    inboxes.set_read_timeout(Some(LISTENS))?;
-    let (mut heard, mut sent) = (Vec::<Vec<u8>>::new(), 0);
+    listening.set_read_timeout(Some(LISTENS))?;
+    let (mut subscribed, mut heard, mut sent) = (BTreeSet::new(), Vec::<Vec<u8>>::new(), 0);
     let ends = Instant::now() + time;
     while Instant::now() < ends {
         let channels: Vec<String> =
-            redis::cmd("PUBSUB").arg("CHANNELS").arg("leasehold:*").query(&mut commands)?;
-        while let Ok(message) = inboxes.get_message() {
-            heard.push(message.get_payload_bytes().to_vec());
+            redis::cmd("PUBSUB").arg(names.list).arg("leasehold:*").query(&mut commands)?;
+        for channel in &channels {
+            if subscribed.insert(channel.clone()) {
+                listening
+                    .send_packed_command(&redis::cmd(names.subscribe).arg(channel).get_packed_command())?;
+            }
+        }
+        while let Ok(reply) = listening.recv_response() {
+            heard.extend(message_of(reply));
             if heard.len() > 64 {
                 heard.remove(0);
             }
@@ -50,12 +75,21 @@ fn stranger(server: &Server, time: Duration, rng: &mut Rng) -> RedisResult<u64> 
         }
         for channel in &channels {
             let message = forge(&heard, rng);
-            redis::cmd("PUBLISH").arg(channel).arg(message).exec(&mut commands)?;
+            redis::cmd(names.publish).arg(channel).arg(message).exec(&mut commands)?;
             sent += 1;
         }
     }
-    server.query::<redis::Value>(&["ACL", "DELUSER", NAME])?;
+    server.query::<Value>(&["ACL", "DELUSER", NAME])?;
     Ok(sent)
+}
+
+/// What was published; nothing of a confirmation.
+fn message_of(reply: Value) -> Option<Vec<u8>> {
+    let (Value::Array(mut parts) | Value::Push { data: mut parts, .. }) = reply else { return None };
+    match parts.pop() {
+        Some(Value::BulkString(message)) if parts.len() == 2 => Some(message),
+        _ => None,
+    }
 }
 
 /// A message that was heard, as it was or with another kind or number; or a new one.
