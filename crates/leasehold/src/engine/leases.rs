@@ -99,6 +99,20 @@ impl Session {
         self.lose_where(resource, owner, now, |entry| entry.is_attempt(acquisition));
     }
 
+    /// How long a release of this lease is to refuse an `Acquire` that may still be on its way: of an attempt not at all, because it
+    /// asks again.
+    pub(crate) fn tombstone_of(
+        &self,
+        resource: &Resource,
+        owner: &Owner,
+        acquisition: Acquisition,
+    ) -> Duration {
+        let table = self.table();
+        let mut theirs = table.entries.of_owner(resource, owner);
+        let known = theirs.find(|(_, entry)| entry.is_attempt(acquisition));
+        known.map_or(Duration::ZERO, |(_, entry)| entry.tombstone())
+    }
+
     /// The store has granted this token to the owner: it does not have those leases of the owner any more that have a lower one.
     pub(crate) fn lose_before(&self, resource: &Resource, owner: &Owner, granted: Token, now: LocalTime) {
         self.lose_where(resource, owner, now, |entry| {

@@ -179,7 +179,11 @@ impl ReentrantMutex {
         }
         for holder in &theirs {
             let acquisition = holder.acquisition;
-            let release = Release { min_hold: self.0.min_hold, ..Release::now(acquisition) };
+            let tombstone =
+                self.0.owner.as_ref().map_or(Duration::ZERO, |owner| {
+                    handle.session.tombstone_of(&resource, owner, acquisition)
+                });
+            let release = Release { min_hold: self.0.min_hold, tombstone, ..Release::now(acquisition) };
             match handle.ask((*resource).clone(), Command::Release(release)).await?.reply {
                 Reply::Released | Reply::NotHeld | Reply::Dequeued => {
                     if let Some(owner) = &self.0.owner {

@@ -38,6 +38,14 @@ impl Entry {
         }
     }
 
+    /// How long a release of the lease is to refuse an `Acquire` of its attempt that may still be on its way.
+    pub(in crate::engine) fn tombstone(&self) -> Duration {
+        match self.stage {
+            Stage::Lease { tombstone, .. } => tombstone,
+            _ => Duration::ZERO,
+        }
+    }
+
     /// The release of what a late `Acquire` was or may be granted, once.
     pub(super) fn poll_late_release(&mut self, now: LocalTime) -> Option<Command> {
         let Stage::Lease { machine, tombstone, .. } = &self.stage else { return None };
