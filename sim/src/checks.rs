@@ -3,6 +3,7 @@
 //! The checks trust neither the model nor the engine: they keep books of their own about what the server answered, and ask guards by
 //! the clock of their own machine.
 
+mod lineage;
 mod promise;
 mod shadow;
 mod steps;
@@ -13,7 +14,8 @@ use leasehold::simulation::LeaseProbe;
 use leasehold_core::{Acquisition, ClientId, Command, Owner, StoreTime};
 
 use crate::executor::ProcessId;
-use crate::plan::{LockKind, Micros};
+use crate::plan::{LockKind, LockPlan, Micros};
+pub use lineage::Lineage;
 pub use promise::{Promise, Violation};
 pub use shadow::Shadow;
 
@@ -38,6 +40,8 @@ pub struct Attempt {
     first_command: Micros,
     queued: bool,
     granted_at: Option<Micros>,
+    /// The same by the server's clock.
+    granted_clock: StoreTime,
     released_at: Option<Micros>,
     /// It was revoked by force (section "`force_release`").
     pub(crate) is_forced: bool,
@@ -109,6 +113,8 @@ pub struct Record {
 /// What the checks know of one lock.
 pub struct LockBook {
     kind: LockKind,
+    /// Grants and renewals count only if a replica has them.
+    is_replicated: bool,
     /// The highest token that was granted, and where.
     last_token: u64,
     last_token_epoch: (usize, u32),
@@ -157,6 +163,10 @@ pub struct Books {
     slowest: Micros,
     /// A stranger publishes: each attempt and lease may look once a second.
     pub(crate) has_stranger: bool,
+    /// How many tasks are releasing all acquisitions of an owner, by lock.
+    forcing: BTreeMap<(usize, String), u32>,
+    /// What a failover keeps of leases that replicas had.
+    pub lineage: Lineage,
     /// The first broken promise.
     pub violation: Option<Violation>,
 }
@@ -164,9 +174,10 @@ pub struct Books {
 impl Books {
     /// Empty books for these locks.
     #[must_use]
-    pub fn new(kinds: impl Iterator<Item = LockKind>, slowest: Micros) -> Self {
-        let book = |kind| LockBook {
-            kind,
+    pub fn new(locks: &[LockPlan], slowest: Micros) -> Self {
+        let book = |lock: &LockPlan| LockBook {
+            kind: lock.kind,
+            is_replicated: lock.replicas > 0,
             last_token: 0,
             last_token_epoch: (0, 0),
             fence: 0,
@@ -175,7 +186,7 @@ impl Books {
         };
         Self {
             attempts: BTreeMap::new(),
-            locks: kinds.map(book).collect(),
+            locks: locks.iter().map(book).collect(),
             records: BTreeMap::new(),
             lost_by: BTreeMap::new(),
             gone: BTreeMap::new(),
@@ -185,6 +196,8 @@ impl Books {
             calm_from: Micros::MAX,
             slowest,
             has_stranger: false,
+            forcing: BTreeMap::new(),
+            lineage: Lineage::default(),
             violation: None,
         }
     }
@@ -229,10 +242,24 @@ impl Books {
 
     /// All acquisitions of this owner are being released: each of its guards may be lost from now on.
     pub fn note_forced(&mut self, resource: usize, owner: &str) {
+        *self.forcing.entry((resource, owner.to_owned())).or_default() += 1;
         let is_theirs = |attempt: &&mut Attempt| {
             attempt.resource == resource && attempt.owner.as_ref().is_some_and(|of| of.as_str() == owner)
         };
         self.attempts.values_mut().filter(is_theirs).for_each(|attempt| attempt.is_forced = true);
+    }
+
+    /// That is over: acquisitions from now on are not released by it.
+    pub fn end_forced(&mut self, resource: usize, owner: &str) {
+        if let Some(count) = self.forcing.get_mut(&(resource, owner.to_owned())) {
+            *count -= 1;
+        }
+    }
+
+    /// Whether all acquisitions of this owner are being released.
+    fn is_forcing(&self, resource: usize, owner: Option<&Owner>) -> bool {
+        let forced = |owner: &Owner| self.forcing.get(&(resource, owner.as_str().to_owned()));
+        owner.and_then(forced).is_some_and(|count| *count > 0)
     }
 
     /// Whether a detached lease may have kept this lock from others since then.
@@ -263,7 +290,10 @@ impl Books {
             return;
         };
         let epoch = attempt.epoch;
-        let is_forced = attempt.is_forced || attempt.trusted_from(record) != epoch;
+        // The replica that takes over has what counts only because replicas had it.
+        let is_replicated = self.locks[resource].is_replicated;
+        let since = |epoch| if is_replicated { self.lineage.first(epoch) } else { epoch };
+        let is_forced = attempt.is_forced || since(attempt.trusted_from(record)) != since(epoch);
         let Some(&TokensOfGrant { epoch: token_epoch, .. }) = attempt.tokens_with(record.token) else {
             let token = record.token;
             self.broken(now, Promise::TokensRise, || {
@@ -280,8 +310,8 @@ impl Books {
         for (number, other) in others.iter().filter_map(|number| Some((number, self.records.get(number)?))) {
             let Some(known) = self.attempts.get(&other.probe.acquisition()) else { continue };
             // Section "Redis: what no setting prevents": data that a server has lost, a failover, a clock set forward.
-            if known.epoch != epoch
-                || known.trusted_from(other) != epoch
+            if since(known.epoch) != since(epoch)
+                || since(known.trusted_from(other)) != since(epoch)
                 || known.is_forced
                 || other.is_exchanged
                 || other.task == record.task
@@ -300,8 +330,9 @@ impl Books {
         }
         if weight > u64::from(capacity) {
             let (process, token) = (record.process, record.token);
+            let replicas = if is_replicated { " with replicas" } else { "" };
             self.broken(now, Promise::OneHolder, || {
-                format!("process {process} holds r{resource} with token {token} beside{with}: {weight} of {capacity}")
+                format!("process {process} holds r{resource}{replicas} with token {token} beside{with}: {weight} of {capacity}")
             });
         }
         // A master that took over may know the lease with a token of its own. It may also have a detached lease that had ended at

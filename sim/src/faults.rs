@@ -11,10 +11,11 @@ impl World {
     pub fn schedule_faults(&mut self) {
         let plan = self.plan.clone();
         for (number, planned) in plan.faults.iter().enumerate() {
-            self.at(planned.at, Event::Fault(number));
+            // First, because both are at the same time if the replica is not behind.
             if let Fault::Failover { lag, .. } = planned.fault {
                 self.at(planned.at.saturating_sub(lag), Event::Replicate(number));
             }
+            self.at(planned.at, Event::Fault(number));
         }
         self.at(plan.heal_at, Event::Heal);
     }
@@ -128,6 +129,7 @@ impl World {
                 if !keeps_data {
                     let (locks, old) = (self.plan.locks.len(), &self.servers[master]);
                     let (clock, epoch) = (old.clock, old.epoch + 1);
+                    self.books.lineage.begin((master, epoch));
                     self.servers[master] = Server { is_up: false, ..Server::new(locks, clock, epoch) };
                 }
                 self.at(until(lasts, self.now), Event::StartServer(master));
@@ -143,12 +145,19 @@ impl World {
                 if by > 0 {
                     // Section "Redis: what no setting prevents": leases end early.
                     server.epoch += 1;
+                    let epoch = (master, server.epoch);
+                    self.books.lineage.begin(epoch);
                 } else {
                     self.set_back += by.unsigned_abs();
                 }
             }
             _ => {}
         }
+    }
+
+    /// Whether a replica has what this server writes now. One that is to take over and is behind has not, and none follows a former master.
+    pub(crate) fn has_replica(&self, server: usize) -> bool {
+        server == self.master && self.replicas.is_empty()
     }
 
     fn fail_over(&mut self, number: usize, skew: i64, overlaps: Micros) {
@@ -160,8 +169,14 @@ impl World {
             self.set_back += skew.unsigned_abs();
         }
         let server = Server { data, ..Server::new(self.plan.locks.len(), clock, 0) };
+        let before = (old, self.servers[old].epoch);
         self.servers.push(server);
         self.master = self.servers.len() - 1;
+        if skew > 0 {
+            self.books.lineage.begin((self.master, 0));
+        } else {
+            self.books.lineage.follow((self.master, 0), before);
+        }
         if overlaps == 0 {
             self.stop_server(old);
             return;

@@ -139,7 +139,9 @@ impl World {
     fn lost(&mut self, number: u64) {
         let Some(call) = self.calls.get(&number) else { return };
         let can_repeat = match &call.content {
-            Content::Batch(batch) => batch.iter().all(|(_, command)| !matches!(command, Command::Acquire(_))),
+            Content::Batch(batch, _) => {
+                batch.iter().all(|(_, command)| !matches!(command, Command::Acquire(_)))
+            }
             Content::All(_) => false,
         };
         if can_repeat && call.attempt == 1 {

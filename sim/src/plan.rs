@@ -6,6 +6,7 @@ mod case;
 mod faults;
 mod gathering;
 mod network;
+mod replicating;
 
 use crate::rng::Rng;
 pub use case::{Case, Part};
@@ -115,6 +116,8 @@ pub struct LockPlan {
     pub global_fifo: bool,
     /// `local_handoff`.
     pub handoff: Option<(u32, Micros)>,
+    /// `replicas`.
+    pub replicas: u32,
 }
 
 impl LockPlan {
@@ -247,6 +250,9 @@ impl Plan {
         let mut plan = Drawing { rng: Rng::new(case.seed, 1) }.plan();
         if case.detaches {
             plan.detach_some(&mut Rng::new(case.seed, 3));
+        }
+        if case.replicates {
+            plan.replicate(&mut Rng::new(case.seed, 5));
         }
         if case.gathers {
             plan.gather(&mut Rng::new(case.seed, 4));
@@ -396,6 +402,7 @@ impl Drawing {
                 .rng
                 .chance(300)
                 .then(|| (u32::try_from(self.rng.below(4)).unwrap_or(0), self.rng.scaled(MS, SECOND))),
+            replicas: 0,
         }
     }
 

@@ -81,11 +81,13 @@ pub enum Planted {
     LeaderDenied,
     /// Calls soon after a pause are refused.
     RefusedAfterPause,
+    /// The server confirms grants and renewals that no replica has.
+    ReplicasUnasked,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 38] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::ForgedGrantBelieved,
@@ -123,6 +125,7 @@ impl Planted {
         Self::PassDenied,
         Self::LeaderDenied,
         Self::RefusedAfterPause,
+        Self::ReplicasUnasked,
     ];
 
     /// Whether this violation is the one that the bug must cause.
@@ -148,6 +151,7 @@ impl Planted {
             Self::BarrierShort | Self::PassDenied => "beside",
             Self::LeaderDenied => "leaders",
             Self::RefusedAfterPause => "after a pause",
+            Self::ReplicasUnasked => "with replicas",
             _ => "",
         }
     }
@@ -156,7 +160,9 @@ impl Planted {
     #[must_use]
     pub const fn breaks(self) -> Promise {
         match self {
-            Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush => Promise::OneHolder,
+            Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush | Self::ReplicasUnasked => {
+                Promise::OneHolder
+            }
             Self::ForgedGrantBelieved
             | Self::TokenRepeated
             | Self::OwnerKeepsToken

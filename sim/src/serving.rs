@@ -52,12 +52,25 @@ impl World {
 
     fn run(&mut self, server: usize, process: ProcessId, content: &Content) -> Vec<Answered> {
         match content {
-            Content::Batch(batch) => batch
+            Content::Batch(batch, replicas) => batch
                 .iter()
-                .map(|(resource, command)| self.run_one(server, process, resource, command))
+                .map(|(resource, command)| {
+                    let answer = self.run_one(server, process, resource, command)?;
+                    self.acknowledged(server, *replicas, answer)
+                })
                 .collect(),
             Content::All(attempts) => self.run_all(server, process, attempts),
         }
+    }
+
+    /// The answer, if the replicas have what it tells. A release needs none: a failover can undo it, and only delays the next holder.
+    fn acknowledged(&mut self, server: usize, replicas: u32, answer: Answer) -> Answered {
+        let is_counted = replicas > 0 && matches!(answer.reply, Reply::Granted(_) | Reply::Renewed { .. });
+        if !is_counted || self.has_replica(server) || self.planted == Some(Planted::ReplicasUnasked) {
+            return Ok(answer);
+        }
+        self.say(Column::Server, &[8], || "no replica has it".to_owned());
+        Err(CallFailed { failure: Failure::NotDurable, message: "too few replicas have it" })
     }
 
     fn refuses(&mut self, server: usize, command: &Command) -> Option<CallFailed> {

@@ -17,7 +17,12 @@ use crate::world::{Content, try_with, with};
 pub(crate) struct Wire(pub(crate) ProcessId);
 
 impl Transport for Wire {
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>, by_driver: bool) -> Pending<Vec<Answered>> {
+    fn call(
+        &self,
+        batch: Vec<(Arc<Resource>, Command)>,
+        by_driver: bool,
+        replicas: u32,
+    ) -> Pending<Vec<Answered>> {
         let thread = if by_driver { Thread::Driver } else { Thread::Callers };
         let mut batch = batch;
         if with(|world| world.planted) == Some(Planted::TombstonesUnasked) {
@@ -27,7 +32,7 @@ impl Transport for Wire {
                 }
             }
         }
-        Box::pin(CallFuture::new(self.0, thread, Content::Batch(batch.into())))
+        Box::pin(CallFuture::new(self.0, thread, Content::Batch(batch.into(), replicas)))
     }
 
     fn acquire_all(&self, attempts: Vec<(Arc<Resource>, Arc<Acquire>)>) -> Pending<Vec<Answered>> {

@@ -20,7 +20,7 @@ use crate::planted::Planted;
 use crate::transport::Sleep;
 use crate::world::with;
 use holding::{Got, Held, Registration};
-use locks::name;
+use locks::{Forcing, name};
 use user::{User, span};
 use waiting::{SetAttempt, Waiting};
 
@@ -341,10 +341,11 @@ impl User {
             }
             End::ReleaseAll => {
                 let owner = self.owner_name();
-                with(|world| world.books.note_forced(op.lock, &owner));
+                let forcing = Forcing::begin(op.lock, &owner);
                 drop(records);
                 let plan = with(|world| world.plan.locks[op.lock].clone());
                 let released = self.reentrant(&plan, op.lock).release_all().await;
+                drop(forcing);
                 // A guard of another task that is being released keeps the owner from entering again until its release is over.
                 with(|world| world.books.lost_by.insert((op.lock, self.owner()), world.now));
                 match released {

@@ -187,7 +187,7 @@ pub struct World {
     pub servers: Vec<Server>,
     /// The server that clients connect to.
     pub master: usize,
-    /// The replicas' copies, by fault.
+    /// The replicas' copies, by fault. What is written while there is one is lost by the failover.
     pub replicas: BTreeMap<usize, crate::server::Data>,
     /// All connections.
     pub connections: BTreeMap<u64, Connection>,
@@ -271,7 +271,7 @@ impl World {
         });
         let server = Server::new(plan.locks.len(), ServerClock { offset: 0, ppm: plan.server_ppm }, 0);
         let machines = machines.collect();
-        let mut books = Books::new(plan.locks.iter().map(|lock| lock.kind), plan.network.slowest());
+        let mut books = Books::new(&plan.locks, plan.network.slowest());
         if plan.faults.is_empty() {
             // Until then connections are being made.
             books.calm_from = SECOND;

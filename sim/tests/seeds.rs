@@ -132,6 +132,8 @@ fn planted_bugs_are_found() {
             let case = match bug {
                 // Other faults may fail a lock, too.
                 Planted::RefusedAfterPause => Plan::case_with_pauses(*seed),
+                // Only these runs have barriers.
+                _ if bug.breaks() == Promise::Gathered => Case { gathers: true, ..Case::fresh(*seed) },
                 _ => Case::fresh(*seed),
             };
             let outcome = run(&case, Some(bug), None);

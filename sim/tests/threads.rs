@@ -58,7 +58,7 @@ impl Store {
 struct Wire(Arc<Store>);
 
 impl Transport for Wire {
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>, _by_driver: bool) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<(Arc<Resource>, Command)>, _: bool, _: u32) -> Pending<Vec<Answered>> {
         let store = self.0.clone();
         Box::pin(async move {
             // Another thread may run between the request, the command and the answer.

@@ -40,8 +40,14 @@ use crate::telemetry::ClientTelemetry;
 
 /// What a simulated process stands on.
 pub trait Transport: Send + Sync {
-    /// Sends commands together, from a caller's task or from the driver. One answer for each.
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>, by_driver: bool) -> Pending<Vec<Answered>>;
+    /// Sends commands together, from a caller's task or from the driver. One answer for each. Grants and renewals count only if so many
+    /// replicas have them.
+    fn call(
+        &self,
+        batch: Vec<(Arc<Resource>, Command)>,
+        by_driver: bool,
+        replicas: u32,
+    ) -> Pending<Vec<Answered>>;
 
     /// Attempts that are granted together or not at all.
     fn acquire_all(&self, attempts: Vec<(Arc<Resource>, Arc<Acquire>)>) -> Pending<Vec<Answered>>;
@@ -209,16 +215,17 @@ struct SimulatedStore(Arc<dyn Transport>);
 impl Store for SimulatedStore {
     fn capabilities(&self) -> Capabilities {
         let (repoll_interval, entry_ttl) = self.0.poll_intervals();
-        Capabilities::new(PollIntervals { repoll_interval, entry_ttl })
+        let capabilities = Capabilities::new(PollIntervals { repoll_interval, entry_ttl });
+        Capabilities { has_replicas: true, ..capabilities }
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        let answered = self.0.call(vec![(resource, command)], false);
+    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+        let answered = self.0.call(vec![(resource, command)], false, replicas);
         Box::pin(async move { store::only(answered.await.into_iter().map(call_result).collect()) })
     }
 
-    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        let answered = self.0.call(batch, true);
+    fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        let answered = self.0.call(batch, true, replicas);
         Box::pin(async move { answered.await.into_iter().map(call_result).collect() })
     }
 

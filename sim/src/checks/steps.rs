@@ -40,6 +40,7 @@ impl Books {
             shadow.excuse(acquisition.client, false);
         }
         if let Command::Acquire(acquire) = command {
+            let is_forced = self.is_forcing(resource, acquire.owner.as_ref());
             let attempt = self.attempts.entry(acquisition).or_insert_with(|| Attempt {
                 resource,
                 epoch,
@@ -54,8 +55,9 @@ impl Books {
                 first_command: now,
                 queued: false,
                 granted_at: None,
+                granted_clock: StoreTime::default(),
                 released_at: None,
-                is_forced: false,
+                is_forced,
                 commands: 0,
                 ttl: micros(acquire.ttl),
                 owner: acquire.owner.clone(),
@@ -135,10 +137,10 @@ impl Books {
         let Step { now, resource, clock, command, .. } = step;
         match (command, reply) {
             (Command::Release(release), Reply::Released) if self.locks[resource].kind.is_exclusive() => {
-                let granted_at =
-                    self.attempts.get(&release.acquisition).and_then(|attempt| attempt.granted_at);
-                let Some(held) = granted_at.map(|at| now - at) else { return };
-                // The server's clock may be slower or faster than true time.
+                let Some(attempt) = self.attempts.get(&release.acquisition) else { return };
+                let Some(held) = attempt.granted_at.map(|at| now - at) else { return };
+                // The server's clock may be slower or faster than true time, or that of a new master may be ahead.
+                let held = held.max(micros(clock.since(attempt.granted_clock)));
                 let left = micros(release.min_hold).saturating_sub(held + held / 100 + MS);
                 if left > 0 {
                     shadow.retained_until = clock + Duration::from_micros(left);
@@ -382,7 +384,7 @@ impl Books {
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
             attempt.order = order;
             attempt.ranges.push(TokensOfGrant { first, last, epoch, order });
-            attempt.granted_at = Some(now);
+            (attempt.granted_at, attempt.granted_clock) = (Some(now), clock);
         }
     }
 

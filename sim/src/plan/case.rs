@@ -11,6 +11,8 @@ pub struct Case {
     pub seed: u64,
     /// Some sections end with a detached lease. Another stream of chance decides which, so that the rest of the plan is the same.
     pub detaches: bool,
+    /// Some locks want a replica for each grant and renewal, and there are more failovers, from a stream of chance of their own.
+    pub replicates: bool,
     /// There are also elections, work that is started once per period, latches and barriers, from a stream of chance of their own.
     pub gathers: bool,
     /// What is left out.
@@ -19,16 +21,18 @@ pub struct Case {
 
 /// What follows the seed of a case with detached leases.
 const DETACHING: &str = " detaching";
+/// What follows that of a case with locks that want replicas.
+const REPLICATING: &str = " replicating";
 /// What follows that of a case with elections, latches and the like.
 const GATHERING: &str = " gathering";
 
 impl Case {
-    /// The case of a seed that was not run before: every other one has detached leases, and two of seven gather, also of those that
-    /// are run twice.
+    /// The case of a seed that was not run before: every other one has detached leases, one of five wants replicas, and two of seven
+    /// gather, also of those that are run twice.
     #[must_use]
     pub fn fresh(seed: u64) -> Self {
         let (detaches, gathers) = ((seed ^ (seed / 100)) % 2 == 1, matches!(seed % 7, 0 | 3));
-        Self { seed, detaches, gathers, without: BTreeSet::new() }
+        Self { seed, detaches, replicates: seed % 5 == 2, gathers, without: BTreeSet::new() }
     }
 }
 
@@ -78,7 +82,8 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mark = |is_set, mark| if is_set { mark } else { "" };
         let (detaching, gathering) = (mark(self.detaches, DETACHING), mark(self.gathers, GATHERING));
-        write!(f, "{}{detaching}{gathering}", self.seed)?;
+        let replicating = mark(self.replicates, REPLICATING);
+        write!(f, "{}{detaching}{replicating}{gathering}", self.seed)?;
         let mut separator = " without ";
         for part in &self.without {
             write!(f, "{separator}{part}")?;
@@ -97,9 +102,16 @@ impl FromStr for Case {
             text.strip_suffix(mark).map_or((text.to_owned(), false), |rest| (rest.to_owned(), true))
         };
         let (seed, gathers) = mark(seed, GATHERING);
+        let (seed, replicates) = mark(&seed, REPLICATING);
         let (seed, detaches) = mark(&seed, DETACHING);
         let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
         let parts = without.split(',').filter(|part| !part.is_empty());
-        Ok(Self { seed, detaches, gathers, without: parts.map(Part::from_str).collect::<Result<_, _>>()? })
+        Ok(Self {
+            seed,
+            detaches,
+            replicates,
+            gathers,
+            without: parts.map(Part::from_str).collect::<Result<_, _>>()?,
+        })
     }
 }

@@ -47,6 +47,7 @@ fn gathering_lock(rng: &mut Rng, tasks: u64) -> LockPlan {
         min_hold: if let LockKind::OncePer(retention) = kind { retention } else { 0 },
         global_fifo: false,
         handoff: None,
+        replicas: 0,
     }
 }
 

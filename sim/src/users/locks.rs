@@ -7,11 +7,12 @@ use leasehold::{Election, Mutex, OncePer, ReentrantMutex, RwLock, Semaphore};
 use super::user::{User, span};
 use crate::plan::{LockPlan, Micros};
 use crate::planted::Planted;
-use crate::world::with;
+use crate::world::{try_with, with};
 
 impl User {
     pub(super) fn mutex(&self, plan: &LockPlan, lock: usize) -> Mutex {
-        let mut mutex = self.client.mutex(name(lock)).ttl(span(plan.ttl)).auto_renew(plan.renews);
+        let mutex = self.client.mutex(name(lock)).ttl(span(plan.ttl)).auto_renew(plan.renews);
+        let mut mutex = mutex.replicas(plan.replicas);
         if let Some(hold) = plan.max_hold {
             mutex = mutex.max_hold(span(hold));
         }
@@ -27,7 +28,8 @@ impl User {
     }
 
     pub(super) fn rw_lock(&self, plan: &LockPlan, lock: usize) -> RwLock {
-        let mut rw_lock = self.client.rw_lock(name(lock)).ttl(span(plan.ttl)).auto_renew(plan.renews);
+        let rw_lock = self.client.rw_lock(name(lock)).ttl(span(plan.ttl)).auto_renew(plan.renews);
+        let mut rw_lock = rw_lock.replicas(plan.replicas);
         if let Some(hold) = plan.max_hold {
             rw_lock = rw_lock.max_hold(span(hold));
         }
@@ -35,7 +37,8 @@ impl User {
     }
 
     pub(super) fn semaphore(&self, plan: &LockPlan, lock: usize, permits: u32) -> Semaphore {
-        self.client.semaphore(name(lock), permits).ttl(span(plan.ttl)).auto_renew(plan.renews)
+        let semaphore = self.client.semaphore(name(lock), permits).ttl(span(plan.ttl));
+        semaphore.auto_renew(plan.renews).replicas(plan.replicas)
     }
 
     pub(super) fn election(&self, plan: &LockPlan, lock: usize) -> Election {
@@ -63,4 +66,20 @@ pub(super) fn name(lock: usize) -> String {
 
 pub(super) fn lock_of(name: &str) -> usize {
     name.trim_start_matches('r').parse().unwrap_or(0)
+}
+
+/// All acquisitions of an owner are being released, also those that are granted meanwhile.
+pub(super) struct Forcing(usize, String);
+
+impl Forcing {
+    pub(super) fn begin(lock: usize, owner: &str) -> Self {
+        with(|world| world.books.note_forced(lock, owner));
+        Self(lock, owner.to_owned())
+    }
+}
+
+impl Drop for Forcing {
+    fn drop(&mut self) {
+        let _ = try_with(|world| world.books.end_forced(self.0, &self.1));
+    }
 }

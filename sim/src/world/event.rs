@@ -61,8 +61,8 @@ pub enum Event {
 /// What a call consists of.
 #[derive(Clone, Debug)]
 pub enum Content {
-    /// Commands in this order.
-    Batch(Arc<[(Arc<Resource>, Command)]>),
+    /// Commands in this order, and how many replicas must have them.
+    Batch(Arc<[(Arc<Resource>, Command)]>, u32),
     /// Attempts that are granted together.
     All(Arc<[(Arc<Resource>, Arc<Acquire>)]>),
 }
@@ -72,7 +72,7 @@ impl Content {
     #[must_use]
     pub fn answers(&self) -> usize {
         match self {
-            Self::Batch(batch) => batch.len(),
+            Self::Batch(batch, _) => batch.len(),
             Self::All(attempts) => attempts.len(),
         }
     }
