@@ -76,12 +76,17 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return finish(&Stop::failure(format!("the runtime could not be started: {error}"))),
     };
-    let (is_json, store) = (args.action.is_json(), args.store.as_deref().map(Store::without_passwords));
+    let (is_json, store) = (args.action.is_json(), args.store.clone());
     match runtime.block_on(act(args)) {
         Ok(exit) => exit.end(),
         Err(stop) => {
             // A program that reads the answer gets one in any case.
             if is_json {
+                let store = store.as_deref().and_then(|url| match stop.exit {
+                    // Perhaps for the address: nothing says which part of it is a password then.
+                    Exit::Usage => Store::scheme_of(url),
+                    _ => Some(Store::without_passwords(url)),
+                });
                 let failure = json!({ "store": store, "error": stop.message, "exit_code": stop.exit.code() });
                 let _ = inspect::print_json(&failure);
             }

@@ -96,10 +96,19 @@ pub struct WaitFor {
 pub struct Renew {
     /// The granted attempt.
     pub acquisition: Acquisition,
-    /// New lifetime, from the time the store runs the command.
+    /// New lifetime, from the time the store runs the command. Zero extends and claims nothing, and only asks how long the lease is
+    /// still valid: such a question may arrive at any later time, and does no harm then.
     pub ttl: Duration,
     /// Number of further tokens to reserve.
     pub reserve: u32,
+}
+
+impl Renew {
+    /// Whether this only asks for the lease.
+    #[must_use]
+    pub const fn only_asks(&self) -> bool {
+        self.ttl.is_zero()
+    }
 }
 
 /// Releases a lease or a queue entry.

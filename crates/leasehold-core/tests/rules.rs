@@ -307,6 +307,27 @@ fn renewal_raises_the_token_to_the_floor_and_not_otherwise() {
     assert!(world.granted(attempt(2, 1, (1, 1))).tokens.first.get() > last + 7);
 }
 
+/// It may arrive at any time: it neither extends the lease nor shortens it to what was left when it was sent.
+#[test]
+fn question_for_a_lease_changes_nothing() {
+    let mut world = World::new();
+    world.granted(attempt(1, 1, (1, 1)));
+    let ask = Command::Renew(Renew { acquisition: id(1, 1), ttl: Duration::ZERO, reserve: 0 });
+    for passed in [Duration::ZERO, TTL / 4, TTL / 4] {
+        world.now = Now::same(world.now.time + passed);
+        let before = world.view();
+        let Reply::Renewed { valid_for, tokens: None, contended: false } = world.run(&ask) else { panic!() };
+        assert_eq!(valid_for, before.holders[0].expires_at.since(world.now.time));
+        assert_eq!(world.view(), before);
+    }
+    world.renew(id(1, 1), 0);
+    let renewed = world.view();
+    world.run(&ask);
+    assert_eq!(world.view(), renewed);
+    world.now = Now::same(world.now.time + 2 * TTL);
+    assert_eq!(world.run(&ask), Reply::NotHeld);
+}
+
 #[test]
 fn renewal_reserves_the_tokens_that_it_asks_for() {
     let mut world = World::new();

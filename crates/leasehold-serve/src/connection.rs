@@ -95,7 +95,7 @@ async fn serve_peer(
     let _open = ConnectionGauge::open();
     let Some(tls) = tls else { return serve(stream, &app, router, Transport::Tcp(peer)).await };
     let accepted = tokio::select! {
-        accepted = tls.acceptor().accept(stream) => accepted.map_err(|_| "tls"),
+        accepted = tls.accept(stream) => accepted.map_err(|_| "tls"),
         () = peer.evicted() => Err("evicted"),
         () = peer.overdue() => Err("slow"),
     };

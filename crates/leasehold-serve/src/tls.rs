@@ -1,6 +1,7 @@
 //! The certificate for TLS. It is read again when its files change, so that a rotation needs no restart.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,13 +9,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::{Notices, Tls};
 
 /// The certificate of a server.
 pub(crate) struct Certificate {
     state: Mutex<State>,
+    handshakes: Handshakes,
     notices: Notices,
 }
 
@@ -47,11 +53,21 @@ impl Certificate {
         // Before the files: a change while they are read is a change.
         let stamps = Stamps::of(files);
         let acceptor = acceptor(files)?;
-        Ok(Self { state: Mutex::new(State { files: files.clone(), acceptor, stamps }), notices })
+        let handshakes = Handshakes::start().map_err(|error| format!("no thread for handshakes: {error}"))?;
+        let state = Mutex::new(State { files: files.clone(), acceptor, stamps });
+        Ok(Self { state, handshakes, notices })
+    }
+
+    /// Does the server's part of a handshake. Cancel safe: the connection is closed.
+    pub(crate) async fn accept(self: Arc<Self>, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let runtime = self.handshakes.0.as_ref().map(|runtime| runtime.handle().clone());
+        let runtime = runtime.ok_or_else(|| io::Error::other("the server is stopping"))?;
+        let handshake = runtime.spawn(async move { self.acceptor().accept(stream).await });
+        AbortOnDropHandle::new(handshake).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     /// For one handshake, with the files as they are now. If they can't be used, with those before.
-    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+    fn acceptor(&self) -> TlsAcceptor {
         let mut state = self.state();
         let files = state.files.clone();
         let stamps = Stamps::of(&files);
@@ -80,6 +96,26 @@ impl Certificate {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A thread for handshakes. Whoever can connect makes the server compute signatures, and those compete for the processor with this
+/// thread, not with the requests of connections that are open.
+struct Handshakes(Option<Runtime>);
+
+impl Handshakes {
+    fn start() -> io::Result<Self> {
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(1).thread_name("handshakes").enable_all().build().map(Some).map(Self)
+    }
+}
+
+impl Drop for Handshakes {
+    fn drop(&mut self) {
+        // It may be dropped in a task, which must not wait for it.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 

@@ -81,8 +81,8 @@ impl fmt::Display for Loss {
 enum Purpose {
     /// To extend the lease.
     Extend,
-    /// To see whether the store still has the lease, which ends when it would have ended: pushes of strangers must not extend a lease
-    /// that is not renewed.
+    /// To see whether the store still has the lease, and to change nothing: pushes of strangers must not extend a lease that is not
+    /// renewed, and a look that arrives late must not shorten one that the caller has renewed since.
     Look,
 }
 
@@ -274,9 +274,14 @@ impl LeaseMachine {
         self.recheck_pending = false;
         self.look_at = LocalTime::NEVER;
         self.hints.handle_sent(now);
-        let ttl = self.ttl_from(now, purpose);
-        // Near the end of the max hold a renewal shortens the lease in the store, whether or not it is answered.
-        self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));
+        let ttl = match purpose {
+            Purpose::Extend => self.ttl_from(now),
+            Purpose::Look => Duration::ZERO,
+        };
+        if purpose == Purpose::Extend {
+            // Near the end of the max hold a renewal shortens the lease in the store, whether or not it is answered.
+            self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));
+        }
         let reserve = self.handoff.as_ref().map_or(0, HandoffBudget::reserve);
         Some(Command::Renew(Renew { acquisition: self.acquisition, ttl, reserve }))
     }
@@ -386,16 +391,8 @@ impl LeaseMachine {
         self.renew_at.min(self.look_at)
     }
 
-    fn ttl_from(&self, now: LocalTime, purpose: Purpose) -> Duration {
-        let ttl = match purpose {
-            Purpose::Extend => self.terms.ttl.min(self.hold_ends_at.since(now)),
-            // Until the trust in it ends, and for as much longer as clocks may differ.
-            Purpose::Look => {
-                let remaining = self.trusted_until.since(now);
-                remaining + 2 * drift_margin(remaining)
-            }
-        };
-        ttl.max(self.min_lifetime_until.since(now))
+    fn ttl_from(&self, now: LocalTime) -> Duration {
+        self.terms.ttl.min(self.hold_ends_at.since(now)).max(self.min_lifetime_until.since(now))
     }
 
     fn loss_by_time(&self) -> Loss {

@@ -10,10 +10,13 @@ impl<R: Rows> Step<'_, '_, R> {
         let Some(mut lease) = self.held_lease(renew.acquisition)? else {
             return Ok(Reply::NotHeld);
         };
-        lease.claimed = true;
-        lease.granted_at = self.hold_start(&lease);
-        lease.expires_at = self.now() + renew.ttl;
-        self.note_expiry(lease.expires_at);
+        if !renew.only_asks() {
+            lease.claimed = true;
+            lease.granted_at = self.hold_start(&lease);
+            lease.expires_at = self.now() + renew.ttl;
+            self.note_expiry(lease.expires_at);
+        }
+        let valid_for = lease.expires_at.since(self.now());
         if let Some(floor) = self.context.now.floor.filter(|floor| floor.get() > self.header.last_token) {
             // A lease at several nodes has one token.
             self.remember_token(floor.get());
@@ -22,7 +25,7 @@ impl<R: Rows> Step<'_, '_, R> {
         self.rows.put_lease(lease)?;
         let tokens = (renew.reserve > 0).then(|| self.next_tokens(renew.reserve));
         let contended = self.header.has_ready_waiter();
-        Ok(Reply::Renewed { valid_for: renew.ttl, tokens, contended })
+        Ok(Reply::Renewed { valid_for, tokens, contended })
     }
 
     pub(super) fn release(&mut self, release: &Release) -> Result<Reply, R::Error> {

@@ -1,4 +1,4 @@
--- Extends a lease, or claims a pushed one.
+-- Extends a lease, or claims a pushed one. With a ttl of 0 it only asks for the lease.
 --
 -- KEYS  1 the resource, 2 the clock: see rows.lua
 -- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
@@ -10,7 +10,7 @@
 
 local id, ttl, reserve = struct.unpack('>c24I8I4', ARGV[1])
 local raw = redis.call('MGET', KEYS[1])[1]
-if raw and floor == 0 and reserve == 0 and string.sub(raw, 1, #id) == id then
+if raw and floor == 0 and reserve == 0 and ttl > 0 and string.sub(raw, 1, #id) == id then
   redis.call('PEXPIRE', KEYS[1], math.ceil(ttl / 1000))
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
@@ -24,10 +24,12 @@ grant()
 local reply = { now, 8 }
 local l = held_lease(id)
 if l then
-  l.claimed = 1
-  l.granted_at = hold_start(l)
-  l.expires_at = now + ttl
-  note_expiry(l.expires_at)
+  if ttl > 0 then
+    l.claimed = 1
+    l.granted_at = hold_start(l)
+    l.expires_at = now + ttl
+    note_expiry(l.expires_at)
+  end
   if floor > h.last_token then
     -- It is one lease at several stores, with one token.
     l.token = floor
@@ -36,7 +38,7 @@ if l then
   put_lease(l)
   local token, last = nil, nil
   if reserve > 0 then token, last = next_tokens(reserve) end
-  reply = { now, 7, ttl, has_ready_waiter() and 1 or 0, token or 0, last or 0 }
+  reply = { now, 7, l.expires_at - now, has_ready_waiter() and 1 or 0, token or 0, last or 0 }
 end
 store()
 return reply

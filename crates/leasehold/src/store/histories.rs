@@ -135,8 +135,9 @@ fn acquire(capacity: u32) -> impl Strategy<Value = Acquire> {
 
 fn one(capacity: u32) -> impl Strategy<Value = Step> {
     let acquire = acquire(capacity).prop_map(|acquire| Step::Do(Command::from(acquire)));
-    let renew = (who(), 0..3_u32).prop_map(|(acquisition, reserve)| {
-        Step::Do(Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve }))
+    // One in five only asks.
+    let renew = (who(), 0..3_u32, 0..5_u64).prop_map(|(acquisition, reserve, part)| {
+        Step::Do(Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10 * part.min(1)), reserve }))
     });
     let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, min_hold, tombstone)| {
         let min_hold = Duration::from_secs(min_hold * min_hold);

@@ -275,6 +275,40 @@ async fn client_that_cannot_listen_any_more_is_granted_its_locks() {
     .await;
 }
 
+/// Any role that may connect can take it once the client has lost its connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_of_a_listener_that_a_stranger_holds_costs_no_sessions() {
+    let server = Postgres::builder().setting("log_connections=on").start();
+    server.run("CREATE ROLE app LOGIN; CREATE ROLE stranger LOGIN; GRANT CREATE ON DATABASE postgres TO app");
+    let app = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
+    lock(&app, "a").await.release().await.unwrap();
+    let key = server.run(&format!(
+        "SELECT (classid::int8 << 32) | objid::int8 FROM pg_locks WHERE locktype = 'advisory' AND {LISTENS}"
+    ));
+    let (stranger, connection) =
+        connect(&server.url().replace("postgres@", "stranger@"), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let take = format!("SELECT pg_advisory_lock({key})");
+    let taken = tokio::spawn(async move {
+        stranger.batch_execute(&take).await.unwrap();
+        stranger
+    });
+    until(async || {
+        server.run("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted") == "1"
+    })
+    .await;
+    server.run("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted");
+    let _stranger = taken.await.unwrap();
+    let connects = || server.log().matches("connection authorized: user=app").count();
+    let before = connects();
+    until(async || connects() >= before + 4).await;
+    let waiting = server.run("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted");
+    assert_eq!(waiting, "0", "no session waits for the stranger");
+    let sessions = server.run("SELECT count(*) FROM pg_stat_activity WHERE usename = 'app'");
+    assert!(sessions.parse::<u32>().unwrap() <= 3, "{sessions}");
+    lock(&app, "a").await.release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_that_waits_for_a_standby_grants_nothing() {
     let server = Postgres::on_port();

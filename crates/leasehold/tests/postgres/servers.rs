@@ -152,6 +152,36 @@ async fn role_without_rights_is_told_the_statements_that_its_owner_runs() {
     waiting.await.unwrap().release().await.unwrap();
 }
 
+/// A role that may create schemas makes leasehold's before leasehold does, or replaces a table.
+#[tokio::test]
+async fn schema_that_a_stranger_owns_is_refused() {
+    let server = Postgres::on_port();
+    server.run("CREATE ROLE stranger LOGIN; CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO stranger, app");
+    let as_role = |role: &str| server.url().replace("postgres@", &format!("{role}@"));
+    leasehold::postgres::migrate(&as_role("stranger")).await.unwrap();
+    server.run("GRANT USAGE ON SCHEMA leasehold TO app; GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO app");
+    // A superuser is a member of every role, and must not run a stranger's code either.
+    for role in ["app", "postgres"] {
+        let error = refusal(&as_role(role)).await.to_string();
+        assert!(error.contains("the schema leasehold belongs to stranger"), "{error}");
+        let error = leasehold::postgres::migrate(&as_role(role)).await.unwrap_err().to_string();
+        assert!(error.contains("belongs to stranger"), "{error}");
+    }
+    server.run("REASSIGN OWNED BY stranger TO postgres");
+    lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
+    for what in ["TABLE leasehold.waiter", "FUNCTION leasehold.check_fence(text, int8)"] {
+        server.run(&format!("ALTER {what} OWNER TO stranger"));
+        let error = refusal(&as_role("app")).await.to_string();
+        assert!(error.contains("belongs to stranger"), "{what}: {error}");
+        server.run(&format!("ALTER {what} OWNER TO postgres"));
+    }
+    // Roles that it can trust.
+    server.run("ALTER SCHEMA leasehold OWNER TO stranger; GRANT stranger TO app");
+    lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
+    server.run("REVOKE stranger FROM app; ALTER DATABASE postgres OWNER TO stranger");
+    lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn printed_statements_create_the_tables() {
     let server = Postgres::on_port();

@@ -107,8 +107,14 @@ impl Executor {
         renewals: &[(&Resource, &Renew)],
     ) -> Result<Vec<Option<Answer>>, StoreError> {
         let mut answers = vec![None; renewals.len()];
-        let plain: Vec<_> =
-            renewals.iter().enumerate().filter(|(_, (_, renew))| renew.reserve == 0).collect();
+        let plain: Vec<_> = renewals
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, renew))| renew.reserve == 0 && !renew.only_asks())
+            .collect();
+        if plain.is_empty() {
+            return Ok(answers);
+        }
         let texts = |text: fn(&Resource) -> &str| {
             Param::Texts(plain.iter().map(|(_, (resource, _))| text(resource).to_owned()).collect())
         };

@@ -202,7 +202,7 @@ fn longest(batch: &Batch) -> Duration {
 /// The shortest ttl of renewals, if there are any.
 fn shortest_ttl<'c>(commands: impl Iterator<Item = &'c Command>) -> Option<Duration> {
     let ttl = |command: &Command| match command {
-        Command::Renew(renew) => Some(renew.ttl),
+        Command::Renew(renew) if !renew.only_asks() => Some(renew.ttl),
         _ => None,
     };
     commands.filter_map(ttl).min()

@@ -203,6 +203,28 @@ pub(super) fn strange(schema: &str) -> Pinned {
     ))
 }
 
+/// The query for what belongs to a role that this one cannot trust. A superuser is a member of every role, which says nothing.
+pub(super) fn foreign_owners(schema: &str) -> Pinned {
+    Pinned::new(&format!(
+        "SELECT string_agg(DISTINCT what || ' belongs to ' || quote_ident(r.rolname::text), ', ') FROM (
+            SELECT 'the schema {schema}' AS what, nspowner AS owner FROM pg_catalog.pg_namespace
+                WHERE oid = to_regnamespace('{schema}')::oid
+            UNION ALL
+            SELECT '{schema}.' || relname::text, relowner FROM pg_catalog.pg_class
+                WHERE relnamespace = to_regnamespace('{schema}')::oid AND relname::text = ANY ('{{layout,resource,lease,waiter,\
+                    tombstone,mail,fence}}'::text[])
+            UNION ALL
+            SELECT 'the function {schema}.' || proname::text, proowner FROM pg_catalog.pg_proc
+                WHERE pronamespace = to_regnamespace('{schema}')::oid
+                AND proname::text = ANY ('{{check_fence,lock_transaction,try_lock_transaction}}'::text[])
+        ) AS o JOIN pg_catalog.pg_roles AS r ON r.oid = o.owner
+        JOIN pg_catalog.pg_roles AS own ON own.rolname::text = current_user::text
+        WHERE NOT (r.rolsuper OR r.oid = own.oid OR r.rolname::text = 'pg_database_owner'
+            OR r.oid = (SELECT datdba FROM pg_catalog.pg_database WHERE datname::text = current_database()::text)
+            OR (NOT own.rolsuper AND pg_has_role(r.oid, 'MEMBER')))"
+    ))
+}
+
 fn statements(schema: &str, present: Present, tables: &str, views: &str) -> Pinned {
     let create = if present.schema { "" } else { "\nCREATE SCHEMA IF NOT EXISTS {s};" };
     let fence = if present.fence { "" } else { FENCE };

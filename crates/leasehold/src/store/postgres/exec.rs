@@ -144,7 +144,8 @@ impl Executor {
             // Nothing to send: that is no answer of the server.
             return Ok(vec![None; renewals.len()]);
         }
-        let shortest = renewals.iter().map(|(_, renew)| renew.ttl).min().unwrap_or(ANSWER_TIMEOUT);
+        let ttls = renewals.iter().filter(|(_, renew)| !renew.only_asks()).map(|(_, renew)| renew.ttl);
+        let shortest = ttls.min().unwrap_or(ANSWER_TIMEOUT);
         let renew = async |progress: &Progress| self.renew_all(progress, renewals).await;
         self.within(Class::Renewals, renewal_timeout(shortest), renew).await
     }

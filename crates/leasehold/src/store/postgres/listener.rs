@@ -5,6 +5,7 @@
 //! there is another one, the client looks for mail (`mail.rs`), and its waiters ask again, so that their entries say so.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use leasehold_core::{ClientId, Failure};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -23,6 +24,10 @@ use super::{error, pooler, push};
 use crate::store::{Inbox, StoreError};
 use crate::tasks;
 use crate::url::PostgresUrl;
+
+/// How often, and after which pause, the lock of a client that listens is tried.
+const ATTEND_TRIES: u32 = 20;
+const ATTEND_PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection that listens.
 pub(super) struct Listening {
@@ -66,7 +71,15 @@ impl Ear {
         let settings = if is_pooled { "" } else { &settings };
         let listen = Sql::listen(&push::channel(self.client), settings);
         conn.run(&listen).await.map_err(|error| error::explain(error, false))?;
-        conn.flag(Request::new(&self.sql.attend, vec![self.client.into()])).await.map(drop)
+        // A transaction that grants to a waiter has it for a moment.
+        for _ in 0..ATTEND_TRIES {
+            if conn.flag(Request::new(&self.sql.attend, vec![self.client.into()])).await? {
+                return Ok(());
+            }
+            sleep(ATTEND_PAUSE).await;
+        }
+        let message = "another session holds the advisory lock that shows that this client listens";
+        Err(StoreError::new(Failure::NotSent, message))
     }
 
     async fn listen_again(&self, inbox: &Weak<dyn Inbox>) -> Option<Listening> {

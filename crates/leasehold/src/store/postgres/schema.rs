@@ -4,7 +4,7 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use super::conn::Conn;
-use super::ddl::{LAYOUT, Present, create};
+use super::ddl::{LAYOUT, Present, create, foreign_owners};
 use super::error::explain;
 use super::pinned::Pinned;
 use super::rights;
@@ -124,13 +124,25 @@ async fn fence_limit(conn: &Conn, schema: &str) -> Result<Option<String>, StoreE
     Ok(row.pop().flatten().and_then(|setting| Some(setting.split_once('=')?.1.to_owned())))
 }
 
+/// Refuses a schema whose owner, or that of a table or function in it, is a stranger: triggers and functions of his would run with the
+/// rights of this role, and he could hand a lock to two holders.
+async fn check_owners(conn: &Conn, schema: &str) -> Result<(), StoreError> {
+    let row = conn.row(&foreign_owners(schema)).await.map_err(|error| explain(error, false))?;
+    let Some(found) = row.into_iter().next().flatten() else { return Ok(()) };
+    Err(refused(format!(
+        "another role could run its code as this one: {found}. Use another schema (?schema=), or let a superuser make the owner one \
+         that this role can trust: itself, a role that it is a member of, the owner of the database, or a superuser (ALTER SCHEMA \
+         {schema} OWNER TO …, the same for what is in it)"
+    )))
+}
+
 /// Whether the tables are there, in the layout of this version.
 async fn check(conn: &Conn, schema: &str) -> Result<bool, StoreError> {
     // One text, and so one transaction. A policy that hides the row is an error then.
     let query = format!("SET LOCAL row_security = off; SELECT max(version) FROM {schema}.layout");
     let found = conn.row(&Pinned::new(&query)).await;
     match found.map(|mut row| row.pop().flatten()) {
-        Ok(Some(layout)) if layout == LAYOUT.to_string() => Ok(true),
+        Ok(Some(layout)) if layout == LAYOUT.to_string() => check_owners(conn, schema).await.map(|()| true),
         Ok(Some(other)) => Err(refused(format!(
             "another version of leasehold made the schema {schema:?} (layout {other}, this one knows {LAYOUT}): use that, or \
              another schema"

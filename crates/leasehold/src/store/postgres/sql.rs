@@ -144,7 +144,8 @@ pub(super) struct Sql {
     pub(super) list: Pinned,
     pub(super) due: Pinned,
     pub(super) sweep: Pinned,
-    /// Takes the lock of a client that listens.
+    /// Takes the lock of a client that listens. It does not wait for it: any role may hold it, and a session that waits stays when its
+    /// client is gone.
     pub(super) attend: Pinned,
     /// Removes the row of a lock that is not in use, whose name is of no use again.
     pub(super) forget: Pinned,
@@ -252,7 +253,7 @@ impl Sql {
             ),
             sweep: text(SWEEP),
             attend: text(
-                "SELECT pg_advisory_lock_shared({presence})::text = '' FROM (SELECT $1::bytea AS client) AS one",
+                "SELECT pg_try_advisory_lock_shared({presence}) FROM (SELECT $1::bytea AS client) AS one",
             ),
             forget: text(
                 "DELETE FROM {s}.resource WHERE name = $1 AND kind = $2 AND leases = 0 AND waiters = 0 AND tombstones = 0",

@@ -33,7 +33,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// How long the renewals in a batch wait for the records of other clients: only as long as their leases can bear.
 fn record_limit(batch: &[(Arc<Resource>, Command)]) -> Duration {
     let limit = |(_, command): &(_, Command)| match command {
-        Command::Renew(renew) => Some(renew.ttl / TTL_FRACTION),
+        Command::Renew(renew) if !renew.only_asks() => Some(renew.ttl / TTL_FRACTION),
         _ => None,
     };
     batch.iter().filter_map(limit).fold(ANSWER_TIMEOUT, Duration::min)

@@ -80,7 +80,7 @@ fn by_ttl(calls: &[Call<'_>]) -> Vec<usize> {
 /// The ttl of a renewal that may share a command with others of that ttl.
 fn shared_ttl((_, command): Call<'_>) -> Option<Duration> {
     match command {
-        Command::Renew(renew) if renew.reserve == 0 => Some(renew.ttl),
+        Command::Renew(renew) if renew.reserve == 0 && !renew.only_asks() => Some(renew.ttl),
         _ => None,
     }
 }

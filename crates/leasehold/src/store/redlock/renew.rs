@@ -88,7 +88,11 @@ impl Quorum {
             let (to, commands) = (to.clone(), commands.clone());
             responses.push(Box::pin(async move { (node, to.call_batch(&commands).await) }));
         }
-        let shortest = requests.iter().map(|(renew, _)| renew.ttl).min().unwrap_or_default();
+        let ttl_of = |(renew, known): &(Renew, NodeAttempt)| match renew.only_asks() {
+            true => known.request.ttl,
+            false => renew.ttl,
+        };
+        let shortest = requests.iter().map(ttl_of).min().unwrap_or_default();
         let limit = self.node_timeout(shortest);
         let mut heard = Heard::default();
         let late = gather(&self.runtime, responses, limit, &mut replies, |replies, node, answers| {
@@ -111,7 +115,7 @@ impl Quorum {
     /// Acquires a renewed lease at a node that does not have it, because it was unreachable or restarted. The node learns its token
     /// by that.
     fn rejoin(self: &Arc<Self>, (renew, known): &(Renew, NodeAttempt), node: usize) {
-        if !self.attempts.join(renew.acquisition, known.acquisition, node, self.now()) {
+        if renew.only_asks() || !self.attempts.join(renew.acquisition, known.acquisition, node, self.now()) {
             return;
         }
         let acquire = Acquire {

@@ -57,7 +57,7 @@ async fn use_the_store(url: &str, round: &str) {
     }
     let name = |number: usize| Name::new(&format!("{round}-{number}")).unwrap();
     let mut runner = TestRunner::deterministic();
-    for number in 0..12 {
+    for number in 0..20 {
         let (kind, capacity) = if number % 2 == 0 { (Kind::Mutex, 1) } else { (Kind::Semaphore, 4) };
         let resource = Arc::new(Resource { kind, name: name(number) });
         for step in steps(capacity).new_tree(&mut runner).unwrap().current() {

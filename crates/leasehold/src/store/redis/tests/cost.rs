@@ -311,15 +311,15 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "del 268, mget 6139, pexpireat 268, publish 646, \
-         pubsub|numsub 243, rename 143, set 424, xadd 854, zadd 1631, \
-         zlexcount 1433, zrangebylex 27372, zrem 1488, zrevrangebylex 1012",
-        "del 268, mget 6143, pexpireat 279, publish 722, \
-         pubsub|numsub 650, rename 143, set 429, xadd 1096, zadd 1818, \
-         zlexcount 1421, zrangebylex 32113, zrem 1675, zrevrangebylex 940",
-        "del 357, mget 7001, pexpireat 288, publish 401, \
-         pubsub|numsub 122, rename 224, set 746, xadd 918, zadd 1252, \
-         zlexcount 673, zrangebylex 18780, zrem 1028, zrevrangebylex 534",
+        "del 278, mget 6761, pexpireat 292, publish 786, \
+         pubsub|numsub 339, rename 161, set 455, xadd 996, zadd 1870, \
+         zlexcount 1606, zrangebylex 29817, zrem 1709, zrevrangebylex 741",
+        "del 280, mget 6762, pexpireat 310, publish 843, \
+         pubsub|numsub 744, rename 169, set 479, xadd 1251, zadd 2015, \
+         zlexcount 1597, zrangebylex 34323, zrem 1846, zrevrangebylex 1145",
+        "del 355, mget 5896, pexpireat 238, publish 310, \
+         pubsub|numsub 134, rename 190, set 674, xadd 858, zadd 881, \
+         zlexcount 467, zrangebylex 14058, zrem 691, zrevrangebylex 316",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }
