@@ -7,6 +7,7 @@ use std::sync::Arc;
 use leasehold_core::{Failure, NameError};
 
 use crate::store::{Cause, StoreError};
+use crate::tasks::TaskEnded;
 
 /// An error. Its message names the lock, the store, what happened, and the fix.
 ///
@@ -368,6 +369,12 @@ impl Error {
 impl From<NameError> for Error {
     fn from(error: NameError) -> Self {
         Self::new(ErrorKind::Invalid, error.to_string())
+    }
+}
+
+impl From<TaskEnded> for Error {
+    fn from(_: TaskEnded) -> Self {
+        Self::new(ErrorKind::Unavailable, "a thread of the client has ended while the store was opened")
     }
 }
 

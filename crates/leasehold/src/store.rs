@@ -51,7 +51,7 @@ pub(crate) use self::sqlite::fuzz_pipe_record;
 use crate::engine::clock::Clock;
 use crate::error::Error;
 #[cfg(all(feature = "sqlite", unix))]
-use crate::error::ErrorKind;
+use crate::tasks;
 use crate::url::StoreUrl;
 
 /// Opens a Redis store from the caller's `redis::Client`, and a connection of the caller's, if there is one.
@@ -94,13 +94,9 @@ pub(crate) async fn open(
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite { path, is_durable } => {
             let (path, is_durable) = (path.clone(), *is_durable);
+            // The file may be busy.
             let open = move || sqlite::Sqlite::open(&path, is_durable, clock, client, inbox);
-            // The file may be busy, and the thread drives other clients.
-            let opened = tokio::task::spawn_blocking(open).await.map_err(|error| {
-                let what = format!("{url}: the thread that opens the file has ended: {error}");
-                Error::new(ErrorKind::Unavailable, what)
-            })?;
-            Ok(opened?)
+            Ok(tasks::blocking(open).await??)
         }
     }
 }

@@ -156,6 +156,14 @@ pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortHan
     }
 }
 
+/// Does work that blocks, such as reading files, on a thread that drives no clients.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, TaskEnded> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| TaskEnded)
+}
+
 /// A task with a result.
 pub(crate) struct Task<T> {
     handle: AbortHandle,

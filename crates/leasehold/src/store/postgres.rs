@@ -99,7 +99,7 @@ impl Postgres {
         client: ClientId,
         inbox: Weak<dyn Inbox>,
     ) -> Result<Arc<Self>, Error> {
-        let dialer = Dialer::new(url)?;
+        let dialer = Dialer::open(url).await?;
         let opened = Opened::new(&dialer, url, client).await;
         let Opened { listening, is_pooled, synchronous_commit } =
             opened.map_err(|error| Error::from_store(url, &error))?;
@@ -192,7 +192,7 @@ impl Opened {
             return Ok(Some((ear, listening)));
         };
         let may_be_pooled = may_be_pooled || direct.pooler == Pooler::No;
-        let ear = Ear::new(Dialer::new(direct).map_err(invalid)?, url, client, may_be_pooled);
+        let ear = Ear::new(Dialer::open(direct).await.map_err(invalid)?, url, client, may_be_pooled);
         let listening = ear.listen().await?;
         let present = Request::new(ear.sql.of(&Query::Present(client)), vec![client.into()]);
         let seen = in_time(first.flag(present)).await?;

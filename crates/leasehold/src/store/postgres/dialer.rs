@@ -22,6 +22,7 @@ use super::limits::{
 use super::tls::Connectors;
 use crate::error::Error as PublicError;
 use crate::store::StoreError;
+use crate::tasks;
 use crate::url::PostgresUrl;
 
 /// Opens connections to one address.
@@ -81,6 +82,12 @@ impl Dialer {
         };
         let limit = url.config.get_connect_timeout().copied();
         Ok(Self { hosts, next: AtomicUsize::new(first), limit, tls: Arc::new(Connectors::new(url)?) })
+    }
+
+    /// As [`Self::new`]. Certificates are read, which may take long.
+    pub(super) async fn open(url: &PostgresUrl) -> Result<Self, PublicError> {
+        let url = url.clone();
+        tasks::blocking(move || Self::new(&url)).await?
     }
 
     /// Another one, which begins with the host that this one has reached.

@@ -17,7 +17,7 @@ use leasehold_core::{Command, Failure};
 
 pub(super) async fn diagnose(url: &PostgresUrl, executor: &Executor) -> Result<Diagnosis, StoreError> {
     let invalid = |error: crate::error::Error| StoreError::new(Failure::NotSent, error.to_string());
-    let dialer = Dialer::new(url).map_err(invalid)?;
+    let dialer = Dialer::open(url).await.map_err(invalid)?;
     let conn = dialer.connect(None).await?;
     let mut seen = in_time(look(&conn, url, executor.session.mailbox.polls())).await?;
     if in_time(pooler::is_between(&conn)).await? {

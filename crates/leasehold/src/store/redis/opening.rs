@@ -38,14 +38,14 @@ impl Redis {
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
         let opening = Opening::new(client, inbox, caller, url.is_resp2);
-        let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+        let (credentials, target) = Self::read_files(url).await?;
         let unavailable = |error| unavailable(url, &error);
         let nodes = match &url.place {
             Place::Cluster(seeds) => {
                 opening.cluster(credentials, seeds.clone(), client).await.map_err(unavailable)?
             }
             place => {
-                let endpoint = opening.endpoint(target(url, credentials.clone())?, client);
+                let endpoint = opening.endpoint(target?, client);
                 let connections = endpoint.connections().await.map_err(unavailable)?;
                 match place {
                     // The server decides whether it is a cluster, and not the address.
@@ -60,21 +60,39 @@ impl Redis {
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
     }
 
+    /// Credentials and target. Certificates are read and checked, which may take long.
+    async fn read_files(url: &RedisUrl) -> Result<(Credentials, Result<Target, Error>), Error> {
+        let read = |url: &RedisUrl| {
+            let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+            Ok((credentials.clone(), target(url, credentials)))
+        };
+        if url.tls.is_none() {
+            return read(url);
+        }
+        let url = url.clone();
+        tasks::blocking(move || read(&url)).await?
+    }
+
+    /// The target of a quorum node.
+    pub(crate) async fn voter_target(url: &RedisUrl) -> Result<VoterTarget, Error> {
+        let (_, target) = Self::read_files(url).await?;
+        Ok(VoterTarget(target?))
+    }
+
     /// Opens a quorum node, which need not be reachable yet. Runs on the runtime of the client's thread.
     pub(crate) fn open_voter(
         url: &RedisUrl,
+        target: VoterTarget,
         voting: Voting,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
-    ) -> Result<Arc<Self>, Error> {
-        let opening = Opening::new(client, inbox, caller, url.is_resp2);
-        let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
-        let opening = Opening { is_voter: true, ..opening };
-        let endpoint = opening.endpoint(target(url, credentials)?, client);
+    ) -> Arc<Self> {
+        let opening = Opening { is_voter: true, ..Opening::new(client, inbox, caller, url.is_resp2) };
+        let endpoint = opening.endpoint(target.0, client);
         let record = opening.record.clone();
         let nodes = Nodes::Server { endpoint, voting: Some(voting), record };
-        Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
+        opening.finish(nodes, Address::Url(Box::new(url.clone())))
     }
 
     /// As `open`, with the caller's `redis::Client`.
@@ -106,6 +124,9 @@ impl Redis {
         Ok(opening.finish(nodes, Address::Own(Box::new(info))))
     }
 }
+
+/// What a quorum node connects to.
+pub(crate) struct VoterTarget(Target);
 
 /// The target of a single server, or of the master behind sentinels.
 fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {

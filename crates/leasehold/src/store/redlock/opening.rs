@@ -25,23 +25,21 @@ impl Redlock {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, Error> {
-        let mut failed = None;
+        let mut targets = Vec::new();
+        for place in &url.nodes {
+            targets.push(Redis::voter_target(place).await?);
+        }
         let runtime = Runtime::Client(Tasks::current());
         let quorum = Arc::new_cyclic(|quorum: &Weak<Quorum>| {
             let (mut nodes, mut inboxes) = (Vec::new(), Vec::new());
-            for (index, place) in url.nodes.iter().enumerate() {
+            for (index, (place, target)) in url.nodes.iter().zip(targets).enumerate() {
                 let inbox: Arc<dyn Inbox> = Arc::new(NodeInbox { quorum: quorum.clone(), node: index });
                 let voting = Voting { abstains_for: url.max_ttl };
                 let weak = Arc::downgrade(&inbox);
                 inboxes.push(inbox);
-                match Redis::open_voter(place, voting, client, weak, caller.clone()) {
-                    Ok(store) => {
-                        let store = Voter::Redis(store);
-                        let node = Node::new(store, place.to_string(), clock.clone(), runtime.clone());
-                        nodes.push(Arc::new(node));
-                    }
-                    Err(error) => failed = failed.take().or(Some(error)),
-                }
+                let store = Redis::open_voter(place, target, voting, client, weak, caller.clone());
+                let node = Node::new(Voter::Redis(store), place.to_string(), clock.clone(), runtime.clone());
+                nodes.push(Arc::new(node));
             }
             let options = VoteOptions {
                 is_fenced: url.is_fenced,
@@ -50,9 +48,6 @@ impl Redlock {
             };
             Quorum::new(clock.clone(), client, nodes, inboxes, options, inbox, runtime)
         });
-        if let Some(error) = failed {
-            return Err(error);
-        }
         quorum.connect(url).await?;
         Ok(Arc::new(Self::of(quorum)))
     }
