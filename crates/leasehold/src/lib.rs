@@ -98,6 +98,7 @@ pub mod fence;
 #[cfg(all(feature = "_fuzzing", feature = "redlock", feature = "sqlite", unix))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gate;
 mod guard;
 pub mod guide;
 mod handle;

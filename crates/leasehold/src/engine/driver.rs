@@ -22,6 +22,7 @@ use super::outbox::{Outbox, Transmits};
 use super::session::Session;
 use super::threads::{self, Drive};
 use super::timer::Timer;
+use crate::gate;
 use crate::store::{BoxFuture, Store};
 use crate::tasks::TaskScope;
 use crate::telemetry::{renewal_outcome, spans};
@@ -85,7 +86,7 @@ where
 {
     async fn open_and_drive(self: Box<Self>, timer: Timer) {
         let Self { session, open, report, .. } = *self;
-        match open().await {
+        match gate::in_turn(open()).await {
             Err(error) => {
                 report(Err(error));
             }

@@ -2,7 +2,9 @@
 //!
 //! They are few, so nothing may block on them: files are read and names are looked up on the runtime's blocking threads.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
@@ -10,6 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::timer::{Timer, Timers};
+use crate::gate;
 use crate::store::BoxFuture;
 use crate::wakes;
 
@@ -144,14 +147,23 @@ fn run(threads: &'static Threads, number: u64, mut arriving: UnboundedReceiver<B
             wakes::keep_away(&runtime);
             runtime.spawn(timers.clone().run());
             runtime.block_on(async {
-                while let Some(client) = arriving.recv().await {
-                    let (driven, timer) = (Driven { threads, number }, timers.timer());
-                    // A panic ends this task only.
-                    runtime.spawn(async move {
-                        let _driven = driven;
-                        client.drive(timer).await;
-                    });
-                }
+                let mut gate = pin!(gate::keep());
+                let mut next = pin!(async {
+                    while let Some(client) = arriving.recv().await {
+                        let (driven, timer) = (Driven { threads, number }, timers.timer());
+                        // A panic ends this task only.
+                        runtime.spawn(async move {
+                            let _driven = driven;
+                            client.drive(timer).await;
+                        });
+                    }
+                });
+                // The gate is kept here, because it is a thread's own.
+                poll_fn(|context| {
+                    let _ = gate.as_mut().poll(context);
+                    next.as_mut().poll(context)
+                })
+                .await;
             });
             // A name may still be looked up for a client that has ended.
             runtime.shutdown_background();

@@ -30,6 +30,7 @@ use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
 use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
+use crate::gate;
 use crate::store::StoreError;
 use crate::tasks::{self, TaskGroup};
 
@@ -109,7 +110,7 @@ impl Endpoint {
             skip_backoff: skip_backoff.clone(),
             last_connect: None,
         };
-        Self { state, health_check, skip_backoff, keeper: tasks::spawn(keeper.keep_on()) }
+        Self { state, health_check, skip_backoff, keeper: tasks::spawn(gate::in_turn(keeper.keep_on())) }
     }
 
     /// The connections, if established.
