@@ -139,7 +139,12 @@ pub(crate) fn has_queue(server: &Server, name: &str) -> bool {
         return true;
     }
     // The header of `rows.lua` has the numbers of holders and waiters at 41.
-    let header: Vec<Vec<u8>> = server.query(&["ZRANGEBYLEX", &key, "[h", "(i"]).unwrap();
+    let header = server.query::<Vec<Vec<u8>>>(&["ZRANGEBYLEX", &key, "[h", "(i"]);
+    // Its form may have changed since.
+    let header = match header {
+        Err(error) if error.code() == Some("WRONGTYPE") => return true,
+        header => header.unwrap(),
+    };
     header.first().is_some_and(|header| header[41..57].iter().any(|byte| *byte != 0))
 }
 
