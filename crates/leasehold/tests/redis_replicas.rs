@@ -119,7 +119,7 @@ async fn lease_of_a_user_who_may_not_wait_is_released() {
     let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
     let is_free = async || one.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.holders.is_empty());
     let error = one.mutex("a").replicas(1).lock().await.unwrap_err();
-    assert!(error.to_string().contains("docs/operations.md has the rule"), "{error}");
+    assert!(error.to_string().contains("+wait (docs/operations.md"), "{error}");
     until(is_free).await;
     // The same for a waiter.
     let guard = other.mutex("a").lock().await.unwrap();
@@ -128,7 +128,7 @@ async fn lease_of_a_user_who_may_not_wait_is_released() {
     until(async || other.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
     guard.release().await.unwrap();
     let error = timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
-    assert!(error.to_string().contains("docs/operations.md has the rule"), "{error}");
+    assert!(error.to_string().contains("+wait (docs/operations.md"), "{error}");
     until(is_free).await;
 }
 
