@@ -56,7 +56,12 @@ impl Lock {
                     (Some(released), _) if released != ReleaseOutcome::Unconfirmed => Ok(None),
                     // The store has refused the attempt; only an earlier response was lost.
                     (_, None) if outcome == Outcome::NotGranted => Ok(None),
-                    (_, None) => Err(self.failed(resource, outcome, last_error.as_ref())),
+                    (_, None) => {
+                        // The attempt was not refused, but its release is.
+                        let last_error =
+                            last_error.or_else(|| self.handle.session.release_error(attempt.sequence));
+                        Err(self.failed(resource, outcome, last_error.as_ref()))
+                    }
                     (_, Some(_)) => {
                         let what = "the store did not confirm whether the lease was exchanged";
                         Err(self.handle.unavailable(resource, what))
@@ -194,6 +199,10 @@ async fn await_release(handle: &Handle, attempt: u64, until: LocalTime) -> Optio
     let ended = poll_fn(|context| match session.poll_released(&mut watch, context) {
         Poll::Ready(released) => Poll::Ready(Some(released)),
         Poll::Pending if session.is_closed() => Poll::Ready(None),
+        // The store says no, which waiting does not change.
+        Poll::Pending if session.release_error(attempt).is_some_and(|error| error.failure.is_refusal()) => {
+            Poll::Ready(None)
+        }
         Poll::Pending => Poll::Pending,
     });
     with_deadline(session, Some(until), ended).await.flatten()
