@@ -144,8 +144,8 @@ impl Lock {
             CancelledWait::LeaseInUse => return Ok(None),
             CancelledWait::LastWaiter { sequence, may_be_in_store } => {
                 let attempt = Attempt::of_queue(&self.handle, resource, sequence);
-                if !attempt.cancel(until).await {
-                    return unknown();
+                if let Err(why) = attempt.cancel(until).await {
+                    return Err(self.failed(resource, Outcome::TimedOut, why.as_ref()));
                 }
                 if may_be_in_store {
                     return Ok(None);

@@ -67,8 +67,11 @@ pub(crate) async fn acquire_all(locks: &[&Lock], deadline: Option<LocalTime>) ->
             let Some((lock, attempt, _)) = batch.attempts.first() else {
                 return Ok(BatchOutcome::Unsupported);
             };
-            let error = lock.failed(attempt.resource, Outcome::TimedOut, None);
-            if batch.withdraw().await { Ok(BatchOutcome::Contended) } else { Err(error) }
+            let (lock, resource) = (*lock, attempt.resource);
+            match batch.withdraw().await {
+                Ok(()) => Ok(BatchOutcome::Contended),
+                Err(why) => Err(lock.failed(resource, Outcome::TimedOut, why.as_ref())),
+            }
         }
     }
 }
@@ -144,15 +147,15 @@ impl<'a> BatchAcquire<'a> {
                 return Err(lock.failed(attempt.resource, outcome, last_error.as_ref()));
             }
         }
-        self.withdraw().await;
+        let _ = self.withdraw().await;
         Ok(if may_wait { BatchOutcome::Unsupported } else { BatchOutcome::Contended })
     }
 
-    /// Cancels all attempts, and waits up to [`CANCEL_LIMIT`] for the store's confirmation. Returns whether it came.
-    async fn withdraw(self) -> bool {
+    /// Cancels all attempts, and waits up to [`CANCEL_LIMIT`] for the store's confirmation. An error is the store's last word.
+    async fn withdraw(self) -> Result<(), Option<StoreError>> {
         let Self { handle, attempts, .. } = self;
         let until = handle.now() + CANCEL_LIMIT;
         let cancelled = attempts.into_iter().map(|(_, attempt, _)| attempt.cancel(until));
-        join_all(cancelled).await.into_iter().all(|is_cancelled| is_cancelled)
+        join_all(cancelled).await.into_iter().collect()
     }
 }

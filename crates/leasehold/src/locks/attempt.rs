@@ -222,14 +222,16 @@ impl<'a> Attempt<'a> {
         Self { handle, resource, sequence, is_taken: false }
     }
 
-    /// Cancels it. Returns whether the store confirms that until `until`. Until then this refers to it: what ends without a
-    /// confirmation would not be known otherwise.
-    pub(crate) async fn cancel(self, until: LocalTime) -> bool {
+    /// Cancels it. An error is the store's last word, if it has not confirmed that until `until`. Until then this refers to it: what ends
+    /// without a confirmation would not be known otherwise.
+    pub(crate) async fn cancel(self, until: LocalTime) -> Result<(), Option<StoreError>> {
         let (session, now) = (&self.handle.session, self.handle.now());
         session.end_unused_min_hold(self.sequence, now);
         session.cancel(self.sequence, now);
-        let released = await_release(self.handle, self.sequence, until).await;
-        released.is_some_and(|released| released != ReleaseOutcome::Unconfirmed)
+        match await_release(self.handle, self.sequence, until).await {
+            Some(released) if released != ReleaseOutcome::Unconfirmed => Ok(()),
+            _ => Err(session.release_error(self.sequence)),
+        }
     }
 
     /// Sends the first command, and waits for the outcome. The driver sends the following commands.

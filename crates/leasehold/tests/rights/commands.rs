@@ -13,6 +13,9 @@ pub(crate) const LONG: Duration = Duration::from_secs(40);
 /// No lease ends while it is tried.
 const TTL: Duration = Duration::from_secs(60);
 
+/// How long an attempt waits that gives up. The right is taken away meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// A waiter that is not told of its grant asks when the lease before it ends.
 const SHORT: Duration = Duration::from_secs(5);
 
@@ -20,11 +23,12 @@ const SHORT: Duration = Duration::from_secs(5);
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is tried, as the table's columns say it.
-pub(crate) const COMMANDS: [&str; 14] = [
+pub(crate) const COMMANDS: [&str; 15] = [
     "connect",
     "try_lock",
     "lock",
     "lock, waiting before",
+    "lock_timeout, waiting before",
     "renew",
     "release",
     "release to a waiter",
@@ -303,6 +307,7 @@ impl Trial {
             "set two",
             "forced",
             "replicated",
+            "kept",
         ] {
             self.mutex(healthy, part).force_release().await.unwrap();
             self.hold(healthy, part).await.release().await.unwrap();
@@ -319,6 +324,10 @@ struct Before {
     next: JoinHandle<Result<Option<Guard>, Error>>,
     /// Of the healthy client.
     held: Guard,
+    /// Of the healthy client.
+    kept: Guard,
+    /// Behind `kept`, until its time is up.
+    giving_up: JoinHandle<Result<Option<Guard>, Error>>,
     /// Behind `held`.
     waiting: JoinHandle<Result<Option<Guard>, Error>>,
 }
@@ -335,15 +344,18 @@ impl Before {
         let next = trial.waiter(healthy, "handed over");
         let held = trial.hold(healthy, "waited").await;
         let waiting = trial.waiter(lacking, "waited");
-        for part in ["handed over", "waited"] {
+        let kept = trial.hold(healthy, "kept").await;
+        let mutex = trial.mutex(lacking, "kept");
+        let giving_up = tokio::spawn(async move { mutex.lock_timeout(PATIENCE).await });
+        for part in ["handed over", "waited", "kept"] {
             let seen = trial.mutex(healthy, part);
             until(async || seen.inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
         }
-        Self { renewed, released, handed_over, next, held, waiting }
+        Self { renewed, released, handed_over, next, held, kept, giving_up, waiting }
     }
 
     /// Of those that were waiting before, renew, release, and release to a waiter.
-    async fn go_on(self, trial: &Trial, healthy: &Client) -> [Outcome; 4] {
+    async fn go_on(self, trial: &Trial, healthy: &Client) -> [Outcome; 5] {
         self.held.release().await.unwrap();
         let waited =
             trial.waited("lock, waiting before", &trial.mutex(healthy, "waited"), self.waiting).await;
@@ -361,6 +373,9 @@ impl Before {
         let next = self.next.await.unwrap().unwrap();
         next.unwrap_or_else(|| panic!("{}: it waits for ever", trial.right)).release().await.unwrap();
         trial.end(&trial.mutex(healthy, "renewed"), Some(self.renewed)).await;
-        [waited, renewed, released, handed_over]
+        let (gave_up, guard) = trial.outcome("lock_timeout", self.giving_up.await.unwrap());
+        trial.expect(guard.flatten().is_none(), "two holders");
+        drop(self.kept);
+        [waited, gave_up, renewed, released, handed_over]
     }
 }
