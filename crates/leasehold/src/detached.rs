@@ -146,7 +146,11 @@ impl FromStr for LeaseId {
     fn from_str(text: &str) -> Result<Self, Error> {
         // The text may be a secret with a typing error: it is not repeated.
         parse(text).ok_or_else(|| {
-            Error::new(ErrorKind::Invalid, "this is not the id of a lease: it begins with \"lease1.\"")
+            let what = match text.starts_with("lease1.") {
+                true => "this id of a lease is damaged: pass it whole, as `acquire` printed it",
+                false => "this is not the id of a lease: it begins with \"lease1.\"",
+            };
+            Error::new(ErrorKind::Invalid, what)
         })
     }
 }

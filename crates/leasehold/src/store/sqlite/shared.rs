@@ -15,6 +15,7 @@ use super::limits::{BUSY_TIMEOUT, MAX_BUSY_PAUSE};
 use super::mailbox::{Mailboxes, PipeWriter, Reached};
 use super::rows::SqliteRows;
 use super::schema;
+use crate::digest::client_name;
 use crate::engine::clock::Clock;
 use crate::store::{CallResult, Inbox, StoreError};
 
@@ -211,7 +212,9 @@ impl Shared {
             }
             // The client lives, but its pipe can't be written: the waiter keeps its grant, and detects it at its next re-check.
             Reached::Closed(error) => {
-                tracing::warn!(%error, %client, "a grant can't be pushed to its waiter");
+                // The id itself is the client's proof of identity.
+                let client = client_name(client);
+                tracing::warn!(%error, client, "a grant can't be pushed to its waiter");
                 true
             }
             Reached::Gone => false,
