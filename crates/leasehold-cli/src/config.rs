@@ -9,6 +9,7 @@ mod option;
 
 use std::ffi::OsString;
 use std::fs;
+use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -130,7 +131,10 @@ impl File {
         let is_named = named.is_some();
         let Some(path) = named.or_else(usual) else { return Ok(None) };
         let refused = |what: String| Stop::usage(format!("{}: {what}", Path::display(&path)));
-        match fs::read_to_string(&path) {
+        match read_limited(&path) {
+            Ok(text) if text.len() as u64 > MAX_SIZE => {
+                Err(refused(format!("it has more than {MAX_SIZE} bytes, so it is no file of options")))
+            }
             Ok(text) => {
                 const READABLE_BY_OTHERS: u32 = 0o004;
                 let mode = fs::metadata(&path).map_or(0, |found| found.permissions().mode());
@@ -140,6 +144,16 @@ impl File {
             Err(error) => Err(refused(format!("it can't be read: {error}"))),
         }
     }
+}
+
+/// The size of the largest file of options.
+const MAX_SIZE: u64 = 1 << 20;
+
+/// The text, or a little more of it than [`MAX_SIZE`]: the path may lead to a device that never ends.
+fn read_limited(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    fs::File::open(path)?.take(MAX_SIZE + 1).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The options of the file that hold for a command and what is set already.

@@ -47,6 +47,14 @@ impl Configured<'_> {
 }
 
 #[test]
+fn file_that_never_ends_is_refused() {
+    let place = Place::new();
+    let output = place.leasehold(&["ls"]).env("LEASEHOLD_CONFIG", "/dev/zero").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("it is no file of options"), "{output:?}");
+}
+
+#[test]
 fn password_in_a_file_that_others_may_read_is_reported() {
     let place = Place::new();
     let file = place.path("config.toml");
