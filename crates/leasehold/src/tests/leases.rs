@@ -355,6 +355,9 @@ fn waker_that_blocks_delays_no_client() {
             let _ = self.1.lock().unwrap().recv();
         }
     }
+    // The wakers of a blocking call are known from the first one on, and those of `block_on` are the same.
+    #[cfg(feature = "blocking")]
+    crate::blocking::block_on(async {});
     let limit = Duration::from_millis(1);
     // More than there are threads.
     let stages: Vec<_> = (0..6).map(|_| Stage::new()).collect();
