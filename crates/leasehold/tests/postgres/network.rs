@@ -249,9 +249,10 @@ async fn client_that_listens_again_gets_the_grant_of_an_entry_that_says_it_does_
 async fn client_that_cannot_listen_any_more_is_granted_its_locks() {
     unless_paused(Duration::from_secs(1), async || {
         let server = Postgres::on_port();
-        server.run("CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app");
-        let app = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
         let holder = client_of(&server).await;
+        server.run("CREATE ROLE app LOGIN; GRANT USAGE ON SCHEMA leasehold TO app");
+        server.run("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO app");
+        let app = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
         // Its connections for commands are open.
         join_all(
             (0..8).map(async |number| lock(&app, &format!("lock {number}")).await.release().await.unwrap()),

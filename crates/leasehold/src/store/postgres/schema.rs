@@ -130,7 +130,7 @@ async fn check_owners(conn: &Conn, schema: &str) -> Result<(), StoreError> {
     let row = conn.row(&foreign_owners(schema)).await.map_err(|error| explain(error, false))?;
     let Some(found) = row.into_iter().next().flatten() else { return Ok(()) };
     Err(refused(format!(
-        "another role could run its code as this one: {found}. Use another schema (?schema=), or let a superuser make the owner one \
+        "another role could run its code as this one: {found}. Connect as that role, use another schema (?schema=), or let a superuser make the owner one \
          that this role can trust: itself, a role that it is a member of, the owner of the database, or a superuser (ALTER SCHEMA \
          {schema} OWNER TO …, the same for what is in it)"
     )))
