@@ -181,6 +181,8 @@ async fn release_that_arrives_after_another_holder_is_told_so() {
     let grant = place.acquire("a", json!({ "ttl_ms": 60_000 })).await;
     let release = async || place.post(&format!("{LOCK}/release"), lease(&grant)).await;
     server.stop();
+    // From then on the client knows that the connection is lost: the release is not sent.
+    place.post("/v1/locks/mutex/b/acquire", json!({})).await.expect(503);
     release().await.expect(503);
     server.start();
     let other = Client::connect(&server.url()).await.unwrap();
