@@ -122,6 +122,14 @@ async fn waiter_that_moves_to_another_admission_queue_leaves_no_entry() {
         let there = holders.map(|holder| holder.acquisition).chain(waiters.map(|waiter| waiter.acquisition));
         there.map(|acquisition| acquisition.client).collect::<Vec<_>>()
     };
+    // A node that a client has not reached yet, or whose first answer came late, admits nobody for it.
+    for client in [&holder, &moves, &waits] {
+        until(async || {
+            let _ = client.quorum().call_all(&client.resource, Command::Inspect).await;
+            (0..servers.len()).all(|node| !client.quorum().is_passed_over(node))
+        })
+        .await;
+    }
     let first = holder.quorum().admission_node(&queue);
     assert!(matches!(ask(&holder).await, Reply::Granted(_)));
     assert!(matches!(ask(&moves).await, Reply::Queued(_)));
