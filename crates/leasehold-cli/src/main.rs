@@ -82,11 +82,9 @@ fn main() -> ExitCode {
         Err(stop) => {
             // A program that reads the answer gets one in any case.
             if is_json {
-                let store = store.as_deref().and_then(|url| match stop.exit {
-                    // Perhaps for the address: nothing says which part of it is a password then.
-                    Exit::Usage => Store::scheme_of(url),
-                    _ => Some(Store::without_passwords(url)),
-                });
+                // A usage error may be about the address: nothing says which part of it is a password then.
+                let shown = store.as_deref().filter(|_| stop.exit != Exit::Usage);
+                let store = shown.map(Store::without_passwords);
                 let failure = json!({ "store": store, "error": stop.message, "exit_code": stop.exit.code() });
                 let _ = inspect::print_json(&failure);
             }

@@ -130,24 +130,6 @@ impl Store {
         without_passwords(url) != url
     }
 
-    /// The scheme of an address that may not be one.
-    pub(crate) fn scheme_of(url: &str) -> Option<String> {
-        const SCHEMES: [&str; 10] = [
-            "memory",
-            "sqlite",
-            "redis",
-            "rediss",
-            "redis+unix",
-            "redis-sentinel",
-            "redis-cluster",
-            "redlock",
-            "postgres",
-            "postgresql",
-        ];
-        let scheme = url.split_once(':')?.0;
-        SCHEMES.contains(&scheme).then(|| format!("{scheme}:…"))
-    }
-
     /// An address as it may be shown.
     pub(crate) fn without_passwords(url: &str) -> String {
         without_passwords(url)

@@ -251,23 +251,22 @@ fn failure_is_an_object_where_json_is_asked_for() {
         assert!(String::from_utf8(output.stderr).unwrap().contains(error), "{args:?}");
         assert!(place.output(args).stdout.is_empty(), "{args:?} without --json");
     }
-    let malformed = [
-        ("redis://me:hunter2/x@127.0.0.1", "redis:…"),
-        ("redis://me:hunter2?x@127.0.0.1", "redis:…"),
-        ("redis://127.0.0.1?passw=hunter2", "redis:…"),
-        ("redis-sentinel://a/service?sentinel_passwrd=hunter2", "redis-sentinel:…"),
-        ("redlock:redis://:hunter2@a:x redis://:hunter2@b redis://:hunter2@c", "redlock:…"),
-        ("me:hunter2@127.0.0.1", ""),
-        ("host=127.0.0.1 password=hunter2", ""),
-    ];
-    for (url, shown) in malformed {
+    for url in [
+        "redis://me:hunter2/x@127.0.0.1",
+        "redis://me:hunter2?x@127.0.0.1",
+        "redis://127.0.0.1?passw=hunter2",
+        "redis-sentinel://a/service?sentinel_passwrd=hunter2",
+        "redlock:redis://:hunter2@a:x redis://:hunter2@b redis://:hunter2@c",
+        "me:hunter2@127.0.0.1",
+        "host=127.0.0.1 password=hunter2",
+    ] {
         let place = Place::on(url);
         for args in cases {
             let output = place.output(&[args, &["--json"][..]].concat());
             let text = format!("{output:?}");
             assert!(output.status.code() == Some(2) && !text.contains("hunter2"), "{url} {args:?}: {text}");
             let failure: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-            assert_eq!(failure["store"].as_str().unwrap_or_default(), shown, "{url} {args:?}");
+            assert!(failure["store"].is_null() && failure["error"].is_string(), "{url} {args:?}: {text}");
         }
     }
     let output = Place::new().output(&["status", "--json", id]);
