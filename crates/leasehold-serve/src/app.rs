@@ -1,6 +1,5 @@
 //! What all requests share, and the work that no request does: ending sessions and lost leases.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Limits;
-use crate::leases::{Ending, Id, Lease, Leases};
+use crate::leases::{Ending, Id, Lease, Leases, unconfirmed};
 use crate::metrics::Metrics;
 use crate::observer::Observer;
 use crate::problem::{Code, Problem};
@@ -133,12 +132,10 @@ impl App {
         ending: Ending,
     ) -> Result<Ending, Problem> {
         self.begin_release(lease, ending);
-        let unconfirmed = |why: &dyn fmt::Display| {
-            Problem::new(Code::StoreUnavailable, format!("{} {:?}: {why}", lease.kind, lease.name))
-        };
+        let lock = (lease.kind, lease.name.as_str());
         match timeout(RELEASE_WAIT, lease.ended()).await {
-            Err(_) => Err(unconfirmed(&"its release is not confirmed yet")),
-            Ok(refused @ Ending::Refused(_)) => Err(unconfirmed(&refused)),
+            Err(_) => Err(unconfirmed(lock, "its release is not confirmed yet")),
+            Ok(refused @ Ending::Refused(_)) => Err(unconfirmed(lock, refused)),
             Ok(ending) => Ok(ending),
         }
     }

@@ -107,7 +107,7 @@ pub(crate) enum Ending {
     Session(String),
     /// It was lost, for this reason.
     Lost(String),
-    /// The store refused its release, for this reason. The client retries it until the ttl is over, and nobody is told of that.
+    /// The store refused its release, for this reason. The client retries it until the ttl is over; the outcome of the retries is not recorded.
     Refused(String),
 }
 
@@ -122,6 +122,11 @@ impl fmt::Display for Ending {
             }
         }
     }
+}
+
+/// The problem of a release that the store has not confirmed, for this reason.
+pub(crate) fn unconfirmed((kind, name): (Kind, &str), why: impl fmt::Display) -> Problem {
+    Problem::new(Code::StoreUnavailable, format!("{kind} {name:?}: {why}"))
 }
 
 /// The endings of the last leases or sessions.

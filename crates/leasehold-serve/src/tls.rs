@@ -99,8 +99,8 @@ impl Certificate {
     }
 }
 
-/// A thread for handshakes. Whoever can connect makes the server compute signatures, and those compete for the processor with this
-/// thread, not with the requests of connections that are open.
+/// A thread for handshakes. Every new connection makes the server compute a signature; on this thread the signatures do not delay the
+/// requests of open connections.
 struct Handshakes(Option<Runtime>);
 
 impl Handshakes {

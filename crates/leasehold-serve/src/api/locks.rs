@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::{JsonBody, Lock, Parameters, span};
 use crate::app::App;
-use crate::leases::{Ending, Id, Lease};
+use crate::leases::{Ending, Id, Lease, unconfirmed};
 use crate::metrics::AcquireTimer;
 use crate::presence::Presence;
 use crate::problem::{Code, Problem};
@@ -233,10 +233,7 @@ pub(super) async fn release(
         Err(problem) => {
             return match app.leases.ending(lock.key(), &id) {
                 Some(Ending::Released) => Ok(StatusCode::NO_CONTENT),
-                Some(refused @ Ending::Refused(_)) => {
-                    let what = format!("{} {:?}: {refused}", lock.kind, lock.name);
-                    Err(Problem::new(Code::StoreUnavailable, what))
-                }
+                Some(refused @ Ending::Refused(_)) => Err(unconfirmed(lock.key(), refused)),
                 _ => Err(problem),
             };
         }
