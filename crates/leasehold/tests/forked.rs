@@ -6,16 +6,14 @@
 // A fork is the only way to have a child without the threads of its parent.
 #![allow(unsafe_code)]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::{Duration, Instant};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 use leasehold::blocking::Client;
-use leasehold_testkit::Server;
+use leasehold_testkit::{Server, wait_until};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
-
-const LIMIT: Duration = Duration::from_secs(40);
 
 fn locks_in_the_child(url: &str) -> Result<(), leasehold::Error> {
     let client = Client::connect(url)?;
@@ -44,20 +42,18 @@ fn child_that_is_forked_has_clients_of_its_own() {
             unsafe { nix::libc::_exit(code) }
         }
         ForkResult::Parent { child } => {
-            let give_up = Instant::now() + LIMIT;
-            let status = loop {
-                match waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap() {
-                    WaitStatus::StillAlive if Instant::now() < give_up => {
-                        std::thread::sleep(Duration::from_millis(5));
-                    }
-                    WaitStatus::StillAlive => {
-                        kill(child, Signal::SIGKILL).unwrap();
-                        waitpid(child, None).unwrap();
-                        panic!("the child does not end");
-                    }
-                    status => break status,
-                }
-            };
+            let mut status = WaitStatus::StillAlive;
+            let waited = catch_unwind(AssertUnwindSafe(|| {
+                wait_until("the child ends", || {
+                    status = waitpid(child, Some(WaitPidFlag::WNOHANG)).unwrap();
+                    status != WaitStatus::StillAlive
+                });
+            }));
+            if let Err(panic) = waited {
+                kill(child, Signal::SIGKILL).unwrap();
+                waitpid(child, None).unwrap();
+                resume_unwind(panic);
+            }
             assert_eq!(status, WaitStatus::Exited(child, 0));
         }
     }

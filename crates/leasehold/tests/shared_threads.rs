@@ -5,10 +5,9 @@
 #![cfg(target_os = "linux")]
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use leasehold::blocking::{Client, Guard};
-use leasehold_testkit::Server;
+use leasehold_testkit::{Server, wait_until};
 
 const CLIENTS: usize = 200;
 
@@ -16,14 +15,6 @@ const CLIENTS: usize = 200;
 fn count() -> (usize, usize) {
     let entries = |folder| fs::read_dir(folder).map_or(0, Iterator::count);
     (entries("/proc/self/task"), entries("/proc/self/fd"))
-}
-
-fn within(what: &str, mut is_so: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < give_up, "{what}: {:?}", count());
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn connections(server: &Server) -> usize {
@@ -35,7 +26,7 @@ fn connections(server: &Server) -> usize {
 fn clients_share_threads_and_each_has_its_connection_only() {
     let server = Server::on_socket();
     drop(Client::connect(&server.url()).unwrap());
-    within("the first client ends", || count().0 <= 3);
+    wait_until("the first client ends", || count().0 <= 3);
     let (threads, files) = count();
     let clients: Vec<_> = (0..CLIENTS).map(|_| Client::connect(&server.url()).unwrap()).collect();
     let guards: Vec<_> =
@@ -51,10 +42,10 @@ fn clients_share_threads_and_each_has_its_connection_only() {
     for client in left.split_off(CLIENTS / 2) {
         client.close().unwrap();
     }
-    within("their files are closed", || count().1 <= more_files - CLIENTS / 2);
-    within("the server sees the end", || connections(&server) <= CLIENTS / 2 + 1);
+    wait_until("their files are closed", || count().1 <= more_files - CLIENTS / 2);
+    wait_until("the server sees the end", || connections(&server) <= CLIENTS / 2 + 1);
     assert!(guards[..CLIENTS / 2].iter().all(Guard::is_held));
     assert!(!guards[CLIENTS / 2].is_held());
     drop((guards, left));
-    within("the threads end", || count().0 <= threads && count().1 <= files);
+    wait_until("the threads end", || count().0 <= threads && count().1 <= files);
 }
