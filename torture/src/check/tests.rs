@@ -472,7 +472,7 @@ fn two_sets_with_a_mutex_in_common_at_once_are_found() {
     assert_eq!(both(1, 1), [Check::Overlap]);
 }
 
-/// They wait for each other: a mutex is no stall that another set has already, and nobody has all of its own.
+/// A free mutex is no stall if its waiters are sets that lack another mutex. All of them waiting while no set is complete is one.
 #[test]
 fn sets_that_wait_while_none_is_held_are_a_stall() {
     let waits_for = |task, number, from, to| {

@@ -145,7 +145,7 @@ async fn stranger_who_notifies_grants_nothing_ends_nothing_and_delays_nothing() 
         guard.release().await.unwrap();
         timeout(LONG, waits).await.unwrap().unwrap().release().await.unwrap();
 
-        // Nobody tells the waiter of the end of this lease, and forged hints say that it comes much later.
+        // No push announces the end of this lease, and forged hints say that it comes much later.
         holder.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap().detach().await.unwrap();
         let began = Instant::now();
         let waits = waiting(mutex(&waiter));

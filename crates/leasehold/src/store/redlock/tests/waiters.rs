@@ -122,7 +122,7 @@ async fn waiter_that_moves_to_another_admission_queue_leaves_no_entry() {
         let there = holders.map(|holder| holder.acquisition).chain(waiters.map(|waiter| waiter.acquisition));
         there.map(|acquisition| acquisition.client).collect::<Vec<_>>()
     };
-    // A node that a client has not reached yet, or whose first answer came late, admits nobody for it.
+    // A node that a client has not reached yet, or whose first answer came late, is passed over for admission.
     for client in [&holder, &moves, &waits] {
         until(async || {
             let _ = client.quorum().call_all(&client.resource, Command::Inspect).await;
