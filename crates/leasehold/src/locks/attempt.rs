@@ -6,8 +6,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, GrantSecret, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token, WaitFor,
-    WaitPolicy,
+    Acquire, Failure, GrantSecret, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token,
+    WaitFor, WaitPolicy,
 };
 
 use super::lock::{Lock, WaitMode, unit};
@@ -196,13 +196,12 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
 async fn await_release(handle: &Handle, attempt: u64, until: LocalTime) -> Option<ReleaseOutcome> {
     let session = &handle.session;
     let mut watch = session.watch(attempt);
+    let is_permanent = |error: StoreError| matches!(error.failure, Failure::Permanent(_));
     let ended = poll_fn(|context| match session.poll_released(&mut watch, context) {
         Poll::Ready(released) => Poll::Ready(Some(released)),
         Poll::Pending if session.is_closed() => Poll::Ready(None),
-        // The store says no, which waiting does not change.
-        Poll::Pending if session.release_error(attempt).is_some_and(|error| error.failure.is_refusal()) => {
-            Poll::Ready(None)
-        }
+        // What the store refuses for good it refuses until the deadline, too.
+        Poll::Pending if session.release_error(attempt).is_some_and(is_permanent) => Poll::Ready(None),
         Poll::Pending => Poll::Pending,
     });
     with_deadline(session, Some(until), ended).await.flatten()
