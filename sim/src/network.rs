@@ -1,6 +1,6 @@
 //! The network between processes and servers, as the Redis store of the library uses one: two connections for each client, each
-//! of which keeps the order of its messages, pushes over the driver's, and a limit for answers. A connection that was cut is made again, and
-//! the client is told. Renewals and releases whose connection was cut are sent once more.
+//! of which keeps the order of its messages, pushes over the driver's (the store has a third one for them), and a limit for answers. A
+//! connection that was cut is made again, and the client is told. Renewals and releases whose connection was cut are sent once more.
 
 mod connections;
 

@@ -26,9 +26,9 @@ async fn lock_and_release(client: &Client, name: &str) -> Result<(), Error> {
 /// A client whose connection in the runtime is open, and has been used.
 fn connected_in(runtime: &Runtime, server: &Server) -> Client {
     let client = runtime.block_on(Client::connect(&server.url())).unwrap();
-    wait_until("the client has two connections, beside that of this question", || {
+    wait_until("the client has three connections, beside that of this question", || {
         runtime.block_on(lock_and_release(&client, "first")).unwrap();
-        server.query::<String>(&["CLIENT", "LIST"]).unwrap().lines().count() >= 3
+        server.query::<String>(&["CLIENT", "LIST"]).unwrap().lines().count() >= 4
     });
     for _ in 0..20 {
         runtime.block_on(lock_and_release(&client, "first")).unwrap();

@@ -57,7 +57,7 @@ async fn lock_is_visible_to_others(client: &Client, server: &Server, name: &str)
 }
 
 #[tokio::test]
-async fn commands_use_the_shared_connection_and_one_connection_is_opened() {
+async fn commands_use_the_shared_connection_and_two_connections_are_opened() {
     let server = Server::on_port();
     let mut shared = multiplexed(&server.url()).await;
     let id = id_of(&mut shared).await;
@@ -65,7 +65,7 @@ async fn commands_use_the_shared_connection_and_one_connection_is_opened() {
     let until_open = async |expected: usize| until(async || commands(&server).len() == expected + 1).await;
     until_open(1).await;
     let client = connect(&server, &shared).await.unwrap();
-    until_open(2).await;
+    until_open(3).await;
     let guard = client.mutex("a").lock().await.unwrap();
     assert!(is_used(&server, id), "{:?}", commands(&server));
     let (waiting, released) = (client.mutex("a").global_fifo(), client.mutex("a").global_fifo());
@@ -74,7 +74,7 @@ async fn commands_use_the_shared_connection_and_one_connection_is_opened() {
     until(async || client.mutex("a").inspect().await.is_ok_and(|view| view.waiters.len() == 1)).await;
     guard.release().await.unwrap();
     waiter.await.unwrap().unwrap().release().await.unwrap();
-    until_open(2).await;
+    until_open(3).await;
 }
 
 #[tokio::test]
@@ -243,7 +243,7 @@ async fn closed_client_leaves_the_shared_connection_open() {
     server.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
     // The program is idle: leasehold finds that the connection is gone, and the manager makes another one.
     until(async || {
-        commands(&server).iter().filter(|new| before.iter().all(|old| old.0 != new.0)).count() >= 3
+        commands(&server).iter().filter(|new| before.iter().all(|old| old.0 != new.0)).count() >= 4
     })
     .await;
     client.close().await.unwrap();

@@ -426,10 +426,57 @@ async fn holder_that_has_not_waited_is_told_of_a_forced_release() {
     admin.force_release(Kind::Mutex, "a").await.unwrap();
     timeout(SOON, guard.lost()).await.expect("it is told before its renewal");
     drop(guard);
-    // Over new connections, too.
-    let guard = mutex.lock().await.unwrap();
-    cluster.nodes.iter().for_each(|node| drop(node.run(&["CLIENT", "KILL", "TYPE", "normal"])));
-    until(async || guard.renew().await.is_ok()).await;
-    until(async || admin.force_release(Kind::Mutex, "a").await.is_ok()).await;
-    timeout(SOON, guard.lost()).await.expect("it is told over a new connection");
+    // Over new connections, too: for commands, and for messages.
+    for kind in ["normal", "pubsub"] {
+        let guard = mutex.lock().await.unwrap();
+        cluster.nodes.iter().for_each(|node| drop(node.run(&["CLIENT", "KILL", "TYPE", kind])));
+        until(async || guard.renew().await.is_ok()).await;
+        until(async || listens_again(&cluster)).await;
+        until(async || admin.force_release(Kind::Mutex, "a").await.is_ok()).await;
+        timeout(SOON, guard.lost()).await.expect("it is told over a new connection");
+    }
+}
+
+/// Whether a client listens to the inbox of a slot.
+fn listens_again(cluster: &Cluster) -> bool {
+    let channels =
+        |node: &Server| node.query::<Vec<String>>(&["PUBSUB", "SHARDCHANNELS"]).unwrap_or_default();
+    cluster.nodes.iter().any(|node| !channels(node).is_empty())
+}
+
+/// The attempt and the subscription go over two connections: it may be queued, and its turn may come, before the client listens.
+#[tokio::test]
+async fn first_waiter_of_a_slot_asks_again_once_it_listens() {
+    let cluster = Cluster::start();
+    let (one, other) =
+        (Client::connect(&cluster.url()).await.unwrap(), Client::connect(&cluster.url()).await.unwrap());
+    let wait = |client: &Client| {
+        let mutex = client.mutex("a").global_fifo().ttl(Duration::from_secs(600));
+        tokio::spawn(async move { mutex.lock().await.unwrap() })
+    };
+    // No client holds it: a holder asks, too, when it is told that others wait.
+    wait(&one).await.unwrap().detach().await.unwrap();
+    let node = &cluster.nodes[cluster.node_of("{mutex:a}")];
+    let attempts = || {
+        let stats: String = node.query(&["INFO", "commandstats"]).unwrap();
+        let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
+        let field = |name: &str| {
+            let value = line?.split(',').find_map(|field| field.strip_prefix(name));
+            value?.parse::<u32>().ok()
+        };
+        // The first one finds that the server does not know the script.
+        field("calls=").unwrap_or(0) - field("failed_calls=").unwrap_or(0)
+    };
+    let mut waiters = Vec::new();
+    for expected in [2, 1] {
+        node.run(&["CONFIG", "RESETSTAT"]);
+        waiters.push(wait(&other));
+        until(async || attempts() >= expected).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(attempts(), expected);
+    }
+    one.force_release(Kind::Mutex, "a").await.unwrap();
+    for waiter in waiters {
+        timeout(SOON, waiter).await.unwrap().unwrap().release().await.unwrap();
+    }
 }

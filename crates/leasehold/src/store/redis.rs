@@ -28,6 +28,7 @@ mod limits;
 mod listing;
 mod nodes;
 mod opening;
+mod pushes;
 mod records;
 mod replicas;
 mod rights;
@@ -35,6 +36,7 @@ mod sentinel;
 mod shared_keeper;
 mod single_call;
 mod slot_map;
+mod subscriber;
 mod subscriptions;
 mod wire;
 

@@ -1,5 +1,7 @@
 //! Lost connections, reconnects, and connections that lead to another server.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
@@ -36,13 +38,13 @@ async fn disconnected_waiter_keeps_its_place_and_is_granted() {
 
 #[tokio::test]
 async fn killing_any_connection_keeps_locks_and_waiters() {
-    for protocol in ["3", "2"] {
+    // Each client has one for its thread and one for pushes. With RESP3 it has one for the caller's runtime, too.
+    for (protocol, open) in [("3", 6), ("2", 4)] {
         let server = Server::on_port();
         let url = format!("{}?protocol={protocol}", server.url());
-        // Each client has two: the driver and the caller connection, or one for commands and one for pushes.
         let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
-        for victim in 0..5 {
-            until(async || connections(&server).len() == 4).await;
+        for victim in 0..=open {
+            until(async || connections(&server).len() == open).await;
             let guard = one.mutex("a").ttl(LONG).lock().await.unwrap();
             let mutex = other.mutex("a");
             let waiting = tokio::spawn(async move { mutex.lock().await });
@@ -87,7 +89,7 @@ async fn closed_client_leaves_no_connection() {
     let server = Server::on_port();
     let client = client_of(&server).await;
     let mutex = client.mutex("a");
-    until(async || connections(&server).len() == 2).await;
+    until(async || connections(&server).len() == 3).await;
     client.close().await.unwrap();
     until(async || connections(&server).is_empty()).await;
     assert!(mutex.lock().await.unwrap_err().is_closed());
@@ -121,14 +123,25 @@ async fn reconnects_to_a_server_that_hangs_up_are_rate_limited() {
 
 #[tokio::test]
 async fn caller_connection_to_another_server_makes_the_client_reconnect() {
+    lost_connection_leads_to_another_server("3", 2).await;
+}
+
+#[tokio::test]
+async fn subscriber_connection_to_another_server_makes_the_client_reconnect() {
+    for protocol in ["3", "2"] {
+        lost_connection_leads_to_another_server(protocol, 1).await;
+    }
+}
+
+/// The connection of this number is lost, and opened again: the address leads to another server by then.
+async fn lost_connection_leads_to_another_server(protocol: &str, number: usize) {
     let (first, second) = (Server::on_port(), Server::on_port());
     let proxy = Proxy::before(&first);
-    let client = Client::connect(&proxy.url()).await.unwrap();
-    until(async || connections(&first).len() == 2).await;
+    let client = Client::connect(&format!("{}?protocol={protocol}", proxy.url())).await.unwrap();
+    let open = if protocol == "3" { 3 } else { 2 };
+    until(async || connections(&first).len() == open).await;
     proxy.redirect_to(&second);
-    // The caller connection was opened last, and is reopened two seconds later.
-    let callers = connections(&first).pop().unwrap();
-    assert_eq!(first.query::<i64>(&["CLIENT", "KILL", "ID", &callers]), Ok(1));
+    assert_eq!(first.query::<i64>(&["CLIENT", "KILL", "ID", &connections(&first)[number]]), Ok(1));
     // A connection to the first server would receive pushes of grants that the second one does not know.
     until(async || connections(&first).is_empty()).await;
     let mut guard = None;
@@ -140,6 +153,68 @@ async fn caller_connection_to_another_server_makes_the_client_reconnect() {
     assert_eq!(second.query::<Vec<String>>(&["KEYS", "leasehold:*mutex:a*"]).unwrap().len(), 1);
 }
 
+/// The server closes the subscriber connections for their output buffers, as soon as they listen.
+#[tokio::test]
+async fn large_messages_of_a_stranger_end_no_lease_and_no_wait() {
+    for protocol in ["3", "2"] {
+        let server = Server::on_port();
+        server.run(&["CONFIG", "SET", "client-output-buffer-limit", "pubsub 64kb 0 0"]);
+        let url = format!("{}?protocol={protocol}", server.url());
+        let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+        let open = if protocol == "3" { 6 } else { 4 };
+        until(async || connections(&server).len() == open).await;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let stranger = std::thread::spawn({
+            let (mut stranger, is_over) = (server.admin(), is_over.clone());
+            move || {
+                let (message, mut heard) = (vec![b'x'; 256 << 10], 0);
+                while !is_over.load(Ordering::SeqCst) {
+                    let mut question = redis::cmd("PUBSUB");
+                    let inboxes: Vec<String> =
+                        question.arg("CHANNELS").arg("leasehold:*").query(&mut stranger).unwrap();
+                    for inbox in inboxes {
+                        let mut publish = redis::cmd("PUBLISH");
+                        heard += publish.arg(inbox).arg(&message).query::<i64>(&mut stranger).unwrap();
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                heard
+            }
+        });
+        let commands = connections(&server).remove(0);
+        let guard = one.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+        let waiting = tokio::spawn({
+            let mutex = other.mutex("a");
+            async move { mutex.lock().await }
+        });
+        until_waiting(&one, 1).await;
+        // Several renewals are due meanwhile.
+        for _ in 0..50 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert!(guard.is_held(), "{:?}", guard.lost().await);
+            other.mutex("free").lock().await.unwrap().release().await.unwrap();
+        }
+        guard.release_timeout(SOON).await.unwrap();
+        // It asks with each new connection.
+        let guard = timeout(PUSHED, waiting).await.unwrap().unwrap().unwrap();
+        guard.release_timeout(SOON).await.unwrap();
+        assert!(connections(&server).contains(&commands), "the connection for commands was never closed");
+        is_over.store(true, Ordering::SeqCst);
+        let heard = stranger.join().unwrap();
+        assert!(heard >= 8, "the stranger was heard {heard} times");
+        // Afterwards pushes arrive again.
+        until(async || connections(&server).len() == open).await;
+        let guard = one.mutex("a").ttl(LONG).lock().await.unwrap();
+        let waiting = tokio::spawn({
+            let mutex = other.mutex("a");
+            async move { mutex.lock().await }
+        });
+        until_waiting(&one, 1).await;
+        guard.release_timeout(SOON).await.unwrap();
+        timeout(PUSHED, waiting).await.unwrap().unwrap().unwrap().release_timeout(SOON).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn replica_connection_to_another_server_grants_nothing() {
     let (first, second) = (Server::on_port(), Server::on_port());
@@ -147,7 +222,7 @@ async fn replica_connection_to_another_server_grants_nothing() {
     until(async || second.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
     let proxy = Proxy::before(&first);
     let client = Client::connect(&proxy.url()).await.unwrap();
-    until(async || connections(&first).len() == 2).await;
+    until(async || connections(&first).len() == 3).await;
     proxy.redirect_to(&second);
     // The replica connection is opened on first use, and the others then reconnect to the second server.
     // On a busy machine the replica may not answer within 0.5 s.
@@ -240,7 +315,7 @@ async fn caller_connection_that_hangs_alone_is_not_used_again() {
     let server = Server::on_port();
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
-    until(async || proxy.connections() == 2).await;
+    until(async || proxy.connections() == 3).await;
     client.mutex("a").lock().await.unwrap().release().await.unwrap();
     proxy.hold_replies(true);
     let attempt = tokio::spawn({

@@ -34,7 +34,7 @@ fn renewals_and_waiters_need_no_caller_runtime() {
     let client = idle.block_on(client_of(&server));
     let guard = idle.block_on(async {
         // Until the caller connection is open.
-        until(async || connections(&server).len() == 2).await;
+        until(async || connections(&server).len() == 3).await;
         client.mutex("held").ttl(TTL).lock().await.unwrap()
     });
     // That runtime exists but is idle from now on.
@@ -62,7 +62,7 @@ fn ended_runtime_loses_no_lock() {
     let short = idle_runtime();
     let (client, guard) = short.block_on(async {
         let client = client_of(&server).await;
-        until(async || connections(&server).len() == 2).await;
+        until(async || connections(&server).len() == 3).await;
         let guard = client.mutex("held").ttl(TTL).lock().await.unwrap();
         (client, guard)
     });

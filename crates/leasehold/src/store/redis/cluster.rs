@@ -19,9 +19,10 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::connect::{self, Credentials};
-use super::connections::{Connections, ReconnectHandler};
+use super::connections::Connections;
 use super::endpoint::{Endpoint, EndpointConfig, Target};
 use super::error::{explain, store_error};
+use super::pushes::ReconnectHandler;
 use super::slot_map::{self, SlotMap, SlotRange};
 use super::{MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
 use crate::store::StoreError;
@@ -275,7 +276,7 @@ mod tests {
     use leasehold_core::ClientId;
     use leasehold_redis_protocol::inbox_of;
 
-    use super::super::connections::MessageHandler;
+    use super::super::pushes::MessageHandler;
     use super::*;
     use crate::url::Login;
 

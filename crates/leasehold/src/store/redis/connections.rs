@@ -1,16 +1,10 @@
-//! The connections of one endpoint, and the pushes over them.
+//! The connections of one endpoint.
 
-use std::collections::HashSet;
-use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures_util::StreamExt as _;
-use leasehold_core::Resource;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, RedisError};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::Notify;
 
 use super::connect;
 use super::connect::Dial;
@@ -18,45 +12,12 @@ use super::deletes::Deletes;
 use super::gather::Gatherings;
 use super::handshake::{self, ServerFacts};
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
+use super::pushes::{ConnectionStatus, Subscription, responds};
 use super::wire::Wire;
 use crate::tasks::TaskGroup;
 
-/// Called after a reconnect for the matching resources: pushes may have been missed.
-pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
-
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;
-
-/// Handles a published message: channel, payload.
-pub(super) type MessageHandler = Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>;
-
-/// Status of the connections, shared with the push handlers.
-pub(super) struct ConnectionStatus {
-    /// `on_reconnect` has run, so pushes count.
-    is_accepting: AtomicBool,
-    is_closed: AtomicBool,
-    health_check: Arc<Notify>,
-}
-
-impl ConnectionStatus {
-    pub(super) fn new(health_check: Arc<Notify>) -> Self {
-        Self { is_accepting: AtomicBool::new(false), is_closed: AtomicBool::new(false), health_check }
-    }
-
-    pub(super) fn close(&self) {
-        self.is_closed.store(true, Ordering::SeqCst);
-        self.health_check.notify_one();
-    }
-
-    fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::SeqCst)
-    }
-
-    /// Whether pushes count: only between publication and closing.
-    fn accepts_pushes(&self) -> bool {
-        self.is_accepting.load(Ordering::SeqCst) && !self.is_closed()
-    }
-}
 
 /// The connections to one server.
 pub(super) struct Connections {
@@ -75,9 +36,9 @@ pub(super) struct Connections {
     caller_gatherings: Gatherings,
     driver_gatherings: Gatherings,
     is_cluster_node: bool,
-    /// Hash slots whose inbox subscription the server confirmed.
-    slots: Mutex<HashSet<u16>>,
-    /// Aborted with the connections: the RESP2 push connection, and the task that opens the caller connection.
+    /// None while the subscriber connection is being opened.
+    subscription: Mutex<Option<Arc<Subscription>>>,
+    /// Aborted with the connections: those that keep the subscriber and the caller connection open.
     tasks: Mutex<TaskGroup>,
 }
 
@@ -101,7 +62,7 @@ impl Connections {
             caller_gatherings: Gatherings::default(),
             driver_gatherings: Gatherings::default(),
             is_cluster_node: facts.is_cluster_node,
-            slots: Mutex::new(HashSet::new()),
+            subscription: Mutex::default(),
             tasks: Mutex::default(),
         }
     }
@@ -197,24 +158,18 @@ impl Connections {
         *self.replica_conn.lock().await = None;
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashSet<u16>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The open subscriber connection. Without it waiters ask, and no push arrives.
+    pub(super) fn subscription(&self) -> Option<Arc<Subscription>> {
+        self.subscription.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether the server confirmed the subscription to this slot's inbox.
-    pub(super) fn is_subscribed(&self, slot: u16) -> bool {
-        self.slots().contains(&slot)
-    }
-
-    pub(super) fn confirm_subscription(&self, slot: u16) {
-        self.slots().insert(slot);
+    pub(super) fn set_subscription(&self, subscription: Option<Arc<Subscription>>) {
+        *self.subscription.lock().unwrap_or_else(PoisonError::into_inner) = subscription;
     }
 
     /// Whether the driver connection answers a PING.
     pub(super) async fn responds(&self) -> bool {
-        let answer = self.driver_conn().send_packed_command(&redis::cmd("PING")).await;
-        // An error reply is a response too.
-        !answer.is_err_and(|error| error.code().is_none())
+        responds(&mut self.driver_conn()).await
     }
 
     /// Whether the connections are closed: nothing that arrives over them counts.
@@ -228,7 +183,10 @@ impl Connections {
 
     /// Starts accepting pushes.
     pub(super) fn accept_pushes(&self) {
-        self.status.is_accepting.store(true, Ordering::SeqCst);
+        self.status.accept_pushes();
+        if let Some(subscription) = self.subscription() {
+            subscription.accept_pushes();
+        }
     }
 
     /// Closes the connections after `event`.
@@ -246,49 +204,11 @@ pub(super) fn config() -> AsyncConnectionConfig {
     connect::config().set_pipeline_buffer_size(BUFFER)
 }
 
-/// Handles unsolicited messages over the driver connection.
-pub(super) fn push_handler(
-    on_message: MessageHandler,
-    emptied: ReconnectHandler,
-    status: Arc<ConnectionStatus>,
-) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
-    move |info| {
-        match info.kind {
-            // A server that loses a slot unsubscribes its channels. The redis crate takes this for a reply and then assigns
-            // every later reply to the wrong command, so the connection must be closed.
-            PushKind::SUnsubscribe | PushKind::Disconnection => status.close(),
-            // No key is ever tracked, so this means FLUSHALL or FLUSHDB.
-            PushKind::Invalidate if status.accepts_pushes() => emptied(&|_| true),
-            PushKind::Message | PushKind::SMessage if status.accepts_pushes() => {
-                if let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice() {
-                    on_message(channel, message);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-/// Delivers published messages over a RESP2 subscriber connection.
-pub(super) async fn forward_messages(
-    inbox: redis::aio::PubSub,
-    on_message: MessageHandler,
-    status: Arc<ConnectionStatus>,
-) {
-    let mut messages = inbox.into_on_message();
-    while let Some(message) = messages.next().await {
-        if status.accepts_pushes() {
-            on_message(message.get_channel_name().as_bytes(), message.get_payload_bytes());
-        }
-    }
-    status.close();
-}
-
 #[cfg(test)]
 mod tests {
     use leasehold_testkit::Server;
     use tokio::runtime::{Builder, Runtime};
+    use tokio::sync::Notify;
 
     use super::*;
 

@@ -15,7 +15,7 @@ use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
-use super::subscriptions::{require_subscription, subscribe};
+use super::subscriptions::{self, require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
 use crate::tasks::Tasks;
@@ -247,7 +247,7 @@ async fn run_over(
     answers
 }
 
-/// Subscribes to the inboxes of attempts and holders first, in the same pipeline: a holder is told that its lease was revoked.
+/// Also subscribes to the inboxes of attempts and holders: a holder is told that its lease was revoked.
 async fn subscribe_and_run(
     connections: &Connections,
     options: CallOptions<'_>,
@@ -255,32 +255,52 @@ async fn subscribe_and_run(
     calls: &[Call<'_>],
     client: ClientId,
 ) -> Vec<Result<Answer, CallError>> {
-    let waits = |command: &Command| matches!(command, Command::Acquire(acquire) if acquire.wait.is_some());
     let is_told = |command: &Command| matches!(command, Command::Acquire(_) | Command::Renew(_));
     let mut slots: Vec<u16> =
         calls.iter().filter(|(_, command)| is_told(command)).map(|(resource, _)| slot_of(resource)).collect();
     slots.sort_unstable();
     slots.dedup();
-    // A confirmed subscription suits every connection. Otherwise each attempt subscribes by itself, even if another one is
-    // doing so: that one may be dropped before it sends anything.
-    slots.retain(|slot| !connections.is_subscribed(*slot));
+    // Each attempt subscribes by itself, even if another one is doing so: that one may be dropped before it sends anything.
+    let subscription = connections.subscription();
+    slots.retain(|slot| !subscription.as_ref().is_some_and(|subscription| subscription.has_slot(*slot)));
     if slots.is_empty() {
         return run_over(connections, options, replicas, calls).await;
     }
     let subscribe = slots.iter().map(|slot| subscribe(connections, options, client, *slot));
-    let (failed, mut answers) = if replicas > 0 {
-        (join_all(subscribe).await, replicas::run(connections, options, replicas, calls).await)
-    } else {
-        join(join_all(subscribe), exec::run(connections.driver_conn().into(), options, calls)).await
-    };
-    for (slot, error) in failed.into_iter().flatten() {
-        for ((resource, command), answer) in calls.iter().zip(&mut answers) {
-            if waits(command) && slot_of(resource) == slot {
-                require_subscription(answer, &error);
+    let (subscribed, mut answers) =
+        join(join_all(subscribe), run_over(connections, options, replicas, calls)).await;
+    let mut asks_again = vec![false; calls.len()];
+    for (slot, outcome) in slots.into_iter().zip(subscribed) {
+        for (at, (resource, command)) in calls.iter().enumerate() {
+            if !waits(command) || slot_of(resource) != slot {
+                continue;
+            }
+            match &outcome {
+                // It may have been queued before the client listened, and passed over.
+                subscriptions::Outcome::New => asks_again[at] = is_queued(&answers[at]),
+                subscriptions::Outcome::Absent => {}
+                subscriptions::Outcome::Failed(error) => require_subscription(&mut answers[at], error),
             }
         }
     }
+    if options.is_atomic && asks_again.contains(&true) {
+        return run_over(connections, options, replicas, calls).await;
+    }
+    let again: Vec<usize> = (0..calls.len()).filter(|at| asks_again[*at]).collect();
+    if !again.is_empty() {
+        let queued: Vec<Call<'_>> = again.iter().map(|at| calls[*at]).collect();
+        let later = run_over(connections, options, replicas, &queued).await;
+        again.into_iter().zip(later).for_each(|(at, answer)| answers[at] = answer);
+    }
     answers
+}
+
+fn waits(command: &Command) -> bool {
+    matches!(command, Command::Acquire(acquire) if acquire.wait.is_some())
+}
+
+fn is_queued(answer: &Result<Answer, CallError>) -> bool {
+    answer.as_ref().is_ok_and(|answer| matches!(answer.reply, Reply::Queued(_)))
 }
 
 // --- A cluster -----------------------------------------------------------------------------------

@@ -5,13 +5,15 @@
 //! `on_reconnect` has run, because it may lead to another server with another clock.
 //!
 //! The *driver connection* belongs to the client's thread. The *caller connection* belongs to the runtime in which the client
-//! was created, if any (`caller_conn`). It is optional, so that renewals do not depend on the caller's runtime.
+//! was created, if any (`caller_conn`). It is optional, so that renewals do not depend on the caller's runtime. The *subscriber
+//! connection* receives the pushes (`subscriber`). It is optional, too, since others may have the server close it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::join;
 use leasehold_core::Failure;
 use redis::{ErrorKind, RedisError};
 use tokio::runtime::Handle;
@@ -21,13 +23,13 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::caller_conn::{CallerConnection, CallerRuntime};
 use super::connect::Dial;
-use super::connections::{
-    ConnectionStatus, Connections, MessageHandler, ReconnectHandler, config, forward_messages, push_handler,
-};
+use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
 use super::limits::RECONNECT_BACKOFF;
+use super::pushes::{ConnectionStatus, MessageHandler, ReconnectHandler, driver_handler};
 use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
+use super::subscriber::{OpenError, Subscriber};
 use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
 use crate::gate;
@@ -56,7 +58,7 @@ pub(super) enum Target {
 
 /// Configuration and callbacks of an endpoint.
 pub(super) struct EndpointConfig {
-    /// Subscribed to on every connection.
+    /// Subscribed to at once. None in a cluster, where each hash slot has a channel.
     pub(super) channel: Option<String>,
     /// Handles a published message.
     pub(super) on_message: MessageHandler,
@@ -227,7 +229,7 @@ impl Reconnector {
         let mut failures = 0_u32;
         loop {
             let began = Instant::now();
-            let limit = connect_timeout(self.last_connect, (self.endpoint_config.shortest_ttl)());
+            let limit = self.connect_limit();
             let connected = match timeout(limit, self.connect()).await {
                 Ok(connected) => connected,
                 Err(_) => Err(not_sent(self.address().no_answer(limit))),
@@ -280,6 +282,10 @@ impl Reconnector {
         self.state.send_replace(State::Up(connections.clone()));
     }
 
+    fn connect_limit(&self) -> Duration {
+        connect_timeout(self.last_connect, (self.endpoint_config.shortest_ttl)())
+    }
+
     fn address(&self) -> AddressState {
         let is_proven = self.last_connect.is_some() || matches!(self.target, Target::Node(_));
         if is_proven { AddressState::Proven } else { AddressState::Unproven }
@@ -292,7 +298,13 @@ impl Reconnector {
             if connections.is_closed() {
                 return;
             }
-            if !connections.responds().await {
+            let subscription = connections.subscription();
+            let check = async {
+                if let Some(subscription) = &subscription {
+                    subscription.check().await;
+                }
+            };
+            if !join(connections.responds(), check).await.0 {
                 return;
             }
         }
@@ -355,37 +367,34 @@ impl Reconnector {
     async fn connect_server(&self, dial: &Dial) -> Result<Arc<Connections>, RedisError> {
         let status = Arc::new(ConnectionStatus::new(self.health_check.clone()));
         let mut tasks = TaskGroup::default();
-        let client = dial.client(self.is_resp2).await?;
-        let config = config();
-        let on_message = self.endpoint_config.on_message.clone();
-        let config = if self.is_resp2 {
-            config
-        } else {
-            config.set_push_sender(push_handler(
-                on_message.clone(),
-                self.endpoint_config.on_reconnect.clone(),
-                status.clone(),
-            ))
-        };
-        let mut driver_conn = client.get_multiplexed_async_connection_with_config(&config).await?;
-        let user = dial.user();
-        if let Some(channel) = &self.endpoint_config.channel {
-            if self.is_resp2 {
-                let mut inbox = client.get_async_pubsub().await?;
-                inbox
-                    .subscribe(channel)
-                    .await
-                    .map_err(|error| rights::of_command(error, "+subscribe", user))?;
-                tasks.spawn(forward_messages(inbox, on_message, status.clone()));
-            } else {
-                driver_conn
-                    .subscribe(channel)
-                    .await
-                    .map_err(|error| rights::of_command(error, "+subscribe", user))?;
-            }
+        let mut config = config();
+        if !self.is_resp2 {
+            let on_reconnect = self.endpoint_config.on_reconnect.clone();
+            config = config.set_push_sender(driver_handler(on_reconnect, status.clone()));
         }
-        let facts =
-            handshake::handshake(&mut driver_conn, self.is_resp2, &*self.endpoint_config.warn).await?;
+        let mut driver_conn = dial.open(self.is_resp2, &config).await?;
+        let user = dial.user();
+        let subscriber = Subscriber {
+            dial: dial.clone(),
+            is_resp2: self.is_resp2,
+            channel: self.endpoint_config.channel.clone(),
+            status: status.clone(),
+            on_message: self.endpoint_config.on_message.clone(),
+            on_reconnect: self.endpoint_config.on_reconnect.clone(),
+            on_disconnect: self.endpoint_config.on_disconnect.clone(),
+        };
+        let warn = &*self.endpoint_config.warn;
+        let handshake = handshake::handshake(&mut driver_conn, self.is_resp2, warn);
+        // Renewals do not wait for it longer than they can bear.
+        let open = subscriber.open(self.connect_limit() / 2);
+        let (subscription, facts) = join(open, handshake).await;
+        let subscription = match subscription {
+            Ok(subscription) => Some(subscription),
+            Err(OpenError::Refused(error)) => return Err(error),
+            // It is opened later.
+            Err(OpenError::NotConnected(_)) => None,
+        };
+        let facts = facts?;
         // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
         let place = match self.endpoint_config.channel {
             Some(_) => rights::Place::Server,
@@ -402,6 +411,12 @@ impl Reconnector {
         let caller = self.endpoint_config.caller.as_ref().map(Handle::id);
         let connections =
             Arc::new(Connections::new(driver_conn, status, caller, (dial.clone(), self.is_resp2), facts));
+        if let Some(subscription) = subscription
+            && subscription.is_at(&mut connections.driver_conn(), server.as_deref()).await
+        {
+            connections.set_subscription(Some(Arc::new(subscription)));
+        }
+        tasks.spawn(gate::in_turn(subscriber.keep(Arc::downgrade(&connections))));
         let shared = self.endpoint_config.shared.clone();
         if let Some((connection, caller)) = shared.zip(self.endpoint_config.caller.clone()) {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));

@@ -61,8 +61,9 @@ mod tests {
     use leasehold_testkit::{Server, until};
     use tokio::sync::Notify;
 
-    use super::super::connections::{ConnectionStatus, config};
+    use super::super::connections::config;
     use super::super::handshake::ServerFacts;
+    use super::super::pushes::ConnectionStatus;
     use super::*;
 
     #[tokio::test]

@@ -9,31 +9,50 @@ use super::exec::CallOptions;
 use super::{rights, wire};
 use crate::store::StoreError;
 
-/// Subscribes to a slot's inbox. Returns the error on failure.
+/// What became of a subscription.
+pub(super) enum Outcome {
+    /// Confirmed: pushes arrive from now on.
+    New,
+    /// There is no connection for pushes now. Waiters ask once there is one.
+    Absent,
+    Failed(CallError),
+}
+
+/// Subscribes to a slot's inbox.
 pub(super) async fn subscribe(
     connections: &Connections,
     options: CallOptions<'_>,
     client: ClientId,
     slot: u16,
-) -> Option<(u16, CallError)> {
+) -> Outcome {
+    let Some(subscription) = connections.subscription() else { return Outcome::Absent };
+    let Some(mut connection) = subscription.connection() else { return Outcome::Absent };
     let channels = options.variant.channels();
     let mut command = redis::cmd(channels.subscribe_command());
     command.arg(inbox_of(client, Some(slot)));
-    let mut driver_conn = connections.driver_conn();
     // A channel of a slot that is being imported is only served after ASKING, as its keys are.
     let reply = if options.is_asking && channels == Channels::Sharded {
-        wire::pipeline(&mut driver_conn, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
+        wire::pipeline(&mut connection, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
     } else {
-        driver_conn.send_packed_command(&command).await
+        connection.send_packed_command(&command).await
     };
-    match reply.and_then(redis::Value::extract_error) {
+    let reply = reply.and_then(redis::Value::extract_error);
+    if subscription.is_lost() {
+        return Outcome::Absent;
+    }
+    match reply {
         Ok(_) => {
-            connections.confirm_subscription(slot);
-            None
+            subscription.confirm_slot(slot);
+            Outcome::New
+        }
+        Err(error) if error.code().is_none() => {
+            // It may have been lost a moment ago, or hang.
+            subscription.lose();
+            Outcome::Absent
         }
         Err(error) => {
             let rule = if channels == Channels::Sharded { "+ssubscribe" } else { "+subscribe" };
-            Some((slot, CallError::from(&rights::of_command(error, rule, None))))
+            Outcome::Failed(CallError::from(&rights::of_command(error, rule, None)))
         }
     }
 }

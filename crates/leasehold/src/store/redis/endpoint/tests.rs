@@ -84,7 +84,8 @@ async fn pushes_count_only_after_on_reconnect() {
         }
         is_closed.store(true, Ordering::SeqCst);
         publisher.join().unwrap();
-        assert_eq!(calls.on_disconnect.load(Ordering::SeqCst), 5);
+        // The loss of the subscriber connection may be noticed first.
+        assert!(calls.on_disconnect.load(Ordering::SeqCst) >= 5);
         assert_eq!(calls.messages_between.load(Ordering::SeqCst), 0);
     }
 }

@@ -1,0 +1,241 @@
+//! What arrives over connections unasked, and when it counts.
+
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::StreamExt as _;
+use leasehold_core::Resource;
+use redis::aio::{MultiplexedConnection, PubSub};
+use redis::{PushInfo, PushKind, Value};
+use tokio::sync::Notify;
+
+use crate::tasks::TaskGroup;
+
+/// Called after a reconnect for the matching resources: pushes may have been missed.
+pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
+
+/// Handles a published message: channel, payload.
+pub(super) type MessageHandler = Arc<dyn Fn(&[u8], &[u8]) + Send + Sync>;
+
+/// Status of the connections, shared with the push handlers.
+pub(super) struct ConnectionStatus {
+    /// `on_reconnect` has run, so pushes count.
+    is_accepting: AtomicBool,
+    is_closed: AtomicBool,
+    health_check: Arc<Notify>,
+}
+
+impl ConnectionStatus {
+    pub(super) fn new(health_check: Arc<Notify>) -> Self {
+        Self { is_accepting: AtomicBool::new(false), is_closed: AtomicBool::new(false), health_check }
+    }
+
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.health_check.notify_one();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Starts accepting pushes.
+    pub(super) fn accept_pushes(&self) {
+        self.is_accepting.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether pushes count: only between publication and closing.
+    fn accepts_pushes(&self) -> bool {
+        self.is_accepting.load(Ordering::SeqCst) && !self.is_closed()
+    }
+}
+
+/// Handles unsolicited messages over the driver connection.
+pub(super) fn driver_handler(
+    emptied: ReconnectHandler,
+    status: Arc<ConnectionStatus>,
+) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
+    move |info| {
+        match info.kind {
+            PushKind::Disconnection => status.close(),
+            // No key is ever tracked, so this means FLUSHALL or FLUSHDB.
+            PushKind::Invalidate if status.accepts_pushes() => emptied(&|_| true),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// An open subscriber connection.
+pub(super) struct Subscription {
+    over: Over,
+    status: Arc<SubscriberStatus>,
+    /// Hash slots whose inbox subscription the server confirmed.
+    slots: Mutex<HashSet<u16>>,
+}
+
+enum Over {
+    Resp3 {
+        connection: MultiplexedConnection,
+        run_id: Option<String>,
+    },
+    /// It serves no other command.
+    Resp2 {
+        channel: String,
+        _forwarding: TaskGroup,
+    },
+}
+
+/// Status of a subscriber connection, shared with its push handler.
+pub(super) struct SubscriberStatus {
+    /// Waiters know that pushes may have been missed, so new ones count.
+    is_accepting: AtomicBool,
+    is_lost: AtomicBool,
+    lost: Notify,
+    /// Of the connections to the server.
+    connections: Arc<ConnectionStatus>,
+}
+
+impl SubscriberStatus {
+    pub(super) fn new(connections: Arc<ConnectionStatus>) -> Self {
+        let (is_accepting, is_lost) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { is_accepting, is_lost, lost: Notify::new(), connections }
+    }
+
+    fn lose(&self) {
+        self.is_lost.store(true, Ordering::SeqCst);
+        self.lost.notify_one();
+    }
+
+    fn accepts_pushes(&self) -> bool {
+        self.is_accepting.load(Ordering::SeqCst) && self.connections.accepts_pushes()
+    }
+}
+
+impl Subscription {
+    /// Over a connection with [`subscriber_handler`], to the server of this run id.
+    pub(super) fn resp3(
+        connection: MultiplexedConnection,
+        run_id: Option<String>,
+        status: Arc<SubscriberStatus>,
+    ) -> Self {
+        Self { over: Over::Resp3 { connection, run_id }, status, slots: Mutex::default() }
+    }
+
+    /// Over a connection that has subscribed to this channel.
+    pub(super) fn resp2(
+        inbox: PubSub,
+        channel: &str,
+        on_message: MessageHandler,
+        status: Arc<SubscriberStatus>,
+    ) -> Self {
+        let mut forwarding = TaskGroup::default();
+        forwarding.spawn(forward_messages(inbox, on_message, status.clone()));
+        let over = Over::Resp2 { channel: channel.to_owned(), _forwarding: forwarding };
+        Self { over, status, slots: Mutex::default() }
+    }
+
+    /// For further subscriptions. They count only if the connection is not lost after the answer: see [`Self::is_lost`].
+    pub(super) fn connection(&self) -> Option<MultiplexedConnection> {
+        match &self.over {
+            Over::Resp3 { connection, .. } => Some(connection.clone()),
+            Over::Resp2 { .. } => None,
+        }
+    }
+
+    /// Lost, or of no more use: a reply may have been assigned to the wrong command.
+    pub(super) fn is_lost(&self) -> bool {
+        self.status.is_lost.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the connection is lost, or given up.
+    pub(super) async fn lost(&self) {
+        self.status.lost.notified().await;
+    }
+
+    /// Gives the connection up.
+    pub(super) fn lose(&self) {
+        self.status.lose();
+    }
+
+    /// Pushes count from now on.
+    pub(super) fn accept_pushes(&self) {
+        self.status.is_accepting.store(true, Ordering::SeqCst);
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashSet<u16>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the server confirmed the subscription to this slot's inbox.
+    pub(super) fn has_slot(&self, slot: u16) -> bool {
+        !self.is_lost() && self.slots().contains(&slot)
+    }
+
+    pub(super) fn confirm_slot(&self, slot: u16) {
+        self.slots().insert(slot);
+    }
+
+    /// Gives the connection up if it does not answer a PING.
+    pub(super) async fn check(&self) {
+        if let Some(mut connection) = self.connection()
+            && !responds(&mut connection).await
+        {
+            self.lose();
+        }
+    }
+
+    /// Whether it leads to the server of this connection, whose run id is given if it is known.
+    pub(super) async fn is_at(&self, driver_conn: &mut MultiplexedConnection, server: Option<&str>) -> bool {
+        match &self.over {
+            Over::Resp3 { run_id, .. } => run_id.as_deref() == server,
+            // The connection can't ask. But the server knows who listens.
+            Over::Resp2 { channel, .. } => {
+                let mut question = redis::cmd("PUBSUB");
+                let listeners = question.arg("NUMSUB").arg(channel).query_async(driver_conn).await;
+                listeners.map_or(true, |(_, count): (String, i64)| count > 0)
+            }
+        }
+    }
+}
+
+/// Whether a connection answers a PING.
+pub(super) async fn responds(connection: &mut MultiplexedConnection) -> bool {
+    let answer = connection.send_packed_command(&redis::cmd("PING")).await;
+    // An error reply is a response too.
+    !answer.is_err_and(|error| error.code().is_none())
+}
+
+/// Handles unsolicited messages over a RESP3 subscriber connection.
+pub(super) fn subscriber_handler(
+    on_message: MessageHandler,
+    status: Arc<SubscriberStatus>,
+) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
+    move |info| {
+        match info.kind {
+            // A server that loses a slot unsubscribes its channels. The redis crate takes this for a reply and then assigns
+            // every later reply to the wrong command, so the connection must be given up.
+            PushKind::SUnsubscribe | PushKind::Disconnection => status.lose(),
+            PushKind::Message | PushKind::SMessage if status.accepts_pushes() => {
+                if let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice() {
+                    on_message(channel, message);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Delivers published messages over a RESP2 subscriber connection.
+async fn forward_messages(inbox: PubSub, on_message: MessageHandler, status: Arc<SubscriberStatus>) {
+    let mut messages = inbox.into_on_message();
+    while let Some(message) = messages.next().await {
+        if status.accepts_pushes() {
+            on_message(message.get_channel_name().as_bytes(), message.get_payload_bytes());
+        }
+    }
+    status.lose();
+}
