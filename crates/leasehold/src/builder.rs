@@ -9,13 +9,13 @@ use leasehold_core::ClientId;
 use tokio::runtime;
 
 use crate::client::Client;
-use crate::engine::clock::Clock;
+use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::handle::ClientOptions;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::metadata::HolderMetadata;
-use crate::store as stores;
-use crate::store::{Inbox, Lazy};
+use crate::open;
+use crate::store::{BoxFuture, Inbox, Lazy};
 use crate::tasks::Tasks;
 use crate::url::StoreUrl;
 use store::Choice;
@@ -295,7 +295,7 @@ impl ClientBuilder {
                     return invalid(format!("{shown}: only a store with an address can be opened later"));
                 }
                 let open = move |id, inbox, _| async move {
-                    stores::open_own(&client, shared, id, inbox, caller).await
+                    open::open_own(&client, shared, id, inbox, caller).await
                 };
                 return Client::with_options(shown, options, open).await;
             }
@@ -305,7 +305,7 @@ impl ClientBuilder {
             let open = move |id, inbox, clock| async move { Ok(lazy(url, clock, id, inbox, caller)) };
             return Client::with_options(shown, options, open).await;
         }
-        let open = move |id, inbox, clock| async move { stores::open(&url, clock, id, inbox, caller).await };
+        let open = move |id, inbox, clock| async move { open::open(&url, clock, id, inbox, caller).await };
         Client::with_options(shown, options, open).await
     }
 }
@@ -317,11 +317,11 @@ fn lazy(
     id: ClientId,
     inbox: Weak<dyn Inbox>,
     caller: Option<runtime::Handle>,
-) -> Arc<dyn stores::Store> {
-    let capabilities = stores::capabilities(&url);
-    let open = move || -> stores::BoxFuture<_> {
+) -> Arc<dyn crate::store::Store> {
+    let capabilities = open::capabilities(&url);
+    let open = move || -> BoxFuture<_> {
         let (url, clock, inbox, caller) = (url.clone(), clock.clone(), inbox.clone(), caller.clone());
-        Box::pin(async move { stores::open(&url, clock, id, inbox, caller).await })
+        Box::pin(async move { open::open(&url, clock, id, inbox, caller).await })
     };
     Arc::new(Lazy::new(capabilities, Tasks::current(), Box::new(open)))
 }

@@ -1,9 +1,8 @@
 //! Keeps one client's attempts and leases alive: the table of both, and the thread that drives it.
 //!
 //! The engine knows resources, commands and leases. It knows no kinds of lock and no addresses. It reaches the clock through
-//! [`clock::Clock`], the timer through [`driver`], and the store through `store::Store`.
+//! [`crate::clock::Clock`], the timer through [`driver`], and the store through `store::Store`.
 
-pub(crate) mod clock;
 pub(crate) mod driver;
 mod due;
 mod entries;
@@ -13,7 +12,6 @@ mod leases;
 mod legs;
 mod local_queue;
 mod log_event;
-pub(crate) mod manual;
 mod number_map;
 mod outbox;
 mod releasing;

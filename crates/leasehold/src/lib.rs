@@ -89,6 +89,7 @@ pub mod blocking;
 pub mod bridge;
 mod builder;
 mod client;
+mod clock;
 mod detached;
 mod diagnostics;
 mod digest;
@@ -105,6 +106,7 @@ mod handle;
 mod inspect;
 mod locks;
 mod metadata;
+mod open;
 mod options;
 #[cfg(feature = "postgres")]
 pub mod postgres;

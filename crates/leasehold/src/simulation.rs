@@ -23,10 +23,10 @@ pub use host::{QuorumHost, QuorumOptions};
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
 
 use crate::client::Client;
+use crate::clock::Clock;
+pub use crate::clock::simulated::{ThreadClock, set_clock};
 use crate::diagnostics::Diagnosis;
 use crate::engine::Session;
-use crate::engine::clock::Clock;
-pub use crate::engine::clock::simulated::{ThreadClock, set_clock};
 use crate::engine::driver::{DriverTimer, drive};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle};

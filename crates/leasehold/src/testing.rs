@@ -31,9 +31,9 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Command, Failure, LocalTime, Push, Resource};
 
 use crate::client::Client;
+use crate::clock::Clock;
+use crate::clock::manual::ManualClock;
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock::Clock;
-use crate::engine::manual::ManualClock;
 use crate::error::Error;
 use crate::store::memory::Memory;
 use crate::store::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError};

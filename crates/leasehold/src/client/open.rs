@@ -10,13 +10,14 @@ use tokio::runtime;
 use tokio::sync::oneshot;
 
 use super::Client;
+use crate::clock::Clock;
+use crate::clock::manual::ManualClock;
 use crate::digest::client_name;
-use crate::engine::clock::Clock;
-use crate::engine::manual::ManualClock;
 use crate::engine::{Session, driver};
 use crate::error::{Error, ErrorKind};
 use crate::handle::{ClientOptions, Handle};
-use crate::store::{self, Inbox};
+use crate::open;
+use crate::store::{Inbox, Store};
 use crate::telemetry::ClientTelemetry;
 use crate::url::StoreUrl;
 use crate::wakes;
@@ -24,15 +25,14 @@ use crate::wakes;
 impl Client {
     pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
         let opened = url.clone();
-        let open =
-            move |id, inbox, clock| async move { store::open(&opened, clock, id, inbox, caller).await };
+        let open = move |id, inbox, clock| async move { open::open(&opened, clock, id, inbox, caller).await };
         Self::with_options(url.to_string(), ClientOptions::default(), open).await
     }
 
     /// A client of a clock that a test moves. It has no thread.
     pub(crate) fn with_manual_clock(
         clock: &Arc<ManualClock>,
-        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn store::Store>,
+        open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn Store>,
     ) -> Result<Self, Error> {
         let telemetry = ClientTelemetry::new("memory:");
         let (id, key) = random_id()?;
@@ -48,7 +48,7 @@ impl Client {
     pub(crate) async fn with_store<O, F>(url: String, open: O) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn store::Store>, Error>> + Send + 'static,
+        F: Future<Output = Result<Arc<dyn Store>, Error>> + Send + 'static,
     {
         let open = move |id, inbox, _| open(id, inbox);
         Self::with_options(url, ClientOptions::default(), open).await
@@ -61,7 +61,7 @@ impl Client {
     ) -> Result<Self, Error>
     where
         O: FnOnce(ClientId, Weak<dyn Inbox>, Clock) -> F + Send + 'static,
-        F: Future<Output = Result<Arc<dyn store::Store>, Error>> + Send + 'static,
+        F: Future<Output = Result<Arc<dyn Store>, Error>> + Send + 'static,
     {
         let clock = Clock::System;
         let telemetry = ClientTelemetry::new(&url);

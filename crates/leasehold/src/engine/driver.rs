@@ -17,11 +17,11 @@ use leasehold_core::{Command, LocalTime};
 use tokio::task::coop::consume_budget;
 use tracing::{Instrument as _, Span};
 
-use super::manual::{Driven, ManualClock};
 use super::outbox::{Outbox, Transmits};
 use super::session::Session;
 use super::threads::{self, Drive};
 use super::timer::Timer;
+use crate::clock::manual::{Driven, ManualClock};
 use crate::gate;
 use crate::store::{BoxFuture, Store};
 use crate::tasks::TaskScope;

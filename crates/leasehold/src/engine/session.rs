@@ -26,7 +26,6 @@ use leasehold_core::{
 };
 use tokio::sync::Notify;
 
-use super::clock::Clock;
 use super::due::DueWork;
 use super::entry::{Entry, MinHold, Transmit};
 use super::local_queue::{
@@ -35,6 +34,7 @@ use super::local_queue::{
 use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
 use super::table::{Effects, Table};
+use crate::clock::Clock;
 use crate::store::{CallResult, Inbox, StoreError};
 use crate::telemetry::ClientTelemetry;
 use crate::wakes;

@@ -15,11 +15,11 @@ use leasehold_core::{
     WaitFor, WaitPolicy,
 };
 
-use super::clock::Clock;
 use super::entry::{MinHold, Transmit};
-use super::manual::{Driven, ManualClock};
 use super::session::Session;
 use super::table::Effects;
+use crate::clock::Clock;
+use crate::clock::manual::{Driven, ManualClock};
 use crate::store::{CallResult, Inbox as _, StoreError};
 use crate::telemetry::ClientTelemetry;
 

@@ -20,7 +20,7 @@ mod imp {
     };
     use tokio::net::unix::pipe::Receiver;
 
-    use crate::engine::clock::Clock;
+    use crate::clock::Clock;
 
     /// The timers of one thread: all of them share a file descriptor.
     #[derive(Clone)]

@@ -10,9 +10,9 @@ use leasehold_core::{
 };
 
 use crate::client::Client;
+use crate::clock::Clock;
 use crate::diagnostics::Diagnosis;
 use crate::engine::Session;
-use crate::engine::clock::Clock;
 use crate::handle::{ClientOptions, Handle};
 use crate::store::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Store, StoreError};
 use crate::telemetry::ClientTelemetry;

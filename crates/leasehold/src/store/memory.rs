@@ -20,8 +20,8 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, St
 use super::{
     Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, trial,
 };
+use crate::clock::Clock;
 use crate::diagnostics::{Check, Component, Diagnosis};
-use crate::engine::clock::Clock;
 
 /// The number of commands between two sweeps, and the number of resources that one sweep visits.
 const SWEEP: u32 = 16;

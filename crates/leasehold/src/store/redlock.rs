@@ -45,8 +45,8 @@ use super::redis::{foreign_voters, runtime_ended, slot_of};
 use super::{
     Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, Inbox, Store, StoreError, missing_response, only,
 };
+use crate::clock::Clock;
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock::Clock;
 use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use attempts::Attempts;
 use limits::{

@@ -53,8 +53,8 @@ use tokio::sync::oneshot;
 use super::{
     Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, trial,
 };
+use crate::clock::Clock;
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use files::Files;
 use jobs::Job;

@@ -9,8 +9,8 @@ use leasehold_core::{Acquire, Acquisition, Answer, Command, LocalTime, Resource,
 use metrics::{Gauge, Histogram, gauge, histogram};
 
 use super::names;
+use crate::clock::Clock;
 use crate::diagnostics::Diagnosis;
-use crate::engine::clock::Clock;
 use crate::store::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError};
 
 /// A longer round trip says too little about the clocks.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::{Command, Kind, LocalTime, Loss};
 
 use super::AttemptOutcome;
-use crate::engine::clock::Clock;
+use crate::clock::Clock;
 use crate::store::{CallResult, Store};
 
 #[derive(Clone, Debug)]

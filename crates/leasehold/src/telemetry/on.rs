@@ -12,7 +12,7 @@ use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::metered::Metered;
 use super::{AttemptOutcome, names, renewal_outcome};
-use crate::engine::clock::Clock;
+use crate::clock::Clock;
 use crate::store::{CallResult, Store};
 
 /// The maximum number of labels per client. Further labels count as [`OTHER`], because a recorder never removes a label.

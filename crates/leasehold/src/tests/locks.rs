@@ -1,9 +1,9 @@
 //! Kinds of lock over a store with injected faults.
 
 use super::*;
+use crate::clock::Clock;
+use crate::clock::manual::ManualClock;
 use crate::engine::Session;
-use crate::engine::clock::Clock;
-use crate::engine::manual::ManualClock;
 use crate::handle::{ClientOptions, Handle};
 use crate::telemetry::ClientTelemetry;
 use crate::testing::TestStore;

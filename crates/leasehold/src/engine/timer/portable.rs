@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_core::LocalTime;
 
-use crate::engine::clock::Clock;
+use crate::clock::Clock;
 
 /// The timers of one thread.
 #[derive(Clone)]

@@ -9,7 +9,7 @@ use super::MIN_NODE_TIMEOUT;
 use super::attempts::NodeRequests;
 use super::runtime::Runtime;
 use super::voter::Voter;
-use crate::engine::clock::Clock;
+use crate::clock::Clock;
 use crate::store::{CallResult, StoreError};
 use leasehold_core::{
     Acquisition, Command, Failure, Kind, LocalTime, Name, NodeReply, Release, Reply, Resource, StoreTime,

@@ -9,7 +9,7 @@ use super::node::Node;
 use super::runtime::Runtime;
 use super::voter::Voter;
 use super::{NodeInbox, Quorum, Redlock, STRAGGLER_GRACE, VoteOptions};
-use crate::engine::clock::Clock;
+use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::store::Inbox;
 use crate::store::redis::{Redis, Voting};

@@ -11,7 +11,7 @@ use futures_util::future::{AbortHandle, FutureExt as _, abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 #[cfg(feature = "_simulation")]
-use crate::engine::clock::Clock;
+use crate::clock::Clock;
 #[cfg(feature = "_simulation")]
 use crate::simulation::QuorumHost;
 use crate::tasks::{self, Tasks};

@@ -8,7 +8,7 @@ use super::node::Node;
 use super::runtime::Runtime;
 use super::voter::Voter;
 use super::{NodeInbox, Quorum, Redlock, VoteOptions};
-use crate::engine::clock::Clock;
+use crate::clock::Clock;
 use crate::simulation::{QuorumHost, QuorumOptions};
 use crate::store::Inbox;
 

@@ -15,8 +15,8 @@ use super::limits::{BUSY_TIMEOUT, MAX_BUSY_PAUSE};
 use super::mailbox::{Mailboxes, PipeWriter, Reached};
 use super::rows::SqliteRows;
 use super::schema;
+use crate::clock::Clock;
 use crate::digest::client_name;
-use crate::engine::clock::Clock;
 use crate::store::{CallResult, Inbox, StoreError};
 
 /// State shared by callers and the worker.

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) mod manual;
 #[cfg(not(unix))]
 mod portable;
 #[cfg(feature = "_simulation")]
 pub(crate) mod simulated;
 
 use leasehold_core::{LocalTime, Now, StoreTime};
+use manual::ManualClock;
 #[cfg(not(unix))]
 use portable::{ClockId, Timespec, clock_gettime};
 #[cfg(unix)]
 use rustix::time::{ClockId, Timespec, clock_gettime};
-
-use super::manual::ManualClock;
 
 /// The clock of a client and its store.
 #[derive(Clone, Default)]

@@ -1,0 +1,79 @@
+//! Opens the store that an address names.
+
+use std::sync::{Arc, Weak};
+
+use leasehold_core::ClientId;
+use tokio::runtime::Handle;
+
+use crate::clock::Clock;
+use crate::error::Error;
+#[cfg(feature = "redis")]
+use crate::store::SharedConnection;
+use crate::store::{self as stores, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store};
+#[cfg(all(feature = "sqlite", unix))]
+use crate::tasks;
+use crate::url::StoreUrl;
+
+/// Opens a Redis store from the caller's `redis::Client`, and a connection of the caller's, if there is one.
+#[cfg(feature = "redis")]
+pub(crate) async fn open_own(
+    server: &redis::Client,
+    shared: Option<SharedConnection>,
+    client: ClientId,
+    inbox: Weak<dyn Inbox>,
+    caller: Option<Handle>,
+) -> Result<Arc<dyn Store>, Error> {
+    Ok(stores::redis::Redis::open_own(server, shared, client, inbox, caller).await?)
+}
+
+/// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
+/// created; callers' commands may run on it. The store reads the time of leases from `clock`.
+#[cfg_attr(
+    not(all(unix, feature = "postgres", feature = "redlock", feature = "sqlite")),
+    allow(unused_variables)
+)]
+pub(crate) async fn open(
+    url: &StoreUrl,
+    clock: Clock,
+    client: ClientId,
+    inbox: Weak<dyn Inbox>,
+    caller: Option<Handle>,
+) -> Result<Arc<dyn Store>, Error> {
+    match url {
+        StoreUrl::Memory { name } => {
+            let store = stores::memory::Memory::open(name);
+            store.join(client, inbox);
+            Ok(store)
+        }
+        #[cfg(feature = "redlock")]
+        StoreUrl::Redlock(url) => {
+            Ok(stores::redlock::Redlock::open(url, clock, client, inbox, caller).await?)
+        }
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(url) => Ok(stores::redis::Redis::open(url, client, inbox, caller).await?),
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(url) => Ok(stores::postgres::Postgres::open(url, client, inbox).await?),
+        #[cfg(all(feature = "sqlite", unix))]
+        StoreUrl::Sqlite { path, is_durable } => {
+            let (path, is_durable) = (path.clone(), *is_durable);
+            // The file may be busy.
+            let open = move || stores::sqlite::Sqlite::open(&path, is_durable, clock, client, inbox);
+            Ok(tasks::blocking(open).await??)
+        }
+    }
+}
+
+/// What sets the store at this address apart. It is known before the store is opened.
+pub(crate) fn capabilities(url: &StoreUrl) -> Capabilities {
+    match url {
+        StoreUrl::Memory { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
+        #[cfg(feature = "redlock")]
+        StoreUrl::Redlock(url) => stores::redlock::capabilities(url.max_ttl),
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(_) => stores::redis::capabilities(),
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(_) => stores::postgres::capabilities(),
+        #[cfg(all(feature = "sqlite", unix))]
+        StoreUrl::Sqlite { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
+    }
+}
