@@ -16,10 +16,12 @@ use std::time::Duration;
 
 mod instant;
 
-pub(crate) use answer::call_result;
+use answer::call_result;
 pub use answer::{Answered, CallFailed, Pending};
 #[cfg(feature = "redlock")]
 pub use host::{QuorumHost, QuorumOptions};
+#[cfg(feature = "redlock")]
+use host::{SimulatedHost, SimulatedNode};
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
 
 use crate::client::Client;
@@ -33,6 +35,12 @@ use crate::handle::{ClientOptions, Handle};
 use crate::metadata::HolderMetadata;
 pub use instant::instant_client;
 
+#[cfg(feature = "redlock")]
+use crate::store::QuorumNode;
+#[cfg(feature = "redlock")]
+use crate::store::redlock::runtime::Runtime;
+#[cfg(feature = "redlock")]
+use crate::store::redlock::{Redlock, VoteOptions};
 use crate::store::{
     self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
 };
@@ -123,7 +131,15 @@ pub fn quorum_client(
     let session =
         Arc::new(Session::new(id, secret_key(id), Clock::System, ClientTelemetry::new("simulated:")));
     let inbox: Arc<dyn store::Inbox> = session.clone();
-    let (store, inboxes) = store::Redlock::simulated(&host, id, Arc::downgrade(&inbox), options);
+    let node = |node| {
+        let simulated: Arc<dyn QuorumNode> = Arc::new(SimulatedNode { host: host.clone(), node });
+        (simulated, format!("node-{node}"))
+    };
+    let nodes = (0..host.nodes()).map(node).collect();
+    let QuorumOptions { is_fenced, max_ttl } = options;
+    let options = VoteOptions { is_fenced, node_timeout: None, max_ttl };
+    let runtime = Runtime::new(SimulatedHost(host.clone()));
+    let (store, inboxes) = Redlock::over(nodes, id, options, Arc::downgrade(&inbox), runtime);
     let sleep = move |time| host.sleep_until(time);
     let (client, driver) = drive_client(session.clone(), store, sleep);
     (client, SimulatedQuorum { session, inboxes }, driver)

@@ -3,8 +3,6 @@
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod certificates;
 mod contract;
-#[cfg(feature = "redis")]
-mod foreign;
 #[cfg(test)]
 mod histories;
 mod lazy;
@@ -22,8 +20,6 @@ pub(crate) mod sqlite;
 mod trial;
 
 // Some are for stores that are features.
-#[cfg(feature = "redis")]
-pub(crate) use self::contract::ForeignKeys;
 #[cfg_attr(
     not(all(unix, feature = "postgres", feature = "redlock", feature = "sqlite")),
     allow(unused_imports)
@@ -33,13 +29,16 @@ pub(crate) use self::contract::{
     PollIntervals, Store, StoreError, admission_queue_of, inspect_all, missing_response, only,
 };
 #[cfg(feature = "redis")]
-pub(crate) use self::foreign::{ForeignCall, ForeignOutcome, ForeignScript, KeyWatch, MAX_DELAY, UNDECIDED};
+pub(crate) use self::contract::{
+    ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome, ForeignScript,
+    KeyWatch, MAX_DELAY, Watchers, redisson_counter, redisson_tag,
+};
+#[cfg(feature = "redlock")]
+pub(crate) use self::contract::{QuorumNode, SharedBatch};
 pub(crate) use self::lazy::Lazy;
 #[cfg(feature = "redis")]
-pub(crate) use self::redis::{SharedConnection, store_error};
+pub(crate) use self::redis::SharedConnection;
 #[cfg(all(feature = "_fuzzing", feature = "redlock"))]
 pub(crate) use self::redis::{fuzz_cluster_slots, fuzz_connection_info};
-#[cfg(feature = "redlock")]
-pub(crate) use self::redlock::Redlock;
 #[cfg(all(feature = "_fuzzing", feature = "sqlite", unix))]
 pub(crate) use self::sqlite::fuzz_pipe_record;

@@ -1,10 +1,9 @@
 //! The commands on a foreign lock, and what their answers mean.
 
 use leasehold_core::Token;
-use redis::{Cmd, RedisError, Value};
 
 use super::foreign::{Foreign, Protocol};
-use crate::store::{ForeignCall, ForeignScript, UNDECIDED};
+use crate::store::{ForeignAnswer, ForeignCall, ForeignScript};
 
 static TAKE_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/take_value.lua"));
 static RENEW_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/renew_value.lua"));
@@ -51,11 +50,7 @@ impl Foreign {
             Protocol::Rueidislock => self.script(&TAKE_KEYS, arguments),
             // A repeated vote of the same holder counts.
             _ if self.servers.is_some() => self.script(&TAKE_VALUE, arguments),
-            _ => {
-                let mut set = redis::cmd("SET");
-                set.arg(&self.key).arg(holder).arg("NX").arg("PX").arg(ttl_ms);
-                ForeignCall::Command(set)
-            }
+            _ => ForeignCall::command(["SET", &self.key, holder, "NX", "PX", &ttl_ms]),
         }
     }
 
@@ -92,23 +87,23 @@ impl Foreign {
     }
 
     /// Whether this holder has the lock, to be asked before a repeated [`Self::take`], whose first answer may have been lost.
-    pub(super) fn holds(&self, holder: &str) -> Cmd {
-        let mut command = Cmd::new();
+    pub(super) fn holds(&self, holder: &str) -> ForeignCall {
         match self.protocol {
-            protocol if protocol.is_redisson() => command.arg("HEXISTS").arg(&self.key).arg(holder),
-            Protocol::Rueidislock => command.arg("MGET").arg(self.keys()),
-            _ => command.arg("GET").arg(&self.key),
-        };
-        command
+            protocol if protocol.is_redisson() => ForeignCall::command(["HEXISTS", &self.key, holder]),
+            Protocol::Rueidislock => {
+                let words = ["MGET".to_owned()].into_iter().chain(self.keys());
+                ForeignCall::Command(words.collect())
+            }
+            _ => ForeignCall::command(["GET", &self.key]),
+        }
     }
 
     /// Whether the answer to [`Self::holds`] says that it does.
-    pub(super) fn is_holder(&self, holder: &str, answer: &Value) -> bool {
-        let is_value =
-            |value: &Value| matches!(value, Value::BulkString(value) if value == holder.as_bytes());
+    pub(super) fn is_holder(&self, holder: &str, answer: &ForeignAnswer) -> bool {
+        let is_value = |value: &ForeignAnswer| matches!(value, ForeignAnswer::Bytes(value) if value == holder.as_bytes());
         match (self.protocol, answer) {
-            (protocol, answer) if protocol.is_redisson() => *answer == Value::Int(1),
-            (Protocol::Rueidislock, Value::Array(values)) => {
+            (protocol, answer) if protocol.is_redisson() => *answer == ForeignAnswer::Int(1),
+            (Protocol::Rueidislock, ForeignAnswer::List(values)) => {
                 let held = values.iter().filter(|value| is_value(value)).count();
                 values.first().is_some_and(is_value) && held > values.len() / 2
             }
@@ -117,19 +112,17 @@ impl Foreign {
     }
 
     /// Reads how many waiters of the other library will be woken by a message; none if that is not known, or they poll.
-    pub(super) fn count_waiters(&self) -> Option<Cmd> {
-        if !self.protocol.is_redisson() {
-            return None;
-        }
-        let mut command = redis::cmd("PUBSUB");
-        command.arg("NUMSUB").arg(self.channel());
-        Some(command)
+    pub(super) fn count_waiters(&self) -> Option<ForeignCall> {
+        let has_channel = self.protocol.is_redisson();
+        has_channel.then(|| ForeignCall::command(["PUBSUB", "NUMSUB", &self.channel()]))
     }
 
     /// The token in an answer that says yes, if the lock has tokens.
-    pub(super) fn token(&self, answer: &Value) -> Option<Token> {
+    pub(super) fn token(&self, answer: &ForeignAnswer) -> Option<Token> {
         match (self.protocol, answer) {
-            (Protocol::RedissonFenced, Value::Int(number)) => Token::new(u64::try_from(*number).ok()?),
+            (Protocol::RedissonFenced, ForeignAnswer::Int(number)) => {
+                Token::new(u64::try_from(*number).ok()?)
+            }
             _ => None,
         }
     }
@@ -156,21 +149,11 @@ impl Foreign {
 }
 
 /// Whether an answer says yes: `SET` with OK, a script with 1, or with a token.
-pub(super) fn is_yes(answer: &Value) -> bool {
-    matches!(answer, Value::Okay | Value::Int(1..)) || *answer == Value::SimpleString("OK".to_owned())
-}
-
-/// Whether the servers of a lock have not agreed.
-pub(super) fn is_undecided(error: &RedisError) -> bool {
-    error.to_string().contains(UNDECIDED)
+pub(super) fn is_yes(answer: &ForeignAnswer) -> bool {
+    matches!(answer, ForeignAnswer::Okay | ForeignAnswer::Int(1..))
 }
 
 /// Whether the answer to a release says that the lock is released, but that its waiters were not woken.
-pub(super) fn is_silent(answer: &Value) -> bool {
-    *answer == Value::Int(2)
-}
-
-/// Whether the key has another type, and is therefore no lock of this library.
-pub(super) fn is_other_type(error: &RedisError) -> bool {
-    error.code() == Some("WRONGTYPE") || error.to_string().contains("WRONGTYPE")
+pub(super) fn is_silent(answer: &ForeignAnswer) -> bool {
+    *answer == ForeignAnswer::Int(2)
 }

@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::{LocalTime, Token, drift_margin};
-use redis::Value;
 use tokio::sync::{Notify, watch};
 
-use super::commands::{is_other_type, is_silent, is_yes};
+use super::commands::{is_silent, is_yes};
 use super::foreign::Foreign;
 use super::holders::Holders;
 use super::turns::TurnTable;
 use crate::engine::{Session, with_deadline};
-use crate::store::{ForeignCall, ForeignKeys, MAX_DELAY, StoreError, store_error};
+use crate::store::{ForeignAnswer, ForeignCall, ForeignError, ForeignKeys, MAX_DELAY, StoreError};
 
 /// The ttl of a leg until its first renewal. A command to take it leaves no tombstone, so one that arrives late, after its attempt
 /// has been given up, may take the foreign lock without a holder: for this long at most.
@@ -142,7 +141,7 @@ impl Leg {
     }
 
     /// The server has confirmed the leg for `ttl` from `sent_at`, with this answer.
-    pub(super) fn confirm(&self, sent_at: LocalTime, ttl: Duration, answer: &Value) {
+    pub(super) fn confirm(&self, sent_at: LocalTime, ttl: Duration, answer: &ForeignAnswer) {
         let trusted_until = sent_at + ttl.saturating_sub(drift_margin(ttl));
         let is_ending = {
             let mut state = self.state();
@@ -174,10 +173,10 @@ impl Leg {
         let mut calls = vec![self.foreign.renew(&holder, millis(self.ttl))];
         if self.foreign.is_exclusive() {
             // A change of the key is reported from now on: an operator may delete it by hand. What came before is in the answer.
-            calls.extend([ForeignCall::Track, ForeignCall::Command(self.foreign.holds(&holder))]);
+            calls.extend([ForeignCall::Track, self.foreign.holds(&holder)]);
         }
         let mut answers = self.keys.run(calls).await?.answers.into_iter();
-        let renewed = answers.next().unwrap_or(Ok(Value::Nil));
+        let renewed = answers.next().unwrap_or(Ok(ForeignAnswer::Nil));
         let is_gone = matches!(answers.nth(1), Some(Ok(held)) if !self.foreign.is_holder(&holder, &held));
         match renewed {
             Ok(_) if is_gone => self.lost("its key was deleted, has expired, or has another holder"),
@@ -189,8 +188,8 @@ impl Leg {
                 Ok(true)
             }
             Ok(_) => self.lost("its key was deleted, has expired, or has another holder"),
-            Err(error) if is_other_type(&error) => self.lost("its key has another type now"),
-            Err(error) => Err(store_error(&error)),
+            Err(ForeignError::OtherType(_)) => self.lost("its key has another type now"),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -318,10 +317,10 @@ impl Leg {
                 Ok(Some(Ok(answer))) if is_yes(&answer) => LegEnd::Released,
                 Ok(Some(Ok(_))) if taken_at.is_none() => LegEnd::Released,
                 // It was never taken, whatever the key is now.
-                Ok(Some(Err(error))) if taken_at.is_none() && is_other_type(&error) => LegEnd::Released,
+                Ok(Some(Err(ForeignError::OtherType(_)))) if taken_at.is_none() => LegEnd::Released,
                 Ok(Some(Ok(_))) if is_repeated => self.end_by_unanswered(),
                 Ok(Some(Ok(_))) => LegEnd::NotHeld,
-                Ok(Some(Err(error))) if is_other_type(&error) => LegEnd::NotHeld,
+                Ok(Some(Err(ForeignError::OtherType(_)))) => LegEnd::NotHeld,
                 _ => LegEnd::Unconfirmed,
             };
             if end == LegEnd::Unconfirmed && !std::mem::replace(&mut is_repeated, true) {

@@ -5,11 +5,10 @@
 
 use std::time::Duration;
 
-use redis::Value;
-
 use super::foreign::{Foreign, Protocol};
 use super::servers::Servers;
 use crate::error::Error;
+use crate::store::{ForeignAnswer, redisson_counter, redisson_tag};
 
 /// `lockWatchdogTimeout` by default. A Java reader's watchdog sets the whole lock's time to it, also if another reader has more.
 const WATCHDOG: Duration = Duration::from_secs(30);
@@ -108,8 +107,8 @@ impl Foreign {
     }
 
     /// Whether the answer to a reader's renewal says that another reader has let the lock expire sooner than this one's lease.
-    pub(super) fn is_shortened(&self, answer: &Value) -> bool {
-        !self.is_exclusive() && *answer == Value::Int(2)
+    pub(super) fn is_shortened(&self, answer: &ForeignAnswer) -> bool {
+        !self.is_exclusive() && *answer == ForeignAnswer::Int(2)
     }
 
     /// A holder: a client's UUID and the number of a thread.
@@ -131,8 +130,8 @@ impl Foreign {
     }
 
     /// The counter of a fenced lock's tokens.
-    pub(crate) fn counter(&self) -> String {
-        self.beside("redisson_lock_token")
+    pub(super) fn counter(&self) -> String {
+        redisson_counter(&self.key)
     }
 
     /// A name beside that of the lock.
@@ -142,7 +141,7 @@ impl Foreign {
 
     /// What the own keys of a read-write lock's readers begin with.
     pub(super) fn tagged(&self) -> String {
-        if self.key.contains('{') { self.key.clone() } else { format!("{{{}}}", self.key) }
+        redisson_tag(&self.key)
     }
 
     /// The own key of a reader.

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use leasehold_core::{Failure, LocalTime};
-use redis::Value;
 
-use super::commands::{is_other_type, is_undecided, is_yes};
+use super::commands::is_yes;
 use super::foreign::Foreign;
 use super::leg::{Leg, OwnLease, millis};
 use crate::engine::with_deadline;
@@ -13,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::CANCEL_LIMIT;
-use crate::store::{ForeignCall, ForeignOutcome, KeyWatch, StoreError, UNDECIDED, store_error};
+use crate::store::{ForeignAnswer, ForeignCall, ForeignError, ForeignOutcome, KeyWatch, StoreError};
 
 /// Failed tries in a row that are repeated, by an attempt that does not wait and by one that does: a connection may have been cut
 /// while it was idle.
@@ -142,7 +141,7 @@ impl Leg {
                     left
                 }
                 Ok(Try::Undecided) if key.is_none() && is_repeated => {
-                    return Err(StoreError::new(Failure::Unknown, UNDECIDED));
+                    return Err(ForeignError::Undecided.into());
                 }
                 Ok(Try::Undecided) => {
                     (failures, failing_since) = (0, None);
@@ -191,10 +190,9 @@ impl Leg {
         let given_up = if is_repeated { self.holders.adoptable() } else { Vec::new() };
         let mut calls = Vec::new();
         if is_repeated {
-            let mut left = redis::cmd("PTTL");
-            left.arg(self.foreign.key());
-            let holds = |holder: &String| ForeignCall::Command(self.foreign.holds(holder));
-            calls.extend([ForeignCall::Track, holds(&holder), ForeignCall::Command(left)]);
+            let left = ForeignCall::command(["PTTL", self.foreign.key()]);
+            let holds = |holder: &String| self.foreign.holds(holder);
+            calls.extend([ForeignCall::Track, holds(&holder), left]);
             calls.extend(given_up.iter().map(holds));
         }
         calls.push(self.foreign.take(&holder, millis(ttl), self.own.token));
@@ -202,23 +200,24 @@ impl Leg {
         let ForeignOutcome { mut answers, is_complete } = self.keys.run(calls).await?;
         std::mem::forget(unanswered);
         self.end_take();
-        let is_decided = match answers.pop().unwrap_or(Ok(Value::Nil)) {
+        let is_decided = match answers.pop().unwrap_or(Ok(ForeignAnswer::Nil)) {
             Ok(taken) if is_yes(&taken) => {
                 self.confirm(sent_at, ttl, &taken);
                 return Ok(Try::Taken);
             }
-            Err(error) if !is_undecided(&error) => return Err(explain(&error)),
-            answer => answer.is_ok(),
+            Ok(_) => true,
+            Err(ForeignError::Undecided) => false,
+            Err(error) => return Err(explain(error)),
         };
         let mut answers = answers.into_iter().skip(1);
         let mut is_held = |holder: &String| match answers.next() {
             Some(Ok(held)) => Ok(self.foreign.is_holder(holder, &held)),
-            Some(Err(error)) if !is_undecided(&error) => Err(explain(&error)),
-            _ => Ok(false),
+            Some(Err(ForeignError::Undecided)) | None => Ok(false),
+            Some(Err(error)) => Err(explain(error)),
         };
         let is_taken = is_held(&holder)?;
         let left = match answers.next() {
-            Some(Ok(Value::Int(left))) => u64::try_from(left).ok().map(Duration::from_millis),
+            Some(Ok(ForeignAnswer::Int(left))) => u64::try_from(left).ok().map(Duration::from_millis),
             _ => None,
         };
         let mut has_taken = if is_taken { Some(&holder) } else { None };
@@ -253,13 +252,12 @@ impl Leg {
         // Noted before, because this future may be dropped: the next attempt does not begin with the same offer.
         self.turns.offered(&self.foreign, false);
         let offer = offer.min(deadline.since(self.session.now()) / 2);
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(self.foreign.key());
-        let mut calls = vec![ForeignCall::Track, ForeignCall::Command(exists)];
-        calls.extend(self.foreign.count_waiters().map(ForeignCall::Command));
+        let exists = ForeignCall::command(["EXISTS", self.foreign.key()]);
+        let mut calls = vec![ForeignCall::Track, exists];
+        calls.extend(self.foreign.count_waiters());
         // If the server does not answer, the next command says so.
         let Ok(ForeignOutcome { answers, .. }) = self.keys.run(calls).await else { return };
-        let is_taken = matches!(answers.get(1), Some(Ok(Value::Int(1))));
+        let is_taken = matches!(answers.get(1), Some(Ok(ForeignAnswer::Int(1))));
         let has_no_waiters = matches!(answers.get(2), Some(Ok(answer)) if subscribers(answer) == Some(0));
         let until = self.session.now() + offer;
         let was_taken = is_taken
@@ -298,20 +296,24 @@ impl Drop for Unreleased<'_> {
 }
 
 /// The number in an answer to PUBSUB NUMSUB for one channel.
-fn subscribers(answer: &Value) -> Option<u64> {
+fn subscribers(answer: &ForeignAnswer) -> Option<i64> {
     match answer {
-        Value::Array(parts) => redis::from_redis_value_ref(parts.get(1)?).ok(),
-        Value::Map(parts) => redis::from_redis_value_ref(&parts.first()?.1).ok(),
+        ForeignAnswer::List(parts) => match parts.get(1)? {
+            ForeignAnswer::Int(number) => Some(*number),
+            _ => None,
+        },
         _ => None,
     }
 }
 
-fn explain(error: &redis::RedisError) -> StoreError {
-    if is_other_type(error) {
-        let what = format!("{OTHER_TYPE}: it is no lock of this library");
-        return StoreError::new(Failure::Unknown, what).caused_by(error.clone());
+fn explain(error: ForeignError) -> StoreError {
+    match error {
+        ForeignError::OtherType(error) => {
+            let message = format!("{OTHER_TYPE}: it is no lock of this library");
+            StoreError { failure: Failure::Unknown, message, ..error }
+        }
+        error => error.into(),
     }
-    store_error(error)
 }
 
 /// Whether trying again can't help.

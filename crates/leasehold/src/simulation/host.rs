@@ -1,11 +1,18 @@
 //! The seam for the simulation of a quorum.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Command, LocalTime, Resource, Token};
 
-use super::answer::{Answered, Pending};
+use super::answer::{Answered, Pending, call_result};
+use crate::clock::Clock;
+use crate::diagnostics::Diagnosis;
+use crate::store::redlock::{self, runtime::Host};
+use crate::store::{
+    Batch, BoxFuture, CallResult, Capabilities, QuorumNode, SharedBatch, Store, StoreError, only,
+};
 
 /// What the quorum store of a simulated process stands on.
 pub trait QuorumHost: Send + Sync {
@@ -43,4 +50,86 @@ pub struct QuorumOptions {
     pub is_fenced: bool,
     /// The longest ttl, if nodes abstain after they may have lost leases.
     pub max_ttl: Option<Duration>,
+}
+
+/// A node of a simulated quorum.
+pub(super) struct SimulatedNode {
+    pub(super) host: Arc<dyn QuorumHost>,
+    pub(super) node: usize,
+}
+
+impl Store for SimulatedNode {
+    fn capabilities(&self) -> Capabilities {
+        redlock::capabilities(None)
+    }
+
+    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+        self.vote(resource, command, None)
+    }
+
+    fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        self.vote_batch(batch.into())
+    }
+
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
+        Box::pin(ready(Ok(Vec::new())))
+    }
+
+    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
+        Box::pin(ready(Ok(Diagnosis { components: Vec::new() })))
+    }
+}
+
+impl QuorumNode for SimulatedNode {
+    fn await_connected(&self) -> BoxFuture<Result<(), StoreError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn is_connected(&self) -> bool {
+        self.host.is_connected(self.node)
+    }
+
+    fn run_id(&self) -> Option<Arc<str>> {
+        self.host.run_id(self.node)
+    }
+
+    fn vote(&self, resource: Arc<Resource>, command: Command, floor: Option<Token>) -> BoxFuture<CallResult> {
+        let answered = self.host.call(self.node, vec![(resource, command)], floor);
+        Box::pin(async move { only(answered.await.into_iter().map(call_result).collect()) })
+    }
+
+    fn vote_batch(&self, batch: SharedBatch) -> BoxFuture<Vec<CallResult>> {
+        let answered = self.host.call(self.node, batch.to_vec(), None);
+        Box::pin(async move { answered.await.into_iter().map(call_result).collect() })
+    }
+
+    fn runs_on_caller(&self) -> bool {
+        true
+    }
+
+    fn run_on_runtime(&self, work: BoxFuture<()>) -> BoxFuture<()> {
+        work
+    }
+}
+
+/// What the tasks of a simulated quorum run on.
+pub(super) struct SimulatedHost(pub(super) Arc<dyn QuorumHost>);
+
+impl Host for SimulatedHost {
+    fn spawn(&self, task: BoxFuture<()>) {
+        self.0.spawn(task);
+    }
+
+    fn spawn_here(&self, task: BoxFuture<()>) {
+        self.0.spawn(task);
+    }
+
+    fn sleep(&self, span: Duration) -> BoxFuture<()> {
+        let host = self.0.clone();
+        Box::pin(async move { host.sleep_until(Clock::System.local() + span).await })
+    }
+
+    fn random(&self) -> u32 {
+        self.0.random()
+    }
 }

@@ -1,6 +1,11 @@
 //! What the engine asks of a store. All stores run the same commands; they differ in scope (process, machine, network).
 
-use std::error::Error as StdError;
+mod error;
+#[cfg(feature = "redis")]
+mod foreign;
+#[cfg(feature = "redlock")]
+mod quorum_node;
+
 use std::future::ready;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,36 +15,17 @@ use leasehold_core::{
     Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, PushKind, Resource, StoreTime, Token,
 };
 
-#[cfg(feature = "redis")]
-use super::foreign::{ForeignCall, ForeignOutcome, KeyWatch};
 use crate::diagnostics::Diagnosis;
 use crate::digest::short_name;
+
+pub(crate) use error::{Cause, StoreError};
 #[cfg(feature = "redis")]
-use crate::tasks::Tasks;
-
-/// The error of a driver or of the system.
-pub(crate) type Cause = Arc<dyn StdError + Send + Sync>;
-
-/// A command failed without a reply.
-#[derive(Clone, Debug)]
-pub(crate) struct StoreError {
-    /// Whether the command may have taken effect.
-    pub(crate) failure: Failure,
-    /// What happened and what to do, without the store's address.
-    pub(crate) message: String,
-    /// The error of the driver or of the system, if there is one.
-    pub(crate) cause: Option<Cause>,
-}
-
-impl StoreError {
-    pub(crate) fn new(failure: Failure, message: impl Into<String>) -> Self {
-        Self { failure, message: message.into(), cause: None }
-    }
-
-    pub(crate) fn caused_by(self, cause: impl StdError + Send + Sync + 'static) -> Self {
-        Self { cause: Some(Arc::new(cause)), ..self }
-    }
-}
+pub(crate) use foreign::{
+    ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome, ForeignScript,
+    KeyWatch, MAX_DELAY, Watchers, redisson_counter, redisson_tag,
+};
+#[cfg(feature = "redlock")]
+pub(crate) use quorum_node::{QuorumNode, SharedBatch};
 
 /// Receives a store's pushes for one client. Called from any thread, with no lock of the store held.
 pub(crate) trait Inbox: Send + Sync {
@@ -209,22 +195,6 @@ pub(crate) trait Store: Send + Sync {
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
-}
-
-/// The keys of other libraries' locks on a server.
-#[cfg(feature = "redis")]
-pub(crate) trait ForeignKeys: Send + Sync {
-    /// On the client's thread.
-    fn tasks(&self) -> &Tasks;
-
-    /// Runs commands in order. May be awaited on any executor. Dropping the future does not stop them.
-    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>>;
-
-    /// Whether the server reports changes of keys.
-    fn is_tracking(&self) -> bool;
-
-    /// Lets a task wait for changes of these keys.
-    fn watch(&self, keys: &[String]) -> KeyWatch;
 }
 
 /// Resources whose state is asked for in one batch: enough to hide the round trip, few enough for a slow store.

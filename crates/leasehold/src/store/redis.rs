@@ -47,16 +47,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Answer, Command, Resource, Token};
+#[cfg(feature = "redlock")]
+use leasehold_core::Token;
+use leasehold_core::{Acquire, Answer, Command, Resource};
 pub(crate) use leasehold_redis_protocol::slot_of;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, ListResult, Store, StoreError, only};
+use super::{Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, ListResult, Store, StoreError};
+#[cfg(feature = "redlock")]
+use super::{QuorumNode, SharedBatch, only};
 use crate::diagnostics::Diagnosis;
 use crate::tasks::Tasks;
 use caller_conn::Caller;
 use doctor::Address;
+pub(crate) use error::runtime_ended;
 use error::slot_unassigned;
-pub(crate) use error::{runtime_ended, store_error};
 use foreign::ServerKeys;
 use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_PAUSE};
 use nodes::Nodes;
@@ -89,56 +93,9 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    /// Waits until the first connection attempt has succeeded or failed.
-    pub(crate) async fn await_connected(&self) -> Result<(), StoreError> {
-        match &*self.nodes {
-            Nodes::Server { endpoint, .. } => endpoint.connections().await.map(drop),
-            Nodes::Cluster { .. } => Ok(()),
-        }
-    }
-
-    /// Whether there is a connection now.
-    pub(crate) fn is_connected(&self) -> bool {
-        match &*self.nodes {
-            Nodes::Server { endpoint, .. } => endpoint.current().is_some(),
-            Nodes::Cluster { .. } => true,
-        }
-    }
-
-    /// The server's run id, if it is connected and the user may read it.
-    pub(crate) fn run_id(&self) -> Option<Arc<str>> {
-        match &*self.nodes {
-            Nodes::Server { endpoint, .. } => endpoint
-                .current()
-                .map(|connections| connections.run_id().clone())
-                .filter(|run_id| !run_id.is_empty()),
-            Nodes::Cluster { .. } => None,
-        }
-    }
-
-    /// Whether the current task would send its commands itself.
-    pub(crate) fn runs_on_caller(&self) -> bool {
-        self.caller.as_ref().is_some_and(Caller::is_here)
-    }
-
-    /// As `call`, at a quorum node: no token below `floor` is granted. It runs where it is polled, on no other runtime.
-    pub(crate) async fn call_as_voter(
-        &self,
-        resource: Arc<Resource>,
-        command: Command,
-        floor: Option<Token>,
-    ) -> CallResult {
-        only(self.nodes.run(&[(resource, command)], 0, floor).await)
-    }
-
-    /// As `call_batch`, at a quorum node.
-    pub(crate) async fn call_batch_as_voter(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<CallResult> {
-        self.nodes.run(batch, 0, None).await
-    }
-
     /// Does this where timers and sockets work: in the caller's own task, or else on the client's thread. The answer is
     /// waited for on any executor.
-    pub(crate) fn run_on_runtime<T: Send + 'static>(
+    fn run_on_runtime<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
         otherwise: impl Fn() -> T + Send + 'static,
@@ -267,6 +224,51 @@ impl Store for Redis {
 
     fn warnings(&self) -> Vec<String> {
         self.warnings.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+#[cfg(feature = "redlock")]
+impl QuorumNode for Redis {
+    fn await_connected(&self) -> BoxFuture<Result<(), StoreError>> {
+        let nodes = self.nodes.clone();
+        Box::pin(async move {
+            match &*nodes {
+                Nodes::Server { endpoint, .. } => endpoint.connections().await.map(drop),
+                Nodes::Cluster { .. } => Ok(()),
+            }
+        })
+    }
+
+    fn is_connected(&self) -> bool {
+        match &*self.nodes {
+            Nodes::Server { endpoint, .. } => endpoint.current().is_some(),
+            Nodes::Cluster { .. } => true,
+        }
+    }
+
+    fn run_id(&self) -> Option<Arc<str>> {
+        let Nodes::Server { endpoint, .. } = &*self.nodes else { return None };
+        let run_id = endpoint.current()?.run_id().clone();
+        // Empty if the user may not read it.
+        (!run_id.is_empty()).then_some(run_id)
+    }
+
+    fn vote(&self, resource: Arc<Resource>, command: Command, floor: Option<Token>) -> BoxFuture<CallResult> {
+        let nodes = self.nodes.clone();
+        Box::pin(async move { only(nodes.run(&[(resource, command)], 0, floor).await) })
+    }
+
+    fn vote_batch(&self, batch: SharedBatch) -> BoxFuture<Vec<CallResult>> {
+        let nodes = self.nodes.clone();
+        Box::pin(async move { nodes.run(&batch, 0, None).await })
+    }
+
+    fn runs_on_caller(&self) -> bool {
+        self.caller.as_ref().is_some_and(Caller::is_here)
+    }
+
+    fn run_on_runtime(&self, work: BoxFuture<()>) -> BoxFuture<()> {
+        Self::run_on_runtime(self, work, || ())
     }
 }
 

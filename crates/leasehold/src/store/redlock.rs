@@ -14,7 +14,6 @@ mod acquire;
 mod admission_queue;
 mod admission_state;
 mod attempts;
-mod doctor;
 mod gather;
 mod heard;
 mod inspect;
@@ -23,10 +22,7 @@ mod node;
 mod opening;
 mod release;
 mod renew;
-mod runtime;
-#[cfg(feature = "_simulation")]
-mod simulated;
-mod voter;
+pub(crate) mod runtime;
 mod votes;
 
 use std::collections::BTreeMap;
@@ -39,11 +35,13 @@ use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Failure, LocalTime, Push, PushKind, Reply, Resource,
     StoreTime, Token, quorum_of,
 };
-use tokio::sync::Notify;
+use leasehold_redis_protocol::slot_of;
+use tokio::sync::{Notify, oneshot};
 
-use super::redis::{foreign_voters, runtime_ended, slot_of};
+use super::redis::runtime_ended;
 use super::{
-    Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, Inbox, Store, StoreError, missing_response, only,
+    Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, Inbox, QuorumNode, Store, StoreError,
+    missing_response, only,
 };
 use crate::clock::Clock;
 use crate::diagnostics::Diagnosis;
@@ -55,11 +53,14 @@ use limits::{
 };
 use node::Node;
 use runtime::Runtime;
-use voter::Voter;
+
+/// Checks the nodes, and whether they are independent of each other.
+pub(crate) type Diagnose = Box<dyn Fn() -> BoxFuture<Diagnosis> + Send + Sync>;
 
 /// A quorum store.
 pub(crate) struct Redlock {
     quorum: Arc<Quorum>,
+    diagnose: Diagnose,
     release_retrier: AbortHandle,
     admission_checker: AbortHandle,
 }
@@ -88,13 +89,13 @@ struct Quorum {
 
 /// The options of the vote.
 #[derive(Clone, Copy)]
-struct VoteOptions {
+pub(crate) struct VoteOptions {
     /// Whether a token counts only once a quorum knows it.
-    is_fenced: bool,
+    pub(crate) is_fenced: bool,
     /// Max time for a node to answer, if the caller has set it.
-    node_timeout: Option<Duration>,
+    pub(crate) node_timeout: Option<Duration>,
     /// Max ttl, if nodes abstain after they may have lost leases.
-    max_ttl: Option<Duration>,
+    pub(crate) max_ttl: Option<Duration>,
 }
 
 /// Receives the pushes of one node.
@@ -104,10 +105,29 @@ struct NodeInbox {
 }
 
 impl Redlock {
-    fn of(quorum: Arc<Quorum>) -> Self {
+    fn of(quorum: Arc<Quorum>, diagnose: Diagnose) -> Self {
         let release_retrier = quorum.runtime.spawn_abortable(quorum.clone().retry_releases());
         let admission_checker = quorum.runtime.spawn_abortable(quorum.clone().check_admission_nodes());
-        Self { quorum, release_retrier, admission_checker }
+        Self { quorum, diagnose, release_retrier, admission_checker }
+    }
+}
+
+#[cfg(feature = "_simulation")]
+impl Redlock {
+    /// A quorum of these nodes, each with its name, and what receives their pushes.
+    pub(crate) fn over(
+        nodes: Vec<(Arc<dyn QuorumNode>, String)>,
+        client: ClientId,
+        options: VoteOptions,
+        inbox: Weak<dyn Inbox>,
+        runtime: Runtime,
+    ) -> (Arc<Self>, Vec<Arc<dyn Inbox>>) {
+        let numbers = 0..nodes.len();
+        let quorum = Quorum::over(nodes, &Clock::System, client, options, inbox, runtime, |node, _| node);
+        let inbox = |node| Arc::new(NodeInbox { quorum: Arc::downgrade(&quorum), node }) as Arc<dyn Inbox>;
+        let inboxes = numbers.map(inbox).collect();
+        let diagnose = || Box::pin(std::future::ready(Diagnosis { components: Vec::new() })) as BoxFuture<_>;
+        (Arc::new(Self::of(quorum, Box::new(diagnose))), inboxes)
     }
 }
 
@@ -119,30 +139,41 @@ impl Drop for Redlock {
 }
 
 impl Quorum {
-    fn new(
-        clock: Clock,
+    /// Opens each of these nodes, with the inbox for its pushes. Each has a name.
+    fn over<N>(
+        nodes: impl IntoIterator<Item = N>,
+        clock: &Clock,
         client: ClientId,
-        nodes: Vec<Arc<Node>>,
-        inboxes: Vec<Arc<dyn Inbox>>,
         options: VoteOptions,
         inbox: Weak<dyn Inbox>,
         runtime: Runtime,
-    ) -> Self {
-        Self {
-            clock,
-            attempts: Attempts::new(client, nodes.len()),
-            nodes,
-            _inboxes: inboxes,
-            options,
-            inbox,
-            runtime,
-            admission_nodes: Mutex::default(),
-            contended: Mutex::default(),
-            admission_used: Notify::new(),
-            releases_pending: Notify::new(),
-            releasing: Mutex::default(),
-            restart_grace_until: AtomicU64::new(0),
-        }
+        mut open: impl FnMut(N, Weak<dyn Inbox>) -> (Arc<dyn QuorumNode>, String),
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|quorum: &Weak<Self>| {
+            let mut inboxes = Vec::new();
+            let open_node = |(node, what)| {
+                let inbox: Arc<dyn Inbox> = Arc::new(NodeInbox { quorum: quorum.clone(), node });
+                let (store, name) = open(what, Arc::downgrade(&inbox));
+                inboxes.push(inbox);
+                Arc::new(Node::new(store, name, clock.clone(), runtime.clone()))
+            };
+            let nodes: Vec<Arc<Node>> = nodes.into_iter().enumerate().map(open_node).collect();
+            Self {
+                clock: clock.clone(),
+                attempts: Attempts::new(client, nodes.len()),
+                nodes,
+                _inboxes: inboxes,
+                options,
+                inbox,
+                runtime,
+                admission_nodes: Mutex::default(),
+                contended: Mutex::default(),
+                admission_used: Notify::new(),
+                releases_pending: Notify::new(),
+                releasing: Mutex::default(),
+                restart_grace_until: AtomicU64::new(0),
+            }
+        })
     }
 
     /// The time by the client's clock.
@@ -326,9 +357,13 @@ impl Inbox for NodeInbox {
 impl Redlock {
     /// A node whose caller connection can be used. Each node has one, or soon will; any of them shows whether the caller's
     /// runtime can be used.
-    fn node_on_caller(&self) -> &Voter {
+    fn node_on_caller(&self) -> &dyn QuorumNode {
         let first = self.quorum.nodes.iter().find(|node| node.store.runs_on_caller());
-        &first.unwrap_or(&self.quorum.nodes[0]).store
+        &*first.unwrap_or(&self.quorum.nodes[0]).store
+    }
+
+    fn first_node(&self) -> &dyn QuorumNode {
+        &*self.quorum.nodes[0].store
     }
 }
 
@@ -349,13 +384,12 @@ impl Store for Redlock {
     }
 
     fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
-        match &self.quorum.runtime {
-            Runtime::Client(tasks) if !servers.is_empty() => foreign_voters(servers, tasks.clone()),
-            _ => {
-                let what = "a lock on a quorum can only be bridged to a lock on several servers";
-                Err(StoreError::new(Failure::NotSent, what))
-            }
+        if servers.is_empty() {
+            let what = "a lock on a quorum can only be bridged to a lock on several servers";
+            return Err(StoreError::new(Failure::NotSent, what));
         }
+        // The servers are others than those of the quorum.
+        self.first_node().foreign_keys(servers)
     }
 
     fn publish_client(&self, metadata: Arc<str>) -> bool {
@@ -367,30 +401,30 @@ impl Store for Redlock {
         let work = async move {
             join_all(quorum.nodes.iter().map(|node| node.store.await_published(limit))).await;
         };
-        self.node_on_caller().run_on_runtime(work, || ())
+        self.node_on_caller().run_on_runtime(Box::pin(work))
     }
 
     fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
         let (quorum, unchanged) = (self.quorum.clone(), answers.clone());
         let work = async move { quorum.add_clients(answers).await };
-        self.node_on_caller().run_on_runtime(work, move || unchanged.clone())
+        run_on_runtime(self.node_on_caller(), work, move || unchanged)
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
         let quorum = self.quorum.clone();
-        self.node_on_caller()
-            .run_on_runtime(async move { quorum.run_one(resource, command).await }, || Err(runtime_ended()))
+        let work = async move { quorum.run_one(resource, command).await };
+        run_on_runtime(self.node_on_caller(), work, || Err(runtime_ended()))
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let count = batch.len();
         let ended = move || vec![Err(runtime_ended()); count];
-        self.node_on_caller().run_on_runtime(self.quorum.clone().run(batch), ended)
+        run_on_runtime(self.node_on_caller(), self.quorum.clone().run(batch), ended)
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let quorum = self.quorum.clone();
-        self.quorum.nodes[0].store.run_on_runtime(async move { quorum.list().await }, || Err(runtime_ended()))
+        run_on_runtime(self.first_node(), async move { quorum.list().await }, || Err(runtime_ended()))
     }
 
     fn detach(&self, acquisition: Acquisition) -> Acquisition {
@@ -423,14 +457,27 @@ impl Store for Redlock {
     }
 
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        let quorum = self.quorum.clone();
-        let work = async move { Ok(quorum.diagnose().await) };
-        self.quorum.nodes[0].store.run_on_runtime(work, || Err(runtime_ended()))
+        let diagnosis = (self.diagnose)();
+        run_on_runtime(self.first_node(), async move { Ok(diagnosis.await) }, || Err(runtime_ended()))
     }
 
     fn warnings(&self) -> Vec<String> {
         self.quorum.nodes.iter().flat_map(|node| node.warnings()).collect()
     }
+}
+
+/// Does this where the node's timers and sockets work, or returns something else if that runtime ends.
+fn run_on_runtime<T: Send + 'static>(
+    node: &dyn QuorumNode,
+    work: impl Future<Output = T> + Send + 'static,
+    otherwise: impl FnOnce() -> T + Send + 'static,
+) -> BoxFuture<T> {
+    let (tell, mut result) = oneshot::channel();
+    let ended = node.run_on_runtime(Box::pin(async move { drop(tell.send(work.await)) }));
+    Box::pin(async move {
+        ended.await;
+        result.try_recv().unwrap_or_else(|_| otherwise())
+    })
 }
 
 fn same_server(first: &Node) -> String {

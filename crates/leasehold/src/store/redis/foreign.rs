@@ -11,18 +11,20 @@ use std::sync::{Arc, Weak};
 
 use leasehold_core::Failure;
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionAddr, PushInfo, PushKind, RedisError, Value};
+use redis::{Cmd, ConnectionAddr, PushInfo, PushKind, RedisError, Value};
 use tokio::time::{Instant, timeout_at};
 
 use super::connect::{Credentials, Dial};
 use super::connections::{Connections, config};
 use super::endpoint::Endpoint;
-use super::error::{CallError, runtime_ended};
+use super::error::{CallError, runtime_ended, store_error};
 use super::nodes::Nodes;
 use super::wire;
 use crate::error::{Error, invalid};
-use crate::store::foreign::{ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, MAX_DELAY, Watchers};
-use crate::store::{BoxFuture, ForeignKeys, StoreError};
+use crate::store::{
+    BoxFuture, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome,
+    KeyWatch, MAX_DELAY, StoreError, Watchers,
+};
 use crate::tasks::{TaskGroup, Tasks};
 use crate::url::{Place, RedisUrl};
 
@@ -179,7 +181,9 @@ impl Shared {
                 _ => {}
             }
         }
-        Ok(answers)
+        let outcome =
+            |answer: Result<Value, RedisError>| answer.map(answer_of).map_err(|error| error_of(&error));
+        Ok(answers.into_iter().map(outcome).collect())
     }
 
     /// Notes that this connection is to be replaced. Another task may be connecting, which is not waited for.
@@ -292,10 +296,55 @@ async fn pipeline(
     connection: &mut MultiplexedConnection,
     calls: &[ForeignCall],
     with_text: bool,
-) -> ForeignAnswers {
-    let commands = calls.iter().map(|call| call.encode(with_text)).collect();
+) -> Vec<Result<Value, RedisError>> {
+    let commands = calls.iter().map(|call| encode(call, with_text)).collect();
     let answers = wire::pipeline(connection, commands, false).await;
     answers.into_iter().map(|answer| answer.and_then(Value::extract_error)).collect()
+}
+
+/// `with_text`: the server does not know the script yet.
+fn encode(call: &ForeignCall, with_text: bool) -> Cmd {
+    match call {
+        ForeignCall::Command(words) => {
+            let mut command = Cmd::new();
+            command.arg(words);
+            command
+        }
+        ForeignCall::Track => redis::cmd("CLIENT").arg("CACHING").arg("YES").to_owned(),
+        ForeignCall::Script { script, keys, arguments } => {
+            let mut command = match with_text {
+                false => redis::cmd("EVALSHA").arg(script.hash()).to_owned(),
+                true => redis::cmd("EVAL").arg(script.text).to_owned(),
+            };
+            command.arg(keys.len()).arg(keys).arg(arguments);
+            command
+        }
+    }
+}
+
+fn answer_of(value: Value) -> ForeignAnswer {
+    match value {
+        Value::Nil => ForeignAnswer::Nil,
+        Value::Okay => ForeignAnswer::Okay,
+        Value::SimpleString(status) if status == "OK" => ForeignAnswer::Okay,
+        Value::Int(number) => ForeignAnswer::Int(number),
+        Value::BulkString(bytes) => ForeignAnswer::Bytes(bytes),
+        Value::Array(parts) => ForeignAnswer::List(parts.into_iter().map(answer_of).collect()),
+        Value::Map(pairs) => {
+            let parts = pairs.into_iter().flat_map(|(key, value)| [key, value]);
+            ForeignAnswer::List(parts.map(answer_of).collect())
+        }
+        _ => ForeignAnswer::Other,
+    }
+}
+
+fn error_of(error: &RedisError) -> ForeignError {
+    let is_other_type = error.code() == Some("WRONGTYPE") || error.to_string().contains("WRONGTYPE");
+    if is_other_type {
+        ForeignError::OtherType(store_error(error))
+    } else {
+        ForeignError::Failed(store_error(error))
+    }
 }
 
 fn is_noscript(error: &RedisError) -> bool {
@@ -317,7 +366,10 @@ fn push_handler(
     move |info| {
         match info.kind {
             PushKind::Invalidate => match info.data.first() {
-                Some(Value::Array(keys)) => keys.iter().for_each(|key| watchers.notify(key)),
+                Some(Value::Array(keys)) => {
+                    let keys = keys.iter().filter_map(|key| redis::from_redis_value_ref::<String>(key).ok());
+                    keys.for_each(|key| watchers.notify(&key));
+                }
                 // FLUSHALL or FLUSHDB.
                 _ => watchers.notify_all(),
             },
@@ -338,9 +390,7 @@ mod tests {
     use super::*;
 
     fn call(words: &[&str]) -> ForeignCall {
-        let mut command = redis::cmd(words[0]);
-        command.arg(&words[1..]);
-        ForeignCall::Command(command)
+        ForeignCall::Command(words.iter().map(|word| (*word).to_owned()).collect())
     }
 
     #[tokio::test]
@@ -353,8 +403,8 @@ mod tests {
         assert_eq!(late.failure, Failure::NotSent);
         let count =
             async || keys.shared.send(&[call(&["EXISTS", "jobs"])], now + MAX_DELAY).await.unwrap().remove(0);
-        assert_eq!(count().await.unwrap(), Value::Int(0));
+        assert_eq!(count().await.unwrap(), ForeignAnswer::Int(0));
         keys.shared.send(&take, Instant::now() + MAX_DELAY).await.unwrap();
-        assert_eq!(count().await.unwrap(), Value::Int(1));
+        assert_eq!(count().await.unwrap(), ForeignAnswer::Int(1));
     }
 }

@@ -7,17 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Failure, quorum_of};
-use redis::{ErrorKind, RedisError, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
 use super::error::runtime_ended;
 use super::foreign::ServerKeys;
 use crate::error::Error;
-use crate::store::foreign::{
-    ForeignAnswers, ForeignCall, ForeignOutcome, KeyWatch, MAX_DELAY, UNDECIDED, Watchers,
+use crate::store::{
+    BoxFuture, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome,
+    KeyWatch, MAX_DELAY, StoreError, Watchers,
 };
-use crate::store::{BoxFuture, ForeignKeys, StoreError};
 use crate::tasks::Tasks;
 use crate::url::RedisUrl;
 
@@ -140,7 +139,7 @@ async fn count(
         );
         return Err(StoreError::new(Failure::Unknown, what));
     }
-    let undecided = || Err(RedisError::from((ErrorKind::Client, UNDECIDED)));
+    let undecided = || Err(ForeignError::Undecided);
     let is_complete = votes.len() == servers && votes.iter().flatten().all(Result::is_ok);
     let all = 0..calls.len();
     let answers = all.map(|call| majority(&votes, call, servers, 0).unwrap_or_else(undecided)).collect();
@@ -159,7 +158,7 @@ fn majority(
     call: usize,
     servers: usize,
     awaited: usize,
-) -> Option<Result<Value, RedisError>> {
+) -> Option<Result<ForeignAnswer, ForeignError>> {
     let quorum = quorum_of(servers);
     let given: Vec<_> = votes.iter().filter_map(|vote| vote.get(call)).collect();
     let values = || given.iter().filter_map(|answer| answer.as_ref().ok());
@@ -180,28 +179,32 @@ fn majority(
     }
     // What a majority has at least, of numbers: how many enough servers agree to, or the time after which enough of them are free.
     let mut numbers: Vec<i64> = values()
-        .filter_map(|value| if let Value::Int(number) = value { Some(*number) } else { None })
+        .filter_map(|value| if let ForeignAnswer::Int(number) = value { Some(*number) } else { None })
         .collect();
     if numbers.len() == servers {
         numbers.sort_unstable();
-        return Some(Ok(Value::Int(numbers[servers - quorum])));
+        return Some(Ok(ForeignAnswer::Int(numbers[servers - quorum])));
     }
     // All have answered, and no value has a majority.
-    (values().count() == servers).then_some(Ok(Value::Nil))
+    (values().count() == servers).then_some(Ok(ForeignAnswer::Nil))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::foreign::ForeignScript;
+    use crate::store::ForeignScript;
+
+    fn refusal() -> Result<ForeignAnswer, ForeignError> {
+        Err(ForeignError::Failed(StoreError::new(Failure::Unknown, "refused")))
+    }
 
     fn votes(answers: &[Option<i64>]) -> Vec<ForeignAnswers> {
-        answers.iter().flatten().map(|answer| vec![Ok(Value::Int(*answer))]).collect()
+        answers.iter().flatten().map(|answer| vec![Ok(ForeignAnswer::Int(*answer))]).collect()
     }
 
     fn decided(answers: &[Option<i64>]) -> Option<i64> {
         match majority(&votes(answers), 0, answers.len(), 0)? {
-            Ok(Value::Int(number)) => Some(number),
+            Ok(ForeignAnswer::Int(number)) => Some(number),
             other => panic!("{other:?}"),
         }
     }
@@ -224,11 +227,11 @@ mod tests {
 
     #[test]
     fn error_that_prevents_a_majority_is_the_answer() {
-        let (yes, no) = (|| vec![Ok(Value::Int(1))], || vec![Ok(Value::Int(0))]);
-        let refused = || vec![Err(RedisError::from((ErrorKind::Client, "refused")))];
+        let (yes, no) = (|| vec![Ok(ForeignAnswer::Int(1))], || vec![Ok(ForeignAnswer::Int(0))]);
+        let refused = || vec![refusal()];
         assert!(matches!(majority(&[yes(), refused(), no()], 0, 3, 0), Some(Err(_))));
-        assert!(matches!(majority(&[no(), refused(), no()], 0, 3, 0), Some(Ok(Value::Int(0)))));
-        assert!(matches!(majority(&[yes(), refused(), yes()], 0, 3, 0), Some(Ok(Value::Int(1)))));
+        assert!(matches!(majority(&[no(), refused(), no()], 0, 3, 0), Some(Ok(ForeignAnswer::Int(0)))));
+        assert!(matches!(majority(&[yes(), refused(), yes()], 0, 3, 0), Some(Ok(ForeignAnswer::Int(1)))));
         // The third one decides, unless it is silent.
         assert!(majority(&[yes(), refused()], 0, 3, 1).is_none());
         assert!(matches!(majority(&[yes(), refused()], 0, 3, 0), Some(Err(_))));
@@ -237,9 +240,9 @@ mod tests {
 
     #[test]
     fn value_without_a_majority_is_nobodys() {
-        let value = |text: &str| vec![Ok(Value::BulkString(text.into()))];
-        let votes = vec![value("a"), value("b"), vec![Ok(Value::Nil)]];
-        assert!(matches!(majority(&votes, 0, 3, 0), Some(Ok(Value::Nil))));
+        let value = |text: &str| vec![Ok(ForeignAnswer::Bytes(text.into()))];
+        let votes = vec![value("a"), value("b"), vec![Ok(ForeignAnswer::Nil)]];
+        assert!(matches!(majority(&votes, 0, 3, 0), Some(Ok(ForeignAnswer::Nil))));
         assert!(majority(&votes[..2], 0, 3, 0).is_none());
     }
 
@@ -250,7 +253,7 @@ mod tests {
 
     #[tokio::test]
     async fn servers_that_disagree_are_decided_by_a_later_answer() {
-        let vote = |answer: i64| Ok(vec![Ok(Value::Int(answer))]);
+        let vote = |answer: i64| Ok(vec![Ok(ForeignAnswer::Int(answer))]);
         for late in [Some(1), Some(0), None] {
             let (sender, ballots) = unbounded_channel();
             sender.send(vote(1)).unwrap();
@@ -269,17 +272,20 @@ mod tests {
             let answer = counting.await.unwrap().answers.remove(0);
             drop(sender);
             match late {
-                Some(late) => assert_eq!(answer.unwrap(), Value::Int(late)),
-                None => assert!(answer.unwrap_err().to_string().contains(UNDECIDED)),
+                Some(late) => assert_eq!(answer.unwrap(), ForeignAnswer::Int(late)),
+                None => assert!(matches!(answer, Err(ForeignError::Undecided))),
             }
-            assert!(is_decided(&[vec![Ok(Value::Int(1))]], &reads, 3, 2), "only scripts are waited for");
+            assert!(
+                is_decided(&[vec![Ok(ForeignAnswer::Int(1))]], &reads, 3, 2),
+                "only scripts are waited for"
+            );
         }
     }
 
     #[tokio::test]
     async fn commands_are_complete_once_every_server_has_run_them() {
-        let yes = || Ok(vec![Ok(Value::Int(1))]);
-        let refused = || Ok(vec![Err(RedisError::from((ErrorKind::Client, "refused")))]);
+        let yes = || Ok(vec![Ok(ForeignAnswer::Int(1))]);
+        let refused = || Ok(vec![refusal()]);
         let silent = || Err(StoreError::new(Failure::Unknown, "it does not answer"));
         for (last, is_complete) in [(yes(), true), (refused(), false), (silent(), false)] {
             let (sender, ballots) = unbounded_channel();
@@ -288,7 +294,7 @@ mod tests {
             }
             let outcome = count(ballots, 3, &script()).await.unwrap();
             assert_eq!(outcome.is_complete, is_complete);
-            assert!(matches!(outcome.answers[..], [Ok(Value::Int(1))]));
+            assert!(matches!(outcome.answers[..], [Ok(ForeignAnswer::Int(1))]));
         }
         // A server whose answer is late is not waited for.
         let (sender, ballots) = unbounded_channel();
@@ -300,7 +306,7 @@ mod tests {
     #[tokio::test]
     async fn majority_that_does_not_answer_is_an_error_that_names_the_first() {
         let (sender, ballots) = unbounded_channel();
-        sender.send(Ok(vec![Ok(Value::Int(1))])).unwrap();
+        sender.send(Ok(vec![Ok(ForeignAnswer::Int(1))])).unwrap();
         for name in ["b", "c"] {
             sender.send(Err(StoreError::new(Failure::NotSent, format!("{name}: refused")))).unwrap();
         }

@@ -8,9 +8,8 @@ use std::time::Duration;
 use super::MIN_NODE_TIMEOUT;
 use super::attempts::NodeRequests;
 use super::runtime::Runtime;
-use super::voter::Voter;
 use crate::clock::Clock;
-use crate::store::{CallResult, StoreError};
+use crate::store::{Batch, CallResult, QuorumNode, SharedBatch, StoreError};
 use leasehold_core::{
     Acquisition, Command, Failure, Kind, LocalTime, Name, NodeReply, Release, Reply, Resource, StoreTime,
     Token,
@@ -31,7 +30,7 @@ const NO_CLOCK: i64 = i64::MIN;
 
 /// One quorum node, with its latency, clock offset and pending releases.
 pub(super) struct Node {
-    pub(super) store: Voter,
+    pub(super) store: Arc<dyn QuorumNode>,
     /// Its address without secrets.
     pub(super) name: String,
     clock: Clock,
@@ -85,7 +84,7 @@ impl Drop for Unanswered {
 }
 
 impl Node {
-    pub(super) fn new(store: Voter, name: String, clock: Clock, runtime: Runtime) -> Self {
+    pub(super) fn new(store: Arc<dyn QuorumNode>, name: String, clock: Clock, runtime: Runtime) -> Self {
         Self {
             store,
             name,
@@ -118,7 +117,7 @@ impl Node {
         floor: Option<Token>,
     ) -> CallResult {
         let (_unanswered, sent_at) = self.count_request()?;
-        let answered = self.store.call(resource, command, floor).await;
+        let answered = self.store.vote(resource, command, floor).await;
         if let Ok(answer) = &answered {
             let received_at = self.note_answer();
             // The usual answer to a release does not tell the time.
@@ -130,12 +129,12 @@ impl Node {
     }
 
     /// Runs commands in this order.
-    pub(super) async fn call_batch(self: Arc<Self>, batch: &[(Arc<Resource>, Command)]) -> Vec<CallResult> {
+    pub(super) async fn call_batch(self: Arc<Self>, batch: SharedBatch) -> Vec<CallResult> {
         let _unanswered = match self.count_request() {
             Ok((unanswered, _)) => unanswered,
             Err(error) => return vec![Err(error); batch.len()],
         };
-        let answers = self.store.call_batch(batch).await;
+        let answers = self.store.vote_batch(batch).await;
         // A batch may take two round trips, so it measures none.
         if let Some(Ok(_)) = answers.last() {
             self.note_answer();
@@ -250,23 +249,23 @@ impl Node {
 
     /// Resends pending releases.
     pub(super) async fn retry_pending_releases(self: Arc<Self>) {
-        let due: Vec<(Arc<Resource>, Command)> = {
+        let (attempts, due): (Vec<Acquisition>, Batch) = {
             let mut pending_releases = self.pending_releases();
             let now = self.now();
             pending_releases.retain(|_, pending| pending.until > now);
-            let pending_releases = pending_releases.values().take(BATCH);
-            pending_releases
-                .map(|pending| (pending.resource.clone(), Command::Release(pending.release.clone())))
-                .collect()
+            let command = |pending: &PendingRelease| {
+                (pending.resource.clone(), Command::Release(pending.release.clone()))
+            };
+            pending_releases.iter().take(BATCH).map(|(attempt, pending)| (*attempt, command(pending))).unzip()
         };
         if due.is_empty() {
             return;
         }
-        let answers = self.clone().call_batch(&due).await;
+        let answers = self.clone().call_batch(due.into()).await;
         let mut pending_releases = self.pending_releases();
-        for ((_, command), answer) in due.iter().zip(answers) {
-            if let (Command::Release(release), Ok(answer)) = (command, answer)
-                && let Some(released) = pending_releases.remove(&release.acquisition)
+        for (attempt, answer) in attempts.into_iter().zip(answers) {
+            if let Ok(answer) = answer
+                && let Some(released) = pending_releases.remove(&attempt)
             {
                 released.handle_answer(&answer.reply);
             }

@@ -5,14 +5,12 @@ use std::sync::{Arc, Weak};
 use leasehold_core::{ClientId, quorum_of};
 use tokio::runtime::Handle;
 
-use super::node::Node;
 use super::runtime::Runtime;
-use super::voter::Voter;
-use super::{NodeInbox, Quorum, Redlock, STRAGGLER_GRACE, VoteOptions};
+use super::{Quorum, Redlock, STRAGGLER_GRACE, VoteOptions};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
-use crate::store::Inbox;
-use crate::store::redis::{Redis, Voting};
+use crate::store::redis::{Redis, Voting, diagnose_voters};
+use crate::store::{BoxFuture, Inbox, QuorumNode};
 use crate::tasks::Tasks;
 use crate::url::RedlockUrl;
 
@@ -27,29 +25,29 @@ impl Redlock {
     ) -> Result<Arc<Self>, Error> {
         let mut targets = Vec::new();
         for place in &url.nodes {
-            targets.push(Redis::voter_target(place).await?);
+            targets.push((place, Redis::voter_target(place).await?));
         }
-        let runtime = Runtime::Client(Tasks::current());
-        let quorum = Arc::new_cyclic(|quorum: &Weak<Quorum>| {
-            let (mut nodes, mut inboxes) = (Vec::new(), Vec::new());
-            for (index, (place, target)) in url.nodes.iter().zip(targets).enumerate() {
-                let inbox: Arc<dyn Inbox> = Arc::new(NodeInbox { quorum: quorum.clone(), node: index });
-                let voting = Voting { abstains_for: url.max_ttl };
-                let weak = Arc::downgrade(&inbox);
-                inboxes.push(inbox);
-                let store = Redis::open_voter(place, target, voting, client, weak, caller.clone());
-                let node = Node::new(Voter::Redis(store), place.to_string(), clock.clone(), runtime.clone());
-                nodes.push(Arc::new(node));
-            }
-            let options = VoteOptions {
-                is_fenced: url.is_fenced,
-                node_timeout: url.node_timeout,
-                max_ttl: url.max_ttl,
-            };
-            Quorum::new(clock.clone(), client, nodes, inboxes, options, inbox, runtime)
-        });
+        let runtime = Runtime::new(Tasks::current());
+        let max_ttl = url.max_ttl;
+        let options = VoteOptions { is_fenced: url.is_fenced, node_timeout: url.node_timeout, max_ttl };
+        let voting = Voting { abstains_for: max_ttl };
+        let mut voters = Vec::new();
+        let quorum =
+            Quorum::over(targets, &clock, client, options, inbox, runtime, |(place, target), inbox| {
+                let store = Redis::open_voter(place, target, voting, client, inbox, caller.clone());
+                voters.push((place.to_string(), store.clone()));
+                (store as Arc<dyn QuorumNode>, place.to_string())
+            });
         quorum.connect(url).await?;
-        Ok(Arc::new(Self::of(quorum)))
+        let voters: Arc<[_]> = voters.into();
+        let diagnose = move || -> BoxFuture<_> {
+            let voters = voters.clone();
+            Box::pin(async move {
+                let voters: Vec<_> = voters.iter().map(|(name, store)| (name.as_str(), &**store)).collect();
+                diagnose_voters(&voters, max_ttl).await
+            })
+        };
+        Ok(Arc::new(Self::of(quorum, Box::new(diagnose))))
     }
 }
 

@@ -86,7 +86,7 @@ impl Quorum {
                 continue;
             }
             let (to, commands) = (to.clone(), commands.clone());
-            responses.push(Box::pin(async move { (node, to.call_batch(&commands).await) }));
+            responses.push(Box::pin(async move { (node, to.call_batch(commands).await) }));
         }
         let ttl_of = |(renew, known): &(Renew, NodeAttempt)| match renew.only_asks() {
             true => known.request.ttl,

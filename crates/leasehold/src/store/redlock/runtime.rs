@@ -1,37 +1,59 @@
-//! Where a quorum's tasks run, and its timers: tokio, or a simulation.
+//! Where a quorum's tasks run, and its timers.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-
-#[cfg(feature = "_simulation")]
-use std::sync::Arc;
 
 use futures_util::future::{AbortHandle, FutureExt as _, abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
-#[cfg(feature = "_simulation")]
-use crate::clock::Clock;
-#[cfg(feature = "_simulation")]
-use crate::simulation::QuorumHost;
+use crate::store::BoxFuture;
 use crate::tasks::{self, Tasks};
 
-#[derive(Clone)]
-pub(super) enum Runtime {
-    /// On the client's thread.
-    Client(Tasks),
-    #[cfg(feature = "_simulation")]
-    Simulated(Arc<dyn QuorumHost>),
+/// What a quorum's tasks run on: the client's thread, or a simulation.
+pub(crate) trait Host: Send + Sync {
+    /// Runs a task on the client's thread, because the caller's runtime may end or stall first.
+    fn spawn(&self, task: BoxFuture<()>);
+
+    /// Runs a task on the current runtime.
+    fn spawn_here(&self, task: BoxFuture<()>);
+
+    fn sleep(&self, span: Duration) -> BoxFuture<()>;
+
+    /// A random number, for pauses.
+    fn random(&self) -> u32;
 }
 
+impl Host for Tasks {
+    fn spawn(&self, task: BoxFuture<()>) {
+        Self::spawn(self, task);
+    }
+
+    fn spawn_here(&self, task: BoxFuture<()>) {
+        tasks::spawn(task);
+    }
+
+    fn sleep(&self, span: Duration) -> BoxFuture<()> {
+        Box::pin(async move { tokio::time::sleep(span).await })
+    }
+
+    fn random(&self) -> u32 {
+        getrandom::u32().unwrap_or(u32::MAX / 2)
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Runtime(Arc<dyn Host>);
+
 impl Runtime {
-    /// Runs a task on the client's thread, because the caller's runtime may end or stall first.
+    pub(crate) fn new(host: impl Host + 'static) -> Self {
+        Self(Arc::new(host))
+    }
+
+    /// See [`Host::spawn`].
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        match self {
-            Self::Client(tasks) => drop(tasks.spawn(task)),
-            #[cfg(feature = "_simulation")]
-            Self::Simulated(host) => host.spawn(Box::pin(task)),
-        }
+        self.0.spawn(Box::pin(task));
     }
 
     /// As `spawn`, for a task that never ends by itself.
@@ -41,13 +63,9 @@ impl Runtime {
         handle
     }
 
-    /// Runs a task on the current runtime.
+    /// See [`Host::spawn_here`].
     pub(super) fn spawn_here(&self, task: impl Future<Output = ()> + Send + 'static) {
-        match self {
-            Self::Client(_) => drop(tasks::spawn(task)),
-            #[cfg(feature = "_simulation")]
-            Self::Simulated(host) => host.spawn(Box::pin(task)),
-        }
+        self.0.spawn_here(Box::pin(task));
     }
 
     /// Awaits the remaining responses in a task of its own.
@@ -60,17 +78,13 @@ impl Runtime {
         }
     }
 
-    pub(super) async fn sleep(&self, span: Duration) {
-        match self {
-            Self::Client(_) => tokio::time::sleep(span).await,
-            #[cfg(feature = "_simulation")]
-            Self::Simulated(host) => host.sleep_until(Clock::System.local() + span).await,
-        }
+    pub(super) fn sleep(&self, span: Duration) -> BoxFuture<()> {
+        self.0.sleep(span)
     }
 
     /// `None` if `work` has not ended after `limit`.
     pub(super) async fn timeout<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
-        let (mut work, mut limit) = (pin!(work), pin!(self.sleep(limit)));
+        let (mut work, mut limit) = (pin!(work), self.sleep(limit));
         std::future::poll_fn(|context| match work.as_mut().poll(context) {
             Poll::Ready(done) => Poll::Ready(Some(done)),
             Poll::Pending => limit.as_mut().poll(context).map(|()| None),
@@ -78,12 +92,8 @@ impl Runtime {
         .await
     }
 
-    /// A random number, for pauses.
+    /// See [`Host::random`].
     pub(super) fn random(&self) -> u32 {
-        match self {
-            Self::Client(_) => getrandom::u32().unwrap_or(u32::MAX / 2),
-            #[cfg(feature = "_simulation")]
-            Self::Simulated(host) => host.random(),
-        }
+        self.0.random()
     }
 }

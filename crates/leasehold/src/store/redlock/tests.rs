@@ -99,8 +99,8 @@ impl QuorumClient {
     }
 
     async fn at_node(&self, node: usize, command: Command) -> Reply {
-        let redis = self.quorum().nodes[node].store.redis().unwrap();
-        redis.call_batch(vec![(self.resource.clone(), command)], 0).await.remove(0).unwrap().reply
+        let node = &self.quorum().nodes[node].store;
+        node.call_batch(vec![(self.resource.clone(), command)], 0).await.remove(0).unwrap().reply
     }
 
     async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
@@ -112,10 +112,9 @@ impl QuorumClient {
     async fn holding(&self) -> usize {
         let mut count = 0;
         for node in &self.quorum().nodes {
-            let redis = node.store.redis().unwrap();
             let mut holders = None;
             until(async || {
-                let answers = redis.call_batch(vec![(self.resource.clone(), Command::Inspect)], 0).await;
+                let answers = node.store.call_batch(vec![(self.resource.clone(), Command::Inspect)], 0).await;
                 if let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) {
                     holders = Some(view.holders.len());
                 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError, Value};
 
-use crate::bridge::Foreign;
 use crate::diagnostics::{Check, Component};
+use crate::store::redisson_counter;
 
 /// Pages of the keyspace that are looked at, for each type.
 const PAGES: u32 = 20;
@@ -124,7 +124,7 @@ async fn find_fenced(connection: &mut MultiplexedConnection, locks: &mut [Foreig
     let mut questions = redis::pipe();
     questions.ignore_errors();
     for lock in &plain {
-        questions.cmd("EXISTS").arg(Foreign::redisson_fenced_lock(lock.key.as_str()).counter());
+        questions.cmd("EXISTS").arg(redisson_counter(&lock.key));
     }
     for (lock, answer) in plain.iter_mut().zip(ask(connection, &questions, found).await) {
         if answer == Some(Value::Int(1)) {

@@ -7,20 +7,30 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use redis::{Cmd, RedisError, Value};
+use futures_util::future::BoxFuture;
+use leasehold_core::Failure;
 use tokio::sync::Notify;
 
+use super::error::StoreError;
+use crate::tasks::Tasks;
 use crate::wakes;
 
 /// How much later than its time a command that was given up may arrive.
 pub(crate) const MAX_DELAY: Duration = Duration::from_secs(1);
 
-/// The error of a call to which no majority of the servers gave the same answer, in time.
-pub(crate) const UNDECIDED: &str = "a majority of the servers has not agreed in time";
+/// The counter of the tokens of Redisson's fenced lock.
+pub(crate) fn redisson_counter(key: &str) -> String {
+    format!("redisson_lock_token:{}", redisson_tag(key))
+}
+
+/// What names beside a lock of Redisson's have of its key: they are in the same hash slot.
+pub(crate) fn redisson_tag(key: &str) -> String {
+    if key.contains('{') { key.to_owned() } else { format!("{{{key}}}") }
+}
 
 /// A script on the keys of a lock of another library.
 pub(crate) struct ForeignScript {
-    text: &'static str,
+    pub(crate) text: &'static str,
     hash: OnceLock<String>,
 }
 
@@ -29,7 +39,7 @@ impl ForeignScript {
         Self { text, hash: OnceLock::new() }
     }
 
-    fn hash(&self) -> &str {
+    pub(crate) fn hash(&self) -> &str {
         self.hash.get_or_init(|| sha1_smol::Sha1::from(self.text).digest().to_string())
     }
 }
@@ -37,7 +47,8 @@ impl ForeignScript {
 /// One command.
 #[derive(Clone)]
 pub(crate) enum ForeignCall {
-    Command(Cmd),
+    /// Its name and its arguments.
+    Command(Vec<String>),
     /// Asks the server to report the next change of the keys that the next command reads. A server that can't do that leaves it out.
     Track,
     Script {
@@ -48,25 +59,48 @@ pub(crate) enum ForeignCall {
 }
 
 impl ForeignCall {
-    /// `with_text`: the server does not know the script yet.
-    pub(super) fn encode(&self, with_text: bool) -> Cmd {
-        match self {
-            Self::Command(command) => command.clone(),
-            Self::Track => redis::cmd("CLIENT").arg("CACHING").arg("YES").to_owned(),
-            Self::Script { script, keys, arguments } => {
-                let mut command = match with_text {
-                    false => redis::cmd("EVALSHA").arg(script.hash()).to_owned(),
-                    true => redis::cmd("EVAL").arg(script.text).to_owned(),
-                };
-                command.arg(keys.len()).arg(keys).arg(arguments);
-                command
+    pub(crate) fn command<const N: usize>(words: [&str; N]) -> Self {
+        Self::Command(words.map(str::to_owned).into())
+    }
+}
+
+/// A server's answer to one command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ForeignAnswer {
+    Nil,
+    /// The status of a command that has done what it was to do.
+    Okay,
+    Int(i64),
+    Bytes(Vec<u8>),
+    /// A map's keys and values in turn, too.
+    List(Vec<Self>),
+    /// No command of a bridge has such an answer.
+    Other,
+}
+
+/// Why a command has no answer.
+#[derive(Clone, Debug)]
+pub(crate) enum ForeignError {
+    /// No majority of the servers gave the same answer, in time.
+    Undecided,
+    /// The key has another type, and is therefore no lock of that library.
+    OtherType(StoreError),
+    Failed(StoreError),
+}
+
+impl From<ForeignError> for StoreError {
+    fn from(error: ForeignError) -> Self {
+        match error {
+            ForeignError::Undecided => {
+                Self::new(Failure::Unknown, "a majority of the servers has not agreed in time")
             }
+            ForeignError::OtherType(error) | ForeignError::Failed(error) => error,
         }
     }
 }
 
 /// One result per command.
-pub(crate) type ForeignAnswers = Vec<Result<Value, RedisError>>;
+pub(crate) type ForeignAnswers = Vec<Result<ForeignAnswer, ForeignError>>;
 
 /// What has become of some commands.
 pub(crate) struct ForeignOutcome {
@@ -75,12 +109,27 @@ pub(crate) struct ForeignOutcome {
     pub(crate) is_complete: bool,
 }
 
+/// The keys of other libraries' locks on a server.
+pub(crate) trait ForeignKeys: Send + Sync {
+    /// On the client's thread.
+    fn tasks(&self) -> &Tasks;
+
+    /// Runs commands in order. May be awaited on any executor. Dropping the future does not stop them.
+    fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<'static, Result<ForeignOutcome, StoreError>>;
+
+    /// Whether the server reports changes of keys.
+    fn is_tracking(&self) -> bool;
+
+    /// Lets a task wait for changes of these keys.
+    fn watch(&self, keys: &[String]) -> KeyWatch;
+}
+
 /// Numbered registrations by key.
 type Watching = BTreeMap<String, Vec<(u64, Arc<Notify>)>>;
 
 /// The tasks that wait for a change of a key.
 #[derive(Default)]
-pub(super) struct Watchers {
+pub(crate) struct Watchers {
     by_key: Mutex<Watching>,
     next: AtomicU64,
 }
@@ -90,14 +139,12 @@ impl Watchers {
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn notify(&self, key: &Value) {
-        let Value::BulkString(key) = key else { return };
-        let Ok(key) = std::str::from_utf8(key) else { return };
+    pub(crate) fn notify(&self, key: &str) {
         let watching = self.by_key().get(key).cloned().unwrap_or_default();
         watching.iter().for_each(|(_, notify)| notify.notify_one());
     }
 
-    pub(super) fn notify_all(&self) {
+    pub(crate) fn notify_all(&self) {
         let watching: Vec<_> = self.by_key().values().flatten().cloned().collect();
         watching.iter().for_each(|(_, notify)| notify.notify_one());
     }
@@ -112,7 +159,7 @@ pub(crate) struct KeyWatch {
 }
 
 impl KeyWatch {
-    pub(super) fn new(watchers: &Arc<Watchers>, keys: &[String]) -> Self {
+    pub(crate) fn new(watchers: &Arc<Watchers>, keys: &[String]) -> Self {
         let (notify, number) = (Arc::new(Notify::new()), watchers.next.fetch_add(1, Ordering::Relaxed));
         let mut by_key = watchers.by_key();
         for key in keys {
