@@ -20,8 +20,11 @@ use crate::error::{Error, ErrorKind};
 pub use file::FencedFile;
 pub use in_process::Fence;
 
-/// No store gives more tokens in a millisecond: the clock of Redis.
-const TOKENS_PER_MS: u128 = 2_048;
+/// Redis, whose tokens are ids of a stream. The other stores count microseconds.
+const TOKENS_PER_MS_OF_REDIS: u128 = 2_048;
+
+/// The beginning of 2025 in milliseconds since 1970: before any lock of this program.
+const FIRST_LOCKS_MS: u128 = 1_735_689_600_000;
 
 /// A token that is further ahead of this machine's clock is refused.
 const FARTHEST: Duration = Duration::from_secs(24 * 3600);
@@ -29,7 +32,7 @@ const FARTHEST: Duration = Duration::from_secs(24 * 3600);
 /// An error for a token that no store with a right clock would give within a day. Every later holder would be refused after it.
 fn check_ahead(what: impl std::fmt::Display, token: Token) -> Result<(), Error> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    if u128::from(token.get()) < (now + FARTHEST).as_millis() * TOKENS_PER_MS {
+    if is_near(token, now + FARTHEST) {
         return Ok(());
     }
     let message = format!(
@@ -37,6 +40,14 @@ fn check_ahead(what: impl std::fmt::Display, token: Token) -> Result<(), Error> 
          holder would be refused after it"
     );
     Err(Error::new(ErrorKind::Ahead, message))
+}
+
+/// Whether some store may have given this token before `latest`, by the time since 1970. A token does not say which store that was: one
+/// of Redis has about twice the number, and one between those of the others and those of Redis is of no store.
+fn is_near(token: Token, latest: Duration) -> bool {
+    let token = u128::from(token.get());
+    let of_redis = FIRST_LOCKS_MS * TOKENS_PER_MS_OF_REDIS..latest.as_millis() * TOKENS_PER_MS_OF_REDIS;
+    token < latest.as_micros() || of_redis.contains(&token)
 }
 
 fn stale(what: impl std::fmt::Display, token: Token, highest: u64) -> Error {

@@ -126,6 +126,10 @@ mod tests {
         let error = fence.admit(ahead).unwrap_err();
         assert!(error.is_ahead() && !error.is_stale(), "{error}");
         assert_eq!(fence.highest(), None);
+        // Stores other than Redis count microseconds.
+        let of_others = |ms: u64| token(ms * 1_000);
+        assert!(fence.admit(of_others(now + day + minute)).unwrap_err().is_ahead());
+        fence.admit(of_others(now + day - minute)).unwrap();
         fence.admit(of(now + day - minute)).unwrap();
         fence.admit_ahead(ahead).unwrap();
         assert_eq!(fence.highest(), Some(ahead));
