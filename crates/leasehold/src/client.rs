@@ -18,7 +18,7 @@ use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::store::inspect_all;
+use crate::store::{Diagnose, diagnose, inspect_all};
 
 /// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
@@ -89,7 +89,7 @@ impl Client {
     /// ```
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        self.handle.store.warnings()
+        self.handle.store.doctor().map_or_else(Vec::new, Diagnose::warnings)
     }
 
     /// Checks the store for settings that make locks unsafe, and returns the fix for each. The checks include versions,
@@ -113,7 +113,7 @@ impl Client {
     pub async fn diagnose(&self) -> Result<Diagnosis, Error> {
         let handle = &self.handle;
         handle.check_open()?;
-        handle.store.diagnose().await.map_err(|error| Error::from_store(&handle.url, &error))
+        diagnose(&*handle.store).await.map_err(|error| Error::from_store(&handle.url, &error))
     }
 
     /// Whether the store keeps nothing for this client, as far as the client knows.

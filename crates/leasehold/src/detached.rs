@@ -199,7 +199,9 @@ impl Guard {
     /// If the future is dropped, the lease is released.
     pub async fn detach(mut self) -> Result<LeaseId, Error> {
         self.check_detachable()?;
-        self.store().await_published(self.remaining() / PUBLISH_FRACTION).await;
+        if let Some(records) = self.store().client_records() {
+            records.await_published(self.remaining() / PUBLISH_FRACTION).await;
+        }
         // A lease that was granted after a wait has a few seconds only.
         self.renew().await?;
         match self.forget_lease() {
@@ -266,7 +268,9 @@ impl Client {
             metadata: holder.metadata.clone(),
             ..Acquire::exclusive(acquisition, ttl)
         };
-        handle.store.attach(&resource, Arc::new(request), token);
+        if let Some(attempts) = handle.store.voted_attempts() {
+            attempts.attach(&resource, Arc::new(request), token);
+        }
         let detached = DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone };
         // The loss of a borrowed lease concerns no guard of its owner.
         let owner = holder.owner.filter(|_| !is_borrowed);
@@ -363,8 +367,9 @@ impl Drop for Borrowed {
     fn drop(&mut self) {
         if let Some(mut guard) = self.guard.take()
             && guard.forget_lease().is_err()
+            && let Some(attempts) = guard.store().voted_attempts()
         {
-            guard.store().detach(self.acquisition);
+            attempts.detach(self.acquisition);
         }
     }
 }

@@ -124,7 +124,8 @@ impl Guard {
         let lease = self.handle.session.detach(self.sequence, self.local_queue, now)?;
         self.end_hold("detached", Some(now));
         self.is_over = true;
-        let stored = self.handle.store.detach(lease.acquisition);
+        let attempts = self.handle.store.voted_attempts();
+        let stored = attempts.map_or(lease.acquisition, |attempts| attempts.detach(lease.acquisition));
         Ok((lease, stored))
     }
 

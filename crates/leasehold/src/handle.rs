@@ -76,7 +76,11 @@ impl Handle {
         options: ClientOptions,
         telemetry: ClientTelemetry,
     ) -> Self {
-        let keeps_client = store.publish_client(options.metadata.encode_client());
+        let records = store.client_records();
+        let keeps_client = records.is_some();
+        if let Some(records) = records {
+            records.publish(options.metadata.encode_client());
+        }
         let encoded_metadata = encode_metadata(&options.metadata, keeps_client);
         let capabilities = store.capabilities();
         Self {
@@ -136,8 +140,9 @@ impl Handle {
 
     /// The answer with what the clients in it have published.
     pub(crate) async fn add_clients(&self, answer: Answer) -> Answer {
+        let Some(records) = self.store.client_records() else { return answer };
         let unchanged = answer.clone();
-        self.store.add_clients(vec![answer]).await.pop().unwrap_or(unchanged)
+        records.add_to(vec![answer]).await.pop().unwrap_or(unchanged)
     }
 
     /// The state as it is stored, for those who poll: holders and waiters may lack what their clients have published.
@@ -198,7 +203,9 @@ impl Handle {
         let mut released = None;
         for holder in holders {
             let request = Acquire::exclusive(holder.acquisition, holder.expires_in.max(MIN_TTL));
-            self.store.attach(&Arc::new(resource.clone()), Arc::new(request), token);
+            if let Some(attempts) = self.store.voted_attempts() {
+                attempts.attach(&Arc::new(resource.clone()), Arc::new(request), token);
+            }
             let release = Command::Release(Release::now(holder.acquisition));
             match self.ask(resource.clone(), release).await?.reply {
                 Reply::Released => {

@@ -27,7 +27,6 @@ use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, R
 use crate::client::Client;
 use crate::clock::Clock;
 pub use crate::clock::simulated::{ThreadClock, set_clock};
-use crate::diagnostics::Diagnosis;
 use crate::engine::Session;
 use crate::engine::driver::{DriverTimer, drive};
 use crate::guard::Guard;
@@ -252,9 +251,5 @@ impl Store for SimulatedStore {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
-    }
-
-    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        Box::pin(std::future::ready(Ok(Diagnosis { components: Vec::new() })))
     }
 }

@@ -25,8 +25,9 @@ mod trial;
     allow(unused_imports)
 )]
 pub(crate) use self::contract::{
-    Batch, BoxFuture, CallResult, Capabilities, Cause, EMBEDDED_POLL_INTERVALS, Inbox, ListResult,
-    PollIntervals, Store, StoreError, admission_queue_of, inspect_all, missing_response, only,
+    Batch, BoxFuture, CallResult, Capabilities, Cause, ClientRecords, Diagnose, EMBEDDED_POLL_INTERVALS,
+    Inbox, ListResult, PollIntervals, Store, StoreError, VotedAttempts, admission_queue_of, diagnose,
+    inspect_all, missing_response, only,
 };
 #[cfg(feature = "redis")]
 pub(crate) use self::contract::{

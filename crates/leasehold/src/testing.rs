@@ -36,7 +36,7 @@ use crate::clock::manual::ManualClock;
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::store::memory::Memory;
-use crate::store::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError};
+use crate::store::{Batch, BoxFuture, CallResult, Capabilities, Diagnose, Inbox, Store, StoreError};
 
 /// A store in memory whose clock the test moves. Clones are the same store. A test can create any number of clients, each of
 /// which represents a process.
@@ -307,6 +307,12 @@ impl Store for Linked {
         }
     }
 
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        Some(self)
+    }
+}
+
+impl Diagnose for Linked {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         match self.check() {
             Ok(()) => self.memory.diagnose(),

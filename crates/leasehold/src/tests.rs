@@ -19,10 +19,10 @@ use leasehold_core::{
 use pollster::block_on;
 
 use crate::client::Client;
-use crate::diagnostics::Diagnosis;
 use crate::store::memory::Memory;
 use crate::store::{
-    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, only,
+    Batch, BoxFuture, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError,
+    only,
 };
 use crate::{Error, Guard};
 
@@ -189,8 +189,8 @@ impl Store for Scripted {
         self.inner.list()
     }
 
-    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        self.inner.diagnose()
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        self.inner.doctor()
     }
 }
 

@@ -5,7 +5,7 @@
 //! for each shard. A slow response delays no loss; if too many batches have no response, what becomes due meanwhile is one more batch. The
 //! driver ends when the client's last handle is dropped, everything is released, and the store has settled.
 
-use std::future::poll_fn;
+use std::future::{poll_fn, ready};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::threads::{self, Drive};
 use super::timer::Timer;
 use crate::clock::manual::{Driven, ManualClock};
 use crate::gate;
-use crate::store::{BoxFuture, Store};
+use crate::store::{BoxFuture, Store, VotedAttempts};
 use crate::tasks::TaskScope;
 use crate::telemetry::{renewal_outcome, spans};
 
@@ -121,7 +121,9 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
         consume_budget().await;
         let due = session.due(session.now());
         if due.is_over {
-            let mut settle = store.settle();
+            let attempts = store.voted_attempts();
+            let mut settle =
+                attempts.map_or_else(|| Box::pin(ready(true)) as BoxFuture<_>, VotedAttempts::settle);
             // Usually there is nothing to wait for.
             if let Some(is_settled) = settle.as_mut().now_or_never() {
                 session.end_settling(is_settled);

@@ -11,7 +11,7 @@ use crate::engine::{Sleep, with_deadline};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Lock, WaitMode};
-use crate::store::admission_queue_of;
+use crate::store::{VotedAttempts, admission_queue_of};
 
 /// The ttl of an admission: as long as a single store waits for a frozen waiter. A client that crashes while admitted delays
 /// the others by at most this, also if the lock's ttl is longer.
@@ -46,8 +46,10 @@ impl Lock {
                 return try_once().await?.ok_or_else(full).map(Some);
             }
             let is_over = || self.handle.now() >= deadline;
+            let attempts = self.handle.store.voted_attempts();
+            let is_contended = || attempts.is_some_and(|attempts| attempts.is_contended(resource));
             // A client that has just met contention here does not overtake the admission queue.
-            let uses_queue = if self.handle.store.is_contended(resource) {
+            let uses_queue = if is_contended() {
                 true
             } else {
                 match try_once().await {
@@ -57,9 +59,9 @@ impl Lock {
                     Ok(None) => true,
                     Err(error) if is_over() => return Err(error),
                     // Nodes in their restart grace vote soon: wait for them.
-                    Err(_) if self.handle.store.in_restart_grace() => false,
+                    Err(_) if attempts.is_some_and(VotedAttempts::in_restart_grace) => false,
                     // The votes are split, which a quorum's responses have shown.
-                    Err(error) if error.is_unavailable() && self.handle.store.is_contended(resource) => true,
+                    Err(error) if error.is_unavailable() && is_contended() => true,
                     Err(error) => return Err(error),
                 }
             };

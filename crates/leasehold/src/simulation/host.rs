@@ -8,7 +8,6 @@ use leasehold_core::{Command, LocalTime, Resource, Token};
 
 use super::answer::{Answered, Pending, call_result};
 use crate::clock::Clock;
-use crate::diagnostics::Diagnosis;
 use crate::store::redlock::{self, runtime::Host};
 use crate::store::{
     Batch, BoxFuture, CallResult, Capabilities, QuorumNode, SharedBatch, Store, StoreError, only,
@@ -73,10 +72,6 @@ impl Store for SimulatedNode {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         Box::pin(ready(Ok(Vec::new())))
-    }
-
-    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        Box::pin(ready(Ok(Diagnosis { components: Vec::new() })))
     }
 }
 

@@ -11,7 +11,6 @@ use leasehold_core::{
 
 use crate::client::Client;
 use crate::clock::Clock;
-use crate::diagnostics::Diagnosis;
 use crate::engine::Session;
 use crate::handle::{ClientOptions, Handle};
 use crate::store::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Store, StoreError};
@@ -79,9 +78,5 @@ impl Store for InstantStore {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
-    }
-
-    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        Box::pin(std::future::ready(Ok(Diagnosis { components: Vec::new() })))
     }
 }

@@ -1,6 +1,7 @@
 //! What the engine asks of a store. All stores run the same commands; they differ in scope (process, machine, network).
 
 mod error;
+mod facets;
 #[cfg(feature = "redis")]
 mod foreign;
 #[cfg(feature = "redlock")]
@@ -12,13 +13,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, PushKind, Resource, StoreTime, Token,
+    Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, PushKind, Resource, StoreTime,
 };
 
 use crate::diagnostics::Diagnosis;
 use crate::digest::short_name;
 
 pub(crate) use error::{Cause, StoreError};
+pub(crate) use facets::{ClientRecords, Diagnose, VotedAttempts};
 #[cfg(feature = "redis")]
 pub(crate) use foreign::{
     ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome, ForeignScript,
@@ -107,23 +109,6 @@ pub(crate) trait Store: Send + Sync {
     /// What sets this store apart from the others. It never changes.
     fn capabilities(&self) -> Capabilities;
 
-    /// Takes what all holders and waiters of the client have in common. Returns whether the store keeps it: the attempts then only
-    /// carry their own part, and the answers have both.
-    fn publish_client(&self, _metadata: Arc<str>) -> bool {
-        false
-    }
-
-    /// Waits until the store has what the client has published, at most this long: a lease is about to outlast the client.
-    fn await_published(&self, _limit: Duration) -> BoxFuture<()> {
-        Box::pin(ready(()))
-    }
-
-    /// Adds to each holder and waiter in these answers what its client has published. After a bounded time the answers lack what
-    /// is not known by then.
-    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
-        Box::pin(ready(answers))
-    }
-
     /// Runs one command inline; `None` if that might block.
     fn try_call_inline(&self, _resource: &Resource, _command: &Command) -> Option<CallResult> {
         None
@@ -141,31 +126,6 @@ pub(crate) trait Store: Send + Sync {
     /// these resources.
     fn acquire_all(&self, _attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         None
-    }
-
-    /// Forgets a lease of this client, which stays at the store. Returns the attempt that the store shows as its holder.
-    fn detach(&self, acquisition: Acquisition) -> Acquisition {
-        acquisition
-    }
-
-    /// Takes over a lease that another client has forgotten: commands for it follow.
-    fn attach(&self, _resource: &Arc<Resource>, _request: Arc<Acquire>, _token: Token) {}
-
-    /// Whether this client recently met other clients at this resource: it then queues without trying first. Only for stores
-    /// with an admission queue.
-    fn is_contended(&self, _resource: &Resource) -> bool {
-        false
-    }
-
-    /// Waits, for a bounded time, until nothing that the store releases by itself keeps a lock from others. Returns whether that is so.
-    /// The client ends after that.
-    fn settle(&self) -> BoxFuture<bool> {
-        Box::pin(ready(true))
-    }
-
-    /// Whether the store abstains after a restart and cannot grant anything yet.
-    fn in_restart_grace(&self) -> bool {
-        false
     }
 
     /// Resources with holders or waiters. May include ones that have just expired.
@@ -188,12 +148,16 @@ pub(crate) trait Store: Send + Sync {
         0
     }
 
-    /// Checks everything that locks depend on, and acquires and releases a test lock.
-    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>>;
+    fn client_records(&self) -> Option<&dyn ClientRecords> {
+        None
+    }
 
-    /// Warnings for operators.
-    fn warnings(&self) -> Vec<String> {
-        Vec::new()
+    fn voted_attempts(&self) -> Option<&dyn VotedAttempts> {
+        None
+    }
+
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        None
     }
 }
 
@@ -210,9 +174,21 @@ pub(crate) async fn inspect_all(store: &dyn Store) -> ListResult {
     for page in resources.chunks(INSPECT_BATCH) {
         let batch = page.iter().map(|resource| (Arc::new(resource.clone()), Command::Inspect)).collect();
         let answers = store.call_batch(batch, 0).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-        listed.extend(page.iter().cloned().zip(store.add_clients(answers).await));
+        let answers = match store.client_records() {
+            Some(records) => records.add_to(answers).await,
+            None => answers,
+        };
+        listed.extend(page.iter().cloned().zip(answers));
     }
     Ok(listed)
+}
+
+/// What an operator should know about a store.
+pub(crate) fn diagnose(store: &dyn Store) -> BoxFuture<Result<Diagnosis, StoreError>> {
+    match store.doctor() {
+        Some(doctor) => doctor.diagnose(),
+        None => Box::pin(ready(Ok(Diagnosis { components: Vec::new() }))),
+    }
 }
 
 /// The result of a batch of one command.

@@ -3,15 +3,14 @@
 //! Until then, and while it can't be opened, a command fails as one that was never sent: a waiting attempt asks again until its
 //! deadline, and any other one fails. Each command tries to open the store once, and commands at the same time share a try.
 
-use std::future::ready;
 use std::sync::Arc;
-use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Answer, Command, Effect, Failure, Resource, Token};
+use leasehold_core::{Acquire, Command, Effect, Failure, Resource};
 use tokio::sync::OnceCell;
 
 use super::contract::{
-    Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError, inspect_all,
+    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ListResult, Store, StoreError,
+    VotedAttempts, diagnose, inspect_all,
 };
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
@@ -87,20 +86,6 @@ impl Store for Lazy {
         self.capabilities
     }
 
-    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
-        match self.opened() {
-            Some(store) => store.await_published(limit),
-            None => Box::pin(ready(())),
-        }
-    }
-
-    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
-        match self.opened() {
-            Some(store) => store.add_clients(answers),
-            None => Box::pin(ready(answers)),
-        }
-    }
-
     fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         self.opened()?.try_call_inline(resource, command)
     }
@@ -116,28 +101,6 @@ impl Store for Lazy {
 
     fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
         self.opened()?.acquire_all(attempts)
-    }
-
-    fn detach(&self, acquisition: Acquisition) -> Acquisition {
-        self.opened().map_or(acquisition, |store| store.detach(acquisition))
-    }
-
-    fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
-        if let Some(store) = self.opened() {
-            store.attach(resource, request, token);
-        }
-    }
-
-    fn is_contended(&self, resource: &Resource) -> bool {
-        self.opened().is_some_and(|store| store.is_contended(resource))
-    }
-
-    fn settle(&self) -> BoxFuture<bool> {
-        self.opened().map_or_else(|| Box::pin(ready(true)) as BoxFuture<_>, |store| store.settle())
-    }
-
-    fn in_restart_grace(&self) -> bool {
-        self.opened().is_some_and(|store| store.in_restart_grace())
     }
 
     #[cfg(feature = "redis")]
@@ -160,11 +123,25 @@ impl Store for Lazy {
         self.opened().map_or(0, |store| store.shard(resource, command))
     }
 
+    fn client_records(&self) -> Option<&dyn ClientRecords> {
+        self.opened()?.client_records()
+    }
+
+    fn voted_attempts(&self) -> Option<&dyn VotedAttempts> {
+        self.opened()?.voted_attempts()
+    }
+
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        Some(self)
+    }
+}
+
+impl Diagnose for Lazy {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        self.with(|store| store.diagnose(), Err)
+        self.with(|store| diagnose(&*store), Err)
     }
 
     fn warnings(&self) -> Vec<String> {
-        self.opened().map_or_else(Vec::new, |store| store.warnings())
+        self.opened().and_then(|store| store.doctor()).map_or_else(Vec::new, Diagnose::warnings)
     }
 }

@@ -18,7 +18,8 @@ use leasehold_core::model::{CommandContext, TOKEN_RETENTION, Table, apply, apply
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
 use super::{
-    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, trial,
+    Batch, BoxFuture, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError,
+    trial,
 };
 use crate::clock::Clock;
 use crate::diagnostics::{Check, Component, Diagnosis};
@@ -290,6 +291,12 @@ impl Store for Memory {
         Box::pin(std::future::ready(Ok(self.in_use())))
     }
 
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        Some(self)
+    }
+}
+
+impl Diagnose for Memory {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let mut component = Component::new("the memory of this process");
         component.fact("locks in use", self.in_use().len());

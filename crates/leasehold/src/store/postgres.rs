@@ -53,7 +53,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
 use tokio::task::AbortHandle;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, Inbox, Store, StoreError};
+use super::{Batch, BoxFuture, CallResult, Capabilities, Diagnose, Inbox, Store, StoreError};
 use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::tasks::{self, Tasks};
@@ -272,6 +272,12 @@ impl Store for Postgres {
         }
     }
 
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        Some(self)
+    }
+}
+
+impl Diagnose for Postgres {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (url, executor) = (self.url.clone(), self.executor.clone());
         self.spawn(async move { doctor::diagnose(&url, &executor).await }, Err)

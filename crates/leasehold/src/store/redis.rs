@@ -52,7 +52,10 @@ use leasehold_core::Token;
 use leasehold_core::{Acquire, Answer, Command, Resource};
 pub(crate) use leasehold_redis_protocol::slot_of;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, ListResult, Store, StoreError};
+use super::{
+    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ForeignKeys, ListResult, Store,
+    StoreError,
+};
 #[cfg(feature = "redlock")]
 use super::{QuorumNode, SharedBatch, only};
 use crate::diagnostics::Diagnosis;
@@ -138,26 +141,6 @@ impl Store for Redis {
         capabilities()
     }
 
-    fn publish_client(&self, metadata: Arc<str>) -> bool {
-        self.nodes.record().publish(metadata);
-        true
-    }
-
-    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
-        let nodes = self.nodes.clone();
-        self.run_on_runtime(async move { nodes.await_record(limit).await }, || ())
-    }
-
-    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
-        let (nodes, unchanged) = (self.nodes.clone(), answers.clone());
-        let work = async move {
-            let mut answers = answers;
-            nodes.add_clients(answers.iter_mut()).await;
-            answers
-        };
-        self.run_on_runtime(work, move || unchanged.clone())
-    }
-
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
         if let Some(caller) = self.caller.as_ref().filter(|caller| caller.is_here()) {
             return Box::pin(self.calls.call(caller, (resource, command), replicas));
@@ -217,6 +200,37 @@ impl Store for Redis {
         hasher.finish()
     }
 
+    fn client_records(&self) -> Option<&dyn ClientRecords> {
+        Some(self)
+    }
+
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        Some(self)
+    }
+}
+
+impl ClientRecords for Redis {
+    fn publish(&self, metadata: Arc<str>) {
+        self.nodes.record().publish(metadata);
+    }
+
+    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
+        let nodes = self.nodes.clone();
+        self.run_on_runtime(async move { nodes.await_record(limit).await }, || ())
+    }
+
+    fn add_to(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        let (nodes, unchanged) = (self.nodes.clone(), answers.clone());
+        let work = async move {
+            let mut answers = answers;
+            nodes.add_clients(answers.iter_mut()).await;
+            answers
+        };
+        self.run_on_runtime(work, move || unchanged.clone())
+    }
+}
+
+impl Diagnose for Redis {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (nodes, address) = (self.nodes.clone(), self.address.clone());
         self.run_on_runtime(async move { doctor::diagnose(&nodes, &address).await }, || Err(runtime_ended()))

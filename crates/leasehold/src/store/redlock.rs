@@ -40,8 +40,8 @@ use tokio::sync::{Notify, oneshot};
 
 use super::redis::runtime_ended;
 use super::{
-    Batch, BoxFuture, CallResult, Capabilities, ForeignKeys, Inbox, QuorumNode, Store, StoreError,
-    missing_response, only,
+    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ForeignKeys, Inbox, QuorumNode,
+    Store, StoreError, VotedAttempts, missing_response, only,
 };
 use crate::clock::Clock;
 use crate::diagnostics::Diagnosis;
@@ -55,12 +55,12 @@ use node::Node;
 use runtime::Runtime;
 
 /// Checks the nodes, and whether they are independent of each other.
-pub(crate) type Diagnose = Box<dyn Fn() -> BoxFuture<Diagnosis> + Send + Sync>;
+pub(crate) type Diagnoser = Box<dyn Fn() -> BoxFuture<Diagnosis> + Send + Sync>;
 
 /// A quorum store.
 pub(crate) struct Redlock {
     quorum: Arc<Quorum>,
-    diagnose: Diagnose,
+    diagnose: Diagnoser,
     release_retrier: AbortHandle,
     admission_checker: AbortHandle,
 }
@@ -105,7 +105,7 @@ struct NodeInbox {
 }
 
 impl Redlock {
-    fn of(quorum: Arc<Quorum>, diagnose: Diagnose) -> Self {
+    fn of(quorum: Arc<Quorum>, diagnose: Diagnoser) -> Self {
         let release_retrier = quorum.runtime.spawn_abortable(quorum.clone().retry_releases());
         let admission_checker = quorum.runtime.spawn_abortable(quorum.clone().check_admission_nodes());
         Self { quorum, diagnose, release_retrier, admission_checker }
@@ -179,6 +179,11 @@ impl Quorum {
     /// The time by the client's clock.
     fn now(&self) -> LocalTime {
         self.clock.local()
+    }
+
+    /// The records of the nodes that keep them.
+    fn records(&self) -> impl Iterator<Item = &dyn ClientRecords> {
+        self.nodes.iter().filter_map(|node| node.store.client_records())
     }
 
     /// By node: an error if it is the same server as an earlier one. This can change at any reconnect.
@@ -392,24 +397,6 @@ impl Store for Redlock {
         self.first_node().foreign_keys(servers)
     }
 
-    fn publish_client(&self, metadata: Arc<str>) -> bool {
-        self.quorum.nodes.iter().all(|node| node.store.publish_client(metadata.clone()))
-    }
-
-    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
-        let quorum = self.quorum.clone();
-        let work = async move {
-            join_all(quorum.nodes.iter().map(|node| node.store.await_published(limit))).await;
-        };
-        self.node_on_caller().run_on_runtime(Box::pin(work))
-    }
-
-    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
-        let (quorum, unchanged) = (self.quorum.clone(), answers.clone());
-        let work = async move { quorum.add_clients(answers).await };
-        run_on_runtime(self.node_on_caller(), work, move || unchanged)
-    }
-
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
         let quorum = self.quorum.clone();
         let work = async move { quorum.run_one(resource, command).await };
@@ -427,6 +414,50 @@ impl Store for Redlock {
         run_on_runtime(self.first_node(), async move { quorum.list().await }, || Err(runtime_ended()))
     }
 
+    fn shard(&self, resource: &Resource, command: &Command) -> u64 {
+        match command {
+            _ if is_admission_queue(resource) => 0,
+            Command::Renew(_) => 1,
+            // An attempt that waits for a slow node must not delay other locks.
+            _ => 2 + u64::from(slot_of(resource)) % SHARDS,
+        }
+    }
+
+    fn client_records(&self) -> Option<&dyn ClientRecords> {
+        let is_kept = self.quorum.records().count() == self.quorum.nodes.len();
+        is_kept.then_some(self)
+    }
+
+    fn voted_attempts(&self) -> Option<&dyn VotedAttempts> {
+        Some(self)
+    }
+
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        Some(self)
+    }
+}
+
+impl ClientRecords for Redlock {
+    fn publish(&self, metadata: Arc<str>) {
+        self.quorum.records().for_each(|records| records.publish(metadata.clone()));
+    }
+
+    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
+        let quorum = self.quorum.clone();
+        let work = async move {
+            join_all(quorum.records().map(|records| records.await_published(limit))).await;
+        };
+        self.node_on_caller().run_on_runtime(Box::pin(work))
+    }
+
+    fn add_to(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
+        let (quorum, unchanged) = (self.quorum.clone(), answers.clone());
+        let work = async move { quorum.add_clients(answers).await };
+        run_on_runtime(self.node_on_caller(), work, move || unchanged)
+    }
+}
+
+impl VotedAttempts for Redlock {
     fn detach(&self, acquisition: Acquisition) -> Acquisition {
         self.quorum.attempts.detach(acquisition)
     }
@@ -446,16 +477,9 @@ impl Store for Redlock {
     fn in_restart_grace(&self) -> bool {
         self.quorum.restart_grace_until.load(Ordering::Relaxed) > self.quorum.now().as_micros()
     }
+}
 
-    fn shard(&self, resource: &Resource, command: &Command) -> u64 {
-        match command {
-            _ if is_admission_queue(resource) => 0,
-            Command::Renew(_) => 1,
-            // An attempt that waits for a slow node must not delay other locks.
-            _ => 2 + u64::from(slot_of(resource)) % SHARDS,
-        }
-    }
-
+impl Diagnose for Redlock {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let diagnosis = (self.diagnose)();
         run_on_runtime(self.first_node(), async move { Ok(diagnosis.await) }, || Err(runtime_ended()))

@@ -51,7 +51,8 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::{
-    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError, trial,
+    Batch, BoxFuture, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError,
+    trial,
 };
 use crate::clock::Clock;
 use crate::diagnostics::Diagnosis;
@@ -200,6 +201,12 @@ impl Store for Sqlite {
         u64::from(matches!(command, Command::Acquire(_)))
     }
 
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        Some(self)
+    }
+}
+
+impl Diagnose for Sqlite {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (sender, receiver) = oneshot::channel();
         let (path, is_durable) = (self.shared.path.clone(), self.shared.is_durable);

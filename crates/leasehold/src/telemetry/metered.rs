@@ -5,13 +5,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Answer, Command, LocalTime, Resource, StoreTime, Token};
+use leasehold_core::{Acquire, Answer, Command, LocalTime, Resource, StoreTime};
 use metrics::{Gauge, Histogram, gauge, histogram};
 
 use super::names;
 use crate::clock::Clock;
-use crate::diagnostics::Diagnosis;
-use crate::store::{Batch, BoxFuture, CallResult, Capabilities, ListResult, Store, StoreError};
+use crate::store::{
+    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ListResult, Store, StoreError,
+    VotedAttempts,
+};
 
 /// A longer round trip says too little about the clocks.
 const MAX_ROUND_TRIP: Duration = Duration::from_millis(100);
@@ -107,18 +109,6 @@ impl Store for Metered {
         self.store.capabilities()
     }
 
-    fn publish_client(&self, metadata: Arc<str>) -> bool {
-        self.store.publish_client(metadata)
-    }
-
-    fn await_published(&self, limit: Duration) -> BoxFuture<()> {
-        self.store.await_published(limit)
-    }
-
-    fn add_clients(&self, answers: Vec<Answer>) -> BoxFuture<Vec<Answer>> {
-        self.store.add_clients(answers)
-    }
-
     fn try_call_inline(&self, resource: &Resource, command: &Command) -> Option<CallResult> {
         self.store.try_call_inline(resource, command)
     }
@@ -155,26 +145,6 @@ impl Store for Metered {
         }))
     }
 
-    fn detach(&self, acquisition: Acquisition) -> Acquisition {
-        self.store.detach(acquisition)
-    }
-
-    fn attach(&self, resource: &Arc<Resource>, request: Arc<Acquire>, token: Token) {
-        self.store.attach(resource, request, token);
-    }
-
-    fn is_contended(&self, resource: &Resource) -> bool {
-        self.store.is_contended(resource)
-    }
-
-    fn settle(&self) -> BoxFuture<bool> {
-        self.store.settle()
-    }
-
-    fn in_restart_grace(&self) -> bool {
-        self.store.in_restart_grace()
-    }
-
     #[cfg(feature = "redis")]
     fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn crate::store::ForeignKeys>, StoreError> {
         self.store.foreign_keys(servers)
@@ -192,11 +162,15 @@ impl Store for Metered {
         self.store.shard(resource, command)
     }
 
-    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        self.store.diagnose()
+    fn client_records(&self) -> Option<&dyn ClientRecords> {
+        self.store.client_records()
     }
 
-    fn warnings(&self) -> Vec<String> {
-        self.store.warnings()
+    fn voted_attempts(&self) -> Option<&dyn VotedAttempts> {
+        self.store.voted_attempts()
+    }
+
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        self.store.doctor()
     }
 }

@@ -391,8 +391,8 @@ impl Store for Distant {
         self.0.list()
     }
 
-    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        self.0.diagnose()
+    fn doctor(&self) -> Option<&dyn Diagnose> {
+        self.0.doctor()
     }
 }
 

@@ -7,7 +7,6 @@ use std::sync::Mutex;
 use super::super::{End, ReleaseOutcome, RenewalError, Request, Sleep, release_dropped, with_deadline};
 use super::queues::key;
 use super::*;
-use crate::diagnostics::Diagnosis;
 use crate::store::{Batch, BoxFuture, Capabilities, EMBEDDED_POLL_INTERVALS, Store};
 
 /// Answers every command in the same way, or not at all.
@@ -52,10 +51,6 @@ impl Store for Fixed {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         unreachable!("the engine lists nothing")
-    }
-
-    fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
-        unreachable!("the engine diagnoses nothing")
     }
 }
 

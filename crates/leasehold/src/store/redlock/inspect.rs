@@ -158,8 +158,8 @@ impl Quorum {
 
     /// The answers with what their clients have published. Each client has a record at every node, and a node may have lost it.
     pub(super) async fn add_clients(&self, answers: Vec<Answer>) -> Vec<Answer> {
-        let requests = self.nodes.iter().map(|node| {
-            let described = node.store.add_clients(answers.clone());
+        let requests = self.records().map(|records| {
+            let described = records.add_to(answers.clone());
             self.runtime.timeout(INSPECT_TIMEOUT, described)
         });
         let mut described = join_all(requests).await.into_iter().flatten();

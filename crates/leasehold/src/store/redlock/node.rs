@@ -9,7 +9,7 @@ use super::MIN_NODE_TIMEOUT;
 use super::attempts::NodeRequests;
 use super::runtime::Runtime;
 use crate::clock::Clock;
-use crate::store::{Batch, CallResult, QuorumNode, SharedBatch, StoreError};
+use crate::store::{Batch, CallResult, Diagnose, QuorumNode, SharedBatch, StoreError};
 use leasehold_core::{
     Acquisition, Command, Failure, Kind, LocalTime, Name, NodeReply, Release, Reply, Resource, StoreTime,
     Token,
@@ -273,7 +273,8 @@ impl Node {
     }
 
     pub(super) fn warnings(&self) -> Vec<String> {
-        self.store.warnings().into_iter().map(|warning| format!("{}: {warning}", self.name)).collect()
+        let warnings = self.store.doctor().map_or_else(Vec::new, Diagnose::warnings);
+        warnings.into_iter().map(|warning| format!("{}: {warning}", self.name)).collect()
     }
 }
 

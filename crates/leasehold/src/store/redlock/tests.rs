@@ -15,7 +15,7 @@ use leasehold_testkit::{Proxy, Server, until};
 use super::inspect::{merge_holder, on_one_clock};
 use super::{Quorum, Redlock};
 use crate::clock::Clock;
-use crate::store::{Inbox, Store as _, admission_queue_of};
+use crate::store::{Inbox, Store as _, VotedAttempts as _, admission_queue_of};
 use crate::url::StoreUrl;
 
 mod partial;

@@ -18,7 +18,7 @@ use super::super::{Dialer, Postgres, Sql, listener};
 use crate::fence::postgres::{check_token, create};
 use crate::postgres::TransactionLock;
 use crate::store::histories::{CLIENTS, Step, client_id, steps};
-use crate::store::{Inbox, Store};
+use crate::store::{Diagnose as _, Inbox, Store};
 use crate::url::{PostgresUrl, StoreUrl};
 
 pub(super) struct NoInbox;
