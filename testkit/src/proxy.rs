@@ -40,6 +40,7 @@ struct Shared {
     requests: Arc<Direction>,
     replies: Arc<Direction>,
     links: Mutex<Vec<Link>>,
+    subscribers_hang: Arc<AtomicBool>,
 }
 
 impl Proxy {
@@ -68,6 +69,7 @@ impl Proxy {
             requests: Arc::default(),
             replies: Arc::default(),
             links: Mutex::default(),
+            subscribers_hang: Arc::default(),
         };
         let url = url_at(port.number());
         let proxy = Self { port, url, acceptor: Mutex::new(None), shared: Arc::new(shared) };
@@ -161,6 +163,11 @@ impl Proxy {
         self.shared.replies.set_unwanted(with);
     }
 
+    /// Whether connections over which the client has subscribed hang: they stay open, and what the server sends over them is dropped.
+    pub fn hang_subscribers(&self, hang: bool) {
+        self.shared.subscribers_hang.store(hang, Ordering::SeqCst);
+    }
+
     /// Number of messages and pieces dropped so far.
     #[must_use]
     pub fn dropped(&self) -> usize {
@@ -235,7 +242,13 @@ impl Acceptor {
                 // Locked before any byte passes, so that `cut` closes every connection that has received a reply.
                 let mut links = lock(&shared.links);
                 links.retain(|link| !link.is_over());
-                links.push(Link::start(&client, &server, &shared.requests, &shared.replies));
+                links.push(Link::start(
+                    &client,
+                    &server,
+                    &shared.requests,
+                    &shared.replies,
+                    &shared.subscribers_hang,
+                ));
             }
         });
         Self { port, is_over, thread: Some(thread) }

@@ -186,6 +186,23 @@ fn without<'a>(all: &[&'a str], left_out: &str) -> Vec<&'a str> {
     ["ACL", "SETUSER", "locks", "reset"].into_iter().chain(rest).collect()
 }
 
+/// An operator takes the right away, and then the connection for messages is lost: nothing that needs none ends.
+#[tokio::test]
+async fn lease_is_kept_by_a_user_who_may_not_subscribe_any_more() {
+    for protocol in ["3", "2"] {
+        let server = Server::on_port();
+        let all = locks();
+        server.run(&all);
+        let client = Client::connect(&format!("{}?protocol={protocol}", url(&server))).await.unwrap();
+        let guard = client.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+        server.run(&without(&all, "+subscribe"));
+        assert!(server.query::<i64>(&["CLIENT", "KILL", "TYPE", "pubsub"]).unwrap() >= 1);
+        until(async || client.warnings().iter().any(|warning| warning.contains("+subscribe"))).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        guard.release_timeout(SOON).await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn missing_right_is_reported() {
     for flavor in Flavor::WITH_NEWEST {

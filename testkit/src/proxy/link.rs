@@ -121,18 +121,24 @@ impl Link {
         server: &TcpStream,
         requests: &Arc<Direction>,
         replies: &Arc<Direction>,
+        subscribers_hang: &Arc<AtomicBool>,
     ) -> Self {
+        let has_subscribed = Arc::new(AtomicBool::new(false));
         let is_cut = Arc::new(AtomicBool::new(false));
         let mut threads = Vec::new();
         // Only replies and pushes are parsed.
-        let ways = [(client, server, requests, Frames::Unread), (server, client, replies, Frames::default())];
-        for (from, to, way, frames) in ways {
+        let sent =
+            Filter { frames: Frames::Unread, subscribers_hang: None, has_subscribed: has_subscribed.clone() };
+        let hang = Some(subscribers_hang.clone());
+        let received = Filter { frames: Frames::default(), subscribers_hang: hang, has_subscribed };
+        for (from, to, way, filter) in [(client, server, requests, sent), (server, client, replies, received)]
+        {
             // Replies are small, so Nagle's algorithm would add a delay.
             to.set_nodelay(true).expect("a connection");
             let (pieces, queue) = sync_channel(QUEUE);
             let (from, to, is_cut) = (clone(from), clone(to), Arc::clone(&is_cut));
             let (reads, writes) = (Arc::clone(way), Arc::clone(way));
-            threads.push(thread::spawn(move || read(from, &reads, frames, &pieces)));
+            threads.push(thread::spawn(move || read(from, &reads, filter, &pieces)));
             threads.push(thread::spawn(move || write(to, &writes, &queue, &is_cut)));
         }
         Self { is_cut, streams: [clone(client), clone(server)], threads }
@@ -163,10 +169,34 @@ fn clone(stream: &TcpStream) -> TcpStream {
     stream.try_clone().expect("a file descriptor")
 }
 
-fn read(mut from: TcpStream, way: &Direction, mut frames: Frames, pieces: &SyncSender<(Due, Vec<u8>)>) {
+/// What of one direction of a link is forwarded.
+struct Filter {
+    frames: Frames,
+    /// Whether nothing is, once the client has subscribed. None for what the client sends.
+    subscribers_hang: Option<Arc<AtomicBool>>,
+    has_subscribed: Arc<AtomicBool>,
+}
+
+impl Filter {
+    fn pass(&mut self, way: &Direction, piece: &[u8]) -> Vec<u8> {
+        match &self.subscribers_hang {
+            None if piece.windows(9).any(|word| word == b"SUBSCRIBE") => {
+                self.has_subscribed.store(true, Ordering::SeqCst);
+            }
+            Some(hang) if hang.load(Ordering::SeqCst) && self.has_subscribed.load(Ordering::SeqCst) => {
+                way.dropped.fetch_add(1, Ordering::SeqCst);
+                return Vec::new();
+            }
+            _ => {}
+        }
+        way.filter(&mut self.frames, piece)
+    }
+}
+
+fn read(mut from: TcpStream, way: &Direction, mut filter: Filter, pieces: &SyncSender<(Due, Vec<u8>)>) {
     let mut buffer = vec![0; PIECE];
     while let Ok(length @ 1..) = from.read(&mut buffer) {
-        let piece = way.filter(&mut frames, &buffer[..length]);
+        let piece = filter.pass(way, &buffer[..length]);
         if !piece.is_empty() && pieces.send((way.due(), piece)).is_err() {
             return;
         }

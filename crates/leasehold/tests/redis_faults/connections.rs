@@ -1,7 +1,5 @@
 //! Lost connections, reconnects, and connections that lead to another server.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
@@ -151,68 +149,6 @@ async fn lost_connection_leads_to_another_server(protocol: &str, number: usize) 
     })
     .await;
     assert_eq!(second.query::<Vec<String>>(&["KEYS", "leasehold:*mutex:a*"]).unwrap().len(), 1);
-}
-
-/// The server closes the subscriber connections for their output buffers, as soon as they listen.
-#[tokio::test]
-async fn large_messages_of_a_stranger_end_no_lease_and_no_wait() {
-    for protocol in ["3", "2"] {
-        let server = Server::on_port();
-        server.run(&["CONFIG", "SET", "client-output-buffer-limit", "pubsub 64kb 0 0"]);
-        let url = format!("{}?protocol={protocol}", server.url());
-        let (one, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
-        let open = if protocol == "3" { 6 } else { 4 };
-        until(async || connections(&server).len() == open).await;
-        let is_over = Arc::new(AtomicBool::new(false));
-        let stranger = std::thread::spawn({
-            let (mut stranger, is_over) = (server.admin(), is_over.clone());
-            move || {
-                let (message, mut heard) = (vec![b'x'; 256 << 10], 0);
-                while !is_over.load(Ordering::SeqCst) {
-                    let mut question = redis::cmd("PUBSUB");
-                    let inboxes: Vec<String> =
-                        question.arg("CHANNELS").arg("leasehold:*").query(&mut stranger).unwrap();
-                    for inbox in inboxes {
-                        let mut publish = redis::cmd("PUBLISH");
-                        heard += publish.arg(inbox).arg(&message).query::<i64>(&mut stranger).unwrap();
-                    }
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                heard
-            }
-        });
-        let commands = connections(&server).remove(0);
-        let guard = one.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let mutex = other.mutex("a");
-            async move { mutex.lock().await }
-        });
-        until_waiting(&one, 1).await;
-        // Several renewals are due meanwhile.
-        for _ in 0..50 {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            assert!(guard.is_held(), "{:?}", guard.lost().await);
-            other.mutex("free").lock().await.unwrap().release().await.unwrap();
-        }
-        guard.release_timeout(SOON).await.unwrap();
-        // It asks with each new connection.
-        let guard = timeout(PUSHED, waiting).await.unwrap().unwrap().unwrap();
-        guard.release_timeout(SOON).await.unwrap();
-        assert!(connections(&server).contains(&commands), "the connection for commands was never closed");
-        is_over.store(true, Ordering::SeqCst);
-        let heard = stranger.join().unwrap();
-        assert!(heard >= 8, "the stranger was heard {heard} times");
-        // Afterwards pushes arrive again.
-        until(async || connections(&server).len() == open).await;
-        let guard = one.mutex("a").ttl(LONG).lock().await.unwrap();
-        let waiting = tokio::spawn({
-            let mutex = other.mutex("a");
-            async move { mutex.lock().await }
-        });
-        until_waiting(&one, 1).await;
-        guard.release_timeout(SOON).await.unwrap();
-        timeout(PUSHED, waiting).await.unwrap().unwrap().unwrap().release_timeout(SOON).await.unwrap();
-    }
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod responses;
 mod runtimes;
 mod servers;
 mod shared_calls;
+mod subscribers;
 
 use std::time::Duration;
 

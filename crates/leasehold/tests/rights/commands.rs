@@ -66,8 +66,6 @@ pub(crate) struct Trial {
     /// Asserts that nothing was left that stays for ever.
     pub(crate) check: Change,
     pub(crate) has_replicas: bool,
-    /// Whether the server ends the connections of a user who loses this right.
-    pub(crate) is_cut: bool,
     /// What went wrong.
     pub(crate) faults: Faults,
 }
@@ -92,7 +90,7 @@ impl Trial {
     async fn outcomes(&self, healthy: &Client, list: Outcome) -> Vec<Outcome> {
         let lacking = Client::connect(&self.url).await.unwrap();
         let before = Before::prepare(self, healthy, &lacking).await;
-        self.take_away(&lacking).await;
+        (self.take_away)();
         let connected = self.outcome("connect", Client::connect(&self.url).await).0;
         let mut outcomes = vec![connected];
         outcomes.push(self.try_lock(healthy, &lacking).await);
@@ -203,19 +201,11 @@ impl Trial {
         outcome
     }
 
-    async fn take_away(&self, lacking: &Client) {
-        (self.take_away)();
-        if self.is_cut {
-            let mutex = self.mutex(lacking, "cut");
-            until(async || mutex.try_lock().await.is_err()).await;
-        }
-    }
-
     /// Tries `list`, which sees the locks of all trials, while there is one lock only.
     pub(crate) async fn list(&self, healthy: &Client) -> Outcome {
         let lacking = Client::connect(&self.url).await.unwrap();
         let held = self.hold(healthy, "listed").await;
-        self.take_away(&lacking).await;
+        (self.take_away)();
         let (outcome, locks) = self.outcome("list", lacking.list().await);
         if let Some(locks) = locks {
             let name = format!("{} listed", self.name);

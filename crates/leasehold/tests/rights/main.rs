@@ -21,12 +21,9 @@ struct Row {
 
 /// Tries all rights, some at a time. The rows are in their order.
 async fn try_all(healthy: &Client, trials: Vec<Trial>, at_a_time: usize) -> Vec<Row> {
-    let mut lists = vec![Outcome::Absent; trials.len()];
-    // Attempts over a connection that was cut leave tombstones, which the other lists would see.
-    for is_cut in [false, true] {
-        for (trial, list) in trials.iter().zip(&mut lists).filter(|(trial, _)| trial.is_cut == is_cut) {
-            *list = trial.list(healthy).await;
-        }
+    let mut lists = Vec::new();
+    for trial in &trials {
+        lists.push(trial.list(healthy).await);
     }
     let rows = trials.into_iter().zip(lists).map(async |(trial, list)| {
         let outcomes = trial.run(healthy, list).await;

@@ -40,7 +40,6 @@ fn trial(server: &Arc<Postgres>, number: usize, right: String) -> Trial {
         give_back: run(grant),
         check: Box::new(|| {}),
         has_replicas: false,
-        is_cut: false,
         faults: Faults::default(),
         right,
     }

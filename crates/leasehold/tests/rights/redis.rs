@@ -106,7 +106,6 @@ fn trials(servers: &Arc<Servers>, rule: &[&'static str], left_out: &[&'static st
             give_back: Box::new(move || set(&all)),
             check: Box::new(move || checked.check()),
             has_replicas: matches!(**servers, Servers::One(_)),
-            is_cut: right.starts_with('&'),
             faults: Faults::default(),
         });
     }

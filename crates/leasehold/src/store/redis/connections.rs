@@ -167,7 +167,7 @@ impl Connections {
         *self.subscription.lock().unwrap_or_else(PoisonError::into_inner) = subscription;
     }
 
-    /// Whether the driver connection answers a PING.
+    /// Whether the driver connection answers.
     pub(super) async fn responds(&self) -> bool {
         responds(&mut self.driver_conn()).await
     }

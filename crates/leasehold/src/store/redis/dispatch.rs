@@ -18,7 +18,7 @@ use super::exec::{self, Call, CallOptions};
 use super::subscriptions::{self, require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::store::{CallResult, StoreError};
-use crate::tasks::Tasks;
+use crate::tasks::{Task, TaskEnded, Tasks};
 use crate::url::Host;
 
 /// Redirects that are followed without a pause: to the new owner of the slot, and once more if that has just changed.
@@ -123,7 +123,7 @@ async fn run_on(
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[Call<'_>],
-    inboxes: Option<ClientId>,
+    inboxes: Option<(ClientId, &Tasks)>,
 ) -> Vec<Result<Answer, CallError>> {
     let connections = match endpoint.connections().await {
         Ok(connections) => connections,
@@ -137,7 +137,7 @@ async fn run_on(
     let options = for_server(options, &connections);
     let mut answers = match inboxes {
         None => run_over(&connections, options, replicas, calls).await,
-        Some(client) => Box::pin(subscribe_and_run(&connections, options, replicas, calls, client)).await,
+        Some(inboxes) => Box::pin(subscribe_and_run(&connections, options, replicas, calls, inboxes)).await,
     };
     if connections.is_closed() || answers.iter().any(Result::is_err) {
         Box::pin(settle(endpoint, &connections, options, replicas, calls, &mut answers)).await;
@@ -247,40 +247,32 @@ async fn run_over(
     answers
 }
 
-/// Also subscribes to the inboxes of attempts and holders: a holder is told that its lease was revoked.
+/// Also subscribes to the inboxes of attempts and holders: a holder is told that its lease was revoked. Only attempts that are queued wait
+/// for that.
 async fn subscribe_and_run(
-    connections: &Connections,
+    connections: &Arc<Connections>,
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[Call<'_>],
-    client: ClientId,
+    inboxes: (ClientId, &Tasks),
 ) -> Vec<Result<Answer, CallError>> {
-    let is_told = |command: &Command| matches!(command, Command::Acquire(_) | Command::Renew(_));
-    let mut slots: Vec<u16> =
-        calls.iter().filter(|(_, command)| is_told(command)).map(|(resource, _)| slot_of(resource)).collect();
-    slots.sort_unstable();
-    slots.dedup();
-    // Each attempt subscribes by itself, even if another one is doing so: that one may be dropped before it sends anything.
-    let subscription = connections.subscription();
-    slots.retain(|slot| !subscription.as_ref().is_some_and(|subscription| subscription.has_slot(*slot)));
-    if slots.is_empty() {
-        return run_over(connections, options, replicas, calls).await;
-    }
-    let subscribe = slots.iter().map(|slot| subscribe(connections, options, client, *slot));
-    let (subscribed, mut answers) =
-        join(join_all(subscribe), run_over(connections, options, replicas, calls)).await;
+    let subscribing = subscribe_to(connections, options, calls, inboxes);
+    let mut answers = run_over(connections, options, replicas, calls).await;
     let mut asks_again = vec![false; calls.len()];
-    for (slot, outcome) in slots.into_iter().zip(subscribed) {
-        for (at, (resource, command)) in calls.iter().enumerate() {
-            if !waits(command) || slot_of(resource) != slot {
-                continue;
+    for (slot, subscribed) in subscribing {
+        let is_concerned =
+            |at: &usize| slot_of(&calls[*at].0) == slot && waits(&calls[*at].1) && is_queued(&answers[*at]);
+        let queued: Vec<usize> = (0..calls.len()).filter(is_concerned).collect();
+        if queued.is_empty() {
+            continue;
+        }
+        match subscribed.await {
+            // It may have been queued before the client listened, and passed over.
+            Ok(subscriptions::Outcome::New) => queued.into_iter().for_each(|at| asks_again[at] = true),
+            Ok(subscriptions::Outcome::Failed(error)) => {
+                queued.into_iter().for_each(|at| require_subscription(&mut answers[at], &error));
             }
-            match &outcome {
-                // It may have been queued before the client listened, and passed over.
-                subscriptions::Outcome::New => asks_again[at] = is_queued(&answers[at]),
-                subscriptions::Outcome::Absent => {}
-                subscriptions::Outcome::Failed(error) => require_subscription(&mut answers[at], error),
-            }
+            Ok(subscriptions::Outcome::Absent) | Err(TaskEnded) => {}
         }
     }
     if options.is_atomic && asks_again.contains(&true) {
@@ -293,6 +285,28 @@ async fn subscribe_and_run(
         again.into_iter().zip(later).for_each(|(at, answer)| answers[at] = answer);
     }
     answers
+}
+
+/// Begins to subscribe to the inboxes of these calls, by their slots. Each attempt does so by itself, even if another one is subscribing.
+fn subscribe_to(
+    connections: &Arc<Connections>,
+    options: CallOptions<'_>,
+    calls: &[Call<'_>],
+    (client, tasks): (ClientId, &Tasks),
+) -> Vec<(u16, Task<subscriptions::Outcome>)> {
+    let Some(subscription) = connections.subscription() else { return Vec::new() };
+    let is_told = |command: &Command| matches!(command, Command::Acquire(_) | Command::Renew(_));
+    let mut slots: Vec<u16> =
+        calls.iter().filter(|(_, command)| is_told(command)).map(|(resource, _)| slot_of(resource)).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    slots.retain(|slot| !subscription.has_slot(*slot));
+    let (channels, is_asking) = (options.variant.channels(), options.is_asking);
+    let subscribe = |slot| {
+        let subscription = subscription.clone();
+        (slot, tasks.start(async move { subscribe(&subscription, channels, is_asking, client, slot).await }))
+    };
+    slots.into_iter().map(subscribe).collect()
 }
 
 fn waits(command: &Command) -> bool {
@@ -448,7 +462,8 @@ impl ClusterBatch<'_> {
             deletes: &NO_DELETES,
             is_atomic: self.is_atomic,
         };
-        let answers = run_on(&endpoint, options, self.replicas, &calls, Some(self.client)).await;
+        let answers =
+            run_on(&endpoint, options, self.replicas, &calls, Some((self.client, self.tasks))).await;
         pending_calls.into_iter().zip(answers).collect()
     }
 }
@@ -459,9 +474,58 @@ fn redirect_loop() -> StoreError {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquisition, Kind, Name, Renew};
+    use leasehold_core::{Acquire, Acquisition, Kind, Name, Renew};
+    use leasehold_redis_protocol::Channels;
+    use leasehold_testkit::{Proxy, Server, retry_if_paused};
+    use redis::IntoConnectionInfo as _;
 
+    use super::super::connect::Dial;
+    use super::super::connections::config;
+    use super::super::handshake::ServerFacts;
+    use super::super::pushes::{ConnectionStatus, SubscriberStatus, Subscription};
     use super::*;
+
+    /// Something in between lets the connection for messages hang.
+    #[tokio::test]
+    async fn command_that_waits_for_no_turn_waits_for_no_subscription() {
+        let server = Server::on_port();
+        retry_if_paused(Duration::from_millis(300), async || {
+            let proxy = Proxy::before(&server);
+            let dial = |url: String| Dial::from(url.into_connection_info().unwrap());
+            let beside = dial(proxy.url()).open(false, &config()).await.unwrap();
+            let driver_conn = dial(server.url()).open(false, &config()).await.unwrap();
+            let status = Arc::new(ConnectionStatus::new(Arc::default()));
+            let subscription =
+                Subscription::resp3(beside, None, Arc::new(SubscriberStatus::new(status.clone())));
+            let facts = ServerFacts::default();
+            let connections =
+                Arc::new(Connections::new(driver_conn, status, None, (dial(server.url()), false), facts));
+            connections.set_subscription(Some(Arc::new(subscription)));
+            proxy.hold_replies(true);
+            let variant = ScriptVariant::Cluster(Channels::Sharded);
+            let (vote_args, deletes) = (VoteArgs::default(), &NO_DELETES);
+            let options = CallOptions { variant, vote_args, is_asking: false, deletes, is_atomic: false };
+            let (client, ttl) = (ClientId::new(2), Duration::from_secs(60));
+            let acquisition = Acquisition { client, sequence: 1 };
+            let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+            let acquire = Command::Acquire(Arc::new(Acquire::exclusive(acquisition, ttl)));
+            let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
+            for command in [acquire, renew] {
+                let call = (resource.clone(), command);
+                let inboxes = (client, &Tasks::current());
+                let answers = subscribe_and_run(&connections, options, 0, &[&call], inboxes).await;
+                // Without an answer within a second it would be given up.
+                let is_open = connections.subscription().is_some_and(|subscription| !subscription.is_lost());
+                let reply = answers[0].as_ref().map(|answer| &answer.reply).ok();
+                let is_granted = matches!(reply, Some(Reply::Granted(_) | Reply::Renewed { .. }));
+                if !is_granted || !is_open {
+                    return Err(format!("{reply:?}, waited for the subscription: {}", !is_open));
+                }
+            }
+            Ok(())
+        })
+        .await;
+    }
 
     #[test]
     fn renewal_waits_for_the_record_a_twentieth_of_its_ttl() {

@@ -9,12 +9,14 @@
 //! connection* receives the pushes (`subscriber`). It is optional, too, since others may have the server close it.
 
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::join;
 use leasehold_core::Failure;
+use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
@@ -25,11 +27,14 @@ use super::caller_conn::{CallerConnection, CallerRuntime};
 use super::connect::Dial;
 use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
+use super::handshake::ServerFacts;
 use super::limits::RECONNECT_BACKOFF;
-use super::pushes::{ConnectionStatus, MessageHandler, ReconnectHandler, driver_handler};
+use super::pushes::{
+    ConnectionStatus, MessageHandler, Place, ReconnectHandler, Subscription, driver_handler,
+};
 use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
-use super::subscriber::{OpenError, Subscriber};
+use super::subscriber::{OpenError, Opening, Subscriber};
 use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
 use crate::gate;
@@ -47,6 +52,9 @@ const TTL_FRACTION: u32 = 4;
 
 /// A reconnect attempt may take this many times as long as the last successful one.
 const SLOWDOWN_FACTOR: u32 = 4;
+
+/// Max time for which a connected server is not used, because the subscriber connection is being opened.
+const MAX_WAIT_FOR_SUBSCRIBER: Duration = Duration::from_millis(100);
 
 /// What an endpoint connects to.
 pub(super) enum Target {
@@ -163,7 +171,7 @@ impl Endpoint {
         }
     }
 
-    /// Requests a PING on a suspect connection.
+    /// Asks a suspect connection whether it answers.
     pub(super) fn request_health_check(&self) {
         self.health_check.notify_one();
     }
@@ -229,7 +237,7 @@ impl Reconnector {
         let mut failures = 0_u32;
         loop {
             let began = Instant::now();
-            let limit = self.connect_limit();
+            let limit = connect_timeout(self.last_connect, (self.endpoint_config.shortest_ttl)());
             let connected = match timeout(limit, self.connect()).await {
                 Ok(connected) => connected,
                 Err(_) => Err(not_sent(self.address().no_answer(limit))),
@@ -280,10 +288,6 @@ impl Reconnector {
         }
         connections.accept_pushes();
         self.state.send_replace(State::Up(connections.clone()));
-    }
-
-    fn connect_limit(&self) -> Duration {
-        connect_timeout(self.last_connect, (self.endpoint_config.shortest_ttl)())
     }
 
     fn address(&self) -> AddressState {
@@ -374,7 +378,7 @@ impl Reconnector {
         }
         let mut driver_conn = dial.open(self.is_resp2, &config).await?;
         let user = dial.user();
-        let subscriber = Subscriber {
+        let subscriber = Arc::new(Subscriber {
             dial: dial.clone(),
             is_resp2: self.is_resp2,
             channel: self.endpoint_config.channel.clone(),
@@ -382,41 +386,25 @@ impl Reconnector {
             on_message: self.endpoint_config.on_message.clone(),
             on_reconnect: self.endpoint_config.on_reconnect.clone(),
             on_disconnect: self.endpoint_config.on_disconnect.clone(),
-        };
-        let warn = &*self.endpoint_config.warn;
-        let handshake = handshake::handshake(&mut driver_conn, self.is_resp2, warn);
-        // Renewals do not wait for it longer than they can bear.
-        let open = subscriber.open(self.connect_limit() / 2);
-        let (subscription, facts) = join(open, handshake).await;
-        let subscription = match subscription {
-            Ok(subscription) => Some(subscription),
-            Err(OpenError::Refused(error)) => return Err(error),
-            // It is opened later.
-            Err(OpenError::NotConnected(_)) => None,
-        };
-        let facts = facts?;
-        // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
-        let place = match self.endpoint_config.channel {
-            Some(_) => rights::Place::Server,
-            // A cluster has a channel for each slot.
-            None => rights::Place::ClusterNode,
-        };
-        rights::check(&mut driver_conn, place, user).await?;
-        if self.endpoint_config.is_voter && facts.run_id.is_none() {
-            let error = handshake::missing_run_id(user);
-            (self.endpoint_config.warn)(explain(&error));
+            warn: self.endpoint_config.warn.clone(),
+        });
+        let mut opening = subscriber.open();
+        let (facts, opened) = beside(&mut opening, self.check_server(&mut driver_conn, user)).await;
+        if let Some(Err(OpenError::Refused(error))) = opened {
             return Err(error);
         }
+        let facts = facts?;
         let server = facts.run_id.clone();
         let caller = self.endpoint_config.caller.as_ref().map(Handle::id);
         let connections =
             Arc::new(Connections::new(driver_conn, status, caller, (dial.clone(), self.is_resp2), facts));
-        if let Some(subscription) = subscription
-            && subscription.is_at(&mut connections.driver_conn(), server.as_deref()).await
+        let still_opening = opened.is_none().then_some(opening);
+        if let Some(Ok(subscription)) = opened
+            && subscription.place(&mut connections.driver_conn(), server.as_deref()).await == Place::Here
         {
             connections.set_subscription(Some(Arc::new(subscription)));
         }
-        tasks.spawn(gate::in_turn(subscriber.keep(Arc::downgrade(&connections))));
+        tasks.spawn(gate::in_turn(subscriber.keep(Arc::downgrade(&connections), still_opening)));
         let shared = self.endpoint_config.shared.clone();
         if let Some((connection, caller)) = shared.zip(self.endpoint_config.caller.clone()) {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));
@@ -438,6 +426,49 @@ impl Reconnector {
         connections.own(tasks);
         Ok(connections)
     }
+
+    /// What the server is, and what its user may do.
+    async fn check_server(
+        &self,
+        driver_conn: &mut MultiplexedConnection,
+        user: Option<&str>,
+    ) -> Result<ServerFacts, RedisError> {
+        let warn = &*self.endpoint_config.warn;
+        let facts = handshake::handshake(driver_conn, self.is_resp2, warn).await?;
+        // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
+        let place = match self.endpoint_config.channel {
+            Some(_) => rights::Place::Server,
+            // A cluster has a channel for each slot.
+            None => rights::Place::ClusterNode,
+        };
+        rights::check(driver_conn, place, user).await?;
+        if self.endpoint_config.is_voter && facts.run_id.is_none() {
+            let error = handshake::missing_run_id(user);
+            warn(explain(&error));
+            return Err(error);
+        }
+        Ok(facts)
+    }
+}
+
+/// Does this while the subscriber connection is opened, and then waits for that for as long again: nothing but a waiter needs it, and
+/// something in between may let it hang.
+async fn beside<T>(
+    opening: &mut Opening,
+    work: impl Future<Output = T>,
+) -> (T, Option<Result<Subscription, OpenError>>) {
+    let (began, mut work, mut opened) = (Instant::now(), pin!(work), None);
+    let done = loop {
+        tokio::select! {
+            biased;
+            result = &mut *opening, if opened.is_none() => opened = Some(result),
+            done = &mut work => break done,
+        }
+    };
+    if opened.is_none() {
+        opened = timeout(began.elapsed().min(MAX_WAIT_FOR_SUBSCRIBER), opening).await.ok();
+    }
+    (done, opened)
 }
 
 /// How long an attempt to connect may take, where the last one took `last_connect`. An attempt that began during an outage may not

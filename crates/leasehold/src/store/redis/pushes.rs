@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt as _;
 use leasehold_core::Resource;
-use redis::aio::{MultiplexedConnection, PubSub};
-use redis::{PushInfo, PushKind, Value};
+use redis::aio::{MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
+use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
+use super::ANSWER_TIMEOUT;
 use crate::tasks::TaskGroup;
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
@@ -84,6 +86,7 @@ enum Over {
     /// It serves no other command.
     Resp2 {
         channel: String,
+        sink: tokio::sync::Mutex<PubSubSink>,
         _forwarding: TaskGroup,
     },
 }
@@ -131,9 +134,11 @@ impl Subscription {
         on_message: MessageHandler,
         status: Arc<SubscriberStatus>,
     ) -> Self {
+        let (sink, messages) = inbox.split();
         let mut forwarding = TaskGroup::default();
-        forwarding.spawn(forward_messages(inbox, on_message, status.clone()));
-        let over = Over::Resp2 { channel: channel.to_owned(), _forwarding: forwarding };
+        forwarding.spawn(forward_messages(messages, on_message, status.clone()));
+        let (channel, sink) = (channel.to_owned(), tokio::sync::Mutex::new(sink));
+        let over = Over::Resp2 { channel, sink, _forwarding: forwarding };
         Self { over, status, slots: Mutex::default() }
     }
 
@@ -178,34 +183,66 @@ impl Subscription {
         self.slots().insert(slot);
     }
 
-    /// Gives the connection up if it does not answer a PING.
-    pub(super) async fn check(&self) {
-        if let Some(mut connection) = self.connection()
-            && !responds(&mut connection).await
-        {
+    /// Gives the connection up if it does not answer a PING. Returns whether it does.
+    pub(super) async fn check(&self) -> bool {
+        let responds = self.responds().await;
+        if !responds {
             self.lose();
+        }
+        responds
+    }
+
+    async fn responds(&self) -> bool {
+        match &self.over {
+            Over::Resp3 { connection, .. } => responds(&mut connection.clone()).await,
+            Over::Resp2 { channel, sink, .. } => {
+                // No right is needed but the one that it has used.
+                let again = async { sink.lock().await.subscribe(channel).await };
+                timeout(ANSWER_TIMEOUT, again).await.is_ok_and(|answer| is_answer(&answer))
+            }
         }
     }
 
-    /// Whether it leads to the server of this connection, whose run id is given if it is known.
-    pub(super) async fn is_at(&self, driver_conn: &mut MultiplexedConnection, server: Option<&str>) -> bool {
+    /// Compares its server with that of this connection, whose run id is given if it is known.
+    pub(super) async fn place(&self, driver_conn: &mut MultiplexedConnection, server: Option<&str>) -> Place {
         match &self.over {
-            Over::Resp3 { run_id, .. } => run_id.as_deref() == server,
+            Over::Resp3 { run_id, .. } if run_id.as_deref() == server => Place::Here,
+            Over::Resp3 { .. } => Place::Elsewhere,
             // The connection can't ask. But the server knows who listens.
             Over::Resp2 { channel, .. } => {
                 let mut question = redis::cmd("PUBSUB");
                 let listeners = question.arg("NUMSUB").arg(channel).query_async(driver_conn).await;
-                listeners.map_or(true, |(_, count): (String, i64)| count > 0)
+                if listeners.map_or(true, |(_, count): (String, i64)| count > 0) {
+                    Place::Here
+                } else if self.responds().await {
+                    // It still listens, and did when the server was asked.
+                    Place::Elsewhere
+                } else {
+                    Place::Unknown
+                }
             }
         }
     }
 }
 
-/// Whether a connection answers a PING.
+/// Where a subscriber connection leads to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// To the server of the other connections.
+    Here,
+    Elsewhere,
+    /// It was lost before that was known.
+    Unknown,
+}
+
+/// Whether a connection answers. The command is one that scripts need, too, so that no refusal is logged.
 pub(super) async fn responds(connection: &mut MultiplexedConnection) -> bool {
-    let answer = connection.send_packed_command(&redis::cmd("PING")).await;
-    // An error reply is a response too.
-    !answer.is_err_and(|error| error.code().is_none())
+    is_answer(&connection.send_packed_command(&redis::cmd("TIME")).await)
+}
+
+/// Whether the server has sent this: an error reply is an answer, too.
+fn is_answer<T>(answer: &RedisResult<T>) -> bool {
+    !answer.as_ref().is_err_and(|error| error.code().is_none())
 }
 
 /// Handles unsolicited messages over a RESP3 subscriber connection.
@@ -230,8 +267,11 @@ pub(super) fn subscriber_handler(
 }
 
 /// Delivers published messages over a RESP2 subscriber connection.
-async fn forward_messages(inbox: PubSub, on_message: MessageHandler, status: Arc<SubscriberStatus>) {
-    let mut messages = inbox.into_on_message();
+async fn forward_messages(
+    mut messages: PubSubStream,
+    on_message: MessageHandler,
+    status: Arc<SubscriberStatus>,
+) {
     while let Some(message) = messages.next().await {
         if status.accepts_pushes() {
             on_message(message.get_channel_name().as_bytes(), message.get_payload_bytes());

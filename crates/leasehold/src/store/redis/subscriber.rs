@@ -1,7 +1,9 @@
 //! The connection that pushes arrive over. Nothing else depends on it: whoever may publish can have the server close it, with messages
 //! that exceed the output buffer of a subscriber. Commands and renewals go on meanwhile, and waiters ask.
 
+use std::ops::RangeInclusive;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -15,12 +17,21 @@ use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
 use super::limits::RECONNECT_BACKOFF;
 use super::pushes::{
-    ConnectionStatus, MessageHandler, ReconnectHandler, SubscriberStatus, Subscription, subscriber_handler,
+    ConnectionStatus, MessageHandler, Place, ReconnectHandler, SubscriberStatus, Subscription,
+    subscriber_handler,
 };
 use super::{CONNECT_TIMEOUT, handshake, rights};
+use crate::store::BoxFuture;
 
 /// A connection that lives for this long has not been closed for what a stranger sent: the backoff restarts.
 const LASTING: Duration = Duration::from_secs(10);
+
+/// How often the connection is asked whether it still answers. Nothing else would tell that something in between has forgotten it, and
+/// the server would send every grant there. A new one is asked sooner: what it replaces may have hung, too.
+const HEARTBEATS: RangeInclusive<Duration> = Duration::from_millis(1_500)..=Duration::from_secs(10);
+
+/// How often waiters ask while there is no connection: while a grant that was sent to it can still be claimed.
+const ASK_INTERVAL: Duration = Duration::from_millis(1_500);
 
 /// Keeps the subscriber connection of an endpoint open.
 pub(super) struct Subscriber {
@@ -32,27 +43,35 @@ pub(super) struct Subscriber {
     pub(super) on_message: MessageHandler,
     pub(super) on_reconnect: ReconnectHandler,
     pub(super) on_disconnect: Arc<dyn Fn() + Send + Sync>,
+    pub(super) warn: Arc<dyn Fn(String) + Send + Sync>,
 }
+
+/// A connection that is being opened.
+pub(super) type Opening = BoxFuture<Result<Subscription, OpenError>>;
 
 /// Why there is no subscription.
 pub(super) enum OpenError {
     /// There may be one later. What happened.
     NotConnected(String),
-    /// The server refuses it.
+    /// The user may not subscribe.
     Refused(RedisError),
 }
 
 impl Subscriber {
-    pub(super) async fn open(&self, limit: Duration) -> Result<Subscription, OpenError> {
-        let status = Arc::new(SubscriberStatus::new(self.status.clone()));
-        let open = async {
-            match (self.is_resp2, &self.channel) {
-                (true, Some(channel)) => self.open_resp2(channel, status).await,
-                _ => self.open_resp3(status).await,
-            }
-        };
-        let no_answer = |_| Err(OpenError::NotConnected(AddressState::Proven.no_answer(limit)));
-        timeout(limit, open).await.unwrap_or_else(no_answer)
+    /// Opens the connection. Nothing waits for it but what needs it.
+    pub(super) fn open(self: &Arc<Self>) -> Opening {
+        let this = self.clone();
+        Box::pin(async move {
+            let status = Arc::new(SubscriberStatus::new(this.status.clone()));
+            let open = async {
+                match (this.is_resp2, &this.channel) {
+                    (true, Some(channel)) => this.open_resp2(channel, status).await,
+                    _ => this.open_resp3(status).await,
+                }
+            };
+            let no_answer = |_| Err(OpenError::NotConnected(AddressState::Proven.no_answer(CONNECT_TIMEOUT)));
+            timeout(CONNECT_TIMEOUT, open).await.unwrap_or_else(no_answer)
+        })
     }
 
     async fn open_resp3(&self, status: Arc<SubscriberStatus>) -> Result<Subscription, OpenError> {
@@ -84,45 +103,55 @@ impl Subscriber {
     }
 
     fn not_subscribed(&self, error: RedisError) -> OpenError {
-        if error.code().is_none() {
+        if error.code() != Some("NOPERM") {
             return not_connected(&error);
         }
         OpenError::Refused(rights::of_command(error, "+subscribe", self.dial.user()))
     }
 
     /// Opens the connection again when it is lost, until the connections of the endpoint are closed. Wakers and log subscribers are code
-    /// of the program: if one panics, the connection is opened again.
-    pub(super) async fn keep(self, connections: Weak<Connections>) {
-        while AssertUnwindSafe(self.keep_open(&connections)).catch_unwind().await.is_err() {
+    /// of the program: if one panics, the connection is opened again. `opening` is the first connection, if it is not open yet.
+    pub(super) async fn keep(self: Arc<Self>, connections: Weak<Connections>, mut opening: Option<Opening>) {
+        while AssertUnwindSafe(self.keep_open(&connections, &mut opening)).catch_unwind().await.is_err() {
             if let Some(connections) = connections.upgrade() {
                 connections.set_subscription(None);
             }
         }
     }
 
-    async fn keep_open(&self, connections: &Weak<Connections>) {
+    async fn keep_open(self: &Arc<Self>, connections: &Weak<Connections>, opening: &mut Option<Opening>) {
         let mut pause = *RECONNECT_BACKOFF.start();
         loop {
             let open = connections.upgrade().filter(|connections| !connections.is_closed());
             let Some(present) = open.map(|connections| connections.subscription()) else { return };
             if let Some(subscription) = present {
                 let opened = Instant::now();
-                subscription.lost().await;
-                if opened.elapsed() >= LASTING {
+                let is_hanging = until_lost(&subscription).await;
+                if !is_hanging && opened.elapsed() >= LASTING {
                     pause = *RECONNECT_BACKOFF.start();
                 }
                 let Some(connections) = connections.upgrade() else { return };
                 connections.set_subscription(None);
                 tell(pause, "the connection for messages was lost: waiters ask until there is another one");
                 (self.on_disconnect)();
+                // A grant may have been sent to it.
+                (self.on_reconnect)(&|_| true);
             }
-            sleep(pause).await;
-            let opened = self.open(CONNECT_TIMEOUT).await;
+            let opened = match opening.take() {
+                Some(opening) => self.asking(opening).await,
+                None => {
+                    sleep(pause).await;
+                    self.asking(self.open()).await
+                }
+            };
             let Some(connections) = connections.upgrade() else { return };
             match opened {
                 Ok(subscription) => self.use_from_now(&connections, subscription).await,
-                // The next connection to the server says which right is missing.
-                Err(OpenError::Refused(_)) => connections.close(),
+                Err(OpenError::Refused(error)) => {
+                    let what = explain(&error);
+                    (self.warn)(format!("the server refuses messages, so waiters ask instead: {what}"));
+                    (self.on_reconnect)(&|_| true);
+                }
                 Err(OpenError::NotConnected(what)) => {
                     tell(
                         pause,
@@ -136,18 +165,44 @@ impl Subscriber {
         }
     }
 
+    /// Does this while the waiters ask: the server takes them for absent, or sends grants where nothing arrives.
+    async fn asking<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            match timeout(ASK_INTERVAL, &mut work).await {
+                Ok(done) => return done,
+                Err(_) => (self.on_reconnect)(&|_| true),
+            }
+        }
+    }
+
     /// Has the waiters ask before any push counts.
     async fn use_from_now(&self, connections: &Connections, subscription: Subscription) {
         let server = Some(&**connections.run_id()).filter(|run_id| !run_id.is_empty());
-        if !subscription.is_at(&mut connections.driver_conn(), server).await {
+        match subscription.place(&mut connections.driver_conn(), server).await {
+            Place::Here => {}
             // The address leads to another server now.
-            connections.close();
-            return;
+            Place::Elsewhere => return connections.close(),
+            Place::Unknown => return,
         }
         let subscription = Arc::new(subscription);
         connections.set_subscription(Some(subscription.clone()));
         (self.on_reconnect)(&|_| true);
         subscription.accept_pushes();
+    }
+}
+
+/// Returns whether it was given up because it does not answer.
+async fn until_lost(subscription: &Subscription) -> bool {
+    let mut pause = *HEARTBEATS.start();
+    loop {
+        if timeout(pause, subscription.lost()).await.is_ok() {
+            return false;
+        }
+        if !subscription.check().await {
+            return true;
+        }
+        pause = (pause * 2).min(*HEARTBEATS.end());
     }
 }
 

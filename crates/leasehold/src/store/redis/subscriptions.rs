@@ -3,9 +3,8 @@
 use leasehold_core::{Answer, ClientId, Effect, Failure, Reply};
 use leasehold_redis_protocol::{Channels, inbox_of};
 
-use super::connections::Connections;
 use super::error::CallError;
-use super::exec::CallOptions;
+use super::pushes::Subscription;
 use super::{rights, wire};
 use crate::store::StoreError;
 
@@ -20,18 +19,18 @@ pub(super) enum Outcome {
 
 /// Subscribes to a slot's inbox.
 pub(super) async fn subscribe(
-    connections: &Connections,
-    options: CallOptions<'_>,
+    subscription: &Subscription,
+    channels: Channels,
+    is_asking: bool,
     client: ClientId,
     slot: u16,
 ) -> Outcome {
-    let Some(subscription) = connections.subscription() else { return Outcome::Absent };
-    let Some(mut connection) = subscription.connection() else { return Outcome::Absent };
-    let channels = options.variant.channels();
+    let connection = subscription.connection().filter(|_| !subscription.is_lost());
+    let Some(mut connection) = connection else { return Outcome::Absent };
     let mut command = redis::cmd(channels.subscribe_command());
     command.arg(inbox_of(client, Some(slot)));
     // A channel of a slot that is being imported is only served after ASKING, as its keys are.
-    let reply = if options.is_asking && channels == Channels::Sharded {
+    let reply = if is_asking && channels == Channels::Sharded {
         wire::pipeline(&mut connection, vec![command], true).await.pop().unwrap_or(Ok(redis::Value::Nil))
     } else {
         connection.send_packed_command(&command).await
