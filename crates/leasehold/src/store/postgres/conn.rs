@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::join_all;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -24,6 +23,9 @@ use crate::tasks;
 
 /// Largest number of statements that are polled in the order in which they are sent.
 const MAX_FLIGHT: usize = 24;
+
+/// Handles what the server sends unasked.
+pub(super) type MessageHandler = Arc<dyn Fn(AsyncMessage) + Send + Sync>;
 
 /// How a connection keeps the settings of transactions.
 #[derive(Clone, Debug, Default)]
@@ -125,7 +127,7 @@ impl Conn {
     pub(super) fn new<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         client: Client,
         mut connection: Connection<Socket, S>,
-        messages: Option<UnboundedSender<AsyncMessage>>,
+        on_message: Option<MessageHandler>,
     ) -> Self {
         let was_rolled_back = Arc::new(AtomicBool::new(false));
         let rolled_back = was_rolled_back.clone();
@@ -133,9 +135,8 @@ impl Conn {
             loop {
                 match std::future::poll_fn(|context| connection.poll_message(context)).await {
                     Some(Ok(message)) => {
-                        // A receiver that is gone listens no longer.
-                        if let Some(messages) = &messages {
-                            let _ = messages.send(message);
+                        if let Some(on_message) = &on_message {
+                            on_message(message);
                         }
                     }
                     Some(Err(error)) => {

@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use leasehold_core::Failure;
 use tokio::net::lookup_host;
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::timeout;
 use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode};
-use tokio_postgres::{AsyncMessage, Config, Error};
+use tokio_postgres::{Config, Error};
 
-use super::conn::Conn;
+use super::conn::{Conn, MessageHandler};
 use super::error;
 use super::limits::{
     ANSWER_TIMEOUT, CONNECT_TIMEOUT, HOST_TIMEOUT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES,
@@ -98,19 +97,17 @@ impl Dialer {
         Self { hosts: hosts.collect(), next: copy(&self.next), limit: self.limit, tls: self.tls.clone() }
     }
 
-    /// Connects to the first host that lets it. The connection's task runs on the current runtime. `messages` gets its
+    /// Connects to the first host that lets it. The connection's task runs on the current runtime. `on_message` gets its
     /// notifications.
-    pub(super) async fn connect(
-        &self,
-        messages: Option<UnboundedSender<AsyncMessage>>,
-    ) -> Result<Conn, StoreError> {
+    pub(super) async fn connect(&self, on_message: Option<MessageHandler>) -> Result<Conn, StoreError> {
         let mut refused: Vec<StoreError> = Vec::new();
         for at in in_turn(&self.next, self.hosts.len()) {
             let host = &self.hosts[at];
             match host.addresses().await {
                 Ok(addresses) => {
-                    let messages = messages.clone();
-                    if let Some(conn) = self.connect_to_any(host, &addresses, messages, &mut refused).await {
+                    let on_message = on_message.clone();
+                    if let Some(conn) = self.connect_to_any(host, &addresses, on_message, &mut refused).await
+                    {
                         self.next.store(at, Ordering::Relaxed);
                         return Ok(conn);
                     }
@@ -127,13 +124,13 @@ impl Dialer {
         &self,
         host: &Server,
         addresses: &[Config],
-        messages: Option<UnboundedSender<AsyncMessage>>,
+        on_message: Option<MessageHandler>,
         refused: &mut Vec<StoreError>,
     ) -> Option<Conn> {
         let is_only = self.hosts.len() == 1 && addresses.len() == 1;
         let limit = self.limit.unwrap_or(if is_only { CONNECT_TIMEOUT } else { HOST_TIMEOUT });
         for at in in_turn(&host.next, addresses.len()) {
-            match self.connect_to(&addresses[at], limit, messages.clone()).await {
+            match self.connect_to(&addresses[at], limit, on_message.clone()).await {
                 Ok(conn) => {
                     host.next.store(at, Ordering::Relaxed);
                     return Some(conn);
@@ -148,10 +145,10 @@ impl Dialer {
         &self,
         address: &Config,
         limit: Duration,
-        messages: Option<UnboundedSender<AsyncMessage>>,
+        on_message: Option<MessageHandler>,
     ) -> Result<Conn, StoreError> {
         let (client, connection) = within(limit, address.connect(self.tls.connector())).await?;
-        Ok(Conn::new(client, connection, messages))
+        Ok(Conn::new(client, connection, on_message))
     }
 }
 

@@ -8,10 +8,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_core::{ClientId, Failure};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::AsyncMessage;
 
 use super::conn::{Conn, NO_SESSION_LIMITS};
 use super::dialer::Dialer;
@@ -19,6 +17,7 @@ use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF, in_time};
 use super::mailbox::Mailbox;
 use super::params::Request;
 use super::pinned::Pinned;
+use super::push::{Arrival, PushQueue};
 use super::sql::Sql;
 use super::{error, pooler, push};
 use crate::store::{Inbox, StoreError};
@@ -32,7 +31,7 @@ const ATTEND_PAUSE: Duration = Duration::from_millis(50);
 /// A connection that listens.
 pub(super) struct Listening {
     conn: Conn,
-    messages: UnboundedReceiver<AsyncMessage>,
+    pushes: PushQueue,
 }
 
 /// Where to listen.
@@ -51,10 +50,10 @@ impl Ear {
 
     /// Listens to the client's channel.
     pub(super) async fn listen(&self) -> Result<Listening, StoreError> {
-        let (send, messages) = unbounded_channel();
-        let conn = self.dialer.connect(Some(send)).await?;
+        let (on_message, pushes) = push::queue(self.client);
+        let conn = self.dialer.connect(Some(on_message)).await?;
         in_time(self.begin(&conn)).await?;
-        Ok(Listening { conn, messages })
+        Ok(Listening { conn, pushes })
     }
 
     async fn begin(&self, conn: &Conn) -> Result<(), StoreError> {
@@ -136,17 +135,14 @@ pub(super) fn keep(
 /// Delivers notifications until the connection is lost.
 async fn deliver(listening: &mut Listening, client: ClientId, inbox: &Weak<dyn Inbox>) -> Ended {
     loop {
-        match timeout(HEARTBEAT, listening.messages.recv()).await {
-            Ok(Some(AsyncMessage::Notification(notification))) => {
+        match timeout(HEARTBEAT, listening.pushes.next()).await {
+            Ok(Some(arrival)) => {
                 let Some(inbox) = inbox.upgrade() else { return lost("the client is gone") };
-                match push::decode(notification.payload(), client) {
-                    Some(push) => inbox.deliver(push),
-                    None => {
-                        tracing::warn!(channel = notification.channel(), "an unknown notification arrived");
-                    }
+                match arrival {
+                    Arrival::Push(push) => inbox.deliver(push),
+                    Arrival::Dropped => inbox.reconnected(&|_| true),
                 }
             }
-            Ok(Some(_)) => {}
             Ok(None) => return lost("the connection was closed"),
             Err(_) => match listening.is_kept(client).await {
                 Ok(true) => {}

@@ -1,11 +1,18 @@
 //! Pushes as the text of notifications.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_core::{
     Acquisition, ClientId, Grant, GrantProof, HeadHint, Push, PushKind, StoreTime, Token, TokenRange,
 };
 
+use tokio::sync::mpsc::{Receiver, Sender, channel as channel_of};
+use tokio::time::{Instant, sleep_until};
+use tokio_postgres::AsyncMessage;
+
+use super::conn::MessageHandler;
 use super::params::micros;
 use crate::digest::channel_name;
 
@@ -26,6 +33,89 @@ pub(super) fn encode(push: &Push) -> String {
         PushKind::Next(HeadHint { repoll_at }) => format!("{sequence} {at} next {}", repoll_at.as_micros()),
         PushKind::Revoked => format!("{sequence} {at} revoked"),
         PushKind::Contended => format!("{sequence} {at} contended"),
+    }
+}
+
+/// More pushes than this are not kept: whoever may notify could send them without end.
+const MAX_QUEUE: usize = 1_024;
+
+/// Each time that some were dropped, everything asks the store: not more often than this.
+const DROPPED_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Takes what arrives over a connection that listens, and keeps the pushes in it, of bounded number.
+pub(super) fn queue(client: ClientId) -> (MessageHandler, PushQueue) {
+    let (kept, pushes) = kept_pushes(client);
+    let on_message = move |message| {
+        if let AsyncMessage::Notification(notification) = message {
+            kept.add(notification.payload());
+        }
+    };
+    (Arc::new(on_message), pushes)
+}
+
+fn kept_pushes(client: ClientId) -> (KeptPushes, PushQueue) {
+    let (queue, pushes) = channel_of(MAX_QUEUE);
+    let were_dropped = Arc::new(AtomicBool::new(false));
+    let kept =
+        KeptPushes { client, queue, were_dropped: were_dropped.clone(), has_warned: AtomicBool::new(false) };
+    (kept, PushQueue { pushes, were_dropped, told_at: Instant::now() })
+}
+
+struct KeptPushes {
+    client: ClientId,
+    queue: Sender<Push>,
+    were_dropped: Arc<AtomicBool>,
+    has_warned: AtomicBool,
+}
+
+impl KeptPushes {
+    fn add(&self, text: &str) {
+        match decode(text, self.client) {
+            Some(push) => {
+                // Full, or nobody listens any more.
+                if self.queue.try_send(push).is_err() {
+                    self.were_dropped.store(true, Ordering::SeqCst);
+                }
+            }
+            // They do not fill the log.
+            None if self.has_warned.swap(true, Ordering::Relaxed) => {
+                tracing::debug!("an unknown notification arrived");
+            }
+            None => tracing::warn!("an unknown notification arrived: another role may have sent it"),
+        }
+    }
+}
+
+/// The pushes over a connection that listens.
+pub(super) struct PushQueue {
+    pushes: Receiver<Push>,
+    were_dropped: Arc<AtomicBool>,
+    /// When that was returned last.
+    told_at: Instant,
+}
+
+/// What arrived.
+pub(super) enum Arrival {
+    Push(Push),
+    /// Pushes were dropped since the last one.
+    Dropped,
+}
+
+impl PushQueue {
+    /// None once the connection was closed. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Arrival> {
+        if self.were_dropped.load(Ordering::SeqCst) {
+            tokio::select! {
+                biased;
+                () = sleep_until(self.told_at + DROPPED_INTERVAL) => {
+                    self.told_at = Instant::now();
+                    self.were_dropped.store(false, Ordering::SeqCst);
+                    return Some(Arrival::Dropped);
+                }
+                push = self.pushes.recv() => return push.map(Arrival::Push),
+            }
+        }
+        self.pushes.recv().await.map(Arrival::Push)
     }
 }
 
@@ -65,6 +155,29 @@ pub(super) fn decode(text: &str, client: ClientId) -> Option<Push> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Anyone who knows the channel may send them.
+    #[tokio::test]
+    async fn flood_of_notifications_is_kept_in_bounded_number_and_has_the_client_ask_once() {
+        let (kept, mut queue) = kept_pushes(ClientId::new(7));
+        for sequence in 0..10 * MAX_QUEUE {
+            kept.add(&format!("{sequence} 1 revoked"));
+            kept.add("nonsense");
+        }
+        let began = Instant::now();
+        let (mut pushes, mut asked) = (0, 0);
+        while began.elapsed() < 2 * DROPPED_INTERVAL {
+            match tokio::time::timeout(DROPPED_INTERVAL / 2, queue.next()).await {
+                Ok(Some(Arrival::Push(_))) => pushes += 1,
+                Ok(Some(Arrival::Dropped)) => asked += 1,
+                Ok(None) => panic!("it is open"),
+                Err(_) => {}
+            }
+        }
+        assert_eq!((pushes, asked), (MAX_QUEUE, 1));
+        drop(kept);
+        assert!(queue.next().await.is_none());
+    }
 
     #[test]
     fn push_is_decoded_as_it_was_encoded() {

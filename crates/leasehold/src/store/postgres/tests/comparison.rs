@@ -11,7 +11,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_postgres::AsyncMessage;
 
-use super::super::conn::{Conn, Frame, settings};
+use super::super::conn::{Conn, Frame, MessageHandler, settings};
 use super::super::dialer::Dialer;
 use super::super::exec::Executor;
 use super::super::limits::MAX_TOGETHER;
@@ -66,10 +66,11 @@ impl Harness {
         let (executor, conn, messages) = runtime.block_on(async {
             let StoreUrl::Postgres(url) = StoreUrl::parse(&server.url()).unwrap() else { panic!("postgres") };
             let (send, messages) = unbounded_channel();
+            let on_message: MessageHandler = Arc::new(move |message| drop(send.send(message)));
             let dialer = Dialer::new(&url).unwrap();
             let began = Instant::now();
             let conn = loop {
-                match dialer.connect(Some(send.clone())).await {
+                match dialer.connect(Some(on_message.clone())).await {
                     Ok(conn) => break conn,
                     // A busy machine needs longer than the store allows.
                     Err(error) => assert!(began.elapsed() < CONNECT_LIMIT, "{error:?}"),
