@@ -419,6 +419,10 @@ impl Inbox for Session {
         }
     }
 
+    fn is_idle(&self) -> bool {
+        self.table().entries.is_empty()
+    }
+
     fn shortest_ttl(&self) -> Option<Duration> {
         let now = self.now();
         self.table().entries.values().filter_map(|entry| entry.ttl_at_stake(now)).min()

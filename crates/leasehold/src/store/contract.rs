@@ -41,6 +41,11 @@ pub(crate) trait Inbox: Send + Sync {
     /// The connection was re-established for the matching resources: pushes may have been missed.
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool);
 
+    /// Whether the client has neither attempts nor leases: nothing is asked for it.
+    fn is_idle(&self) -> bool {
+        false
+    }
+
     /// Shortest ttl of the client's renewed leases: bounds how long a reconnect may take.
     fn shortest_ttl(&self) -> Option<Duration> {
         None

@@ -354,6 +354,11 @@ impl Inbox for NodeInbox {
         inbox.reconnected(&|resource| concerns(resource) && !is_elsewhere(resource));
     }
 
+    fn is_idle(&self) -> bool {
+        let quorum = self.quorum.upgrade();
+        quorum.and_then(|quorum| quorum.inbox.upgrade()).is_none_or(|inbox| inbox.is_idle())
+    }
+
     fn shortest_ttl(&self) -> Option<Duration> {
         self.quorum.upgrade()?.inbox.upgrade()?.shortest_ttl()
     }

@@ -307,6 +307,7 @@ mod tests {
                     told.send("the waiters").unwrap();
                 }),
                 on_disconnect: Arc::new(|| ()),
+                is_idle: Arc::new(|| false),
                 shortest_ttl: Arc::new(|| None),
                 warn: Arc::new(|_| ()),
                 caller: None,

@@ -74,6 +74,8 @@ pub(super) struct EndpointConfig {
     pub(super) on_reconnect: ReconnectHandler,
     /// Called when there is no connection: the server may have been replaced.
     pub(super) on_disconnect: Arc<dyn Fn() + Send + Sync>,
+    /// The client has neither attempts nor leases.
+    pub(super) is_idle: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Shortest ttl of the held leases.
     pub(super) shortest_ttl: Arc<dyn Fn() -> Option<Duration> + Send + Sync>,
     /// Reports a warning about the server.
@@ -386,6 +388,7 @@ impl Reconnector {
             on_message: self.endpoint_config.on_message.clone(),
             on_reconnect: self.endpoint_config.on_reconnect.clone(),
             on_disconnect: self.endpoint_config.on_disconnect.clone(),
+            is_idle: self.endpoint_config.is_idle.clone(),
             warn: self.endpoint_config.warn.clone(),
         });
         let mut opening = subscriber.open();

@@ -206,7 +206,8 @@ impl Opening {
         move |channel| {
             let has_warned = has_warned.clone();
             let (hearing, renewing, warnings) = (inbox.clone(), inbox.clone(), warnings.clone());
-            let (holding, shared, record) = (inbox.clone(), shared.clone(), record.clone());
+            let (holding, resting) = (inbox.clone(), inbox.clone());
+            let (shared, record) = (shared.clone(), record.clone());
             EndpointConfig {
                 channel,
                 on_message: Arc::new(move |_, message| {
@@ -224,6 +225,7 @@ impl Opening {
                     }
                 }),
                 on_disconnect: Arc::new(|| ()),
+                is_idle: Arc::new(move || resting.upgrade().is_none_or(|inbox| inbox.is_idle())),
                 shortest_ttl: Arc::new(move || holding.upgrade().and_then(|inbox| inbox.shortest_ttl())),
                 warn: Arc::new(move |warning| {
                     let is_new =

@@ -43,6 +43,7 @@ pub(super) struct Subscriber {
     pub(super) on_message: MessageHandler,
     pub(super) on_reconnect: ReconnectHandler,
     pub(super) on_disconnect: Arc<dyn Fn() + Send + Sync>,
+    pub(super) is_idle: Arc<dyn Fn() -> bool + Send + Sync>,
     pub(super) warn: Arc<dyn Fn(String) + Send + Sync>,
 }
 
@@ -126,7 +127,7 @@ impl Subscriber {
             let Some(present) = open.map(|connections| connections.subscription()) else { return };
             if let Some(subscription) = present {
                 let opened = Instant::now();
-                let is_hanging = until_lost(&subscription).await;
+                let is_hanging = self.until_lost(&subscription).await;
                 if !is_hanging && opened.elapsed() >= LASTING {
                     pause = *RECONNECT_BACKOFF.start();
                 }
@@ -165,6 +166,20 @@ impl Subscriber {
         }
     }
 
+    /// Returns whether it was given up because it does not answer. A client without attempts and leases does not ask.
+    async fn until_lost(&self, subscription: &Subscription) -> bool {
+        let mut pause = *HEARTBEATS.start();
+        loop {
+            if timeout(pause, subscription.lost()).await.is_ok() {
+                return false;
+            }
+            if !(self.is_idle)() && !subscription.check().await {
+                return true;
+            }
+            pause = (pause * 2).min(*HEARTBEATS.end());
+        }
+    }
+
     /// Does this while the waiters ask: the server takes them for absent, or sends grants where nothing arrives.
     async fn asking<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
@@ -189,20 +204,6 @@ impl Subscriber {
         connections.set_subscription(Some(subscription.clone()));
         (self.on_reconnect)(&|_| true);
         subscription.accept_pushes();
-    }
-}
-
-/// Returns whether it was given up because it does not answer.
-async fn until_lost(subscription: &Subscription) -> bool {
-    let mut pause = *HEARTBEATS.start();
-    loop {
-        if timeout(pause, subscription.lost()).await.is_ok() {
-            return false;
-        }
-        if !subscription.check().await {
-            return true;
-        }
-        pause = (pause * 2).min(*HEARTBEATS.end());
     }
 }
 

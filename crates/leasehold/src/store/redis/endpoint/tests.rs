@@ -44,6 +44,7 @@ fn endpoint_to(url: &str, calls: &Arc<Calls>) -> Endpoint {
             on_disconnect.is_between.store(true, Ordering::SeqCst);
             on_disconnect.on_disconnect.fetch_add(1, Ordering::SeqCst);
         }),
+        is_idle: Arc::new(|| false),
         shortest_ttl: Arc::new(|| None),
         warn: Arc::new(|_| ()),
         caller: None,
@@ -74,11 +75,12 @@ async fn pushes_count_only_after_on_reconnect() {
                 }
             })
         };
-        for round in 1..=5 {
+        for _ in 0..5 {
             // Messages pour in from the moment that the new connection has subscribed.
             proxy.delay_replies(Duration::from_millis(20));
+            let reconnects = calls.on_reconnect.load(Ordering::SeqCst);
             proxy.cut();
-            until(async || calls.on_reconnect.load(Ordering::SeqCst) == round).await;
+            until(async || calls.on_reconnect.load(Ordering::SeqCst) > reconnects).await;
             let messages = calls.messages.load(Ordering::SeqCst);
             until(async || calls.messages.load(Ordering::SeqCst) > messages).await;
         }
@@ -115,7 +117,7 @@ async fn endpoint_connects_again_after_a_callback_has_panicked() {
     let endpoint = endpoint_to(&proxy.url(), &calls);
     endpoint.connections().await.unwrap();
     proxy.cut();
-    until(async || calls.on_reconnect.load(Ordering::SeqCst) == 1).await;
+    until(async || calls.on_reconnect.load(Ordering::SeqCst) >= 1).await;
     until(async || endpoint.current().is_some()).await;
     assert_eq!(calls.panics.load(Ordering::SeqCst), 0);
 }
