@@ -83,7 +83,8 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// A message that names the file and the line, or why the file can't be read. A file that all users may read is an error.
+    /// A message that names the file and the line, or why the file can't be read. A file that all users may read, or its group may
+    /// change, is an error.
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let shown = path.display();
         let unreadable = |error: std::io::Error| format!("{shown}: it can't be read: {error}");
@@ -91,9 +92,9 @@ impl Tokens {
         {
             use std::os::unix::fs::PermissionsExt as _;
             let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
-            if mode & 0o006 != 0 {
+            if mode & 0o026 != 0 {
                 return Err(format!(
-                    "{shown}: every user can read or change the tokens: run chmod 600 {shown}"
+                    "{shown}: other users can read or change the tokens: run chmod 600 {shown}, or 640 for a group that reads"
                 ));
             }
         }
@@ -232,7 +233,7 @@ mod tests {
         let path = folder.path().join("tokens");
         std::fs::write(&path, "write aaaaaaaaaaaaaaaa\n").unwrap();
         for (mode, is_refused) in
-            [(0o602, true), (0o604, true), (0o606, true), (0o600, false), (0o640, false)]
+            [(0o602, true), (0o604, true), (0o620, true), (0o660, true), (0o600, false), (0o640, false)]
         {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             match Tokens::from_file(&path) {
