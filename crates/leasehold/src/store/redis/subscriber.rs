@@ -198,7 +198,7 @@ impl Subscriber {
             Place::Here => {}
             // The address leads to another server now.
             Place::Elsewhere => return connections.close(),
-            Place::Unknown => return,
+            Place::Unknown => return (self.on_reconnect)(&|_| true),
         }
         let subscription = Arc::new(subscription);
         connections.set_subscription(Some(subscription.clone()));
