@@ -27,8 +27,8 @@ mod turns;
 
 pub use self::foreign::Foreign;
 pub(crate) use self::keeper::Bridges;
-pub(crate) use self::leg::{Leg, LegEnd};
-pub(crate) use self::take::take_leg;
+pub(crate) use self::leg::{Leg, LegEnd, OwnLease};
+pub(crate) use self::take::is_no_lock;
 
 /// Why a bridged lock has no minimum hold.
 pub(crate) const NO_MIN_HOLD: &str =

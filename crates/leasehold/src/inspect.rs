@@ -5,8 +5,8 @@ use std::time::Duration;
 use leasehold_core::weight::{UPGRADABLE, WRITER};
 use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
 
+use crate::barrier_rounds::{parties, passed_rounds};
 use crate::digest::client_name;
-use crate::locks::barrier::{parties, passed_rounds};
 use crate::metadata::HolderMetadata;
 
 /// The holders and waiters of a lock at one moment of the store's clock. Returned by [`Mutex::inspect`](crate::Mutex::inspect) and

@@ -83,6 +83,7 @@
     allow(dead_code)
 )]
 
+mod barrier_rounds;
 #[cfg(feature = "blocking")]
 pub mod blocking;
 #[cfg(feature = "redis")]

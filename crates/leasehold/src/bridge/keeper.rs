@@ -54,7 +54,7 @@ impl Bridges {
     }
 
     /// Begins a leg for this lease. Nothing is sent yet.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &self,
         foreign: &Foreign,
         lease: OwnLease,

@@ -36,9 +36,9 @@ pub(crate) enum LegEnd {
 
 /// The lease of the own leg, and its token.
 #[derive(Clone, Copy)]
-pub(super) struct OwnLease {
-    pub(super) sequence: u64,
-    pub(super) token: Token,
+pub(crate) struct OwnLease {
+    pub(crate) sequence: u64,
+    pub(crate) token: Token,
 }
 
 pub(crate) struct Leg {

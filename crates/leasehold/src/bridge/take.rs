@@ -5,13 +5,8 @@ use std::time::Duration;
 use leasehold_core::{Failure, LocalTime};
 
 use super::commands::is_yes;
-use super::foreign::Foreign;
-use super::leg::{Leg, OwnLease, millis};
+use super::leg::{Leg, millis};
 use crate::engine::with_deadline;
-use crate::error::{Error, ErrorKind};
-use crate::guard::Guard;
-use crate::handle::Handle;
-use crate::locks::attempt::CANCEL_LIMIT;
 use crate::store::{ForeignAnswer, ForeignCall, ForeignError, ForeignOutcome, KeyWatch, StoreError};
 
 /// Failed tries in a row that are repeated, by an attempt that does not wait and by one that does: a connection may have been cut
@@ -52,53 +47,20 @@ enum Try {
     Undecided,
 }
 
-/// Takes the foreign leg for this guard, and waits for it until the deadline; without one, or once it has passed, it does not wait.
-/// Returns `None`, with both legs released, if the leg is busy. The own leg was acquired since `began_at`.
-pub(crate) async fn take_leg(
-    mut guard: Guard,
-    foreign: &Foreign,
-    ttl: Duration,
-    began_at: LocalTime,
-    deadline: Option<LocalTime>,
-) -> Result<Option<Guard>, Error> {
-    let (handle, resource) = (guard.handle().clone(), guard.resource().clone());
-    let failed = |guard: &Guard, error: &StoreError| leg_error(&handle, guard, foreign, error);
-    let own = OwnLease { sequence: guard.sequence(), token: guard.token() };
-    let bridges = handle.bridges(foreign);
-    let begun = bridges.and_then(|bridges| bridges.begin(foreign, own, ttl));
-    let leg = begun.map_err(|error| failed(&guard, &error))?;
-    guard.set_leg(leg.clone());
-    let error = match guard.run(leg.take(began_at, deadline)).await {
-        Ok(Ok(true)) => return Ok(Some(guard)),
-        Ok(Ok(false)) => None,
-        Ok(Err(error)) => Some(failed(&guard, &error)),
-        Err(lost) => Some(handle.closed_or(lost)),
-    };
-    let released = guard.release_timeout(CANCEL_LIMIT).await;
-    match (error, released) {
-        (Some(error), _) => Err(error),
-        (None, Err(error)) if error.is_timeout() => {
-            let what = "the lock of the other library was not taken, and the store did not confirm the release of its own";
-            Err(handle.unavailable(&resource, what))
-        }
-        (None, Err(error)) if !error.is_lost() => Err(error),
-        (None, _) => Ok(None),
-    }
-}
-
-fn leg_error(handle: &Handle, guard: &Guard, foreign: &Foreign, error: &StoreError) -> Error {
-    let subject = format!("{} on {}, bridged to {foreign}", guard.resource(), handle.url);
-    if error.message.starts_with(OTHER_TYPE) {
-        return Error::new(ErrorKind::Invalid, format!("{subject}: {}", error.message));
-    }
-    Error::from_store(subject, error)
-}
-
 const OTHER_TYPE: &str = "its key has another type";
+
+/// Whether the key is no lock of that library.
+pub(crate) fn is_no_lock(error: &StoreError) -> bool {
+    error.message.starts_with(OTHER_TYPE)
+}
 
 impl Leg {
     /// Takes the leg, and waits for it until the deadline; without one it does not wait. Returns false if it is busy.
-    async fn take(&self, began_at: LocalTime, deadline: Option<LocalTime>) -> Result<bool, StoreError> {
+    pub(crate) async fn take(
+        &self,
+        began_at: LocalTime,
+        deadline: Option<LocalTime>,
+    ) -> Result<bool, StoreError> {
         let key = self.keys.watch(&self.foreign.keys());
         let mut tries = Tries::default();
         if let Some(deadline) = deadline.filter(|deadline| self.session.now() < *deadline) {
@@ -318,7 +280,7 @@ fn explain(error: ForeignError) -> StoreError {
 
 /// Whether trying again can't help.
 fn is_final(error: &StoreError) -> bool {
-    error.message.starts_with(OTHER_TYPE) || matches!(error.failure, Failure::Permanent(_))
+    is_no_lock(error) || matches!(error.failure, Failure::Permanent(_))
 }
 
 /// At random between nothing and all of it, so that clients do not poll in step.

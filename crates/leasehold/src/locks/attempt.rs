@@ -11,6 +11,7 @@ use leasehold_core::{
 };
 
 use super::lock::{Lock, WaitMode, unit};
+use crate::barrier_rounds::parties;
 use crate::engine::{
     AttemptEnd, Closed, End, MinHold, ReleaseOutcome, Request, Response, Transmit, release_dropped,
     with_deadline,
@@ -183,7 +184,7 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
     let unit = unit(kind);
     match refusal {
         Refusal::Capacity { in_use } => {
-            let in_use = if kind == Kind::Barrier { super::barrier::parties(in_use) } else { in_use };
+            let in_use = if kind == Kind::Barrier { parties(in_use) } else { in_use };
             format!("it is in use with {in_use} {unit}: all clients must pass the same number")
         }
         Refusal::Weight { capacity } => format!("a request must be for 1 to {capacity} {unit}"),

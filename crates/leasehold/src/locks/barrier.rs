@@ -16,22 +16,18 @@
 //! Claims and departures have tokens of their own, which order them. A mark names the first and the last token of its round.
 //! Tokens rise, so a mark never matches a later round.
 
-mod round;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Command, Kind, LocalTime, Reply, Token, View};
 
+use crate::barrier_rounds::{self as rounds, ARRIVAL, ARRIVING, CLAIM, DEPARTURE, MARK, RETURNED, Round};
 use crate::engine::Sleep;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
 use crate::options::lease_settings;
-use round::{ARRIVAL, ARRIVING, CLAIM, DEPARTURE, MARK, RETURNED, Round};
-
-pub(crate) use round::{parties, passed_rounds};
 
 /// The maximum number of parties. The rest of the capacity is for marks.
 const MAX_PARTIES: u32 = u32::MAX / ARRIVAL - 1;
@@ -195,7 +191,8 @@ impl Barrier {
     /// The minimum hold of a mark, counted from the arrival of its party `age` ago.
     fn mark_min_hold(&self, view: &View, age: Duration) -> Duration {
         let least = self.0.terms.ttl * 2;
-        let retention = if round::count_marks(view) < MANY_MARKS { least.max(MARK_RETENTION) } else { least };
+        let retention =
+            if rounds::count_marks(view) < MANY_MARKS { least.max(MARK_RETENTION) } else { least };
         (age + retention).min(MAX_TTL)
     }
 

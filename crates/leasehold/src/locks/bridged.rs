@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_core::weight::{READER, UPGRADABLE};
 use leasehold_core::{Kind, LocalTime, Resource};
@@ -10,9 +11,11 @@ use super::attempt::CANCEL_LIMIT;
 use super::lock::{Lock, WaitMode};
 use super::mutex::Mutex;
 use super::mutex_set::{MutexSet, SetGuard};
-use crate::bridge::{Foreign, NO_MIN_HOLD, take_leg};
+use crate::bridge::{Foreign, NO_MIN_HOLD, OwnLease, is_no_lock};
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
+use crate::handle::Handle;
+use crate::store::StoreError;
 
 impl Lock {
     pub(crate) fn set_bridge(&mut self, foreign: Foreign) {
@@ -146,4 +149,46 @@ impl Mutex {
         mutex.0.hand_off = None;
         mutex
     }
+}
+
+/// Takes the foreign leg for this guard, and waits for it until the deadline; without one, or once it has passed, it does not wait.
+/// Returns `None`, with both legs released, if the leg is busy. The own leg was acquired since `began_at`.
+async fn take_leg(
+    mut guard: Guard,
+    foreign: &Foreign,
+    ttl: Duration,
+    began_at: LocalTime,
+    deadline: Option<LocalTime>,
+) -> Result<Option<Guard>, Error> {
+    let (handle, resource) = (guard.handle().clone(), guard.resource().clone());
+    let failed = |guard: &Guard, error: &StoreError| leg_error(&handle, guard, foreign, error);
+    let own = OwnLease { sequence: guard.sequence(), token: guard.token() };
+    let bridges = handle.bridges(foreign);
+    let begun = bridges.and_then(|bridges| bridges.begin(foreign, own, ttl));
+    let leg = begun.map_err(|error| failed(&guard, &error))?;
+    guard.set_leg(leg.clone());
+    let error = match guard.run(leg.take(began_at, deadline)).await {
+        Ok(Ok(true)) => return Ok(Some(guard)),
+        Ok(Ok(false)) => None,
+        Ok(Err(error)) => Some(failed(&guard, &error)),
+        Err(lost) => Some(handle.closed_or(lost)),
+    };
+    let released = guard.release_timeout(CANCEL_LIMIT).await;
+    match (error, released) {
+        (Some(error), _) => Err(error),
+        (None, Err(error)) if error.is_timeout() => {
+            let what = "the lock of the other library was not taken, and the store did not confirm the release of its own";
+            Err(handle.unavailable(&resource, what))
+        }
+        (None, Err(error)) if !error.is_lost() => Err(error),
+        (None, _) => Ok(None),
+    }
+}
+
+fn leg_error(handle: &Handle, guard: &Guard, foreign: &Foreign, error: &StoreError) -> Error {
+    let subject = format!("{} on {}, bridged to {foreign}", guard.resource(), handle.url);
+    if is_no_lock(error) {
+        return Error::new(ErrorKind::Invalid, format!("{subject}: {}", error.message));
+    }
+    Error::from_store(subject, error)
 }

@@ -5,19 +5,19 @@ use leasehold_core::{Holder, Token, View};
 use crate::metadata::HolderMetadata;
 
 /// The weight of a party that has arrived and waits.
-pub(super) const ARRIVAL: u32 = 1 << 16;
+pub(crate) const ARRIVAL: u32 = 1 << 16;
 
 /// As an arrival, after a claim that was not confirmed.
-pub(super) const RETURNED: u32 = ARRIVAL + 1;
+pub(crate) const RETURNED: u32 = ARRIVAL + 1;
 
-pub(super) const CLAIM: u32 = ARRIVAL + 2;
+pub(crate) const CLAIM: u32 = ARRIVAL + 2;
 
-pub(super) const DEPARTURE: u32 = ARRIVAL + 3;
+pub(crate) const DEPARTURE: u32 = ARRIVAL + 3;
 
 /// The weight of a party that does not know of its lease yet. It takes the place of a party, so that no round passes around it.
-pub(super) const ARRIVING: u32 = ARRIVAL + 4;
+pub(crate) const ARRIVING: u32 = ARRIVAL + 4;
 
-pub(super) const MARK: u32 = 1;
+pub(crate) const MARK: u32 = 1;
 
 /// The number of parties in this capacity or weight.
 pub(crate) fn parties(weight: u32) -> u32 {
@@ -39,7 +39,7 @@ pub(crate) fn passed_rounds(holders: &[Holder]) -> usize {
 }
 
 /// The number of marks.
-pub(super) fn count_marks(view: &View) -> usize {
+pub(crate) fn count_marks(view: &View) -> usize {
     view.holders.iter().filter(|holder| is_mark(holder)).count()
 }
 
@@ -55,32 +55,32 @@ fn is_undecided(holder: &Holder) -> bool {
 
 /// The parties that pass together, by the tokens of their arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Round {
-    pub(super) first: Token,
-    pub(super) last: Token,
+pub(crate) struct Round {
+    pub(crate) first: Token,
+    pub(crate) last: Token,
 }
 
 impl Round {
     /// The round in which this party passed, if it did. For a party that has not departed.
-    pub(super) fn passed(view: &View, party: Token) -> Option<Self> {
+    pub(crate) fn passed(view: &View, party: Token) -> Option<Self> {
         view.holders.iter().filter_map(Self::of_mark).find(|round| round.has(party))
     }
 
     /// As [`Self::passed`], for a party that departed with the token `departed`. A claim from before its departure was confirmed only if it saw the
     /// party; a later claim did not count it.
-    pub(super) fn passed_before(view: &View, party: Token, departed: Token) -> Option<Self> {
+    pub(crate) fn passed_before(view: &View, party: Token, departed: Token) -> Option<Self> {
         let before = view.holders.iter().filter(|holder| holder.token < departed);
         before.filter_map(Self::of_mark).find(|round| round.has(party))
     }
 
     /// Whether a claim from before this party's departure may still count it.
-    pub(super) fn is_claimed_before(view: &View, party: Token, departed: Token) -> bool {
+    pub(crate) fn is_claimed_before(view: &View, party: Token, departed: Token) -> bool {
         let before = view.holders.iter().filter(|holder| holder.token < departed && is_undecided(holder));
         before.filter_map(Self::of_claim).any(|round| round.has(party))
     }
 
     /// The round of this party, if all of its parties are there and none of them has passed.
-    pub(super) fn present(view: &View, party: Token, parties: u32) -> Option<Self> {
+    pub(crate) fn present(view: &View, party: Token, parties: u32) -> Option<Self> {
         // A party may still be in the view when its round has passed or is about to pass. A mark no longer has the weight of an
         // arrival, so a party of the next round may have arrived as well.
         let marks = view.holders.iter().filter(|holder| holder.weight == MARK);
@@ -98,15 +98,15 @@ impl Round {
 
     // --- The labels of leases --------------------------------------------------------------------
 
-    pub(super) fn claim(&self, party: Token) -> String {
+    pub(crate) fn claim(&self, party: Token) -> String {
         format!("party {party} claims {} {}", self.first, self.last)
     }
 
-    pub(super) fn returned(party: Token) -> String {
+    pub(crate) fn returned(party: Token) -> String {
         format!("party {party}")
     }
 
-    pub(super) fn mark(&self) -> String {
+    pub(crate) fn mark(&self) -> String {
         format!("passed {} {}", self.first, self.last)
     }
 
