@@ -1,8 +1,7 @@
 //! Decodes the rounds of a barrier from its leases. Pure: it only reads a view.
 
 use leasehold_core::{Holder, Token, View};
-
-use crate::metadata::HolderMetadata;
+use leasehold_store::HolderMetadata;
 
 /// The weight of a party that has arrived and waits.
 pub(crate) const ARRIVAL: u32 = 1 << 16;

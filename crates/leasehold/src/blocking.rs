@@ -20,9 +20,9 @@ mod locks;
 use std::time::Duration;
 
 use leasehold_core::{Kind, Token};
+use leasehold_store::Diagnosis;
 
 use crate::detached::LeaseId;
-use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::inspect::{HolderInfo, LockInfo};
 
@@ -35,7 +35,7 @@ pub use locks::{
 /// never be woken.
 pub(crate) fn block_on<F: Future>(work: F) -> F::Output {
     pollster::block_on(tokio::task::coop::unconstrained(async {
-        crate::wakes::learn_blocking().await;
+        leasehold_store::wakes::learn_blocking().await;
         work.await
     }))
 }

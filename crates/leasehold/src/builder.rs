@@ -6,17 +6,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_core::ClientId;
+use leasehold_store::clock::Clock;
+use leasehold_store::tasks::Tasks;
+use leasehold_store::{BoxFuture, HolderMetadata, Inbox};
 use tokio::runtime;
 
 use crate::client::Client;
-use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::handle::ClientOptions;
+use crate::lazy::Lazy;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
-use crate::metadata::HolderMetadata;
 use crate::open;
-use crate::store::{BoxFuture, Inbox, Lazy};
-use crate::tasks::Tasks;
 use crate::url::StoreUrl;
 use store::Choice;
 pub use store::Store;
@@ -317,7 +317,7 @@ fn lazy(
     id: ClientId,
     inbox: Weak<dyn Inbox>,
     caller: Option<runtime::Handle>,
-) -> Arc<dyn crate::store::Store> {
+) -> Arc<dyn leasehold_store::Store> {
     let capabilities = open::capabilities(&url);
     let open = move || -> BoxFuture<_> {
         let (url, clock, inbox, caller) = (url.clone(), clock.clone(), inbox.clone(), caller.clone());

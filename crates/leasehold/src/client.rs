@@ -10,15 +10,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{Kind, Token};
+use leasehold_store::digest::client_name;
+use leasehold_store::{Diagnose, Diagnosis, diagnose, inspect_all};
 use tokio::runtime;
 
-use crate::diagnostics::Diagnosis;
-use crate::digest::client_name;
 use crate::engine::with_deadline;
 use crate::error::{Error, ErrorKind};
 use crate::handle::{Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::store::{Diagnose, diagnose, inspect_all};
 
 /// A connection to a store. Cloning is cheap; all clones are the same client.
 ///

@@ -12,9 +12,9 @@ use std::time::Duration;
 use leasehold_core::{
     Acquire, Acquisition, Command, Holder, Kind, Loss, Name, Reply, Resource, Token, TokenRange,
 };
+use leasehold_store::digest::lease_secret;
 
 use crate::client::Client;
-use crate::digest::lease_secret;
 use crate::engine::{AttachedLease, DetachedLease};
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;

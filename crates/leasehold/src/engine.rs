@@ -1,7 +1,7 @@
 //! Keeps one client's attempts and leases alive: the table of both, and the thread that drives it.
 //!
 //! The engine knows resources, commands and leases. It knows no kinds of lock and no addresses. It reaches the clock through
-//! [`crate::clock::Clock`], the timer through [`driver`], and the store through `store::Store`.
+//! [`leasehold_store::clock::Clock`], the timer through [`driver`], and the store through `store::Store`.
 
 pub(crate) mod driver;
 mod due;

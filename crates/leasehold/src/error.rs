@@ -5,9 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use leasehold_core::{Failure, NameError};
-
-use crate::store::{Cause, StoreError};
-use crate::tasks::TaskEnded;
+use leasehold_store::{Cause, OpenError, OpenErrorKind, StoreError};
 
 /// An error. Its message names the lock, the store, what happened, and the fix.
 ///
@@ -372,9 +370,21 @@ impl From<NameError> for Error {
     }
 }
 
-impl From<TaskEnded> for Error {
-    fn from(_: TaskEnded) -> Self {
-        Self::new(ErrorKind::Unavailable, "a thread of the client has ended while the store was opened")
+impl From<OpenError> for Error {
+    fn from(error: OpenError) -> Self {
+        let kind = match error.kind {
+            OpenErrorKind::Invalid => ErrorKind::Invalid,
+            OpenErrorKind::Unsupported => ErrorKind::Unsupported,
+            OpenErrorKind::Unavailable => ErrorKind::Unavailable,
+        };
+        let mut this = Self::new(kind, error.message);
+        if let Some(inner) = Arc::get_mut(&mut this.0) {
+            inner.failure = error.failure;
+        }
+        match error.cause {
+            None => this,
+            Some(cause) => this.with_cause(cause),
+        }
     }
 }
 
@@ -395,11 +405,6 @@ impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
-}
-
-/// An error about what this build leaves out.
-pub(crate) fn needs_feature(what: &str, feature: &str) -> Error {
-    Error::new(ErrorKind::Unsupported, format!("{what} needs the feature \"{feature}\" of leasehold"))
 }
 
 /// An error about what the caller has passed.

@@ -3,9 +3,9 @@
 //! Each function panics if a property of its parser does not hold.
 
 use leasehold_core::ClientId;
+use leasehold_store::HolderMetadata;
 use redis::Value;
 
-use crate::metadata::HolderMetadata;
 use crate::store::{fuzz_cluster_slots, fuzz_connection_info, fuzz_pipe_record};
 use crate::url::StoreUrl;
 

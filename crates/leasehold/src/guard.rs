@@ -10,15 +10,14 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tracing::Span;
-
 use leasehold_core::{Acquisition, LocalTime, Loss, Resource, Token};
+use leasehold_store::Store;
+use tracing::Span;
 
 use crate::engine::{DetachedLease, QueuedGrant, RenewalError, Request, Transmit, with_deadline};
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
-use crate::store::Store;
 use crate::telemetry::{Hold, spans};
 
 /// A held lease. The client renews it while the guard lives. [`release`](Self::release) releases it, and so does dropping

@@ -7,13 +7,12 @@ use std::time::Duration;
 use leasehold_core::{
     Acquire, Answer, Command, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource, Token, View,
 };
+use leasehold_store::{Capabilities, HolderMetadata, Store, StoreError};
 
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
 use crate::inspect::{ForeignInfo, HolderInfo, LockInfo};
-use crate::metadata::HolderMetadata;
 use crate::options::MIN_TTL;
-use crate::store::{Capabilities, Store, StoreError};
 use crate::telemetry::ClientTelemetry;
 
 const DEFAULT_TTL: Duration = Duration::from_secs(10);

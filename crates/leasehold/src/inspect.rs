@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use leasehold_core::weight::{UPGRADABLE, WRITER};
 use leasehold_core::{Acquisition, ClientId, Holder, Kind, QueueEntry, Resource, StoreTime, Token, View};
+use leasehold_store::HolderMetadata;
+use leasehold_store::digest::client_name;
 
 use crate::barrier_rounds::{parties, passed_rounds};
-use crate::digest::client_name;
-use crate::metadata::HolderMetadata;
 
 /// The holders and waiters of a lock at one moment of the store's clock. Returned by [`Mutex::inspect`](crate::Mutex::inspect) and
 /// [`Client::list`](crate::Client::list).

@@ -90,23 +90,19 @@ pub mod blocking;
 pub mod bridge;
 mod builder;
 mod client;
-mod clock;
 mod detached;
-mod diagnostics;
-mod digest;
 mod engine;
 mod error;
 pub mod fence;
 #[cfg(all(feature = "_fuzzing", feature = "redlock", feature = "sqlite", unix))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod gate;
 mod guard;
 pub mod guide;
 mod handle;
 mod inspect;
+mod lazy;
 mod locks;
-mod metadata;
 mod open;
 mod options;
 #[cfg(feature = "postgres")]
@@ -117,22 +113,22 @@ mod redlock;
 #[doc(hidden)]
 pub mod simulation;
 mod store;
-mod tasks;
 mod telemetry;
 pub mod testing;
 #[cfg(test)]
 mod tests;
 mod url;
-mod wakes;
 
 pub use builder::{ClientBuilder, Store};
 pub use client::Client;
 pub use detached::LeaseId;
-pub use diagnostics::{Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use error::{Error, ErrorKind};
 pub use guard::Guard;
 pub use inspect::{ForeignInfo, HolderInfo, LockInfo, Mode, WaiterInfo};
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
+pub use leasehold_store::{
+    Component, Diagnosis, FINDING_IDS, Fact, Finding, HolderMetadata, MAX_LABEL_BYTES, Severity,
+};
 pub use locks::barrier::Barrier;
 pub use locks::election::{Election, Observer};
 pub use locks::latch::Latch;
@@ -143,7 +139,6 @@ pub use locks::once_per::OncePer;
 pub use locks::reentrant::ReentrantMutex;
 pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use locks::semaphore::Semaphore;
-pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
 /// The client library of [`Client::from_redis_client`], [`Store::redis`] and [`Store::redis_connection`]. Its types are part
 /// of the public API, so a new major version of `redis` requires a new major version of `leasehold`.
 #[cfg(feature = "redis")]

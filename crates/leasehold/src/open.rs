@@ -3,15 +3,19 @@
 use std::sync::{Arc, Weak};
 
 use leasehold_core::ClientId;
+#[cfg(all(feature = "sqlite", unix))]
+use leasehold_store::OpenError;
+use leasehold_store::clock::Clock;
+use leasehold_store::memory::Memory;
+#[cfg(all(feature = "sqlite", unix))]
+use leasehold_store::tasks;
+use leasehold_store::{Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store};
 use tokio::runtime::Handle;
 
-use crate::clock::Clock;
 use crate::error::Error;
+use crate::store as stores;
 #[cfg(feature = "redis")]
 use crate::store::SharedConnection;
-use crate::store::{self as stores, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store};
-#[cfg(all(feature = "sqlite", unix))]
-use crate::tasks;
 use crate::url::StoreUrl;
 
 /// Opens a Redis store from the caller's `redis::Client`, and a connection of the caller's, if there is one.
@@ -41,7 +45,7 @@ pub(crate) async fn open(
 ) -> Result<Arc<dyn Store>, Error> {
     match url {
         StoreUrl::Memory { name } => {
-            let store = stores::memory::Memory::open(name);
+            let store = Memory::open(name);
             store.join(client, inbox);
             Ok(store)
         }
@@ -58,7 +62,7 @@ pub(crate) async fn open(
             let (path, is_durable) = (path.clone(), *is_durable);
             // The file may be busy.
             let open = move || stores::sqlite::Sqlite::open(&path, is_durable, clock, client, inbox);
-            Ok(tasks::blocking(open).await??)
+            Ok(tasks::blocking(open).await.map_err(OpenError::from)??)
         }
     }
 }

@@ -142,7 +142,7 @@ pub fn schema_sql(url: &str) -> Result<String, Error> {
 /// If the future is dropped, either all is created or nothing.
 pub async fn migrate(url: &str) -> Result<(), Error> {
     let url = address(url)?;
-    create_tables(&url).await
+    Ok(create_tables(&url).await?)
 }
 
 fn address(url: &str) -> Result<Box<crate::url::PostgresUrl>, Error> {

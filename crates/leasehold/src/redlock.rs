@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use leasehold_store::Diagnosis;
 use tokio::runtime;
 
 use crate::client::Client;
-use crate::diagnostics::Diagnosis;
 use crate::error::Error;
 use crate::locks::election::Election;
 use crate::locks::mutex::Mutex;

@@ -16,34 +16,32 @@ use std::time::Duration;
 
 mod instant;
 
+use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
+#[cfg(feature = "redlock")]
+use leasehold_store::QuorumNode;
+use leasehold_store::clock::Clock;
+pub use leasehold_store::clock::simulated::{ThreadClock, set_clock};
+use leasehold_store::{
+    Batch, BoxFuture, CallResult, Capabilities, HolderMetadata, Inbox as _, PollIntervals, Store, StoreError,
+};
+
+use crate::client::Client;
+use crate::engine::Session;
+use crate::engine::driver::{DriverTimer, drive};
+use crate::guard::Guard;
+use crate::handle::{ClientOptions, Handle};
+#[cfg(feature = "redlock")]
+use crate::store::redlock::runtime::Runtime;
+#[cfg(feature = "redlock")]
+use crate::store::redlock::{Redlock, VoteOptions};
+use crate::telemetry::ClientTelemetry;
 use answer::call_result;
 pub use answer::{Answered, CallFailed, Pending};
 #[cfg(feature = "redlock")]
 pub use host::{QuorumHost, QuorumOptions};
 #[cfg(feature = "redlock")]
 use host::{SimulatedHost, SimulatedNode};
-use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
-
-use crate::client::Client;
-use crate::clock::Clock;
-pub use crate::clock::simulated::{ThreadClock, set_clock};
-use crate::engine::Session;
-use crate::engine::driver::{DriverTimer, drive};
-use crate::guard::Guard;
-use crate::handle::{ClientOptions, Handle};
-use crate::metadata::HolderMetadata;
 pub use instant::instant_client;
-
-#[cfg(feature = "redlock")]
-use crate::store::QuorumNode;
-#[cfg(feature = "redlock")]
-use crate::store::redlock::runtime::Runtime;
-#[cfg(feature = "redlock")]
-use crate::store::redlock::{Redlock, VoteOptions};
-use crate::store::{
-    self, Batch, BoxFuture, CallResult, Capabilities, Inbox as _, PollIntervals, Store, StoreError,
-};
-use crate::telemetry::ClientTelemetry;
 
 /// What a simulated process stands on.
 pub trait Transport: Send + Sync {
@@ -93,7 +91,7 @@ impl SimulatedInbox {
 #[derive(Clone)]
 pub struct SimulatedQuorum {
     session: Arc<Session>,
-    inboxes: Vec<Arc<dyn store::Inbox>>,
+    inboxes: Vec<Arc<dyn leasehold_store::Inbox>>,
 }
 
 #[cfg(feature = "redlock")]
@@ -129,7 +127,7 @@ pub fn quorum_client(
 ) -> (Client, SimulatedQuorum, Pin<Box<dyn Future<Output = ()>>>) {
     let session =
         Arc::new(Session::new(id, secret_key(id), Clock::System, ClientTelemetry::new("simulated:")));
-    let inbox: Arc<dyn store::Inbox> = session.clone();
+    let inbox: Arc<dyn leasehold_store::Inbox> = session.clone();
     let node = |node| {
         let simulated: Arc<dyn QuorumNode> = Arc::new(SimulatedNode { host: host.clone(), node });
         (simulated, format!("node-{node}"))
@@ -236,7 +234,7 @@ impl Store for SimulatedStore {
 
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
         let answered = self.0.call(vec![(resource, command)], false, replicas);
-        Box::pin(async move { store::only(answered.await.into_iter().map(call_result).collect()) })
+        Box::pin(async move { leasehold_store::only(answered.await.into_iter().map(call_result).collect()) })
     }
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {

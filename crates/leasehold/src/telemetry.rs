@@ -13,8 +13,7 @@ pub(crate) mod spans;
 mod switch;
 
 use leasehold_core::Reply;
-
-use crate::store::CallResult;
+use leasehold_store::CallResult;
 pub(crate) use switch::{ClientTelemetry, Hold, LockTelemetry};
 
 /// How an attempt ended: the values of the label `outcome` of `leasehold_acquisitions_total`.

@@ -29,14 +29,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Command, Failure, LocalTime, Push, Resource};
+use leasehold_store::clock::Clock;
+use leasehold_store::clock::manual::ManualClock;
+use leasehold_store::memory::Memory;
+use leasehold_store::{
+    Batch, BoxFuture, CallResult, Capabilities, Diagnose, Diagnosis, Inbox, Store, StoreError,
+};
 
 use crate::client::Client;
-use crate::clock::Clock;
-use crate::clock::manual::ManualClock;
-use crate::diagnostics::Diagnosis;
 use crate::error::Error;
-use crate::store::memory::Memory;
-use crate::store::{Batch, BoxFuture, CallResult, Capabilities, Diagnose, Inbox, Store, StoreError};
 
 /// A store in memory whose clock the test moves. Clones are the same store. A test can create any number of clients, each of
 /// which represents a process.
@@ -80,7 +81,7 @@ impl TestStore {
     /// ```
     #[must_use]
     pub fn new() -> Self {
-        let clock = Arc::new(ManualClock::new());
+        let clock = Arc::new(ManualClock::default());
         let memory = Arc::new(Memory::with_clock(Clock::Manual(clock.clone())));
         let network = Arc::new(Network {
             is_down: AtomicBool::new(false),

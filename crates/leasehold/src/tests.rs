@@ -16,14 +16,14 @@ use std::time::{Duration, Instant};
 use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Release, Reply, Resource, View,
 };
-use pollster::block_on;
-
-use crate::client::Client;
-use crate::store::memory::Memory;
-use crate::store::{
+use leasehold_store::memory::Memory;
+use leasehold_store::{
     Batch, BoxFuture, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError,
     only,
 };
+use pollster::block_on;
+
+use crate::client::Client;
 use crate::{Error, Guard};
 
 /// The fault injected into one command.
@@ -549,7 +549,7 @@ fn close_ends_the_tasks_of_its_own_client_only() {
         let alive = Arc::new(());
         let kept = alive.clone();
         let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
-            crate::tasks::spawn(async move {
+            leasehold_store::tasks::spawn(async move {
                 let _kept = kept;
                 pending::<()>().await;
             });

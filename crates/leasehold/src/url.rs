@@ -11,7 +11,7 @@ use std::fmt;
 #[cfg(all(feature = "sqlite", unix))]
 use std::path::PathBuf;
 
-use crate::error::{Error, ErrorKind, invalid, needs_feature};
+use leasehold_store::OpenError;
 
 #[cfg(all(feature = "postgres", feature = "tls"))]
 pub(crate) use postgres::SslFiles;
@@ -59,10 +59,10 @@ pub(crate) enum StoreUrl {
 }
 
 impl StoreUrl {
-    pub(crate) fn parse(url: &str) -> Result<Self, Error> {
+    pub(crate) fn parse(url: &str) -> Result<Self, OpenError> {
         let Some((scheme, rest)) = url.split_once(':') else {
             // The text may be a misplaced password, so the message does not contain it.
-            return Err(invalid(format!("a store's address begins with a scheme: {}", schemes())));
+            return Err(OpenError::invalid(format!("a store's address begins with a scheme: {}", schemes())));
         };
         match scheme {
             "memory" => Ok(Self::Memory { name: rest.trim_start_matches("//").to_owned() }),
@@ -77,51 +77,52 @@ impl StoreUrl {
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => Ok(Self::Postgres(Box::new(PostgresUrl::parse(rest)?))),
             _ if SCHEMES.contains(&scheme) => Err(disabled(scheme)),
-            _ if is_scheme(scheme) => {
-                Err(invalid(format!("no store has the scheme {scheme}:; the schemes are {}", schemes())))
-            }
-            _ => Err(invalid(format!("a store's address begins with a scheme: {}", schemes()))),
+            _ if is_scheme(scheme) => Err(OpenError::invalid(format!(
+                "no store has the scheme {scheme}:; the schemes are {}",
+                schemes()
+            ))),
+            _ => Err(OpenError::invalid(format!("a store's address begins with a scheme: {}", schemes()))),
         }
     }
 
     #[cfg(all(feature = "sqlite", unix))]
-    fn parse_sqlite(rest: &str) -> Result<Self, Error> {
+    fn parse_sqlite(rest: &str) -> Result<Self, OpenError> {
         let parameter = rest.rsplit_once('?').and_then(|(path, query)| Some((path, query.split_once('=')?)));
         let (path, is_durable) = match parameter {
             None => (rest, false),
             Some((path, ("synchronous", "normal"))) => (path, false),
             Some((path, ("synchronous", "full"))) => (path, true),
             Some((_, ("synchronous", other))) => {
-                return Err(invalid(format!("synchronous is normal or full, not {other:?}")));
+                return Err(OpenError::invalid(format!("synchronous is normal or full, not {other:?}")));
             }
             // As part of the name it would lead to another file, and so to another store.
             Some((_, (other, _))) => {
                 let what = format!(
                     "sqlite: has no parameter {other:?}: it has synchronous=normal and synchronous=full"
                 );
-                return Err(invalid(what));
+                return Err(OpenError::invalid(what));
             }
         };
         // `sqlite://relative` would name a host in any other URL; only `sqlite:///absolute` is meant.
         let path = if path.starts_with("///") { &path[2..] } else { path };
         if path.starts_with("//") {
-            return Err(invalid("write sqlite:PATH or sqlite:///ABSOLUTE/PATH, without a host"));
+            return Err(OpenError::invalid("write sqlite:PATH or sqlite:///ABSOLUTE/PATH, without a host"));
         }
         Self::sqlite(PathBuf::from(path), is_durable)
     }
 
     #[cfg(all(feature = "sqlite", unix))]
-    pub(crate) fn sqlite(path: PathBuf, is_durable: bool) -> Result<Self, Error> {
+    pub(crate) fn sqlite(path: PathBuf, is_durable: bool) -> Result<Self, OpenError> {
         use std::os::unix::ffi::OsStrExt as _;
 
         let bytes = path.as_os_str().as_bytes();
         if bytes.is_empty() || bytes == b":memory:" {
-            return Err(invalid(
+            return Err(OpenError::invalid(
                 "sqlite: needs the path of a file, for example sqlite:locks.db; a store without a file is memory:",
             ));
         }
         if bytes.contains(&0) {
-            return Err(invalid("a path has no NUL character"));
+            return Err(OpenError::invalid("a path has no NUL character"));
         }
         Ok(Self::Sqlite { path, is_durable })
     }
@@ -135,10 +136,10 @@ impl From<RedlockUrl> for StoreUrl {
 }
 
 /// The error for an address that this build has no store for.
-fn disabled(scheme: &str) -> Error {
+fn disabled(scheme: &str) -> OpenError {
     let feature = match scheme {
         "sqlite" if !cfg!(unix) => {
-            return Error::new(ErrorKind::Unsupported, "sqlite: needs Unix");
+            return OpenError::unsupported("sqlite: needs Unix");
         }
         "sqlite" => "sqlite",
         "rediss" => "tls",
@@ -146,7 +147,7 @@ fn disabled(scheme: &str) -> Error {
         "postgres" | "postgresql" => "postgres",
         _ => "redis",
     };
-    needs_feature(&format!("{scheme}:…"), feature)
+    OpenError::needs_feature(&format!("{scheme}:…"), feature)
 }
 
 fn is_scheme(word: &str) -> bool {

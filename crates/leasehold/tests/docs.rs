@@ -201,18 +201,8 @@ impl Item {
 }
 
 /// Folders and files of a crate, below `src`, that have no public items for users.
-const PRIVATE: [&str; 10] = [
-    "fuzzing.rs",
-    "clock",
-    "clock.rs",
-    "engine",
-    "engine.rs",
-    "store",
-    "store.rs",
-    "handle.rs",
-    "simulation",
-    "simulation.rs",
-];
+const PRIVATE: [&str; 8] =
+    ["fuzzing.rs", "engine", "engine.rs", "store", "store.rs", "handle.rs", "simulation", "simulation.rs"];
 
 /// The items of the files below `src/FOLDER`. Unit tests have none.
 fn public_items(src: &Path, folder: &Path, items: &mut Vec<Item>) {

@@ -1,9 +1,9 @@
 //! The commands on a foreign lock, and what their answers mean.
 
 use leasehold_core::Token;
+use leasehold_store::{ForeignAnswer, ForeignCall, ForeignScript};
 
 use super::foreign::{Foreign, Protocol};
-use crate::store::{ForeignAnswer, ForeignCall, ForeignScript};
 
 static TAKE_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/take_value.lua"));
 static RENEW_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/renew_value.lua"));

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use leasehold_store::{ForeignKeys, Store, StoreError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::foreign::Foreign;
@@ -16,7 +17,6 @@ use super::leg::{Leg, OwnLease};
 use super::servers::Servers;
 use super::turns::TurnTable;
 use crate::engine::Session;
-use crate::store::{ForeignKeys, Store, StoreError};
 
 /// The bridges of one client.
 pub(crate) struct Bridges {

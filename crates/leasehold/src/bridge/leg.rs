@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::{LocalTime, Token, drift_margin};
+use leasehold_store::{ForeignAnswer, ForeignCall, ForeignError, ForeignKeys, MAX_DELAY, StoreError};
 use tokio::sync::{Notify, watch};
 
 use super::commands::{is_silent, is_yes};
@@ -12,7 +13,6 @@ use super::foreign::Foreign;
 use super::holders::Holders;
 use super::turns::TurnTable;
 use crate::engine::{Session, with_deadline};
-use crate::store::{ForeignAnswer, ForeignCall, ForeignError, ForeignKeys, MAX_DELAY, StoreError};
 
 /// The ttl of a leg until its first renewal. A command to take it leaves no tombstone, so one that arrives late, after its attempt
 /// has been given up, may take the foreign lock without a holder: for this long at most.

@@ -5,10 +5,11 @@
 
 use std::time::Duration;
 
+use leasehold_store::{ForeignAnswer, redisson_counter, redisson_tag};
+
 use super::foreign::{Foreign, Protocol};
 use super::servers::Servers;
 use crate::error::Error;
-use crate::store::{ForeignAnswer, redisson_counter, redisson_tag};
 
 /// `lockWatchdogTimeout` by default. A Java reader's watchdog sets the whole lock's time to it, also if another reader has more.
 const WATCHDOG: Duration = Duration::from_secs(30);

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use leasehold_core::{Failure, LocalTime};
+use leasehold_store::{ForeignAnswer, ForeignCall, ForeignError, ForeignOutcome, KeyWatch, StoreError};
 
 use super::commands::is_yes;
 use super::leg::{Leg, millis};
 use crate::engine::with_deadline;
-use crate::store::{ForeignAnswer, ForeignCall, ForeignError, ForeignOutcome, KeyWatch, StoreError};
 
 /// Failed tries in a row that are repeated, by an attempt that does not wait and by one that does: a connection may have been cut
 /// while it was idle.

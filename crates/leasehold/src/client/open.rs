@@ -6,21 +6,20 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
 use leasehold_core::{ClientId, SecretKey};
+use leasehold_store::clock::Clock;
+use leasehold_store::clock::manual::ManualClock;
+use leasehold_store::digest::client_name;
+use leasehold_store::{Inbox, Store, wakes};
 use tokio::runtime;
 use tokio::sync::oneshot;
 
 use super::Client;
-use crate::clock::Clock;
-use crate::clock::manual::ManualClock;
-use crate::digest::client_name;
 use crate::engine::{Session, driver};
 use crate::error::{Error, ErrorKind};
 use crate::handle::{ClientOptions, Handle};
 use crate::open;
-use crate::store::{Inbox, Store};
 use crate::telemetry::ClientTelemetry;
 use crate::url::StoreUrl;
-use crate::wakes;
 
 impl Client {
     pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {

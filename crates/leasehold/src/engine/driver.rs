@@ -14,6 +14,9 @@ use std::task::{Context, Poll};
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{Command, LocalTime};
+use leasehold_store::clock::manual::{Driven, ManualClock};
+use leasehold_store::tasks::TaskScope;
+use leasehold_store::{BoxFuture, Store, VotedAttempts, gate};
 use tokio::task::coop::consume_budget;
 use tracing::{Instrument as _, Span};
 
@@ -21,10 +24,6 @@ use super::outbox::{Outbox, Transmits};
 use super::session::Session;
 use super::threads::{self, Drive};
 use super::timer::Timer;
-use crate::clock::manual::{Driven, ManualClock};
-use crate::gate;
-use crate::store::{BoxFuture, Store, VotedAttempts};
-use crate::tasks::TaskScope;
 use crate::telemetry::{renewal_outcome, spans};
 
 /// Starts a client's driver. `open` runs on its thread first, and `report` gets its result; `failed` is the error of a thread without a

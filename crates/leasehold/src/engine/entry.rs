@@ -16,11 +16,11 @@ use leasehold_core::{
     Acquire, AcquireMachine, Command, GrantSecrets, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState,
     LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
 };
+use leasehold_store::{CallResult, StoreError};
 
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOf, ReleaseOutcome, Releasing};
 use super::second_leg::SecondLeg;
-use crate::store::{CallResult, StoreError};
 
 /// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]

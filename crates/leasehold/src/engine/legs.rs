@@ -1,11 +1,11 @@
 //! The second legs of bridged leases: when they are trusted, and that the client does not end before they have.
 
 use leasehold_core::LocalTime;
+use leasehold_store::StoreError;
 
 use super::entry::Entry;
 use super::session::Session;
 use super::table::Effects;
-use crate::store::StoreError;
 
 impl Session {
     /// A leg begins. The client's thread does not end before the leg has.

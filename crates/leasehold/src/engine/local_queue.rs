@@ -13,11 +13,11 @@ use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, HandoffBudget, HandoffLimits, LeaseTerms, LocalTime, Outcome,
     Resource, Token, WaitFor, WaitPolicy,
 };
+use leasehold_store::StoreError;
 
 use super::entry::{AttemptEnd, Entry, MinHold};
 use super::number_map::NumberMap;
 use super::waiting::Waiting;
-use crate::store::StoreError;
 
 /// What a queue's tasks ask the store for. Tasks with equal keys share a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]

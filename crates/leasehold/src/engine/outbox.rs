@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use leasehold_core::Resource;
+use leasehold_store::Store;
 
 use super::due::MAX_BATCH;
 use super::entry::Transmit;
-use crate::store::Store;
 
 /// How many batches may be in flight to one shard. After a reconnect all leases are renewed; a server with more requests than
 /// it can answer in time would look like a lost connection.

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use leasehold_core::{Command, Outcome, Resource};
+use leasehold_store::{BoxFuture, CallResult, Store, StoreError};
 
 use super::entry::Transmit;
 use super::local_queue::Ticket;
 use super::releasing::ReleaseOutcome;
 use super::session::Session;
-use crate::store::{BoxFuture, CallResult, Store, StoreError};
 
 /// A command that was sent for an entry of the table. Dropping it lets the driver retry what others depend on: a renewal.
 /// Dropping an attempt or a release is the caller's to settle.

@@ -17,13 +17,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 // The test of threads in `sim/` decides which thread runs next.
-#[cfg(shuttle)]
-use shuttle::sync::{Mutex, MutexGuard};
-
 use leasehold_core::{
     Acquire, AcquireMachine, Acquisition, Answer, ClientId, LeaseTerms, LocalTime, Loss, Outcome, Push,
     Reply, Resource, SecretKey, WaitPolicy,
 };
+use leasehold_store::clock::Clock;
+use leasehold_store::{CallResult, Inbox, StoreError, wakes};
+#[cfg(shuttle)]
+use shuttle::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::due::DueWork;
@@ -34,10 +35,7 @@ use super::local_queue::{
 use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
 use super::table::{Effects, Table};
-use crate::clock::Clock;
-use crate::store::{CallResult, Inbox, StoreError};
 use crate::telemetry::ClientTelemetry;
-use crate::wakes;
 
 /// The attempts, leases and releases of one client.
 pub(crate) struct Session {

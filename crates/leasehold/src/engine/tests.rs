@@ -14,13 +14,13 @@ use leasehold_core::{
     Outcome, Owner, Push, PushKind, Queued, Release, Reply, Resource, SecretKey, StoreTime, TokenRange,
     WaitFor, WaitPolicy,
 };
+use leasehold_store::clock::Clock;
+use leasehold_store::clock::manual::{Driven, ManualClock};
+use leasehold_store::{CallResult, Inbox as _, StoreError};
 
 use super::entry::{MinHold, Transmit};
 use super::session::Session;
 use super::table::Effects;
-use crate::clock::Clock;
-use crate::clock::manual::{Driven, ManualClock};
-use crate::store::{CallResult, Inbox as _, StoreError};
 use crate::telemetry::ClientTelemetry;
 
 const TTL: Duration = Duration::from_secs(9);
@@ -63,7 +63,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let clock = Arc::new(ManualClock::new());
+        let clock = Arc::new(ManualClock::default());
         let telemetry = ClientTelemetry::new("memory:");
         let session =
             Arc::new(Session::new(ClientId::new(1), SECRET_KEY, Clock::Manual(clock.clone()), telemetry));

@@ -8,13 +8,11 @@ use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
+use leasehold_store::{BoxFuture, gate, wakes};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::timer::{Timer, Timers};
-use crate::gate;
-use crate::store::BoxFuture;
-use crate::wakes;
 
 /// More of them would not be faster: a driver waits for its store.
 const MAX_THREADS: usize = 4;

@@ -14,13 +14,12 @@ mod imp {
     use std::time::Duration;
 
     use leasehold_core::LocalTime;
+    use leasehold_store::clock::Clock;
     use rustix::time::{
         Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
         timerfd_settime,
     };
     use tokio::net::unix::pipe::Receiver;
-
-    use crate::clock::Clock;
 
     /// The timers of one thread: all of them share a file descriptor.
     #[derive(Clone)]

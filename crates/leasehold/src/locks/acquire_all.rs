@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use leasehold_core::{Command, Failure, LocalTime, Outcome};
+use leasehold_store::{BoxFuture, CallResult, StoreError};
 
 use crate::engine::{AttemptEnd, Transmit, with_deadline};
 use crate::error::Error;
@@ -14,7 +15,6 @@ use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::{Attempt, CANCEL_LIMIT};
 use crate::locks::lock::Lock;
-use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// The result of a batch.
 pub(crate) enum BatchOutcome {

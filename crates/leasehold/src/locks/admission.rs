@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use leasehold_core::{LocalTime, Outcome, Resource};
+use leasehold_store::{VotedAttempts, admission_queue_of};
 
 use crate::engine::{Sleep, with_deadline};
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::lock::{Lock, WaitMode};
-use crate::store::{VotedAttempts, admission_queue_of};
 
 /// The ttl of an admission: as long as a single store waits for a frozen waiter. A client that crashes while admitted delays
 /// the others by at most this, also if the lock's ttl is longer.

@@ -9,6 +9,7 @@ use leasehold_core::{
     Acquire, Failure, GrantSecret, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token,
     WaitFor, WaitPolicy,
 };
+use leasehold_store::StoreError;
 
 use super::lock::{Lock, WaitMode, unit};
 use crate::barrier_rounds::parties;
@@ -19,7 +20,6 @@ use crate::engine::{
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::store::StoreError;
 
 /// Max time an attempt that was not granted in time waits for the store to confirm its cancellation.
 ///

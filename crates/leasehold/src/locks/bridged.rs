@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::weight::{READER, UPGRADABLE};
 use leasehold_core::{Kind, LocalTime, Resource};
+use leasehold_store::StoreError;
 
 use super::attempt::CANCEL_LIMIT;
 use super::lock::{Lock, WaitMode};
@@ -15,7 +16,6 @@ use crate::bridge::{Foreign, NO_MIN_HOLD, OwnLease, is_no_lock};
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::store::StoreError;
 
 impl Lock {
     pub(crate) fn set_bridge(&mut self, foreign: Foreign) {

@@ -9,13 +9,13 @@ use std::time::Duration;
 use leasehold_core::{
     HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
+use leasehold_store::{HolderMetadata, MAX_LABEL_BYTES};
 
 use crate::engine::ResourceHash;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle, resource_of};
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::metadata::{HolderMetadata, MAX_LABEL_BYTES};
 pub use crate::options::{MAX_TTL, MIN_TTL};
 use crate::telemetry::LockTelemetry;
 

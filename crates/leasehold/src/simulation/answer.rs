@@ -3,8 +3,7 @@
 use std::pin::Pin;
 
 use leasehold_core::{Answer, Failure};
-
-use crate::store::{CallResult, StoreError};
+use leasehold_store::{CallResult, StoreError};
 
 /// Why a command has no answer.
 #[derive(Clone, Debug)]

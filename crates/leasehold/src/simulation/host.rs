@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Command, LocalTime, Resource, Token};
-
-use super::answer::{Answered, Pending, call_result};
-use crate::clock::Clock;
-use crate::store::redlock::{self, runtime::Host};
-use crate::store::{
+use leasehold_store::clock::Clock;
+use leasehold_store::{
     Batch, BoxFuture, CallResult, Capabilities, QuorumNode, SharedBatch, Store, StoreError, only,
 };
+
+use super::answer::{Answered, Pending, call_result};
+use crate::store::redlock::{self, runtime::Host};
 
 /// What the quorum store of a simulated process stands on.
 pub trait QuorumHost: Send + Sync {

@@ -8,12 +8,14 @@ use std::task::Poll;
 use leasehold_core::{
     Answer, ClientId, Command, Failure, Grant, Reply, Resource, SecretKey, StoreTime, Token, TokenRange,
 };
+use leasehold_store::clock::Clock;
+use leasehold_store::{
+    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Store, StoreError,
+};
 
 use crate::client::Client;
-use crate::clock::Clock;
 use crate::engine::Session;
 use crate::handle::{ClientOptions, Handle};
-use crate::store::{Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Store, StoreError};
 use crate::telemetry::ClientTelemetry;
 
 /// A client of a store that grants every attempt at the second poll, as if its answer came over a connection. It has no driver, so

@@ -51,12 +51,12 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
+use leasehold_store::tasks::{self, Tasks};
+use leasehold_store::{
+    Batch, BoxFuture, CallResult, Capabilities, Diagnose, Diagnosis, Inbox, OpenError, Store, StoreError,
+};
 use tokio::task::AbortHandle;
 
-use super::{Batch, BoxFuture, CallResult, Capabilities, Diagnose, Inbox, Store, StoreError};
-use crate::diagnostics::Diagnosis;
-use crate::error::Error;
-use crate::tasks::{self, Tasks};
 use crate::url::{Pooler, PostgresUrl};
 use conn::Conn;
 pub(crate) use ddl::{Present, create_for_transactions, ddl};
@@ -77,8 +77,8 @@ pub(crate) const fn capabilities() -> Capabilities {
 }
 
 /// Creates the tables, unless they exist, and makes the views and functions anew.
-pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), Error> {
-    let failed = |error| Error::from_store(url, &error);
+pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), OpenError> {
+    let failed = |error| OpenError::from_store(url, &error);
     let conn = Dialer::new(url)?.connect(None).await.map_err(failed)?;
     in_time(schema::migrate(&conn, &url.schema)).await.map_err(failed)
 }
@@ -98,11 +98,11 @@ impl Postgres {
         url: &PostgresUrl,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
-    ) -> Result<Arc<Self>, Error> {
+    ) -> Result<Arc<Self>, OpenError> {
         let dialer = Dialer::open(url).await?;
         let opened = Opened::new(&dialer, url, client).await;
         let Opened { listening, is_pooled, synchronous_commit } =
-            opened.map_err(|error| Error::from_store(url, &error))?;
+            opened.map_err(|error| OpenError::from_store(url, &error))?;
         let session = Session {
             sql: Sql::new(&url.schema, None),
             client,
@@ -178,7 +178,7 @@ impl Opened {
         first: &Conn,
         is_pooled: bool,
     ) -> Result<Option<(Ear, Listening)>, StoreError> {
-        let invalid = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
+        let invalid = |error: OpenError| StoreError::new(Failure::NotSent, error.to_string());
         let may_be_pooled = url.pooler == Pooler::No;
         let Some(direct) = &url.listen else {
             if is_pooled && !may_be_pooled {

@@ -51,15 +51,14 @@ use std::time::Duration;
 use leasehold_core::Token;
 use leasehold_core::{Acquire, Answer, Command, Resource};
 pub(crate) use leasehold_redis_protocol::slot_of;
-
-use super::{
-    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ForeignKeys, ListResult, Store,
-    StoreError,
+use leasehold_store::tasks::Tasks;
+use leasehold_store::{
+    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ForeignKeys, ListResult,
+    Store, StoreError,
 };
 #[cfg(feature = "redlock")]
-use super::{QuorumNode, SharedBatch, only};
-use crate::diagnostics::Diagnosis;
-use crate::tasks::Tasks;
+use leasehold_store::{QuorumNode, SharedBatch, only};
+
 use caller_conn::Caller;
 use doctor::Address;
 pub(crate) use error::runtime_ended;

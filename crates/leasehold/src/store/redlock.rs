@@ -36,15 +36,14 @@ use leasehold_core::{
     StoreTime, Token, quorum_of,
 };
 use leasehold_redis_protocol::slot_of;
+use leasehold_store::clock::Clock;
+use leasehold_store::{
+    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ForeignKeys, Inbox,
+    QuorumNode, Store, StoreError, VotedAttempts, missing_response, only,
+};
 use tokio::sync::{Notify, oneshot};
 
 use super::redis::runtime_ended;
-use super::{
-    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ForeignKeys, Inbox, QuorumNode,
-    Store, StoreError, VotedAttempts, missing_response, only,
-};
-use crate::clock::Clock;
-use crate::diagnostics::Diagnosis;
 use admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use attempts::Attempts;
 use limits::{
@@ -126,7 +125,7 @@ impl Redlock {
         let quorum = Quorum::over(nodes, &Clock::System, client, options, inbox, runtime, |node, _| node);
         let inbox = |node| Arc::new(NodeInbox { quorum: Arc::downgrade(&quorum), node }) as Arc<dyn Inbox>;
         let inboxes = numbers.map(inbox).collect();
-        let diagnose = || Box::pin(std::future::ready(Diagnosis { components: Vec::new() })) as BoxFuture<_>;
+        let diagnose = || Box::pin(std::future::ready(Diagnosis::default())) as BoxFuture<_>;
         (Arc::new(Self::of(quorum, Box::new(diagnose))), inboxes)
     }
 }

@@ -47,16 +47,14 @@ use std::thread;
 use std::time::Instant;
 
 use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
+use leasehold_store::clock::Clock;
+use leasehold_store::{
+    Batch, BoxFuture, CallResult, Capabilities, Diagnose, Diagnosis, EMBEDDED_POLL_INTERVALS, Inbox,
+    OpenError, Store, StoreError, trial,
+};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::{
-    Batch, BoxFuture, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError,
-    trial,
-};
-use crate::clock::Clock;
-use crate::diagnostics::Diagnosis;
-use crate::error::{Error, ErrorKind};
 use files::Files;
 use jobs::Job;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
@@ -83,11 +81,10 @@ impl Sqlite {
         clock: Clock,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
-    ) -> Result<Arc<Self>, Error> {
+    ) -> Result<Arc<Self>, OpenError> {
         let (path, connection) = schema::prepare(path, is_durable)?;
         let failed = |what: &str, error: std::io::Error| {
-            Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}: {error}", path.display()))
-                .with_source(error)
+            OpenError::unavailable(format!("sqlite:{}: {what}: {error}", path.display())).with_source(error)
         };
         let files =
             Files::identify(&path).map_err(|error| failed("it was removed while it was opened", error))?;

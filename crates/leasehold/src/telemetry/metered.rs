@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Answer, Command, LocalTime, Resource, StoreTime};
-use metrics::{Gauge, Histogram, gauge, histogram};
-
-use super::names;
-use crate::clock::Clock;
-use crate::store::{
+use leasehold_store::clock::Clock;
+use leasehold_store::{
     Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ListResult, Store, StoreError,
     VotedAttempts,
 };
+use metrics::{Gauge, Histogram, gauge, histogram};
+
+use super::names;
 
 /// A longer round trip says too little about the clocks.
 const MAX_ROUND_TRIP: Duration = Duration::from_millis(100);
@@ -146,7 +146,7 @@ impl Store for Metered {
     }
 
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn crate::store::ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn leasehold_store::ForeignKeys>, StoreError> {
         self.store.foreign_keys(servers)
     }
 

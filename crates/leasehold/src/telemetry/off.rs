@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Command, Kind, LocalTime, Loss};
+use leasehold_store::clock::Clock;
+use leasehold_store::{CallResult, Store};
 
 use super::AttemptOutcome;
-use crate::clock::Clock;
-use crate::store::{CallResult, Store};
 
 #[derive(Clone, Debug)]
 pub(crate) struct ClientTelemetry;

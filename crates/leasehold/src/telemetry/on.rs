@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::{Command, Kind, LocalTime, Loss};
+use leasehold_store::clock::Clock;
+use leasehold_store::{CallResult, Store};
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 
 use super::metered::Metered;
 use super::{AttemptOutcome, names, renewal_outcome};
-use crate::clock::Clock;
-use crate::store::{CallResult, Store};
 
 /// The maximum number of labels per client. Further labels count as [`OTHER`], because a recorder never removes a label.
 const MAX_LABELS: usize = 100;

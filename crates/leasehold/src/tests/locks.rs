@@ -1,15 +1,16 @@
 //! Kinds of lock over a store with injected faults.
 
+use leasehold_core::{Push, SecretKey};
+use leasehold_store::clock::Clock;
+use leasehold_store::clock::manual::ManualClock;
+use leasehold_testkit::wait_until;
+
 use super::*;
-use crate::clock::Clock;
-use crate::clock::manual::ManualClock;
 use crate::engine::Session;
 use crate::handle::{ClientOptions, Handle};
 use crate::telemetry::ClientTelemetry;
 use crate::testing::TestStore;
 use crate::{MutexSet, UpgradableGuard, WriteGuard};
-use leasehold_core::{Push, SecretKey};
-use leasehold_testkit::wait_until;
 
 /// Ignores all pushes.
 struct IgnoredInbox;
@@ -68,7 +69,7 @@ fn assert_returns_only_a_held_guard(
 /// The driver has not run since the holder's release, as if its thread got no time.
 #[test]
 fn limit_of_a_wait_that_the_driver_has_not_sent_is_no_failure_of_the_store() {
-    let clock = Arc::new(ManualClock::new());
+    let clock = Arc::new(ManualClock::default());
     let local = || Clock::Manual(clock.clone());
     let telemetry = ClientTelemetry::new("memory:");
     let session = Arc::new(Session::new(ClientId::new(7), SecretKey::new(7), local(), telemetry.clone()));

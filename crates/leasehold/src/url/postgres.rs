@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::time::Duration;
 
+use leasehold_store::OpenError;
 use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, SslMode as ConfigSslMode, SslNegotiation};
 
-use crate::error::{Error, invalid, needs_feature};
 use password_file::SOCKETS;
 
 /// The schema of the tables unless the address names another.
@@ -75,11 +75,11 @@ pub(crate) enum Pooler {
 }
 
 impl PostgresUrl {
-    pub(super) fn parse(rest: &str) -> Result<Self, Error> {
+    pub(super) fn parse(rest: &str) -> Result<Self, OpenError> {
         Self::parse_with(rest, &|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    fn parse_with(rest: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Self, Error> {
+    fn parse_with(rest: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Self, OpenError> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut url = Self {
             config: Config::new(),
@@ -105,7 +105,7 @@ impl PostgresUrl {
         let address = format!("postgres://{place}?{}", drivers.join("&"));
         // The text may have the password, and the driver's error may have the text.
         url.config = Config::from_str(&address).map_err(|_| {
-            invalid(
+            OpenError::invalid(
                 "the address is not as postgres://user:password@host:port/database?parameter=value, or has an unknown \
                  parameter (docs/postgres.md lists them); in a password, write / as %2F, ? as %3F and @ as %40",
             )
@@ -120,7 +120,7 @@ impl PostgresUrl {
         name: &str,
         value: &str,
         environment: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, OpenError> {
         match name {
             "sslmode" => self.ssl_mode = ssl_mode(value)?,
             "sslrootcert" => self.ssl_files.authority = Some(PathBuf::from(value)),
@@ -134,7 +134,7 @@ impl PostgresUrl {
                     "auto" => Pooler::Detect,
                     "yes" | "true" => Pooler::Yes,
                     "no" | "false" => Pooler::No,
-                    _ => return Err(invalid("pooler is auto, yes or no")),
+                    _ => return Err(OpenError::invalid("pooler is auto, yes or no")),
                 };
             }
             "connections" => {
@@ -142,12 +142,14 @@ impl PostgresUrl {
                     .parse()
                     .ok()
                     .filter(|count| (1..=64).contains(count))
-                    .ok_or_else(|| invalid("connections is a number from 1 to 64"))?;
+                    .ok_or_else(|| OpenError::invalid("connections is a number from 1 to 64"))?;
             }
             "listen" => {
                 let rest = value.strip_prefix("postgresql:").or_else(|| value.strip_prefix("postgres:"));
                 let rest = rest.ok_or_else(|| {
-                    invalid("listen is the address of the same database without a pooler, with % encoded")
+                    OpenError::invalid(
+                        "listen is the address of the same database without a pooler, with % encoded",
+                    )
                 })?;
                 self.listen = Some(Box::new(Self::parse_with(rest, environment)?));
             }
@@ -156,7 +158,7 @@ impl PostgresUrl {
         Ok(true)
     }
 
-    fn set_ssl_from(&mut self, environment: &dyn Fn(&str) -> Option<String>) -> Result<(), Error> {
+    fn set_ssl_from(&mut self, environment: &dyn Fn(&str) -> Option<String>) -> Result<(), OpenError> {
         if let Some(mode) = environment("PGSSLMODE") {
             self.ssl_mode = ssl_mode(&mode)?;
         }
@@ -169,7 +171,7 @@ impl PostgresUrl {
     }
 
     /// What the address leaves out, as libpq does it.
-    fn fill_from(&mut self, environment: &dyn Fn(&str) -> Option<String>) -> Result<(), Error> {
+    fn fill_from(&mut self, environment: &dyn Fn(&str) -> Option<String>) -> Result<(), OpenError> {
         let config = &mut self.config;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             let hosts = environment("PGHOST").unwrap_or_else(|| {
@@ -184,7 +186,7 @@ impl PostgresUrl {
             && let Some(ports) = environment("PGPORT")
         {
             for port in ports.split(',') {
-                config.port(port.trim().parse().map_err(|_| invalid("PGPORT is not a port"))?);
+                config.port(port.trim().parse().map_err(|_| OpenError::invalid("PGPORT is not a port"))?);
             }
         }
         if config.get_user().is_none()
@@ -216,8 +218,10 @@ impl PostgresUrl {
         if config.get_connect_timeout().is_none()
             && let Some(seconds) = environment("PGCONNECT_TIMEOUT")
         {
-            let seconds: i32 =
-                seconds.trim().parse().map_err(|_| invalid("PGCONNECT_TIMEOUT is not a number"))?;
+            let seconds: i32 = seconds
+                .trim()
+                .parse()
+                .map_err(|_| OpenError::invalid("PGCONNECT_TIMEOUT is not a number"))?;
             // As in an address, any other number means the default.
             if let Ok(seconds @ 1..) = u64::try_from(seconds) {
                 config.connect_timeout(Duration::from_secs(seconds));
@@ -226,20 +230,20 @@ impl PostgresUrl {
         Ok(())
     }
 
-    fn checked(mut self) -> Result<Self, Error> {
+    fn checked(mut self) -> Result<Self, OpenError> {
         if self.ssl_mode >= SslMode::Require && !cfg!(feature = "tls") {
-            return Err(needs_feature("sslmode with TLS", "tls"));
+            return Err(OpenError::needs_feature("sslmode with TLS", "tls"));
         }
         if self.ssl_files.certificate.is_some() != self.ssl_files.key.is_some() {
-            return Err(invalid("a client certificate needs both sslcert and sslkey"));
+            return Err(OpenError::invalid("a client certificate needs both sslcert and sslkey"));
         }
         if self.config.get_channel_binding() == ChannelBinding::Require {
-            return Err(invalid(
+            return Err(OpenError::invalid(
                 "channel_binding=require is not supported: sslmode=verify-full also proves who the server is",
             ));
         }
         if self.config.get_ssl_negotiation() == SslNegotiation::Direct {
-            return Err(invalid(
+            return Err(OpenError::invalid(
                 "sslnegotiation=direct is not supported: leave it out, which costs one round trip for each connection",
             ));
         }
@@ -261,30 +265,33 @@ fn shown(rest: &str) -> String {
     format!("postgres://{}", place.split_once('?').map_or(place, |(place, _)| place))
 }
 
-fn decoded(text: &str) -> Result<String, Error> {
-    let text = percent_decode_str(text).decode_utf8().map_err(|_| invalid("the address is not UTF-8"))?;
+fn decoded(text: &str) -> Result<String, OpenError> {
+    let text =
+        percent_decode_str(text).decode_utf8().map_err(|_| OpenError::invalid("the address is not UTF-8"))?;
     Ok(text.into_owned())
 }
 
-fn ssl_mode(value: &str) -> Result<SslMode, Error> {
+fn ssl_mode(value: &str) -> Result<SslMode, OpenError> {
     Ok(match value {
         "disable" => SslMode::Disable,
         "allow" | "prefer" => SslMode::Prefer,
         "require" => SslMode::Require,
         "verify-ca" => SslMode::VerifyCa,
         "verify-full" => SslMode::VerifyFull,
-        _ => return Err(invalid("sslmode is disable, prefer, require, verify-ca or verify-full")),
+        _ => return Err(OpenError::invalid("sslmode is disable, prefer, require, verify-ca or verify-full")),
     })
 }
 
-fn synchronous_commit(value: &str) -> Result<&'static str, Error> {
+fn synchronous_commit(value: &str) -> Result<&'static str, OpenError> {
     let known = ["on", "off", "local", "remote_write", "remote_apply"];
     let found = known.into_iter().find(|known| *known == value);
-    found.ok_or_else(|| invalid("synchronous_commit is on, off, local, remote_write or remote_apply"))
+    found.ok_or_else(|| {
+        OpenError::invalid("synchronous_commit is on, off, local, remote_write or remote_apply")
+    })
 }
 
 /// A name that needs no quotes in SQL.
-fn identifier(name: &str) -> Result<String, Error> {
+fn identifier(name: &str) -> Result<String, OpenError> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if name.len() <= MAX_IDENTIFIER
         && name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
@@ -293,7 +300,9 @@ fn identifier(name: &str) -> Result<String, Error> {
     {
         return Ok(name.to_owned());
     }
-    Err(invalid("a schema's name has lower-case letters, digits and _, and does not begin with pg_"))
+    Err(OpenError::invalid(
+        "a schema's name has lower-case letters, digits and _, and does not begin with pg_",
+    ))
 }
 
 impl fmt::Debug for PostgresUrl {
@@ -314,7 +323,7 @@ mod tests {
 
     use super::*;
 
-    fn parse(rest: &str) -> Result<PostgresUrl, Error> {
+    fn parse(rest: &str) -> Result<PostgresUrl, OpenError> {
         PostgresUrl::parse_with(rest, &|_| None)
     }
 

@@ -4,10 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
+use leasehold_store::OpenError;
 use percent_encoding::percent_decode_str;
-
-use super::{invalid, needs_feature};
-use crate::error::Error;
 
 const REDIS_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
@@ -61,14 +59,16 @@ pub(crate) struct Tls {
 
 impl RedisUrl {
     /// The address of one server, or of one behind Sentinels.
-    pub(crate) fn of_node(url: &str) -> Result<Self, Error> {
+    pub(crate) fn of_node(url: &str) -> Result<Self, OpenError> {
         match url.split_once(':') {
             Some((
                 scheme @ ("redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster"),
                 rest,
             )) => Self::parse(scheme, rest),
             // The text may be a password, so the message does not contain it.
-            _ => Err(invalid("a node's address begins with redis:, rediss:, redis+unix: or redis-sentinel:")),
+            _ => Err(OpenError::invalid(
+                "a node's address begins with redis:, rediss:, redis+unix: or redis-sentinel:",
+            )),
         }
     }
 
@@ -77,7 +77,7 @@ impl RedisUrl {
         self.place == other.place && self.database == other.database
     }
 
-    pub(super) fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
+    pub(super) fn parse(scheme: &str, rest: &str) -> Result<Self, OpenError> {
         let shown = without_secrets(scheme, rest);
         let url = Self {
             place: Place::Socket(PathBuf::new()),
@@ -101,16 +101,16 @@ impl RedisUrl {
         url.checked()
     }
 
-    fn with_socket(mut self, path: &str) -> Result<Self, Error> {
+    fn with_socket(mut self, path: &str) -> Result<Self, OpenError> {
         let path = decoded(path)?;
         if !path.starts_with('/') {
-            return Err(invalid("write redis+unix:///PATH/OF/THE/SOCKET, with the whole path"));
+            return Err(OpenError::invalid("write redis+unix:///PATH/OF/THE/SOCKET, with the whole path"));
         }
         self.place = Place::Socket(PathBuf::from(path.into_owned()));
         Ok(self)
     }
 
-    fn with_hosts(mut self, scheme: &str, rest: &str) -> Result<Self, Error> {
+    fn with_hosts(mut self, scheme: &str, rest: &str) -> Result<Self, OpenError> {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let hosts = match authority.rsplit_once('@') {
             None => authority,
@@ -127,14 +127,16 @@ impl RedisUrl {
         self.place = match scheme {
             "redis-cluster" => {
                 if !path.is_empty() {
-                    return Err(invalid("a cluster has one database: write redis-cluster://host[:port],…"));
+                    return Err(OpenError::invalid(
+                        "a cluster has one database: write redis-cluster://host[:port],…",
+                    ));
                 }
                 Place::Cluster(hosts)
             }
             "redis-sentinel" => {
                 let (service, database) = path.split_once('/').unwrap_or((path, ""));
                 if service.is_empty() {
-                    return Err(invalid(
+                    return Err(OpenError::invalid(
                         "name the service: redis-sentinel://host[:port],…/service, as it is called in sentinel.conf",
                     ));
                 }
@@ -143,7 +145,7 @@ impl RedisUrl {
             }
             _ => {
                 if hosts.len() > 1 {
-                    return Err(invalid(
+                    return Err(OpenError::invalid(
                         "one server has one address; several are redis-sentinel: or redis-cluster:",
                     ));
                 }
@@ -154,7 +156,7 @@ impl RedisUrl {
         Ok(self)
     }
 
-    fn set(&mut self, name: &str, value: &str) -> Result<(), Error> {
+    fn set(&mut self, name: &str, value: &str) -> Result<(), OpenError> {
         let is_login = matches!(self.place, Place::Socket(_));
         match (name, &mut self.place) {
             ("user", _) if is_login => self.login.user = some(value),
@@ -172,12 +174,12 @@ impl RedisUrl {
                 self.is_resp2 = match value {
                     "2" | "resp2" => true,
                     "3" | "resp3" => false,
-                    _ => return Err(invalid("protocol is 2 or 3")),
+                    _ => return Err(OpenError::invalid("protocol is 2 or 3")),
                 };
             }
             // The parameter's name may be a part of a password, so the message does not contain it.
             _ => {
-                return Err(invalid(
+                return Err(OpenError::invalid(
                     "the address has an unknown parameter (docs/operations.md lists them); in a password, write \
                      / as %2F, ? as %3F and @ as %40",
                 ));
@@ -186,24 +188,26 @@ impl RedisUrl {
         Ok(())
     }
 
-    fn tls_files(&mut self, name: &str) -> Result<&mut Tls, Error> {
+    fn tls_files(&mut self, name: &str) -> Result<&mut Tls, OpenError> {
         self.tls.as_mut().ok_or_else(|| {
-            invalid(format!("{name}= is for TLS: write rediss://…, or tls=true before it in a list of hosts"))
+            OpenError::invalid(format!(
+                "{name}= is for TLS: write rediss://…, or tls=true before it in a list of hosts"
+            ))
         })
     }
 
-    fn checked(self) -> Result<Self, Error> {
+    fn checked(self) -> Result<Self, OpenError> {
         if self.tls.is_some() && !cfg!(feature = "tls") {
             let what = if self.shown.starts_with("rediss:") { "rediss:…" } else { "tls=true" };
-            return Err(needs_feature(what, "tls"));
+            return Err(OpenError::needs_feature(what, "tls"));
         }
         if let Some(tls) = &self.tls
             && tls.certificate.is_some() != tls.key.is_some()
         {
-            return Err(invalid("a client certificate is two files: cert=PATH and key=PATH"));
+            return Err(OpenError::invalid("a client certificate is two files: cert=PATH and key=PATH"));
         }
         if self.is_resp2 && matches!(self.place, Place::Cluster(_)) {
-            return Err(invalid("clusters speak protocol 3, which every Redis since 6.0 has"));
+            return Err(OpenError::invalid("clusters speak protocol 3, which every Redis since 6.0 has"));
         }
         Ok(self)
     }
@@ -214,8 +218,8 @@ pub(crate) const NO_HOST_NAME: &str = "?";
 
 impl Host {
     /// `name`, `name:port`, `[v6]` or `[v6]:port`.
-    pub(crate) fn parse(text: &str, port: u16) -> Result<Self, Error> {
-        let wrong = || invalid("a host is NAME, NAME:PORT, or [IPv6]:PORT");
+    pub(crate) fn parse(text: &str, port: u16) -> Result<Self, OpenError> {
+        let wrong = || OpenError::invalid("a host is NAME, NAME:PORT, or [IPv6]:PORT");
         let (name, given) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
             None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
             Some(Some((name, ""))) => (name, None),
@@ -241,10 +245,12 @@ impl Host {
     }
 }
 
-fn decoded(text: &str) -> Result<Cow<'_, str>, Error> {
+fn decoded(text: &str) -> Result<Cow<'_, str>, OpenError> {
     // The text may be a password, so the message does not contain it.
     percent_decode_str(text).decode_utf8().map_err(|_| {
-        invalid("a % in an address must be followed by two hex digits, and the bytes must be UTF-8")
+        OpenError::invalid(
+            "a % in an address must be followed by two hex digits, and the bytes must be UTF-8",
+        )
     })
 }
 
@@ -252,22 +258,22 @@ fn some(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-fn number(text: &str) -> Result<i64, Error> {
+fn number(text: &str) -> Result<i64, OpenError> {
     if text.is_empty() {
         return Ok(0);
     }
     let number = text.parse().ok().filter(|number| *number >= 0);
     // The text may be part of a password with a / in it, so the message does not contain it.
     number.ok_or_else(|| {
-        invalid("a database is a number; in a password, write / as %2F, ? as %3F and @ as %40")
+        OpenError::invalid("a database is a number; in a password, write / as %2F, ? as %3F and @ as %40")
     })
 }
 
-fn is_true(text: &str) -> Result<bool, Error> {
+fn is_true(text: &str) -> Result<bool, OpenError> {
     match text {
         "" | "true" | "1" | "yes" => Ok(true),
         "false" | "0" | "no" => Ok(false),
-        _ => Err(invalid("tls is true or false")),
+        _ => Err(OpenError::invalid("tls is true or false")),
     }
 }
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::invalid;
+use leasehold_store::OpenError;
+
 use super::redis::{Place, RedisUrl};
-use crate::error::Error;
 use crate::options::{MAX_TTL, MIN_TTL};
 
 /// The minimum number of nodes: one server is no quorum, and has a majority of itself after every restart. Two must both be there.
@@ -35,12 +35,12 @@ impl RedlockUrl {
 
     /// `//[user:password@]host[:port],…[/database]`, for nodes that differ in nothing else; or whole addresses of any
     /// kind, with spaces between them. Parameters that are not the quorum's own apply to each node.
-    pub(super) fn parse(rest: &str) -> Result<Self, Error> {
+    pub(super) fn parse(rest: &str) -> Result<Self, OpenError> {
         let url = if rest.starts_with("//") { Self::of_hosts(rest)? } else { Self::of_addresses(rest)? };
         url.checked()
     }
 
-    fn of_hosts(rest: &str) -> Result<Self, Error> {
+    fn of_hosts(rest: &str) -> Result<Self, OpenError> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut url = Self::new(Vec::new());
         let (mut node_parameters, mut scheme) = (Vec::new(), "redis");
@@ -65,7 +65,7 @@ impl RedlockUrl {
         Ok(url)
     }
 
-    fn of_addresses(rest: &str) -> Result<Self, Error> {
+    fn of_addresses(rest: &str) -> Result<Self, OpenError> {
         let mut url = Self::new(Vec::new());
         for word in rest.split_whitespace() {
             if let Some(query) = word.strip_prefix('?') {
@@ -82,14 +82,14 @@ impl RedlockUrl {
     }
 
     /// Sets a parameter of the quorum's own. Returns whether it is one.
-    fn set(&mut self, parameter: &str) -> Result<bool, Error> {
+    fn set(&mut self, parameter: &str) -> Result<bool, OpenError> {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         match name {
             "unfenced" => {
                 self.is_fenced = match value {
                     "" | "true" | "1" | "yes" => false,
                     "false" | "0" | "no" => true,
-                    _ => return Err(invalid("unfenced is true or false")),
+                    _ => return Err(OpenError::invalid("unfenced is true or false")),
                 };
             }
             "node_timeout_ms" => self.node_timeout = Some(milliseconds(name, value)?),
@@ -99,44 +99,52 @@ impl RedlockUrl {
         Ok(true)
     }
 
-    pub(crate) fn checked(self) -> Result<Self, Error> {
+    pub(crate) fn checked(self) -> Result<Self, OpenError> {
         let count = self.nodes.len();
         if !(MIN_NODES..=MAX_NODES).contains(&count) {
             let advice =
                 if count == 1 { "; for one server, write its own address, redis://host" } else { "" };
-            return Err(invalid(format!(
+            return Err(OpenError::invalid(format!(
                 "a quorum has {MIN_NODES} to {MAX_NODES} nodes, better three or five, not {count}: \
                  redlock://host[:port],host[:port],…, or redlock: and whole addresses with spaces between them{advice}"
             )));
         }
         if self.node_timeout.is_some_and(|limit| limit.is_zero() || limit > MAX_TTL) {
-            return Err(invalid("the time limit for a node's answer is more than zero, and at most 30 days"));
+            return Err(OpenError::invalid(
+                "the time limit for a node's answer is more than zero, and at most 30 days",
+            ));
         }
         if self.max_ttl.is_some_and(|longest| !(MIN_TTL..=MAX_TTL).contains(&longest)) {
-            return Err(invalid(format!("max_ttl is between {MIN_TTL:?} and 30 days, as every ttl")));
+            return Err(OpenError::invalid(format!(
+                "max_ttl is between {MIN_TTL:?} and 30 days, as every ttl"
+            )));
         }
         for (index, node) in self.nodes.iter().enumerate() {
             if matches!(node.place, Place::Cluster(_)) {
-                return Err(invalid("a cluster can't be one of the nodes: write the address of one server"));
+                return Err(OpenError::invalid(
+                    "a cluster can't be one of the nodes: write the address of one server",
+                ));
             }
             if self.nodes[..index].iter().any(|other| other.is_same_server(node)) {
-                return Err(invalid(format!("{node} is named twice, so its vote would count twice")));
+                return Err(OpenError::invalid(format!(
+                    "{node} is named twice, so its vote would count twice"
+                )));
             }
         }
         Ok(self)
     }
 }
 
-fn milliseconds(name: &str, value: &str) -> Result<Duration, Error> {
+fn milliseconds(name: &str, value: &str) -> Result<Duration, OpenError> {
     let number = value.parse().ok().filter(|number| (1..=30 * 24 * 3_600_000).contains(number));
     number
         .map(Duration::from_millis)
-        .ok_or_else(|| invalid(format!("{name} is a number of milliseconds, 30 days at most")))
+        .ok_or_else(|| OpenError::invalid(format!("{name} is a number of milliseconds, 30 days at most")))
 }
 
-fn unknown_parameter() -> Error {
+fn unknown_parameter() -> OpenError {
     // The text may be part of a password, so the message does not contain it.
-    invalid("the address has an unknown parameter: docs/operations.md lists them")
+    OpenError::invalid("the address has an unknown parameter: docs/operations.md lists them")
 }
 
 impl fmt::Display for RedlockUrl {

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use leasehold_core::{LeaseState, LocalTime, Loss, Outcome, Token};
+use leasehold_store::StoreError;
 
 use super::{Entry, RenewalError, Stage};
 use crate::engine::releasing::ReleaseOutcome;
-use crate::store::StoreError;
 
 impl Entry {
     /// Whether the store may have received the attempt, so that it can confirm the attempt's end.

@@ -4,10 +4,11 @@ use std::future::{pending, ready};
 use std::pin::pin;
 use std::sync::Mutex;
 
+use leasehold_store::{Batch, BoxFuture, Capabilities, EMBEDDED_POLL_INTERVALS, Store};
+
 use super::super::{End, ReleaseOutcome, RenewalError, Request, Sleep, release_dropped, with_deadline};
 use super::queues::key;
 use super::*;
-use crate::store::{Batch, BoxFuture, Capabilities, EMBEDDED_POLL_INTERVALS, Store};
 
 /// Answers every command in the same way, or not at all.
 struct Fixed {

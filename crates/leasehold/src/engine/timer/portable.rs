@@ -4,8 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use leasehold_core::LocalTime;
-
-use crate::clock::Clock;
+use leasehold_store::clock::Clock;
 
 /// The timers of one thread.
 #[derive(Clone)]

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 
 use leasehold_core::{Acquire, Answer, Command, Failure, Grant, Release, Renew, Reply, Resource, TokenRange};
+use leasehold_store::StoreError;
+use leasehold_store::sql::{stored_key, stored_number};
 
 use super::conn::{Frame, is_transient};
 use super::error;
@@ -10,8 +12,6 @@ use super::exec::Executor;
 use super::params::{Param, Reader, Request, micros, of_key, of_resource};
 use super::pinned::Pinned;
 use super::transaction::Progress;
-use crate::store::StoreError;
-use crate::store::sql::{stored_key, stored_number};
 
 impl Executor {
     /// Runs the command as one statement. `None`, without effect, if it takes a transaction.

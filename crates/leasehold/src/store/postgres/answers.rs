@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use leasehold_core::{Acquisition, ClientId, StoreTime};
+use leasehold_store::StoreError;
 use tokio_postgres::Row;
 
 use super::base::{Base, ResourceRow, Window, new_header};
 use super::error;
 use super::params::Reader;
 use super::query::Query;
-use crate::store::StoreError;
 
 /// Keeps the answer to a look-up, and which clients listen.
 pub(super) fn keep(

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use leasehold_core::model::{CommandContext, Rows, apply, apply_all};
 use leasehold_core::{Acquire, Answer, Command, Now, Renew, Resource};
+use leasehold_store::{Batch, CallResult, StoreError};
 
 use super::cache::{CachedRows, Missing};
 use super::exec::{Executor, renewal_timeout, renewals_timeout, without_answer};
@@ -14,7 +15,6 @@ use super::limits::{ANSWER_TIMEOUT, MAX_TOGETHER, QUEUE_TIMEOUT};
 use super::pool::Class;
 use super::query::{together, usual_queries};
 use super::transaction::{Access, Progress};
-use crate::store::{Batch, CallResult, StoreError};
 
 impl Executor {
     /// Runs the commands: those of one resource in order, and renewals together.
@@ -44,7 +44,7 @@ impl Executor {
         for (at, result) in join_all(groups).await.into_iter().flatten() {
             results[at] = Some(result);
         }
-        results.into_iter().map(|result| result.unwrap_or_else(crate::store::missing_response)).collect()
+        results.into_iter().map(|result| result.unwrap_or_else(leasehold_store::missing_response)).collect()
     }
 
     /// Runs commands at one resource.

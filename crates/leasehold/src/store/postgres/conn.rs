@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::join_all;
+use leasehold_store::{StoreError, tasks};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
 use tokio_postgres::error::SqlState;
@@ -18,8 +19,6 @@ use super::error;
 use super::limits::{IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS};
 use super::params::{Reader, Request};
 use super::pinned::Pinned;
-use crate::store::StoreError;
-use crate::tasks;
 
 /// Largest number of statements that are polled in the order in which they are sent.
 const MAX_FLIGHT: usize = 24;

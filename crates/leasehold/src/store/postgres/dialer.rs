@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_core::Failure;
+use leasehold_store::{OpenError, StoreError, tasks};
 use tokio::net::lookup_host;
 use tokio::time::timeout;
 use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode};
@@ -19,9 +20,6 @@ use super::limits::{
     ANSWER_TIMEOUT, CONNECT_TIMEOUT, HOST_TIMEOUT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES,
 };
 use super::tls::Connectors;
-use crate::error::Error as PublicError;
-use crate::store::StoreError;
-use crate::tasks;
 use crate::url::PostgresUrl;
 
 /// Opens connections to one address.
@@ -73,7 +71,7 @@ impl Server {
 }
 
 impl Dialer {
-    pub(super) fn new(url: &PostgresUrl) -> Result<Self, PublicError> {
+    pub(super) fn new(url: &PostgresUrl) -> Result<Self, OpenError> {
         let hosts: Vec<_> = hosts_of(&url.config).into_iter().map(Server::new).collect();
         let first = match url.config.get_load_balance_hosts() {
             LoadBalanceHosts::Random => random(hosts.len()),
@@ -84,7 +82,7 @@ impl Dialer {
     }
 
     /// As [`Self::new`]. Certificates are read, which may take long.
-    pub(super) async fn open(url: &PostgresUrl) -> Result<Self, PublicError> {
+    pub(super) async fn open(url: &PostgresUrl) -> Result<Self, OpenError> {
         let url = url.clone();
         tasks::blocking(move || Self::new(&url)).await?
     }

@@ -1,5 +1,8 @@
 //! Checks the server that locks depend on.
 
+use leasehold_core::{Command, Failure};
+use leasehold_store::{CallResult, Check, Component, Diagnosis, StoreError, trial};
+
 use super::conn::Conn;
 use super::dialer::Dialer;
 use super::error::explain;
@@ -10,13 +13,10 @@ use super::pinned::Pinned;
 use super::pool::Class;
 use super::transaction::Progress;
 use super::{ddl, pooler, rights};
-use crate::diagnostics::{Check, Component, Diagnosis};
-use crate::store::{CallResult, StoreError, trial};
 use crate::url::{PostgresUrl, SslMode};
-use leasehold_core::{Command, Failure};
 
 pub(super) async fn diagnose(url: &PostgresUrl, executor: &Executor) -> Result<Diagnosis, StoreError> {
-    let invalid = |error: crate::error::Error| StoreError::new(Failure::NotSent, error.to_string());
+    let invalid = |error: leasehold_store::OpenError| StoreError::new(Failure::NotSent, error.to_string());
     let dialer = Dialer::open(url).await.map_err(invalid)?;
     let conn = dialer.connect(None).await?;
     let mut seen = in_time(look(&conn, url, executor.session.mailbox.polls())).await?;
@@ -29,7 +29,7 @@ pub(super) async fn diagnose(url: &PostgresUrl, executor: &Executor) -> Result<D
     if seen.lacking.is_empty() && !seen.is_read_only && !seen.is_standby {
         trial::judge(&executor.try_lock().await, &mut component);
     }
-    Ok(Diagnosis { components: vec![component] })
+    Ok(Diagnosis::new(vec![component]))
 }
 
 impl Executor {
@@ -199,8 +199,9 @@ fn judge_durability(component: &mut Component, seen: &Seen) {
 
 #[cfg(test)]
 mod tests {
+    use leasehold_store::{Finding, Severity};
+
     use super::*;
-    use crate::diagnostics::{Finding, Severity};
     use crate::url::StoreUrl;
 
     fn sound() -> Seen {

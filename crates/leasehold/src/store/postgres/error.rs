@@ -4,11 +4,10 @@ use std::io;
 use std::time::Duration;
 
 use leasehold_core::{Effect, Failure};
+use leasehold_store::StoreError;
+use leasehold_store::certificates::{self, Parameters};
 use tokio_postgres::Error;
 use tokio_postgres::error::{Severity, SqlState};
-
-use crate::store::StoreError;
-use crate::store::certificates::{self, Parameters};
 
 const CERTIFICATES: Parameters =
     Parameters { authority: "sslrootcert", certificate: "sslcert", key: "sslkey" };

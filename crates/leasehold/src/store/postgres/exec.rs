@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, apply};
 use leasehold_core::{Answer, Command, Failure, Push, Renew, Reply, Resource};
+use leasehold_store::{CallResult, StoreError};
 use tokio::time::timeout;
 
 use super::cache::{CachedRows, Missing};
@@ -16,7 +17,6 @@ use super::query::usual_queries;
 use super::rights;
 use super::sql::Sql;
 use super::transaction::{Access, Failed, Plan, Progress, Session, Step, Transaction};
-use crate::store::{CallResult, StoreError};
 
 /// The commands of one client.
 pub(super) struct Executor {

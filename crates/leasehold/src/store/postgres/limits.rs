@@ -4,9 +4,9 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use leasehold_core::model::TOKEN_RETENTION;
+use leasehold_store::{PollIntervals, StoreError};
 
 use super::error;
-use crate::store::{PollIntervals, StoreError};
 
 /// Max time for a command, with all of its flights.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

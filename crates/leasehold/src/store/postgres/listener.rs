@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_core::{ClientId, Failure};
+use leasehold_store::{Inbox, StoreError, tasks};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
@@ -20,8 +21,6 @@ use super::pinned::Pinned;
 use super::push::{Arrival, PushQueue};
 use super::sql::Sql;
 use super::{error, pooler, push};
-use crate::store::{Inbox, StoreError};
-use crate::tasks;
 use crate::url::PostgresUrl;
 
 /// How often, and after which pause, the lock of a client that listens is tried.

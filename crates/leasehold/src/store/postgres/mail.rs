@@ -7,6 +7,7 @@
 use std::sync::{Arc, Weak};
 
 use leasehold_core::Failure;
+use leasehold_store::{StoreError, tasks};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
@@ -17,8 +18,6 @@ use super::params::Reader;
 use super::pool::Class;
 use super::push;
 use super::transaction::Progress;
-use crate::store::StoreError;
-use crate::tasks;
 
 /// In place of the number of a letter: the row says which server answers.
 const SERVER: i64 = 0;

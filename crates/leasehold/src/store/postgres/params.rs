@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use leasehold_core::model::{Header, Lease, Waiter};
 use leasehold_core::{Acquisition, ClientId, GrantSecret, Owner, Resource, Token};
+use leasehold_store::StoreError;
+use leasehold_store::sql::{read_number, read_time, stored_key, stored_number, stored_time};
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use super::base::ResourceRow;
 use super::error::damaged;
 use super::pinned::Pinned;
-use crate::store::StoreError;
-use crate::store::sql::{read_number, read_time, stored_key, stored_number, stored_time};
 
 /// One parameter, with its type, so that the server need not be asked for it.
 #[derive(Clone, Debug)]

@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use leasehold_core::Failure;
+use leasehold_store::StoreError;
+use leasehold_store::tasks::{Task, Tasks};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{timeout, timeout_at};
 
 use super::conn::Conn;
 use super::dialer::Dialer;
 use super::limits::QUEUE_TIMEOUT;
-use crate::store::StoreError;
-use crate::tasks::{Task, Tasks};
 
 /// What a connection is needed for. No class waits for the connections of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
+use leasehold_core::Failure;
+use leasehold_store::StoreError;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
@@ -18,8 +20,6 @@ use super::conn::Conn;
 use super::dialer::Dialer;
 use super::error::{damaged, explain};
 use super::pinned::Pinned;
-use crate::store::StoreError;
-use leasehold_core::Failure;
 
 /// Whether another process answers than the one that was named when the connection was made.
 pub(super) async fn is_between(conn: &Conn) -> Result<bool, StoreError> {

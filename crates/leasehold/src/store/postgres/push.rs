@@ -7,14 +7,13 @@ use std::time::Duration;
 use leasehold_core::{
     Acquisition, ClientId, Grant, GrantProof, HeadHint, Push, PushKind, StoreTime, Token, TokenRange,
 };
-
+use leasehold_store::digest::channel_name;
 use tokio::sync::mpsc::{Receiver, Sender, channel as channel_of};
 use tokio::time::{Instant, sleep_until};
 use tokio_postgres::AsyncMessage;
 
 use super::conn::MessageHandler;
 use super::params::micros;
-use crate::digest::channel_name;
 
 /// The channel of a client. Other roles see its name, and not the client's id.
 pub(super) fn channel(client: ClientId) -> String {

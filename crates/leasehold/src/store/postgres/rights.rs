@@ -1,12 +1,12 @@
 //! What a role lacks: rights to the tables, and rows that a policy hides. The server names the table of a refused statement, and
 //! not the right.
 
+use leasehold_store::StoreError;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use super::conn::Conn;
 use super::pinned::Pinned;
-use crate::store::StoreError;
 
 /// Each right that commands use. The documented rule grants all four to all tables.
 const NEEDED: &str = "{layout SELECT,resource SELECT,resource INSERT,resource UPDATE,resource DELETE,\

@@ -1,5 +1,7 @@
 //! How the tables come into being: checked when a client connects, created where its role may.
 
+use leasehold_core::Failure;
+use leasehold_store::StoreError;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
@@ -8,8 +10,6 @@ use super::ddl::{LAYOUT, Present, create, foreign_owners};
 use super::error::explain;
 use super::pinned::Pinned;
 use super::rights;
-use crate::store::StoreError;
-use leasehold_core::Failure;
 
 /// How often another client may create the tables, or the program the fence, while this one does.
 const RACES: u32 = 3;

@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use leasehold_core::model::{CommandContext, sweep};
 use leasehold_core::{Failure, Kind, Name, Resource};
+use leasehold_store::StoreError;
+use leasehold_store::sql::stored_number;
 
 use super::cache::{CachedRows, Missing};
 use super::error;
@@ -13,8 +15,6 @@ use super::params::{Param, Reader};
 use super::pinned::Pinned;
 use super::pool::Class;
 use super::transaction::Progress;
-use crate::store::StoreError;
-use crate::store::sql::stored_number;
 
 impl Executor {
     /// The locks with a lease, a waiter or a tombstone.

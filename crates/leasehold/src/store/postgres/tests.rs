@@ -12,6 +12,7 @@ use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Owner, Release, Renew, Reply, Resource,
     WaitFor,
 };
+use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
 use leasehold_testkit::extent;
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
@@ -21,7 +22,6 @@ use super::dialer::Dialer;
 use super::pool::{Class, Pool};
 use super::query::{Query, WINDOW};
 use super::sql::Sql;
-use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
 use crate::url::StoreUrl;
 use comparison::{Comparison, Harness};
 

@@ -8,9 +8,9 @@ pub(super) use without_tls::Connectors;
 /// Addresses that require TLS are refused when they are parsed.
 #[cfg(not(feature = "tls"))]
 mod without_tls {
+    use leasehold_store::OpenError;
     use tokio_postgres::NoTls;
 
-    use crate::error::Error;
     use crate::url::PostgresUrl;
 
     pub(crate) type Connector = NoTls;
@@ -18,7 +18,7 @@ mod without_tls {
     pub(crate) struct Connectors;
 
     impl Connectors {
-        pub(crate) fn new(_: &PostgresUrl) -> Result<Self, Error> {
+        pub(crate) fn new(_: &PostgresUrl) -> Result<Self, OpenError> {
             Ok(Self)
         }
 
@@ -36,6 +36,7 @@ mod with_tls {
     use std::sync::{Arc, Mutex, PoisonError};
     use std::task::{Context, Poll};
 
+    use leasehold_store::{BoxFuture, OpenError};
     use rustls::client::WebPkiServerVerifier;
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
     use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -49,8 +50,6 @@ mod with_tls {
     use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
     use tokio_rustls::TlsConnector;
 
-    use crate::error::{Error, ErrorKind};
-    use crate::store::BoxFuture;
     use crate::url::{PostgresUrl, SslFiles, SslMode};
 
     /// Makes a TLS session per connection.
@@ -67,7 +66,7 @@ mod with_tls {
 
     impl Connectors {
         /// Reads the files.
-        pub(crate) fn new(url: &PostgresUrl) -> Result<Self, Error> {
+        pub(crate) fn new(url: &PostgresUrl) -> Result<Self, OpenError> {
             let (mode, files) = (url.ssl_mode, url.ssl_files.clone());
             let last = Mutex::new(connector(mode, &files)?);
             Ok(Self { mode, files, last })
@@ -89,12 +88,11 @@ mod with_tls {
         }
     }
 
-    fn connector(mode: SslMode, files: &SslFiles) -> Result<Connector, Error> {
+    fn connector(mode: SslMode, files: &SslFiles) -> Result<Connector, OpenError> {
         let provider = CryptoProvider::get_default()
             .cloned()
             .unwrap_or_else(|| Arc::new(rustls::crypto::ring::default_provider()));
-        let unusable =
-            |error: TlsError| Error::new(ErrorKind::Invalid, format!("TLS: {error}")).with_source(error);
+        let unusable = |error: TlsError| OpenError::invalid(format!("TLS: {error}")).with_source(error);
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(unusable)?;
@@ -115,19 +113,19 @@ mod with_tls {
 
     type OwnCertificate = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-    fn own_certificate(files: &SslFiles) -> Result<Option<OwnCertificate>, Error> {
+    fn own_certificate(files: &SslFiles) -> Result<Option<OwnCertificate>, OpenError> {
         let (Some(certificate), Some(key)) = (&files.certificate, &files.key) else { return Ok(None) };
         let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
         Ok(Some((certificates(certificate)?, key_der)))
     }
 
-    fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, OpenError> {
         let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
         found.map_err(|error| unreadable(path, &error))
     }
 
-    fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> Error {
-        Error::new(ErrorKind::Invalid, format!("{} can't be read: {error}", path.display()))
+    fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> OpenError {
+        OpenError::invalid(format!("{} can't be read: {error}", path.display()))
     }
 
     /// What checks the certificate's authority. As with libpq, `require` checks it too if the address names one.
@@ -135,7 +133,7 @@ mod with_tls {
         mode: SslMode,
         files: &SslFiles,
         provider: &Arc<CryptoProvider>,
-    ) -> Result<Option<Arc<WebPkiServerVerifier>>, Error> {
+    ) -> Result<Option<Arc<WebPkiServerVerifier>>, OpenError> {
         let mut roots = RootCertStore::empty();
         match &files.authority {
             Some(path) => {
@@ -149,9 +147,9 @@ mod with_tls {
             }
         }
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
-        let verifier = verifier.build().map_err(|error| {
-            Error::new(ErrorKind::Invalid, format!("no certificate authority is known: {error}"))
-        })?;
+        let verifier = verifier
+            .build()
+            .map_err(|error| OpenError::invalid(format!("no certificate authority is known: {error}")))?;
         Ok(Some(verifier))
     }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use leasehold_core::model::{CommandContext, Waiter};
 use leasehold_core::{ClientId, Failure, Now, Push, PushKind, Resource, StoreTime};
+use leasehold_store::{Inbox, StoreError};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Error, Row};
 
@@ -27,7 +28,6 @@ use super::params::{Param, Reader, Request, of_key, of_lease, of_resource, of_re
 use super::push;
 use super::query::{Query, WINDOW};
 use super::sql::Sql;
-use crate::store::{Inbox, StoreError};
 
 /// What a transaction needs to know of its client.
 pub(super) struct Session {
@@ -312,7 +312,7 @@ impl<'s> Transaction<'s> {
             all
         };
         if let Some(until) = changes.tombstones_until.filter(|_| stored.header.tombstones > 0) {
-            let params = with_id(vec![crate::store::sql::stored_time(until).into()]);
+            let params = with_id(vec![leasehold_store::sql::stored_time(until).into()]);
             requests.push(Request::new(&sql.remove_tombstones, params));
         }
         for (client, parked) in &changes.parked {
@@ -343,7 +343,7 @@ impl<'s> Transaction<'s> {
         }
         for (key, until) in &changes.tombstones {
             let mut params = with_id(of_key(*key).into());
-            params.push(crate::store::sql::stored_time(*until).into());
+            params.push(leasehold_store::sql::stored_time(*until).into());
             requests.push(Request::new(&sql.put_tombstone, params));
         }
         if changes.header.is_some() || changes.slot.is_some() {

@@ -14,6 +14,8 @@ use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
 use leasehold_core::{Failure, Resource};
 use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
+use leasehold_store::StoreError;
+use leasehold_store::tasks::Tasks;
 use redis::Value;
 use tokio::sync::Notify;
 use tokio::time::timeout;
@@ -25,8 +27,6 @@ use super::error::{explain, store_error};
 use super::pushes::ReconnectHandler;
 use super::slot_map::{self, SlotMap, SlotRange};
 use super::{MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
-use crate::store::StoreError;
-use crate::tasks::Tasks;
 use crate::url::Host;
 
 /// The nodes of a cluster.

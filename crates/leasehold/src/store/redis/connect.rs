@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold_store::OpenError;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -12,7 +13,6 @@ use tokio::task::spawn_blocking;
 
 use super::error::OWN;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
-use crate::error::{Error, ErrorKind};
 use crate::url::{Host, Login, Tls};
 
 /// Max time that written data may stay unacknowledged. An idle waiter sends nothing, so the kernel sends keepalives: after
@@ -50,9 +50,9 @@ impl Dial {
     }
 
     /// The settings with the certificates that were read last.
-    pub(super) fn latest(&self) -> Result<ConnectionInfo, Error> {
+    pub(super) fn latest(&self) -> Result<ConnectionInfo, OpenError> {
         let Some(files) = &self.files else { return Ok(self.info.clone()) };
-        files.apply(self.info.clone()).map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
+        files.apply(self.info.clone()).map_err(|error| OpenError::invalid(error.to_string()))
     }
 
     pub(super) fn user(&self) -> Option<&str> {
@@ -97,11 +97,11 @@ pub(super) struct Credentials {
 
 impl Credentials {
     /// Reads the certificate files that the address names.
-    pub(super) fn new(login: &Login, database: i64, tls: Option<&Tls>) -> Result<Self, Error> {
+    pub(super) fn new(login: &Login, database: i64, tls: Option<&Tls>) -> Result<Self, OpenError> {
         Ok(Self { login: login.clone(), database, tls: tls.map(TlsFiles::read).transpose()? })
     }
 
-    pub(super) fn at(&self, host: &Host) -> Result<Dial, Error> {
+    pub(super) fn at(&self, host: &Host) -> Result<Dial, OpenError> {
         let (name, port) = (host.name.clone(), host.port);
         let address = match self.tls {
             None => ConnectionAddr::Tcp(name, port),
@@ -110,8 +110,8 @@ impl Credentials {
         self.at_addr(address)
     }
 
-    pub(super) fn at_addr(&self, address: ConnectionAddr) -> Result<Dial, Error> {
-        let invalid = |error: RedisError| Error::new(ErrorKind::Invalid, error.to_string());
+    pub(super) fn at_addr(&self, address: ConnectionAddr) -> Result<Dial, OpenError> {
+        let invalid = |error: RedisError| OpenError::invalid(error.to_string());
         let keepalive =
             socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
@@ -146,9 +146,9 @@ mod with_tls {
     use std::path::Path;
     use std::sync::{Arc, Mutex, PoisonError};
 
+    use leasehold_store::OpenError;
     use redis::{Client, ClientTlsConfig, ConnectionInfo, RedisResult, TlsCertificates};
 
-    use crate::error::{Error, ErrorKind};
     use crate::url::Tls;
 
     /// The certificate files that an address names, shared by all connections of a store.
@@ -160,7 +160,7 @@ mod with_tls {
     }
 
     impl TlsFiles {
-        pub(super) fn read(tls: &Tls) -> Result<Self, Error> {
+        pub(super) fn read(tls: &Tls) -> Result<Self, OpenError> {
             if rustls::crypto::CryptoProvider::get_default().is_none() {
                 // Only if the program has chosen none. Fails only if another thread was faster.
                 let _ = rustls::crypto::ring::default_provider().install_default();
@@ -192,7 +192,7 @@ mod with_tls {
         Ok(Client::build_with_tls(info, content)?.get_connection_info().clone())
     }
 
-    fn read_all(tls: &Tls) -> Result<TlsCertificates, Error> {
+    fn read_all(tls: &Tls) -> Result<TlsCertificates, OpenError> {
         let client_tls = match (&tls.certificate, &tls.key) {
             (Some(certificate), Some(key)) => {
                 Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
@@ -203,10 +203,9 @@ mod with_tls {
         Ok(TlsCertificates { client_tls, root_cert })
     }
 
-    fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    fn read(path: &Path) -> Result<Vec<u8>, OpenError> {
         std::fs::read(path).map_err(|error| {
-            Error::new(ErrorKind::Invalid, format!("{} can't be read: {error}", path.display()))
-                .with_source(error)
+            OpenError::invalid(format!("{} can't be read: {error}", path.display())).with_source(error)
         })
     }
 }
@@ -216,18 +215,17 @@ mod with_tls {
 mod without_tls {
     use std::convert::Infallible;
 
+    use leasehold_store::OpenError;
     use redis::{ConnectionInfo, RedisResult};
 
-    use crate::error::Error;
-    use crate::error::needs_feature;
     use crate::url::Tls;
 
     #[derive(Clone)]
     pub(super) struct TlsFiles(Infallible);
 
     impl TlsFiles {
-        pub(super) fn read(_: &Tls) -> Result<Self, Error> {
-            Err(needs_feature("TLS", "tls"))
+        pub(super) fn read(_: &Tls) -> Result<Self, OpenError> {
+            Err(OpenError::needs_feature("TLS", "tls"))
         }
 
         pub(super) fn renew(&self, _: &ConnectionInfo) -> Result<ConnectionInfo, ()> {

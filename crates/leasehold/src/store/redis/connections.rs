@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use leasehold_store::tasks::TaskGroup;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisError};
 use tokio::runtime::{Handle, Id};
@@ -14,7 +15,6 @@ use super::handshake::{self, ServerFacts};
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::pushes::{ConnectionStatus, Subscription, responds};
 use super::wire::Wire;
-use crate::tasks::TaskGroup;
 
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;

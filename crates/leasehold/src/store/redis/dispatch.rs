@@ -7,6 +7,8 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token};
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs, slot_of};
+use leasehold_store::tasks::{Task, TaskEnded, Tasks};
+use leasehold_store::{CallResult, StoreError};
 use tokio::time::{Instant, timeout};
 
 use super::cluster::Cluster;
@@ -17,8 +19,6 @@ use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
 use super::subscriptions::{self, require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
-use crate::store::{CallResult, StoreError};
-use crate::tasks::{Task, TaskEnded, Tasks};
 use crate::url::Host;
 
 /// Redirects that are followed without a pause: to the new owner of the slot, and once more if that has just changed.

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use leasehold_core::Failure;
 use leasehold_redis_protocol::ScriptVariant;
+use leasehold_store::{Component, Diagnosis, OpenError, StoreError};
 use redis::{ConnectionAddr, ConnectionInfo};
 
 use super::cluster::Cluster;
@@ -24,9 +25,6 @@ use super::connect::Credentials;
 use super::error::AddressState;
 use super::nodes::Nodes;
 use super::sentinel::Sentinels;
-use crate::diagnostics::{Component, Diagnosis};
-use crate::error::Error;
-use crate::store::StoreError;
 use crate::url::{Place, RedisUrl};
 use probe::{FailoverMode, ProbeTarget, Snapshot, Transport};
 
@@ -77,7 +75,7 @@ pub(super) async fn diagnose_voters(
     components.extend(doctor.seen.iter().map(server_rules::check_server));
     components.append(&mut doctor.components);
     components.extend(topology_rules::check_clocks(&doctor.seen, true));
-    Diagnosis { components }
+    Diagnosis::new(components)
 }
 
 /// Probes one server after the other, so that no probe disturbs the measurements of another.
@@ -118,7 +116,7 @@ impl Doctor {
     }
 
     /// Probes one server of several. If it is unreachable, that is a finding.
-    async fn try_probe(&mut self, target: Result<ProbeTarget, Error>) {
+    async fn try_probe(&mut self, target: Result<ProbeTarget, OpenError>) {
         let (name, error) = match target {
             Ok(target) => (target.name.clone(), self.see(target).await.err()),
             Err(error) => ("a server".to_owned(), Some(error.to_string())),
@@ -184,7 +182,7 @@ impl Doctor {
         let mut components: Vec<Component> = self.seen.iter().map(server_rules::check_server).collect();
         components.append(&mut self.components);
         components.extend(topology_rules::check_clocks(&self.seen, false));
-        Diagnosis { components }
+        Diagnosis::new(components)
     }
 }
 
@@ -215,7 +213,7 @@ fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-fn not_sent(error: &Error) -> StoreError {
+fn not_sent(error: &OpenError) -> StoreError {
     failed(format!("{error:#}"))
 }
 

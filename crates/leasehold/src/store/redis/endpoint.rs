@@ -16,6 +16,8 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::join;
 use leasehold_core::Failure;
+use leasehold_store::tasks::{self, TaskGroup};
+use leasehold_store::{StoreError, gate};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError};
 use tokio::runtime::Handle;
@@ -34,12 +36,9 @@ use super::pushes::{
 };
 use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
-use super::subscriber::{OpenError, Opening, Subscriber};
+use super::subscriber::{Opening, Subscriber, SubscriberError};
 use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
-use crate::gate;
-use crate::store::StoreError;
-use crate::tasks::{self, TaskGroup};
 
 /// Min time between the starts of two connection attempts. It bounds the load on a server that closes every connection.
 const MIN_CONNECT_INTERVAL: Duration = Duration::from_millis(200);
@@ -393,7 +392,7 @@ impl Reconnector {
         });
         let mut opening = subscriber.open();
         let (facts, opened) = beside(&mut opening, self.check_server(&mut driver_conn, user)).await;
-        if let Some(Err(OpenError::Refused(error))) = opened {
+        if let Some(Err(SubscriberError::Refused(error))) = opened {
             return Err(error);
         }
         let facts = facts?;
@@ -459,7 +458,7 @@ impl Reconnector {
 async fn beside<T>(
     opening: &mut Opening,
     work: impl Future<Output = T>,
-) -> (T, Option<Result<Subscription, OpenError>>) {
+) -> (T, Option<Result<Subscription, SubscriberError>>) {
     let (began, mut work, mut opened) = (Instant::now(), pin!(work), None);
     let done = loop {
         tokio::select! {

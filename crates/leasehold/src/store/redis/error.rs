@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Answer, Effect, Failure};
+use leasehold_store::certificates::{self, Parameters};
+use leasehold_store::{Cause, StoreError};
 use redis::{ErrorKind, RedisError};
 
 use super::ANSWER_TIMEOUT;
-use crate::store::certificates::{self, Parameters};
-use crate::store::{Cause, StoreError};
 use crate::url::Host;
 
 /// The prefix of errors of this crate that have the driver's type.

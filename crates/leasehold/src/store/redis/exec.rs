@@ -8,6 +8,7 @@ use leasehold_redis_protocol::{
     MAX_EACH, MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer,
     decode_renewals, inbox_of, may_share_a_call, resource_key, resource_of, slot_of,
 };
+use leasehold_store::StoreError;
 use redis::{RedisError, Value};
 
 use super::codec;
@@ -15,7 +16,6 @@ use super::deletes::Deletes;
 use super::error::{CallError, store_error};
 use super::rights;
 use super::wire::Wire;
-use crate::store::StoreError;
 
 /// A command and its resource.
 pub(super) type Call<'a> = &'a (Arc<Resource>, Command);

@@ -10,6 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use leasehold_core::Failure;
+use leasehold_store::tasks::{TaskGroup, Tasks};
+use leasehold_store::{
+    BoxFuture, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome,
+    KeyWatch, MAX_DELAY, OpenError, StoreError, Watchers,
+};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ConnectionAddr, PushInfo, PushKind, RedisError, Value};
 use tokio::time::{Instant, timeout_at};
@@ -20,12 +25,6 @@ use super::endpoint::Endpoint;
 use super::error::{CallError, runtime_ended, store_error};
 use super::nodes::Nodes;
 use super::wire;
-use crate::error::{Error, invalid};
-use crate::store::{
-    BoxFuture, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome,
-    KeyWatch, MAX_DELAY, StoreError, Watchers,
-};
-use crate::tasks::{TaskGroup, Tasks};
 use crate::url::{Place, RedisUrl};
 
 /// The keys of one server.
@@ -87,13 +86,13 @@ impl ServerKeys {
     }
 
     /// The keys of another server. Those who wait for its changes are among these.
-    pub(super) fn at(url: &RedisUrl, tasks: Tasks, watchers: Arc<Watchers>) -> Result<Self, Error> {
+    pub(super) fn at(url: &RedisUrl, tasks: Tasks, watchers: Arc<Watchers>) -> Result<Self, OpenError> {
         let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
         let dial = match &url.place {
             Place::Server(host) => credentials.at(host)?,
             Place::Socket(path) => credentials.at_addr(ConnectionAddr::Unix(path.clone()))?,
             Place::Sentinels { .. } | Place::Cluster(_) => {
-                return Err(invalid(format!("{url} is not the address of one server")));
+                return Err(OpenError::invalid(format!("{url} is not the address of one server")));
             }
         };
         let source = Source::Other { dial: Box::new(dial), is_resp2: url.is_resp2 };

@@ -7,17 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Failure, quorum_of};
+use leasehold_store::tasks::Tasks;
+use leasehold_store::{
+    BoxFuture, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome,
+    KeyWatch, MAX_DELAY, OpenError, StoreError, Watchers,
+};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
 use super::error::runtime_ended;
 use super::foreign::ServerKeys;
-use crate::error::Error;
-use crate::store::{
-    BoxFuture, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome,
-    KeyWatch, MAX_DELAY, StoreError, Watchers,
-};
-use crate::tasks::Tasks;
 use crate::url::RedisUrl;
 
 /// How long the other servers may take once a majority has agreed. They are waited for even so: a release that has not been sent when
@@ -48,7 +47,7 @@ type Vote = Result<ForeignAnswers, StoreError>;
 impl Voters {
     pub(super) fn new(urls: &[String], tasks: Tasks) -> Result<Self, StoreError> {
         let watchers = Arc::<Watchers>::default();
-        let refused = |error: Error| StoreError::new(Failure::NotSent, error.to_string());
+        let refused = |error: OpenError| StoreError::new(Failure::NotSent, error.to_string());
         let open = |url: &String| {
             let url = RedisUrl::of_node(url).map_err(refused)?;
             let keys = ServerKeys::at(&url, tasks.clone(), watchers.clone()).map_err(refused)?;
@@ -191,8 +190,9 @@ fn majority(
 
 #[cfg(test)]
 mod tests {
+    use leasehold_store::ForeignScript;
+
     use super::*;
-    use crate::store::ForeignScript;
 
     fn refusal() -> Result<ForeignAnswer, ForeignError> {
         Err(ForeignError::Failed(StoreError::new(Failure::Unknown, "refused")))

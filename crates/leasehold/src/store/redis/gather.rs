@@ -11,14 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_core::{Answer, Command, Failure, Resource};
 use leasehold_redis_protocol::{MAX_EACH, may_share_a_call};
+use leasehold_store::{StoreError, tasks};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::error::{CallError, lost};
 use super::limits::MAX_WAIT_FOR_COMPANY;
-use crate::store::StoreError;
-use crate::tasks;
 
 type Call = (Arc<Resource>, Command);
 type Answered = Result<Answer, CallError>;

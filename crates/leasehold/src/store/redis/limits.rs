@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::store::PollIntervals;
+use leasehold_store::PollIntervals;
 
 /// Max time for a reply. Whether an unanswered command took effect is unknown.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use leasehold_core::{Answer, Command, Resource};
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs};
+use leasehold_store::StoreError;
 
 use super::Nodes;
 use super::connections::Connections;
@@ -14,7 +15,6 @@ use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::exec::{self, CallOptions, MAX_INSPECTS};
 use super::wire::Wire;
-use crate::store::StoreError;
 
 impl Nodes {
     /// Every stored resource, in any order. `Inspect` shows which are in use.

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use leasehold_core::ClientId;
 use leasehold_redis_protocol::ScriptVariant;
+use leasehold_store::tasks::Tasks;
 
 use super::client_record::ClientRecord;
 use super::cluster::Cluster;
 use super::endpoint::Endpoint;
-use crate::tasks::Tasks;
 
 /// Settings of a quorum node.
 #[derive(Clone, Copy, Debug)]

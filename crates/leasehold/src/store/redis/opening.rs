@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use leasehold_core::ClientId;
 use leasehold_redis_protocol::{Channels, ScriptVariant, decode_push, inbox_of};
+use leasehold_store::tasks::{self, Tasks};
+use leasehold_store::{Inbox, OpenError, StoreError};
 use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -24,9 +26,6 @@ use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
 use super::single_call::CallPool;
 use super::wire::{self, SharedConnection, Wire};
-use crate::error::{Error, ErrorKind};
-use crate::store::{Inbox, StoreError};
-use crate::tasks::{self, Tasks};
 use crate::url::{Host, Place, RedisUrl};
 
 impl Redis {
@@ -36,7 +35,7 @@ impl Redis {
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
-    ) -> Result<Arc<Self>, Error> {
+    ) -> Result<Arc<Self>, OpenError> {
         let opening = Opening::new(client, inbox, caller, url.is_resp2);
         let (credentials, target) = Self::read_files(url).await?;
         let unavailable = |error| unavailable(url, &error);
@@ -61,7 +60,7 @@ impl Redis {
     }
 
     /// Credentials and target. Certificates are read and checked, which may take long.
-    async fn read_files(url: &RedisUrl) -> Result<(Credentials, Result<Target, Error>), Error> {
+    async fn read_files(url: &RedisUrl) -> Result<(Credentials, Result<Target, OpenError>), OpenError> {
         let read = |url: &RedisUrl| {
             let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
             Ok((credentials.clone(), target(url, credentials)))
@@ -74,7 +73,7 @@ impl Redis {
     }
 
     /// The target of a quorum node.
-    pub(crate) async fn voter_target(url: &RedisUrl) -> Result<VoterTarget, Error> {
+    pub(crate) async fn voter_target(url: &RedisUrl) -> Result<VoterTarget, OpenError> {
         let (_, target) = Self::read_files(url).await?;
         Ok(VoterTarget(target?))
     }
@@ -102,7 +101,7 @@ impl Redis {
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
-    ) -> Result<Arc<Self>, Error> {
+    ) -> Result<Arc<Self>, OpenError> {
         let shared = shared.map(SharedConnection::for_client);
         let tasks = caller.clone();
         let opening = Opening { shared: shared.clone(), ..Opening::new(client, inbox, caller, false) };
@@ -114,7 +113,7 @@ impl Redis {
             let mut own = connections.driver_conn();
             let Ok(verified) = timeout(2 * ANSWER_TIMEOUT, shared.verify(&mut own, &tasks)).await else {
                 let what = "the tokio runtime that `connect` was called in does not run";
-                return Err(Error::new(ErrorKind::Unavailable, format!("{shown}: {what}")));
+                return Err(OpenError::unavailable(format!("{shown}: {what}")));
             };
             let wire = verified.map_err(|error| wire::refused(&shown, &error))?;
             connections.set_caller_conn(Wire::Shared(wire));
@@ -129,7 +128,7 @@ impl Redis {
 pub(crate) struct VoterTarget(Target);
 
 /// The target of a single server, or of the master behind sentinels.
-fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
+fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, OpenError> {
     Ok(match &url.place {
         Place::Server(host) => Target::Server(credentials.at(host)?),
         Place::Socket(path) => Target::Server(credentials.at_addr(ConnectionAddr::Unix(path.clone()))?),
@@ -138,12 +137,12 @@ fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, Error> {
             let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;
             Target::Master(Sentinels { hosts, service: service.clone(), credentials })
         }
-        Place::Cluster(_) => return Err(Error::new(ErrorKind::Invalid, "a cluster is not one server")),
+        Place::Cluster(_) => return Err(OpenError::invalid("a cluster is not one server")),
     })
 }
 
-fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> Error {
-    Error::from_store(store, error)
+fn unavailable(store: &impl std::fmt::Display, error: &StoreError) -> OpenError {
+    OpenError::from_store(store, error)
 }
 
 /// The common part of all ways to open a store.

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::StreamExt as _;
 use leasehold_core::Resource;
+use leasehold_store::tasks::TaskGroup;
 use redis::aio::{MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
 use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::ANSWER_TIMEOUT;
-use crate::tasks::TaskGroup;
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
 pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;

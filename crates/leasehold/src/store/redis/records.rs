@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold_core::{Answer, ClientId};
 use leasehold_redis_protocol::{client_key, slot_of_client};
+use leasehold_store::HolderMetadata;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
@@ -14,7 +15,6 @@ use super::error::CallError;
 use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, RECORD_REFRESH, RECORD_RETRY, RECORD_TIMEOUT};
 use super::nodes::Nodes;
 use super::wire;
-use crate::metadata::HolderMetadata;
 use crate::url::Host;
 
 /// Number of records that one pipeline reads.

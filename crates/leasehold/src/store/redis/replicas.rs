@@ -5,6 +5,7 @@
 //! write of this connection.
 
 use leasehold_core::{Answer, Command, Failure, Grant, Renew, Reply, Resource};
+use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
@@ -15,7 +16,6 @@ use super::exec::{self, Call, CallOptions};
 use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
 use super::wire::Wire;
 use super::{codec, rights, wire};
-use crate::store::StoreError;
 
 /// Runs calls, and fails those that too few replicas acknowledge.
 pub(super) async fn run(

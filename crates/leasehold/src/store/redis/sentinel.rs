@@ -7,6 +7,7 @@ use futures_util::future::select_ok;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold_core::Failure;
+use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::Notify;
@@ -14,7 +15,6 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::{self, Credentials, Dial};
 use super::error::{AddressState, store_error};
-use crate::store::StoreError;
 use crate::url::Host;
 
 /// Poll interval, besides the subscription.

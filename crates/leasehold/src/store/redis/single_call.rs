@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 
 use leasehold_core::{Answer, Command, Resource};
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs};
+use leasehold_store::{CallResult, StoreError, only};
 
 use super::caller_conn::Caller;
 use super::connections::Connections;
@@ -24,7 +25,6 @@ use super::error::{CallError, runtime_ended};
 use super::exec::{self, CallOptions};
 use super::gather::Carrier;
 use super::nodes::Nodes;
-use crate::store::{CallResult, StoreError, only};
 
 type Call = (Arc<Resource>, Command);
 type Answered = Result<Answer, CallError>;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::try_join;
+use leasehold_store::BoxFuture;
 use redis::RedisError;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -21,7 +22,6 @@ use super::pushes::{
     subscriber_handler,
 };
 use super::{CONNECT_TIMEOUT, handshake, rights};
-use crate::store::BoxFuture;
 
 /// A connection that lives for this long has not been closed for what a stranger sent: the backoff restarts.
 const LASTING: Duration = Duration::from_secs(10);
@@ -48,10 +48,10 @@ pub(super) struct Subscriber {
 }
 
 /// A connection that is being opened.
-pub(super) type Opening = BoxFuture<Result<Subscription, OpenError>>;
+pub(super) type Opening = BoxFuture<Result<Subscription, SubscriberError>>;
 
 /// Why there is no subscription.
-pub(super) enum OpenError {
+pub(super) enum SubscriberError {
     /// There may be one later. What happened.
     NotConnected(String),
     /// The user may not subscribe.
@@ -70,12 +70,13 @@ impl Subscriber {
                     _ => this.open_resp3(status).await,
                 }
             };
-            let no_answer = |_| Err(OpenError::NotConnected(AddressState::Proven.no_answer(CONNECT_TIMEOUT)));
+            let no_answer =
+                |_| Err(SubscriberError::NotConnected(AddressState::Proven.no_answer(CONNECT_TIMEOUT)));
             timeout(CONNECT_TIMEOUT, open).await.unwrap_or_else(no_answer)
         })
     }
 
-    async fn open_resp3(&self, status: Arc<SubscriberStatus>) -> Result<Subscription, OpenError> {
+    async fn open_resp3(&self, status: Arc<SubscriberStatus>) -> Result<Subscription, SubscriberError> {
         let config = config().set_push_sender(subscriber_handler(self.on_message.clone(), status.clone()));
         let connection = self.dial.open(false, &config).await.map_err(|error| not_connected(&error))?;
         let (mut asking, mut subscribing) = (connection.clone(), connection.clone());
@@ -96,18 +97,18 @@ impl Subscriber {
         &self,
         channel: &str,
         status: Arc<SubscriberStatus>,
-    ) -> Result<Subscription, OpenError> {
+    ) -> Result<Subscription, SubscriberError> {
         let client = self.dial.client(true).await.map_err(|error| not_connected(&error))?;
         let mut inbox = client.get_async_pubsub().await.map_err(|error| not_connected(&error))?;
         inbox.subscribe(channel).await.map_err(|error| self.not_subscribed(error))?;
         Ok(Subscription::resp2(inbox, channel, self.on_message.clone(), status))
     }
 
-    fn not_subscribed(&self, error: RedisError) -> OpenError {
+    fn not_subscribed(&self, error: RedisError) -> SubscriberError {
         if error.code() != Some("NOPERM") {
             return not_connected(&error);
         }
-        OpenError::Refused(rights::of_command(error, "+subscribe", self.dial.user()))
+        SubscriberError::Refused(rights::of_command(error, "+subscribe", self.dial.user()))
     }
 
     /// Opens the connection again when it is lost, until the connections of the endpoint are closed. Wakers and log subscribers are code
@@ -148,12 +149,12 @@ impl Subscriber {
             let Some(connections) = connections.upgrade() else { return };
             match opened {
                 Ok(subscription) => self.use_from_now(&connections, subscription).await,
-                Err(OpenError::Refused(error)) => {
+                Err(SubscriberError::Refused(error)) => {
                     let what = explain(&error);
                     (self.warn)(format!("the server refuses messages, so waiters ask instead: {what}"));
                     (self.on_reconnect)(&|_| true);
                 }
-                Err(OpenError::NotConnected(what)) => {
+                Err(SubscriberError::NotConnected(what)) => {
                     tell(
                         pause,
                         &format!("no connection for messages, waiters ask until there is one: {what}"),
@@ -207,8 +208,8 @@ impl Subscriber {
     }
 }
 
-fn not_connected(error: &RedisError) -> OpenError {
-    OpenError::NotConnected(explain(error))
+fn not_connected(error: &RedisError) -> SubscriberError {
+    SubscriberError::NotConnected(explain(error))
 }
 
 /// Logs what happened while the pause is short: a stranger who has the server close each connection does not fill the log.

@@ -2,11 +2,11 @@
 
 use leasehold_core::{Answer, ClientId, Effect, Failure, Reply};
 use leasehold_redis_protocol::{Channels, inbox_of};
+use leasehold_store::StoreError;
 
 use super::error::CallError;
 use super::pushes::Subscription;
 use super::{rights, wire};
-use crate::store::StoreError;
 
 /// What became of a subscription.
 pub(super) enum Outcome {

@@ -20,13 +20,15 @@ use leasehold_core::{
 use leasehold_redis_protocol::{
     Channels, ScriptVariant, VoteArgs, clock_key, decode_answer, decode_push, inbox_of, slot_of,
 };
+use leasehold_store::histories::{
+    CLIENTS, Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps,
+};
 use leasehold_testkit::{Flavor, extent};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::ConnectionLike as _;
 
 use super::codec;
-use crate::store::histories::{CLIENTS, Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
 use comparison::{Comparison, compare_mutex, with_scripts, with_scripts_on};
 
 /// Compares random histories. Each uses new resources, on one server.

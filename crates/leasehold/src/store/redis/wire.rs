@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_store::OpenError;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
@@ -19,7 +20,6 @@ use tokio::time::{Instant, timeout};
 
 use super::error::{OWN, explain, store_error};
 use super::limits::ANSWER_TIMEOUT;
-use crate::error::{self, Error};
 
 /// Lifetime of the key that shows that two connections lead to one database.
 const PROBE_TTL_SECONDS: u32 = 60;
@@ -175,12 +175,12 @@ impl SharedConnection {
 }
 
 /// The error for a shared connection that can't be used.
-pub(super) fn refused(store: &str, error: &RedisError) -> Error {
+pub(super) fn refused(store: &str, error: &RedisError) -> OpenError {
     let store = format!("{store}, over the shared connection");
     if leads_elsewhere(error) {
-        return Error::new(error::ErrorKind::Invalid, format!("{store}: {}", explain(error)));
+        return OpenError::invalid(format!("{store}: {}", explain(error)));
     }
-    Error::from_store(store, &store_error(error))
+    OpenError::from_store(store, &store_error(error))
 }
 
 /// Whether the error reports that a shared connection can't be used, for example because it leads to another database.

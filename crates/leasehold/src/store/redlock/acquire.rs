@@ -11,13 +11,13 @@ use leasehold_core::{
     Verdict, Vote, quorum_of,
 };
 use leasehold_redis_protocol::token_at;
+use leasehold_store::{BoxFuture, CallResult, StoreError};
 
 use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial, at_node};
 use super::heard::Heard;
 use super::limits::TRY_LIMIT;
 use super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{Quorum, STRAGGLER_GRACE, answer};
-use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// Random pauses between tries: up to the first, then up to twice as long, and so on.
 const FIRST_BACKOFF: Duration = Duration::from_millis(4);

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{Acquire, Acquisition, Command, Failure, Release, Renew, Resource, TOMBSTONE_TTL};
+use leasehold_store::{CallResult, StoreError};
 
 use super::Quorum;
 use super::admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
 use super::limits::{ADMISSION_CHECK_INTERVAL, POLL_INTERVALS};
 use super::node::PendingRelease;
 use crate::store::redis::slot_of;
-use crate::store::{CallResult, StoreError};
 
 impl Quorum {
     /// Records that other clients hold this lock or may wait for it.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Acquisition, Answer, Command, Kind, LocalTime, Reply, Resource};
-
-use crate::store::CallResult;
+use leasehold_store::CallResult;
 
 /// How long the node of an attempt is remembered after its last command. Admissions and queue entries expire sooner, so an
 /// unanswered release leaves nothing behind.
@@ -166,11 +165,10 @@ pub(super) fn is_admission_queue(resource: &Resource) -> bool {
 #[cfg(test)]
 mod tests {
     use leasehold_core::Failure;
-
     use leasehold_core::{Acquire, ClientId, Name, Queued, Release, StoreTime};
+    use leasehold_store::StoreError;
 
     use super::*;
-    use crate::store::StoreError;
 
     fn at(seconds: u64) -> LocalTime {
         LocalTime::ZERO + Duration::from_secs(1_000 + seconds)

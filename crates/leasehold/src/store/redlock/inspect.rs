@@ -9,11 +9,10 @@ use leasehold_core::{
     Acquisition, Answer, Command, Failure, Holder, NodeReplies, NodeReply, QueueEntry, Release, Reply,
     Resource, Round, StoreTime, TOMBSTONE_TTL, Token, View, Vote, quorum_of,
 };
+use leasehold_store::{CallResult, StoreError, admission_queue_of};
 
 use super::Quorum;
 use super::admission_state::is_admission_queue;
-use crate::store::admission_queue_of;
-use crate::store::{CallResult, StoreError};
 
 /// Max time for a node to answer an inspection.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);

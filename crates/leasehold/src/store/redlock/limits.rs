@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::store::PollIntervals;
+use leasehold_store::PollIntervals;
 
 /// Min time that a node gets to answer.
 pub(super) const MIN_NODE_TIMEOUT: Duration = Duration::from_millis(100);

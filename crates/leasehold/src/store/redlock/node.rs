@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::MIN_NODE_TIMEOUT;
-use super::attempts::NodeRequests;
-use super::runtime::Runtime;
-use crate::clock::Clock;
-use crate::store::{Batch, CallResult, Diagnose, QuorumNode, SharedBatch, StoreError};
 use leasehold_core::{
     Acquisition, Command, Failure, Kind, LocalTime, Name, NodeReply, Release, Reply, Resource, StoreTime,
     Token,
 };
+use leasehold_store::clock::Clock;
+use leasehold_store::{Batch, CallResult, Diagnose, QuorumNode, SharedBatch, StoreError};
+
+use super::MIN_NODE_TIMEOUT;
+use super::attempts::NodeRequests;
+use super::runtime::Runtime;
 
 /// A node with this many unanswered requests, and no answer for this long, counts as stalled and is sent nothing.
 const MAX_UNANSWERED: usize = 256;

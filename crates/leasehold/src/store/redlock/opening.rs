@@ -3,15 +3,14 @@
 use std::sync::{Arc, Weak};
 
 use leasehold_core::{ClientId, quorum_of};
+use leasehold_store::clock::Clock;
+use leasehold_store::tasks::Tasks;
+use leasehold_store::{BoxFuture, Inbox, OpenError, QuorumNode};
 use tokio::runtime::Handle;
 
 use super::runtime::Runtime;
 use super::{Quorum, Redlock, STRAGGLER_GRACE, VoteOptions};
-use crate::clock::Clock;
-use crate::error::{Error, ErrorKind};
 use crate::store::redis::{Redis, Voting, diagnose_voters};
-use crate::store::{BoxFuture, Inbox, QuorumNode};
-use crate::tasks::Tasks;
 use crate::url::RedlockUrl;
 
 impl Redlock {
@@ -22,7 +21,7 @@ impl Redlock {
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
-    ) -> Result<Arc<Self>, Error> {
+    ) -> Result<Arc<Self>, OpenError> {
         let mut targets = Vec::new();
         for place in &url.nodes {
             targets.push((place, Redis::voter_target(place).await?));
@@ -54,7 +53,7 @@ impl Redlock {
 impl Quorum {
     /// Waits until a quorum is connected or cannot be, and as long again for the others. Otherwise the first lease would often
     /// have a bare quorum, only because a node connected a little later.
-    async fn connect(self: &Arc<Self>, url: &RedlockUrl) -> Result<(), Error> {
+    async fn connect(self: &Arc<Self>, url: &RedlockUrl) -> Result<(), OpenError> {
         let began = self.now();
         let mut waiting = futures_util::stream::FuturesUnordered::new();
         for (index, node) in self.nodes.iter().enumerate() {
@@ -84,11 +83,11 @@ impl Quorum {
             let (nodes, needed) = (self.nodes.len(), quorum_of(self.nodes.len()));
             let what =
                 format!("{there} of {nodes} nodes are connected, {needed} are needed: {}", errors.join("; "));
-            return Err(Error::new(ErrorKind::Unavailable, format!("{url}: {what}")));
+            return Err(OpenError::unavailable(format!("{url}: {what}")));
         }
         for (node, duplicate) in self.nodes.iter().zip(self.duplicate_nodes()) {
             if let Some(what) = duplicate {
-                return Err(Error::new(ErrorKind::Invalid, format!("{url}: {}: {what}", node.name)));
+                return Err(OpenError::invalid(format!("{url}: {}: {what}", node.name)));
             }
         }
         Ok(())

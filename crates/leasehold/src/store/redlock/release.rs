@@ -11,6 +11,7 @@ use leasehold_core::{
     Acquisition, Command, Effect, Failure, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL,
     Tally, quorum_of,
 };
+use leasehold_store::{CallResult, StoreError};
 
 use super::acquire::failure_without_quorum;
 use super::attempts::{NodeAttempt, RequestCounts};
@@ -19,7 +20,6 @@ use super::heard::Heard;
 use super::limits::{SETTLE_INTERVAL, SETTLE_LIMIT};
 use super::node::PendingRelease;
 use super::{Quorum, STRAGGLER_GRACE, answer};
-use crate::store::{CallResult, StoreError};
 
 impl Quorum {
     pub(super) async fn release(self: &Arc<Self>, resource: Arc<Resource>, release: Release) -> CallResult {

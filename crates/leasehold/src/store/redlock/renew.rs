@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{Acquire, Command, Failure, NodeReplies, NodeReply, Renew, Reply, Resource, Tally};
+use leasehold_store::{BoxFuture, CallResult, StoreError, missing_response};
 
 use super::attempts::NodeAttempt;
 use super::gather::{fail, gather};
 use super::heard::Heard;
 use super::{Quorum, answer};
-use crate::store::{BoxFuture, CallResult, StoreError, missing_response};
 
 /// A node, and its answers to a batch.
 type NodeAnswers = (usize, Vec<CallResult>);

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::{AbortHandle, FutureExt as _, abortable};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-
-use crate::store::BoxFuture;
-use crate::tasks::{self, Tasks};
+use leasehold_store::BoxFuture;
+use leasehold_store::tasks::{self, Tasks};
 
 /// What a quorum's tasks run on: the client's thread, or a simulation.
 pub(crate) trait Host: Send + Sync {

@@ -10,12 +10,12 @@ use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Effect, Failure, Holder, Kind, Name, NodeReplies,
     NodeReply, Push, PushKind, QueueEntry, Release, Renew, Reply, Resource, StoreTime, Token, View, WaitFor,
 };
+use leasehold_store::clock::Clock;
+use leasehold_store::{Inbox, Store as _, VotedAttempts as _, admission_queue_of};
 use leasehold_testkit::{Proxy, Server, until};
 
 use super::inspect::{merge_holder, on_one_clock};
 use super::{Quorum, Redlock};
-use crate::clock::Clock;
-use crate::store::{Inbox, Store as _, VotedAttempts as _, admission_queue_of};
 use crate::url::StoreUrl;
 
 mod partial;

@@ -8,11 +8,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
     Acquire, Answer, Command, Failure, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
 };
+use leasehold_store::{BoxFuture, CallResult, StoreError};
 
 use super::attempts::{NodeRequests, at_node};
 use super::heard::Heard;
 use super::{MIN_PATIENCE, Quorum, SLOW_ROUND_TRIPS, STRAGGLER_GRACE};
-use crate::store::{BoxFuture, CallResult, StoreError};
 
 /// A node's response in a round.
 pub(super) enum NodeResponse {

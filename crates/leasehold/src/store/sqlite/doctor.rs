@@ -3,12 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use leasehold_store::{Check, Component, Diagnosis, StoreError};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::find_strays;
 use super::{BUSY_TIMEOUT, checkpoint, location, schema};
-use crate::diagnostics::{Check, Component, Diagnosis};
-use crate::store::StoreError;
 
 /// How large the log may be while its users move it into the file as they should.
 const LARGE_LOG: u64 = 64 << 20;
@@ -18,7 +17,7 @@ const LITTLE_ROOM: u64 = 64 << 20;
 
 pub(super) fn diagnose(path: &Path, is_durable: bool) -> Result<Diagnosis, StoreError> {
     let snapshot = probe(path, is_durable)?;
-    Ok(Diagnosis { components: vec![check_file(&snapshot)] })
+    Ok(Diagnosis::new(vec![check_file(&snapshot)]))
 }
 
 /// A snapshot of a file.
@@ -158,8 +157,9 @@ fn file_system(_path: &Path) -> Option<&'static str> {
 
 #[cfg(all(test, feature = "blocking"))]
 mod tests {
+    use leasehold_store::Severity;
+
     use super::*;
-    use crate::diagnostics::Severity;
     use crate::store::sqlite::files;
 
     fn sound() -> FileSnapshot {

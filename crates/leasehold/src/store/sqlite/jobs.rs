@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use leasehold_core::{Acquire, Command, Resource};
+use leasehold_store::{Batch, CallResult, StoreError};
 use tokio::sync::oneshot;
 
 use super::BUSY_TIMEOUT;
-use crate::store::{Batch, CallResult, StoreError};
 
 /// Max number of queued jobs.
 const MAX_JOBS: usize = 65_536;

@@ -6,16 +6,16 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use leasehold_store::OpenError;
 use rustix::fs::Access;
 
 use super::files;
-use crate::error::{Error, ErrorKind};
 
 /// Creates the file if it is missing, and returns its only name.
 ///
 /// All clients must use one name, because the log and the clients' pipes are beside that name: links are followed, a relative
 /// path becomes absolute, and a file with a second name is refused.
-pub(super) fn check(path: &Path) -> Result<PathBuf, Error> {
+pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
     touch(path)?;
     let found = fs::canonicalize(path).and_then(|whole| Ok((fs::metadata(&whole)?.nlink(), whole)));
     let path = match found {
@@ -26,11 +26,11 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, Error> {
                  give each its own file, or all of them one name",
                 path.display()
             );
-            return Err(Error::new(ErrorKind::Unavailable, what));
+            return Err(OpenError::unavailable(what));
         }
         Err(error) => {
             let what = format!("sqlite:{}: it was removed while it was opened: {error}", path.display());
-            return Err(Error::new(ErrorKind::Unavailable, what).with_source(error));
+            return Err(OpenError::unavailable(what).with_source(error));
         }
     };
     refuse_network(&path)?;
@@ -39,13 +39,11 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, Error> {
 }
 
 /// Makes sure that the file can be read and written, with the system's own words if it can't.
-fn touch(path: &Path) -> Result<(), Error> {
+fn touch(path: &Path) -> Result<(), OpenError> {
     let folder = folder_of(path);
-    let refused =
-        |what: String| Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display()));
+    let refused = |what: String| OpenError::unavailable(format!("sqlite:{}: {what}", path.display()));
     if let Some((what, error)) = missing(&folder) {
-        let error = Error::new(ErrorKind::Unavailable, format!("sqlite:{}: {what}", path.display()))
-            .with_source(error);
+        let error = OpenError::unavailable(format!("sqlite:{}: {what}", path.display())).with_source(error);
         return Err(error);
     }
     if path.is_dir() {
@@ -122,7 +120,7 @@ fn share_with_group(file: &fs::File, folder: &Path) -> io::Result<()> {
 }
 
 /// A container that mounts the file, and not its directory, has a log and shared memory of its own.
-fn refuse_mounted_alone(path: &Path) -> Result<(), Error> {
+fn refuse_mounted_alone(path: &Path) -> Result<(), OpenError> {
     if !files::is_mounted_alone(path) {
         return Ok(());
     }
@@ -131,7 +129,7 @@ fn refuse_mounted_alone(path: &Path) -> Result<(), Error> {
          locks: mount its directory",
         path.display()
     );
-    Err(Error::new(ErrorKind::Unsupported, what))
+    Err(OpenError::unsupported(what))
 }
 
 fn folder_of(path: &Path) -> PathBuf {
@@ -153,18 +151,15 @@ const NETWORKS: [(u32, &str); 8] = [
 ];
 
 #[cfg(target_os = "linux")]
-fn refuse_network(path: &Path) -> Result<(), Error> {
+fn refuse_network(path: &Path) -> Result<(), OpenError> {
     let Ok(found) = rustix::fs::statfs(path) else { return Ok(()) };
     match name_of(&found, &NETWORKS) {
         None => Ok(()),
-        Some(name) => Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "sqlite:{}: it is on a network file system ({name}), whose machines would not see each other's locks: \
+        Some(name) => Err(OpenError::unsupported(format!(
+            "sqlite:{}: it is on a network file system ({name}), whose machines would not see each other's locks: \
                  name a file on a local disk",
-                path.display()
-            ),
-        )),
+            path.display()
+        ))),
     }
 }
 
@@ -178,7 +173,7 @@ pub(super) fn name_of(found: &rustix::fs::StatFs, known: &[(u32, &'static str)])
 }
 
 #[cfg(not(target_os = "linux"))]
-fn refuse_network(_path: &Path) -> Result<(), Error> {
+fn refuse_network(_path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 

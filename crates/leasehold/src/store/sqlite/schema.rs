@@ -7,12 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Effect, Failure};
+use leasehold_store::{OpenError, StoreError};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::{BUSY_TIMEOUT, checkpoint, files, location};
-use crate::error::{Error, ErrorKind};
-use crate::store::StoreError;
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
 const APPLICATION_ID: i32 = 0x4c53_4844;
@@ -71,7 +70,7 @@ const NEW_BOOT: &str = "
 ";
 
 /// Checks the file, creates the schema if it is new, and ends the leases of another boot.
-pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connection), Error> {
+pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connection), OpenError> {
     let path = location::check(path)?;
     let path = path.as_path();
     let boot_id = boot_id(path)?;
@@ -87,12 +86,15 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connect
 }
 
 /// A further connection to a prepared file.
-pub(super) fn connect(path: &Path, is_durable: bool) -> Result<Connection, Error> {
+pub(super) fn connect(path: &Path, is_durable: bool) -> Result<Connection, OpenError> {
     retry_while_busy(path, || Ok(open(path, is_durable)?))
 }
 
 /// Retries while other clients open the file too: SQLite cannot wait by itself while a new file is initialized.
-fn retry_while_busy<T>(path: &Path, attempt: impl Fn() -> Result<T, TransactionError>) -> Result<T, Error> {
+fn retry_while_busy<T>(
+    path: &Path,
+    attempt: impl Fn() -> Result<T, TransactionError>,
+) -> Result<T, OpenError> {
     let begun = Instant::now();
     let give_up = begun + BUSY_TIMEOUT;
     loop {
@@ -111,7 +113,7 @@ fn retry_while_busy<T>(path: &Path, attempt: impl Fn() -> Result<T, TransactionE
             Err(TransactionError::Sqlite(error)) => not_sent(explain_opening(path, &error)).caused_by(error),
             Err(TransactionError::Foreign(what)) => not_sent(what),
         };
-        return Err(Error::from_store(format_args!("sqlite:{}", path.display()), &what));
+        return Err(OpenError::from_store(format_args!("sqlite:{}", path.display()), &what));
     }
 }
 
@@ -193,11 +195,11 @@ fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
 
 /// Names this boot of this machine: the clock of leases starts anew with each. A guess could end the leases of others, so
 /// without a name there is no store.
-fn boot_id(path: &Path) -> Result<String, Error> {
+fn boot_id(path: &Path) -> Result<String, OpenError> {
     read_boot_id().map(|id| id.trim().to_owned()).map_err(|error| {
         let shown = path.display();
         let what = format!("sqlite:{shown}: this system reports no boot id, which the store needs: {error}");
-        Error::new(ErrorKind::Unsupported, what).with_source(error)
+        OpenError::unsupported(what).with_source(error)
     })
 }
 

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, apply, apply_all};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Effect, Failure, Now, Push, Reply, Resource};
+use leasehold_store::clock::Clock;
+use leasehold_store::digest::client_name;
+use leasehold_store::{CallResult, Inbox, StoreError};
 use rusqlite::Connection;
 
 use super::files::{self, Files};
@@ -15,9 +18,6 @@ use super::limits::{BUSY_TIMEOUT, MAX_BUSY_PAUSE};
 use super::mailbox::{Mailboxes, PipeWriter, Reached};
 use super::rows::SqliteRows;
 use super::schema;
-use crate::clock::Clock;
-use crate::digest::client_name;
-use crate::store::{CallResult, Inbox, StoreError};
 
 /// State shared by callers and the worker.
 pub(super) struct Shared {

@@ -13,12 +13,12 @@ use leasehold_core::{
     Acquisition, Answer, Effect, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime,
     Token, TokenRange, View, WaitFor,
 };
+use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
 use proptest::prelude::*;
 
 use super::mailbox::Reached;
 use super::rows::SqliteRows;
 use super::*;
-use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -237,7 +237,7 @@ impl Inbox for IgnoredInbox {
     fn deliver(&self, _push: Push) {}
 }
 
-fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, Error> {
+fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, OpenError> {
     let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
     let opened = Sqlite::open(path, false, Clock::System, ClientId::new(client), Arc::downgrade(&inbox));
     // It lives as long as the process.

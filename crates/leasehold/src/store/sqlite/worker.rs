@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Acquire, Command, Kind, Name, Resource};
+use leasehold_store::{CallResult, StoreError};
 use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -19,7 +20,6 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use super::jobs::{Job, JobQueue, are_of_holders};
 use super::mailbox::{Mailbox, MailboxName, Mailboxes};
 use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent, schema};
-use crate::store::{CallResult, StoreError};
 
 /// Max number of commands in one transaction.
 const MAX_TRANSACTION_COMMANDS: usize = 256;

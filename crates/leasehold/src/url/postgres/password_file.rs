@@ -4,10 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
+use leasehold_store::OpenError;
 use tokio_postgres::Config;
 use tokio_postgres::config::Host;
-
-use crate::error::{Error, invalid};
 
 /// Where Debian's servers have their socket, and its libpq looks for it.
 pub(super) const SOCKETS: &str = "/var/run/postgresql";
@@ -31,7 +30,7 @@ pub(super) fn path(environment: &dyn Fn(&str) -> Option<String>) -> Option<PathB
 }
 
 /// The password of these servers. `None` if the file has none, or is not there.
-pub(super) fn find(path: &Path, config: &Config, user: &str) -> Result<Option<String>, Error> {
+pub(super) fn find(path: &Path, config: &Config, user: &str) -> Result<Option<String>, OpenError> {
     let Some(text) = read(path) else { return Ok(None) };
     let database = config.get_dbname().unwrap_or(user);
     let ports = config.get_ports();
@@ -45,7 +44,7 @@ pub(super) fn find(path: &Path, config: &Config, user: &str) -> Result<Option<St
         let login = Login { host, port, database, user };
         let Some(password) = password(&text, login) else { continue };
         if found.as_ref().is_some_and(|other| *other != password) {
-            return Err(invalid(format!(
+            return Err(OpenError::invalid(format!(
                 "{} has different passwords for the hosts of one address: name the password in the address",
                 path.display()
             )));

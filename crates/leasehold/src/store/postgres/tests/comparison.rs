@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Renew, Reply, Resource, StoreTime};
+use leasehold_store::histories::{CLIENTS, Step, client_id};
+use leasehold_store::{Inbox, StoreError};
 use leasehold_testkit::{Postgres as Server, Session as ServerSession, wait_until};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -23,8 +25,6 @@ use super::super::query::Query;
 use super::super::sql::Sql;
 use super::super::transaction::Session;
 use super::super::{push, schema};
-use crate::store::histories::{CLIENTS, Step, client_id};
-use crate::store::{Inbox, StoreError};
 use crate::url::StoreUrl;
 
 const SCHEMA: &str = "leasehold";

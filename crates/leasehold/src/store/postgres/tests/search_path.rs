@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Renew, Resource, Token};
+use leasehold_store::histories::{CLIENTS, Step, client_id, steps};
+use leasehold_store::{Diagnose as _, Inbox, Store};
 use leasehold_testkit::{PgBouncer, Postgres as Server};
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
@@ -17,8 +19,6 @@ use super::super::query::Query;
 use super::super::{Dialer, Postgres, Sql, listener};
 use crate::fence::postgres::{check_token, create};
 use crate::postgres::TransactionLock;
-use crate::store::histories::{CLIENTS, Step, client_id, steps};
-use crate::store::{Diagnose as _, Inbox, Store};
 use crate::url::{PostgresUrl, StoreUrl};
 
 pub(super) struct NoInbox;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use leasehold_store::Inbox;
+use leasehold_store::histories::client_id;
 use leasehold_testkit::{Postgres as Server, until};
 
 use super::super::Postgres;
 use super::search_path::{NoInbox, address};
-use crate::store::Inbox;
-use crate::store::histories::client_id;
 
 #[tokio::test]
 async fn sessions_locks_and_statistics_show_no_id_of_a_client_and_grow_with_none() {

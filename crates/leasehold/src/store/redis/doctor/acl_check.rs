@@ -9,6 +9,7 @@ use leasehold_core::{
 use leasehold_redis_protocol::{
     RESOURCE_PATTERN, ScriptVariant, VoteArgs, clock_key, inbox_of, resource_key, slot_of, token_time,
 };
+use leasehold_store::{OpenError, StoreError};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 
@@ -17,8 +18,6 @@ use super::super::error::explain;
 use super::super::exec::{self, CallOptions};
 use super::super::rights::{MissingRight, Purpose, RIGHTS};
 use super::query::{ask, command, info_by, median};
-use crate::error::{Error, ErrorKind};
-use crate::store::StoreError;
 
 /// Name prefix of the locks that the check acquires.
 pub(super) const NAME: &str = "leasehold-doctor";
@@ -35,11 +34,10 @@ pub(super) struct Probe {
 
 impl Probe {
     /// A lock whose keys are in one of these slots.
-    pub(super) fn new(slots: &[(u16, u16)]) -> Result<Self, Error> {
+    pub(super) fn new(slots: &[(u16, u16)]) -> Result<Self, OpenError> {
         let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|error| {
-            Error::new(ErrorKind::Unavailable, format!("the system gave no random numbers: {error}"))
-        })?;
+        getrandom::fill(&mut random)
+            .map_err(|error| OpenError::unavailable(format!("the system gave no random numbers: {error}")))?;
         let client = ClientId::new(u128::from_be_bytes(random));
         let mut number = 0_u32;
         loop {

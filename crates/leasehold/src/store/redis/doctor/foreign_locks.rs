@@ -4,11 +4,9 @@
 
 use std::time::Duration;
 
+use leasehold_store::{Check, Component, redisson_counter};
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisError, Value};
-
-use crate::diagnostics::{Check, Component};
-use crate::store::redisson_counter;
 
 /// Pages of the keyspace that are looked at, for each type.
 const PAGES: u32 = 20;

@@ -1,10 +1,11 @@
 //! The checks of one server, from a snapshot of it. Pure: no server is asked here.
 
+use leasehold_store::{Check, Component};
+
 use super::super::rights::{MissingRight, Purpose};
 use super::foreign_locks;
 use super::probe::{FailoverMode, Snapshot, Transport};
 use super::time_rules::{check_clock, check_speed, check_token_clock};
-use crate::diagnostics::{Check, Component};
 
 /// In percent of what there may be.
 const NEARLY_FULL_PERCENT: u64 = 80;

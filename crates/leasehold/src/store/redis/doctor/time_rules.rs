@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use leasehold_store::{Check, Component};
+
 use super::super::ANSWER_TIMEOUT;
 use super::acl_check::{Cost, Source};
 use super::probe::{Clock, Snapshot};
-use crate::diagnostics::{Check, Component};
 
 /// A clock that differs by more than this may end a lease while its holder works.
 const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_millis(500);

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use leasehold_core::quorum_of;
+use leasehold_store::{Check, Component};
 
 use super::super::slot_map::SlotRange;
 use super::probe::{SentinelView, Snapshot};
 use super::time_rules::{differ, span};
-use crate::diagnostics::{Check, Component};
 use crate::url::Host;
 
 const SLOTS: u32 = 16_384;
@@ -293,9 +293,10 @@ pub(super) fn check_clocks(snapshots: &[Snapshot], is_voting: bool) -> Option<Co
 
 #[cfg(test)]
 mod tests {
+    use leasehold_store::Severity;
+
     use super::super::probe::Clock;
     use super::*;
-    use crate::diagnostics::Severity;
 
     fn findings(component: &Component) -> Vec<(Severity, &str)> {
         component.findings.iter().map(|finding| (finding.severity, finding.what.as_str())).collect()

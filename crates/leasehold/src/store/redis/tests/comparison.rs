@@ -13,10 +13,9 @@ use leasehold_redis_protocol::{
     ConditionalDelete, FAILING_WRITES, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME, VoteArgs, clock_key,
     decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key,
 };
+use leasehold_store::histories::{CLIENTS, Step, client_id};
 use leasehold_testkit::{Flavor, Server};
 use redis::{Connection, ConnectionLike as _, PubSub, RedisResult};
-
-use crate::store::histories::{CLIENTS, Step, client_id};
 
 /// The clock of the test starts this far ahead of the server's, so that no key expires during the test.
 const CLOCK_LEAD: Duration = Duration::from_secs(1_000 * 3_600);

@@ -11,12 +11,12 @@ use leasehold_core::{
 use leasehold_redis_protocol::{
     clock_key, decode_answer, inbox_of, may_share_a_call, resource_key, scratch_key,
 };
+use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
 use leasehold_testkit::{Flavor, extent};
 use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 
 use super::comparison::{ScriptRunner, expect_differences, expect_plain, start, with_scripts_on};
-use crate::store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
 
 /// More writes than a script of these histories has.
 const MAX_WRITES: usize = 12;

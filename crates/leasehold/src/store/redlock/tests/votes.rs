@@ -7,13 +7,13 @@ use leasehold_core::{
     Acquire, Answer, Command, Failure, Grant, Release, Renew, Reply, Round, StoreTime, TokenRange, Verdict,
     Vote,
 };
+use leasehold_store::StoreError;
 use leasehold_testkit::{Proxy, Server, until};
 
 use super::super::attempts::NodeRequests;
 use super::super::heard::Heard;
 use super::super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{QuorumClient, servers};
-use crate::store::StoreError;
 
 /// How long a node has for its vote.
 const LIMIT: Duration = Duration::from_millis(1_500);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use leasehold_core::{Acquire, Acquisition, Command, Release, Reply};
+use leasehold_store::admission_queue_of;
 use leasehold_testkit::{Proxy, until};
 
 use super::{QuorumClient, servers};
-use crate::store::admission_queue_of;
 
 #[tokio::test]
 async fn inspect_includes_waiters_queued_at_another_node() {

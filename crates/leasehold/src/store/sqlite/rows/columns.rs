@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use leasehold_core::model::{Lease, Waiter};
 use leasehold_core::{Acquisition, ClientId, GrantSecret, Owner, StoreTime, Token};
+use leasehold_store::sql::{read_number, read_time, stored_key, stored_number, stored_time};
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, Value, ValueRef};
 use rusqlite::{Result, Row};
-
-use crate::store::sql::{read_number, read_time, stored_key, stored_number, stored_time};
 
 pub(super) fn read_lease(row: &Row<'_>) -> Result<Lease> {
     Ok(Lease {

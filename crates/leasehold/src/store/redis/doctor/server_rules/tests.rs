@@ -1,10 +1,11 @@
 //! Tests each rule with a server state that it reports.
 
-use super::super::super::rights::{MissingRight, Purpose};
 use std::time::Duration;
 
+use leasehold_store::Severity;
+
+use super::super::super::rights::{MissingRight, Purpose};
 use super::*;
-use crate::diagnostics::Severity;
 use crate::store::redis::doctor::acl_check::{Cost, Source};
 use crate::store::redis::doctor::probe::Clock;
 

@@ -59,7 +59,7 @@ impl Gate {
 }
 
 /// Opens the gate of this thread again and again. Runs as long as the thread does.
-pub(crate) async fn keep() {
+pub async fn keep() {
     let used = Rc::new(Notify::new());
     let gate = Gate { left: AT_ONCE, waiting: VecDeque::new(), used: used.clone() };
     GATE.set(Some(gate));
@@ -79,7 +79,7 @@ pub(crate) async fn keep() {
 }
 
 /// Connects, or opens a store, in turn with others of this thread.
-pub(crate) async fn in_turn<T>(handshake: impl Future<Output = T>) -> T {
+pub async fn in_turn<T>(handshake: impl Future<Output = T>) -> T {
     let (mut handshake, is_waiting) = (pin!(handshake), Arc::default());
     poll_fn(|context| {
         let enter =

@@ -19,11 +19,11 @@ tokio::task_local! {
 }
 
 /// Owns the tasks of one client: they are aborted when it is dropped.
-pub(crate) struct TaskScope(Tasks);
+pub struct TaskScope(Tasks);
 
 /// Spawns tasks of one client, from any thread.
 #[derive(Clone)]
-pub(crate) struct Tasks {
+pub struct Tasks {
     runtime: Handle,
     /// None on a runtime of the program.
     set: Option<Arc<TaskSet>>,
@@ -59,17 +59,23 @@ impl TaskSet {
 
 impl TaskScope {
     /// Must be called on the runtime that is to run the tasks.
-    pub(crate) fn new() -> Self {
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "it needs a runtime")]
+    pub fn new() -> Self {
         Self(Tasks { runtime: Handle::current(), set: Some(Arc::default()) })
     }
 
     /// What this future spawns belongs to the scope.
-    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> T {
         CURRENT.scope(self.0.clone(), work).await
     }
 
     /// Aborts the tasks, and waits until they are dropped.
-    pub(crate) async fn end(self) {
+    pub async fn end(self) {
         let tasks = self.0.set.as_ref().and_then(|set| set.close());
         if let Some(mut tasks) = tasks {
             tasks.shutdown().await;
@@ -91,12 +97,12 @@ impl Tasks {
     /// # Panics
     ///
     /// Outside of a tokio runtime.
-    pub(crate) fn current() -> Self {
+    pub fn current() -> Self {
         CURRENT.try_with(Self::clone).unwrap_or_else(|_| Self { runtime: Handle::current(), set: None })
     }
 
     /// Whether the current task is one of these.
-    pub(crate) fn is_current(&self) -> bool {
+    pub fn is_current(&self) -> bool {
         let is_same = |other: &Self| match (&self.set, &other.set) {
             (Some(set), Some(other)) => Arc::ptr_eq(set, other),
             _ => false,
@@ -107,7 +113,7 @@ impl Tasks {
     }
 
     /// Calls this as one of the tasks would.
-    pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
+    pub fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
         let _entered = self.runtime.enter();
         match self.set {
             Some(_) => CURRENT.sync_scope(self.clone(), call),
@@ -115,7 +121,8 @@ impl Tasks {
         }
     }
 
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+    /// Spawns a task, which ends with the client.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let Some(set) = &self.set else { return self.runtime.spawn(task).abort_handle() };
         let task = CURRENT.scope(self.clone(), task);
         let mut state = set.state();
@@ -134,7 +141,7 @@ impl Tasks {
     }
 
     /// Spawns a task with a result. The result may be awaited on any executor, and the task does not end if it is not.
-    pub(crate) fn start<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Task<T> {
+    pub fn start<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Task<T> {
         let (tell, result) = oneshot::channel();
         let handle = self.spawn(async move {
             // The receiver is gone if nothing waits for the result.
@@ -149,7 +156,7 @@ impl Tasks {
 /// # Panics
 ///
 /// Outside of a tokio runtime.
-pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+pub fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
     match CURRENT.try_with(Tasks::clone) {
         Ok(tasks) => tasks.spawn(task),
         Err(_) => tokio::spawn(task).abort_handle(),
@@ -157,25 +164,27 @@ pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortHan
 }
 
 /// Does work that blocks, such as reading files, on a thread that drives no clients.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, TaskEnded> {
+///
+/// # Errors
+///
+/// The work panicked, or the runtime has ended.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, TaskEnded> {
     tokio::task::spawn_blocking(work).await.map_err(|_| TaskEnded)
 }
 
 /// A task with a result.
-pub(crate) struct Task<T> {
+pub struct Task<T> {
     handle: AbortHandle,
     result: oneshot::Receiver<T>,
 }
 
 /// The task panicked, or its client has ended.
 #[derive(Debug)]
-pub(crate) struct TaskEnded;
+pub struct TaskEnded;
 
 impl<T> Task<T> {
-    pub(crate) fn is_finished(&self) -> bool {
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
         self.handle.is_finished()
     }
 }
@@ -191,10 +200,11 @@ impl<T> Future for Task<T> {
 
 /// Tasks that are aborted together, when this is dropped.
 #[derive(Default)]
-pub(crate) struct TaskGroup(Vec<AbortHandle>);
+pub struct TaskGroup(Vec<AbortHandle>);
 
 impl TaskGroup {
-    pub(crate) fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Spawns a task, which ends with the group.
+    pub fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.0.retain(|task| !task.is_finished());
         self.0.push(spawn(task));
     }
@@ -333,7 +343,9 @@ mod tests {
     fn no_other_module_spawns_tasks_of_a_client() {
         let ways = ["tokio::spawn", "task::spawn(", "spawn_local", "spawn_on", "JoinSet", "Handle::current"];
         let mut files = Vec::new();
-        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+        for sibling in ["leasehold", "leasehold-store"] {
+            sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(sibling).join("src"), &mut files);
+        }
         assert!(files.len() > 100);
         let mut found = Vec::new();
         for file in files.iter().filter(|file| !file.ends_with("src/tasks.rs")) {
@@ -343,6 +355,6 @@ mod tests {
             let spawning = code.filter(|line| ways.iter().any(|way| line.contains(way)));
             found.extend(spawning.map(|line| format!("{}: {}", file.display(), line.trim())));
         }
-        assert_eq!(found, [""; 0], "use crate::tasks");
+        assert_eq!(found, [""; 0], "use leasehold_store::tasks");
     }
 }

@@ -4,20 +4,20 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ClockId {
+pub enum ClockId {
     Monotonic,
     Realtime,
 }
 
-pub(super) struct Timespec {
-    pub(super) tv_sec: i64,
-    pub(super) tv_nsec: i64,
+pub struct Timespec {
+    pub tv_sec: i64,
+    pub tv_nsec: i64,
 }
 
 /// The start of this process's monotonic clock. On Windows the clock behind `Instant` counts suspend.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-pub(super) fn clock_gettime(id: ClockId) -> Timespec {
+pub fn clock_gettime(id: ClockId) -> Timespec {
     let time = match id {
         ClockId::Monotonic => START.elapsed(),
         ClockId::Realtime => SystemTime::UNIX_EPOCH.elapsed().unwrap_or(Duration::ZERO),

@@ -16,61 +16,72 @@ use crate::tasks::Tasks;
 use crate::wakes;
 
 /// How much later than its time a command that was given up may arrive.
-pub(crate) const MAX_DELAY: Duration = Duration::from_secs(1);
+pub const MAX_DELAY: Duration = Duration::from_secs(1);
 
 /// The counter of the tokens of Redisson's fenced lock.
-pub(crate) fn redisson_counter(key: &str) -> String {
+pub fn redisson_counter(key: &str) -> String {
     format!("redisson_lock_token:{}", redisson_tag(key))
 }
 
 /// What names beside a lock of Redisson's have of its key: they are in the same hash slot.
-pub(crate) fn redisson_tag(key: &str) -> String {
+pub fn redisson_tag(key: &str) -> String {
     if key.contains('{') { key.to_owned() } else { format!("{{{key}}}") }
 }
 
 /// A script on the keys of a lock of another library.
-pub(crate) struct ForeignScript {
-    pub(crate) text: &'static str,
+pub struct ForeignScript {
+    /// The Lua code.
+    pub text: &'static str,
     hash: OnceLock<String>,
 }
 
 impl ForeignScript {
-    pub(crate) const fn new(text: &'static str) -> Self {
+    /// A script with this code.
+    pub const fn new(text: &'static str) -> Self {
         Self { text, hash: OnceLock::new() }
     }
 
-    pub(crate) fn hash(&self) -> &str {
+    /// The SHA-1 of the code, by which a server knows the script.
+    pub fn hash(&self) -> &str {
         self.hash.get_or_init(|| sha1_smol::Sha1::from(self.text).digest().to_string())
     }
 }
 
 /// One command.
 #[derive(Clone)]
-pub(crate) enum ForeignCall {
+pub enum ForeignCall {
     /// Its name and its arguments.
     Command(Vec<String>),
     /// Asks the server to report the next change of the keys that the next command reads. A server that can't do that leaves it out.
     Track,
+    /// Runs a script.
     Script {
+        /// Which one.
         script: &'static ForeignScript,
+        /// Its `KEYS`.
         keys: Vec<String>,
+        /// Its `ARGV`.
         arguments: Vec<String>,
     },
 }
 
 impl ForeignCall {
-    pub(crate) fn command<const N: usize>(words: [&str; N]) -> Self {
+    /// A command of these words.
+    pub fn command<const N: usize>(words: [&str; N]) -> Self {
         Self::Command(words.map(str::to_owned).into())
     }
 }
 
 /// A server's answer to one command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ForeignAnswer {
+pub enum ForeignAnswer {
+    /// No value.
     Nil,
     /// The status of a command that has done what it was to do.
     Okay,
+    /// A number.
     Int(i64),
+    /// A string.
     Bytes(Vec<u8>),
     /// A map's keys and values in turn, too.
     List(Vec<Self>),
@@ -80,11 +91,12 @@ pub(crate) enum ForeignAnswer {
 
 /// Why a command has no answer.
 #[derive(Clone, Debug)]
-pub(crate) enum ForeignError {
+pub enum ForeignError {
     /// No majority of the servers gave the same answer, in time.
     Undecided,
     /// The key has another type, and is therefore no lock of that library.
     OtherType(StoreError),
+    /// Anything else, such as a connection that was lost.
     Failed(StoreError),
 }
 
@@ -100,17 +112,18 @@ impl From<ForeignError> for StoreError {
 }
 
 /// One result per command.
-pub(crate) type ForeignAnswers = Vec<Result<ForeignAnswer, ForeignError>>;
+pub type ForeignAnswers = Vec<Result<ForeignAnswer, ForeignError>>;
 
 /// What has become of some commands.
-pub(crate) struct ForeignOutcome {
-    pub(crate) answers: ForeignAnswers,
+pub struct ForeignOutcome {
+    /// One per command.
+    pub answers: ForeignAnswers,
     /// Whether every server has run them, so that none of the commands may still take effect, or has to be repeated.
-    pub(crate) is_complete: bool,
+    pub is_complete: bool,
 }
 
 /// The keys of other libraries' locks on a server.
-pub(crate) trait ForeignKeys: Send + Sync {
+pub trait ForeignKeys: Send + Sync {
     /// On the client's thread.
     fn tasks(&self) -> &Tasks;
 
@@ -129,7 +142,7 @@ type Watching = BTreeMap<String, Vec<(u64, Arc<Notify>)>>;
 
 /// The tasks that wait for a change of a key.
 #[derive(Default)]
-pub(crate) struct Watchers {
+pub struct Watchers {
     by_key: Mutex<Watching>,
     next: AtomicU64,
 }
@@ -139,19 +152,21 @@ impl Watchers {
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn notify(&self, key: &str) {
+    /// Wakes those who watch this key.
+    pub fn notify(&self, key: &str) {
         let watching = self.by_key().get(key).cloned().unwrap_or_default();
         watching.iter().for_each(|(_, notify)| notify.notify_one());
     }
 
-    pub(crate) fn notify_all(&self) {
+    /// Wakes everyone: changes may have been missed.
+    pub fn notify_all(&self) {
         let watching: Vec<_> = self.by_key().values().flatten().cloned().collect();
         watching.iter().for_each(|(_, notify)| notify.notify_one());
     }
 }
 
 /// A task's registration for changes of some keys. A change between two waits ends the next wait.
-pub(crate) struct KeyWatch {
+pub struct KeyWatch {
     watchers: Arc<Watchers>,
     keys: Vec<String>,
     number: u64,
@@ -159,7 +174,8 @@ pub(crate) struct KeyWatch {
 }
 
 impl KeyWatch {
-    pub(crate) fn new(watchers: &Arc<Watchers>, keys: &[String]) -> Self {
+    /// Watches these keys until it is dropped.
+    pub fn new(watchers: &Arc<Watchers>, keys: &[String]) -> Self {
         let (notify, number) = (Arc::new(Notify::new()), watchers.next.fetch_add(1, Ordering::Relaxed));
         let mut by_key = watchers.by_key();
         for key in keys {
@@ -170,7 +186,7 @@ impl KeyWatch {
     }
 
     /// Waits until one of the keys may have changed. Cancel safe.
-    pub(crate) async fn changed(&self) {
+    pub async fn changed(&self) {
         let mut notified = pin!(self.notify.notified());
         poll_fn(|context| wakes::guarded(context, |context| notified.as_mut().poll(context))).await;
     }

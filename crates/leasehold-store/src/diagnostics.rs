@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-/// The result of [`Client::diagnose`](crate::Client::diagnose).
+/// The result of `Client::diagnose`.
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -26,6 +26,12 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
+    /// Of these parts.
+    #[must_use]
+    pub fn new(components: Vec<Component>) -> Self {
+        Self { components }
+    }
+
     /// Whether a finding has [`Severity::Danger`]: two holders of one lock are possible, or locks are unavailable.
     ///
     /// ```
@@ -142,15 +148,18 @@ impl fmt::Display for Severity {
 }
 
 impl Component {
-    pub(crate) fn new(name: impl Into<String>) -> Self {
+    /// A component of which nothing is known yet.
+    pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), facts: Vec::new(), findings: Vec::new() }
     }
 
-    pub(crate) fn fact(&mut self, name: &'static str, value: impl fmt::Display) {
+    /// Adds what was observed.
+    pub fn fact(&mut self, name: &'static str, value: impl fmt::Display) {
         self.facts.push(Fact { name, value: value.to_string() });
     }
 
-    pub(crate) fn danger(
+    /// Adds a finding: two holders of one lock are possible, or locks are unavailable.
+    pub fn danger(
         &mut self,
         check: Check,
         what: impl Into<String>,
@@ -160,7 +169,8 @@ impl Component {
         self.find(check, Severity::Danger, what, why, remedy);
     }
 
-    pub(crate) fn advice(
+    /// Adds a finding: a setting should be improved, or could not be read.
+    pub fn advice(
         &mut self,
         check: Check,
         what: impl Into<String>,
@@ -170,7 +180,8 @@ impl Component {
         self.find(check, Severity::Advice, what, why, remedy);
     }
 
-    pub(crate) fn fine(&mut self, check: Check, what: impl Into<String>, why: impl Into<String>) {
+    /// Adds a finding with which there is nothing to do.
+    pub fn fine(&mut self, check: Check, what: impl Into<String>, why: impl Into<String>) {
         self.find(check, Severity::Fine, what, why, None);
     }
 
@@ -191,7 +202,8 @@ macro_rules! checks {
     ($($check:ident => $id:literal,)*) => {
         /// The checks of a store, the most severe first: no lock can be acquired; two holders are possible; the rest.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Check { $($check),* }
+        #[allow(missing_docs, reason = "the ids say what they are")]
+        pub enum Check { $($check),* }
 
         impl Check {
             fn id(self) -> &'static str {

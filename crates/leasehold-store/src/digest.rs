@@ -8,23 +8,22 @@ use leasehold_core::{Acquisition, ClientId};
 use sha1_smol::Sha1;
 
 /// The name of a client that inspection shows.
-pub(crate) fn client_name(client: ClientId) -> String {
+pub fn client_name(client: ClientId) -> String {
     format!("{:032x}", digest("client", &client.get().to_be_bytes()))
 }
 
 /// The name of a client's channel, which users of the store see who have no other right.
-#[cfg(feature = "postgres")]
-pub(crate) fn channel_name(client: ClientId) -> String {
+pub fn channel_name(client: ClientId) -> String {
     format!("{:032x}", digest("channel", &client.get().to_be_bytes()))
 }
 
 /// A short name that stands for a name which is too long.
-pub(crate) fn short_name(name: &str) -> String {
+pub fn short_name(name: &str) -> String {
     format!("{:032x}", digest("name", name.as_bytes()))
 }
 
 /// The secret part of a detached lease's id. It does not reveal the ids of the same client's other leases.
-pub(crate) fn lease_secret(acquisition: Acquisition) -> u128 {
+pub fn lease_secret(acquisition: Acquisition) -> u128 {
     let Acquisition { client, sequence } = acquisition;
     let mut bytes = [0; 24];
     bytes[..16].copy_from_slice(&client.get().to_be_bytes());

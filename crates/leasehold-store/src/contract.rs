@@ -2,9 +2,7 @@
 
 mod error;
 mod facets;
-#[cfg(feature = "redis")]
 mod foreign;
-#[cfg(feature = "redlock")]
 mod quorum_node;
 
 use std::future::ready;
@@ -16,21 +14,20 @@ use leasehold_core::{
     Acquire, Acquisition, Answer, Command, Failure, Kind, Name, Push, PushKind, Resource, StoreTime,
 };
 
-use crate::diagnostics::Diagnosis;
+use crate::Diagnosis;
 use crate::digest::short_name;
 
-pub(crate) use error::{Cause, StoreError};
-pub(crate) use facets::{ClientRecords, Diagnose, VotedAttempts};
-#[cfg(feature = "redis")]
-pub(crate) use foreign::{
+pub use error::{Cause, StoreError};
+pub use facets::{ClientRecords, Diagnose, VotedAttempts};
+pub use foreign::{
     ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome, ForeignScript,
     KeyWatch, MAX_DELAY, Watchers, redisson_counter, redisson_tag,
 };
-#[cfg(feature = "redlock")]
-pub(crate) use quorum_node::{QuorumNode, SharedBatch};
+pub use quorum_node::{QuorumNode, SharedBatch};
 
 /// Receives a store's pushes for one client. Called from any thread, with no lock of the store held.
-pub(crate) trait Inbox: Send + Sync {
+pub trait Inbox: Send + Sync {
+    /// Takes a push. The client decides whether it believes it.
     fn deliver(&self, push: Push);
 
     /// The store knows that the attempt may be granted now: it asks again at once. Unlike a push, nobody else can cause this.
@@ -52,44 +49,49 @@ pub(crate) trait Inbox: Send + Sync {
     }
 }
 
-pub(crate) type ListResult = Result<Vec<(Resource, Answer)>, StoreError>;
-pub(crate) type CallResult = Result<Answer, StoreError>;
+/// Resources with their states.
+pub type ListResult = Result<Vec<(Resource, Answer)>, StoreError>;
+/// The answer to one command.
+pub type CallResult = Result<Answer, StoreError>;
 /// Commands that are sent together, each with its resource.
-pub(crate) type Batch = Vec<(Arc<Resource>, Command)>;
-pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub type Batch = Vec<(Arc<Resource>, Command)>;
+/// A future that may be awaited on any executor.
+pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// How often waiters poll a store, and how long it keeps their queue entries.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PollIntervals {
+pub struct PollIntervals {
     /// Time between re-checks of the head of a queue without a push: its max delay after a lost push.
-    pub(crate) repoll_interval: Duration,
+    pub repoll_interval: Duration,
     /// Lifetime of a queue entry without a re-check; several times `repoll_interval`.
-    pub(crate) entry_ttl: Duration,
+    pub entry_ttl: Duration,
 }
 
 /// A re-check costs an embedded store microseconds. The head re-checks before a claim window ends, so that it keeps its place if
 /// a push is lost. The other waiters re-check less often, because there may be thousands of them.
-pub(crate) const EMBEDDED_POLL_INTERVALS: PollIntervals =
+pub const EMBEDDED_POLL_INTERVALS: PollIntervals =
     PollIntervals { repoll_interval: Duration::from_secs(2), entry_ttl: Duration::from_secs(80) };
 
 /// What sets a store apart from the others.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Capabilities {
-    pub(crate) poll_intervals: PollIntervals,
+pub struct Capabilities {
+    /// How often its waiters poll.
+    pub poll_intervals: PollIntervals,
     /// The store can wait for replicas.
-    pub(crate) has_replicas: bool,
+    pub has_replicas: bool,
     /// The store supports only locks with one holder and without a named owner.
-    pub(crate) is_exclusive_only: bool,
+    pub is_exclusive_only: bool,
     /// Waiters poll and therefore need an admission queue.
-    pub(crate) needs_admission_queue: bool,
+    pub needs_admission_queue: bool,
     /// Max ttl of a lease, if configured.
-    pub(crate) max_ttl: Option<Duration>,
+    pub max_ttl: Option<Duration>,
     /// Locks may be bridged to keys of other libraries.
-    pub(crate) has_foreign_keys: bool,
+    pub has_foreign_keys: bool,
 }
 
 impl Capabilities {
-    pub(crate) const fn new(poll_intervals: PollIntervals) -> Self {
+    /// A store without replicas and without other peculiarities.
+    pub const fn new(poll_intervals: PollIntervals) -> Self {
         Self {
             poll_intervals,
             has_replicas: false,
@@ -101,7 +103,7 @@ impl Capabilities {
     }
 
     /// Whether the store supports this kind of lock, with or without a named owner.
-    pub(crate) fn supports(&self, kind: Kind, is_owned: bool) -> bool {
+    pub fn supports(&self, kind: Kind, is_owned: bool) -> bool {
         !self.is_exclusive_only || matches!(kind, Kind::Mutex | Kind::Election | Kind::Admission) && !is_owned
     }
 }
@@ -110,7 +112,7 @@ impl Capabilities {
 ///
 /// A store must answer every command within a bounded time, if necessary with an error, because a waiter without a
 /// deadline waits for the answer.
-pub(crate) trait Store: Send + Sync {
+pub trait Store: Send + Sync {
     /// What sets this store apart from the others. It never changes.
     fn capabilities(&self) -> Capabilities;
 
@@ -143,7 +145,10 @@ pub(crate) trait Store: Send + Sync {
     }
 
     /// The keys of other libraries, for bridges: on the same server, or on the servers with these addresses, which vote.
-    #[cfg(feature = "redis")]
+    ///
+    /// # Errors
+    ///
+    /// The store has no such keys, or an address is wrong.
     fn foreign_keys(&self, _servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         Err(StoreError::new(Failure::NotSent, "this store has no keys of other libraries"))
     }
@@ -153,14 +158,17 @@ pub(crate) trait Store: Send + Sync {
         0
     }
 
+    /// What it keeps once for each client, if it does.
     fn client_records(&self) -> Option<&dyn ClientRecords> {
         None
     }
 
+    /// What a quorum knows of its attempts.
     fn voted_attempts(&self) -> Option<&dyn VotedAttempts> {
         None
     }
 
+    /// Its diagnosis.
     fn doctor(&self) -> Option<&dyn Diagnose> {
         None
     }
@@ -170,7 +178,11 @@ pub(crate) trait Store: Send + Sync {
 const INSPECT_BATCH: usize = 100;
 
 /// Every resource of a store with its state, ordered by name: all at once, or else in batches.
-pub(crate) async fn inspect_all(store: &dyn Store) -> ListResult {
+///
+/// # Errors
+///
+/// Those of the store.
+pub async fn inspect_all(store: &dyn Store) -> ListResult {
     if let Some(inspected) = store.inspect_all() {
         return inspected.await;
     }
@@ -189,7 +201,7 @@ pub(crate) async fn inspect_all(store: &dyn Store) -> ListResult {
 }
 
 /// What an operator should know about a store.
-pub(crate) fn diagnose(store: &dyn Store) -> BoxFuture<Result<Diagnosis, StoreError>> {
+pub fn diagnose(store: &dyn Store) -> BoxFuture<Result<Diagnosis, StoreError>> {
     match store.doctor() {
         Some(doctor) => doctor.diagnose(),
         None => Box::pin(ready(Ok(Diagnosis { components: Vec::new() }))),
@@ -197,17 +209,25 @@ pub(crate) fn diagnose(store: &dyn Store) -> BoxFuture<Result<Diagnosis, StoreEr
 }
 
 /// The result of a batch of one command.
-pub(crate) fn only(mut results: Vec<CallResult>) -> CallResult {
+///
+/// # Errors
+///
+/// Those of the command, or that it has no answer.
+pub fn only(mut results: Vec<CallResult>) -> CallResult {
     results.pop().unwrap_or_else(missing_response)
 }
 
 /// The result of a command that a response left out, which violates the `Store` contract.
-pub(crate) fn missing_response() -> CallResult {
+///
+/// # Errors
+///
+/// Always.
+pub fn missing_response() -> CallResult {
     Err(StoreError::new(Failure::Unknown, "the store sent no response"))
 }
 
 /// The admission queue of a resource.
-pub(crate) fn admission_queue_of(resource: &Resource) -> Option<Resource> {
+pub fn admission_queue_of(resource: &Resource) -> Option<Resource> {
     let of = |name: &str| Name::new(&format!("{}:{name}", resource.kind));
     let name = resource.name.as_str();
     let name = of(name).or_else(|_| of(&short_name(name))).ok()?;

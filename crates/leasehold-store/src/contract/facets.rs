@@ -7,10 +7,10 @@ use futures_util::future::BoxFuture;
 use leasehold_core::{Acquire, Acquisition, Answer, Resource, Token};
 
 use super::error::StoreError;
-use crate::diagnostics::Diagnosis;
+use crate::Diagnosis;
 
 /// What a store keeps once for each client, beside its leases.
-pub(crate) trait ClientRecords: Send + Sync {
+pub trait ClientRecords: Send + Sync {
     /// Takes what all holders and waiters of the client have in common: attempts then only carry their own part, and the answers have
     /// both.
     fn publish(&self, metadata: Arc<str>);
@@ -24,7 +24,7 @@ pub(crate) trait ClientRecords: Send + Sync {
 }
 
 /// What a store of several that vote knows of its client's attempts and leases.
-pub(crate) trait VotedAttempts: Send + Sync {
+pub trait VotedAttempts: Send + Sync {
     /// Forgets a lease of this client, which stays at the store. Returns the attempt that the store shows as its holder.
     fn detach(&self, acquisition: Acquisition) -> Acquisition;
 
@@ -43,7 +43,7 @@ pub(crate) trait VotedAttempts: Send + Sync {
 }
 
 /// What an operator should know about a store.
-pub(crate) trait Diagnose: Send + Sync {
+pub trait Diagnose: Send + Sync {
     /// Checks everything that locks depend on, and acquires and releases a test lock.
     fn diagnose(&self) -> BoxFuture<'static, Result<Diagnosis, StoreError>>;
 

@@ -6,15 +6,14 @@
 use std::sync::Arc;
 
 use leasehold_core::{Acquire, Command, Effect, Failure, Resource};
+use leasehold_store::tasks::Tasks;
+use leasehold_store::{
+    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ListResult, Store,
+    StoreError, VotedAttempts, diagnose, inspect_all,
+};
 use tokio::sync::OnceCell;
 
-use super::contract::{
-    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ListResult, Store, StoreError,
-    VotedAttempts, diagnose, inspect_all,
-};
-use crate::diagnostics::Diagnosis;
 use crate::error::Error;
-use crate::tasks::Tasks;
 
 /// Opens the store.
 pub(crate) type Open = Box<dyn Fn() -> BoxFuture<Result<Arc<dyn Store>, Error>> + Send + Sync>;
@@ -104,7 +103,7 @@ impl Store for Lazy {
     }
 
     #[cfg(feature = "redis")]
-    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn super::ForeignKeys>, StoreError> {
+    fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn leasehold_store::ForeignKeys>, StoreError> {
         match self.opened() {
             Some(store) => store.foreign_keys(servers),
             None => Err(StoreError::new(Failure::NotSent, "the store is not open yet")),

@@ -2,10 +2,13 @@
 
 /// The parameters of an address that name certificate files.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parameters {
-    pub(crate) authority: &'static str,
-    pub(crate) certificate: &'static str,
-    pub(crate) key: &'static str,
+pub struct Parameters {
+    /// The file of authorities.
+    pub authority: &'static str,
+    /// The client's certificate.
+    pub certificate: &'static str,
+    /// The client's key.
+    pub key: &'static str,
 }
 
 /// How the TLS library reports what the other side has refused.
@@ -13,7 +16,7 @@ const ALERT: &str = "fatal alert";
 
 /// Explains the text of an error; `None` if it is about no certificate. An alert is the server's word about the client's
 /// certificate; any other error is about the server's.
-pub(crate) fn explain(text: &str, parameters: Parameters) -> Option<String> {
+pub fn explain(text: &str, parameters: Parameters) -> Option<String> {
     let Parameters { authority, certificate, key } = parameters;
     let lower = text.to_lowercase();
     let says = |words: &[&str]| words.iter().any(|word| lower.contains(word));

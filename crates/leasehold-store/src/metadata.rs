@@ -61,14 +61,19 @@ struct Stored {
 }
 
 impl HolderMetadata {
-    pub(crate) fn this_process() -> Self {
+    /// That of this process, without a label.
+    pub fn this_process() -> Self {
         let program = std::env::current_exe().ok();
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
         Self { host: host_name(), pid: Some(std::process::id()), program, label: None, trace_id: None }
     }
 
     /// Checks the sizes, because every `Acquire` carries the metadata.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    ///
+    /// What is too long.
+    pub fn check(&self) -> Result<(), String> {
         let Self { host, pid: _, program, label, trace_id } = self;
         let texts =
             [("label", label), ("host name", host), ("program name", program), ("trace id", trace_id)];
@@ -81,7 +86,8 @@ impl HolderMetadata {
         Ok(())
     }
 
-    pub(crate) fn encode(&self) -> Arc<str> {
+    /// The stored form.
+    pub fn encode(&self) -> Arc<str> {
         // Strings and a number always serialize.
         let Self { host, pid, program, label: note, trace_id } = self.clone();
         let stored = Stored { host, pid, program, note, trace_id };
@@ -89,12 +95,12 @@ impl HolderMetadata {
     }
 
     /// What all holders and waiters of a client have in common; empty if that is nothing.
-    pub(crate) fn encode_client(&self) -> Arc<str> {
+    pub fn encode_client(&self) -> Arc<str> {
         Self { label: None, trace_id: None, ..self.clone() }.encode_if_any()
     }
 
     /// The rest, for a store that keeps the client's part elsewhere.
-    pub(crate) fn encode_label(&self) -> Arc<str> {
+    pub fn encode_label(&self) -> Arc<str> {
         let (label, trace_id) = (self.label.clone(), self.trace_id.clone());
         Self { label, trace_id, ..Self::default() }.encode_if_any()
     }
@@ -104,8 +110,7 @@ impl HolderMetadata {
     }
 
     /// Adds to what a holder or a waiter has stored what its client has stored.
-    #[cfg(feature = "redis")]
-    pub(crate) fn add_client(stored: &str, client: &str) -> Arc<str> {
+    pub fn add_client(stored: &str, client: &str) -> Arc<str> {
         let (own, client) = (Self::decode(stored), Self::decode(client));
         let both = Self {
             host: own.host.or(client.host),
@@ -118,7 +123,7 @@ impl HolderMetadata {
     }
 
     /// Decodes stored metadata. Text that is not such JSON, from another client, becomes the label.
-    pub(crate) fn decode(stored: &str) -> Self {
+    pub fn decode(stored: &str) -> Self {
         let Ok(Stored { host, pid, program, note, trace_id }) = serde_json::from_str(stored) else {
             let label = Some(stored.to_owned()).filter(|text| !text.is_empty());
             return Self { label, ..Self::default() };
@@ -151,7 +156,6 @@ mod tests {
         assert_eq!(HolderMetadata::decode(""), HolderMetadata::default());
     }
 
-    #[cfg(feature = "redis")]
     #[test]
     fn metadata_of_the_client_and_of_the_lock_are_put_together() {
         let mut metadata = HolderMetadata::this_process();

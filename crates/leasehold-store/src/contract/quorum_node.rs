@@ -7,10 +7,10 @@ use leasehold_core::{Command, Resource, Token};
 use super::{BoxFuture, CallResult, Store, StoreError};
 
 /// Commands that are sent together, to one node or to several.
-pub(crate) type SharedBatch = Arc<[(Arc<Resource>, Command)]>;
+pub type SharedBatch = Arc<[(Arc<Resource>, Command)]>;
 
 /// A store that is one of several, which vote.
-pub(crate) trait QuorumNode: Store {
+pub trait QuorumNode: Store {
     /// Waits until the first attempt to connect has succeeded or failed.
     fn await_connected(&self) -> BoxFuture<Result<(), StoreError>>;
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) mod manual;
+pub mod manual;
 #[cfg(not(unix))]
 mod portable;
 #[cfg(feature = "_simulation")]
-pub(crate) mod simulated;
+pub mod simulated;
 
 use leasehold_core::{LocalTime, Now, StoreTime};
 use manual::ManualClock;
@@ -18,15 +18,17 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// The clock of a client and its store.
 #[derive(Clone, Default)]
-pub(crate) enum Clock {
+pub enum Clock {
     #[default]
+    /// This machine's.
     System,
+    /// One that a test moves.
     Manual(Arc<ManualClock>),
 }
 
 impl Clock {
     /// The local clock, by which this process decides how long it may trust a lease.
-    pub(crate) fn local(&self) -> LocalTime {
+    pub fn local(&self) -> LocalTime {
         match self {
             Self::System => local(),
             Self::Manual(clock) => clock.now(),
@@ -34,8 +36,7 @@ impl Clock {
     }
 
     /// The wall clock, to compare it with a server's.
-    #[cfg(feature = "metrics")]
-    pub(crate) fn wall(&self) -> StoreTime {
+    pub fn wall(&self) -> StoreTime {
         match self {
             Self::System => StoreTime::from_micros(micros(clock_gettime, ClockId::Realtime)),
             Self::Manual(clock) => manual(clock).wall,
@@ -43,7 +44,7 @@ impl Clock {
     }
 
     /// The clock of a store in this process's memory.
-    pub(crate) fn in_memory(&self) -> Now {
+    pub fn in_memory(&self) -> Now {
         match self {
             Self::System => in_memory(),
             Self::Manual(clock) => manual(clock),
@@ -51,8 +52,7 @@ impl Clock {
     }
 
     /// The clock of a store in a file.
-    #[cfg(all(feature = "sqlite", unix))]
-    pub(crate) fn embedded(&self) -> Now {
+    pub fn embedded(&self) -> Now {
         match self {
             Self::System => embedded(),
             Self::Manual(clock) => manual(clock),
@@ -118,7 +118,6 @@ fn in_memory() -> Now {
 
 /// The clock of an embedded store: expiries on the boot clock, which can't be set, and tokens on the wall clock, which
 /// continues after a reboot.
-#[cfg(any(test, all(feature = "sqlite", unix)))]
 fn embedded() -> Now {
     now_by(clock_gettime, ClockId::Realtime)
 }
@@ -161,17 +160,16 @@ mod tests {
         for wall in [COARSE, ClockId::Realtime] {
             assert_eq!(now_by(machine_that_slept, wall).wall, expected);
         }
-        let manual = Clock::Manual(Arc::new(ManualClock::new())).in_memory();
+        let manual = Clock::Manual(Arc::new(ManualClock::default())).in_memory();
         assert_eq!(manual.wall.since(MANUAL_EPOCH), manual.time.since(StoreTime::ZERO));
     }
 
-    #[cfg(feature = "metrics")]
     #[test]
     fn wall_clock_is_that_of_the_system_or_of_the_test() {
         let system = || StoreTime::from_micros(micros(clock_gettime, ClockId::Realtime));
         let (before, wall, after) = (system(), Clock::System.wall(), system());
         assert!((before..=after).contains(&wall));
-        let manual = Clock::Manual(Arc::new(ManualClock::new()));
+        let manual = Clock::Manual(Arc::new(ManualClock::default()));
         assert_eq!(manual.wall(), manual.in_memory().wall);
     }
 

@@ -10,12 +10,13 @@ use std::time::Duration;
 use leasehold_core::LocalTime;
 
 /// A driver without a thread.
-pub(crate) trait Driven: Send + Sync {
+pub trait Driven: Send + Sync {
     /// Does everything that is due. Returns when something is due again; `None` if the driver has ended.
     fn run_due(&self, now: LocalTime) -> Option<LocalTime>;
 }
 
-pub(crate) struct ManualClock {
+/// Shows the time that a test has set, and runs what is due at each time.
+pub struct ManualClock {
     micros: AtomicU64,
     /// Each with the time at which it is due again.
     drivers: Mutex<Vec<(Arc<dyn Driven>, LocalTime)>>,
@@ -27,9 +28,9 @@ pub(crate) struct ManualClock {
     moving: Mutex<()>,
 }
 
-impl ManualClock {
+impl Default for ManualClock {
     /// It starts at an hour, so that no time before the start is needed.
-    pub(crate) fn new() -> Self {
+    fn default() -> Self {
         Self {
             micros: AtomicU64::new(3_600_000_000),
             drivers: Mutex::default(),
@@ -38,24 +39,27 @@ impl ManualClock {
             moving: Mutex::default(),
         }
     }
+}
 
-    pub(crate) fn now(&self) -> LocalTime {
+impl ManualClock {
+    /// The time that it shows.
+    pub fn now(&self) -> LocalTime {
         LocalTime::from_micros(self.micros.load(Ordering::SeqCst))
     }
 
     /// How many drivers have not ended.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
+    pub fn driver_count(&self) -> usize {
         self.drivers().len()
     }
 
-    pub(crate) fn add(&self, driver: Arc<dyn Driven>) {
+    /// Runs a driver by this clock from now on.
+    pub fn add(&self, driver: Arc<dyn Driven>) {
         self.drivers().push((driver, LocalTime::NEVER));
         self.run_drivers();
     }
 
     /// Moves the clock from one due time to the next, and runs the drivers at each.
-    pub(crate) fn advance(&self, by: Duration) {
+    pub fn advance(&self, by: Duration) {
         let _moving = lock(&self.moving);
         let target = self.after(by);
         loop {
@@ -73,7 +77,7 @@ impl ManualClock {
     }
 
     /// Moves the clock at once, as for a process that was suspended, and runs the drivers after that.
-    pub(crate) fn jump(&self, by: Duration) {
+    pub fn jump(&self, by: Duration) {
         let _moving = lock(&self.moving);
         self.set(self.after(by));
         self.run_drivers();
@@ -87,7 +91,7 @@ impl ManualClock {
 
     /// Runs the drivers until none has anything to do. If this is called while they run, from them or from another thread,
     /// they are run again.
-    pub(crate) fn run_drivers(&self) {
+    pub fn run_drivers(&self) {
         self.is_woken.store(true, Ordering::SeqCst);
         self.run_woken();
     }
@@ -173,7 +177,7 @@ mod tests {
     fn clock_waits_for_a_driver_that_another_thread_runs() {
         let ((begun, has_begun), (let_end, may_end)) = (sync_channel(1), sync_channel(1));
         let slow = Arc::new(Slow { begun, may_end: Mutex::new(Some(may_end)), ran_at: Mutex::default() });
-        let clock = ManualClock::new();
+        let clock = ManualClock::default();
         let start = clock.now();
         std::thread::scope(|threads| {
             threads.spawn(|| clock.add(slow.clone()));

@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use leasehold_core::model::{CommandContext, TOKEN_RETENTION, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
-use super::{
+use crate::clock::Clock;
+use crate::{
     Batch, BoxFuture, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError,
     trial,
 };
-use crate::clock::Clock;
-use crate::diagnostics::{Check, Component, Diagnosis};
+use crate::{Check, Component, Diagnosis};
 
 /// The number of commands between two sweeps, and the number of resources that one sweep visits.
 const SWEEP: u32 = 16;
@@ -58,7 +58,7 @@ impl Named {
 
 /// Lease tables shared by clients of one process.
 #[derive(Default)]
-pub(crate) struct Memory {
+pub struct Memory {
     clock: Clock,
     inner: Mutex<Inner>,
     /// Lower bound of new tokens: above those of earlier stores of the same name.
@@ -81,7 +81,7 @@ struct Inner {
 
 impl Memory {
     /// Opens the store of this name; an empty name gives a separate store.
-    pub(crate) fn open(name: &str) -> Arc<Self> {
+    pub fn open(name: &str) -> Arc<Self> {
         if name.is_empty() {
             return Arc::default();
         }
@@ -103,19 +103,23 @@ impl Memory {
     }
 
     /// A separate store that lives by this clock.
-    pub(crate) fn with_clock(clock: Clock) -> Self {
+    pub fn with_clock(clock: Clock) -> Self {
         Self { clock, ..Self::default() }
     }
 
     /// Registers a client's inbox for pushes.
-    pub(crate) fn join(&self, client: ClientId, inbox: Weak<dyn Inbox>) {
+    pub fn join(&self, client: ClientId, inbox: Weak<dyn Inbox>) {
         let mut inner = self.inner();
         inner.inboxes.retain(|_, inbox| inbox.strong_count() > 0);
         inner.inboxes.insert(client, inbox);
     }
 
     /// Runs a command, which never has to wait here.
-    pub(crate) fn call_inline(&self, resource: &Resource, command: &Command) -> CallResult {
+    ///
+    /// # Errors
+    ///
+    /// None so far.
+    pub fn call_inline(&self, resource: &Resource, command: &Command) -> CallResult {
         Ok(self.run(|| self.now(), resource, command))
     }
 

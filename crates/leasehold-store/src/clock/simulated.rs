@@ -25,7 +25,11 @@ pub fn set_clock(clock: ThreadClock) -> ThreadClock {
 }
 
 /// The simulated time; none outside of a simulation.
-pub(crate) fn local_time() -> Option<LocalTime> {
+///
+/// # Panics
+///
+/// While no simulated process is running.
+pub fn local_time() -> Option<LocalTime> {
     match CLOCK.get() {
         ThreadClock::Real => None,
         ThreadClock::Unreadable => panic!("a clock was read while no simulated process was running"),

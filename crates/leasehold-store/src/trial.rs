@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource};
 
-use super::{Batch, CallResult};
-use crate::diagnostics::{Check, Component};
 use crate::digest::client_name;
+use crate::{Batch, CallResult};
+use crate::{Check, Component};
 
 /// How long the lock stays if its release fails.
 const TTL: Duration = Duration::from_secs(10);
 
 /// An acquire and a release of a client that exists only for them. `is_new`: of a name that no other trial has.
-pub(super) fn commands(is_new: bool) -> Batch {
+pub fn commands(is_new: bool) -> Batch {
     let mut id = [0; 16];
     // Without random numbers no client could be opened. Another trial at the same time would be in the way then.
     let _ = getrandom::fill(&mut id);
@@ -33,7 +33,7 @@ pub(super) fn commands(is_new: bool) -> Batch {
 }
 
 /// Reports what was refused.
-pub(super) fn judge(results: &[CallResult], component: &mut Component) {
+pub fn judge(results: &[CallResult], component: &mut Component) {
     let why = match results {
         [Err(error), ..] | [_, Err(error), ..] => error.message.clone(),
         [Ok(granted), Ok(released)] => match (&granted.reply, &released.reply) {
@@ -50,7 +50,7 @@ mod tests {
     use leasehold_core::{Answer, Failure, StoreTime};
 
     use super::*;
-    use crate::store::StoreError;
+    use crate::StoreError;
 
     #[test]
     fn only_a_lock_that_was_granted_and_released_is_no_finding() {

@@ -7,17 +7,18 @@ use leasehold_core::{Acquire, Acquisition, ClientId, Command, GrantSecret, Owner
 use proptest::prelude::*;
 
 /// Number of clients.
-pub(super) const CLIENTS: u128 = 4;
+pub const CLIENTS: u128 = 4;
 
 /// A client id with all bits in use, because each bit affects something: the order of rows, the name of an inbox, or the time
 /// of a re-check.
-pub(super) const fn client_id(number: u128) -> ClientId {
+pub const fn client_id(number: u128) -> ClientId {
     ClientId::new(number.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
 }
 
 /// One step of a history.
 #[derive(Clone, Debug)]
-pub(super) enum Step {
+pub enum Step {
+    /// Runs a command.
     Do(Command),
     /// The store sweeps, unless its server does so without a command.
     Sweep,
@@ -29,11 +30,12 @@ pub(super) enum Step {
     Raise(u64),
     /// This client becomes unreachable.
     Leave(u128),
+    /// It can be reached again.
     Return(u128),
 }
 
 /// Any commands about one resource, with time passing and clients coming and going.
-pub(super) fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
+pub fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let one = one(capacity).prop_map(|step| vec![step]);
     let waits_for_more = waits_for_more(capacity);
     let waits_twice = waits_twice(capacity);
@@ -49,7 +51,7 @@ pub(super) fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
 
 /// One step of a history of several resources.
 #[derive(Clone, Debug)]
-pub(super) enum Joint {
+pub enum Joint {
     /// At the resource of this number.
     At(usize, Step),
     /// At the first resources, one attempt each.
@@ -59,10 +61,10 @@ pub(super) enum Joint {
 }
 
 /// Number of resources of such a history.
-pub(super) const RESOURCES: usize = 3;
+pub const RESOURCES: usize = 3;
 
 /// Any commands about several resources, some of which are taken together.
-pub(super) fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
+pub fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
     let at = || 0..RESOURCES;
     let attempt = acquire(capacity).prop_map(|any| Arc::new(Acquire { wait: None, replaces: None, ..any }));
     let any = proptest::collection::vec(attempt, 1..=RESOURCES).prop_map(Joint::Together);
@@ -340,6 +342,7 @@ impl Aside {
     }
 }
 
-pub(super) fn release_of(acquisition: Acquisition) -> Command {
+/// A release of this attempt or lease.
+pub fn release_of(acquisition: Acquisition) -> Command {
     Command::Release(Release::now(acquisition))
 }

@@ -33,12 +33,11 @@ enum Kind {
     Root,
     Thread,
     /// Of a blocking call.
-    #[cfg(feature = "blocking")]
     Call,
 }
 
 /// This thread drives clients from now on, on this runtime.
-pub(crate) fn keep_away(runtime: &Runtime) {
+pub fn keep_away(runtime: &Runtime) {
     BESIDE.set(Some(Beside(None)));
     // Each runtime has the same wakers, also those of the program.
     runtime.handle().block_on(learn(Kind::Thread));
@@ -47,8 +46,7 @@ pub(crate) fn keep_away(runtime: &Runtime) {
 }
 
 /// The wakers of this future, which is a blocking call, are harmless.
-#[cfg(feature = "blocking")]
-pub(crate) async fn learn_blocking() {
+pub async fn learn_blocking() {
     learn(Kind::Call).await;
 }
 
@@ -67,7 +65,7 @@ fn is_harmless(waker: &Waker) -> bool {
 }
 
 /// Polls with a waker that may be called on a thread that drives clients.
-pub(crate) fn guarded<T>(context: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> T) -> T {
+pub fn guarded<T>(context: &mut Context<'_>, poll: impl FnOnce(&mut Context<'_>) -> T) -> T {
     if is_harmless(context.waker()) {
         return poll(context);
     }
@@ -84,7 +82,7 @@ impl Wake for Guarded {
 }
 
 /// Wakes a task: beside, if this thread drives clients.
-pub(crate) fn wake(waker: Waker) {
+pub fn wake(waker: Waker) {
     let mut rest = Some(waker);
     if !rest.as_ref().is_some_and(is_harmless) {
         // A thread that ends has no thread beside any more.
@@ -200,8 +198,10 @@ mod tests {
             assert!(runtime.block_on(is_known()));
             assert!(runtime.block_on(async { tokio::spawn(is_known()).await.unwrap() }));
         }
-        #[cfg(feature = "blocking")]
-        assert!(crate::blocking::block_on(is_known()));
+        assert!(pollster::block_on(async {
+            learn_blocking().await;
+            is_known().await
+        }));
         let (tell, _told) = channel();
         assert!(!is_harmless(&waker(&tell, None)));
         assert!(!is_harmless(Waker::noop()));

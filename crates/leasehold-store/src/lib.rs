@@ -1,0 +1,34 @@
+//! What the client of leasehold asks of a store, and what the stores have in common.
+//!
+//! A store keeps one lease table per lock and runs the commands of `leasehold-core` on it. [`Store`] is the whole contract; what only
+//! some stores offer are facets: [`ClientRecords`], [`VotedAttempts`], [`ForeignKeys`], [`Diagnose`] and, for a store that is one of
+//! several which vote, [`QuorumNode`]. The other modules are what the stores of this repository share.
+
+#![forbid(unsafe_code)]
+
+pub mod certificates;
+pub mod clock;
+mod contract;
+mod diagnostics;
+pub mod digest;
+pub mod gate;
+#[cfg(any(test, feature = "testing"))]
+pub mod histories;
+pub mod memory;
+mod metadata;
+mod open_error;
+pub mod sql;
+pub mod tasks;
+pub mod trial;
+pub mod wakes;
+
+pub use contract::{
+    Batch, BoxFuture, CallResult, Capabilities, Cause, ClientRecords, Diagnose, EMBEDDED_POLL_INTERVALS,
+    ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome, ForeignScript,
+    Inbox, KeyWatch, ListResult, MAX_DELAY, PollIntervals, QuorumNode, SharedBatch, Store, StoreError,
+    VotedAttempts, Watchers, admission_queue_of, diagnose, inspect_all, missing_response, only,
+    redisson_counter, redisson_tag,
+};
+pub use diagnostics::{Check, Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
+pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};
+pub use open_error::{OpenError, OpenErrorKind};
