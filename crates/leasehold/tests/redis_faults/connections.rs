@@ -139,9 +139,14 @@ async fn lost_connection_leads_to_another_server(protocol: &str, number: usize) 
     let open = if protocol == "3" { 3 } else { 2 };
     until(async || connections(&first).len() == open).await;
     proxy.redirect_to(&second);
-    assert_eq!(first.query::<i64>(&["CLIENT", "KILL", "ID", &connections(&first)[number]]), Ok(1));
+    let own = connections(&first);
+    // A stranger listens there, as if it were the client.
+    let mut stranger = first.admin();
+    let inboxes: Vec<String> = first.query(&["PUBSUB", "CHANNELS", "leasehold:*"]).unwrap();
+    stranger.send_packed_command(&redis::cmd("SUBSCRIBE").arg(inboxes).get_packed_command()).unwrap();
+    assert_eq!(first.query::<i64>(&["CLIENT", "KILL", "ID", &own[number]]), Ok(1));
     // A connection to the first server would receive pushes of grants that the second one does not know.
-    until(async || connections(&first).is_empty()).await;
+    until(async || !connections(&first).iter().any(|id| own.contains(id))).await;
     let mut guard = None;
     until(async || {
         guard = client.mutex("a").try_lock().await.ok().flatten();

@@ -9,7 +9,7 @@ use leasehold::{Client, Guard};
 use leasehold_testkit::{Proxy, Server, retry_if_paused, until};
 use tokio::time::timeout;
 
-use super::{SOON, client_of, connections, until_waiting};
+use super::{SOON, calls, client_of, connections, until_waiting};
 
 /// Longer than a test, so that no waiter looks again because the present lease would have expired.
 const LONG: Duration = Duration::from_secs(600);
@@ -106,6 +106,32 @@ async fn large_messages_of_a_stranger_end_no_lease_and_no_wait() {
         guard.release_timeout(SOON).await.unwrap();
         granted(waiting, PUSHED).await;
     }
+}
+
+/// Whoever may use CLIENT TRACKING can redirect the names of changed keys to any connection, also without a right to these keys.
+#[tokio::test]
+async fn invalidations_of_a_stranger_have_no_client_ask() {
+    let server = Server::on_port();
+    let (one, other) = (client_of(&server).await, client_of(&server).await);
+    let guard = one.mutex("a").ttl(LONG).lock().await.unwrap();
+    let waiting = wait(&other);
+    until_waiting(&one, 1).await;
+    let mut strangers: Vec<_> = connections(&server).iter().map(|id| (server.admin(), id.clone())).collect();
+    for (stranger, id) in &mut strangers {
+        let mut track = redis::cmd("CLIENT");
+        track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(&*id).arg("BCAST").exec(stranger).unwrap();
+    }
+    let before = calls(&server, "evalsha");
+    for _ in 0..20 {
+        for number in 0..10 {
+            server.run(&["SET", &format!("other:{number}"), "x"]);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let asked = calls(&server, "evalsha") - before;
+    assert!(asked < 20, "{asked} scripts for 200 keys of a stranger");
+    guard.release_timeout(SOON).await.unwrap();
+    granted(waiting, PUSHED).await;
 }
 
 /// The server sees a client that listens, and grants to it, but nothing arrives there.

@@ -62,8 +62,10 @@ pub(super) fn driver_handler(
     move |info| {
         match info.kind {
             PushKind::Disconnection => status.close(),
-            // No key is ever tracked, so this means FLUSHALL or FLUSHDB.
-            PushKind::Invalidate if status.accepts_pushes() => emptied(&|_| true),
+            // FLUSHALL or FLUSHDB. This client tracks no key: names of keys are what another client has redirected to here.
+            PushKind::Invalidate if status.accepts_pushes() && info.data.first() == Some(&Value::Nil) => {
+                emptied(&|_| true);
+            }
             _ => {}
         }
         Ok(())
@@ -86,6 +88,8 @@ enum Over {
     /// It serves no other command.
     Resp2 {
         channel: String,
+        /// A channel that nobody else knows.
+        private: String,
         sink: tokio::sync::Mutex<PubSubSink>,
         _forwarding: TaskGroup,
     },
@@ -127,10 +131,11 @@ impl Subscription {
         Self { over: Over::Resp3 { connection, run_id }, status, slots: Mutex::default() }
     }
 
-    /// Over a connection that has subscribed to this channel.
+    /// Over a connection that has subscribed to this channel and to a private one, which nobody else knows.
     pub(super) fn resp2(
         inbox: PubSub,
         channel: &str,
+        private: String,
         on_message: MessageHandler,
         status: Arc<SubscriberStatus>,
     ) -> Self {
@@ -138,7 +143,7 @@ impl Subscription {
         let mut forwarding = TaskGroup::default();
         forwarding.spawn(forward_messages(messages, on_message, status.clone()));
         let (channel, sink) = (channel.to_owned(), tokio::sync::Mutex::new(sink));
-        let over = Over::Resp2 { channel, sink, _forwarding: forwarding };
+        let over = Over::Resp2 { channel, private, sink, _forwarding: forwarding };
         Self { over, status, slots: Mutex::default() }
     }
 
@@ -208,10 +213,10 @@ impl Subscription {
         match &self.over {
             Over::Resp3 { run_id, .. } if run_id.as_deref() == server => Place::Here,
             Over::Resp3 { .. } => Place::Elsewhere,
-            // The connection can't ask. But the server knows who listens.
-            Over::Resp2 { channel, .. } => {
+            // The connection can't ask. But the server knows whether it listens. Anybody can listen to the inbox, at any server.
+            Over::Resp2 { private, .. } => {
                 let mut question = redis::cmd("PUBSUB");
-                let listeners = question.arg("NUMSUB").arg(channel).query_async(driver_conn).await;
+                let listeners = question.arg("NUMSUB").arg(private).query_async(driver_conn).await;
                 if listeners.map_or(true, |(_, count): (String, i64)| count > 0) {
                     Place::Here
                 } else if self.responds().await {

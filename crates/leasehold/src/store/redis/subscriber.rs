@@ -100,8 +100,11 @@ impl Subscriber {
     ) -> Result<Subscription, SubscriberError> {
         let client = self.dial.client(true).await.map_err(|error| not_connected(&error))?;
         let mut inbox = client.get_async_pubsub().await.map_err(|error| not_connected(&error))?;
-        inbox.subscribe(channel).await.map_err(|error| self.not_subscribed(error))?;
-        Ok(Subscription::resp2(inbox, channel, self.on_message.clone(), status))
+        let private = private_channel(channel)?;
+        for channel in [channel, &private] {
+            inbox.subscribe(channel).await.map_err(|error| self.not_subscribed(error))?;
+        }
+        Ok(Subscription::resp2(inbox, channel, private, self.on_message.clone(), status))
     }
 
     fn not_subscribed(&self, error: RedisError) -> SubscriberError {
@@ -206,6 +209,15 @@ impl Subscriber {
         (self.on_reconnect)(&|_| true);
         subscription.accept_pushes();
     }
+}
+
+/// A channel beside this one, which only the server learns of.
+fn private_channel(beside: &str) -> Result<String, SubscriberError> {
+    let mut random = [0; 16];
+    let no_random =
+        |error| SubscriberError::NotConnected(format!("the system gave no random numbers: {error}"));
+    getrandom::fill(&mut random).map_err(no_random)?;
+    Ok(format!("{beside}:{:032x}", u128::from_be_bytes(random)))
 }
 
 fn not_connected(error: &RedisError) -> SubscriberError {
