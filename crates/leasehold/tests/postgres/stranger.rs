@@ -94,6 +94,22 @@ fn mutex(client: &Client) -> Mutex {
     client.mutex("a").ttl(Duration::from_secs(60))
 }
 
+/// Otherwise a connection that is slow or hangs would be kept for as long as it is sent something.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listener_asks_its_server_also_while_a_stranger_notifies() {
+    let server = Postgres::builder().setting("log_statement=all").start();
+    let _client = client_of(&server).await;
+    let mut stranger = Stranger::connect(&server).await;
+    stranger.spy(&server.log()).await;
+    assert_eq!(stranger.channels.len(), 1);
+    let began = Instant::now();
+    while !server.log().contains("pg_listening_channels") {
+        assert!(began.elapsed() < Duration::from_secs(40), "it was never asked");
+        stranger.send(&["900001 1 revoked".to_owned()]).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stranger_who_notifies_grants_nothing_ends_nothing_and_delays_nothing() {
     unless_paused(Duration::from_secs(1), async || {

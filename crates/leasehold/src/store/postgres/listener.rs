@@ -10,7 +10,7 @@ use std::time::Duration;
 use leasehold_core::{ClientId, Failure};
 use leasehold_store::{Inbox, StoreError, tasks};
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::conn::{Conn, NO_SESSION_LIMITS};
 use super::dialer::Dialer;
@@ -133,8 +133,10 @@ pub(super) fn keep(
 
 /// Delivers notifications until the connection is lost.
 async fn deliver(listening: &mut Listening, client: ClientId, inbox: &Weak<dyn Inbox>) -> Ended {
+    // By the clock: a stranger's notifications may be all that arrives in time.
+    let mut heartbeat = Instant::now() + HEARTBEAT;
     loop {
-        match timeout(HEARTBEAT, listening.pushes.next()).await {
+        match timeout_at(heartbeat, listening.pushes.next()).await {
             Ok(Some(arrival)) => {
                 let Some(inbox) = inbox.upgrade() else { return lost("the client is gone") };
                 match arrival {
@@ -144,7 +146,7 @@ async fn deliver(listening: &mut Listening, client: ClientId, inbox: &Weak<dyn I
             }
             Ok(None) => return lost("the connection was closed"),
             Err(_) => match listening.is_kept(client).await {
-                Ok(true) => {}
+                Ok(true) => heartbeat = Instant::now() + HEARTBEAT,
                 Ok(false) => return Ended::Pooled,
                 Err(error) => return Ended::Lost(error),
             },

@@ -148,7 +148,7 @@ pub(super) fn decode(text: &str, client: ClientId) -> Option<Push> {
         "contended" => PushKind::Contended,
         _ => return None,
     };
-    Some(Push { acquisition: Acquisition { client, sequence }, at, kind })
+    words.next().is_none().then_some(Push { acquisition: Acquisition { client, sequence }, at, kind })
 }
 
 #[cfg(test)]
