@@ -110,6 +110,12 @@ pub fn slot_of(resource: &Resource) -> u16 {
     slot(&tag)
 }
 
+/// A channel to which one connection subscribes, so that the server of that connection can be told. Nothing is published there.
+#[must_use]
+pub fn private_channel_of(random: u128) -> String {
+    format!("{PREFIX}:private:{random:032x}")
+}
+
 /// The hash slot of a cluster's inbox; `None` for any other channel.
 #[must_use]
 pub fn slot_of_inbox(channel: &[u8]) -> Option<u16> {

@@ -121,22 +121,42 @@ async fn reconnects_to_a_server_that_hangs_up_are_rate_limited() {
 
 #[tokio::test]
 async fn caller_connection_to_another_server_makes_the_client_reconnect() {
-    lost_connection_leads_to_another_server("3", 2).await;
+    lost_connection_leads_to_another_server("3", 2, true).await;
 }
 
 #[tokio::test]
 async fn subscriber_connection_to_another_server_makes_the_client_reconnect() {
     for protocol in ["3", "2"] {
-        lost_connection_leads_to_another_server(protocol, 1).await;
+        for has_info in [true, false] {
+            lost_connection_leads_to_another_server(protocol, 1, has_info).await;
+        }
     }
 }
 
+/// It might lead to another server when it is opened again, and nobody would know.
+#[tokio::test]
+async fn user_without_info_has_no_caller_connection() {
+    let server = Server::on_port();
+    server.run(&["ACL", "SETUSER", "default", "-info"]);
+    let client = client_of(&server).await;
+    for _ in 0..20 {
+        client.mutex("a").lock().await.unwrap().release().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(connections(&server).len(), 2);
+}
+
 /// The connection of this number is lost, and opened again: the address leads to another server by then.
-async fn lost_connection_leads_to_another_server(protocol: &str, number: usize) {
+async fn lost_connection_leads_to_another_server(protocol: &str, number: usize, has_info: bool) {
     let (first, second) = (Server::on_port(), Server::on_port());
+    if !has_info {
+        for server in [&first, &second] {
+            server.run(&["ACL", "SETUSER", "default", "-info"]);
+        }
+    }
     let proxy = Proxy::before(&first);
     let client = Client::connect(&format!("{}?protocol={protocol}", proxy.url())).await.unwrap();
-    let open = if protocol == "3" { 3 } else { 2 };
+    let open = if protocol == "3" && has_info { 3 } else { 2 };
     until(async || connections(&first).len() == open).await;
     proxy.redirect_to(&second);
     let own = connections(&first);

@@ -25,8 +25,8 @@ pub(super) struct CallerConnection {
     pub(super) dial: Dial,
     pub(super) caller: Handle,
     pub(super) connections: Weak<Connections>,
-    /// Run id of the driver connection's server, if known.
-    pub(super) server: Option<String>,
+    /// Run id of the driver connection's server.
+    pub(super) server: String,
     pub(super) runtime: Arc<CallerRuntime>,
 }
 
@@ -163,7 +163,7 @@ impl CallerConnection {
             match self.caller.spawn(self.connect(lost.clone())).await {
                 Ok(Ok((connection, server))) => {
                     let Some(connections) = self.connections.upgrade() else { return };
-                    if server != self.server {
+                    if server.as_ref() != Some(&self.server) {
                         // The address leads to another server now.
                         connections.close();
                         return;
@@ -196,10 +196,17 @@ impl CallerConnection {
     ) -> impl Future<Output = redis::RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static
     {
         let dial = self.dial.clone();
-        let ending = Ending(lost);
+        let (ending, connections) = (Ending(lost), self.connections.clone());
         let push_handler = move |info: PushInfo| {
-            if info.kind == PushKind::Disconnection {
-                ending.0.notify_one();
+            match info.kind {
+                PushKind::Disconnection => ending.0.notify_one(),
+                // It has not asked for word of a flush either.
+                PushKind::Invalidate => {
+                    if let Some(connections) = connections.upgrade() {
+                        connections.status().invalidated(&info.data);
+                    }
+                }
+                _ => {}
             }
             Ok::<(), Infallible>(())
         };

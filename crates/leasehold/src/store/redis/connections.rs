@@ -146,6 +146,7 @@ impl Connections {
         let client = self.client().await?;
         let config = config().set_response_timeout(Some(REPLICA_RESPONSE_TIMEOUT));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        // Without run ids it may lead to another server, which has no lease to confirm or to renew.
         if handshake::run_id(&mut connection).await?.unwrap_or_default() != *self.run_id {
             self.close();
             return Ok(None);
@@ -181,6 +182,11 @@ impl Connections {
         self.status.close();
     }
 
+    /// Status, for the handlers of pushes of further connections.
+    pub(super) fn status(&self) -> &Arc<ConnectionStatus> {
+        &self.status
+    }
+
     /// Starts accepting pushes.
     pub(super) fn accept_pushes(&self) {
         self.status.accept_pushes();
@@ -208,7 +214,6 @@ pub(super) fn config() -> AsyncConnectionConfig {
 mod tests {
     use leasehold_testkit::Server;
     use tokio::runtime::{Builder, Runtime};
-    use tokio::sync::Notify;
 
     use super::*;
 
@@ -220,7 +225,7 @@ mod tests {
         let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
         let (caller, driver) = (runtime(), runtime());
         let connections = caller.block_on(async {
-            let status = Arc::new(ConnectionStatus::new(Arc::new(Notify::new())));
+            let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
             let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
             let caller = Some(Handle::current().id());
             let dial = (client.get_connection_info().clone().into(), true);

@@ -494,9 +494,9 @@ mod tests {
             let dial = |url: String| Dial::from(url.into_connection_info().unwrap());
             let beside = dial(proxy.url()).open(false, &config()).await.unwrap();
             let driver_conn = dial(server.url()).open(false, &config()).await.unwrap();
-            let status = Arc::new(ConnectionStatus::new(Arc::default()));
+            let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
             let subscription =
-                Subscription::resp3(beside, None, Arc::new(SubscriberStatus::new(status.clone())));
+                Subscription::resp3(beside, None, None, Arc::new(SubscriberStatus::new(status.clone())));
             let facts = ServerFacts::default();
             let connections =
                 Arc::new(Connections::new(driver_conn, status, None, (dial(server.url()), false), facts));

@@ -11,6 +11,7 @@
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -116,6 +117,7 @@ impl Endpoint {
             target,
             endpoint_config,
             is_resp2,
+            is_redirected: Arc::default(),
             state: tell,
             health_check: health_check.clone(),
             skip_backoff: skip_backoff.clone(),
@@ -202,12 +204,18 @@ fn not_sent(message: String) -> StoreError {
     StoreError::new(Failure::NotSent, message)
 }
 
+/// The warning about such a user.
+const REDIRECTED: &str = "another user of the server has it send the names of changed keys to this client (CLIENT TRACKING ON REDIRECT): \
+     commands use RESP2 from now on, which that does not reach. Take the right from that user: ACL SETUSER ... -client|tracking";
+
 /// Task that keeps an endpoint connected.
 struct Reconnector {
     target: Target,
     endpoint_config: EndpointConfig,
     /// Use RESP2: the server has no RESP3, or the address asks for RESP2.
     is_resp2: bool,
+    /// Another user of the server redirects invalidations to the connections for commands: they use RESP2, where none arrive.
+    is_redirected: Arc<AtomicBool>,
     state: watch::Sender<State>,
     health_check: Arc<Notify>,
     skip_backoff: Arc<Notify>,
@@ -248,8 +256,13 @@ impl Reconnector {
                     let is_first = self.last_connect.replace(began.elapsed()).is_none();
                     failures = 0;
                     self.publish(&connections, is_first);
+                    let was_redirected = self.is_redirected.load(Ordering::SeqCst);
                     self.until_lost(&connections).await;
-                    tracing::warn!("the connection was lost");
+                    if !was_redirected && self.is_redirected.load(Ordering::SeqCst) {
+                        (self.endpoint_config.warn)(REDIRECTED.to_owned());
+                    } else {
+                        tracing::warn!("the connection was lost");
+                    }
                     connections.close();
                     self.state.send_replace(State::Connecting { is_first: false });
                     (self.endpoint_config.on_disconnect)();
@@ -370,14 +383,15 @@ impl Reconnector {
     }
 
     async fn connect_server(&self, dial: &Dial) -> Result<Arc<Connections>, RedisError> {
-        let status = Arc::new(ConnectionStatus::new(self.health_check.clone()));
+        let status = Arc::new(ConnectionStatus::new(self.health_check.clone(), self.is_redirected.clone()));
         let mut tasks = TaskGroup::default();
         let mut config = config();
-        if !self.is_resp2 {
+        let are_commands_resp2 = self.is_resp2 || self.is_redirected.load(Ordering::SeqCst);
+        if !are_commands_resp2 {
             let on_reconnect = self.endpoint_config.on_reconnect.clone();
             config = config.set_push_sender(driver_handler(on_reconnect, status.clone()));
         }
-        let mut driver_conn = dial.open(self.is_resp2, &config).await?;
+        let mut driver_conn = dial.open(are_commands_resp2, &config).await?;
         let user = dial.user();
         let subscriber = Arc::new(Subscriber {
             dial: dial.clone(),
@@ -391,7 +405,8 @@ impl Reconnector {
             warn: self.endpoint_config.warn.clone(),
         });
         let mut opening = subscriber.open();
-        let (facts, opened) = beside(&mut opening, self.check_server(&mut driver_conn, user)).await;
+        let (facts, opened) =
+            beside(&mut opening, self.check_server(&mut driver_conn, are_commands_resp2, user)).await;
         if let Some(Err(SubscriberError::Refused(error))) = opened {
             return Err(error);
         }
@@ -412,8 +427,10 @@ impl Reconnector {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));
             tasks.spawn(SharedKeeper { connection, connections, caller, runtime }.keep());
         } else if let Some(caller) = &self.endpoint_config.caller
+            // Without a run id it might lead to another server.
+            && let Some(server) = server
             // RESP2 does not report the loss of this connection.
-            && !self.is_resp2
+            && !are_commands_resp2
             && self.endpoint_config.runtime.may_be_tried()
         {
             let caller_conn = CallerConnection {
@@ -433,10 +450,11 @@ impl Reconnector {
     async fn check_server(
         &self,
         driver_conn: &mut MultiplexedConnection,
+        is_resp2: bool,
         user: Option<&str>,
     ) -> Result<ServerFacts, RedisError> {
         let warn = &*self.endpoint_config.warn;
-        let facts = handshake::handshake(driver_conn, self.is_resp2, warn).await?;
+        let facts = handshake::handshake(driver_conn, is_resp2, warn).await?;
         // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
         let place = match self.endpoint_config.channel {
             Some(_) => rights::Place::Server,

@@ -26,12 +26,26 @@ pub(super) struct ConnectionStatus {
     /// `on_reconnect` has run, so pushes count.
     is_accepting: AtomicBool,
     is_closed: AtomicBool,
+    /// Another user has the server send to these connections what they did not ask for. Of the endpoint, also for later connections.
+    is_redirected: Arc<AtomicBool>,
     health_check: Arc<Notify>,
 }
 
 impl ConnectionStatus {
-    pub(super) fn new(health_check: Arc<Notify>) -> Self {
-        Self { is_accepting: AtomicBool::new(false), is_closed: AtomicBool::new(false), health_check }
+    pub(super) fn new(health_check: Arc<Notify>, is_redirected: Arc<AtomicBool>) -> Self {
+        let (is_accepting, is_closed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { is_accepting, is_closed, is_redirected, health_check }
+    }
+
+    /// Handles the data of an invalidation. Returns whether the server was flushed. These connections track no key: names of keys are
+    /// what another client redirects to here, in any amount, so that answers may come too late.
+    pub(super) fn invalidated(&self, data: &[Value]) -> bool {
+        if data.first() == Some(&Value::Nil) {
+            return self.accepts_pushes();
+        }
+        self.is_redirected.store(true, Ordering::SeqCst);
+        self.close();
+        false
     }
 
     pub(super) fn close(&self) {
@@ -62,10 +76,7 @@ pub(super) fn driver_handler(
     move |info| {
         match info.kind {
             PushKind::Disconnection => status.close(),
-            // FLUSHALL or FLUSHDB. This client tracks no key: names of keys are what another client has redirected to here.
-            PushKind::Invalidate if status.accepts_pushes() && info.data.first() == Some(&Value::Nil) => {
-                emptied(&|_| true);
-            }
+            PushKind::Invalidate if status.invalidated(&info.data) => emptied(&|_| true),
             _ => {}
         }
         Ok(())
@@ -80,16 +91,17 @@ pub(super) struct Subscription {
     slots: Mutex<HashSet<u16>>,
 }
 
+/// `private`: a channel that only the server learns of, if the user may subscribe to it.
 enum Over {
     Resp3 {
         connection: MultiplexedConnection,
         run_id: Option<String>,
+        private: Option<String>,
     },
     /// It serves no other command.
     Resp2 {
         channel: String,
-        /// A channel that nobody else knows.
-        private: String,
+        private: Option<String>,
         sink: tokio::sync::Mutex<PubSubSink>,
         _forwarding: TaskGroup,
     },
@@ -122,20 +134,22 @@ impl SubscriberStatus {
 }
 
 impl Subscription {
-    /// Over a connection with [`subscriber_handler`], to the server of this run id.
+    /// Over a connection with [`subscriber_handler`], to the server of this run id. It has subscribed to a private channel if the run id
+    /// is not known.
     pub(super) fn resp3(
         connection: MultiplexedConnection,
         run_id: Option<String>,
+        private: Option<String>,
         status: Arc<SubscriberStatus>,
     ) -> Self {
-        Self { over: Over::Resp3 { connection, run_id }, status, slots: Mutex::default() }
+        Self { over: Over::Resp3 { connection, run_id, private }, status, slots: Mutex::default() }
     }
 
-    /// Over a connection that has subscribed to this channel and to a private one, which nobody else knows.
+    /// Over a connection that has subscribed to this channel, and to a private one.
     pub(super) fn resp2(
         inbox: PubSub,
         channel: &str,
-        private: String,
+        private: Option<String>,
         on_message: MessageHandler,
         status: Arc<SubscriberStatus>,
     ) -> Self {
@@ -210,22 +224,23 @@ impl Subscription {
 
     /// Compares its server with that of this connection, whose run id is given if it is known.
     pub(super) async fn place(&self, driver_conn: &mut MultiplexedConnection, server: Option<&str>) -> Place {
-        match &self.over {
-            Over::Resp3 { run_id, .. } if run_id.as_deref() == server => Place::Here,
-            Over::Resp3 { .. } => Place::Elsewhere,
-            // The connection can't ask. But the server knows whether it listens. Anybody can listen to the inbox, at any server.
-            Over::Resp2 { private, .. } => {
-                let mut question = redis::cmd("PUBSUB");
-                let listeners = question.arg("NUMSUB").arg(private).query_async(driver_conn).await;
-                if listeners.map_or(true, |(_, count): (String, i64)| count > 0) {
-                    Place::Here
-                } else if self.responds().await {
-                    // It still listens, and did when the server was asked.
-                    Place::Elsewhere
-                } else {
-                    Place::Unknown
-                }
+        let private = match &self.over {
+            Over::Resp3 { run_id: Some(run_id), .. } => {
+                return if server == Some(run_id) { Place::Here } else { Place::Elsewhere };
             }
+            Over::Resp3 { private, .. } | Over::Resp2 { private, .. } => private,
+        };
+        // Without a right that this takes, it is not known. To the inbox anybody can listen, at any server.
+        let Some(private) = private else { return Place::Here };
+        let mut question = redis::cmd("PUBSUB");
+        let listeners = question.arg("NUMSUB").arg(private).query_async(driver_conn).await;
+        if listeners.map_or(true, |(_, count): (String, i64)| count > 0) {
+            Place::Here
+        } else if self.responds().await {
+            // It still listens, and did when the server was asked.
+            Place::Elsewhere
+        } else {
+            Place::Unknown
         }
     }
 }

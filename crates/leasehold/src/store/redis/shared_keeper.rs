@@ -59,7 +59,6 @@ impl SharedKeeper {
 #[cfg(test)]
 mod tests {
     use leasehold_testkit::{Server, until};
-    use tokio::sync::Notify;
 
     use super::super::connections::config;
     use super::super::handshake::ServerFacts;
@@ -75,7 +74,7 @@ mod tests {
         let id: u64 = redis::cmd("CLIENT").arg("ID").query_async(&mut shared).await.unwrap();
         let connection = SharedConnection::new(shared);
         let connections = async || {
-            let status = Arc::new(ConnectionStatus::new(Arc::new(Notify::new())));
+            let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
             let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
             let dial = (client.get_connection_info().clone().into(), true);
             let connections = Connections::new(own, status, Some(caller.id()), dial, ServerFacts::default());

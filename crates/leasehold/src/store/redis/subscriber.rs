@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::try_join;
+use leasehold_redis_protocol::private_channel_of;
 use leasehold_store::BoxFuture;
-use redis::RedisError;
+use redis::{RedisError, RedisResult};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connect::Dial;
@@ -90,7 +91,14 @@ impl Subscriber {
             }
         };
         let ((), run_id) = try_join(subscribe, run_id).await?;
-        Ok(Subscription::resp3(connection, run_id, status))
+        let private = match run_id {
+            Some(_) => None,
+            None => {
+                let private = private_channel()?;
+                known(subscribing.subscribe(&private).await, private)?
+            }
+        };
+        Ok(Subscription::resp3(connection, run_id, private, status))
     }
 
     async fn open_resp2(
@@ -100,10 +108,9 @@ impl Subscriber {
     ) -> Result<Subscription, SubscriberError> {
         let client = self.dial.client(true).await.map_err(|error| not_connected(&error))?;
         let mut inbox = client.get_async_pubsub().await.map_err(|error| not_connected(&error))?;
-        let private = private_channel(channel)?;
-        for channel in [channel, &private] {
-            inbox.subscribe(channel).await.map_err(|error| self.not_subscribed(error))?;
-        }
+        inbox.subscribe(channel).await.map_err(|error| self.not_subscribed(error))?;
+        let private = private_channel()?;
+        let private = known(inbox.subscribe(&private).await, private)?;
         Ok(Subscription::resp2(inbox, channel, private, self.on_message.clone(), status))
     }
 
@@ -211,13 +218,22 @@ impl Subscriber {
     }
 }
 
-/// A channel beside this one, which only the server learns of.
-fn private_channel(beside: &str) -> Result<String, SubscriberError> {
+/// A channel that only the server learns of, which shows whether a connection leads to it.
+fn private_channel() -> Result<String, SubscriberError> {
     let mut random = [0; 16];
     let no_random =
         |error| SubscriberError::NotConnected(format!("the system gave no random numbers: {error}"));
     getrandom::fill(&mut random).map_err(no_random)?;
-    Ok(format!("{beside}:{:032x}", u128::from_be_bytes(random)))
+    Ok(private_channel_of(u128::from_be_bytes(random)))
+}
+
+/// The private channel, unless the user may not subscribe to it.
+fn known(subscribed: RedisResult<()>, private: String) -> Result<Option<String>, SubscriberError> {
+    match subscribed {
+        Ok(()) => Ok(Some(private)),
+        Err(error) if error.code() == Some("NOPERM") => Ok(None),
+        Err(error) => Err(not_connected(&error)),
+    }
 }
 
 fn not_connected(error: &RedisError) -> SubscriberError {
