@@ -6,6 +6,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_core::ClientId;
+#[cfg(all(feature = "sqlite", unix))]
+use leasehold_sqlite::SqliteUrl;
 use leasehold_store::clock::Clock;
 use leasehold_store::tasks::Tasks;
 use leasehold_store::{BoxFuture, HolderMetadata, Inbox};
@@ -284,7 +286,7 @@ impl ClientBuilder {
             Some(Choice::Address(address)) => StoreUrl::parse(&address)?,
             Some(Choice::Memory) => StoreUrl::Memory { name: String::new() },
             #[cfg(all(feature = "sqlite", unix))]
-            Some(Choice::File(path)) => StoreUrl::sqlite(path, false)?,
+            Some(Choice::File(path)) => StoreUrl::Sqlite(SqliteUrl::new(path, false)?),
             #[cfg(feature = "redis")]
             Some(Choice::Redis(client, shared)) => {
                 let shown = format!("redis://{}", client.get_connection_info().addr());

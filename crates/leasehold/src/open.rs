@@ -4,6 +4,8 @@ use std::sync::{Arc, Weak};
 
 use leasehold_core::ClientId;
 #[cfg(all(feature = "sqlite", unix))]
+use leasehold_sqlite::Sqlite;
+#[cfg(all(feature = "sqlite", unix))]
 use leasehold_store::OpenError;
 use leasehold_store::clock::Clock;
 use leasehold_store::memory::Memory;
@@ -13,6 +15,7 @@ use leasehold_store::{Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
+#[cfg(any(feature = "postgres", feature = "redis"))]
 use crate::store as stores;
 #[cfg(feature = "redis")]
 use crate::store::SharedConnection;
@@ -58,10 +61,10 @@ pub(crate) async fn open(
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => Ok(stores::postgres::Postgres::open(url, client, inbox).await?),
         #[cfg(all(feature = "sqlite", unix))]
-        StoreUrl::Sqlite { path, is_durable } => {
-            let (path, is_durable) = (path.clone(), *is_durable);
+        StoreUrl::Sqlite(url) => {
+            let url = url.clone();
             // The file may be busy.
-            let open = move || stores::sqlite::Sqlite::open(&path, is_durable, clock, client, inbox);
+            let open = move || Sqlite::open(&url, clock, client, inbox);
             Ok(tasks::blocking(open).await.map_err(OpenError::from)??)
         }
     }
@@ -78,6 +81,6 @@ pub(crate) fn capabilities(url: &StoreUrl) -> Capabilities {
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(_) => stores::postgres::capabilities(),
         #[cfg(all(feature = "sqlite", unix))]
-        StoreUrl::Sqlite { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
+        StoreUrl::Sqlite(_) => Capabilities::new(EMBEDDED_POLL_INTERVALS),
     }
 }

@@ -6,12 +6,8 @@ pub(crate) mod postgres;
 pub(crate) mod redis;
 #[cfg(feature = "redlock")]
 pub(crate) mod redlock;
-#[cfg(all(feature = "sqlite", unix))]
-pub(crate) mod sqlite;
 
 #[cfg(feature = "redis")]
 pub(crate) use self::redis::SharedConnection;
 #[cfg(all(feature = "_fuzzing", feature = "redlock"))]
 pub(crate) use self::redis::{fuzz_cluster_slots, fuzz_connection_info};
-#[cfg(all(feature = "_fuzzing", feature = "sqlite", unix))]
-pub(crate) use self::sqlite::fuzz_pipe_record;

@@ -8,9 +8,9 @@ mod redis;
 mod redlock;
 
 use std::fmt;
-#[cfg(all(feature = "sqlite", unix))]
-use std::path::PathBuf;
 
+#[cfg(all(feature = "sqlite", unix))]
+use leasehold_sqlite::SqliteUrl;
 use leasehold_store::OpenError;
 
 #[cfg(all(feature = "postgres", feature = "tls"))]
@@ -52,10 +52,7 @@ pub(crate) enum StoreUrl {
     #[cfg(feature = "postgres")]
     Postgres(Box<PostgresUrl>),
     #[cfg(all(feature = "sqlite", unix))]
-    Sqlite {
-        path: PathBuf,
-        is_durable: bool,
-    },
+    Sqlite(SqliteUrl),
 }
 
 impl StoreUrl {
@@ -67,7 +64,7 @@ impl StoreUrl {
         match scheme {
             "memory" => Ok(Self::Memory { name: rest.trim_start_matches("//").to_owned() }),
             #[cfg(all(feature = "sqlite", unix))]
-            "sqlite" => Self::parse_sqlite(rest),
+            "sqlite" => Ok(Self::Sqlite(SqliteUrl::parse(rest)?)),
             #[cfg(feature = "redis")]
             "redis" | "rediss" | "redis+unix" | "redis-sentinel" | "redis-cluster" => {
                 Ok(Self::Redis(Box::new(RedisUrl::parse(scheme, rest)?)))
@@ -83,48 +80,6 @@ impl StoreUrl {
             ))),
             _ => Err(OpenError::invalid(format!("a store's address begins with a scheme: {}", schemes()))),
         }
-    }
-
-    #[cfg(all(feature = "sqlite", unix))]
-    fn parse_sqlite(rest: &str) -> Result<Self, OpenError> {
-        let parameter = rest.rsplit_once('?').and_then(|(path, query)| Some((path, query.split_once('=')?)));
-        let (path, is_durable) = match parameter {
-            None => (rest, false),
-            Some((path, ("synchronous", "normal"))) => (path, false),
-            Some((path, ("synchronous", "full"))) => (path, true),
-            Some((_, ("synchronous", other))) => {
-                return Err(OpenError::invalid(format!("synchronous is normal or full, not {other:?}")));
-            }
-            // As part of the name it would lead to another file, and so to another store.
-            Some((_, (other, _))) => {
-                let what = format!(
-                    "sqlite: has no parameter {other:?}: it has synchronous=normal and synchronous=full"
-                );
-                return Err(OpenError::invalid(what));
-            }
-        };
-        // `sqlite://relative` would name a host in any other URL; only `sqlite:///absolute` is meant.
-        let path = if path.starts_with("///") { &path[2..] } else { path };
-        if path.starts_with("//") {
-            return Err(OpenError::invalid("write sqlite:PATH or sqlite:///ABSOLUTE/PATH, without a host"));
-        }
-        Self::sqlite(PathBuf::from(path), is_durable)
-    }
-
-    #[cfg(all(feature = "sqlite", unix))]
-    pub(crate) fn sqlite(path: PathBuf, is_durable: bool) -> Result<Self, OpenError> {
-        use std::os::unix::ffi::OsStrExt as _;
-
-        let bytes = path.as_os_str().as_bytes();
-        if bytes.is_empty() || bytes == b":memory:" {
-            return Err(OpenError::invalid(
-                "sqlite: needs the path of a file, for example sqlite:locks.db; a store without a file is memory:",
-            ));
-        }
-        if bytes.contains(&0) {
-            return Err(OpenError::invalid("a path has no NUL character"));
-        }
-        Ok(Self::Sqlite { path, is_durable })
     }
 }
 
@@ -176,7 +131,7 @@ impl fmt::Display for StoreUrl {
             #[cfg(feature = "postgres")]
             Self::Postgres(url) => url.fmt(f),
             #[cfg(all(feature = "sqlite", unix))]
-            Self::Sqlite { path, .. } => write!(f, "sqlite:{}", path.display()),
+            Self::Sqlite(url) => url.fmt(f),
         }
     }
 }
@@ -186,7 +141,7 @@ mod tests {
     use super::*;
 
     fn sqlite(path: &str, is_durable: bool) -> StoreUrl {
-        StoreUrl::Sqlite { path: PathBuf::from(path), is_durable }
+        StoreUrl::Sqlite(SqliteUrl::new(path, is_durable).unwrap())
     }
 
     #[test]

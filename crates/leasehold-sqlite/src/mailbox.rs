@@ -268,8 +268,12 @@ fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
 }
 
 /// For `fuzz/`: any record is refused, or is a push that is written and read unchanged.
+///
+/// # Panics
+///
+/// If a record that was read is written as another one.
 #[cfg(feature = "_fuzzing")]
-pub(crate) fn fuzz(record: &[u8; RECORD], client: ClientId) {
+pub fn fuzz(record: &[u8; RECORD], client: ClientId) {
     if let Some(push) = decode(record, client) {
         assert_eq!(decode(&encode(&push), client), Some(push));
     }

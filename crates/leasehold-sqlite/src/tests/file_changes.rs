@@ -1,9 +1,11 @@
 //! Files that are removed, replaced, moved or mounted under their clients, and who may use them.
 
+use std::path::Path;
+
 use leasehold_testkit::wait_until;
 
 use super::*;
-use crate::store::sqlite::worker::FILE_CHECK_INTERVAL;
+use crate::worker::FILE_CHECK_INTERVAL;
 
 /// What is done to one of a client's files.
 type Harm = fn(&Path);
@@ -60,7 +62,7 @@ fn removed_or_replaced_files_lose_all_leases() {
 fn removed_log_is_noticed_before_the_lease_expires() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
-    let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
+    let client = leasehold::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
     let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.mutex("a").global_fifo().lock());
@@ -81,7 +83,7 @@ fn removed_pipe_of_a_client_is_made_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let url = format!("sqlite:{}", path.display());
-    let [holder, other] = [(); 2].map(|()| crate::blocking::Client::connect(&url).unwrap());
+    let [holder, other] = [(); 2].map(|()| leasehold::blocking::Client::connect(&url).unwrap());
     let guard = holder.mutex("a").lock().unwrap();
     let inbox = files::beside(&path, "-inbox");
     let pipes = || fs::read_dir(&inbox).map_or(0, Iterator::count);

@@ -5,6 +5,7 @@ mod worker;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -239,7 +240,12 @@ impl Inbox for IgnoredInbox {
 
 fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, OpenError> {
     let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
-    let opened = Sqlite::open(path, false, Clock::System, ClientId::new(client), Arc::downgrade(&inbox));
+    let opened = Sqlite::open(
+        &SqliteUrl::new(path, false).unwrap(),
+        Clock::System,
+        ClientId::new(client),
+        Arc::downgrade(&inbox),
+    );
     // It lives as long as the process.
     std::mem::forget(inbox);
     opened
@@ -379,7 +385,13 @@ fn release_reaches_the_next_client_and_skips_a_dead_one() {
     let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(sender));
     let first = open(&path, 1).unwrap();
     let dead = open(&path, 2).unwrap();
-    let last = Sqlite::open(&path, false, Clock::System, ClientId::new(3), Arc::downgrade(&inbox)).unwrap();
+    let last = Sqlite::open(
+        &SqliteUrl::new(&path, false).unwrap(),
+        Clock::System,
+        ClientId::new(3),
+        Arc::downgrade(&inbox),
+    )
+    .unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&dead, id(2, 1)), Reply::Queued(_)));
     assert!(matches!(granted(&last, id(3, 7)), Reply::Queued(_)));
@@ -579,7 +591,7 @@ fn rows_in_use_are_rarely_visited() {
 fn waiter_survives_a_busy_file_and_try_lock_fails() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
-    let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
+    let client = leasehold::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     thread::scope(|scope| {
@@ -609,7 +621,13 @@ fn symlinks_share_one_store_and_hard_links_are_refused() {
     std::os::unix::fs::symlink(&path, &link).unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
     let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(sender));
-    let second = Sqlite::open(&link, false, Clock::System, ClientId::new(2), Arc::downgrade(&inbox)).unwrap();
+    let second = Sqlite::open(
+        &SqliteUrl::new(&link, false).unwrap(),
+        Clock::System,
+        ClientId::new(2),
+        Arc::downgrade(&inbox),
+    )
+    .unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
     first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();

@@ -26,6 +26,9 @@
 //! **Size.** An index finds the rows whose last token need not be remembered any more. Each transaction that inserts rows sweeps
 //! twice as many due ones, and the worker sweeps all others once a minute (`sweep.rs`).
 
+#![cfg(unix)]
+#![forbid(unsafe_code)]
+
 mod checkpoint;
 mod doctor;
 mod files;
@@ -37,10 +40,10 @@ mod rows;
 mod schema;
 mod shared;
 mod sweep;
+mod url;
 mod worker;
 
 use std::future::ready;
-use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread;
@@ -59,14 +62,18 @@ use files::Files;
 use jobs::Job;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
 use mailbox::Mailboxes;
-#[cfg(feature = "_fuzzing")]
-pub(crate) use mailbox::fuzz as fuzz_pipe_record;
 use schema::not_sent;
 use shared::{PendingPushes, Shared, TransactionError};
+pub use url::SqliteUrl;
 use worker::Worker;
 
+/// Not for users: see `fuzz/`.
+#[cfg(feature = "_fuzzing")]
+#[doc(hidden)]
+pub use mailbox::fuzz as fuzz_pipe_record;
+
 /// The lease tables of one file, for one client.
-pub(crate) struct Sqlite {
+pub struct Sqlite {
     shared: Arc<Shared>,
     /// The connection of callers' threads. The worker has its own.
     connection: Mutex<Connection>,
@@ -74,15 +81,19 @@ pub(crate) struct Sqlite {
 }
 
 impl Sqlite {
-    /// Opens the file for this client, and creates it if it is missing.
-    pub(crate) fn open(
-        path: &Path,
-        is_durable: bool,
+    /// Opens the file for this client, and creates it if it is missing. Blocks while the file is busy.
+    ///
+    /// # Errors
+    ///
+    /// The file can't be opened, is no store, or is on a file system that can't share it.
+    pub fn open(
+        url: &SqliteUrl,
         clock: Clock,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
     ) -> Result<Arc<Self>, OpenError> {
-        let (path, connection) = schema::prepare(path, is_durable)?;
+        let is_durable = url.is_durable();
+        let (path, connection) = schema::prepare(url.path(), is_durable)?;
         let failed = |what: &str, error: std::io::Error| {
             OpenError::unavailable(format!("sqlite:{}: {what}: {error}", path.display())).with_source(error)
         };
@@ -225,5 +236,5 @@ impl Diagnose for Sqlite {
     }
 }
 
-#[cfg(all(test, feature = "blocking"))]
+#[cfg(test)]
 mod tests;

@@ -155,12 +155,12 @@ fn file_system(_path: &Path) -> Option<&'static str> {
     None
 }
 
-#[cfg(all(test, feature = "blocking"))]
+#[cfg(test)]
 mod tests {
     use leasehold_store::Severity;
 
     use super::*;
-    use crate::store::sqlite::files;
+    use crate::files;
 
     fn sound() -> FileSnapshot {
         FileSnapshot {
@@ -203,7 +203,7 @@ mod tests {
     fn process_with_a_removed_log_is_found() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("locks.db");
-        let client = crate::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
+        let client = leasehold::blocking::Client::connect(&format!("sqlite:{}", path.display())).unwrap();
         client.mutex("a").lock().unwrap().release().unwrap();
         assert!(find_strays(&path).is_empty());
         let (log, copy) = (files::beside(&path, "-wal"), files::beside(&path, "-copy"));
