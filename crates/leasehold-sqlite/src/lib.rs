@@ -4,7 +4,7 @@
 //! and tombstone. A command is one immediate transaction in which the model changes the rows, so its cost does not depend on
 //! the number of waiters. `schema.rs` opens the file, `rows.rs` reads and writes it.
 //!
-//! **Where it runs.** A command runs on its caller's thread when the file is free within [`INLINE_TIMEOUT`]: some ten
+//! **Where it runs.** A command runs on its caller's thread when the file is free within `INLINE_TIMEOUT`: some ten
 //! microseconds and no switch of threads. Otherwise, and for batches, it goes to the worker, a thread with a
 //! connection of its own that may wait.
 //!

@@ -211,8 +211,8 @@ macro_rules! checks {
             }
         }
 
-        /// The ids of all findings. Findings of the same severity are reported in this order. [The
-        /// guide](crate::guide::operations#monitoring) explains each.
+        /// The ids of all findings. Findings of the same severity are reported in this order. The
+        /// guide to operations explains each.
         ///
         /// ```
         /// assert!(leasehold::FINDING_IDS.contains(&"eviction"));

@@ -3,9 +3,9 @@
 //! `memory:` is a separate store for each client. `memory:NAME` is shared by all clients of the process that use the name. It
 //! exists while one of these clients lives. The process keeps the last token of a name for one hour longer.
 //!
-//! The store has no timer. After every [`SWEEP`] commands it removes the expired state of [`SWEEP`] resources. Expired state is
-//! therefore removed as fast as new state is created. Of more than [`KEPT`] resources, it also removes those of which only the
-//! last token is left, if the clock has passed that token: new tokens follow the clock. [`Inner::floor`] remembers the highest of
+//! The store has no timer. After every `SWEEP` commands it removes the expired state of `SWEEP` resources. Expired state is
+//! therefore removed as fast as new state is created. Of more than `KEPT` resources, it also removes those of which only the
+//! last token is left, if the clock has passed that token: new tokens follow the clock. `Inner::floor` remembers the highest of
 //! the removed tokens, in case the clock is set back.
 
 use std::collections::{BTreeMap, HashMap};

@@ -62,6 +62,7 @@ struct Stored {
 
 impl HolderMetadata {
     /// That of this process, without a label.
+    #[doc(hidden)]
     pub fn this_process() -> Self {
         let program = std::env::current_exe().ok();
         let program = program.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
@@ -73,6 +74,7 @@ impl HolderMetadata {
     /// # Errors
     ///
     /// What is too long.
+    #[doc(hidden)]
     pub fn check(&self) -> Result<(), String> {
         let Self { host, pid: _, program, label, trace_id } = self;
         let texts =
@@ -87,6 +89,7 @@ impl HolderMetadata {
     }
 
     /// The stored form.
+    #[doc(hidden)]
     pub fn encode(&self) -> Arc<str> {
         // Strings and a number always serialize.
         let Self { host, pid, program, label: note, trace_id } = self.clone();
@@ -95,11 +98,13 @@ impl HolderMetadata {
     }
 
     /// What all holders and waiters of a client have in common; empty if that is nothing.
+    #[doc(hidden)]
     pub fn encode_client(&self) -> Arc<str> {
         Self { label: None, trace_id: None, ..self.clone() }.encode_if_any()
     }
 
     /// The rest, for a store that keeps the client's part elsewhere.
+    #[doc(hidden)]
     pub fn encode_label(&self) -> Arc<str> {
         let (label, trace_id) = (self.label.clone(), self.trace_id.clone());
         Self { label, trace_id, ..Self::default() }.encode_if_any()
@@ -110,6 +115,7 @@ impl HolderMetadata {
     }
 
     /// Adds to what a holder or a waiter has stored what its client has stored.
+    #[doc(hidden)]
     pub fn add_client(stored: &str, client: &str) -> Arc<str> {
         let (own, client) = (Self::decode(stored), Self::decode(client));
         let both = Self {
@@ -123,6 +129,7 @@ impl HolderMetadata {
     }
 
     /// Decodes stored metadata. Text that is not such JSON, from another client, becomes the label.
+    #[doc(hidden)]
     pub fn decode(stored: &str) -> Self {
         let Ok(Stored { host, pid, program, note, trace_id }) = serde_json::from_str(stored) else {
             let label = Some(stored.to_owned()).filter(|text| !text.is_empty());
