@@ -3,6 +3,8 @@
 use std::sync::{Arc, Weak};
 
 use leasehold_core::ClientId;
+#[cfg(feature = "postgres")]
+use leasehold_postgres::Postgres;
 #[cfg(all(feature = "sqlite", unix))]
 use leasehold_sqlite::Sqlite;
 #[cfg(all(feature = "sqlite", unix))]
@@ -15,7 +17,7 @@ use leasehold_store::{Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "redis")]
 use crate::store as stores;
 #[cfg(feature = "redis")]
 use crate::store::SharedConnection;
@@ -59,7 +61,7 @@ pub(crate) async fn open(
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => Ok(stores::redis::Redis::open(url, client, inbox, caller).await?),
         #[cfg(feature = "postgres")]
-        StoreUrl::Postgres(url) => Ok(stores::postgres::Postgres::open(url, client, inbox).await?),
+        StoreUrl::Postgres(url) => Ok(Postgres::open(url, client, inbox).await?),
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite(url) => {
             let url = url.clone();
@@ -79,7 +81,7 @@ pub(crate) fn capabilities(url: &StoreUrl) -> Capabilities {
         #[cfg(feature = "redis")]
         StoreUrl::Redis(_) => stores::redis::capabilities(),
         #[cfg(feature = "postgres")]
-        StoreUrl::Postgres(_) => stores::postgres::capabilities(),
+        StoreUrl::Postgres(_) => leasehold_postgres::capabilities(),
         #[cfg(all(feature = "sqlite", unix))]
         StoreUrl::Sqlite(_) => Capabilities::new(EMBEDDED_POLL_INTERVALS),
     }

@@ -5,9 +5,9 @@ use tokio_postgres::{Row, Transaction};
 
 use crate::error::{Error, invalid};
 use crate::fence::postgres::failed;
-use crate::store::postgres::{ddl, migrate as create_tables};
 use crate::url::StoreUrl;
 use leasehold_core::Name;
+use leasehold_postgres::{PostgresUrl, ddl, migrate as create_tables};
 
 /// A lock of a transaction of the program: held from [`lock`](Self::lock) until it commits or rolls back.
 ///
@@ -120,7 +120,7 @@ impl TransactionLock {
 ///
 /// `is_invalid` for an invalid address.
 pub fn schema_sql(url: &str) -> Result<String, Error> {
-    Ok(ddl(&address(url)?.schema))
+    Ok(ddl(address(url)?.schema()))
 }
 
 /// Creates the tables of `postgres:`, unless they exist. A client does the same when it connects, where its role may.
@@ -145,7 +145,7 @@ pub async fn migrate(url: &str) -> Result<(), Error> {
     Ok(create_tables(&url).await?)
 }
 
-fn address(url: &str) -> Result<Box<crate::url::PostgresUrl>, Error> {
+fn address(url: &str) -> Result<Box<PostgresUrl>, Error> {
     match StoreUrl::parse(url)? {
         StoreUrl::Postgres(url) => Ok(url),
         _ => Err(invalid("only postgres: has tables to create; the address begins with postgres:")),

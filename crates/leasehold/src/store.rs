@@ -1,7 +1,5 @@
 //! The stores.
 
-#[cfg(feature = "postgres")]
-pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(feature = "redlock")]

@@ -1,7 +1,5 @@
 //! Parses the address of a store. The printable form of an address contains no secret.
 
-#[cfg(feature = "postgres")]
-mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redlock")]
@@ -9,14 +7,12 @@ mod redlock;
 
 use std::fmt;
 
+#[cfg(feature = "postgres")]
+use leasehold_postgres::PostgresUrl;
 #[cfg(all(feature = "sqlite", unix))]
 use leasehold_sqlite::SqliteUrl;
 use leasehold_store::OpenError;
 
-#[cfg(all(feature = "postgres", feature = "tls"))]
-pub(crate) use postgres::SslFiles;
-#[cfg(feature = "postgres")]
-pub(crate) use postgres::{Pooler, PostgresUrl, SslMode};
 #[cfg(feature = "redis")]
 pub(crate) use redis::{Host, Login, NO_HOST_NAME, Place, RedisUrl, Tls};
 #[cfg(feature = "redlock")]

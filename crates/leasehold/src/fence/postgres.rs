@@ -32,8 +32,8 @@ use tokio_postgres::{Client, Transaction};
 use super::check_ahead;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
-use crate::store::postgres::{Present, create_for_transactions};
 use leasehold_core::Token;
+use leasehold_postgres::{Present, create_for_transactions};
 
 /// The statement of the check: the resource as text, and the token as a 64-bit integer. A stale token raises an error with the
 /// SQLSTATE `LH001`.

@@ -243,10 +243,10 @@ mod tests {
 
     use super::super::pinned::Pinned;
     use super::*;
-    use crate::url::StoreUrl;
+    use crate::url::PostgresUrl;
 
     fn dialer(url: &str) -> Dialer {
-        let StoreUrl::Postgres(url) = StoreUrl::parse(url).unwrap() else { panic!("postgres") };
+        let url = PostgresUrl::of(url);
         Dialer::new(&url).unwrap()
     }
 

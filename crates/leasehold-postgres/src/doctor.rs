@@ -202,7 +202,7 @@ mod tests {
     use leasehold_store::{Finding, Severity};
 
     use super::*;
-    use crate::url::StoreUrl;
+    use crate::url::PostgresUrl;
 
     fn sound() -> Seen {
         Seen {
@@ -225,9 +225,7 @@ mod tests {
     }
 
     fn judge_of(seen: &Seen) -> Vec<Finding> {
-        let StoreUrl::Postgres(url) = StoreUrl::parse("postgres://host/db?sslmode=disable").unwrap() else {
-            panic!("it is an address of PostgreSQL");
-        };
+        let url = PostgresUrl::of("postgres://host/db?sslmode=disable");
         judge(seen, &url).findings
     }
 

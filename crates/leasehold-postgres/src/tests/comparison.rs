@@ -25,7 +25,7 @@ use super::super::query::Query;
 use super::super::sql::Sql;
 use super::super::transaction::Session;
 use super::super::{push, schema};
-use crate::url::StoreUrl;
+use crate::url::PostgresUrl;
 
 const SCHEMA: &str = "leasehold";
 
@@ -64,7 +64,7 @@ impl Harness {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let now = StoreTime::from_micros(1_700_000_000_000_000);
         let (executor, conn, messages) = runtime.block_on(async {
-            let StoreUrl::Postgres(url) = StoreUrl::parse(&server.url()).unwrap() else { panic!("postgres") };
+            let url = PostgresUrl::of(&server.url());
             let (send, messages) = unbounded_channel();
             let on_message: MessageHandler = Arc::new(move |message| drop(send.send(message)));
             let dialer = Dialer::new(&url).unwrap();

@@ -22,7 +22,7 @@ use super::dialer::Dialer;
 use super::pool::{Class, Pool};
 use super::query::{Query, WINDOW};
 use super::sql::Sql;
-use crate::url::StoreUrl;
+use crate::url::PostgresUrl;
 use comparison::{Comparison, Harness};
 
 /// How often a history is played in which a time limit ended a command.
@@ -452,9 +452,7 @@ fn commands_of_a_queue_take_as_many_flights_with_a_thousand_waiters_as_with_one(
 
 #[tokio::test]
 async fn attempt_that_waits_for_its_turn_in_vain_asks_again_while_others_get_answers() {
-    let StoreUrl::Postgres(url) = StoreUrl::parse("postgres://a@localhost/b").unwrap() else {
-        panic!("postgres")
-    };
+    let url = PostgresUrl::of("postgres://a@localhost/b");
     let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 1);
     let soon = || Instant::now() + Duration::from_millis(10);
     let _in_use = pool.turn(Class::Attempt, soon()).await.unwrap();

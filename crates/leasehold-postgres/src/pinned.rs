@@ -16,14 +16,15 @@ const OPERATOR: &str = "+-*/<>=~!@#%^&|";
 
 /// A statement that names the schema of each operator, function and type. Connections send no other ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Pinned(String);
+pub struct Pinned(String);
 
 impl Pinned {
     /// Puts `pg_catalog` before every name without a schema, but those of tables, which must have one.
     ///
     /// Keywords are in upper case; only a call has its parenthesis directly behind its name. All operators with a schema bind
     /// alike, tighter than AND and from left to right: where that is not meant, the statement has parentheses.
-    pub(crate) fn new(statement: &str) -> Self {
+    #[must_use]
+    pub fn new(statement: &str) -> Self {
         Self(Writer::default().write(statement))
     }
 
@@ -39,7 +40,9 @@ impl Pinned {
         Self(statement.to_owned())
     }
 
-    pub(crate) fn as_str(&self) -> &str {
+    /// The statement.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
         &self.0
     }
 }

@@ -143,13 +143,13 @@ const VACUUM: &str = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_thre
 
 /// What the functions of transactions are in the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Present {
+pub struct Present {
     /// The schema: a role that may not create one can use it.
-    pub(crate) schema: bool,
+    pub schema: bool,
     /// The function of the fence, in which an administrator may have changed something.
-    pub(crate) fence: bool,
+    pub fence: bool,
     /// The functions of transaction locks.
-    pub(crate) transaction_lock: bool,
+    pub transaction_lock: bool,
 }
 
 impl Present {
@@ -157,7 +157,8 @@ impl Present {
     const NOTHING: Self = Self { schema: false, fence: false, transaction_lock: false };
 
     /// The query for the three, in this order.
-    pub(crate) fn query(schema: &str) -> Pinned {
+    #[must_use]
+    pub fn query(schema: &str) -> Pinned {
         Pinned::new(&format!(
             "SELECT to_regnamespace('{schema}') IS NOT NULL,
             to_regprocedure('{schema}.check_fence(pg_catalog.text, pg_catalog.int8)') IS NOT NULL,
@@ -172,12 +173,14 @@ pub(super) fn create(schema: &str, present: Present) -> Pinned {
 }
 
 /// The transaction that creates what transactions of the program use, without the tables of leases.
-pub(crate) fn create_for_transactions(schema: &str, present: Present) -> Pinned {
+#[must_use]
+pub fn create_for_transactions(schema: &str, present: Present) -> Pinned {
     statements(schema, present, "", "")
 }
 
 /// All of the statements, with what an application's role needs.
-pub(crate) fn ddl(schema: &str) -> String {
+#[must_use]
+pub fn ddl(schema: &str) -> String {
     format!(
         "{}\n-- for each role that uses the locks:\n\
          -- GRANT USAGE ON SCHEMA {schema} TO app;\n\

@@ -28,7 +28,7 @@ const MAX_IDENTIFIER: usize = 63;
 
 /// The server, and the settings of the store.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct PostgresUrl {
+pub struct PostgresUrl {
     pub(crate) config: Config,
     pub(crate) ssl_mode: SslMode,
     pub(crate) ssl_files: SslFiles,
@@ -75,8 +75,26 @@ pub(crate) enum Pooler {
 }
 
 impl PostgresUrl {
-    pub(super) fn parse(rest: &str) -> Result<Self, OpenError> {
+    /// Parses what follows `postgres:` in an address, and the environment.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, and what to write.
+    pub fn parse(rest: &str) -> Result<Self, OpenError> {
         Self::parse_with(rest, &|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+    }
+
+    /// Of a whole address.
+    #[cfg(test)]
+    pub(crate) fn of(url: &str) -> Self {
+        let rest = url.strip_prefix("postgres:").expect("an address of PostgreSQL");
+        Self::parse(rest).unwrap()
+    }
+
+    /// The schema of the tables.
+    #[must_use]
+    pub fn schema(&self) -> &str {
+        &self.schema
     }
 
     fn parse_with(rest: &str, environment: &dyn Fn(&str) -> Option<String>) -> Result<Self, OpenError> {

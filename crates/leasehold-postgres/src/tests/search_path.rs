@@ -17,9 +17,9 @@ use super::super::params::{Param, Request};
 use super::super::pinned::Pinned;
 use super::super::query::Query;
 use super::super::{Dialer, Postgres, Sql, listener};
-use crate::fence::postgres::{check_token, create};
-use crate::postgres::TransactionLock;
-use crate::url::{PostgresUrl, StoreUrl};
+use crate::url::PostgresUrl;
+use leasehold::fence::postgres::{check_token, create};
+use leasehold::postgres::TransactionLock;
 
 pub(super) struct NoInbox;
 
@@ -28,9 +28,8 @@ impl Inbox for NoInbox {
     fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
 }
 
-pub(super) fn address(url: &str) -> Box<PostgresUrl> {
-    let StoreUrl::Postgres(url) = StoreUrl::parse(url).unwrap() else { panic!("postgres") };
-    url
+pub(super) fn address(url: &str) -> PostgresUrl {
+    PostgresUrl::of(url)
 }
 
 /// Repeats a command until the server answers within the time of a command: all of them may be repeated.

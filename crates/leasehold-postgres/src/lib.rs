@@ -17,6 +17,8 @@
 //! **Errors.** A transaction whose COMMIT was not sent has changed nothing (`NotSent`). If the connection is lost after that, its
 //! effect is unknown.
 
+#![forbid(unsafe_code)]
+
 mod alone;
 mod answers;
 mod base;
@@ -45,6 +47,7 @@ mod sql;
 mod sweep;
 mod tls;
 mod transaction;
+mod url;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, Weak};
@@ -57,34 +60,41 @@ use leasehold_store::{
 };
 use tokio::task::AbortHandle;
 
-use crate::url::{Pooler, PostgresUrl};
 use conn::Conn;
-pub(crate) use ddl::{Present, create_for_transactions, ddl};
+pub use ddl::{Present, create_for_transactions, ddl};
 use dialer::Dialer;
 use exec::Executor;
 use limits::{POLL_INTERVALS, SWEEP_INTERVAL, in_time};
 use listener::{Ear, Listening};
 use mailbox::Mailbox;
 use params::Request;
-pub(crate) use pinned::Pinned;
+pub use pinned::Pinned;
 use pool::Pool;
 use query::Query;
 use sql::Sql;
 use transaction::Session;
+use url::Pooler;
+pub use url::PostgresUrl;
 
-pub(crate) const fn capabilities() -> Capabilities {
+/// What sets this store apart.
+#[must_use]
+pub const fn capabilities() -> Capabilities {
     Capabilities::new(POLL_INTERVALS)
 }
 
 /// Creates the tables, unless they exist, and makes the views and functions anew.
-pub(crate) async fn migrate(url: &PostgresUrl) -> Result<(), OpenError> {
+///
+/// # Errors
+///
+/// The server is not reached, or refuses.
+pub async fn migrate(url: &PostgresUrl) -> Result<(), OpenError> {
     let failed = |error| OpenError::from_store(url, &error);
     let conn = Dialer::new(url)?.connect(None).await.map_err(failed)?;
     in_time(schema::migrate(&conn, &url.schema)).await.map_err(failed)
 }
 
 /// The lease tables of one database, for one client.
-pub(crate) struct Postgres {
+pub struct Postgres {
     executor: Arc<Executor>,
     url: Arc<PostgresUrl>,
     /// On the client's thread.
@@ -94,7 +104,11 @@ pub(crate) struct Postgres {
 
 impl Postgres {
     /// Connects for this client, creates missing tables, and listens. Runs on the runtime of the client's thread.
-    pub(crate) async fn open(
+    ///
+    /// # Errors
+    ///
+    /// The server is not reached, or refuses, or its tables are those of another version.
+    pub async fn open(
         url: &PostgresUrl,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
