@@ -54,6 +54,34 @@ async fn own_is_free(client: &Client) -> bool {
     until_some(async || client.inspect(Kind::Mutex, "own").await.ok()).await.holders.is_empty()
 }
 
+/// A lease of one server beside the other library's lock of another one would exclude nobody.
+#[tokio::test]
+async fn bridge_whose_address_leads_to_another_server_makes_the_client_reconnect() {
+    for has_info in [true, false] {
+        let (first, second) = (Server::on_port(), Server::on_port());
+        if !has_info {
+            for server in [&first, &second] {
+                server.run(&["ACL", "SETUSER", "default", "-info"]);
+            }
+        }
+        let proxy = Proxy::before(&first);
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        client.mutex("other").lock().await.unwrap().release().await.unwrap();
+        // The connection for the bridge is opened when it is first needed.
+        proxy.redirect_to(&second);
+        let foreign = Foreign::set_nx_px(KEY);
+        let held = |server: &Server| server.query::<Vec<String>>(&["KEYS", "*mutex:own*"]).unwrap().len();
+        // A lease of the first server may still be granted while the client reconnects: it is lost then.
+        let mut guard = None;
+        until(async || {
+            guard = mutex(&client, &foreign).try_lock().await.ok().flatten();
+            guard.is_some() && held(&second) == 1 && keys(&second) == 1
+        })
+        .await;
+        assert_eq!(keys(&first), 0);
+    }
+}
+
 #[tokio::test]
 async fn connection_cut_between_the_two_legs_leaves_one_holder_and_nothing_behind() {
     let server = Server::on_port();

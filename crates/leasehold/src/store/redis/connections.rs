@@ -14,7 +14,7 @@ use super::gather::Gatherings;
 use super::handshake::{self, ServerFacts};
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::pushes::{ConnectionStatus, Subscription, responds};
-use super::wire::Wire;
+use super::wire::{PROBE_TTL_SECONDS, Wire, probe_key};
 
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;
@@ -146,13 +146,32 @@ impl Connections {
         let client = self.client().await?;
         let config = config().set_response_timeout(Some(REPLICA_RESPONSE_TIMEOUT));
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        // Without run ids it may lead to another server, which has no lease to confirm or to renew.
-        if handshake::run_id(&mut connection).await?.unwrap_or_default() != *self.run_id {
+        if !self.leads_here(&mut connection).await? {
             self.close();
             return Ok(None);
         }
         *replica_conn = Some(connection.clone());
         Ok(Some(connection))
+    }
+
+    /// Whether a new connection leads to the same server as these. Without run ids, a key tells that is set here and read there.
+    pub(super) async fn leads_here(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<bool, RedisError> {
+        let server = handshake::run_id(connection).await?;
+        if !self.run_id.is_empty() || server.is_some() {
+            return Ok(server.as_deref() == Some(&*self.run_id));
+        }
+        let (key, nonce) = probe_key()?;
+        let set = redis::cmd("SET").arg(&key).arg(&nonce).arg("EX").arg(PROBE_TTL_SECONDS).to_owned();
+        match set.exec_async(&mut self.driver_conn()).await {
+            // Of a cluster, another node of which has the key: it is not known.
+            Err(error) if error.code() == Some("MOVED") => return Ok(true),
+            set => set?,
+        }
+        let read: Option<String> = redis::cmd("GET").arg(&key).query_async(connection).await?;
+        Ok(read.as_ref() == Some(&nonce))
     }
 
     pub(super) async fn drop_replica_conn(&self) {

@@ -266,6 +266,13 @@ impl Shared {
             settings = settings.set_push_sender(push_handler(self.watchers.clone(), is_lost.clone()));
         }
         let mut connection = client.get_multiplexed_async_connection_with_config(&settings).await?;
+        if let Some(beside) = beside.as_ref().and_then(Weak::upgrade)
+            && !beside.leads_here(&mut connection).await?
+        {
+            // The address leads to another server now.
+            beside.close();
+            return Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into());
+        }
         let mut is_tracking = false;
         if has_pushes {
             let mut track = redis::cmd("CLIENT");

@@ -22,7 +22,7 @@ use super::error::{OWN, explain, store_error};
 use super::limits::ANSWER_TIMEOUT;
 
 /// Lifetime of the key that shows that two connections lead to one database.
-const PROBE_TTL_SECONDS: u32 = 60;
+pub(super) const PROBE_TTL_SECONDS: u32 = 60;
 
 /// CLIENT INFO counts whole seconds, by a clock that the server reads now and then.
 const AGE_TOLERANCE: u64 = 2;
@@ -105,6 +105,14 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RunPipeline for C {
     }
 }
 
+/// A key that nobody else uses, and its value.
+pub(super) fn probe_key() -> RedisResult<(String, String)> {
+    let mut nonce = [0; 16];
+    getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
+    let nonce = format!("{:032x}", u128::from_be_bytes(nonce));
+    Ok((format!("leasehold:probe:{nonce}"), nonce))
+}
+
 impl SharedConnection {
     pub(crate) fn new(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Self { connection: Arc::new(connection), changed: Arc::default() }
@@ -151,10 +159,7 @@ impl SharedConnection {
         own: &mut MultiplexedConnection,
         caller: &Handle,
     ) -> RedisResult<SharedWire> {
-        let mut nonce = [0; 16];
-        getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
-        let nonce = format!("{:032x}", u128::from_be_bytes(nonce));
-        let key = format!("leasehold:probe:{nonce}");
+        let (key, nonce) = probe_key()?;
         let verified = Instant::now();
         let mut questions = client_info();
         questions.cmd("SET").arg(&key).arg(&nonce).arg("EX").arg(PROBE_TTL_SECONDS);
