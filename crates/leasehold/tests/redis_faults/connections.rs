@@ -49,7 +49,9 @@ async fn killing_any_connection_keeps_locks_and_waiters() {
             until_waiting(&one, 1).await;
             let ids = connections(&server);
             for id in ids.get(victim..=victim).unwrap_or(&ids) {
-                assert_eq!(server.query::<i64>(&["CLIENT", "KILL", "ID", id]), Ok(1));
+                // A client that has lost one of its connections may close another before its turn.
+                let killed = server.query::<i64>(&["CLIENT", "KILL", "ID", id]);
+                assert!(killed == Ok(1) || victim == open && killed == Ok(0), "{killed:?}");
             }
             // The loss of an idle connection causes no error.
             let free = one.mutex("free").lock().await.unwrap();
