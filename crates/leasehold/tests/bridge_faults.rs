@@ -54,7 +54,7 @@ async fn own_is_free(client: &Client) -> bool {
     until_some(async || client.inspect(Kind::Mutex, "own").await.ok()).await.holders.is_empty()
 }
 
-/// A lease of one server beside the other library's lock of another one would exclude nobody.
+/// Otherwise the lease would be at one server and the other library's lock at another.
 #[tokio::test]
 async fn bridge_whose_address_leads_to_another_server_makes_the_client_reconnect() {
     for has_info in [true, false] {

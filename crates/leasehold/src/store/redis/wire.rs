@@ -105,7 +105,7 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RunPipeline for C {
     }
 }
 
-/// A key that nobody else uses, and its value.
+/// A new key with a random name, and its value.
 pub(super) fn probe_key() -> RedisResult<(String, String)> {
     let mut nonce = [0; 16];
     getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
