@@ -238,14 +238,14 @@ impl Inbox for IgnoredInbox {
     fn deliver(&self, _push: Push) {}
 }
 
+fn open_with(path: &Path, client: u128, inbox: Weak<dyn Inbox>) -> Result<Arc<Sqlite>, OpenError> {
+    let url = SqliteUrl::new(path, false).unwrap();
+    Sqlite::open(&url, Clock::System, ClientId::new(client), inbox)
+}
+
 fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, OpenError> {
     let inbox: Arc<dyn Inbox> = Arc::new(IgnoredInbox);
-    let opened = Sqlite::open(
-        &SqliteUrl::new(path, false).unwrap(),
-        Clock::System,
-        ClientId::new(client),
-        Arc::downgrade(&inbox),
-    );
+    let opened = open_with(path, client, Arc::downgrade(&inbox));
     // It lives as long as the process.
     std::mem::forget(inbox);
     opened
@@ -385,13 +385,7 @@ fn release_reaches_the_next_client_and_skips_a_dead_one() {
     let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(sender));
     let first = open(&path, 1).unwrap();
     let dead = open(&path, 2).unwrap();
-    let last = Sqlite::open(
-        &SqliteUrl::new(&path, false).unwrap(),
-        Clock::System,
-        ClientId::new(3),
-        Arc::downgrade(&inbox),
-    )
-    .unwrap();
+    let last = open_with(&path, 3, Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&dead, id(2, 1)), Reply::Queued(_)));
     assert!(matches!(granted(&last, id(3, 7)), Reply::Queued(_)));
@@ -621,13 +615,7 @@ fn symlinks_share_one_store_and_hard_links_are_refused() {
     std::os::unix::fs::symlink(&path, &link).unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
     let inbox: Arc<dyn Inbox> = Arc::new(PipeWriter(sender));
-    let second = Sqlite::open(
-        &SqliteUrl::new(&link, false).unwrap(),
-        Clock::System,
-        ClientId::new(2),
-        Arc::downgrade(&inbox),
-    )
-    .unwrap();
+    let second = open_with(&link, 2, Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
     first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();

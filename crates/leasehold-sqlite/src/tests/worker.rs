@@ -19,13 +19,7 @@ fn client_with_a_panicked_worker_is_unreachable() {
     let path = folder.path().join("locks.db");
     let inbox: Arc<dyn Inbox> = Arc::new(PanickingInbox);
     let first = open(&path, 1).unwrap();
-    let second = Sqlite::open(
-        &SqliteUrl::new(&path, false).unwrap(),
-        Clock::System,
-        ClientId::new(2),
-        Arc::downgrade(&inbox),
-    )
-    .unwrap();
+    let second = open_with(&path, 2, Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&first, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&second, id(2, 1)), Reply::Queued(_)));
     first.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap();
@@ -55,13 +49,7 @@ fn commands_of_a_worker_that_panics_are_unknown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let inbox: Arc<dyn Inbox> = Arc::new(PanickingInbox);
-    let store = Sqlite::open(
-        &SqliteUrl::new(&path, false).unwrap(),
-        Clock::System,
-        ClientId::new(1),
-        Arc::downgrade(&inbox),
-    )
-    .unwrap();
+    let store = open_with(&path, 1, Arc::downgrade(&inbox)).unwrap();
     assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&store, id(1, 2)), Reply::Queued(_)));
     let batch = vec![
@@ -106,8 +94,7 @@ fn pushes_are_delivered_during_a_long_batch() {
     let inbox =
         Arc::new(EchoInbox { mailboxes: Mailboxes::beside(&path).unwrap(), received: Mutex::default() });
     let weak: Weak<dyn Inbox> = Arc::<EchoInbox>::downgrade(&inbox);
-    let store =
-        Sqlite::open(&SqliteUrl::new(&path, false).unwrap(), Clock::System, ClientId::new(1), weak).unwrap();
+    let store = open_with(&path, 1, weak).unwrap();
     assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&store, id(1, 2)), Reply::Queued(_)));
     assert!(matches!(granted(&store, id(1, 3)), Reply::Queued(_)));
