@@ -189,9 +189,9 @@ impl Proxy {
         drop(links);
     }
 
-    /// Directs new connections to another server, like a DNS name or a virtual address that moves. Open connections stay.
-    pub fn redirect_to(&self, server: &Server) {
-        self.shared.server.store(server.port(), Ordering::SeqCst);
+    /// Directs new connections to the server at another port, like a DNS name or a virtual address that moves. Open connections stay.
+    pub fn redirect_to(&self, port: u16) {
+        self.shared.server.store(port, Ordering::SeqCst);
     }
 
     /// Whether to refuse new connections.

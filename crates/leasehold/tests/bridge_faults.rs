@@ -68,7 +68,7 @@ async fn bridge_whose_address_leads_to_another_server_makes_the_client_reconnect
         let client = Client::connect(&proxy.url()).await.unwrap();
         client.mutex("other").lock().await.unwrap().release().await.unwrap();
         // The connection for the bridge is opened when it is first needed.
-        proxy.redirect_to(&second);
+        proxy.redirect_to(second.port());
         let foreign = Foreign::set_nx_px(KEY);
         let held = |server: &Server| server.query::<Vec<String>>(&["KEYS", "*mutex:own*"]).unwrap().len();
         // A lease of the first server may still be granted while the client reconnects: it is lost then.
@@ -197,6 +197,60 @@ async fn loss_is_seen_by_the_next_renewal_where_nothing_is_reported() {
             })
             .await;
         }
+    }
+}
+
+/// The connections for commands that use RESP3.
+fn resp3(server: &Server) -> Vec<String> {
+    let list: String = server.query(&["CLIENT", "LIST", "TYPE", "normal"]).unwrap();
+    let open = list.lines().filter(|line| line.contains("resp=3"));
+    open.filter_map(|line| Some(line.split_once("id=")?.1.split(' ').next()?.to_owned())).collect()
+}
+
+/// A user with CLIENT TRACKING can redirect the names of changed keys to the connection of a bridge, which tracks keys.
+#[tokio::test]
+async fn bridge_evades_redirected_names_and_then_polls() {
+    let server = Server::on_port();
+    let url = format!("{}?protocol=3", server.url());
+    let other_servers = [Server::on_port(), Server::on_port()];
+    let voters = [&server, &other_servers[0], &other_servers[1]].map(Server::url);
+    for foreign in [Foreign::set_nx_px(KEY), Foreign::redlock(voters, KEY).unwrap()] {
+        let client = Client::connect(&url).await.unwrap();
+        client.mutex("other").lock().await.unwrap().release().await.unwrap();
+        until(async || resp3(&server).len() == 2).await;
+        let others = resp3(&server);
+        let guard = mutex(&client, &foreign).ttl(LONG).lock().await.unwrap();
+        // What the client asked for does not count as redirected.
+        for _ in 0..3 {
+            guard.renew().await.unwrap();
+        }
+        let bridges: Vec<_> = resp3(&server).into_iter().filter(|id| !others.contains(id)).collect();
+        assert_eq!(bridges.len(), 1, "{foreign}");
+        let mut stranger = server.admin();
+        let mut track = redis::cmd("CLIENT");
+        track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(&bridges[0]).arg("BCAST");
+        track.exec(&mut stranger).unwrap();
+        for number in 0..100 {
+            server.run(&["SET", &format!("stranger:{number}"), "x", "PX", "1"]);
+        }
+        until(async || !resp3(&server).contains(&bridges[0])).await;
+        guard.renew().await.unwrap();
+        guard.release().await.unwrap();
+        assert!(resp3(&server).iter().all(|id| others.contains(id)), "{foreign}: it came back with RESP3");
+        // Nothing is reported from now on.
+        take_as_other(&server, &foreign);
+        other_servers.iter().for_each(|server| take_as_other(server, &foreign));
+        let waiter = tokio::spawn({
+            let mutex = mutex(&client, &foreign);
+            async move { mutex.lock().await }
+        });
+        until(async || !own_is_free(&client).await).await;
+        server.run(&["DEL", KEY]);
+        other_servers.iter().for_each(|server| drop(server.run(&["DEL", KEY])));
+        let guard = tokio::time::timeout(SOON, waiter).await.expect("polls").unwrap().unwrap();
+        guard.release().await.unwrap();
+        client.close().await.unwrap();
+        until(async || resp3(&server).is_empty()).await;
     }
 }
 

@@ -129,7 +129,7 @@ async fn answers_do_not_count_after_the_shared_connection_went_elsewhere() {
     let mut shared = manager(&proxy.url()).await;
     let client = connect(&server, &shared).await.unwrap();
     lock_is_visible_to_others(&client, &server, "before").await;
-    proxy.redirect_to(&other);
+    proxy.redirect_to(other.port());
     proxy.cut();
     // It is over there now, without a command of ours in between.
     redis::cmd("SET").arg("there").arg(1).query_async::<()>(&mut shared).await.ok();

@@ -151,7 +151,7 @@ async fn release_command_follows_the_server_after_a_reconnect() {
     lock_and_release(&client).await;
     let steps = [(&valkey, "delifeq"), (&redis, ""), (&newest, "delex"), (&valkey, "delifeq")];
     for (next, delete) in steps {
-        proxy.redirect_to(next);
+        proxy.redirect_to(next.port());
         proxy.cut();
         until(async || client.mutex("b").lock().await.is_ok()).await;
         reset(next);

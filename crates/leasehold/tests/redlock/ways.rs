@@ -146,7 +146,7 @@ async fn server_that_becomes_another_while_a_node_connects_has_one_vote() {
     let client = Client::connect(&url(&[one.url(), proxy.url(), other.url()], "")).await.unwrap();
     let guard = client.mutex("a").lock().await.unwrap();
     other.stop();
-    proxy.redirect_to(&one);
+    proxy.redirect_to(one.port());
     for number in 0..40 {
         proxy.cut();
         let taken = client.mutex(format!("b {number}")).try_lock().await;

@@ -2,14 +2,13 @@
 //! connection, because the caller's runtime may be idle or may have ended.
 
 use std::cell::Cell;
-use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::task::{Context, Wake, Waker};
 
 use redis::aio::MultiplexedConnection;
-use redis::{PushInfo, PushKind};
+use redis::{RedisError, RedisResult};
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::{self, AbortHandle, yield_now};
@@ -19,14 +18,14 @@ use super::connections::{Connections, config};
 use super::error::explain;
 use super::handshake;
 use super::limits::RECONNECT_BACKOFF;
+use super::pushes::{ConnectionStatus, Place, further_handler};
 
 /// Task that keeps the caller connection open.
 pub(super) struct CallerConnection {
     pub(super) dial: Dial,
     pub(super) caller: Handle,
     pub(super) connections: Weak<Connections>,
-    /// Run id of the driver connection's server.
-    pub(super) server: String,
+    pub(super) status: Arc<ConnectionStatus>,
     pub(super) runtime: Arc<CallerRuntime>,
 }
 
@@ -161,23 +160,25 @@ impl CallerConnection {
         loop {
             let lost = Arc::new(Notify::new());
             match self.caller.spawn(self.connect(lost.clone())).await {
-                Ok(Ok((connection, server))) => {
+                Ok(Ok((mut connection, run_id))) => {
                     let Some(connections) = self.connections.upgrade() else { return };
-                    if server.as_ref() != Some(&self.server) {
+                    match connections.place_at(run_id.as_deref(), &mut connection).await {
+                        Ok(Place::Here) => {
+                            connections.set_caller_conn(connection.into());
+                            drop(connections);
+                            self.runtime.set_usable();
+                            lost.notified().await;
+                            let Some(connections) = self.connections.upgrade() else { return };
+                            connections.drop_caller_conn();
+                        }
                         // The address leads to another server now.
-                        connections.close();
-                        return;
+                        Ok(Place::Elsewhere) => return connections.close(),
+                        // Its commands might go to another server than the others.
+                        Ok(Place::Unknown) => return,
+                        Err(error) => not_yet(&error),
                     }
-                    connections.set_caller_conn(connection.into());
-                    drop(connections);
-                    self.runtime.set_usable();
-                    lost.notified().await;
-                    let Some(connections) = self.connections.upgrade() else { return };
-                    connections.drop_caller_conn();
                 }
-                Ok(Err(error)) => {
-                    tracing::debug!(error = explain(&error), "no connection of the caller's own yet");
-                }
+                Ok(Err(error)) => not_yet(&error),
                 Err(error) => {
                     if error.is_panic() {
                         self.runtime.set_unfit();
@@ -193,30 +194,19 @@ impl CallerConnection {
     fn connect(
         &self,
         lost: Arc<Notify>,
-    ) -> impl Future<Output = redis::RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static
-    {
-        let dial = self.dial.clone();
-        let (ending, connections) = (Ending(lost), self.connections.clone());
-        let push_handler = move |info: PushInfo| {
-            match info.kind {
-                PushKind::Disconnection => ending.0.notify_one(),
-                // It has not asked for word of a flush either.
-                PushKind::Invalidate => {
-                    if let Some(connections) = connections.upgrade() {
-                        connections.status().invalidated(&info.data);
-                    }
-                }
-                _ => {}
-            }
-            Ok::<(), Infallible>(())
-        };
+    ) -> impl Future<Output = RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static {
+        let (dial, status, ending) = (self.dial.clone(), self.status.clone(), Ending(lost));
         async move {
-            let config = config().set_push_sender(push_handler);
+            let config = config().set_push_sender(further_handler(status, move || ending.0.notify_one()));
             let mut connection = dial.open(false, &config).await?;
-            let server = handshake::run_id(&mut connection).await?;
-            Ok((connection, server))
+            let run_id = handshake::run_id(&mut connection).await?;
+            Ok((connection, run_id))
         }
     }
+}
+
+fn not_yet(error: &RedisError) {
+    tracing::debug!(error = explain(error), "no connection of the caller's own yet");
 }
 
 #[cfg(test)]

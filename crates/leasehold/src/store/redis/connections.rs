@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_store::tasks::TaskGroup;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, RedisError};
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
 use tokio::runtime::{Handle, Id};
 
 use super::connect;
@@ -13,11 +13,14 @@ use super::deletes::Deletes;
 use super::gather::Gatherings;
 use super::handshake::{self, ServerFacts};
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
-use super::pushes::{ConnectionStatus, Subscription, responds};
+use super::pushes::{ConnectionStatus, Place, Subscription, further_handler, responds};
 use super::wire::{PROBE_TTL_SECONDS, Wire, probe_key};
 
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;
+
+/// How many keys are tried, until a node of a cluster has one of them.
+const MAX_PROBES: usize = 256;
 
 /// The connections to one server.
 pub(super) struct Connections {
@@ -97,10 +100,10 @@ impl Connections {
         here.is_some() && here == self.caller
     }
 
-    /// A client for a further connection to the same server.
+    /// A client for a further connection to the same server, with the same protocol.
     pub(super) async fn client(&self) -> Result<redis::Client, RedisError> {
         let (dial, is_resp2) = &self.dial;
-        dial.client(*is_resp2).await
+        dial.client(*is_resp2 || self.status.is_redirected()).await
     }
 
     pub(super) fn driver_conn(&self) -> MultiplexedConnection {
@@ -144,9 +147,12 @@ impl Connections {
             return Ok(Some(connection.clone()));
         }
         let client = self.client().await?;
-        let config = config().set_response_timeout(Some(REPLICA_RESPONSE_TIMEOUT));
+        let mut config = config().set_response_timeout(Some(REPLICA_RESPONSE_TIMEOUT));
+        if is_resp3(&client) {
+            config = config.set_push_sender(further_handler(self.status.clone(), || ()));
+        }
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        if !self.leads_here(&mut connection).await? {
+        if !self.lead_to_server_of(&mut connection).await? {
             self.close();
             return Ok(None);
         }
@@ -154,24 +160,49 @@ impl Connections {
         Ok(Some(connection))
     }
 
-    /// Whether a new connection leads to the same server as these. Without run ids, a key tells that is set here and read there.
-    pub(super) async fn leads_here(
+    /// Whether a new connection leads to the same server as these. An error if that is not known.
+    pub(super) async fn lead_to_server_of(
         &self,
         connection: &mut MultiplexedConnection,
     ) -> Result<bool, RedisError> {
-        let server = handshake::run_id(connection).await?;
-        if !self.run_id.is_empty() || server.is_some() {
-            return Ok(server.as_deref() == Some(&*self.run_id));
+        match self.place_of(connection).await? {
+            Place::Here => Ok(true),
+            Place::Elsewhere => Ok(false),
+            Place::Unknown => Err(handshake::unknown_place(self.dial.0.user())),
         }
-        let (key, nonce) = probe_key()?;
-        let set = redis::cmd("SET").arg(&key).arg(&nonce).arg("EX").arg(PROBE_TTL_SECONDS).to_owned();
-        match set.exec_async(&mut self.driver_conn()).await {
-            // Of a cluster, another node of which has the key: it is not known.
-            Err(error) if error.code() == Some("MOVED") => return Ok(true),
-            set => set?,
+    }
+
+    /// Where a new connection leads to.
+    pub(super) async fn place_of(&self, connection: &mut MultiplexedConnection) -> Result<Place, RedisError> {
+        let run_id = handshake::run_id(connection).await?;
+        self.place_at(run_id.as_deref(), connection).await
+    }
+
+    /// Where a new connection to the server of this run id leads to. Without run ids, a key tells that is set here and read there.
+    pub(super) async fn place_at(
+        &self,
+        run_id: Option<&str>,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<Place, RedisError> {
+        if !self.run_id.is_empty() || run_id.is_some() {
+            return Ok(if run_id == Some(&*self.run_id) { Place::Here } else { Place::Elsewhere });
         }
-        let read: Option<String> = redis::cmd("GET").arg(&key).query_async(connection).await?;
-        Ok(read.as_ref() == Some(&nonce))
+        for _ in 0..MAX_PROBES {
+            let (key, nonce) = probe_key()?;
+            let mut set = redis::cmd("SET");
+            set.arg(&key).arg(&nonce).arg("EX").arg(PROBE_TTL_SECONDS);
+            match set.exec_async(&mut self.driver_conn()).await {
+                // Another node of the cluster has the key.
+                Err(error) if error.code() == Some("MOVED") => continue,
+                set => set?,
+            }
+            return match redis::cmd("GET").arg(&key).query_async::<Option<String>>(connection).await {
+                Ok(read) if read.as_ref() == Some(&nonce) => Ok(Place::Here),
+                Err(error) if error.code() != Some("MOVED") => Err(error),
+                Ok(_) | Err(_) => Ok(Place::Elsewhere),
+            };
+        }
+        Ok(Place::Unknown)
     }
 
     pub(super) async fn drop_replica_conn(&self) {
@@ -225,13 +256,18 @@ impl Connections {
     }
 }
 
+pub(super) fn is_resp3(client: &redis::Client) -> bool {
+    client.get_connection_info().redis_settings().protocol() == ProtocolVersion::RESP3
+}
+
 pub(super) fn config() -> AsyncConnectionConfig {
     connect::config().set_pipeline_buffer_size(BUFFER)
 }
 
 #[cfg(test)]
 mod tests {
-    use leasehold_testkit::Server;
+    use leasehold_testkit::{Cluster, Server};
+    use redis::IntoConnectionInfo as _;
     use tokio::runtime::{Builder, Runtime};
 
     use super::*;
@@ -255,5 +291,40 @@ mod tests {
         assert_eq!(gatherings(&caller), gatherings(&caller));
         assert_ne!(gatherings(&caller), gatherings(&driver));
         assert_eq!(gatherings(&driver), gatherings(&runtime()));
+    }
+
+    fn dial(url: &str) -> Dial {
+        url.into_connection_info().unwrap().into()
+    }
+
+    /// To this server, as if its user may not ask for the run id.
+    async fn connections_to(url: &str) -> Connections {
+        let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
+        let own = dial(url).open(false, &config()).await.unwrap();
+        Connections::new(own, status, None, (dial(url), false), ServerFacts::default())
+    }
+
+    async fn place(connections: &Connections, url: &str) -> Place {
+        let mut further = dial(url).open(false, &config()).await.unwrap();
+        connections.place_at(None, &mut further).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn place_of_a_further_connection_is_known_without_run_ids() {
+        let (one, other) = (Server::on_port(), Server::on_port());
+        let connections = connections_to(&one.url()).await;
+        assert_eq!(place(&connections, &one.url()).await, Place::Here);
+        assert_eq!(place(&connections, &other.url()).await, Place::Elsewhere);
+        let cluster = Cluster::start();
+        let nodes: Vec<_> = cluster.nodes.iter().map(Server::url).collect();
+        let master = cluster.owner_of(0);
+        let connections = connections_to(&nodes[master]).await;
+        for (node, url) in nodes.iter().enumerate() {
+            let expected = if node == master { Place::Here } else { Place::Elsewhere };
+            assert_eq!(place(&connections, url).await, expected, "node {node}");
+        }
+        // It has no slots.
+        let replica = connections_to(&nodes[cluster.replica_of(master)]).await;
+        assert_eq!(place(&replica, &nodes[master]).await, Place::Unknown);
     }
 }

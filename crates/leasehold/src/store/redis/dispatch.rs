@@ -496,7 +496,7 @@ mod tests {
             let driver_conn = dial(server.url()).open(false, &config()).await.unwrap();
             let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
             let subscription =
-                Subscription::resp3(beside, None, None, Arc::new(SubscriberStatus::new(status.clone())));
+                Subscription::resp3(beside, None, Arc::new(SubscriberStatus::new(status.clone())));
             let facts = ServerFacts::default();
             let connections =
                 Arc::new(Connections::new(driver_conn, status, None, (dial(server.url()), false), facts));

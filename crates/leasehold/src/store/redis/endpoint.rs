@@ -205,7 +205,7 @@ fn not_sent(message: String) -> StoreError {
 }
 
 /// The warning about such a user.
-const REDIRECTED: &str = "another user of the server has it send the names of changed keys to this client (CLIENT TRACKING ON REDIRECT): \
+pub(super) const REDIRECTED: &str = "another user of the server has it send the names of changed keys to this client (CLIENT TRACKING ON REDIRECT): \
      commands use RESP2 from now on, which that does not reach. Take the right from that user: ACL SETUSER ... -client|tracking";
 
 /// Task that keeps an endpoint connected.
@@ -411,13 +411,12 @@ impl Reconnector {
             return Err(error);
         }
         let facts = facts?;
-        let server = facts.run_id.clone();
         let caller = self.endpoint_config.caller.as_ref().map(Handle::id);
         let connections =
             Arc::new(Connections::new(driver_conn, status, caller, (dial.clone(), self.is_resp2), facts));
         let still_opening = opened.is_none().then_some(opening);
         if let Some(Ok(subscription)) = opened
-            && subscription.place(&mut connections.driver_conn(), server.as_deref()).await == Place::Here
+            && let Ok(Place::Here | Place::Unknown) = subscription.place(&connections).await
         {
             connections.set_subscription(Some(Arc::new(subscription)));
         }
@@ -427,8 +426,6 @@ impl Reconnector {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));
             tasks.spawn(SharedKeeper { connection, connections, caller, runtime }.keep());
         } else if let Some(caller) = &self.endpoint_config.caller
-            // Without a run id it might lead to another server.
-            && let Some(server) = server
             // RESP2 does not report the loss of this connection.
             && !are_commands_resp2
             && self.endpoint_config.runtime.may_be_tried()
@@ -437,7 +434,7 @@ impl Reconnector {
                 dial: dial.clone(),
                 caller: caller.clone(),
                 connections: Arc::downgrade(&connections),
-                server,
+                status: connections.status().clone(),
                 runtime: self.endpoint_config.runtime.clone(),
             };
             tasks.spawn(caller_conn.keep());

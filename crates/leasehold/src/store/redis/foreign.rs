@@ -5,8 +5,7 @@
 //! reported, and those who wait for one poll.
 
 use std::convert::Infallible;
-use std::future::pending;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use leasehold_core::Failure;
@@ -17,13 +16,15 @@ use leasehold_store::{
 };
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ConnectionAddr, PushInfo, PushKind, RedisError, Value};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use super::connect::{Credentials, Dial};
-use super::connections::{Connections, config};
-use super::endpoint::Endpoint;
+use super::connections::{Connections, config, is_resp3};
+use super::endpoint::{Endpoint, REDIRECTED};
 use super::error::{CallError, runtime_ended, store_error};
 use super::nodes::Nodes;
+use super::pushes::ConnectionStatus;
 use super::wire;
 use crate::url::{Place, RedisUrl};
 
@@ -47,6 +48,10 @@ pub(super) struct Shared {
     connection: Arc<Slot>,
     /// Whether the server reports changes of keys over that connection.
     is_tracking: AtomicBool,
+    /// Another user of the other server redirects invalidations to that connection.
+    is_redirected: Arc<AtomicBool>,
+    /// There was a connection before.
+    has_opened: AtomicBool,
     watchers: Arc<Watchers>,
 }
 
@@ -57,15 +62,66 @@ struct Open {
     connection: MultiplexedConnection,
     /// The connections of the store; none at another server.
     beside: Option<Weak<Connections>>,
-    is_lost: Arc<AtomicBool>,
-    /// Closes it when the client ends, though a clone of the client may be kept.
+    status: Arc<Status>,
+    /// Closes it when it is lost, and when the client ends, though a clone of the client may be kept.
     _end: TaskGroup,
+}
+
+/// Shared with the connection's push handler.
+#[derive(Default)]
+struct Status {
+    is_lost: AtomicBool,
+    lost: Notify,
+    asked: Asked,
+}
+
+impl Status {
+    fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether it was not lost before.
+    fn lose(&self) -> bool {
+        self.lost.notify_one();
+        !self.is_lost.swap(true, Ordering::SeqCst)
+    }
+}
+
+/// The most bytes of names that a server may still report.
+const MAX_ASKED: u64 = 4 << 20;
+
+/// How many bytes of names of keys the server may report over a connection, because it was asked to. What exceeds this was redirected
+/// there by another user: in any amount, so that answers may come too late.
+#[derive(Default)]
+struct Asked(AtomicU64);
+
+impl Asked {
+    /// Notes the commands whose keys the server is asked to report.
+    fn note(&self, calls: &[ForeignCall]) {
+        let bytes = |words: &[String]| words.iter().map(|word| word.len() as u64).sum::<u64>();
+        let tracked = calls.windows(2).map(|pair| match pair {
+            [ForeignCall::Track, ForeignCall::Command(words)] => bytes(words),
+            [ForeignCall::Track, ForeignCall::Script { keys, .. }] => bytes(keys),
+            _ => 0,
+        });
+        let more = tracked.sum::<u64>();
+        let add = |asked: u64| Some(asked.saturating_add(more).min(MAX_ASKED));
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add);
+    }
+
+    /// Takes account of reported names. Returns whether the server was asked for so many.
+    fn covers(&self, names: &[Value]) -> bool {
+        let bytes = |name: &Value| if let Value::BulkString(name) = name { name.len() as u64 } else { 0 };
+        let reported = names.iter().map(bytes).sum::<u64>();
+        let take = |asked: u64| asked.checked_sub(reported);
+        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok()
+    }
 }
 
 /// Is dropped with the tasks of the client.
 struct CloseAtEnd {
     slot: Weak<Slot>,
-    is_lost: Arc<AtomicBool>,
+    status: Arc<Status>,
 }
 
 impl Drop for CloseAtEnd {
@@ -73,7 +129,7 @@ impl Drop for CloseAtEnd {
         let Some(slot) = self.slot.upgrade() else { return };
         // If it is in use, a task of the client is about to replace it, and ends too.
         if let Ok(mut slot) = slot.try_lock()
-            && slot.as_ref().is_some_and(|open| Arc::ptr_eq(&open.is_lost, &self.is_lost))
+            && slot.as_ref().is_some_and(|open| Arc::ptr_eq(&open.status, &self.status))
         {
             *slot = None;
         }
@@ -100,8 +156,15 @@ impl ServerKeys {
     }
 
     fn of(source: Source, tasks: Tasks, watchers: Arc<Watchers>) -> Self {
-        let (connection, is_tracking) = (Arc::default(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { source, connection, is_tracking, watchers });
+        let shared = Shared {
+            source,
+            connection: Arc::default(),
+            is_tracking: AtomicBool::default(),
+            is_redirected: Arc::default(),
+            has_opened: AtomicBool::default(),
+            watchers,
+        };
+        let shared = Arc::new(shared);
         Self { shared, tasks }
     }
 }
@@ -145,15 +208,17 @@ impl Shared {
         let shared = self.clone();
         let connecting = Tasks::current().start(async move { shared.connection(until).await });
         let connected = timeout_at(until, connecting).await.map_err(|_| too_slow())?;
-        let (mut connection, is_lost) = connected.unwrap_or_else(|_| Err(runtime_ended()))?;
+        let (mut connection, status) = connected.unwrap_or_else(|_| Err(runtime_ended()))?;
         if Instant::now() > until {
             return Err(too_slow());
         }
+        status.asked.note(calls);
         let mut answers = pipeline(&mut connection, calls, false).await;
         if answers.iter().any(|answer| matches!(answer, Err(error) if is_noscript(error))) {
             if Instant::now() > until {
                 return Err(StoreError::new(Failure::Unknown, "the server's answer took too long"));
             }
+            status.asked.note(calls);
             answers = pipeline(&mut connection, calls, true).await;
         }
         for (call, answer) in calls.iter().zip(&mut answers) {
@@ -165,7 +230,7 @@ impl Shared {
         for error in answers.iter().filter_map(|answer| answer.as_ref().err()) {
             match CallError::from(error) {
                 failed @ (CallError::ConnectionLost(_) | CallError::Timeout(_)) => {
-                    self.drop_connection(&is_lost);
+                    self.drop_connection(&status);
                     return Err(failed.into());
                 }
                 failed @ CallError::ReadOnly(_) => {
@@ -186,8 +251,8 @@ impl Shared {
     }
 
     /// Notes that this connection is to be replaced. Another task may be connecting, which is not waited for.
-    fn drop_connection(&self, is_lost: &AtomicBool) {
-        if !is_lost.swap(true, Ordering::SeqCst) {
+    fn drop_connection(&self, status: &Status) {
+        if status.lose() {
             self.watchers.notify_all();
         }
     }
@@ -203,11 +268,8 @@ impl Shared {
         }
     }
 
-    /// The connection to the server that the store is connected to now, or to the other one, and whether it is lost.
-    async fn connection(
-        &self,
-        until: Instant,
-    ) -> Result<(MultiplexedConnection, Arc<AtomicBool>), StoreError> {
+    /// The connection to the server that the store is connected to now, or to the other one, and its status.
+    async fn connection(&self, until: Instant) -> Result<(MultiplexedConnection, Arc<Status>), StoreError> {
         let mut slot = self.connection.lock().await;
         if Instant::now() > until {
             // Those that have waited for another one to connect do not connect one after the other.
@@ -223,10 +285,10 @@ impl Shared {
             (known, beside) => known.is_none() && beside.is_none(),
         };
         if let Some(open) = &*slot
-            && !open.is_lost.load(Ordering::SeqCst)
+            && !open.status.is_lost()
             && is_beside(open)
         {
-            return Ok((open.connection.clone(), open.is_lost.clone()));
+            return Ok((open.connection.clone(), open.status.clone()));
         }
         let opened = match &beside {
             Some(beside) => match beside.client().await {
@@ -237,8 +299,9 @@ impl Shared {
         };
         let opened = opened.map_err(|error| StoreError::from(CallError::from(&error)));
         let open = opened.map_err(|error| StoreError { failure: error.failure.before_sending(), ..error })?;
-        let found = (open.connection.clone(), open.is_lost.clone());
-        if slot.replace(open).is_some() {
+        let found = (open.connection.clone(), open.status.clone());
+        *slot = Some(open);
+        if self.has_opened.swap(true, Ordering::SeqCst) {
             // Changes between the two connections were missed.
             self.watchers.notify_all();
         }
@@ -249,7 +312,7 @@ impl Shared {
         let Source::Other { dial, is_resp2 } = &self.source else {
             return Err((redis::ErrorKind::Client, "the store has its own connection").into());
         };
-        let client = dial.client(*is_resp2).await?;
+        let client = dial.client(*is_resp2 || self.is_redirected.load(Ordering::SeqCst)).await?;
         self.open(&client, None).await
     }
 
@@ -258,16 +321,21 @@ impl Shared {
         client: &redis::Client,
         beside: Option<Weak<Connections>>,
     ) -> Result<Open, RedisError> {
-        let is_lost = Arc::new(AtomicBool::new(false));
-        let has_pushes =
-            client.get_connection_info().redis_settings().protocol() == redis::ProtocolVersion::RESP3;
+        let status = Arc::<Status>::default();
+        let has_pushes = is_resp3(client);
         let mut settings = config();
         if has_pushes {
-            settings = settings.set_push_sender(push_handler(self.watchers.clone(), is_lost.clone()));
+            let pushes = Pushes {
+                watchers: self.watchers.clone(),
+                status: status.clone(),
+                is_redirected: self.is_redirected.clone(),
+                beside: beside.as_ref().and_then(Weak::upgrade).map(|beside| beside.status().clone()),
+            };
+            settings = settings.set_push_sender(move |info| pushes.handle(&info));
         }
         let mut connection = client.get_multiplexed_async_connection_with_config(&settings).await?;
         if let Some(beside) = beside.as_ref().and_then(Weak::upgrade)
-            && !beside.leads_here(&mut connection).await?
+            && !beside.lead_to_server_of(&mut connection).await?
         {
             // The address leads to another server now.
             beside.close();
@@ -285,12 +353,9 @@ impl Shared {
         }
         self.is_tracking.store(is_tracking, Ordering::SeqCst);
         let mut end = TaskGroup::default();
-        let close = CloseAtEnd { slot: Arc::downgrade(&self.connection), is_lost: is_lost.clone() };
-        end.spawn(async move {
-            let _close = close;
-            pending::<()>().await;
-        });
-        Ok(Open { connection, beside, is_lost, _end: end })
+        let close = CloseAtEnd { slot: Arc::downgrade(&self.connection), status: status.clone() };
+        end.spawn(async move { close.status.lost.notified().await });
+        Ok(Open { connection, beside, status, _end: end })
     }
 }
 
@@ -365,27 +430,41 @@ pub(super) fn no_cluster() -> StoreError {
     )
 }
 
-fn push_handler(
+/// Handles what arrives over the connection unasked.
+struct Pushes {
     watchers: Arc<Watchers>,
-    is_lost: Arc<AtomicBool>,
-) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
-    move |info| {
-        match info.kind {
-            PushKind::Invalidate => match info.data.first() {
-                Some(Value::Array(keys)) => {
-                    let keys = keys.iter().filter_map(|key| redis::from_redis_value_ref::<String>(key).ok());
-                    keys.for_each(|key| watchers.notify(&key));
-                }
-                // FLUSHALL or FLUSHDB.
-                _ => watchers.notify_all(),
-            },
-            PushKind::Disconnection => {
-                is_lost.store(true, Ordering::SeqCst);
-                watchers.notify_all();
+    status: Arc<Status>,
+    is_redirected: Arc<AtomicBool>,
+    /// Of the connections of the store; none at another server.
+    beside: Option<Arc<ConnectionStatus>>,
+}
+
+impl Pushes {
+    fn handle(&self, info: &PushInfo) -> Result<(), Infallible> {
+        match (&info.kind, info.data.first()) {
+            (PushKind::Invalidate, Some(Value::Array(keys))) if self.status.asked.covers(keys) => {
+                let keys = keys.iter().filter_map(|key| redis::from_redis_value_ref::<String>(key).ok());
+                keys.for_each(|key| self.watchers.notify(&key));
             }
+            // FLUSHALL or FLUSHDB.
+            (PushKind::Invalidate, Some(Value::Nil)) => self.watchers.notify_all(),
+            (PushKind::Invalidate, _) => {
+                match &self.beside {
+                    Some(beside) => beside.redirect(),
+                    None if self.is_redirected.swap(true, Ordering::SeqCst) => {}
+                    None => tracing::warn!("{REDIRECTED}"),
+                }
+                self.lose();
+            }
+            (PushKind::Disconnection, _) => self.lose(),
             _ => {}
         }
         Ok(())
+    }
+
+    fn lose(&self) {
+        self.status.lose();
+        self.watchers.notify_all();
     }
 }
 

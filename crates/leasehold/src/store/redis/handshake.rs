@@ -130,6 +130,16 @@ pub(super) fn missing_run_id(user: Option<&str>) -> RedisError {
     (ErrorKind::Client, OWN, message).into()
 }
 
+/// The error where a further connection can't be compared with the others.
+pub(super) fn unknown_place(user: Option<&str>) -> RedisError {
+    let user = user.unwrap_or("default");
+    let message = format!(
+        "INFO does not report its run id, so whether a further connection leads to the same node of the cluster is not known, and it is \
+         not used: ACL SETUSER {user} +info"
+    );
+    (ErrorKind::Client, OWN, message).into()
+}
+
 /// The policy, if it allows the server to evict keys with an expiry, as all lock keys are.
 fn unsafe_eviction_policy(info: &str) -> Option<&str> {
     let policy = info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))?.trim();

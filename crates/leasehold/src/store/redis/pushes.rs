@@ -9,11 +9,12 @@ use futures_util::StreamExt as _;
 use leasehold_core::Resource;
 use leasehold_store::tasks::TaskGroup;
 use redis::aio::{MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
-use redis::{PushInfo, PushKind, RedisResult, Value};
+use redis::{PushInfo, PushKind, RedisError, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::ANSWER_TIMEOUT;
+use super::connections::Connections;
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
 pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
@@ -43,9 +44,19 @@ impl ConnectionStatus {
         if data.first() == Some(&Value::Nil) {
             return self.accepts_pushes();
         }
+        self.redirect();
+        false
+    }
+
+    /// Closes the connections: those after them use RESP2, which another client can't redirect anything to.
+    pub(super) fn redirect(&self) {
         self.is_redirected.store(true, Ordering::SeqCst);
         self.close();
-        false
+    }
+
+    /// Whether the connections for commands use RESP2 from now on.
+    pub(super) fn is_redirected(&self) -> bool {
+        self.is_redirected.load(Ordering::SeqCst)
     }
 
     pub(super) fn close(&self) {
@@ -83,6 +94,21 @@ pub(super) fn driver_handler(
     }
 }
 
+/// Handles unsolicited messages over a further connection, which tracks no key.
+pub(super) fn further_handler(
+    status: Arc<ConnectionStatus>,
+    lost: impl Fn() + Send + Sync + 'static,
+) -> impl Fn(PushInfo) -> Result<(), Infallible> + Send + Sync + 'static {
+    move |info| {
+        match info.kind {
+            PushKind::Disconnection => lost(),
+            PushKind::Invalidate => drop(status.invalidated(&info.data)),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
 /// An open subscriber connection.
 pub(super) struct Subscription {
     over: Over,
@@ -91,16 +117,15 @@ pub(super) struct Subscription {
     slots: Mutex<HashSet<u16>>,
 }
 
-/// `private`: a channel that only the server learns of, if the user may subscribe to it.
 enum Over {
     Resp3 {
         connection: MultiplexedConnection,
         run_id: Option<String>,
-        private: Option<String>,
     },
     /// It serves no other command.
     Resp2 {
         channel: String,
+        /// A channel with a random name, if the user may subscribe to it.
         private: Option<String>,
         sink: tokio::sync::Mutex<PubSubSink>,
         _forwarding: TaskGroup,
@@ -134,15 +159,13 @@ impl SubscriberStatus {
 }
 
 impl Subscription {
-    /// Over a connection with [`subscriber_handler`], to the server of this run id. It has subscribed to a private channel if the run id
-    /// is not known.
+    /// Over a connection with [`subscriber_handler`], to the server of this run id.
     pub(super) fn resp3(
         connection: MultiplexedConnection,
         run_id: Option<String>,
-        private: Option<String>,
         status: Arc<SubscriberStatus>,
     ) -> Self {
-        Self { over: Over::Resp3 { connection, run_id, private }, status, slots: Mutex::default() }
+        Self { over: Over::Resp3 { connection, run_id }, status, slots: Mutex::default() }
     }
 
     /// Over a connection that has subscribed to this channel, and to a private one.
@@ -222,36 +245,40 @@ impl Subscription {
         }
     }
 
-    /// Compares its server with that of this connection, whose run id is given if it is known.
-    pub(super) async fn place(&self, driver_conn: &mut MultiplexedConnection, server: Option<&str>) -> Place {
+    /// Where the connection leads to. An error if it was lost.
+    pub(super) async fn place(&self, connections: &Connections) -> Result<Place, RedisError> {
         let private = match &self.over {
-            Over::Resp3 { run_id: Some(run_id), .. } => {
-                return if server == Some(run_id) { Place::Here } else { Place::Elsewhere };
+            Over::Resp3 { connection, run_id } => {
+                return connections.place_at(run_id.as_deref(), &mut connection.clone()).await;
             }
-            Over::Resp3 { private, .. } | Over::Resp2 { private, .. } => private,
+            Over::Resp2 { private: None, .. } => return Ok(Place::Unknown),
+            Over::Resp2 { private: Some(private), .. } => private,
         };
-        // Without a right that this takes, it is not known. To the inbox anybody can listen, at any server.
-        let Some(private) = private else { return Place::Here };
         let mut question = redis::cmd("PUBSUB");
-        let listeners = question.arg("NUMSUB").arg(private).query_async(driver_conn).await;
-        if listeners.map_or(true, |(_, count): (String, i64)| count > 0) {
-            Place::Here
+        question.arg("NUMSUB").arg(private);
+        let (_, listeners): (String, u64) = question.query_async(&mut connections.driver_conn()).await?;
+        if listeners > 0 {
+            Ok(Place::Here)
         } else if self.responds().await {
             // It still listens, and did when the server was asked.
-            Place::Elsewhere
+            Ok(Place::Elsewhere)
         } else {
-            Place::Unknown
+            Err(lost())
         }
     }
 }
 
-/// Where a subscriber connection leads to.
-#[derive(Clone, Copy, PartialEq, Eq)]
+fn lost() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()
+}
+
+/// Where a further connection leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// To the server of the other connections.
     Here,
     Elsewhere,
-    /// It was lost before that was known.
+    /// The user lacks the rights to find out.
     Unknown,
 }
 

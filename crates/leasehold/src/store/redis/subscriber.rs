@@ -91,14 +91,7 @@ impl Subscriber {
             }
         };
         let ((), run_id) = try_join(subscribe, run_id).await?;
-        let private = match run_id {
-            Some(_) => None,
-            None => {
-                let private = private_channel()?;
-                known(subscribing.subscribe(&private).await, private)?
-            }
-        };
-        Ok(Subscription::resp3(connection, run_id, private, status))
+        Ok(Subscription::resp3(connection, run_id, status))
     }
 
     async fn open_resp2(
@@ -204,12 +197,14 @@ impl Subscriber {
 
     /// Has the waiters ask before any push counts.
     async fn use_from_now(&self, connections: &Connections, subscription: Subscription) {
-        let server = Some(&**connections.run_id()).filter(|run_id| !run_id.is_empty());
-        match subscription.place(&mut connections.driver_conn(), server).await {
-            Place::Here => {}
+        match subscription.place(connections).await {
+            Ok(Place::Here | Place::Unknown) => {}
             // The address leads to another server now.
-            Place::Elsewhere => return connections.close(),
-            Place::Unknown => return (self.on_reconnect)(&|_| true),
+            Ok(Place::Elsewhere) => return connections.close(),
+            Err(error) => {
+                tracing::debug!("a connection for messages is not used: {}", explain(&error));
+                return (self.on_reconnect)(&|_| true);
+            }
         }
         let subscription = Arc::new(subscription);
         connections.set_subscription(Some(subscription.clone()));
@@ -218,7 +213,7 @@ impl Subscriber {
     }
 }
 
-/// A channel that only the server learns of, which shows whether a connection leads to it.
+/// A channel with a random name, which shows whether a connection leads to the server that knows its listener.
 fn private_channel() -> Result<String, SubscriberError> {
     let mut random = [0; 16];
     let no_random =

@@ -27,7 +27,7 @@ async fn client_of(servers: &[Server], limit: Duration) -> (QuorumClient, Vec<Pr
 
 /// Leads the second node to the first one's server, and cuts off the first node.
 async fn move_the_second_node(client: &QuorumClient, servers: &[Server], proxies: &[Proxy]) {
-    proxies[1].redirect_to(&servers[0]);
+    proxies[1].redirect_to(servers[0].port());
     proxies[1].cut();
     until(async || client.quorum().duplicate_nodes()[1].is_some()).await;
     proxies[0].refuse(true);
@@ -106,7 +106,7 @@ async fn server_that_was_heard_as_a_node_that_is_cut_off_renews_once() {
     let quorum = client.quorum();
     let is_connected = |node: usize| quorum.nodes[node].store.is_connected();
     let renew_while_it_moves = async |acquisition| {
-        proxies[1].redirect_to(&servers[0]);
+        proxies[1].redirect_to(servers[0].port());
         proxies[1].hold_replies(true);
         proxies[2].refuse(true);
         proxies[1..].iter().for_each(Proxy::cut);
@@ -123,7 +123,7 @@ async fn server_that_was_heard_as_a_node_that_is_cut_off_renews_once() {
             proxies[1].release_held();
         };
         let (answers, ()) = tokio::join!(renewing, moving);
-        proxies[1].redirect_to(&servers[1]);
+        proxies[1].redirect_to(servers[1].port());
         proxies[1].cut();
         proxies.iter().for_each(|proxy| proxy.refuse(false));
         answers[0].as_ref().expect_err("one server is no quorum of three").message.clone()
@@ -150,7 +150,7 @@ async fn server_that_was_heard_as_another_node_releases_once() {
     let servers = servers();
     let (client, proxies) = client_of(&servers, LIMIT).await;
     until(async || matches!(client.ask(1).await, Ok(Reply::Granted(_)))).await;
-    proxies[1].redirect_to(&servers[0]);
+    proxies[1].redirect_to(servers[0].port());
     proxies[1].cut();
     until(async || client.quorum().duplicate_nodes()[1].is_some()).await;
     proxies[2].hold_requests(true);
@@ -160,7 +160,7 @@ async fn server_that_was_heard_as_another_node_releases_once() {
     };
     let error = release().await.expect_err("two servers of three have the lease").message;
     assert!(error.contains("the same server"), "{error}");
-    proxies[1].redirect_to(&servers[1]);
+    proxies[1].redirect_to(servers[1].port());
     proxies[1].cut();
     until(async || release().await.is_ok()).await;
 }
