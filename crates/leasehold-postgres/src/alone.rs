@@ -50,14 +50,15 @@ impl Executor {
         progress.set(false);
         match done {
             Ok(mut rows) => {
-                lent.give_back();
+                lent.give_back()?;
                 Ok(Some(rows.pop().unwrap_or_default()))
             }
             Err(failed) => {
                 let can_repeat = is_transient(&failed);
                 let failed = error::explain(failed, true);
                 if failed.failure != Failure::Unknown {
-                    lent.give_back();
+                    // The command has failed anyway.
+                    let _ = lent.give_back();
                 }
                 if can_repeat { Ok(None) } else { Err(failed) }
             }

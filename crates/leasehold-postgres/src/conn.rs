@@ -19,6 +19,7 @@ use super::error;
 use super::limits::{IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS};
 use super::params::{Reader, Request};
 use super::pinned::Pinned;
+use super::server::{Epoch, STARTED, Server};
 
 /// Largest number of statements that are polled in the order in which they are sent.
 const MAX_FLIGHT: usize = 24;
@@ -109,6 +110,8 @@ pub(super) struct Conn {
     is_unfit: AtomicBool,
     /// The server ended the session within a transaction, because the client was silent for too long.
     was_rolled_back: Arc<AtomicBool>,
+    /// None behind a pooler, which may choose another server for each transaction.
+    pub(super) epoch: Option<Epoch>,
     /// What was sent, for tests of what commands cost.
     #[cfg(test)]
     pub(super) sent: Arc<Sent>,
@@ -154,26 +157,29 @@ impl Conn {
             settings: Settings::default(),
             is_unfit: AtomicBool::new(false),
             was_rolled_back,
+            epoch: None,
             #[cfg(test)]
             sent: Arc::default(),
         }
     }
 
-    /// Makes the settings part of the session, or of each transaction.
+    /// Makes the settings part of the session, or of each transaction. Notes the server.
     pub(super) async fn set(
         &mut self,
         settings: &[(&'static str, String)],
         is_pooled: bool,
+        server: &Server,
     ) -> Result<(), StoreError> {
         if is_pooled {
             self.settings = Settings::Transaction(Begin::with(settings));
             return Ok(());
         }
-        let mut set = format!("SET default_transaction_isolation = 'read committed'; {NO_SESSION_LIMITS}");
+        let mut set =
+            format!("{STARTED}; SET default_transaction_isolation = 'read committed'; {NO_SESSION_LIMITS}");
         for (name, value) in settings {
             set += &format!("; SET {name} = {value}");
         }
-        self.run(&Pinned::new(&set)).await.map_err(|error| error::explain(error, false))?;
+        self.epoch = Some(server.note(self.value(&Pinned::new(&set)).await?));
         self.settings = Settings::Session;
         Ok(())
     }

@@ -85,7 +85,7 @@ impl Executor {
             for _ in 0..EXPLANATIONS {
                 let lent = self.pool.take().await.ok()?;
                 if let Ok(remedy) = rights::lacking(lent.conn(), &self.sql().lacking).await {
-                    lent.give_back();
+                    lent.give_back().ok()?;
                     return Some(rights::explain(refusal.clone(), &remedy));
                 }
             }
@@ -234,7 +234,7 @@ impl Executor {
             };
             match done {
                 Ok(done) => {
-                    lent.give_back();
+                    lent.give_back()?;
                     return Ok(done.map(|(result, own)| {
                         self.deliver(own);
                         result
@@ -290,6 +290,7 @@ pub(super) fn renewal_timeout(ttl: Duration) -> Duration {
 /// Gives a connection back if the server still answers on it.
 async fn recover(lent: Lent<'_>, error: &StoreError) {
     if error.failure != Failure::Unknown && lent.conn().roll_back().await.is_ok() {
-        lent.give_back();
+        // The command has failed anyway.
+        let _ = lent.give_back();
     }
 }

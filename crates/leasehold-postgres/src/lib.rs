@@ -43,6 +43,7 @@ mod query;
 mod rights;
 mod rows;
 mod schema;
+mod server;
 mod sql;
 mod sweep;
 mod tls;
@@ -71,6 +72,7 @@ use params::Request;
 pub use pinned::Pinned;
 use pool::Pool;
 use query::Query;
+use server::Server;
 use sql::Sql;
 use transaction::Session;
 use url::Pooler;
@@ -114,7 +116,8 @@ impl Postgres {
         inbox: Weak<dyn Inbox>,
     ) -> Result<Arc<Self>, OpenError> {
         let dialer = Dialer::open(url).await?;
-        let opened = Opened::new(&dialer, url, client).await;
+        let server = Arc::new(Server::new(inbox.clone()));
+        let opened = Opened::new(&dialer, url, client, &server).await;
         let Opened { listening, is_pooled, synchronous_commit } =
             opened.map_err(|error| OpenError::from_store(url, &error))?;
         let session = Session {
@@ -125,7 +128,7 @@ impl Postgres {
             // After a crash the last transactions may be missing, and tokens ahead of the clock would be given again.
             may_reserve: synchronous_commit != "off",
         };
-        let pool = Pool::new(dialer, conn::settings(&synchronous_commit), is_pooled, url.connections);
+        let pool = Pool::new(dialer, conn::settings(&synchronous_commit), is_pooled, url.connections, server);
         let executor = Arc::new(Executor { session, pool, contended: Mutex::default() });
         let mailbox = &executor.session.mailbox;
         let mut keepers = vec![
@@ -164,7 +167,12 @@ struct Opened {
 }
 
 impl Opened {
-    async fn new(dialer: &Dialer, url: &PostgresUrl, client: ClientId) -> Result<Self, StoreError> {
+    async fn new(
+        dialer: &Dialer,
+        url: &PostgresUrl,
+        client: ClientId,
+        server: &Arc<Server>,
+    ) -> Result<Self, StoreError> {
         let first = dialer.connect(None).await?;
         in_time(schema::prepare(&first, &url.schema)).await?;
         let settings =
@@ -181,7 +189,7 @@ impl Opened {
         if is_pooled {
             in_time(pooler::try_transaction(&first)).await?;
         }
-        let listening = Self::listen(dialer, url, client, &first, is_pooled).await?;
+        let listening = Self::listen(dialer, url, client, (&first, is_pooled), server).await?;
         Ok(Self { listening, is_pooled, synchronous_commit })
     }
 
@@ -189,8 +197,8 @@ impl Opened {
         dialer: &Dialer,
         url: &PostgresUrl,
         client: ClientId,
-        first: &Conn,
-        is_pooled: bool,
+        (first, is_pooled): (&Conn, bool),
+        server: &Arc<Server>,
     ) -> Result<Option<(Ear, Listening)>, StoreError> {
         let invalid = |error: OpenError| StoreError::new(Failure::NotSent, error.to_string());
         let may_be_pooled = url.pooler == Pooler::No;
@@ -201,12 +209,13 @@ impl Opened {
                 );
                 return Ok(None);
             }
-            let ear = Ear::new(dialer.again(), url, client, may_be_pooled);
+            let ear = Ear::new(dialer.again(), url, client, may_be_pooled, server.clone());
             let listening = ear.listen().await?;
             return Ok(Some((ear, listening)));
         };
         let may_be_pooled = may_be_pooled || direct.pooler == Pooler::No;
-        let ear = Ear::new(Dialer::open(direct).await.map_err(invalid)?, url, client, may_be_pooled);
+        let dialer = Dialer::open(direct).await.map_err(invalid)?;
+        let ear = Ear::new(dialer, url, client, may_be_pooled, server.clone());
         let listening = ear.listen().await?;
         let present = Request::new(ear.sql.of(&Query::Present(client)), vec![client.into()]);
         let seen = in_time(first.flag(present)).await?;

@@ -19,6 +19,7 @@ use super::mailbox::Mailbox;
 use super::params::Request;
 use super::pinned::Pinned;
 use super::push::{Arrival, PushQueue};
+use super::server::{Epoch, STARTED, Server};
 use super::sql::Sql;
 use super::{error, pooler, push};
 use crate::url::PostgresUrl;
@@ -31,6 +32,7 @@ const ATTEND_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Listening {
     conn: Conn,
     pushes: PushQueue,
+    epoch: Epoch,
 }
 
 /// Where to listen.
@@ -40,22 +42,29 @@ pub(super) struct Ear {
     /// A pooler may be in between: the address says that it is in session mode.
     may_be_pooled: bool,
     pub(super) sql: Sql,
+    server: Arc<Server>,
 }
 
 impl Ear {
-    pub(super) fn new(dialer: Dialer, url: &PostgresUrl, client: ClientId, may_be_pooled: bool) -> Self {
-        Self { dialer, client, may_be_pooled, sql: Sql::new(&url.schema, None) }
+    pub(super) fn new(
+        dialer: Dialer,
+        url: &PostgresUrl,
+        client: ClientId,
+        may_be_pooled: bool,
+        server: Arc<Server>,
+    ) -> Self {
+        Self { dialer, client, may_be_pooled, sql: Sql::new(&url.schema, None), server }
     }
 
     /// Listens to the client's channel.
     pub(super) async fn listen(&self) -> Result<Listening, StoreError> {
         let (on_message, pushes) = push::queue(self.client);
         let conn = self.dialer.connect(Some(on_message)).await?;
-        in_time(self.begin(&conn)).await?;
-        Ok(Listening { conn, pushes })
+        let epoch = in_time(self.begin(&conn)).await?;
+        Ok(Listening { conn, pushes, epoch })
     }
 
-    async fn begin(&self, conn: &Conn) -> Result<(), StoreError> {
+    async fn begin(&self, conn: &Conn) -> Result<Epoch, StoreError> {
         let is_pooled = pooler::is_between(conn).await?;
         if is_pooled && !self.may_be_pooled {
             let message = "a pooler is in between, so no notification would arrive: name the server itself in ?listen=; or \
@@ -72,7 +81,7 @@ impl Ear {
         // A transaction that grants to a waiter has it for a moment.
         for _ in 0..ATTEND_TRIES {
             if conn.flag(Request::new(&self.sql.attend, vec![self.client.into()])).await? {
-                return Ok(());
+                return Ok(self.server.note(conn.value(&Pinned::new(STARTED)).await?));
             }
             sleep(ATTEND_PAUSE).await;
         }
@@ -107,7 +116,7 @@ pub(super) fn keep(
     let keep = async move {
         let mut listening = listening;
         loop {
-            let ended = deliver(&mut listening, ear.client, &inbox).await;
+            let ended = deliver(&mut listening, &ear, &inbox).await;
             drop(listening);
             mailbox.set_polls(true);
             if !ask_again(&inbox) {
@@ -132,11 +141,15 @@ pub(super) fn keep(
 }
 
 /// Delivers notifications until the connection is lost.
-async fn deliver(listening: &mut Listening, client: ClientId, inbox: &Weak<dyn Inbox>) -> Ended {
+async fn deliver(listening: &mut Listening, ear: &Ear, inbox: &Weak<dyn Inbox>) -> Ended {
     // By the clock: a stranger's notifications may be all that arrives in time.
     let mut heartbeat = Instant::now() + HEARTBEAT;
     loop {
-        match timeout_at(heartbeat, listening.pushes.next()).await {
+        let arrived = tokio::select! {
+            arrived = timeout_at(heartbeat, listening.pushes.next()) => arrived,
+            () = ear.server.until_other(listening.epoch) => return lost("the address leads to another server now"),
+        };
+        match arrived {
             Ok(Some(arrival)) => {
                 let Some(inbox) = inbox.upgrade() else { return lost("the client is gone") };
                 match arrival {
@@ -145,7 +158,7 @@ async fn deliver(listening: &mut Listening, client: ClientId, inbox: &Weak<dyn I
                 }
             }
             Ok(None) => return lost("the connection was closed"),
-            Err(_) => match listening.is_kept(client).await {
+            Err(_) => match listening.is_kept(ear.client).await {
                 Ok(true) => heartbeat = Instant::now() + HEARTBEAT,
                 Ok(false) => return Ended::Pooled,
                 Err(error) => return Ended::Lost(error),

@@ -12,6 +12,7 @@ use tokio::time::{timeout, timeout_at};
 use super::conn::Conn;
 use super::dialer::Dialer;
 use super::limits::QUEUE_TIMEOUT;
+use super::server::Server;
 
 /// What a connection is needed for. No class waits for the connections of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,7 @@ struct Opener {
     settings: Vec<(&'static str, String)>,
     /// A pooler is in between.
     is_pooled: bool,
+    server: Arc<Server>,
     #[cfg(test)]
     sent: Arc<super::conn::Sent>,
 }
@@ -42,7 +44,7 @@ struct Opener {
 impl Opener {
     async fn open(&self) -> Result<Conn, StoreError> {
         let mut conn = self.dialer.connect(None).await?;
-        conn.set(&self.settings, self.is_pooled).await?;
+        conn.set(&self.settings, self.is_pooled, &self.server).await?;
         #[cfg(test)]
         {
             conn.sent = self.sent.clone();
@@ -74,11 +76,13 @@ impl Pool {
         settings: Vec<(&'static str, String)>,
         is_pooled: bool,
         connections: usize,
+        server: Arc<Server>,
     ) -> Self {
         let opener = Opener {
             dialer,
             settings,
             is_pooled,
+            server,
             #[cfg(test)]
             sent: Arc::default(),
         };
@@ -175,7 +179,7 @@ impl Pool {
             });
             let opened = Opening { task: Some(task), pool: self }.wait().await;
             match opened {
-                Ok(conn) if !conn.is_closed() => return Ok(conn),
+                Ok(conn) if self.is_usable(&conn) => return Ok(conn),
                 // What was found out some time ago.
                 _ if was_over => {}
                 Ok(_) => return Err(StoreError::new(Failure::NotSent, "the server closed a new connection")),
@@ -194,8 +198,12 @@ impl Pool {
 
     fn pop_idle(&self) -> Option<Conn> {
         let mut idle = self.idle();
-        idle.retain(|conn| !conn.is_closed());
+        idle.retain(|conn| self.is_usable(conn));
         idle.pop()
+    }
+
+    fn is_usable(&self, conn: &Conn) -> bool {
+        !conn.is_closed() && conn.epoch.is_none_or(|epoch| self.opener.server.is_current(epoch))
     }
 }
 
@@ -241,11 +249,19 @@ impl Lent<'_> {
         self.conn.as_ref().unwrap_or_else(|| unreachable!("it is there until it is given back"))
     }
 
-    /// No transaction is open on it.
-    pub(super) fn give_back(mut self) {
+    /// No transaction is open on it. An error if it leads to another server than newer connections: its answers do not count.
+    pub(super) fn give_back(mut self) -> Result<(), StoreError> {
+        if let Some(epoch) = self.conn().epoch
+            && let Err(other) = self.pool.opener.server.check(epoch)
+        {
+            // The idle ones may lead to the newer server.
+            self.conn = None;
+            return Err(other);
+        }
         if let Some(conn) = self.conn.take_if(|conn| !conn.is_closed() && !conn.is_unfit()) {
             self.pool.idle().push(conn);
         }
+        Ok(())
     }
 }
 

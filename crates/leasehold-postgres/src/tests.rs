@@ -6,12 +6,14 @@ mod visible;
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Owner, Release, Renew, Reply, Resource,
-    WaitFor,
+    Acquire, Acquisition, ClientId, Command, Failure, Kind, Name, Owner, Push, Release, Renew, Reply,
+    Resource, WaitFor,
 };
+use leasehold_store::Inbox;
 use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps};
 use leasehold_testkit::extent;
 use proptest::strategy::Strategy;
@@ -21,9 +23,24 @@ use super::conn::settings;
 use super::dialer::Dialer;
 use super::pool::{Class, Pool};
 use super::query::{Query, WINDOW};
+use super::server::Server;
 use super::sql::Sql;
 use crate::url::PostgresUrl;
 use comparison::{Comparison, Harness};
+
+/// Ignores all pushes.
+struct NoInbox;
+
+impl Inbox for NoInbox {
+    fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
+
+    fn deliver(&self, _: Push) {}
+}
+
+/// For connections that lead to one server.
+fn any_server() -> Arc<Server> {
+    Arc::new(Server::new(Weak::<NoInbox>::new()))
+}
 
 /// How often a history is played in which a time limit ended a command.
 const ATTEMPTS: u32 = 5;
@@ -414,7 +431,7 @@ fn set_of_many_new_locks_is_acquired_at_once() {
         wait: None,
         ..Acquire::exclusive(Acquisition { client: client_id(0), sequence }, Duration::from_secs(10))
     };
-    let attempts: Vec<_> = (0..150).map(|sequence| std::sync::Arc::new(attempt(sequence))).collect();
+    let attempts: Vec<_> = (0..150).map(|sequence| Arc::new(attempt(sequence))).collect();
     Comparison::new(&mut harness, &resources).run_all(&attempts);
 }
 
@@ -453,7 +470,7 @@ fn commands_of_a_queue_take_as_many_flights_with_a_thousand_waiters_as_with_one(
 #[tokio::test]
 async fn attempt_that_waits_for_its_turn_in_vain_asks_again_while_others_get_answers() {
     let url = PostgresUrl::of("postgres://a@localhost/b");
-    let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 1);
+    let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 1, any_server());
     let soon = || Instant::now() + Duration::from_millis(10);
     let _in_use = pool.turn(Class::Attempt, soon()).await.unwrap();
     let refused = async || pool.turn(Class::Attempt, soon()).await.err().map(|error| error.failure);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Renew, Reply, Resource, StoreTime};
+use leasehold_store::StoreError;
 use leasehold_store::histories::{CLIENTS, Step, client_id};
-use leasehold_store::{Inbox, StoreError};
 use leasehold_testkit::{Postgres as Server, Session as ServerSession, wait_until};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -25,6 +25,7 @@ use super::super::query::Query;
 use super::super::sql::Sql;
 use super::super::transaction::Session;
 use super::super::{push, schema};
+use super::{NoInbox, any_server};
 use crate::url::PostgresUrl;
 
 const SCHEMA: &str = "leasehold";
@@ -35,15 +36,6 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 /// The key of the lock that a client has while it listens, as the server computes it.
 fn presence_key(client: ClientId) -> String {
     format!("('x' || encode(substring(sha256('\\x{client}'::bytea), 1, 8), 'hex'))::bit(64)::int8")
-}
-
-/// Ignores all pushes.
-struct NoInbox;
-
-impl Inbox for NoInbox {
-    fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
-
-    fn deliver(&self, _push: Push) {}
 }
 
 /// A server, the store's commands on it, and a session that listens for all clients.
@@ -91,7 +83,7 @@ impl Harness {
                 mailbox: Mailbox::new(false),
                 may_reserve: true,
             };
-            let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 4);
+            let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 4, any_server());
             (Executor { session, pool, contended: Mutex::default() }, conn, messages)
         });
         Self { runtime, executor, conn, messages, now, server, was_too_slow: Cell::new(false) }

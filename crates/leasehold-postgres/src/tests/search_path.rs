@@ -17,16 +17,10 @@ use super::super::params::{Param, Request};
 use super::super::pinned::Pinned;
 use super::super::query::Query;
 use super::super::{Dialer, Postgres, Sql, listener};
+use super::{NoInbox, any_server};
 use crate::url::PostgresUrl;
 use leasehold::fence::postgres::{check_token, create};
 use leasehold::postgres::TransactionLock;
-
-pub(super) struct NoInbox;
-
-impl Inbox for NoInbox {
-    fn deliver(&self, _: leasehold_core::Push) {}
-    fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
-}
 
 pub(super) fn address(url: &str) -> PostgresUrl {
     PostgresUrl::of(url)
@@ -98,9 +92,9 @@ async fn use_the_store(url: &str, round: &str) {
         Request::new(&sql.remove_tombstones, vec![1_i64.into(), 1_i64.into()]),
     ];
     lent.conn().fly(Frame::Alone, &late).await.unwrap();
-    lent.give_back();
+    lent.give_back().unwrap();
     if !stores[0].executor.session.mailbox.polls() {
-        let ear = listener::Ear::new(Dialer::new(&url).unwrap(), &url, client_id(0), false);
+        let ear = listener::Ear::new(Dialer::new(&url).unwrap(), &url, client_id(0), false, any_server());
         let listening = ear.listen().await.unwrap();
         assert!(listening.is_kept(client_id(0)).await.unwrap());
     }

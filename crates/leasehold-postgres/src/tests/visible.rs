@@ -7,7 +7,8 @@ use leasehold_store::histories::client_id;
 use leasehold_testkit::{Postgres as Server, until};
 
 use super::super::Postgres;
-use super::search_path::{NoInbox, address};
+use super::NoInbox;
+use super::search_path::address;
 
 #[tokio::test]
 async fn sessions_locks_and_statistics_show_no_id_of_a_client_and_grow_with_none() {

@@ -376,3 +376,40 @@ async fn waiters_behind_a_pooler_send_no_more_than_their_clients_do() {
         task.unwrap();
     }
 }
+
+/// A name or a virtual address that moves, while the connections to the earlier server go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_connection_to_another_server_makes_the_client_leave_the_earlier_one() {
+    let (first, second) = (Postgres::on_port(), Postgres::on_port());
+    // It creates the tables.
+    client_of(&second).await.close().await.unwrap();
+    let proxy = Proxy::before_postgres(&first);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let guard = client.mutex("a").ttl(LONG).lock_timeout(LONG).await.unwrap().expect("it is free");
+    proxy.redirect_to(second.port());
+    // Commands that take long have all of the client's connections, so that one more needs another connection.
+    let (database, connection) = connect(&first.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    database.batch_execute("BEGIN; LOCK TABLE leasehold.resource IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let slow: Vec<_> = (0..=proxy.connections())
+        .map(|number| {
+            let mutex = client.mutex(format!("slow {number}")).ttl(LONG);
+            tokio::spawn(async move { mutex.try_lock().await })
+        })
+        .collect();
+    // Long before the next renewal is due.
+    let lost = tokio::time::timeout(LONG / 6, guard.lost()).await;
+    assert!(lost.is_ok(), "the holder is not told that its lease is at the earlier server");
+    let other = client.mutex("a").ttl(LONG).lock_timeout(LONG).await.unwrap().expect("it is free there");
+    database.batch_execute("ROLLBACK").await.unwrap();
+    // What the earlier server grants after that is not believed.
+    let granted: Vec<_> = join_all(slow).await.into_iter().filter_map(|slow| slow.unwrap().ok()?).collect();
+    assert!(!granted.is_empty());
+    let held = "SELECT count(*) FROM leasehold.resource WHERE name LIKE 'slow%' AND leases > 0";
+    assert!(second.run(held).parse::<usize>().unwrap() >= granted.len(), "{granted:?}");
+    let sessions =
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%leasehold%' AND pid <> pg_backend_pid()";
+    drop(database);
+    until(async || first.run(sessions) == "0").await;
+    other.release().await.unwrap();
+}
