@@ -45,5 +45,5 @@ pub use id::{Acquisition, ClientId, Owner};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};
 pub use now::Now;
 pub use secret::{GrantProof, GrantSecret, SecretKey};
-pub use time::{LocalTime, StoreTime, drift_margin};
+pub use time::{LocalTime, MAX_TTL, MIN_TTL, StoreTime, drift_margin};
 pub use token::{MAX_TOKEN, Token, TokenRange};

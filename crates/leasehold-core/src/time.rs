@@ -6,6 +6,12 @@ use core::fmt;
 use core::ops::Add;
 use core::time::Duration;
 
+/// The shortest ttl: with a shorter one, a failed renewal could not be repeated in time.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
+
+/// The longest ttl.
+pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+
 macro_rules! microseconds {
     ($(#[$meta:meta])* $name:ident) => {
         $(#[$meta])*

@@ -149,11 +149,7 @@ impl Postgres {
         otherwise: impl FnOnce(StoreError) -> T + Send + 'static,
     ) -> BoxFuture<T> {
         let task = self.tasks.start(work);
-        Box::pin(async move {
-            task.await.unwrap_or_else(|_| {
-                otherwise(StoreError::new(Failure::Unknown, "the client's thread has ended"))
-            })
-        })
+        Box::pin(async move { task.await.unwrap_or_else(|_| otherwise(StoreError::runtime_ended())) })
     }
 }
 

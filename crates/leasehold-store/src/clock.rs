@@ -44,7 +44,7 @@ impl Clock {
     }
 
     /// The clock of a store in this process's memory.
-    pub fn in_memory(&self) -> Now {
+    pub(crate) fn in_memory(&self) -> Now {
         match self {
             Self::System => in_memory(),
             Self::Manual(clock) => manual(clock),

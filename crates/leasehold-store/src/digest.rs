@@ -18,7 +18,7 @@ pub fn channel_name(client: ClientId) -> String {
 }
 
 /// A short name that stands for a name which is too long.
-pub fn short_name(name: &str) -> String {
+pub(crate) fn short_name(name: &str) -> String {
     format!("{:032x}", digest("name", name.as_bytes()))
 }
 

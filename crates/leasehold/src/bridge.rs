@@ -9,7 +9,7 @@
 //! Fencing tokens order the programs with leasehold only, because the other library gives none. With Redisson's fenced lock they come from
 //! its counter, and order both.
 //!
-//! The foreign leg may be a lock on several servers whose programs vote (`servers.rs`, `store/redis/foreign_voters.rs`).
+//! The foreign leg may be a lock on several servers whose programs vote (`servers.rs`, `leasehold-redis/src/foreign_voters.rs`).
 //!
 //! What is not here: Redisson's fair lock and its semaphores (`text.rs` says why).
 

@@ -3,11 +3,11 @@
 //! Each function panics if a property of its parser does not hold.
 
 use leasehold_core::ClientId;
+use leasehold_redis::{fuzz_cluster_slots, fuzz_connection_info};
 use leasehold_sqlite::fuzz_pipe_record;
 use leasehold_store::HolderMetadata;
 use redis::Value;
 
-use crate::store::{fuzz_cluster_slots, fuzz_connection_info};
 use crate::url::StoreUrl;
 
 /// A store's address.

@@ -112,7 +112,6 @@ mod redlock;
 #[cfg(feature = "_simulation")]
 #[doc(hidden)]
 pub mod simulation;
-mod store;
 mod telemetry;
 pub mod testing;
 #[cfg(test)]

@@ -5,6 +5,10 @@ use std::sync::{Arc, Weak};
 use leasehold_core::ClientId;
 #[cfg(feature = "postgres")]
 use leasehold_postgres::Postgres;
+#[cfg(feature = "redis")]
+use leasehold_redis::{Redis, SharedConnection};
+#[cfg(feature = "redlock")]
+use leasehold_redlock::Redlock;
 #[cfg(all(feature = "sqlite", unix))]
 use leasehold_sqlite::Sqlite;
 #[cfg(all(feature = "sqlite", unix))]
@@ -17,10 +21,6 @@ use leasehold_store::{Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, Store};
 use tokio::runtime::Handle;
 
 use crate::error::Error;
-#[cfg(feature = "redis")]
-use crate::store as stores;
-#[cfg(feature = "redis")]
-use crate::store::SharedConnection;
 use crate::url::StoreUrl;
 
 /// Opens a Redis store from the caller's `redis::Client`, and a connection of the caller's, if there is one.
@@ -32,7 +32,7 @@ pub(crate) async fn open_own(
     inbox: Weak<dyn Inbox>,
     caller: Option<Handle>,
 ) -> Result<Arc<dyn Store>, Error> {
-    Ok(stores::redis::Redis::open_own(server, shared, client, inbox, caller).await?)
+    Ok(Redis::open_own(server, shared, client, inbox, caller).await?)
 }
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
@@ -55,11 +55,9 @@ pub(crate) async fn open(
             Ok(store)
         }
         #[cfg(feature = "redlock")]
-        StoreUrl::Redlock(url) => {
-            Ok(stores::redlock::Redlock::open(url, clock, client, inbox, caller).await?)
-        }
+        StoreUrl::Redlock(url) => Ok(Redlock::open(url, clock, client, inbox, caller).await?),
         #[cfg(feature = "redis")]
-        StoreUrl::Redis(url) => Ok(stores::redis::Redis::open(url, client, inbox, caller).await?),
+        StoreUrl::Redis(url) => Ok(Redis::open(url, client, inbox, caller).await?),
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => Ok(Postgres::open(url, client, inbox).await?),
         #[cfg(all(feature = "sqlite", unix))]
@@ -77,9 +75,9 @@ pub(crate) fn capabilities(url: &StoreUrl) -> Capabilities {
     match url {
         StoreUrl::Memory { .. } => Capabilities::new(EMBEDDED_POLL_INTERVALS),
         #[cfg(feature = "redlock")]
-        StoreUrl::Redlock(url) => stores::redlock::capabilities(url.max_ttl),
+        StoreUrl::Redlock(url) => leasehold_redlock::capabilities(url.max_ttl),
         #[cfg(feature = "redis")]
-        StoreUrl::Redis(_) => stores::redis::capabilities(),
+        StoreUrl::Redis(_) => leasehold_redis::capabilities(),
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(_) => leasehold_postgres::capabilities(),
         #[cfg(all(feature = "sqlite", unix))]

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// assert!(orders.lock().await.unwrap_err().is_invalid());
 /// # Ok(()) });
 /// ```
-pub const MIN_TTL: Duration = Duration::from_millis(100);
+pub const MIN_TTL: Duration = leasehold_core::MIN_TTL;
 /// The maximum ttl, 30 days, and the maximum time for which a released lock can be retained.
 ///
 /// ```
@@ -23,7 +23,7 @@ pub const MIN_TTL: Duration = Duration::from_millis(100);
 /// assert!(orders.lock().await.unwrap_err().is_invalid());
 /// # Ok(()) });
 /// ```
-pub const MAX_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
+pub const MAX_TTL: Duration = leasehold_core::MAX_TTL;
 
 /// All options: those of a lease, and the minimum hold. `$new` is the call of the client that examples make the lock with.
 macro_rules! settings {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use leasehold_redis::RedisUrl;
+use leasehold_redlock::RedlockUrl;
 use leasehold_store::Diagnosis;
 use tokio::runtime;
 
@@ -11,7 +13,6 @@ use crate::error::Error;
 use crate::locks::election::Election;
 use crate::locks::mutex::Mutex;
 use crate::locks::once_per::OncePer;
-use crate::url::{RedisUrl, RedlockUrl};
 
 /// Locks over several independent Redis servers. A lock is held when more than half of the servers have granted it, so any
 /// minority may fail

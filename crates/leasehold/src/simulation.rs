@@ -18,6 +18,10 @@ mod instant;
 
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
 #[cfg(feature = "redlock")]
+use leasehold_redlock::runtime::Runtime;
+#[cfg(feature = "redlock")]
+use leasehold_redlock::{Redlock, VoteOptions};
+#[cfg(feature = "redlock")]
 use leasehold_store::QuorumNode;
 use leasehold_store::clock::Clock;
 pub use leasehold_store::clock::simulated::{ThreadClock, set_clock};
@@ -30,10 +34,6 @@ use crate::engine::Session;
 use crate::engine::driver::{DriverTimer, drive};
 use crate::guard::Guard;
 use crate::handle::{ClientOptions, Handle};
-#[cfg(feature = "redlock")]
-use crate::store::redlock::runtime::Runtime;
-#[cfg(feature = "redlock")]
-use crate::store::redlock::{Redlock, VoteOptions};
 use crate::telemetry::ClientTelemetry;
 use answer::call_result;
 pub use answer::{Answered, CallFailed, Pending};

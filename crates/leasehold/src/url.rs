@@ -1,22 +1,16 @@
 //! Parses the address of a store. The printable form of an address contains no secret.
 
-#[cfg(feature = "redis")]
-mod redis;
-#[cfg(feature = "redlock")]
-mod redlock;
-
 use std::fmt;
 
 #[cfg(feature = "postgres")]
 use leasehold_postgres::PostgresUrl;
+#[cfg(feature = "redis")]
+use leasehold_redis::RedisUrl;
+#[cfg(feature = "redlock")]
+use leasehold_redlock::RedlockUrl;
 #[cfg(all(feature = "sqlite", unix))]
 use leasehold_sqlite::SqliteUrl;
 use leasehold_store::OpenError;
-
-#[cfg(feature = "redis")]
-pub(crate) use redis::{Host, Login, NO_HOST_NAME, Place, RedisUrl, Tls};
-#[cfg(feature = "redlock")]
-pub(crate) use redlock::RedlockUrl;
 
 /// The schemes of the addresses that [`Client::connect`](crate::Client::connect) accepts, including those whose feature is off.
 ///
@@ -138,22 +132,6 @@ mod tests {
 
     fn sqlite(path: &str, is_durable: bool) -> StoreUrl {
         StoreUrl::Sqlite(SqliteUrl::new(path, is_durable).unwrap())
-    }
-
-    #[test]
-    fn node_of_a_redirect_may_have_a_bare_ipv6_address() {
-        for (text, name) in [
-            ("10.0.0.7:6380", "10.0.0.7"),
-            ("2001:db8::1:6380", "2001:db8::1"),
-            ("[2001:db8::1]:6380", "2001:db8::1"),
-            ("node-7.example:6380", "node-7.example"),
-        ] {
-            let host = Host::of_redirect(text).unwrap();
-            assert_eq!((&*host.name, host.port), (name, 6380));
-        }
-        for text in ["", ":6380", "?:6380", "node", "node:x", "2001:db8::1:"] {
-            assert!(Host::of_redirect(text).is_none(), "{text}");
-        }
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub fn set_clock(clock: ThreadClock) -> ThreadClock {
 /// # Panics
 ///
 /// While no simulated process is running.
-pub fn local_time() -> Option<LocalTime> {
+pub(super) fn local_time() -> Option<LocalTime> {
     match CLOCK.get() {
         ThreadClock::Real => None,
         ThreadClock::Unreadable => panic!("a clock was read while no simulated process was running"),

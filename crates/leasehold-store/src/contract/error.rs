@@ -25,6 +25,11 @@ impl StoreError {
         Self { failure, message: message.into(), cause: None }
     }
 
+    /// The error of a command whose runtime has ended: what has become of it is unknown.
+    pub fn runtime_ended() -> Self {
+        Self::new(Failure::Unknown, "the runtime that the command was sent from has ended")
+    }
+
     /// Adds the error of the driver or of the system.
     pub fn caused_by(self, cause: impl StdError + Send + Sync + 'static) -> Self {
         Self { cause: Some(Arc::new(cause)), ..self }

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use leasehold_redis::RedisUrl;
+
 use crate::error::{Error, invalid};
-use crate::url::{Place, RedisUrl};
 
 /// Independent servers. A lock is held by the holder of its key on more than half of them.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -21,7 +22,7 @@ impl Servers {
         let mut servers: Vec<RedisUrl> = Vec::new();
         for url in &urls {
             let server = RedisUrl::of_node(url)?;
-            if !matches!(server.place, Place::Server(_) | Place::Socket(_)) {
+            if !server.is_one_server() {
                 let what = "a bridge to a lock on several servers needs the address of each server";
                 return Err(invalid(format!("{what}, not {server}")));
             }

@@ -5,10 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 #[cfg(feature = "redis")]
-use redis::aio::ConnectionLike;
-
+use leasehold_redis::SharedConnection;
 #[cfg(feature = "redis")]
-use crate::store::SharedConnection;
+use redis::aio::ConnectionLike;
 
 /// Where a client keeps its locks, for [`ClientBuilder::store`](crate::ClientBuilder::store). A `&str` or a `String` is an address, as for
 /// [`Client::connect`](crate::Client::connect).

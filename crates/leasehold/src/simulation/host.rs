@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Command, LocalTime, Resource, Token};
+use leasehold_redlock::runtime::Host;
 use leasehold_store::clock::Clock;
 use leasehold_store::{
     Batch, BoxFuture, CallResult, Capabilities, QuorumNode, SharedBatch, Store, StoreError, only,
 };
 
 use super::answer::{Answered, Pending, call_result};
-use crate::store::redlock::{self, runtime::Host};
 
 /// What the quorum store of a simulated process stands on.
 pub trait QuorumHost: Send + Sync {
@@ -59,7 +59,7 @@ pub(super) struct SimulatedNode {
 
 impl Store for SimulatedNode {
     fn capabilities(&self) -> Capabilities {
-        redlock::capabilities(None)
+        leasehold_redlock::capabilities(None)
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {

@@ -1,0 +1,350 @@
+//! The connections of one endpoint.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use leasehold_store::tasks::TaskGroup;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
+use tokio::runtime::{Handle, Id};
+
+use super::connect;
+use super::connect::Dial;
+use super::deletes::Deletes;
+use super::gather::Gatherings;
+use super::handshake::{self, ServerFacts};
+use super::limits::REPLICA_RESPONSE_TIMEOUT;
+use super::pushes::{ConnectionStatus, Place, Subscription, further_handler, responds};
+use super::wire::{PROBE_TTL_SECONDS, Wire, probe_key};
+
+/// Max number of commands that wait to be written.
+const BUFFER: usize = 1_024;
+
+/// How many keys are tried, until a node of a cluster has one of them.
+const MAX_PROBES: usize = 256;
+
+/// The connections to one server.
+pub(super) struct Connections {
+    driver_conn: MultiplexedConnection,
+    status: Arc<ConnectionStatus>,
+    caller_conn: Mutex<Option<Wire>>,
+    caller: Option<Id>,
+    /// For commands that wait for replicas; opened on first use.
+    replica_conn: tokio::sync::Mutex<Option<MultiplexedConnection>>,
+    /// For further connections to the same server.
+    dial: (Dial, bool),
+    /// The server's run id; empty if the user may not ask.
+    run_id: Arc<str>,
+    deletes: Deletes,
+    /// Of the caller's runtime, and of all others, whose commands the client's thread sends.
+    caller_gatherings: Gatherings,
+    driver_gatherings: Gatherings,
+    is_cluster_node: bool,
+    /// None while the subscriber connection is being opened.
+    subscription: Mutex<Option<Arc<Subscription>>>,
+    /// Aborted with the connections: those that keep the subscriber and the caller connection open.
+    tasks: Mutex<TaskGroup>,
+}
+
+impl Connections {
+    pub(super) fn new(
+        driver_conn: MultiplexedConnection,
+        status: Arc<ConnectionStatus>,
+        caller: Option<Id>,
+        dial: (Dial, bool),
+        facts: ServerFacts,
+    ) -> Self {
+        Self {
+            driver_conn,
+            status,
+            caller_conn: Mutex::new(None),
+            caller,
+            replica_conn: tokio::sync::Mutex::new(None),
+            dial,
+            run_id: facts.run_id.unwrap_or_default().into(),
+            deletes: Deletes::new(facts.delete),
+            caller_gatherings: Gatherings::default(),
+            driver_gatherings: Gatherings::default(),
+            is_cluster_node: facts.is_cluster_node,
+            subscription: Mutex::default(),
+            tasks: Mutex::default(),
+        }
+    }
+
+    /// Takes ownership of tasks that end with the connections.
+    pub(super) fn own(&self, tasks: TaskGroup) {
+        *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) = tasks;
+    }
+
+    pub(super) fn run_id(&self) -> &Arc<str> {
+        &self.run_id
+    }
+
+    /// Whether the server is a node of a cluster. Unknown if the user may not ask.
+    pub(super) fn is_cluster_node(&self) -> bool {
+        self.is_cluster_node
+    }
+
+    /// How this server releases a plain lease without a script.
+    pub(super) fn deletes(&self) -> &Deletes {
+        &self.deletes
+    }
+
+    /// The commands of this runtime that wait to be sent together. Those of one runtime do not depend on another one, which may be
+    /// blocked, or not run.
+    pub(super) fn gatherings(&self) -> &Gatherings {
+        if self.is_callers_runtime() { &self.caller_gatherings } else { &self.driver_gatherings }
+    }
+
+    fn is_callers_runtime(&self) -> bool {
+        let here = Handle::try_current().ok().map(|handle| handle.id());
+        here.is_some() && here == self.caller
+    }
+
+    /// A client for a further connection to the same server, with the same protocol.
+    pub(super) async fn client(&self) -> Result<redis::Client, RedisError> {
+        let (dial, is_resp2) = &self.dial;
+        dial.client(*is_resp2 || self.status.is_redirected()).await
+    }
+
+    pub(super) fn driver_conn(&self) -> MultiplexedConnection {
+        self.driver_conn.clone()
+    }
+
+    /// The caller connection, if this runs on its runtime. From elsewhere it saves nothing, and that runtime may be idle.
+    pub(super) fn caller_conn(&self) -> Option<Wire> {
+        if self.is_callers_runtime() { self.caller_slot().clone() } else { None }
+    }
+
+    /// The caller connection if this runs on its runtime, otherwise the driver connection.
+    pub(super) fn preferred_conn(&self) -> Wire {
+        self.caller_conn().unwrap_or_else(|| self.driver_conn().into())
+    }
+
+    /// Drops the caller connection if this runs on its runtime, because it was lost or does not answer.
+    pub(super) fn drop_preferred_conn(&self) {
+        if self.caller_conn().is_some() {
+            self.drop_caller_conn();
+        }
+    }
+
+    pub(super) fn set_caller_conn(&self, connection: Wire) {
+        *self.caller_slot() = Some(connection);
+    }
+
+    /// Drops a lost caller connection. The driver connection serves until there is a new one.
+    pub(super) fn drop_caller_conn(&self) {
+        *self.caller_slot() = None;
+    }
+
+    fn caller_slot(&self) -> MutexGuard<'_, Option<Wire>> {
+        self.caller_conn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection for waiting on replicas. None if it leads to another server than the others; they are closed then.
+    pub(super) async fn replica_conn(&self) -> Result<Option<MultiplexedConnection>, RedisError> {
+        let mut replica_conn = self.replica_conn.lock().await;
+        if let Some(connection) = &*replica_conn {
+            return Ok(Some(connection.clone()));
+        }
+        let client = self.client().await?;
+        let mut config = config().set_response_timeout(Some(REPLICA_RESPONSE_TIMEOUT));
+        if is_resp3(&client) {
+            config = config.set_push_sender(further_handler(self.status.clone(), || ()));
+        }
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        if !self.lead_to_server_of(&mut connection).await? {
+            self.close();
+            return Ok(None);
+        }
+        *replica_conn = Some(connection.clone());
+        Ok(Some(connection))
+    }
+
+    /// Whether a new connection leads to the same server as these. An error if that is not known.
+    pub(super) async fn lead_to_server_of(
+        &self,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<bool, RedisError> {
+        match self.place_of(connection).await? {
+            Place::Here => Ok(true),
+            Place::Elsewhere => Ok(false),
+            Place::Unknown => Err(handshake::unknown_place(self.dial.0.user())),
+        }
+    }
+
+    /// Where a new connection leads to.
+    pub(super) async fn place_of(&self, connection: &mut MultiplexedConnection) -> Result<Place, RedisError> {
+        let run_id = handshake::run_id(connection).await?;
+        self.place_at(run_id.as_deref(), connection).await
+    }
+
+    /// Where a new connection to the server of this run id leads to. Without run ids, a key tells that is set here and read there.
+    pub(super) async fn place_at(
+        &self,
+        run_id: Option<&str>,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<Place, RedisError> {
+        if !self.run_id.is_empty() || run_id.is_some() {
+            return Ok(if run_id == Some(&*self.run_id) { Place::Here } else { Place::Elsewhere });
+        }
+        for _ in 0..MAX_PROBES {
+            let (key, nonce) = probe_key()?;
+            let mut set = redis::cmd("SET");
+            set.arg(&key).arg(&nonce).arg("EX").arg(PROBE_TTL_SECONDS);
+            match set.exec_async(&mut self.driver_conn()).await {
+                // Another node of the cluster has the key.
+                Err(error) if error.code() == Some("MOVED") => continue,
+                set => set?,
+            }
+            return match redis::cmd("GET").arg(&key).query_async::<Option<String>>(connection).await {
+                Ok(read) if read.as_ref() == Some(&nonce) => Ok(Place::Here),
+                Err(error) if error.code() != Some("MOVED") => Err(error),
+                Ok(_) | Err(_) => Ok(Place::Elsewhere),
+            };
+        }
+        Ok(Place::Unknown)
+    }
+
+    /// Where a subscriber connection leads to. An error if it was lost.
+    pub(super) async fn place_of_subscriber(&self, subscription: &Subscription) -> Result<Place, RedisError> {
+        if let Some(mut connection) = subscription.connection() {
+            return self.place_at(subscription.run_id(), &mut connection).await;
+        }
+        let Some(private) = subscription.private_channel() else { return Ok(Place::Unknown) };
+        let mut question = redis::cmd("PUBSUB");
+        question.arg("NUMSUB").arg(private);
+        let (_, listeners): (String, u64) = question.query_async(&mut self.driver_conn()).await?;
+        if listeners > 0 {
+            Ok(Place::Here)
+        } else if subscription.responds().await {
+            // It still listens, and did when the server was asked.
+            Ok(Place::Elsewhere)
+        } else {
+            Err(io::Error::from(io::ErrorKind::ConnectionReset).into())
+        }
+    }
+
+    pub(super) async fn drop_replica_conn(&self) {
+        *self.replica_conn.lock().await = None;
+    }
+
+    /// The open subscriber connection. Without it waiters ask, and no push arrives.
+    pub(super) fn subscription(&self) -> Option<Arc<Subscription>> {
+        self.subscription.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_subscription(&self, subscription: Option<Arc<Subscription>>) {
+        *self.subscription.lock().unwrap_or_else(PoisonError::into_inner) = subscription;
+    }
+
+    /// Whether the driver connection answers.
+    pub(super) async fn responds(&self) -> bool {
+        responds(&mut self.driver_conn()).await
+    }
+
+    /// Whether the connections are closed: nothing that arrives over them counts.
+    pub(super) fn is_closed(&self) -> bool {
+        self.status.is_closed()
+    }
+
+    pub(super) fn close(&self) {
+        self.status.close();
+    }
+
+    /// Status, for the handlers of pushes of further connections.
+    pub(super) fn status(&self) -> &Arc<ConnectionStatus> {
+        &self.status
+    }
+
+    /// Starts accepting pushes.
+    pub(super) fn accept_pushes(&self) {
+        self.status.accept_pushes();
+        if let Some(subscription) = self.subscription() {
+            subscription.accept_pushes();
+        }
+    }
+
+    /// Closes the connections after `event`.
+    pub(super) fn close_after(&self, event: impl Future<Output = ()> + Send + 'static) {
+        let status = self.status.clone();
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.spawn(async move {
+            event.await;
+            status.close();
+        });
+    }
+}
+
+pub(super) fn is_resp3(client: &redis::Client) -> bool {
+    client.get_connection_info().redis_settings().protocol() == ProtocolVersion::RESP3
+}
+
+pub(super) fn config() -> AsyncConnectionConfig {
+    connect::config().set_pipeline_buffer_size(BUFFER)
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_testkit::{Cluster, Server};
+    use redis::IntoConnectionInfo as _;
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+
+    /// A command that a task of the caller's runtime takes along would wait for that runtime.
+    #[test]
+    fn commands_of_the_callers_runtime_are_gathered_by_themselves() {
+        let server = Server::on_port();
+        let client = redis::Client::open(server.url()).unwrap();
+        let runtime = || Builder::new_current_thread().enable_all().build().unwrap();
+        let (caller, driver) = (runtime(), runtime());
+        let connections = caller.block_on(async {
+            let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
+            let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
+            let caller = Some(Handle::current().id());
+            let dial = (client.get_connection_info().clone().into(), true);
+            Connections::new(own, status, caller, dial, ServerFacts::default())
+        });
+        let gatherings =
+            |runtime: &Runtime| runtime.block_on(async { std::ptr::from_ref(connections.gatherings()) });
+        assert_eq!(gatherings(&caller), gatherings(&caller));
+        assert_ne!(gatherings(&caller), gatherings(&driver));
+        assert_eq!(gatherings(&driver), gatherings(&runtime()));
+    }
+
+    fn dial(url: &str) -> Dial {
+        url.into_connection_info().unwrap().into()
+    }
+
+    /// To this server, as if its user may not ask for the run id.
+    async fn connections_to(url: &str) -> Connections {
+        let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
+        let own = dial(url).open(false, &config()).await.unwrap();
+        Connections::new(own, status, None, (dial(url), false), ServerFacts::default())
+    }
+
+    async fn place(connections: &Connections, url: &str) -> Place {
+        let mut further = dial(url).open(false, &config()).await.unwrap();
+        connections.place_at(None, &mut further).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn place_of_a_further_connection_is_known_without_run_ids() {
+        let (one, other) = (Server::on_port(), Server::on_port());
+        let connections = connections_to(&one.url()).await;
+        assert_eq!(place(&connections, &one.url()).await, Place::Here);
+        assert_eq!(place(&connections, &other.url()).await, Place::Elsewhere);
+        let cluster = Cluster::start();
+        let nodes: Vec<_> = cluster.nodes.iter().map(Server::url).collect();
+        let master = cluster.owner_of(0);
+        let connections = connections_to(&nodes[master]).await;
+        for (node, url) in nodes.iter().enumerate() {
+            let expected = if node == master { Place::Here } else { Place::Elsewhere };
+            assert_eq!(place(&connections, url).await, expected, "node {node}");
+        }
+        // It has no slots.
+        let replica = connections_to(&nodes[cluster.replica_of(master)]).await;
+        assert_eq!(place(&replica, &nodes[master]).await, Place::Unknown);
+    }
+}
