@@ -110,6 +110,13 @@ pub fn slot_of(resource: &Resource) -> u16 {
     slot(&tag)
 }
 
+/// A key that shows whether two connections lead to one server, if need be in a slot. It exists for a moment.
+#[must_use]
+pub fn probe_key_of(random: u128, slot: Option<u16>) -> String {
+    let tag = slot.map_or_else(String::new, |slot| format!("{{{}}}:", tag_of(slot)));
+    format!("leasehold:probe:{tag}{random:032x}")
+}
+
 /// A channel to which one connection subscribes, so that the server of that connection can be told. Nothing is published there.
 #[must_use]
 pub fn private_channel_of(random: u128) -> String {

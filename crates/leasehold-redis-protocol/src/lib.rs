@@ -58,8 +58,8 @@ pub use decode::{ProtocolError, decode_answer, decode_push, decode_renewals};
 pub use delete::{ConditionalDelete, plain_value};
 pub use encode::{VoteArgs, may_share_a_call};
 pub use keys::{
-    RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, private_channel_of, resource_key,
-    resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox,
+    RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, private_channel_of, probe_key_of,
+    resource_key, resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox,
 };
 pub use layout::{
     LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_EACH, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at,

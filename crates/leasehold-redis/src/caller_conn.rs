@@ -6,19 +6,25 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::task::{self, AbortHandle, yield_now};
+use tokio::time::sleep;
 
 use super::connect::Dial;
 use super::connections::{Connections, config};
 use super::error::explain;
 use super::handshake;
 use super::limits::RECONNECT_BACKOFF;
-use super::pushes::{ConnectionStatus, Place, further_handler};
+use super::place::Place;
+use super::pushes::{ConnectionStatus, further_handler};
+
+/// The pause after a server did not show whether the connection leads to it.
+const UNKNOWN_PAUSE: Duration = Duration::from_secs(60);
 
 /// Task that keeps the caller connection open.
 pub(super) struct CallerConnection {
@@ -174,7 +180,7 @@ impl CallerConnection {
                         // The address leads to another server now.
                         Ok(Place::Elsewhere) => return connections.close(),
                         // Its commands might go to another server than the others.
-                        Ok(Place::Unknown) => return,
+                        Ok(Place::Unknown) => sleep(UNKNOWN_PAUSE).await,
                         Err(error) => not_yet(&error),
                     }
                 }
@@ -187,7 +193,7 @@ impl CallerConnection {
                     return;
                 }
             }
-            tokio::time::sleep(*RECONNECT_BACKOFF.end()).await;
+            sleep(*RECONNECT_BACKOFF.end()).await;
         }
     }
 

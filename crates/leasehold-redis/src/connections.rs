@@ -1,6 +1,5 @@
 //! The connections of one endpoint.
 
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_store::tasks::TaskGroup;
@@ -12,16 +11,13 @@ use super::connect;
 use super::connect::Dial;
 use super::deletes::Deletes;
 use super::gather::Gatherings;
-use super::handshake::{self, ServerFacts};
+use super::handshake::ServerFacts;
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
-use super::pushes::{ConnectionStatus, Place, Subscription, further_handler, responds};
-use super::wire::{PROBE_TTL_SECONDS, Wire, probe_key};
+use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
+use super::wire::Wire;
 
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;
-
-/// How many keys are tried, until a node of a cluster has one of them.
-const MAX_PROBES: usize = 256;
 
 /// The connections to one server.
 pub(super) struct Connections {
@@ -107,6 +103,11 @@ impl Connections {
         dial.client(*is_resp2 || self.status.is_redirected()).await
     }
 
+    /// The user that logs in.
+    pub(super) fn user(&self) -> Option<&str> {
+        self.dial.0.user()
+    }
+
     pub(super) fn driver_conn(&self) -> MultiplexedConnection {
         self.driver_conn.clone()
     }
@@ -159,70 +160,6 @@ impl Connections {
         }
         *replica_conn = Some(connection.clone());
         Ok(Some(connection))
-    }
-
-    /// Whether a new connection leads to the same server as these. An error if that is not known.
-    pub(super) async fn lead_to_server_of(
-        &self,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<bool, RedisError> {
-        match self.place_of(connection).await? {
-            Place::Here => Ok(true),
-            Place::Elsewhere => Ok(false),
-            Place::Unknown => Err(handshake::unknown_place(self.dial.0.user())),
-        }
-    }
-
-    /// Where a new connection leads to.
-    pub(super) async fn place_of(&self, connection: &mut MultiplexedConnection) -> Result<Place, RedisError> {
-        let run_id = handshake::run_id(connection).await?;
-        self.place_at(run_id.as_deref(), connection).await
-    }
-
-    /// Where a new connection to the server of this run id leads to. Without run ids, a key tells that is set here and read there.
-    pub(super) async fn place_at(
-        &self,
-        run_id: Option<&str>,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<Place, RedisError> {
-        if !self.run_id.is_empty() || run_id.is_some() {
-            return Ok(if run_id == Some(&*self.run_id) { Place::Here } else { Place::Elsewhere });
-        }
-        for _ in 0..MAX_PROBES {
-            let (key, nonce) = probe_key()?;
-            let mut set = redis::cmd("SET");
-            set.arg(&key).arg(&nonce).arg("EX").arg(PROBE_TTL_SECONDS);
-            match set.exec_async(&mut self.driver_conn()).await {
-                // Another node of the cluster has the key.
-                Err(error) if error.code() == Some("MOVED") => continue,
-                set => set?,
-            }
-            return match redis::cmd("GET").arg(&key).query_async::<Option<String>>(connection).await {
-                Ok(read) if read.as_ref() == Some(&nonce) => Ok(Place::Here),
-                Err(error) if error.code() != Some("MOVED") => Err(error),
-                Ok(_) | Err(_) => Ok(Place::Elsewhere),
-            };
-        }
-        Ok(Place::Unknown)
-    }
-
-    /// Where a subscriber connection leads to. An error if it was lost.
-    pub(super) async fn place_of_subscriber(&self, subscription: &Subscription) -> Result<Place, RedisError> {
-        if let Some(mut connection) = subscription.connection() {
-            return self.place_at(subscription.run_id(), &mut connection).await;
-        }
-        let Some(private) = subscription.private_channel() else { return Ok(Place::Unknown) };
-        let mut question = redis::cmd("PUBSUB");
-        question.arg("NUMSUB").arg(private);
-        let (_, listeners): (String, u64) = question.query_async(&mut self.driver_conn()).await?;
-        if listeners > 0 {
-            Ok(Place::Here)
-        } else if subscription.responds().await {
-            // It still listens, and did when the server was asked.
-            Ok(Place::Elsewhere)
-        } else {
-            Err(io::Error::from(io::ErrorKind::ConnectionReset).into())
-        }
     }
 
     pub(super) async fn drop_replica_conn(&self) {
@@ -286,8 +223,7 @@ pub(super) fn config() -> AsyncConnectionConfig {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_testkit::{Cluster, Server};
-    use redis::IntoConnectionInfo as _;
+    use leasehold_testkit::Server;
     use tokio::runtime::{Builder, Runtime};
 
     use super::*;
@@ -311,40 +247,5 @@ mod tests {
         assert_eq!(gatherings(&caller), gatherings(&caller));
         assert_ne!(gatherings(&caller), gatherings(&driver));
         assert_eq!(gatherings(&driver), gatherings(&runtime()));
-    }
-
-    fn dial(url: &str) -> Dial {
-        url.into_connection_info().unwrap().into()
-    }
-
-    /// To this server, as if its user may not ask for the run id.
-    async fn connections_to(url: &str) -> Connections {
-        let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
-        let own = dial(url).open(false, &config()).await.unwrap();
-        Connections::new(own, status, None, (dial(url), false), ServerFacts::default())
-    }
-
-    async fn place(connections: &Connections, url: &str) -> Place {
-        let mut further = dial(url).open(false, &config()).await.unwrap();
-        connections.place_at(None, &mut further).await.unwrap()
-    }
-
-    #[tokio::test]
-    async fn place_of_a_further_connection_is_known_without_run_ids() {
-        let (one, other) = (Server::on_port(), Server::on_port());
-        let connections = connections_to(&one.url()).await;
-        assert_eq!(place(&connections, &one.url()).await, Place::Here);
-        assert_eq!(place(&connections, &other.url()).await, Place::Elsewhere);
-        let cluster = Cluster::start();
-        let nodes: Vec<_> = cluster.nodes.iter().map(Server::url).collect();
-        let master = cluster.owner_of(0);
-        let connections = connections_to(&nodes[master]).await;
-        for (node, url) in nodes.iter().enumerate() {
-            let expected = if node == master { Place::Here } else { Place::Elsewhere };
-            assert_eq!(place(&connections, url).await, expected, "node {node}");
-        }
-        // It has no slots.
-        let replica = connections_to(&nodes[cluster.replica_of(master)]).await;
-        assert_eq!(place(&replica, &nodes[master]).await, Place::Unknown);
     }
 }

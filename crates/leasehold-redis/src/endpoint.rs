@@ -32,9 +32,8 @@ use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
 use super::handshake::ServerFacts;
 use super::limits::RECONNECT_BACKOFF;
-use super::pushes::{
-    ConnectionStatus, MessageHandler, Place, ReconnectHandler, Subscription, driver_handler,
-};
+use super::place::Place;
+use super::pushes::{ConnectionStatus, MessageHandler, ReconnectHandler, Subscription, driver_handler};
 use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
 use super::subscriber::{Opening, Subscriber, SubscriberError};

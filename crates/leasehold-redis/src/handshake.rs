@@ -134,8 +134,8 @@ pub(super) fn missing_run_id(user: Option<&str>) -> RedisError {
 pub(super) fn unknown_place(user: Option<&str>) -> RedisError {
     let user = user.unwrap_or("default");
     let message = format!(
-        "INFO does not report its run id, so whether a further connection leads to the same node of the cluster is not known, and it is \
-         not used: ACL SETUSER {user} +info"
+        "INFO does not report its run id, and a key that shows whether a further connection leads to the same server could not be set, so \
+         that it is not used: ACL SETUSER {user} +info"
     );
     (ErrorKind::Client, OWN, message).into()
 }

@@ -30,6 +30,7 @@ mod limits;
 mod listing;
 mod nodes;
 mod opening;
+mod place;
 mod pushes;
 mod records;
 mod replicas;

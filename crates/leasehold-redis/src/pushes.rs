@@ -266,16 +266,6 @@ impl Subscription {
     }
 }
 
-/// Where a further connection leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// To the server of the other connections.
-    Here,
-    Elsewhere,
-    /// The user lacks the rights to find out.
-    Unknown,
-}
-
 /// Whether a connection answers. The command is one that scripts need, too, so that no refusal is logged.
 pub(super) async fn responds(connection: &mut MultiplexedConnection) -> bool {
     is_answer(&connection.send_packed_command(&redis::cmd("TIME")).await)

@@ -18,10 +18,11 @@ use super::connect::Dial;
 use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
 use super::limits::RECONNECT_BACKOFF;
+use super::place::Place;
 use super::pushes::{
-    ConnectionStatus, MessageHandler, Place, ReconnectHandler, SubscriberStatus, Subscription,
-    subscriber_handler,
+    ConnectionStatus, MessageHandler, ReconnectHandler, SubscriberStatus, Subscription, subscriber_handler,
 };
+use super::wire::random;
 use super::{CONNECT_TIMEOUT, handshake, rights};
 
 /// A connection that lives for this long has not been closed for what a stranger sent: the backoff restarts.
@@ -217,11 +218,7 @@ impl Subscriber {
 
 /// A channel with a random name, which shows whether a connection leads to the server that knows its listener.
 fn private_channel() -> Result<String, SubscriberError> {
-    let mut random = [0; 16];
-    let no_random =
-        |error| SubscriberError::NotConnected(format!("the system gave no random numbers: {error}"));
-    getrandom::fill(&mut random).map_err(no_random)?;
-    Ok(private_channel_of(u128::from_be_bytes(random)))
+    Ok(private_channel_of(random().map_err(|error| not_connected(&error))?))
 }
 
 /// The private channel, unless the user may not subscribe to it.

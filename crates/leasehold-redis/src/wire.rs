@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_redis_protocol::probe_key_of;
 use leasehold_store::OpenError;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
@@ -105,12 +106,11 @@ impl<C: ConnectionLike + Clone + Send + Sync + 'static> RunPipeline for C {
     }
 }
 
-/// A new key with a random name, and its value.
-pub(super) fn probe_key() -> RedisResult<(String, String)> {
-    let mut nonce = [0; 16];
-    getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
-    let nonce = format!("{:032x}", u128::from_be_bytes(nonce));
-    Ok((format!("leasehold:probe:{nonce}"), nonce))
+/// A random number.
+pub(super) fn random() -> RedisResult<u128> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+    Ok(u128::from_be_bytes(random))
 }
 
 impl SharedConnection {
@@ -160,7 +160,8 @@ impl SharedConnection {
         own: &mut MultiplexedConnection,
         caller: &Handle,
     ) -> RedisResult<SharedWire> {
-        let (key, nonce) = probe_key()?;
+        let random = random()?;
+        let (key, nonce) = (probe_key_of(random, None), format!("{random:032x}"));
         let verified = Instant::now();
         let mut questions = client_info();
         questions.cmd("SET").arg(&key).arg(&nonce).arg("EX").arg(PROBE_TTL_SECONDS);
