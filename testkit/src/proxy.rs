@@ -7,7 +7,7 @@ mod frames;
 mod link;
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -40,6 +40,7 @@ struct Shared {
     requests: Arc<Direction>,
     replies: Arc<Direction>,
     links: Mutex<Vec<Link>>,
+    opened: AtomicUsize,
     subscribers_hang: Arc<AtomicBool>,
 }
 
@@ -69,6 +70,7 @@ impl Proxy {
             requests: Arc::default(),
             replies: Arc::default(),
             links: Mutex::default(),
+            opened: AtomicUsize::default(),
             subscribers_hang: Arc::default(),
         };
         let url = url_at(port.number());
@@ -182,6 +184,12 @@ impl Proxy {
         links.len()
     }
 
+    /// Number of connections that were opened so far.
+    #[must_use]
+    pub fn opened(&self) -> usize {
+        self.shared.opened.load(Ordering::SeqCst)
+    }
+
     /// Closes all connections to clients and to the server. Bytes in flight are lost.
     pub fn cut(&self) {
         // The drop waits for their threads, so it happens outside of the mutex.
@@ -240,6 +248,7 @@ impl Acceptor {
                 let port = shared.server.load(Ordering::SeqCst);
                 let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else { continue };
                 // Locked before any byte passes, so that `cut` closes every connection that has received a reply.
+                shared.opened.fetch_add(1, Ordering::SeqCst);
                 let mut links = lock(&shared.links);
                 links.retain(|link| !link.is_over());
                 links.push(Link::start(

@@ -136,7 +136,7 @@ impl Postgres {
             mail::keep(Arc::downgrade(&executor), mailbox.clone()),
         ];
         if let Some((ear, listening)) = listening {
-            keepers.push(listener::keep(ear, listening, inbox, mailbox.clone()));
+            keepers.push(listener::keep(ear, listening, inbox, Arc::downgrade(&executor), mailbox.clone()));
         }
         let (url, tasks) = (Arc::new(url.clone()), Tasks::current());
         Ok(Arc::new(Self { executor, url, tasks, keepers }))

@@ -14,13 +14,17 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::conn::{Conn, NO_SESSION_LIMITS};
 use super::dialer::Dialer;
+use super::exec::Executor;
 use super::limits::{ANSWER_TIMEOUT, HEARTBEAT, RECONNECT_BACKOFF, in_time};
 use super::mailbox::Mailbox;
-use super::params::Request;
+use super::params::{Reader, Request};
 use super::pinned::Pinned;
+use super::pool::Class;
 use super::push::{Arrival, PushQueue};
+use super::query::Query;
 use super::server::{Epoch, STARTED, Server};
 use super::sql::Sql;
+use super::transaction::Progress;
 use super::{error, pooler, push};
 use crate::url::PostgresUrl;
 
@@ -43,6 +47,8 @@ pub(super) struct Ear {
     may_be_pooled: bool,
     pub(super) sql: Sql,
     server: Arc<Server>,
+    /// Commands have another address, which may lead to another server than this one.
+    is_separate: bool,
 }
 
 impl Ear {
@@ -53,7 +59,8 @@ impl Ear {
         may_be_pooled: bool,
         server: Arc<Server>,
     ) -> Self {
-        Self { dialer, client, may_be_pooled, sql: Sql::new(&url.schema, None), server }
+        let (sql, is_separate) = (Sql::new(&url.schema, None), url.listen.is_some());
+        Self { dialer, client, may_be_pooled, sql, server, is_separate }
     }
 
     /// Listens to the client's channel.
@@ -81,7 +88,12 @@ impl Ear {
         // A transaction that grants to a waiter has it for a moment.
         for _ in 0..ATTEND_TRIES {
             if conn.flag(Request::new(&self.sql.attend, vec![self.client.into()])).await? {
-                return Ok(self.server.note(conn.value(&Pinned::new(STARTED)).await?));
+                // Only the address of the commands says which server counts.
+                let epoch = match self.is_separate {
+                    true => self.server.epoch(),
+                    false => self.server.note(conn.value(&Pinned::new(STARTED)).await?),
+                };
+                return Ok(epoch);
             }
             sleep(ATTEND_PAUSE).await;
         }
@@ -89,17 +101,43 @@ impl Ear {
         Err(StoreError::new(Failure::NotSent, message))
     }
 
-    async fn listen_again(&self, inbox: &Weak<dyn Inbox>) -> Option<Listening> {
-        let mut pause = *RECONNECT_BACKOFF.start();
-        while inbox.strong_count() > 0 {
-            match self.listen().await {
+    /// Listens where the server of the commands sees it. The first pause is `pause`, which grows.
+    async fn listen_again(&self, executor: &Weak<Executor>, pause: &mut Duration) -> Option<Listening> {
+        loop {
+            sleep(*pause).await;
+            *pause = (2 * *pause).min(*RECONNECT_BACKOFF.end());
+            let executor = executor.upgrade()?;
+            let listened = async {
+                let listening = self.listen().await?;
+                if self.is_separate && !executor.sees_listener().await? {
+                    let message = "?listen= leads to another server than the address of the commands";
+                    return Err(StoreError::new(Failure::NotSent, message));
+                }
+                Ok(listening)
+            };
+            match listened.await {
                 Ok(listening) => return Some(listening),
-                Err(error) => tracing::debug!(error = error.message, "PostgreSQL is not reached yet"),
+                Err(error) => tracing::debug!(error = error.message, "no notifications from PostgreSQL yet"),
             }
-            sleep(pause).await;
-            pause = (2 * pause).min(*RECONNECT_BACKOFF.end());
         }
-        None
+    }
+
+    /// Whether the server of the commands sees the session that listens. If it does not answer, nothing shows that it does not.
+    async fn is_seen(&self, executor: &Weak<Executor>) -> bool {
+        let Some(executor) = executor.upgrade().filter(|_| self.is_separate) else { return true };
+        executor.sees_listener().await.unwrap_or(true)
+    }
+}
+
+impl Executor {
+    /// Whether this client listens to the server that its commands go to.
+    async fn sees_listener(&self) -> Result<bool, StoreError> {
+        let client = self.session.client;
+        let present = self.sql().of(&Query::Present(client));
+        let ask = async |progress: &Progress| self.alone(progress, present, vec![client.into()]).await;
+        let rows = self.within(Class::Command, ANSWER_TIMEOUT, ask).await?.unwrap_or_default();
+        let row = rows.first().ok_or_else(|| error::damaged("an empty answer"))?;
+        Reader::new(row).flag()
     }
 }
 
@@ -108,15 +146,20 @@ pub(super) fn keep(
     ear: Ear,
     listening: Listening,
     inbox: Weak<dyn Inbox>,
+    executor: Weak<Executor>,
     mailbox: Arc<Mailbox>,
 ) -> AbortHandle {
     // Notifications may have been missed, and the entries of waiters say how the next ones reach them.
     let ask_again =
         move |inbox: &Weak<dyn Inbox>| inbox.upgrade().map(|inbox| inbox.reconnected(&|_| true)).is_some();
     let keep = async move {
-        let mut listening = listening;
+        let (mut listening, mut pause) = (listening, *RECONNECT_BACKOFF.start());
         loop {
-            let ended = deliver(&mut listening, &ear, &inbox).await;
+            let began = Instant::now();
+            let ended = deliver(&mut listening, &ear, &inbox, &executor).await;
+            if began.elapsed() > HEARTBEAT {
+                pause = *RECONNECT_BACKOFF.start();
+            }
             drop(listening);
             mailbox.set_polls(true);
             if !ask_again(&inbox) {
@@ -129,7 +172,7 @@ pub(super) fn keep(
                 // There, each connection that listens would leave its settings to other clients.
                 Ended::Pooled => return,
             }
-            let Some(next) = ear.listen_again(&inbox).await else { return };
+            let Some(next) = ear.listen_again(&executor, &mut pause).await else { return };
             listening = next;
             mailbox.set_polls(false);
             if !ask_again(&inbox) {
@@ -141,7 +184,12 @@ pub(super) fn keep(
 }
 
 /// Delivers notifications until the connection is lost.
-async fn deliver(listening: &mut Listening, ear: &Ear, inbox: &Weak<dyn Inbox>) -> Ended {
+async fn deliver(
+    listening: &mut Listening,
+    ear: &Ear,
+    inbox: &Weak<dyn Inbox>,
+    executor: &Weak<Executor>,
+) -> Ended {
     // By the clock: a stranger's notifications may be all that arrives in time.
     let mut heartbeat = Instant::now() + HEARTBEAT;
     loop {
@@ -159,7 +207,8 @@ async fn deliver(listening: &mut Listening, ear: &Ear, inbox: &Weak<dyn Inbox>) 
             }
             Ok(None) => return lost("the connection was closed"),
             Err(_) => match listening.is_kept(ear.client).await {
-                Ok(true) => heartbeat = Instant::now() + HEARTBEAT,
+                Ok(true) if ear.is_seen(executor).await => heartbeat = Instant::now() + HEARTBEAT,
+                Ok(true) => return lost("the server of the commands does not see that the client listens"),
                 Ok(false) => return Ended::Pooled,
                 Err(error) => return Ended::Lost(error),
             },

@@ -54,9 +54,14 @@ impl Server {
         epoch
     }
 
+    /// Now.
+    pub(super) fn epoch(&self) -> Epoch {
+        self.known.borrow().epoch
+    }
+
     /// Whether a connection leads to the server that the newest one leads to.
     pub(super) fn is_current(&self, epoch: Epoch) -> bool {
-        self.known.borrow().epoch == epoch
+        self.epoch() == epoch
     }
 
     /// Refuses the answer of another server: what it has done is of no use.

@@ -1,6 +1,8 @@
 //! Hosts that do not answer, connections that vanish, and poolers.
 
 use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, select_all};
@@ -412,4 +414,51 @@ async fn one_connection_to_another_server_makes_the_client_leave_the_earlier_one
     drop(database);
     until(async || first.run(sessions) == "0").await;
     other.release().await.unwrap();
+}
+
+/// The address of the commands moves, and what `listen=` names does not: the client listens where nothing arrives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_whose_listener_is_left_at_the_earlier_server_gets_its_turn() {
+    for pooler in ["no", "yes"] {
+        let (first, second) = (Postgres::on_port(), Postgres::on_port());
+        let rivals = [client_of(&second).await, client_of(&second).await];
+        let proxy = Proxy::before_postgres(&first);
+        let url = format!("{}?pooler={pooler}&listen={}", proxy.url(), first.url());
+        let client = Client::connect(&url).await.unwrap();
+        lock(&client, "other").await.release().await.unwrap();
+        proxy.redirect_to(second.port());
+        proxy.cut();
+        let guard = rivals[0].mutex("a").lock().await.unwrap();
+        let waiting = tokio::spawn({
+            let mutex = client.mutex("a");
+            async move { mutex.lock().await }
+        });
+        until(async || rivals[0].mutex("a").inspect().await.unwrap().waiters.len() == 1).await;
+        let opened = proxy.opened();
+        // Others hand the lock to each other.
+        let is_over = Arc::new(AtomicBool::new(false));
+        let rivals = rivals.map(|rival| {
+            let is_over = is_over.clone();
+            tokio::spawn(async move {
+                while !is_over.load(Ordering::SeqCst) {
+                    let guard = rival.mutex("a").lock().await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    guard.release().await.unwrap();
+                }
+            })
+        });
+        guard.release().await.unwrap();
+        let granted = tokio::time::timeout(Duration::from_secs(25), waiting).await;
+        granted.expect("it looks for mail").unwrap().unwrap().release().await.unwrap();
+        assert!(proxy.opened() - opened < 40, "{} connections", proxy.opened() - opened);
+        is_over.store(true, Ordering::SeqCst);
+        for rival in rivals {
+            rival.await.unwrap();
+        }
+        // Once both lead to one server again, it listens again.
+        proxy.redirect_to(first.port());
+        proxy.cut();
+        let sessions = format!("SELECT count(*) FROM pg_stat_activity WHERE {LISTENS}");
+        until(async || client.mutex("b").try_lock().await.is_ok() && first.run(&sessions) == "1").await;
+    }
 }
