@@ -2,6 +2,7 @@
 
 mod error;
 mod facets;
+mod factory;
 mod foreign;
 mod quorum_node;
 
@@ -19,6 +20,7 @@ use crate::digest::short_name;
 
 pub use error::{Cause, StoreError};
 pub use facets::{ClientRecords, Diagnose, VotedAttempts};
+pub use factory::StoreFactory;
 pub use foreign::{
     ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome, ForeignScript,
     KeyWatch, MAX_DELAY, Watchers, redisson_counter, redisson_tag,

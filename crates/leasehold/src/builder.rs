@@ -1,6 +1,6 @@
 //! Configures a client: the store, and the defaults of its locks.
 
-mod store;
+mod store_config;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use leasehold_core::ClientId;
 use leasehold_sqlite::SqliteUrl;
 use leasehold_store::clock::Clock;
 use leasehold_store::tasks::Tasks;
-use leasehold_store::{BoxFuture, HolderMetadata, Inbox};
+use leasehold_store::{BoxFuture, Capabilities, HolderMetadata, Inbox, StoreFactory};
 use tokio::runtime;
 
 use crate::client::Client;
@@ -20,8 +20,8 @@ use crate::lazy::Lazy;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::open;
 use crate::url::StoreUrl;
-use store::Choice;
-pub use store::Store;
+use store_config::Choice;
+pub use store_config::StoreConfig;
 
 impl Client {
     /// Configures a client. Only the store is required.
@@ -38,7 +38,7 @@ impl Client {
 
     /// Connects with a client of the [`redis`](crate::redis) crate, for settings that an address can't express, such as
     /// certificates in memory or a custom DNS resolver. Leasehold opens its own connections with this client.
-    /// [`Store::redis_connection`] also uses a connection of the program.
+    /// [`StoreConfig::redis_connection`] also uses a connection of the program.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {
@@ -56,7 +56,7 @@ impl Client {
     /// If the future is dropped early, nothing remains open.
     #[cfg(feature = "redis")]
     pub async fn from_redis_client(redis: redis::Client) -> Result<Self, Error> {
-        Self::builder().store(Store::redis(redis)).connect().await
+        Self::builder().store(StoreConfig::redis(redis)).connect().await
     }
 
     /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
@@ -87,7 +87,7 @@ impl Client {
 #[derive(Clone, Debug)]
 #[must_use = "nothing is connected before `connect`"]
 pub struct ClientBuilder {
-    store: Option<Store>,
+    store: Option<StoreConfig>,
     options: ClientOptions,
     label: Option<String>,
     is_lazy: bool,
@@ -98,17 +98,17 @@ impl ClientBuilder {
         Self { store: None, options: ClientOptions::default(), label: None, is_lazy: false }
     }
 
-    /// Sets the store of the locks, which is required: an address, or a [`Store`].
+    /// Sets the store of the locks, which is required: an address, or a [`StoreConfig`].
     ///
     /// ```
     /// # leasehold::doc_test(async {
     /// # use std::time::Duration;
-    /// # use leasehold::{Client, Store};
+    /// # use leasehold::{Client, StoreConfig};
     /// let client = Client::builder().store("memory:jobs").connect().await?;
     /// # drop(client);
     /// # Ok(()) });
     /// ```
-    pub fn store(mut self, store: impl Into<Store>) -> Self {
+    pub fn store(mut self, store: impl Into<StoreConfig>) -> Self {
         self.store = Some(store.into());
         self
     }
@@ -118,7 +118,7 @@ impl ClientBuilder {
     /// ```
     /// # leasehold::doc_test(async {
     /// # use std::time::Duration;
-    /// # use leasehold::{Client, Store};
+    /// # use leasehold::{Client, StoreConfig};
     /// let client = Client::builder().store("memory:").ttl(Duration::from_secs(30)).connect().await?;
     /// # drop(client);
     /// # Ok(()) });
@@ -133,7 +133,7 @@ impl ClientBuilder {
     /// ```
     /// # leasehold::doc_test(async {
     /// # use std::time::Duration;
-    /// # use leasehold::{Client, Store};
+    /// # use leasehold::{Client, StoreConfig};
     /// let client = Client::builder().store("memory:").max_waiters(100).connect().await?;
     /// # drop(client);
     /// # Ok(()) });
@@ -182,7 +182,7 @@ impl ClientBuilder {
     /// ```
     /// # leasehold::doc_test(async {
     /// # use std::time::Duration;
-    /// # use leasehold::{Client, Store};
+    /// # use leasehold::{Client, StoreConfig};
     /// let client = Client::builder().store("memory:").label("importer").connect().await?;
     /// # drop(client);
     /// # Ok(()) });
@@ -217,7 +217,7 @@ impl ClientBuilder {
     /// ```
     /// # leasehold::doc_test(async {
     /// # use std::time::Duration;
-    /// # use leasehold::{Client, Store};
+    /// # use leasehold::{Client, StoreConfig};
     /// let client = Client::builder().store("memory:").connect_timeout(Duration::from_secs(2)).connect().await?;
     /// # drop(client);
     /// # Ok(()) });
@@ -233,7 +233,7 @@ impl ClientBuilder {
     /// ```
     /// # leasehold::doc_test(async {
     /// # use std::time::Duration;
-    /// # use leasehold::{Client, Store};
+    /// # use leasehold::{Client, StoreConfig};
     /// let client = Client::builder().store("memory:").close_timeout(Duration::from_secs(3)).connect().await?;
     /// # drop(client);
     /// # Ok(()) });
@@ -284,6 +284,7 @@ impl ClientBuilder {
         let url = match store.map(|store| store.0) {
             None => return invalid("name the store: Client::builder().store(…)".to_owned()),
             Some(Choice::Address(address)) => StoreUrl::parse(&address)?,
+            Some(Choice::Factory(factory)) => return connect_to(factory, options, is_lazy).await,
             Some(Choice::Memory) => StoreUrl::Memory { name: String::new() },
             #[cfg(all(feature = "sqlite", unix))]
             Some(Choice::File(path)) => StoreUrl::Sqlite(SqliteUrl::new(path, false)?),
@@ -304,7 +305,15 @@ impl ClientBuilder {
         };
         let shown = url.to_string();
         if is_lazy {
-            let open = move |id, inbox, clock| async move { Ok(lazy(url, clock, id, inbox, caller)) };
+            let capabilities = open::capabilities(&url);
+            let open = move |id: ClientId, inbox: Weak<dyn Inbox>, clock: Clock| async move {
+                let open = move || -> BoxFuture<_> {
+                    let (url, clock, inbox, caller) =
+                        (url.clone(), clock.clone(), inbox.clone(), caller.clone());
+                    Box::pin(async move { open::open(&url, clock, id, inbox, caller).await })
+                };
+                Ok(lazy(capabilities, open))
+            };
             return Client::with_options(shown, options, open).await;
         }
         let open = move |id, inbox, clock| async move { open::open(&url, clock, id, inbox, caller).await };
@@ -312,18 +321,27 @@ impl ClientBuilder {
     }
 }
 
-/// The store at this address, which its first command opens. Called on the client's thread.
-fn lazy(
-    url: StoreUrl,
-    clock: Clock,
-    id: ClientId,
-    inbox: Weak<dyn Inbox>,
-    caller: Option<runtime::Handle>,
-) -> Arc<dyn leasehold_store::Store> {
-    let capabilities = open::capabilities(&url);
-    let open = move || -> BoxFuture<_> {
-        let (url, clock, inbox, caller) = (url.clone(), clock.clone(), inbox.clone(), caller.clone());
-        Box::pin(async move { open::open(&url, clock, id, inbox, caller).await })
+/// A client of a store that is not part of leasehold.
+async fn connect_to(
+    factory: Arc<dyn StoreFactory>,
+    options: ClientOptions,
+    is_lazy: bool,
+) -> Result<Client, Error> {
+    let (shown, capabilities) = (factory.name(), factory.capabilities());
+    let open = move |id: ClientId, inbox: Weak<dyn Inbox>, _: Clock| async move {
+        let open = move || -> BoxFuture<_> {
+            let (factory, inbox) = (factory.clone(), inbox.clone());
+            Box::pin(async move { Ok(factory.open(id, inbox).await?) })
+        };
+        if is_lazy { Ok(lazy(capabilities, open)) } else { open().await }
     };
+    Client::with_options(shown, options, open).await
+}
+
+/// A store that its first command opens. Called on the client's thread.
+fn lazy(
+    capabilities: Capabilities,
+    open: impl Fn() -> BoxFuture<Result<Arc<dyn leasehold_store::Store>, Error>> + Send + Sync + 'static,
+) -> Arc<dyn leasehold_store::Store> {
     Arc::new(Lazy::new(capabilities, Tasks::current(), Box::new(open)))
 }

@@ -118,7 +118,7 @@ pub mod testing;
 mod tests;
 mod url;
 
-pub use builder::{ClientBuilder, Store};
+pub use builder::{ClientBuilder, StoreConfig};
 pub use client::Client;
 pub use detached::LeaseId;
 pub use error::{Error, ErrorKind};
@@ -138,7 +138,7 @@ pub use locks::once_per::OncePer;
 pub use locks::reentrant::ReentrantMutex;
 pub use locks::rw::{RwLock, UpgradableGuard, WriteGuard};
 pub use locks::semaphore::Semaphore;
-/// The client library of [`Client::from_redis_client`], [`Store::redis`] and [`Store::redis_connection`]. Its types are part
+/// The client library of [`Client::from_redis_client`], [`StoreConfig::redis`] and [`StoreConfig::redis_connection`]. Its types are part
 /// of the public API, so a new major version of `redis` requires a new major version of `leasehold`.
 #[cfg(feature = "redis")]
 pub use redis;

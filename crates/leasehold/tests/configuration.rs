@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, ErrorKind, Store};
+use leasehold::{Client, ErrorKind, StoreConfig};
 use leasehold_testkit::{Cluster, Proxy, Server};
 
 #[tokio::test]
@@ -23,7 +23,7 @@ async fn defaults_of_the_builder_apply_unless_a_lock_sets_its_own() {
 
 #[tokio::test]
 async fn invalid_settings_are_refused() {
-    let settings = || Client::builder().store(Store::memory());
+    let settings = || Client::builder().store(StoreConfig::memory());
     let mut metadata = leasehold::HolderMetadata::default();
     metadata.host = Some("x".repeat(leasehold::MAX_LABEL_BYTES + 1));
     for builder in [
@@ -55,7 +55,7 @@ async fn limits_of_the_builder_apply_to_every_kind() {
 #[tokio::test]
 async fn path_of_no_file_is_refused() {
     for path in ["", ":memory:", "locks\0.db"] {
-        let connected = Client::builder().store(Store::sqlite(path)).connect().await;
+        let connected = Client::builder().store(StoreConfig::sqlite(path)).connect().await;
         assert_eq!(connected.map(drop).unwrap_err().kind(), ErrorKind::Invalid, "{path:?}");
     }
 }
@@ -113,7 +113,7 @@ async fn sqlite_errors_are_the_source() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     std::fs::write(&path, "no database, ".repeat(1_000)).unwrap();
-    let error = Client::builder().store(Store::sqlite(&path)).connect().await.unwrap_err();
+    let error = Client::builder().store(StoreConfig::sqlite(&path)).connect().await.unwrap_err();
     assert_chain(&error);
     assert!(error.source().unwrap().is::<rusqlite::Error>(), "{error:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, Store};
+use leasehold::{Client, Error, StoreConfig};
 use leasehold_testkit::{Proxy, Server, until};
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 
@@ -22,7 +22,7 @@ async fn connect<C>(server: &Server, connection: &C) -> Result<Client, Error>
 where
     C: ConnectionLike + Clone + Send + Sync + 'static,
 {
-    let store = Store::redis_connection(redis_client(&server.url()), connection.clone());
+    let store = StoreConfig::redis_connection(redis_client(&server.url()), connection.clone());
     Client::builder().store(store).connect().await
 }
 
@@ -189,7 +189,8 @@ async fn lost_right_to_client_info_leaves_no_lease() {
     let url = server.url().replace("redis://", "redis://job:pw@");
     let client = redis_client(&url);
     let shared = multiplexed(&url).await;
-    let client = Client::builder().store(Store::redis_connection(client, shared)).connect().await.unwrap();
+    let client =
+        Client::builder().store(StoreConfig::redis_connection(client, shared)).connect().await.unwrap();
     server.run(&["ACL", "SETUSER", "job", "-client|info"]);
     // The server runs the command behind the refused CLIENT INFO.
     for number in 0..5 {
@@ -220,7 +221,7 @@ async fn documented_rights_suffice_for_a_shared_connection() {
         server.run(&rule.split(' ').collect::<Vec<_>>());
     }
     let url = server.url().replace("redis://", "redis://locks:PASSWORD@");
-    let store = Store::redis_connection(redis_client(&url), multiplexed(&url).await);
+    let store = StoreConfig::redis_connection(redis_client(&url), multiplexed(&url).await);
     let client = Client::builder().store(store).connect().await.unwrap();
     lock_is_visible_to_others(&client, &server, "a").await;
     assert_eq!(is_used_by(&server, "locks"), 1);

@@ -48,7 +48,7 @@ fn listed() -> BTreeSet<String> {
         leasehold::Semaphore,
         leasehold::SetGuard,
         leasehold::Severity,
-        leasehold::Store,
+        leasehold::StoreConfig,
         leasehold::Token,
         leasehold::UpgradableGuard,
         leasehold::WaiterInfo,

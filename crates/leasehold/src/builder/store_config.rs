@@ -3,9 +3,11 @@
 use std::fmt;
 #[cfg(all(feature = "sqlite", unix))]
 use std::path::PathBuf;
+use std::sync::Arc;
 
 #[cfg(feature = "redis")]
 use leasehold_redis::SharedConnection;
+use leasehold_store::StoreFactory;
 #[cfg(feature = "redis")]
 use redis::aio::ConnectionLike;
 
@@ -14,15 +16,15 @@ use redis::aio::ConnectionLike;
 ///
 /// ```
 /// # leasehold::doc_test(async {
-/// use leasehold::{Client, Store};
+/// use leasehold::{Client, StoreConfig};
 ///
-/// let memory = Client::builder().store(Store::memory()).connect().await?;
+/// let memory = Client::builder().store(StoreConfig::memory()).connect().await?;
 /// let shared = Client::builder().store("memory:jobs").connect().await?;
 /// # drop((memory, shared));
 /// # Ok(()) });
 /// ```
 #[derive(Clone)]
-pub struct Store(pub(super) Choice);
+pub struct StoreConfig(pub(super) Choice);
 
 #[derive(Clone)]
 pub(super) enum Choice {
@@ -32,17 +34,18 @@ pub(super) enum Choice {
     File(PathBuf),
     #[cfg(feature = "redis")]
     Redis(Box<redis::Client>, Option<SharedConnection>),
+    Factory(Arc<dyn StoreFactory>),
 }
 
-impl Store {
+impl StoreConfig {
     /// The memory of this process (`memory:`), for this client and its clones. The address `"memory:NAME"` is shared by the
     /// clients of the process that use the same NAME.
     ///
     /// ```
     /// # leasehold::doc_test(async {
     /// # use std::time::Duration;
-    /// # use leasehold::{Client, Store};
-    /// let client = Client::builder().store(Store::memory()).connect().await?;
+    /// # use leasehold::{Client, StoreConfig};
+    /// let client = Client::builder().store(StoreConfig::memory()).connect().await?;
     /// # drop(client);
     /// # Ok(()) });
     /// ```
@@ -58,9 +61,9 @@ impl Store {
     /// # leasehold::doc_test(async {
     /// # let folder = tempfile::tempdir().unwrap();
     /// # let directory = folder.path();
-    /// use leasehold::{Client, Store};
+    /// use leasehold::{Client, StoreConfig};
     ///
-    /// let client = Client::builder().store(Store::sqlite(directory.join("locks.db"))).connect().await?;
+    /// let client = Client::builder().store(StoreConfig::sqlite(directory.join("locks.db"))).connect().await?;
     /// client.mutex("backup").lock().await?.release().await?;
     /// # client.close().await?;
     /// # Ok(()) });
@@ -76,10 +79,10 @@ impl Store {
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use leasehold::{Client, Store, redis};
+    /// use leasehold::{Client, StoreConfig, redis};
     ///
     /// let server = redis::Client::open("redis://127.0.0.1")?;
-    /// let client = Client::builder().store(Store::redis(server)).connect().await?;
+    /// let client = Client::builder().store(StoreConfig::redis(server)).connect().await?;
     /// # Ok(()) }
     /// ```
     #[cfg(feature = "redis")]
@@ -111,11 +114,11 @@ impl Store {
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use leasehold::{Client, Store, redis};
+    /// use leasehold::{Client, StoreConfig, redis};
     ///
     /// let server = redis::Client::open("redis://127.0.0.1")?;
     /// let connection = server.get_multiplexed_async_connection().await?; // the program's own
-    /// let client = Client::builder().store(Store::redis_connection(server, connection)).connect().await?;
+    /// let client = Client::builder().store(StoreConfig::redis_connection(server, connection)).connect().await?;
     /// # Ok(()) }
     /// ```
     #[cfg(feature = "redis")]
@@ -128,28 +131,63 @@ impl Store {
     }
 }
 
-impl From<&str> for Store {
+impl StoreConfig {
+    /// A store that is not part of leasehold. [`StoreFactory`] is in the crate `leasehold-store`.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # use std::sync::{Arc, Weak};
+    /// # use leasehold_core::ClientId;
+    /// # use leasehold_store::memory::Memory;
+    /// # use leasehold_store::{BoxFuture, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, OpenError, Store, StoreFactory};
+    /// # struct Mine;
+    /// # impl StoreFactory for Mine {
+    /// #     fn name(&self) -> String { "mine:".to_owned() }
+    /// #     fn capabilities(&self) -> Capabilities { Capabilities::new(EMBEDDED_POLL_INTERVALS) }
+    /// #     fn open(&self, client: ClientId, inbox: Weak<dyn Inbox>) -> BoxFuture<Result<Arc<dyn Store>, OpenError>> {
+    /// #         let store = Memory::open("mine");
+    /// #         store.join(client, inbox);
+    /// #         Box::pin(std::future::ready(Ok(store as Arc<dyn Store>)))
+    /// #     }
+    /// # }
+    /// use leasehold::{Client, StoreConfig};
+    ///
+    /// // `Mine` implements `StoreFactory`.
+    /// let client = Client::builder().store(StoreConfig::factory(Mine)).connect().await?;
+    /// client.mutex("backup").lock().await?.release().await?;
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn factory(factory: impl StoreFactory + 'static) -> Self {
+        Self(Choice::Factory(Arc::new(factory)))
+    }
+}
+
+impl From<&str> for StoreConfig {
     fn from(address: &str) -> Self {
         Self(Choice::Address(address.to_owned()))
     }
 }
 
-impl From<String> for Store {
+impl From<String> for StoreConfig {
     fn from(address: String) -> Self {
         Self(Choice::Address(address))
     }
 }
 
-impl fmt::Debug for Store {
+impl fmt::Debug for StoreConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
+            Choice::Factory(factory) => write!(f, "StoreConfig({})", factory.name()),
             // It may have a password in it.
-            Choice::Address(_) => f.write_str("Store(an address)"),
-            Choice::Memory => f.write_str("Store(memory:)"),
+            Choice::Address(_) => f.write_str("StoreConfig(an address)"),
+            Choice::Memory => f.write_str("StoreConfig(memory:)"),
             #[cfg(all(feature = "sqlite", unix))]
-            Choice::File(path) => write!(f, "Store(sqlite:{})", path.display()),
+            Choice::File(path) => write!(f, "StoreConfig(sqlite:{})", path.display()),
             #[cfg(feature = "redis")]
-            Choice::Redis(client, _) => write!(f, "Store(redis://{})", client.get_connection_info().addr()),
+            Choice::Redis(client, _) => {
+                write!(f, "StoreConfig(redis://{})", client.get_connection_info().addr())
+            }
         }
     }
 }
