@@ -213,6 +213,11 @@ fn place_without_password(place: &str) -> String {
     let login_of_postgres = rest.find('@').filter(|_| scheme.starts_with("postgres")).unwrap_or(0);
     let path = rest[login_of_postgres..].find('/').map_or(rest.len(), |at| login_of_postgres + at);
     let (authority, path) = rest.split_at(path);
+    // libpq's other form, which no store reads: host=… password=…
+    let hosts = authority.rsplit_once('@').map_or(authority, |(_, hosts)| hosts);
+    if scheme.starts_with("postgres") && hosts.contains(|c: char| c == '=' || c.is_whitespace()) {
+        return format!("{scheme}:");
+    }
     let Some((login, hosts)) = authority.rsplit_once('@') else { return place.to_owned() };
     let user = login.split(':').next().unwrap_or_default();
     let at = if user.is_empty() { "" } else { "@" };
@@ -255,6 +260,8 @@ mod tests {
             ("redlock:redis://:a@h1\tredis://:hunter2@h2", "redlock:redis://h1 redis://h2"),
             ("redlock:\n redis://:a@h1\n redis://:hunter2@h2\n", "redlock:redis://h1 redis://h2"),
             ("redlock://:two hunter2@a,b", "redlock://a,b"),
+            ("postgres:host=127.0.0.1 password=hunter2", "postgres:"),
+            ("postgresql://host=a password=hunter2/app", "postgresql:"),
             ("sqlite:/a b/c@d?synchronous=full", "sqlite:/a b/c@d?synchronous=full"),
             ("redis://host", "redis://host"),
             ("redis://me@host", "redis://me@host"),

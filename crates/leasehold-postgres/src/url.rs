@@ -120,6 +120,11 @@ impl PostgresUrl {
             }
         }
         let place = place.strip_prefix("//").unwrap_or(place);
+        if is_connection_string(place) {
+            return Err(OpenError::invalid(
+                "write the address as postgres://user:password@host:port/database, and not in the form host=… password=…",
+            ));
+        }
         let address = format!("postgres://{place}?{}", drivers.join("&"));
         // The text may have the password, and the driver's error may have the text.
         url.config = Config::from_str(&address).map_err(|_| {
@@ -280,7 +285,17 @@ fn shown(rest: &str) -> String {
     let place = rest.strip_prefix("//").unwrap_or(rest);
     // Everything up to the last @ may be a part of a password.
     let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
+    if is_connection_string(place) {
+        return "postgres:".to_owned();
+    }
     format!("postgres://{}", place.split_once('?').map_or(place, |(place, _)| place))
+}
+
+/// Whether this is libpq's other form, `host=… password=…`, and no list of hosts.
+fn is_connection_string(place: &str) -> bool {
+    let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
+    let hosts = place.split(['/', '?']).next().unwrap_or_default();
+    hosts.contains(|c: char| c == '=' || c.is_whitespace())
 }
 
 fn decoded(text: &str) -> Result<String, OpenError> {
@@ -460,6 +475,9 @@ mod tests {
             "//host/db?password=hunter2",
             "//host?hunter2",
             "//host:hunter2",
+            "host=127.0.0.1 password=hunter2",
+            "password=hunter2",
+            "//host=h password=hunter2/db",
             "//h?listen=postgres://a:hunter2@h",
         ] {
             match parse(rest) {
