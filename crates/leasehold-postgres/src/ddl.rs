@@ -206,20 +206,25 @@ pub(super) fn strange(schema: &str) -> Pinned {
     ))
 }
 
-/// The query for what belongs to a role that this one cannot trust. A superuser is a member of every role, which says nothing.
-pub(super) fn foreign_owners(schema: &str) -> Pinned {
+/// The tables and views, and the functions, in the schema.
+const RELATIONS: &str = "layout,resource,lease,waiter,tombstone,mail,fence,transaction_lock,holders,waiters";
+const FUNCTIONS: &str = "check_fence,lock_transaction,try_lock_transaction";
+
+/// The query for what belongs to a role that this one cannot trust: one text, or NULL. It reads nothing of the schema's own, where that
+/// role's code could be. A superuser is a member of every role, which says nothing.
+#[must_use]
+pub fn foreign_owners(schema: &str) -> Pinned {
     Pinned::new(&format!(
         "SELECT string_agg(DISTINCT what || ' belongs to ' || quote_ident(r.rolname::text), ', ') FROM (
             SELECT 'the schema {schema}' AS what, nspowner AS owner FROM pg_catalog.pg_namespace
                 WHERE oid = to_regnamespace('{schema}')::oid
             UNION ALL
             SELECT '{schema}.' || relname::text, relowner FROM pg_catalog.pg_class
-                WHERE relnamespace = to_regnamespace('{schema}')::oid AND relname::text = ANY ('{{layout,resource,lease,waiter,\
-                    tombstone,mail,fence}}'::text[])
+                WHERE relnamespace = to_regnamespace('{schema}')::oid AND relname::text = ANY ('{{{RELATIONS}}}'::text[])
             UNION ALL
             SELECT 'the function {schema}.' || proname::text, proowner FROM pg_catalog.pg_proc
                 WHERE pronamespace = to_regnamespace('{schema}')::oid
-                AND proname::text = ANY ('{{check_fence,lock_transaction,try_lock_transaction}}'::text[])
+                AND proname::text = ANY ('{{{FUNCTIONS}}}'::text[])
         ) AS o JOIN pg_catalog.pg_roles AS r ON r.oid = o.owner
         JOIN pg_catalog.pg_roles AS own ON own.rolname::text = current_user::text
         WHERE NOT (r.rolsuper OR r.oid = own.oid OR r.rolname::text = 'pg_database_owner'
@@ -246,4 +251,32 @@ fn statements(schema: &str, present: Present, tables: &str, views: &str) -> Pinn
         .replace("{s}", schema)
         .replace("{layout}", &LAYOUT.to_string());
     Pinned::transaction(&statements)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owner_of_everything_that_is_created_is_checked() {
+        let statements = ddl("s");
+        let created = |kinds: &[&str]| -> Vec<String> {
+            let lines = statements.lines().map(|line| line.trim_start());
+            let after = lines.filter_map(|line| {
+                let what =
+                    line.strip_prefix("CREATE ")?.replace("OR REPLACE ", "").replace("IF NOT EXISTS ", "");
+                let (kind, rest) = what.split_once(" s.")?;
+                kinds.contains(&kind).then(|| rest.split([' ', '(']).next().unwrap().to_owned())
+            });
+            after.collect()
+        };
+        let (relations, functions) = (created(&["TABLE", "VIEW"]), created(&["FUNCTION"]));
+        for (found, checked) in [(relations, RELATIONS), (functions, FUNCTIONS)] {
+            let mut checked: Vec<_> = checked.split(',').collect();
+            checked.sort_unstable();
+            let mut found: Vec<_> = found.iter().map(String::as_str).collect();
+            found.sort_unstable();
+            assert_eq!(found, checked);
+        }
+    }
 }

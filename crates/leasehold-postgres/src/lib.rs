@@ -62,7 +62,7 @@ use leasehold_store::{
 use tokio::task::AbortHandle;
 
 use conn::Conn;
-pub use ddl::{Present, create_for_transactions, ddl};
+pub use ddl::{Present, create_for_transactions, ddl, foreign_owners};
 use dialer::Dialer;
 use exec::Executor;
 use limits::{POLL_INTERVALS, SWEEP_INTERVAL, in_time};
@@ -72,6 +72,7 @@ use params::Request;
 pub use pinned::Pinned;
 use pool::Pool;
 use query::Query;
+pub use schema::strangers;
 use server::Server;
 use sql::Sql;
 use transaction::Session;

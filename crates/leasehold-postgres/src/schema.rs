@@ -27,7 +27,7 @@ pub(super) async fn prepare(conn: &Conn, schema: &str) -> Result<(), StoreError>
         }
         // The program may have created the fence. What an administrator has changed in its function stays.
         let found = present(conn, schema).await?;
-        let Err(error) = make(conn, schema, found).await else { return Ok(()) };
+        let Err(error) = make(conn, schema, found).await else { return check_owners(conn, schema).await };
         match error.code() {
             Some(code) if is_race(code) && races < RACES => races += 1,
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(may_not_create(schema).caused_by(error)),
@@ -42,6 +42,7 @@ pub(super) async fn migrate(conn: &Conn, schema: &str) -> Result<(), StoreError>
     let limit = fence_limit(conn, schema).await?;
     let found = Present { fence: false, transaction_lock: false, ..present(conn, schema).await? };
     let Err(error) = make(conn, schema, found).await else {
+        check_owners(conn, schema).await?;
         return match limit {
             None => Ok(()),
             Some(limit) => {
@@ -128,21 +129,28 @@ async fn fence_limit(conn: &Conn, schema: &str) -> Result<Option<String>, StoreE
 /// rights of this role, and he could hand a lock to two holders.
 async fn check_owners(conn: &Conn, schema: &str) -> Result<(), StoreError> {
     let row = conn.row(&foreign_owners(schema)).await.map_err(|error| explain(error, false))?;
-    let Some(found) = row.into_iter().next().flatten() else { return Ok(()) };
-    Err(refused(format!(
+    row.into_iter().next().flatten().map_or(Ok(()), |found| Err(refused(strangers(schema, &found))))
+}
+
+/// Says what to do about [`foreign_owners`].
+#[must_use]
+pub fn strangers(schema: &str, found: &str) -> String {
+    format!(
         "another role could run its code as this one: {found}. Connect as that role, use another schema (?schema=), or let a superuser make the owner one \
          that this role can trust: itself, a role that it is a member of, the owner of the database, or a superuser (ALTER SCHEMA \
          {schema} OWNER TO …, the same for what is in it)"
-    )))
+    )
 }
 
 /// Whether the tables are there, in the layout of this version.
 async fn check(conn: &Conn, schema: &str) -> Result<bool, StoreError> {
+    // What a stranger has made may run his code when it is read.
+    check_owners(conn, schema).await?;
     // One text, and so one transaction. A policy that hides the row is an error then.
     let query = format!("SET LOCAL row_security = off; SELECT max(version) FROM {schema}.layout");
     let found = conn.row(&Pinned::new(&query)).await;
     match found.map(|mut row| row.pop().flatten()) {
-        Ok(Some(layout)) if layout == LAYOUT.to_string() => check_owners(conn, schema).await.map(|()| true),
+        Ok(Some(layout)) if layout == LAYOUT.to_string() => Ok(true),
         Ok(Some(other)) => Err(refused(format!(
             "another version of leasehold made the schema {schema:?} (layout {other}, this one knows {LAYOUT}): use that, or \
              another schema"

@@ -33,7 +33,7 @@ use super::check_ahead;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use leasehold_core::Token;
-use leasehold_postgres::{Present, create_for_transactions};
+use leasehold_postgres::{Present, create_for_transactions, foreign_owners, strangers};
 
 /// The statement of the check: the resource as text, and the token as a 64-bit integer. A stale token raises an error with the
 /// SQLSTATE `LH001`.
@@ -66,7 +66,8 @@ const ISOLATION_SQLSTATE: &str = "LH002";
 ///
 /// # Errors
 ///
-/// `is_unavailable` if the role may not create them, or the server is not reached.
+/// `is_unavailable` if the role may not create them, if one of them belongs to a role that this one cannot trust, or if the server is not
+/// reached.
 ///
 /// # Cancel safety
 ///
@@ -79,7 +80,16 @@ pub async fn create(database: &Client) -> Result<(), Error> {
         let is_there = |at| rows.first().is_some_and(|row| row.try_get(at).unwrap_or(false));
         Ok::<_, Error>(Present { schema: is_there(0), fence: is_there(1), transaction_lock: is_there(2) })
     };
+    let check_owners = async || {
+        let rows = database.query_typed(foreign_owners(SCHEMA).as_str(), &[]).await;
+        let rows = rows.map_err(|error| failed(what, error))?;
+        let found: Option<String> = rows.first().and_then(|row| row.try_get(0).ok().flatten());
+        found.map_or(Ok(()), |found| {
+            Err(Error::new(ErrorKind::Unavailable, format!("{what}: {}", strangers(SCHEMA, &found))))
+        })
+    };
     for is_last in [false, true] {
+        check_owners().await?;
         let found = present().await?;
         if found.fence && found.transaction_lock {
             return Ok(());
@@ -92,7 +102,8 @@ pub async fn create(database: &Client) -> Result<(), Error> {
             }
         }
     }
-    Ok(())
+    // What it did not create may be a stranger's.
+    check_owners().await
 }
 
 /// Checks the token of a guard for the resource that the lock protects, and records it. The resource is the lock's name.

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use leasehold::tokio_postgres::{NoTls, connect};
 use leasehold::{Client, Severity};
 use leasehold_testkit::{Certificates, Pair, PgBouncer, Postgres, unless_paused};
 
@@ -180,6 +181,66 @@ async fn schema_that_a_stranger_owns_is_refused() {
     lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
     server.run("REVOKE stranger FROM app; ALTER DATABASE postgres OWNER TO stranger");
     lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
+}
+
+/// Each is there before leasehold's tables are, and would run the stranger's code when it is used.
+#[tokio::test]
+async fn code_of_a_stranger_does_not_run_while_a_client_connects() {
+    let server = Postgres::on_port();
+    server.run(
+        "CREATE ROLE stranger LOGIN; CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO stranger, app;
+        GRANT CREATE ON SCHEMA public TO stranger, app;
+        CREATE TABLE public.ran (who text); GRANT ALL ON public.ran TO PUBLIC;
+        CREATE FUNCTION public.steal() RETURNS int8 LANGUAGE plpgsql VOLATILE AS
+            $$ BEGIN INSERT INTO public.ran VALUES (current_user); RETURN 1; END $$;
+        CREATE FUNCTION public.steal_row() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN INSERT INTO public.ran VALUES (current_user); RETURN NEW; END $$;",
+    );
+    let as_role = |role: &str, schema: &str| {
+        format!("{}?schema={schema}", server.url().replace("postgres@", &format!("{role}@")))
+    };
+    let trap = |schema: &str, name: &str| match name {
+        "layout" => format!("CREATE VIEW {schema}.layout AS SELECT public.steal() AS version"),
+        "transaction_lock" => format!(
+            "CREATE TABLE {schema}.transaction_lock (name text PRIMARY KEY); CREATE TRIGGER t BEFORE INSERT ON
+                {schema}.transaction_lock FOR EACH ROW EXECUTE FUNCTION public.steal_row();
+                GRANT ALL ON {schema}.transaction_lock TO PUBLIC"
+        ),
+        _ => format!(
+            "CREATE FUNCTION {schema}.check_fence(text, int8) RETURNS void LANGUAGE plpgsql AS
+                $$ BEGIN PERFORM public.steal(); END $$"
+        ),
+    };
+    for name in ["layout", "transaction_lock", "check_fence"] {
+        for schema in ["leasehold", "public"] {
+            let mut setup = format!(
+                "SET ROLE stranger; CREATE SCHEMA IF NOT EXISTS {schema}; GRANT ALL ON SCHEMA {schema} TO PUBLIC;"
+            );
+            if schema == "public" {
+                setup = "SET ROLE stranger;".to_owned();
+            }
+            server.run(&format!(
+                "{setup} {}; GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO PUBLIC",
+                trap(schema, name)
+            ));
+            for role in ["app", "postgres"] {
+                let url = as_role(role, schema);
+                let error = refusal(&url).await.to_string();
+                assert!(error.contains("belongs to stranger"), "{name} in {schema} for {role}: {error}");
+                let error = leasehold::postgres::migrate(&url).await.unwrap_err().to_string();
+                assert!(error.contains("belongs to stranger"), "{name} in {schema} for {role}: {error}");
+            }
+            if schema == "leasehold" {
+                let (database, connection) =
+                    connect(&as_role("app", schema).replace("?schema=leasehold", ""), NoTls).await.unwrap();
+                tokio::spawn(connection);
+                let error = leasehold::fence::postgres::create(&database).await.unwrap_err().to_string();
+                assert!(error.contains("belongs to stranger"), "{name}: {error}");
+            }
+            assert_eq!(server.run("SELECT count(*) FROM public.ran"), "0", "{name} in {schema}");
+            server.run("DROP OWNED BY stranger; GRANT CREATE ON DATABASE postgres TO stranger; GRANT CREATE ON SCHEMA public TO stranger");
+        }
+    }
 }
 
 #[tokio::test]
