@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::observer::Observer;
 use crate::problem::{Code, Problem};
 use crate::sessions::{LostLease, Session, Sessions};
-use crate::tokens::Tokens;
+use crate::tokens::{Access, Tokens};
 
 /// How often sessions are looked at. A session ends this much after its deadline at most.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -85,8 +85,10 @@ impl App {
         Problem::new(Code::Stopping, "the server is stopping and grants no more locks")
     }
 
-    pub(crate) fn watch(self: &Arc<Self>) -> Result<Watcher, Problem> {
-        let limit = self.limits.watchers;
+    /// A place for a connection that receives events. A token that only reads gets half of them at most.
+    pub(crate) fn watch(self: &Arc<Self>, access: Access) -> Result<Watcher, Problem> {
+        let all = self.limits.watchers;
+        let limit = if access == Access::Write { all } else { all.div_ceil(2) };
         let counted = self
             .watchers
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < limit).then_some(count + 1));

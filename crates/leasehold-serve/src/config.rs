@@ -93,7 +93,7 @@ pub struct Limits {
     pub leases: usize,
     /// Sessions.
     pub sessions: usize,
-    /// Connections that receive events.
+    /// Connections that receive events. Those with a token that only reads get half of them.
     pub watchers: usize,
     /// Bytes of a request's body.
     pub body_bytes: usize,

@@ -339,6 +339,31 @@ async fn tokens_that_read_take_at_most_half_of_the_places_of_those_with_a_token(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn tokens_that_read_take_at_most_half_of_the_event_streams() {
+    let place = Place::with_limits(|limits| {
+        patient_limits(limits);
+        (limits.connections, limits.watchers) = (20, 3);
+    })
+    .await;
+    let watch = async |token| {
+        let mut stream = place.tcp().await;
+        let request = format!("GET /v1/events HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.unwrap();
+        (stream, String::from_utf8_lossy(&status[9..]).into_owned())
+    };
+    let mut open = Vec::new();
+    for (token, expected) in
+        [(READ, "200"), (READ, "200"), (READ, "429"), (WRITE, "200"), (WRITE, "429"), (READ, "429")]
+    {
+        let (stream, status) = watch(token).await;
+        assert_eq!(status, expected);
+        open.push(stream);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn stranger_has_seconds_and_one_answer_and_a_connection_with_a_token_stays() {
     let place = Place::with_limits(|limits| {
         patient_limits(limits);

@@ -24,6 +24,7 @@ use crate::presence::{Presence, Watched};
 use crate::problem::{Code, Problem};
 use crate::sessions::{OpenRequest, Session};
 use crate::time::millis;
+use crate::tokens::Access;
 
 /// The pause after which a stream without events sends a comment, so that proxies keep its connection open.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -48,6 +49,7 @@ pub(super) struct EventsParameters {
 pub(super) async fn locks(
     State(app): State<Arc<App>>,
     Extension(presence): Extension<Presence>,
+    Extension(access): Extension<Access>,
     Parameters(parameters): Parameters<EventsParameters>,
 ) -> Result<Events, Problem> {
     let lock = match (parameters.kind, parameters.name) {
@@ -55,7 +57,7 @@ pub(super) async fn locks(
         (None, None) => None,
         _ => return Err(Problem::new(Code::InvalidRequest, "kind and name are given together, or neither")),
     };
-    let watcher = app.watch()?;
+    let watcher = app.watch(access)?;
     let feed = Feed {
         snapshots: app.observer.subscribe(),
         sent: BTreeMap::new(),
