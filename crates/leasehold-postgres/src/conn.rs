@@ -19,7 +19,7 @@ use super::error;
 use super::limits::{IDLE_TIMEOUT_MS, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS};
 use super::params::{Reader, Request};
 use super::pinned::Pinned;
-use super::server::{Epoch, STARTED, Server};
+use super::server::{Epoch, Server};
 
 /// Largest number of statements that are polled in the order in which they are sent.
 const MAX_FLIGHT: usize = 24;
@@ -174,12 +174,17 @@ impl Conn {
             self.settings = Settings::Transaction(Begin::with(settings));
             return Ok(());
         }
-        let mut set =
-            format!("{STARTED}; SET default_transaction_isolation = 'read committed'; {NO_SESSION_LIMITS}");
+        let mut set = format!("SET default_transaction_isolation = 'read committed'; {NO_SESSION_LIMITS}");
         for (name, value) in settings {
             set += &format!("; SET {name} = {value}");
         }
-        self.epoch = Some(server.note(self.value(&Pinned::new(&set)).await?));
+        match server.question() {
+            Some(question) => {
+                let started = self.value(&Pinned::new(&format!("{question}; {set}"))).await?;
+                self.epoch = Some(server.note(started));
+            }
+            None => self.run(&Pinned::new(&set)).await.map_err(|error| error::explain(error, false))?,
+        }
         self.settings = Settings::Session;
         Ok(())
     }

@@ -11,7 +11,7 @@ use leasehold_core::Failure;
 use leasehold_store::{OpenError, StoreError, tasks};
 use tokio::net::lookup_host;
 use tokio::time::timeout;
-use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode};
+use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs};
 use tokio_postgres::{Config, Error};
 
 use super::conn::{Conn, MessageHandler};
@@ -177,6 +177,10 @@ fn hosts_of(all: &Config) -> Vec<Config> {
     }
     let host = |at: usize| {
         let mut one = without_host(all);
+        // Of several, only the primary can keep locks. A standby would be asked by every connection that does not begin with the primary.
+        if count > 1 && all.get_target_session_attrs() == TargetSessionAttrs::Any {
+            one.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
         match names.get(at) {
             #[cfg(unix)]
             // As with libpq, a socket is not encrypted.

@@ -172,10 +172,17 @@ impl Opened {
     ) -> Result<Self, StoreError> {
         let first = dialer.connect(None).await?;
         in_time(schema::prepare(&first, &url.schema)).await?;
-        let settings =
-            Pinned::new("SELECT current_setting('synchronous_commit') || ' ' || getdatabaseencoding()");
-        let settings = in_time(first.value(&settings)).await?;
-        let (commit, encoding) = settings.split_once(' ').unwrap_or((&settings, ""));
+        let settings = Pinned::new(
+            "SELECT current_setting('synchronous_commit'), getdatabaseencoding(),
+                has_function_privilege('pg_postmaster_start_time()', 'EXECUTE')",
+        );
+        let settings = in_time(async { Ok(first.row(&settings).await) }).await?;
+        let settings = settings.map_err(|error| error::explain(error, false))?;
+        let setting = |at: usize| settings.get(at).and_then(|setting| setting.as_deref()).unwrap_or_default();
+        let (commit, encoding) = (setting(0), setting(1));
+        if setting(2) != "t" {
+            server.hide();
+        }
         if encoding != "UTF8" {
             let message = format!("the database has the encoding {encoding}, and names of locks need UTF8");
             return Err(StoreError::new(Failure::NotSent, message));

@@ -22,7 +22,7 @@ use super::pinned::Pinned;
 use super::pool::Class;
 use super::push::{Arrival, PushQueue};
 use super::query::Query;
-use super::server::{Epoch, STARTED, Server};
+use super::server::{Epoch, Server};
 use super::sql::Sql;
 use super::transaction::Progress;
 use super::{error, pooler, push};
@@ -89,11 +89,10 @@ impl Ear {
         for _ in 0..ATTEND_TRIES {
             if conn.flag(Request::new(&self.sql.attend, vec![self.client.into()])).await? {
                 // Only the address of the commands says which server counts.
-                let epoch = match self.is_separate {
-                    true => self.server.epoch(),
-                    false => self.server.note(conn.value(&Pinned::new(STARTED)).await?),
+                return match self.server.question().filter(|_| !self.is_separate) {
+                    Some(question) => Ok(self.server.note(conn.value(&Pinned::new(question)).await?)),
+                    None => Ok(self.server.epoch()),
                 };
-                return Ok(epoch);
             }
             sleep(ATTEND_PAUSE).await;
         }

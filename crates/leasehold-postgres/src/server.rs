@@ -1,13 +1,14 @@
 //! Which server the address leads to. All connections of a client lead to one server: otherwise it could be granted a lock by each.
 
 use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use leasehold_core::Failure;
 use leasehold_store::{Inbox, StoreError};
 use tokio::sync::watch;
 
 /// When the server was started, in seconds. No two servers have been started at the same microsecond.
-pub(super) const STARTED: &str = "SELECT extract(epoch FROM pg_postmaster_start_time())::text";
+const STARTED: &str = "SELECT extract(epoch FROM pg_postmaster_start_time())::text";
 
 /// How often the address has led to another server before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,11 +24,23 @@ struct Known {
 pub(super) struct Server {
     known: watch::Sender<Known>,
     inbox: Weak<dyn Inbox>,
+    /// This role may not ask when the server was started: every server counts as the same.
+    is_hidden: AtomicBool,
 }
 
 impl Server {
     pub(super) fn new(inbox: Weak<dyn Inbox>) -> Self {
-        Self { known: watch::Sender::new(Known::default()), inbox }
+        Self { known: watch::Sender::new(Known::default()), inbox, is_hidden: AtomicBool::new(false) }
+    }
+
+    /// The role may not ask.
+    pub(super) fn hide(&self) {
+        self.is_hidden.store(true, Ordering::Relaxed);
+    }
+
+    /// The question for a connection, if the role may ask it.
+    pub(super) fn question(&self) -> Option<&'static str> {
+        (!self.is_hidden.load(Ordering::Relaxed)).then_some(STARTED)
     }
 
     /// Notes which server a new connection leads to. If it is another one than before, the connections to that are of no more use,

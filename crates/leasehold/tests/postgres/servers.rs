@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use leasehold::tokio_postgres::{NoTls, connect};
 use leasehold::{Client, Severity};
 use leasehold_testkit::{Certificates, Pair, PgBouncer, Postgres, unless_paused};
@@ -54,12 +55,32 @@ async fn standby_refuses_locks_and_says_what_to_name() {
     });
     let error = refusal(&standby.url()).await;
     assert!(error.is_unavailable() && error.to_string().contains("target_session_attrs"), "{error}");
-    let several = format!(
-        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?target_session_attrs=read-write",
-        standby.port(),
-        primary.port()
+    // By default, too. Several connections that are opened at once begin with different hosts.
+    for parameter in ["?target_session_attrs=read-write", ""] {
+        let [one, other] = [standby.port(), primary.port()];
+        let several = format!("postgres://postgres@127.0.0.1:{one},127.0.0.1:{other}/postgres{parameter}");
+        let client = Client::connect(&several).await.unwrap();
+        let mutex = |number: usize| client.mutex(format!("lock {number}"));
+        let attempts = (0..8).map(|number| {
+            let mutex = mutex(number);
+            async move { mutex.try_lock().await }
+        });
+        let all = join_all(attempts).await;
+        for guard in all {
+            guard.unwrap().expect("it is free").release().await.unwrap();
+        }
+    }
+}
+
+/// Without it, a client does not notice that an address leads to another server, and works.
+#[tokio::test]
+async fn role_that_may_not_ask_when_the_server_was_started_has_locks() {
+    let server = Postgres::on_port();
+    server.run(
+        "CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app;
+        REVOKE EXECUTE ON FUNCTION pg_postmaster_start_time() FROM PUBLIC",
     );
-    let client = Client::connect(&several).await.unwrap();
+    let client = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
     lock(&client, "a").await.release().await.unwrap();
 }
 
