@@ -181,7 +181,8 @@ is refused while a rw lock of the same name is in use, and the reverse. Use -x
 for the exclusive mode of a lock that other runs share with -s.
 
 With --once-per, two starts are at least nine tenths of the period apart, by the
-store's clock. All hosts can therefore start leasehold at noon, even if their
+store's clock, from the moment at which the store grants them: a command whose
+grant arrives late begins that much later. All hosts can therefore start leasehold at noon, even if their
 clocks differ a little. When the command ends, with any exit code, the period is
 used up. If its host crashes before that, the period is lost (at most once, the
 default), or another host starts the command again (--at-least-once), which

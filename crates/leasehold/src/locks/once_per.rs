@@ -27,7 +27,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Work that one of many candidates starts in each period. Created by [`Client::once_per`](crate::Client::once_per).
 ///
-/// Two starts are at least nine tenths of the period apart. If all hosts call [`start`](Self::start) at noon, by clocks that
+/// Two starts are at least nine tenths of the period apart, from the moment at which the store grants them: where its answer comes late, the
+/// work begins that much later. If all hosts call [`start`](Self::start) at noon, by clocks that
 /// differ, one of them starts the work. If that host dies before it has finished, there are two modes:
 ///
 /// - **At most once**, the default: the period is lost. No other host starts the work in this period.
