@@ -1,34 +1,15 @@
-//! The promises of every store, tested through the public library. All stores share the suites.
+//! The promises of every store, tested through the public library: the suites of `leasehold-conformance` on all stores.
 
-mod barrier;
-mod detach;
-mod election;
-mod handoff;
-mod latch;
-mod lease;
-mod mutex;
-mod once;
-mod reentrant;
-mod rw;
-mod semaphore;
-mod set;
-
-use std::cell::Cell;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use leasehold::{Client, Kind, LockInfo};
+use leasehold::Kind;
+use leasehold_conformance::{Effort, Place, SUITES, Suite, Test};
 use leasehold_testkit::{
-    Certificates, Cluster, Flavor, PgBouncer, Postgres, Sentinels, Server, retry_if_slow,
+    Certificates, Cluster, Flavor, PgBouncer, Postgres, Sentinels, Server, extent, retry_if_slow,
 };
-
-/// The store of one test, shared by several clients.
-struct Store {
-    url: String,
-    backend: Arc<Backend>,
-}
+use libtest_mimic::{Arguments, Failed, Trial};
 
 /// The servers and files of a store, which live as long as it is used.
 struct Backend {
@@ -152,250 +133,145 @@ fn schema() -> String {
     format!("locks_{}", COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-impl Store {
-    fn new(what: &str) -> Self {
-        Self::at(Backend::new(what))
-    }
+/// The store of one test.
+fn place(backend: &Arc<Backend>) -> Place {
+    let mut place = Place::new(backend.url.as_str()).keeping(backend.clone());
+    place.push_delay = Duration::from_secs(u64::from(backend.is_polled));
+    place.is_quorum = matches!(backend.servers, Servers::Voting(_));
+    place.is_slow = backend.url.starts_with("postgres:");
+    place.effort = extent(Effort::Usual, Effort::Night, Effort::Release);
+    place
+}
 
-    fn at(backend: Arc<Backend>) -> Self {
-        Self { url: backend.url.clone(), backend }
-    }
+/// How a store runs the tests.
+#[derive(Clone, Copy)]
+enum How {
+    /// Each on a store of its own.
+    Each,
+    /// One after the other on one store, which takes seconds to start.
+    Together,
+}
 
-    async fn client(&self) -> Client {
-        let mut opened = Client::connect(&self.url).await;
-        // On a busy machine a server may take longer than the time limit.
-        for _ in 0..2 {
-            if opened.as_ref().is_err_and(leasehold::Error::is_unavailable) {
-                opened = Client::connect(&self.url).await;
+use How::{Each, Together};
+
+const ALL: &[&str] = &[
+    "mutex",
+    "lease",
+    "detach",
+    "handoff",
+    "semaphore",
+    "rw",
+    "reentrant",
+    "election",
+    "latch",
+    "barrier",
+    "once",
+    "set",
+];
+
+/// What differs from another store in its connections and pushes only runs the suites that need most of these.
+const FEW: &[&str] = &["mutex", "handoff", "set"];
+
+/// What it runs here, the store, and the suites.
+const STORES: &[(&str, How, &str, &[&str])] = &[
+    ("memory", Each, "memory", ALL),
+    ("sqlite", Each, "sqlite", ALL),
+    ("redis", Each, "redis", ALL),
+    ("redis_resp2", Each, "redis, protocol 2", ALL),
+    ("redis_6_2", Each, "redis 6.2", ALL),
+    ("valkey_9", Each, "valkey 9", ALL),
+    ("redis_8_6", Each, "redis 8.6", FEW),
+    ("redis_tls", Each, "rediss", FEW),
+    ("redis_unix", Each, "redis+unix", FEW),
+    ("sentinel", Together, "redis-sentinel", ALL),
+    ("cluster", Together, "redis-cluster", ALL),
+    ("cluster_6_2", Together, "redis-cluster 6.2", FEW),
+    ("redlock", Each, "redlock", &["mutex", "lease", "detach", "election", "once", "set"]),
+    ("postgres", Each, "postgres", ALL),
+    ("postgres_socket", Each, "postgresql", FEW),
+    ("pgbouncer", Each, "postgres, pgbouncer", ALL),
+    ("pgbouncer_listen", Each, "postgres, pgbouncer and listen", FEW),
+];
+
+fn main() {
+    let mut trials = vec![
+        Trial::test("every_scheme_and_every_kind_has_a_suite", every_scheme_and_every_kind_has_a_suite),
+        Trial::test("kinds_without_a_suite_are_unsupported", kinds_without_a_suite_are_unsupported),
+    ];
+    for (module, how, what, names) in STORES {
+        let suites = SUITES.iter().filter(|suite| names.contains(&suite.name));
+        match how {
+            Each => trials.extend(suites.flat_map(|suite| alone(module, what, suite))),
+            Together => {
+                let suites: Vec<&Suite> = suites.collect();
+                trials.push(Trial::test(format!("{module}::every_suite"), move || {
+                    let backend = Backend::new(what);
+                    for (suite, test) in
+                        suites.iter().flat_map(|suite| suite.tests.iter().map(move |test| (suite, test)))
+                    {
+                        eprintln!("{}::{} on {what}", suite.name, test.name);
+                        run(test, &|| {
+                            backend.clear();
+                            place(&backend)
+                        });
+                    }
+                    Ok(())
+                }));
             }
         }
-        opened.expect("the store opens")
     }
-
-    /// How long a holder may need to learn that another client waits, beyond the time of a push. docs/postgres.md has the bound.
-    fn push_delay(&self) -> Duration {
-        Duration::from_secs(u64::from(self.backend.is_polled))
-    }
-
-    fn is_quorum(&self) -> bool {
-        matches!(self.backend.servers, Servers::Voting(_))
-    }
-
-    /// Asserts the condition; over a quorum, waits for it, since a node may be late.
-    async fn eventually(&self, is_so: impl AsyncFn() -> bool) {
-        if self.is_quorum() {
-            leasehold_testkit::until(is_so).await;
-        } else {
-            assert!(is_so().await, "the condition does not hold");
-        }
-    }
+    let mut arguments = Arguments::from_args();
+    // As the standard harness does.
+    let threads = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse().ok());
+    arguments.test_threads = arguments.test_threads.or(threads);
+    libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Limit of a wait that must end. It is below 25 s, after which a waiter re-polls, so that a lost push is found.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
-
-pub(crate) async fn pair(store: &Store) -> (Client, Client) {
-    (store.client().await, store.client().await)
-}
-
-/// Inspects the lock until the condition holds.
-pub(crate) async fn until(
-    client: &Client,
-    kind: Kind,
-    name: &str,
-    is_so: impl Fn(&LockInfo) -> bool,
-) -> LockInfo {
-    until_seen(async || client.inspect(kind, name).await, is_so).await
-}
-
-/// Inspects with `look` until the condition holds.
-pub(crate) async fn until_seen(
-    look: impl AsyncFn() -> Result<LockInfo, leasehold::Error>,
-    is_so: impl Fn(&LockInfo) -> bool,
-) -> LockInfo {
-    let began = Instant::now();
-    loop {
-        let asked = Instant::now();
-        let seen = look().await;
-        let late = began.elapsed() > LIMIT / 2;
-        match seen {
-            Ok(view) if is_so(&view) => return view,
-            Ok(view) if late => panic!(
-                "the condition does not hold after half of the test's time, with {} holders and {} waiters: {:.4000}",
-                view.holders.len(),
-                view.waiters.len(),
-                format!("{view:?}")
-            ),
-            // A busy machine.
-            Err(error) if late || !error.is_unavailable() => panic!("the store does not answer: {error}"),
-            // At most half of the time is spent on looking, because a look at many waiters is work.
-            Ok(_) | Err(_) => tokio::time::sleep(asked.elapsed().max(Duration::from_millis(2))).await,
-        }
-    }
-}
-
-/// Starts an attempt, and returns once it is queued.
-pub(crate) async fn queue<T: Send + 'static>(
-    client: &Client,
-    kind: Kind,
-    name: &str,
-    attempt: impl Future<Output = Result<T, leasehold::Error>> + Send + 'static,
-) -> tokio::task::JoinHandle<T> {
-    queue_seen(async || client.inspect(kind, name).await, attempt).await
-}
-
-/// Starts an attempt, and returns once `look` reports it in the queue.
-pub(crate) async fn queue_seen<T: Send + 'static>(
-    look: impl AsyncFn() -> Result<LockInfo, leasehold::Error>,
-    attempt: impl Future<Output = Result<T, leasehold::Error>> + Send + 'static,
-) -> tokio::task::JoinHandle<T> {
-    // The time that a waiter has waited distinguishes it from earlier ones, to the precision of the clocks. A count does not
-    // suffice: a quorum may report a waiter for a moment after its grant.
-    const TICK: Duration = Duration::from_millis(2);
-    let asked = Cell::new(Instant::now());
-    let look = async || {
-        asked.set(Instant::now());
-        look().await
-    };
-    let youngest = |view: &LockInfo| view.waiters.iter().map(|waiter| waiter.waiting_for).min();
-    // So long before the new one that they differ by more than a look takes.
-    let is_apart =
-        |view: &LockInfo| youngest(view).is_none_or(|waited| waited > 2 * TICK + 4 * asked.get().elapsed());
-    let earlier = youngest(&until_seen(&look, is_apart).await);
-    let began = Instant::now();
-    let task = tokio::spawn(async move { attempt.await.expect("the attempt is granted") });
-    // An earlier waiter has waited for as long as it had before, and since.
-    let is_new = |waited: Duration| match earlier {
-        Some(earlier) => waited + TICK < earlier + asked.get().duration_since(began),
-        None => waited < began.elapsed() + TICK,
-    };
-    until_seen(&look, |view| view.waiters.iter().any(|waiter| is_new(waiter.waiting_for))).await;
-    task
-}
-
-/// A test of a suite. Its future is boxed, so that what runs it is compiled once, and not for each test on each store.
-type Test = fn(Store) -> Pin<Box<dyn Future<Output = ()>>>;
-
-/// Runs the tests of a suite: `each` on a store of its own, or `together` on one store, one after the other, if the store takes
-/// seconds to start.
-macro_rules! on_store {
-    (each $suite:ident $what:literal: $($test:ident)*) => {
-        $(
-            #[test]
-            fn $test() {
-                $crate::run_alone($what, |store| Box::pin($crate::$suite::$test(store)));
-            }
-        )*
-    };
-    (together $suite:ident $what:literal: $($test:ident)*) => {
-        async fn $suite(backend: &std::sync::Arc<$crate::Backend>) {
-            $(
-                eprintln!("{} on {}", stringify!($test), $what);
-                $crate::run_next(backend, |store| Box::pin($crate::$suite::$test(store))).await;
-            )*
-        }
-    };
-}
-pub(crate) use on_store;
-
-/// Runs a test on a store of its own.
-fn run_alone(what: &str, test: Test) {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.expect("a runtime").block_on(run(async || test(Store::new(what)).await));
-}
-
-/// Runs a test after others on the same store.
-async fn run_next(backend: &Arc<Backend>, test: Test) {
-    run(async || {
-        backend.clear();
-        test(Store::at(backend.clone())).await;
+/// The tests of a suite, each on a store of its own.
+fn alone(module: &str, what: &'static str, suite: &'static Suite) -> impl Iterator<Item = Trial> {
+    let name = format!("{module}::{}", suite.name);
+    suite.tests.iter().map(move |test| {
+        Trial::test(format!("{name}::{}", test.name), move || {
+            run(test, &|| place(&Backend::new(what)));
+            Ok(())
+        })
     })
-    .await;
 }
 
-/// Runs a test. It repeats a failed one if the machine, or PostgreSQL, paused for longer than the deadlines of the tests allow.
-async fn run(attempt: impl AsyncFn()) {
-    retry_if_slow(Duration::from_millis(250), slow_statements, async || {
-        let ended = tokio::time::timeout(LIMIT, attempt()).await;
-        ended.map_err(|_| format!("the test did not end within {LIMIT:?}"))
-    })
-    .await;
+/// Runs a test, and panics if it fails. It repeats a failed one if the machine, or PostgreSQL, paused for longer than the deadlines of the
+/// tests allow.
+fn run(test: &Test, place: &(dyn Fn() -> Place + Sync)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(retry_if_slow(Duration::from_millis(250), slow_statements, async || {
+        // A runtime must not be made in this one.
+        std::thread::scope(|scope| {
+            let attempt = scope.spawn(|| leasehold_conformance::run(test, place()));
+            attempt.join().unwrap_or_else(|_| Err("the test could not be run".to_owned()))
+        })
+    }));
 }
 
-/// Time limit of one test, for a debug build on a busy machine.
-pub(crate) const LIMIT: Duration = Duration::from_secs(300);
-
-/// All suites, or the given ones.
-macro_rules! suites {
-    ($how:ident $what:literal) => {
-        suites!($how $what: mutex lease detach handoff semaphore rw reentrant election latch barrier once set);
-    };
-    (each $what:literal: $($suite:ident)*) => {
-        $($crate::$suite::tests!(each $what);)*
-    };
-    (together $what:literal: $($suite:ident)*) => {
-        $($crate::$suite::tests!(together $what);)*
-
-        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-        async fn every_suite() {
-            let backend = $crate::Backend::new($what);
-            $($suite(&backend).await;)*
-        }
-    };
-}
-
-macro_rules! stores {
-    ($($store:ident: $how:ident $what:literal $(($($suite:ident)*))?;)*) => {
-        /// The stores that run the suites.
-        const STORES: &[&str] = &[$($what),*];
-        $(
-            mod $store {
-                suites!($how $what $(: $($suite)*)?);
-            }
-        )*
-    };
-}
-
-// What differs from another store in its connections and pushes only runs the suites that need most of these.
-stores! {
-    memory: each "memory";
-    sqlite: each "sqlite";
-    redis: each "redis";
-    redis_resp2: each "redis, protocol 2";
-    redis_6_2: each "redis 6.2";
-    valkey_9: each "valkey 9";
-    redis_8_6: each "redis 8.6" (mutex handoff set);
-    redis_tls: each "rediss" (mutex handoff set);
-    redis_unix: each "redis+unix" (mutex handoff set);
-    sentinel: together "redis-sentinel";
-    cluster: together "redis-cluster";
-    cluster_6_2: together "redis-cluster 6.2" (mutex handoff set);
-    redlock: each "redlock" (mutex lease detach election once set);
-    postgres: each "postgres";
-    postgres_socket: each "postgresql" (mutex handoff set);
-    pgbouncer: each "postgres, pgbouncer";
-    pgbouncer_listen: each "postgres, pgbouncer and listen" (mutex handoff set);
-}
-
-/// The kinds that have a suite.
-const KINDS: &[Kind] = &[mutex::KIND, semaphore::KIND, rw::KIND, election::KIND, latch::KIND, barrier::KIND];
-
-#[test]
-fn every_scheme_and_every_kind_has_a_suite() {
+fn every_scheme_and_every_kind_has_a_suite() -> Result<(), Failed> {
     for scheme in leasehold::SCHEMES {
-        assert!(STORES.contains(scheme), "{scheme} runs no suite");
+        assert!(STORES.iter().any(|(_, _, what, _)| what == scheme), "{scheme} runs no suite");
     }
-    assert_eq!(KINDS, Kind::ALL);
+    assert_eq!(ALL, SUITES.iter().map(|suite| suite.name).collect::<Vec<_>>());
+    let kinds: Vec<Kind> = SUITES.iter().filter_map(|suite| suite.kind).collect();
+    assert_eq!(kinds, Kind::ALL);
+    Ok(())
 }
 
 /// Redlock supports no kind whose suite it does not run.
-#[tokio::test]
-async fn kinds_without_a_suite_are_unsupported() {
-    let store = Store::new("redlock");
-    let client = store.client().await;
-    assert!(client.semaphore("a", 2).try_acquire(1).await.unwrap_err().is_unsupported());
-    assert!(client.rw_lock("a").try_read().await.unwrap_err().is_unsupported());
-    assert!(client.reentrant_mutex("a", "me").try_lock().await.unwrap_err().is_unsupported());
-    assert!(client.latch("a", 2).count_down().await.unwrap_err().is_unsupported());
-    assert!(client.barrier("a", 2).wait().await.unwrap_err().is_unsupported());
+fn kinds_without_a_suite_are_unsupported() -> Result<(), Failed> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let backend = Backend::new("redlock");
+        let client = leasehold::Client::connect(&backend.url).await?;
+        assert!(client.semaphore("a", 2).try_acquire(1).await.unwrap_err().is_unsupported());
+        assert!(client.rw_lock("a").try_read().await.unwrap_err().is_unsupported());
+        assert!(client.reentrant_mutex("a", "me").try_lock().await.unwrap_err().is_unsupported());
+        assert!(client.latch("a", 2).count_down().await.unwrap_err().is_unsupported());
+        assert!(client.barrier("a", 2).wait().await.unwrap_err().is_unsupported());
+        Ok(())
+    })
 }

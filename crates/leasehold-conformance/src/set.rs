@@ -4,24 +4,20 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, Kind, Loss, MutexSet};
 
-use super::{SOON, Store, pair, queue, until};
+use crate::{Place, SOON, Test, pair, queue, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how set $what:
-            mutex_set_is_acquired_together_with_a_token_each
-            busy_mutex_set_holds_no_part
-            refused_mutex_set_leaves_nothing_and_overtakes_no_waiter
-            mutex_sets_in_different_orders_do_not_deadlock
-            invalid_mutex_set_is_refused
-            losing_one_mutex_of_a_set_ends_the_work
-            loss_during_acquisition_of_a_mutex_set_ends_the_wait
-            dropped_mutex_set_leaves_nothing
-            blocking_mutex_set_is_acquired
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    mutex_set_is_acquired_together_with_a_token_each,
+    busy_mutex_set_holds_no_part,
+    refused_mutex_set_leaves_nothing_and_overtakes_no_waiter,
+    mutex_sets_in_different_orders_do_not_deadlock,
+    invalid_mutex_set_is_refused,
+    losing_one_mutex_of_a_set_ends_the_work,
+    loss_during_acquisition_of_a_mutex_set_ends_the_wait,
+    dropped_mutex_set_leaves_nothing,
+    blocking_mutex_set_is_acquired,
+];
 
 const KIND: Kind = Kind::Mutex;
 
@@ -35,7 +31,7 @@ async fn until_free(client: &Client, names: &[&str]) {
     }
 }
 
-pub(crate) async fn mutex_set_is_acquired_together_with_a_token_each(store: Store) {
+async fn mutex_set_is_acquired_together_with_a_token_each(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = set(&one, &["b", "c", "a"]).lock().await.unwrap();
     let names: Vec<_> = guard.guards().iter().map(leasehold::Guard::name).collect();
@@ -55,7 +51,7 @@ pub(crate) async fn mutex_set_is_acquired_together_with_a_token_each(store: Stor
     }
 }
 
-pub(crate) async fn busy_mutex_set_holds_no_part(store: Store) {
+async fn busy_mutex_set_holds_no_part(store: Place) {
     let (one, other) = pair(&store).await;
     let held = one.mutex("b").lock().await.unwrap();
     let both = set(&other, &["b", "a", "c"]);
@@ -68,7 +64,7 @@ pub(crate) async fn busy_mutex_set_holds_no_part(store: Store) {
     assert!(both.lock_timeout(SOON).await.unwrap().is_some());
 }
 
-pub(crate) async fn refused_mutex_set_leaves_nothing_and_overtakes_no_waiter(store: Store) {
+async fn refused_mutex_set_leaves_nothing_and_overtakes_no_waiter(store: Place) {
     let (one, other) = pair(&store).await;
     for taken in ["a", "b", "c"] {
         let held = one.mutex(taken).lock().await.unwrap();
@@ -88,7 +84,7 @@ pub(crate) async fn refused_mutex_set_leaves_nothing_and_overtakes_no_waiter(sto
     store.eventually(async || all.try_lock().await.unwrap().is_some()).await;
 }
 
-pub(crate) async fn mutex_sets_in_different_orders_do_not_deadlock(store: Store) {
+async fn mutex_sets_in_different_orders_do_not_deadlock(store: Place) {
     let orders = [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"], ["c", "a", "b"]];
     let mut tasks = Vec::new();
     for order in orders {
@@ -107,7 +103,7 @@ pub(crate) async fn mutex_sets_in_different_orders_do_not_deadlock(store: Store)
     until_free(&store.client().await, &["a", "b", "c"]).await;
 }
 
-pub(crate) async fn invalid_mutex_set_is_refused(store: Store) {
+async fn invalid_mutex_set_is_refused(store: Place) {
     let (one, other) = pair(&store).await;
     let mixed = MutexSet::new([one.mutex("a"), other.mutex("b")]);
     for (set, says) in [
@@ -125,7 +121,7 @@ pub(crate) async fn invalid_mutex_set_is_refused(store: Store) {
     assert!(one.list().await.unwrap().is_empty(), "nothing was acquired");
 }
 
-pub(crate) async fn losing_one_mutex_of_a_set_ends_the_work(store: Store) {
+async fn losing_one_mutex_of_a_set_ends_the_work(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = set(&one, &["a", "b"]).lock().await.unwrap();
     let (ended, _) = tokio::join!(guard.run(std::future::pending::<()>()), async {
@@ -139,7 +135,7 @@ pub(crate) async fn losing_one_mutex_of_a_set_ends_the_work(store: Store) {
     until_free(&one, &["a", "b"]).await;
 }
 
-pub(crate) async fn loss_during_acquisition_of_a_mutex_set_ends_the_wait(store: Store) {
+async fn loss_during_acquisition_of_a_mutex_set_ends_the_wait(store: Place) {
     let (one, other) = pair(&store).await;
     let _held = other.mutex("b").lock().await.unwrap();
     let both = set(&one, &["a", "b"]);
@@ -151,7 +147,7 @@ pub(crate) async fn loss_during_acquisition_of_a_mutex_set_ends_the_wait(store: 
     until(&one, KIND, "b", |view| view.waiters.is_empty()).await;
 }
 
-pub(crate) async fn dropped_mutex_set_leaves_nothing(store: Store) {
+async fn dropped_mutex_set_leaves_nothing(store: Place) {
     let (one, other) = pair(&store).await;
     drop(set(&one, &["a", "b"]).lock().await.unwrap());
     until_free(&one, &["a", "b"]).await;
@@ -166,10 +162,10 @@ pub(crate) async fn dropped_mutex_set_leaves_nothing(store: Store) {
     until_free(&one, &["a", "b"]).await;
 }
 
-pub(crate) async fn blocking_mutex_set_is_acquired(store: Store) {
-    let url = store.url.clone();
+async fn blocking_mutex_set_is_acquired(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         let both = leasehold::blocking::MutexSet::new(["b", "a"].map(|name| client.mutex(name)));
         let guard = both.lock()?;
         assert!(guard.is_held() && guard.token("a") == Some(guard.guards()[1].token()));

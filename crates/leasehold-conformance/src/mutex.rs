@@ -4,38 +4,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::{Guard, Kind, LockInfo, Loss, Mutex};
+use leasehold::{Guard, LockInfo, Loss, Mutex};
 
-use super::{SOON, Store, pair};
+use crate::{Place, SOON, Test, pair};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how mutex $what:
-            held_mutex_is_refused_to_another_client
-            tokens_rise_across_grants_and_clients
-            waiters_are_granted_in_fifo_order
-            released_lock_is_granted_to_first_waiter
-            timed_out_waiter_leaves_the_queue
-            dropped_lock_future_leaves_the_queue
-            dropped_guard_releases
-            guard_dropped_in_a_panic_releases
-            guard_dropped_without_a_runtime_releases
-            invalid_input_is_refused_and_leaves_nothing
-            full_queue_refuses_waiters
-            inspect_reports_holders_and_waiters
-            list_reports_every_lock_in_use
-            diagnose_succeeds_and_changes_no_lock
-            tasks_of_several_clients_count_exactly
-            many_waiters_of_one_client_are_all_granted
-            blocking_mutex_behaves_like_the_async_one
-            different_names_are_different_locks
-            sixteen_clients_are_served_equally
-        }
-    };
-}
-pub(crate) use tests;
-
-pub(crate) const KIND: Kind = Kind::Mutex;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    held_mutex_is_refused_to_another_client,
+    tokens_rise_across_grants_and_clients,
+    waiters_are_granted_in_fifo_order,
+    released_lock_is_granted_to_first_waiter,
+    timed_out_waiter_leaves_the_queue,
+    dropped_lock_future_leaves_the_queue,
+    dropped_guard_releases,
+    guard_dropped_in_a_panic_releases,
+    guard_dropped_without_a_runtime_releases,
+    invalid_input_is_refused_and_leaves_nothing,
+    full_queue_refuses_waiters,
+    inspect_reports_holders_and_waiters,
+    list_reports_every_lock_in_use,
+    diagnose_succeeds_and_changes_no_lock,
+    tasks_of_several_clients_count_exactly,
+    many_waiters_of_one_client_are_all_granted,
+    blocking_mutex_behaves_like_the_async_one,
+    different_names_are_different_locks,
+    sixteen_clients_are_served_equally,
+];
 
 /// Inspects the mutex until the condition holds.
 pub(crate) async fn until(mutex: &Mutex, is_so: impl Fn(&LockInfo) -> bool) -> LockInfo {
@@ -52,7 +46,7 @@ pub(crate) async fn queue(mutex: &Mutex) -> tokio::task::JoinHandle<Guard> {
     crate::queue_seen(async || mutex.inspect().await, async move { waiting.lock().await }).await
 }
 
-pub(crate) async fn held_mutex_is_refused_to_another_client(store: Store) {
+async fn held_mutex_is_refused_to_another_client(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     assert!(guard.is_held() && guard.name() == "a");
@@ -62,7 +56,7 @@ pub(crate) async fn held_mutex_is_refused_to_another_client(store: Store) {
     store.eventually(async || other.mutex("a").try_lock().await.unwrap().is_some()).await;
 }
 
-pub(crate) async fn tokens_rise_across_grants_and_clients(store: Store) {
+async fn tokens_rise_across_grants_and_clients(store: Place) {
     let (one, other) = pair(&store).await;
     let mut last = None;
     for round in 0..20 {
@@ -74,7 +68,7 @@ pub(crate) async fn tokens_rise_across_grants_and_clients(store: Store) {
     }
 }
 
-pub(crate) async fn waiters_are_granted_in_fifo_order(store: Store) {
+async fn waiters_are_granted_in_fifo_order(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -99,7 +93,7 @@ pub(crate) async fn waiters_are_granted_in_fifo_order(store: Store) {
     assert_eq!(numbers, (0..10).collect::<Vec<_>>());
 }
 
-pub(crate) async fn released_lock_is_granted_to_first_waiter(store: Store) {
+async fn released_lock_is_granted_to_first_waiter(store: Place) {
     let (one, other) = pair(&store).await;
     // A re-poll is due after 2 s at the earliest, so only the push can be this fast. A slow hand-off may be the machine's.
     let mut fastest = Duration::MAX;
@@ -115,7 +109,7 @@ pub(crate) async fn released_lock_is_granted_to_first_waiter(store: Store) {
     assert!(fastest < Duration::from_secs(1), "the fastest hand-off took {fastest:?}");
 }
 
-pub(crate) async fn timed_out_waiter_leaves_the_queue(store: Store) {
+async fn timed_out_waiter_leaves_the_queue(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let began = Instant::now();
@@ -128,7 +122,7 @@ pub(crate) async fn timed_out_waiter_leaves_the_queue(store: Store) {
     assert!(other.mutex("a").lock_timeout(SOON).await.unwrap().is_some());
 }
 
-pub(crate) async fn dropped_lock_future_leaves_the_queue(store: Store) {
+async fn dropped_lock_future_leaves_the_queue(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
@@ -138,13 +132,13 @@ pub(crate) async fn dropped_lock_future_leaves_the_queue(store: Store) {
     until_free(&one.mutex("a")).await;
 }
 
-pub(crate) async fn dropped_guard_releases(store: Store) {
+async fn dropped_guard_releases(store: Place) {
     let client = store.client().await;
     drop(client.mutex("a").lock().await.unwrap());
     until_free(&client.mutex("a")).await;
 }
 
-pub(crate) async fn guard_dropped_in_a_panic_releases(store: Store) {
+async fn guard_dropped_in_a_panic_releases(store: Place) {
     let client = store.client().await;
     let mutex = client.mutex("a");
     let task = tokio::spawn(async move {
@@ -156,14 +150,14 @@ pub(crate) async fn guard_dropped_in_a_panic_releases(store: Store) {
     until_free(&client.mutex("a")).await;
 }
 
-pub(crate) async fn guard_dropped_without_a_runtime_releases(store: Store) {
+async fn guard_dropped_without_a_runtime_releases(store: Place) {
     let client = store.client().await;
     let guard = client.mutex("a").lock().await.unwrap();
     std::thread::spawn(move || drop(guard)).join().unwrap();
     until_free(&client.mutex("a")).await;
 }
 
-pub(crate) async fn invalid_input_is_refused_and_leaves_nothing(store: Store) {
+async fn invalid_input_is_refused_and_leaves_nothing(store: Place) {
     let client = store.client().await;
     let long = "x".repeat(513);
     for name in ["", "a\nb", "\u{7f}", &long] {
@@ -194,7 +188,7 @@ pub(crate) async fn invalid_input_is_refused_and_leaves_nothing(store: Store) {
     assert!(mutex.ttl(Duration::from_millis(100)).label("x".repeat(1024)).lock().await.is_ok());
 }
 
-pub(crate) async fn full_queue_refuses_waiters(store: Store) {
+async fn full_queue_refuses_waiters(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let waiting = queue(&other.mutex("a").max_waiters(1)).await;
@@ -204,7 +198,7 @@ pub(crate) async fn full_queue_refuses_waiters(store: Store) {
     drop(waiting.await.unwrap());
 }
 
-pub(crate) async fn inspect_reports_holders_and_waiters(store: Store) {
+async fn inspect_reports_holders_and_waiters(store: Place) {
     let (one, other) = pair(&store).await;
     assert!(one.list().await.unwrap().is_empty());
     let guard = one.mutex("a").label("nightly").lock().await.unwrap();
@@ -228,7 +222,7 @@ pub(crate) async fn inspect_reports_holders_and_waiters(store: Store) {
 }
 
 /// More than a store reads at a time.
-pub(crate) async fn list_reports_every_lock_in_use(store: Store) {
+async fn list_reports_every_lock_in_use(store: Place) {
     let (one, other) = pair(&store).await;
     let mut guards = Vec::new();
     for number in 0..430 {
@@ -239,7 +233,7 @@ pub(crate) async fn list_reports_every_lock_in_use(store: Store) {
     assert_eq!(names, expected);
 }
 
-pub(crate) async fn diagnose_succeeds_and_changes_no_lock(store: Store) {
+async fn diagnose_succeeds_and_changes_no_lock(store: Place) {
     let (one, other) = pair(&store).await;
     let mutex = one.mutex("a");
     let guard = mutex.lock().await.unwrap();
@@ -257,7 +251,7 @@ pub(crate) async fn diagnose_succeeds_and_changes_no_lock(store: Store) {
     waiting.await.unwrap().release().await.unwrap();
 }
 
-pub(crate) async fn tasks_of_several_clients_count_exactly(store: Store) {
+async fn tasks_of_several_clients_count_exactly(store: Place) {
     // Read, yield, write: the counter loses counts if two holders overlap.
     let counter = Arc::new(AtomicU64::new(0));
     let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -297,10 +291,10 @@ async fn lock_at_last(mutex: &Mutex, may_fail: bool) -> Guard {
     }
 }
 
-pub(crate) async fn many_waiters_of_one_client_are_all_granted(store: Store) {
-    let count = leasehold_testkit::extent(300, 1_000, 1_000);
+async fn many_waiters_of_one_client_are_all_granted(store: Place) {
+    let count = store.effort.of(300, 1_000, 1_000);
     let client = store.client().await;
-    let may_fail = store.is_quorum() || store.url.starts_with("postgres:");
+    let may_fail = store.is_quorum || store.is_slow;
     // So long that a busy machine does not lose it.
     let guard = client.mutex("a").ttl(Duration::from_secs(120)).lock().await.unwrap();
     let lost = Arc::new(AtomicUsize::new(0));
@@ -326,11 +320,11 @@ pub(crate) async fn many_waiters_of_one_client_are_all_granted(store: Store) {
     until_free(&client.mutex("a")).await;
 }
 
-pub(crate) async fn blocking_mutex_behaves_like_the_async_one(store: Store) {
-    let url = store.url.clone();
+async fn blocking_mutex_behaves_like_the_async_one(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
-        let other = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
+        let other = connect()?;
         let guard = client.mutex("a").ttl(Duration::from_secs(5)).lock()?;
         assert!(guard.is_held() && guard.lost_within(Duration::from_millis(1)).is_none());
         assert!(other.mutex("a").try_lock()?.is_none());
@@ -346,7 +340,7 @@ pub(crate) async fn blocking_mutex_behaves_like_the_async_one(store: Store) {
     worked.unwrap();
 }
 
-pub(crate) async fn different_names_are_different_locks(store: Store) {
+async fn different_names_are_different_locks(store: Place) {
     let client = store.client().await;
     let names = ["a", "A", "a ", "{a}", "a:b", "Straße", "'; DROP TABLE lease; --"];
     let mut guards = Vec::new();
@@ -359,7 +353,7 @@ pub(crate) async fn different_names_are_different_locks(store: Store) {
     }
 }
 
-pub(crate) async fn sixteen_clients_are_served_equally(store: Store) {
+async fn sixteen_clients_are_served_equally(store: Place) {
     let mut unfair = Vec::new();
     for _ in 0..3 {
         let grants = contest(&store).await;
@@ -376,8 +370,8 @@ pub(crate) async fn sixteen_clients_are_served_equally(store: Store) {
 }
 
 /// The grants of each of sixteen clients that want one lock.
-async fn contest(store: &Store) -> Vec<u32> {
-    let span = Duration::from_secs(leasehold_testkit::extent(1, 10, 30));
+async fn contest(store: &Place) -> Vec<u32> {
+    let span = Duration::from_secs(store.effort.of(1, 10, 30));
     let mut clients = Vec::new();
     for _ in 0..16 {
         clients.push(store.client().await);

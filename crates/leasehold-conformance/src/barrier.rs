@@ -6,25 +6,21 @@ use std::time::Duration;
 
 use leasehold::{Error, Kind};
 
-use super::{SOON, Store, pair, until};
+use crate::{Place, SOON, Test, pair, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how barrier $what:
-            barrier_opens_only_when_all_parties_arrived_in_every_round
-            party_that_leaves_or_dies_does_not_count
-            early_party_waits_for_the_next_round
-            force_released_party_gets_an_error
-            invalid_barrier_is_refused
-            blocking_barrier_waits_for_all_parties
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    barrier_opens_only_when_all_parties_arrived_in_every_round,
+    party_that_leaves_or_dies_does_not_count,
+    early_party_waits_for_the_next_round,
+    force_released_party_gets_an_error,
+    invalid_barrier_is_refused,
+    blocking_barrier_waits_for_all_parties,
+];
 
-pub(crate) const KIND: Kind = Kind::Barrier;
+const KIND: Kind = Kind::Barrier;
 
-pub(crate) async fn barrier_opens_only_when_all_parties_arrived_in_every_round(store: Store) {
+async fn barrier_opens_only_when_all_parties_arrived_in_every_round(store: Place) {
     const PARTIES: u32 = 4;
     const ROUNDS: u32 = 5;
     let arrived = Arc::new(AtomicU32::new(0));
@@ -49,7 +45,7 @@ pub(crate) async fn barrier_opens_only_when_all_parties_arrived_in_every_round(s
     assert_eq!(leaders.load(Ordering::SeqCst), ROUNDS, "each round has one leader");
 }
 
-pub(crate) async fn party_that_leaves_or_dies_does_not_count(store: Store) {
+async fn party_that_leaves_or_dies_does_not_count(store: Place) {
     let (one, other) = pair(&store).await;
     let gave_up = one.barrier("a", 2).wait_timeout(Duration::from_millis(50)).await.unwrap();
     assert!(gave_up.is_none());
@@ -70,7 +66,7 @@ pub(crate) async fn party_that_leaves_or_dies_does_not_count(store: Store) {
     until(&other, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn early_party_waits_for_the_next_round(store: Store) {
+async fn early_party_waits_for_the_next_round(store: Place) {
     let (one, other) = pair(&store).await;
     let mut parties = Vec::new();
     for _ in 0..3 {
@@ -92,7 +88,7 @@ pub(crate) async fn early_party_waits_for_the_next_round(store: Store) {
     }
 }
 
-pub(crate) async fn force_released_party_gets_an_error(store: Store) {
+async fn force_released_party_gets_an_error(store: Place) {
     let (one, other) = pair(&store).await;
     let barrier = one.barrier("a", 2);
     let waiting = tokio::spawn(async move { barrier.wait().await });
@@ -102,7 +98,7 @@ pub(crate) async fn force_released_party_gets_an_error(store: Store) {
     assert!(ended.unwrap_err().is_lost());
 }
 
-pub(crate) async fn invalid_barrier_is_refused(store: Store) {
+async fn invalid_barrier_is_refused(store: Place) {
     let (one, other) = pair(&store).await;
     for parties in [0, 1 << 16, u32::MAX] {
         let error = one.barrier("a", parties).wait().await.unwrap_err();
@@ -118,10 +114,10 @@ pub(crate) async fn invalid_barrier_is_refused(store: Store) {
     waiting.abort();
 }
 
-pub(crate) async fn blocking_barrier_waits_for_all_parties(store: Store) {
-    let url = store.url.clone();
+async fn blocking_barrier_waits_for_all_parties(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         let barrier = client.barrier("a", 2).ttl(Duration::from_secs(5));
         assert!(barrier.wait_timeout(Duration::from_millis(10))?.is_none());
         let there = std::thread::spawn({

@@ -4,30 +4,26 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, Kind, Loss};
 
-use super::{SOON, Store, pair, queue, until};
+use crate::{Place, SOON, Test, pair, queue, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how reentrant $what:
-            owner_reenters_and_others_wait_for_all_its_releases
-            holding_owner_reenters_before_waiters
-            granted_owner_admits_its_waiting_tasks_at_once
-            dead_acquisition_keeps_the_others_of_its_owner
-            owner_releases_only_its_own_acquisitions
-            release_all_releases_every_acquisition_of_the_owner
-            lost_guard_blocks_reentry_until_dropped
-            max_hold_ends_each_acquisition_of_an_owner
-            invalid_owner_is_refused
-            inspect_reports_owners
-            blocking_reentrant_mutex_reenters
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    owner_reenters_and_others_wait_for_all_its_releases,
+    holding_owner_reenters_before_waiters,
+    granted_owner_admits_its_waiting_tasks_at_once,
+    dead_acquisition_keeps_the_others_of_its_owner,
+    owner_releases_only_its_own_acquisitions,
+    release_all_releases_every_acquisition_of_the_owner,
+    lost_guard_blocks_reentry_until_dropped,
+    max_hold_ends_each_acquisition_of_an_owner,
+    invalid_owner_is_refused,
+    inspect_reports_owners,
+    blocking_reentrant_mutex_reenters,
+];
 
 const KIND: Kind = Kind::Mutex;
 
-pub(crate) async fn owner_reenters_and_others_wait_for_all_its_releases(store: Store) {
+async fn owner_reenters_and_others_wait_for_all_its_releases(store: Place) {
     let (one, other) = pair(&store).await;
     let (here, there) = (one.reentrant_mutex("a", "us"), other.reentrant_mutex("a", "us"));
     let first = here.lock().await.unwrap();
@@ -47,7 +43,7 @@ pub(crate) async fn owner_reenters_and_others_wait_for_all_its_releases(store: S
     assert!(waiting.await.unwrap().token() > token);
 }
 
-pub(crate) async fn holding_owner_reenters_before_waiters(store: Store) {
+async fn holding_owner_reenters_before_waiters(store: Place) {
     let (one, other) = pair(&store).await;
     let outer = one.reentrant_mutex("a", "us").lock().await.unwrap();
     let mutex = other.mutex("a");
@@ -58,7 +54,7 @@ pub(crate) async fn holding_owner_reenters_before_waiters(store: Store) {
     drop(waiting.await.unwrap());
 }
 
-pub(crate) async fn granted_owner_admits_its_waiting_tasks_at_once(store: Store) {
+async fn granted_owner_admits_its_waiting_tasks_at_once(store: Place) {
     let (one, other) = pair(&store).await;
     let ours = one.reentrant_mutex("a", "us");
     let task = |ours: leasehold::ReentrantMutex| async move { ours.lock().await };
@@ -82,7 +78,7 @@ pub(crate) async fn granted_owner_admits_its_waiting_tasks_at_once(store: Store)
     assert!(fastest < Duration::from_secs(1), "the fastest round took {fastest:?}");
 }
 
-pub(crate) async fn dead_acquisition_keeps_the_others_of_its_owner(store: Store) {
+async fn dead_acquisition_keeps_the_others_of_its_owner(store: Place) {
     let (one, other) = pair(&store).await;
     let living = one.reentrant_mutex("a", "us").lock().await.unwrap();
     let dying = other.reentrant_mutex("a", "us").ttl(Duration::from_secs(1)).auto_renew(false);
@@ -92,7 +88,7 @@ pub(crate) async fn dead_acquisition_keeps_the_others_of_its_owner(store: Store)
     assert!(living.is_held() && other.mutex("a").try_lock().await.unwrap().is_none());
 }
 
-pub(crate) async fn owner_releases_only_its_own_acquisitions(store: Store) {
+async fn owner_releases_only_its_own_acquisitions(store: Place) {
     let (one, other) = pair(&store).await;
     let them = other.reentrant_mutex("a", "them");
     let error = them.release_all().await.unwrap_err();
@@ -114,7 +110,7 @@ pub(crate) async fn owner_releases_only_its_own_acquisitions(store: Store) {
     plain.release().await.unwrap();
 }
 
-pub(crate) async fn release_all_releases_every_acquisition_of_the_owner(store: Store) {
+async fn release_all_releases_every_acquisition_of_the_owner(store: Place) {
     let (one, other) = pair(&store).await;
     let (here, there) = (one.reentrant_mutex("a", "us"), other.reentrant_mutex("a", "us"));
     let guards = (here.lock().await.unwrap(), there.lock().await.unwrap());
@@ -127,7 +123,7 @@ pub(crate) async fn release_all_releases_every_acquisition_of_the_owner(store: S
     assert_eq!(here.hold_count().await.unwrap(), 0);
 }
 
-pub(crate) async fn lost_guard_blocks_reentry_until_dropped(store: Store) {
+async fn lost_guard_blocks_reentry_until_dropped(store: Place) {
     let (one, other) = pair(&store).await;
     let lock = one.reentrant_mutex("a", "us").ttl(Duration::from_secs(1)).auto_renew(false);
     let outer = lock.lock().await.unwrap();
@@ -155,7 +151,7 @@ pub(crate) async fn lost_guard_blocks_reentry_until_dropped(store: Store) {
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn max_hold_ends_each_acquisition_of_an_owner(store: Store) {
+async fn max_hold_ends_each_acquisition_of_an_owner(store: Place) {
     let (one, other) = pair(&store).await;
     let hold = Duration::from_secs(8);
     let began = Instant::now();
@@ -175,7 +171,7 @@ pub(crate) async fn max_hold_ends_each_acquisition_of_an_owner(store: Store) {
     );
 }
 
-pub(crate) async fn invalid_owner_is_refused(store: Store) {
+async fn invalid_owner_is_refused(store: Place) {
     let client = store.client().await;
     for owner in ["", "a\nb", &"x".repeat(513)] {
         let lock = client.reentrant_mutex("a", owner);
@@ -188,7 +184,7 @@ pub(crate) async fn invalid_owner_is_refused(store: Store) {
     assert!(client.reentrant_mutex("a", "x".repeat(512)).try_lock().await.unwrap().is_some());
 }
 
-pub(crate) async fn inspect_reports_owners(store: Store) {
+async fn inspect_reports_owners(store: Place) {
     let client = store.client().await;
     let _guards = (
         client.reentrant_mutex("a", "ä us").lock().await.unwrap(),
@@ -199,10 +195,10 @@ pub(crate) async fn inspect_reports_owners(store: Store) {
     assert!(view.holders.iter().all(|holder| holder.owner.as_deref() == Some("ä us")));
 }
 
-pub(crate) async fn blocking_reentrant_mutex_reenters(store: Store) {
-    let url = store.url.clone();
+async fn blocking_reentrant_mutex_reenters(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         let lock = client.reentrant_mutex("a", "us").ttl(Duration::from_secs(5));
         let (outer, inner) = (lock.lock()?, lock.try_lock()?);
         assert!(inner.is_some() && lock.lock_timeout(SOON)?.is_some());

@@ -6,39 +6,35 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Kind, Loss, Mode, RwLock};
 
-use super::{SOON, Store, pair, queue, until};
+use crate::{Place, SOON, Test, pair, queue, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how rw $what:
-            readers_share_and_a_writer_excludes_all
-            waiting_writer_is_not_overtaken_and_adjacent_readers_are_granted_together
-            readers_and_writers_never_overlap
-            downgraded_writer_admits_readers_and_keeps_its_token
-            upgrade_is_granted_before_all_waiters
-            failed_upgrade_returns_the_guard
-            refused_upgrade_does_not_extend_the_lease
-            dropped_upgrade_future_leaves_nothing
-            lost_lease_cannot_be_exchanged
-            lease_lost_during_an_upgrade_ends_the_wait
-            dead_reader_delays_a_writer_for_its_own_ttl_only
-            max_hold_counts_through_upgrade_and_downgrade
-            inspect_reports_readers_and_writers
-            grant_cost_is_independent_of_the_number_of_readers
-            readers_and_writers_do_not_starve
-            blocking_rw_lock_reads_and_writes
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    readers_share_and_a_writer_excludes_all,
+    waiting_writer_is_not_overtaken_and_adjacent_readers_are_granted_together,
+    readers_and_writers_never_overlap,
+    downgraded_writer_admits_readers_and_keeps_its_token,
+    upgrade_is_granted_before_all_waiters,
+    failed_upgrade_returns_the_guard,
+    refused_upgrade_does_not_extend_the_lease,
+    dropped_upgrade_future_leaves_nothing,
+    lost_lease_cannot_be_exchanged,
+    lease_lost_during_an_upgrade_ends_the_wait,
+    dead_reader_delays_a_writer_for_its_own_ttl_only,
+    max_hold_counts_through_upgrade_and_downgrade,
+    inspect_reports_readers_and_writers,
+    grant_cost_is_independent_of_the_number_of_readers,
+    readers_and_writers_do_not_starve,
+    blocking_rw_lock_reads_and_writes,
+];
 
-pub(crate) const KIND: Kind = Kind::ReadWrite;
+const KIND: Kind = Kind::ReadWrite;
 
 async fn until_free(client: &Client) {
     until(client, KIND, "a", |view| view.holders.is_empty() && view.waiters.is_empty()).await;
 }
 
-pub(crate) async fn readers_share_and_a_writer_excludes_all(store: Store) {
+async fn readers_share_and_a_writer_excludes_all(store: Place) {
     let (one, other) = pair(&store).await;
     let (mine, theirs) = (one.rw_lock("a"), other.rw_lock("a"));
     let readers = (mine.read().await.unwrap(), theirs.read().await.unwrap());
@@ -56,7 +52,7 @@ pub(crate) async fn readers_share_and_a_writer_excludes_all(store: Store) {
     assert!(mine.try_write().await.unwrap().is_some());
 }
 
-pub(crate) async fn waiting_writer_is_not_overtaken_and_adjacent_readers_are_granted_together(store: Store) {
+async fn waiting_writer_is_not_overtaken_and_adjacent_readers_are_granted_together(store: Place) {
     let (one, other) = pair(&store).await;
     let first = one.rw_lock("a").read().await.unwrap();
     let lock = other.rw_lock("a");
@@ -77,7 +73,7 @@ pub(crate) async fn waiting_writer_is_not_overtaken_and_adjacent_readers_are_gra
     }
 }
 
-pub(crate) async fn readers_and_writers_never_overlap(store: Store) {
+async fn readers_and_writers_never_overlap(store: Place) {
     // Each reader adds one, a writer makes it minus one.
     let inside = Arc::new(AtomicI32::new(0));
     let overlap = Arc::new(AtomicI32::new(0));
@@ -111,7 +107,7 @@ pub(crate) async fn readers_and_writers_never_overlap(store: Store) {
     assert!(overlap.load(Ordering::SeqCst) > 1, "readers overlapped");
 }
 
-pub(crate) async fn downgraded_writer_admits_readers_and_keeps_its_token(store: Store) {
+async fn downgraded_writer_admits_readers_and_keeps_its_token(store: Place) {
     let (one, other) = pair(&store).await;
     let writer = one.rw_lock("a").write().await.unwrap();
     let token = writer.token();
@@ -131,7 +127,7 @@ pub(crate) async fn downgraded_writer_admits_readers_and_keeps_its_token(store: 
     until_free(&one).await;
 }
 
-pub(crate) async fn upgrade_is_granted_before_all_waiters(store: Store) {
+async fn upgrade_is_granted_before_all_waiters(store: Place) {
     let (one, other) = pair(&store).await;
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let token = upgradable.token();
@@ -156,7 +152,7 @@ pub(crate) async fn upgrade_is_granted_before_all_waiters(store: Store) {
     until_free(&one).await;
 }
 
-pub(crate) async fn failed_upgrade_returns_the_guard(store: Store) {
+async fn failed_upgrade_returns_the_guard(store: Place) {
     let (one, other) = pair(&store).await;
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let reader = other.rw_lock("a").read().await.unwrap();
@@ -179,7 +175,7 @@ pub(crate) async fn failed_upgrade_returns_the_guard(store: Store) {
     until_free(&one).await;
 }
 
-pub(crate) async fn refused_upgrade_does_not_extend_the_lease(store: Store) {
+async fn refused_upgrade_does_not_extend_the_lease(store: Place) {
     let client = store.client().await;
     let lock = client.rw_lock("a").auto_renew(false);
     let _reader = lock.read().await.unwrap();
@@ -193,7 +189,7 @@ pub(crate) async fn refused_upgrade_does_not_extend_the_lease(store: Store) {
     assert!(upgradable.remaining() <= before - span * 9 / 10);
 }
 
-pub(crate) async fn dropped_upgrade_future_leaves_nothing(store: Store) {
+async fn dropped_upgrade_future_leaves_nothing(store: Place) {
     let (one, other) = pair(&store).await;
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let reader = other.rw_lock("a").read().await.unwrap();
@@ -204,7 +200,7 @@ pub(crate) async fn dropped_upgrade_future_leaves_nothing(store: Store) {
     until_free(&one).await;
 }
 
-pub(crate) async fn lost_lease_cannot_be_exchanged(store: Store) {
+async fn lost_lease_cannot_be_exchanged(store: Place) {
     let (one, other) = pair(&store).await;
     let lock = one.rw_lock("a");
     // Force-released, which only the store knows.
@@ -224,7 +220,7 @@ pub(crate) async fn lost_lease_cannot_be_exchanged(store: Store) {
     assert!(view.holders.len() == 1 && view.holders[0].token == next.token(), "{view:?}");
 }
 
-pub(crate) async fn lease_lost_during_an_upgrade_ends_the_wait(store: Store) {
+async fn lease_lost_during_an_upgrade_ends_the_wait(store: Place) {
     let (one, other) = pair(&store).await;
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
     let _reader = other.rw_lock("a").read().await.unwrap();
@@ -236,7 +232,7 @@ pub(crate) async fn lease_lost_during_an_upgrade_ends_the_wait(store: Store) {
     until_free(&one).await;
 }
 
-pub(crate) async fn dead_reader_delays_a_writer_for_its_own_ttl_only(store: Store) {
+async fn dead_reader_delays_a_writer_for_its_own_ttl_only(store: Place) {
     let (one, other) = pair(&store).await;
     let living = one.rw_lock("a").read().await.unwrap();
     let dead = one.rw_lock("a").ttl(Duration::from_secs(1)).auto_renew(false).read().await.unwrap();
@@ -249,7 +245,7 @@ pub(crate) async fn dead_reader_delays_a_writer_for_its_own_ttl_only(store: Stor
     assert!(writer.is_held() && !dead.is_held());
 }
 
-pub(crate) async fn max_hold_counts_through_upgrade_and_downgrade(store: Store) {
+async fn max_hold_counts_through_upgrade_and_downgrade(store: Place) {
     let client = store.client().await;
     let hold = Duration::from_secs(6);
     let writer = client.rw_lock("a").max_hold(hold).write().await.unwrap();
@@ -261,7 +257,7 @@ pub(crate) async fn max_hold_counts_through_upgrade_and_downgrade(store: Store) 
     assert_eq!(tokio::time::timeout(SOON, reader.lost()).await.unwrap(), Loss::MaxHold);
 }
 
-pub(crate) async fn inspect_reports_readers_and_writers(store: Store) {
+async fn inspect_reports_readers_and_writers(store: Place) {
     let (one, other) = pair(&store).await;
     let reader = one.rw_lock("a").read().await.unwrap();
     let upgradable = one.rw_lock("a").upgradable_read().await.unwrap();
@@ -291,8 +287,8 @@ fn median(mut spans: Vec<Duration>) -> Duration {
     spans[spans.len() / 2]
 }
 
-pub(crate) async fn grant_cost_is_independent_of_the_number_of_readers(store: Store) {
-    let many = leasehold_testkit::extent(500, 2_000, 5_000);
+async fn grant_cost_is_independent_of_the_number_of_readers(store: Place) {
+    let many = store.effort.of(500, 2_000, 5_000);
     let (one, other) = pair(&store).await;
     let mut readers = Vec::new();
     for (name, count) in [("few", 10), ("many", many)] {
@@ -327,13 +323,13 @@ async fn acquire_until(lock: RwLock, writes: bool, end: Instant) -> (u32, Durati
     (count, longest)
 }
 
-pub(crate) async fn readers_and_writers_do_not_starve(store: Store) {
+async fn readers_and_writers_do_not_starve(store: Place) {
     let mut locks = Vec::new();
     for _ in 0..12 {
         locks.push(store.client().await.rw_lock("a"));
     }
     // Starts after all are connected, which may take long on a busy machine.
-    let span = Duration::from_secs(leasehold_testkit::extent(1, 10, 30));
+    let span = Duration::from_secs(store.effort.of(1, 10, 30));
     let end = Instant::now() + span;
     let mut tasks = Vec::new();
     for (number, lock) in locks.into_iter().enumerate() {
@@ -353,10 +349,10 @@ pub(crate) async fn readers_and_writers_do_not_starve(store: Store) {
     assert!(least > 0, "every client acquired the lock");
 }
 
-pub(crate) async fn blocking_rw_lock_reads_and_writes(store: Store) {
-    let url = store.url.clone();
+async fn blocking_rw_lock_reads_and_writes(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         let lock = client.rw_lock("a").ttl(Duration::from_secs(5));
         let (one, other) = (lock.read()?, lock.read()?);
         assert!(lock.try_write()?.is_none() && lock.write_timeout(Duration::from_millis(10))?.is_none());

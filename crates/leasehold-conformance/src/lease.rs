@@ -4,31 +4,27 @@ use std::time::{Duration, Instant};
 
 use leasehold::Loss;
 
-use super::mutex::{queue, until, until_free};
-use super::{SOON, Store, pair};
+use crate::mutex::{queue, until, until_free};
+use crate::{Place, SOON, Test, pair};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how lease $what:
-            short_lease_is_renewed_while_its_guard_lives
-            pushed_lease_outlives_its_claim_window
-            unrenewed_lease_is_lost_at_its_ttl
-            manual_renewal_extends_the_lease
-            max_hold_ends_a_renewed_lease
-            force_released_lock_is_lost_and_granted_to_first_waiter
-            min_hold_retains_the_lock_after_release
-            loss_cancels_the_work_of_run
-            work_that_outlives_its_lease_is_an_error
-            closing_the_client_releases_everything
-            last_dropped_handle_releases
-            release_timeout_waits_for_the_store
-            wait_until_expiring_returns_at_the_given_remaining_time
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    short_lease_is_renewed_while_its_guard_lives,
+    pushed_lease_outlives_its_claim_window,
+    unrenewed_lease_is_lost_at_its_ttl,
+    manual_renewal_extends_the_lease,
+    max_hold_ends_a_renewed_lease,
+    force_released_lock_is_lost_and_granted_to_first_waiter,
+    min_hold_retains_the_lock_after_release,
+    loss_cancels_the_work_of_run,
+    work_that_outlives_its_lease_is_an_error,
+    closing_the_client_releases_everything,
+    last_dropped_handle_releases,
+    release_timeout_waits_for_the_store,
+    wait_until_expiring_returns_at_the_given_remaining_time,
+];
 
-pub(crate) async fn short_lease_is_renewed_while_its_guard_lives(store: Store) {
+async fn short_lease_is_renewed_while_its_guard_lives(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").ttl(Duration::from_secs(6)).lock().await.unwrap();
     // Longer than the lease.
@@ -37,7 +33,7 @@ pub(crate) async fn short_lease_is_renewed_while_its_guard_lives(store: Store) {
     guard.release().await.unwrap();
 }
 
-pub(crate) async fn pushed_lease_outlives_its_claim_window(store: Store) {
+async fn pushed_lease_outlives_its_claim_window(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let waiting = queue(&other.mutex("a").auto_renew(false)).await;
@@ -48,7 +44,7 @@ pub(crate) async fn pushed_lease_outlives_its_claim_window(store: Store) {
     guard.release().await.unwrap();
 }
 
-pub(crate) async fn unrenewed_lease_is_lost_at_its_ttl(store: Store) {
+async fn unrenewed_lease_is_lost_at_its_ttl(store: Place) {
     let (one, other) = pair(&store).await;
     let ttl = Duration::from_secs(1);
     let began = Instant::now();
@@ -63,7 +59,7 @@ pub(crate) async fn unrenewed_lease_is_lost_at_its_ttl(store: Store) {
     assert_eq!(one.mutex("a").inspect().await.unwrap().holders.len(), 1, "the new holder keeps it");
 }
 
-pub(crate) async fn manual_renewal_extends_the_lease(store: Store) {
+async fn manual_renewal_extends_the_lease(store: Place) {
     let (one, other) = pair(&store).await;
     let ttl = Duration::from_secs(8);
     let guard = one.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();
@@ -82,7 +78,7 @@ pub(crate) async fn manual_renewal_extends_the_lease(store: Store) {
     assert!(guard.remaining() > Duration::from_secs(4), "a pushed lease is renewed to its full ttl");
 }
 
-pub(crate) async fn max_hold_ends_a_renewed_lease(store: Store) {
+async fn max_hold_ends_a_renewed_lease(store: Place) {
     let (one, other) = pair(&store).await;
     let mutex = one.mutex("a").ttl(Duration::from_secs(6)).max_hold(Duration::from_secs(8));
     let guard = mutex.lock().await.unwrap();
@@ -91,7 +87,7 @@ pub(crate) async fn max_hold_ends_a_renewed_lease(store: Store) {
     assert!(waiting.await.unwrap().is_held());
 }
 
-pub(crate) async fn force_released_lock_is_lost_and_granted_to_first_waiter(store: Store) {
+async fn force_released_lock_is_lost_and_granted_to_first_waiter(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
@@ -107,7 +103,7 @@ pub(crate) async fn force_released_lock_is_lost_and_granted_to_first_waiter(stor
     assert!(other.mutex("a").force_release().await.unwrap().is_empty());
 }
 
-pub(crate) async fn min_hold_retains_the_lock_after_release(store: Store) {
+async fn min_hold_retains_the_lock_after_release(store: Place) {
     let (one, other) = pair(&store).await;
     let min_hold = Duration::from_secs(6);
     let began = Instant::now();
@@ -124,7 +120,7 @@ pub(crate) async fn min_hold_retains_the_lock_after_release(store: Store) {
     assert!(one.mutex("a").try_lock().await.unwrap().is_none(), "a drop retains it too");
 }
 
-pub(crate) async fn loss_cancels_the_work_of_run(store: Store) {
+async fn loss_cancels_the_work_of_run(store: Place) {
     let client = store.client().await;
     let guard = client.mutex("a").lock().await.unwrap();
     assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
@@ -136,7 +132,7 @@ pub(crate) async fn loss_cancels_the_work_of_run(store: Store) {
     assert!(error.is_lost() && error.to_string().contains("mutex \"a\" on "), "{error}");
 }
 
-pub(crate) async fn work_that_outlives_its_lease_is_an_error(store: Store) {
+async fn work_that_outlives_its_lease_is_an_error(store: Place) {
     let client = store.client().await;
     let guard = client.mutex("a").ttl(Duration::from_secs(1)).auto_renew(false).lock().await.unwrap();
     // It blocks its thread, as no work should, so that the loss is noticed only when it returns.
@@ -149,7 +145,7 @@ pub(crate) async fn work_that_outlives_its_lease_is_an_error(store: Store) {
     assert!(ended.unwrap_err().is_lost());
 }
 
-pub(crate) async fn closing_the_client_releases_everything(store: Store) {
+async fn closing_the_client_releases_everything(store: Place) {
     let (one, other) = pair(&store).await;
     let mine = one.mutex("a").lock().await.unwrap();
     let theirs = other.mutex("b").lock().await.unwrap();
@@ -165,7 +161,7 @@ pub(crate) async fn closing_the_client_releases_everything(store: Store) {
     assert!(!mine.is_held() && theirs.is_held());
 }
 
-pub(crate) async fn last_dropped_handle_releases(store: Store) {
+async fn last_dropped_handle_releases(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     drop(one);
@@ -174,14 +170,14 @@ pub(crate) async fn last_dropped_handle_releases(store: Store) {
     until_free(&other.mutex("a")).await;
 }
 
-pub(crate) async fn release_timeout_waits_for_the_store(store: Store) {
+async fn release_timeout_waits_for_the_store(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     guard.release_timeout(SOON).await.unwrap();
     store.eventually(async || other.mutex("a").try_lock().await.unwrap().is_some()).await;
 }
 
-pub(crate) async fn wait_until_expiring_returns_at_the_given_remaining_time(store: Store) {
+async fn wait_until_expiring_returns_at_the_given_remaining_time(store: Place) {
     let client = store.client().await;
     let ttl = Duration::from_secs(1);
     let guard = client.mutex("a").ttl(ttl).auto_renew(false).lock().await.unwrap();

@@ -6,29 +6,25 @@ use std::time::Duration;
 
 use leasehold::{Kind, Semaphore};
 
-use super::{SOON, Store, pair, queue, until};
+use crate::{Place, SOON, Test, pair, queue, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how semaphore $what:
-            permits_are_granted_up_to_the_limit
-            large_semaphore_request_is_not_overtaken_by_a_small_one
-            release_of_permits_grants_all_waiters_that_fit
-            permits_of_dead_holders_expire_separately
-            invalid_permit_counts_are_refused
-            different_semaphore_limits_are_an_error
-            granted_permits_never_exceed_the_limit
-            inspect_reports_permits
-            release_by_token_or_id_frees_one_of_two_leases
-            blocking_semaphore_acquires_permits
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    permits_are_granted_up_to_the_limit,
+    large_semaphore_request_is_not_overtaken_by_a_small_one,
+    release_of_permits_grants_all_waiters_that_fit,
+    permits_of_dead_holders_expire_separately,
+    invalid_permit_counts_are_refused,
+    different_semaphore_limits_are_an_error,
+    granted_permits_never_exceed_the_limit,
+    inspect_reports_permits,
+    release_by_token_or_id_frees_one_of_two_leases,
+    blocking_semaphore_acquires_permits,
+];
 
-pub(crate) const KIND: Kind = Kind::Semaphore;
+const KIND: Kind = Kind::Semaphore;
 
-pub(crate) async fn permits_are_granted_up_to_the_limit(store: Store) {
+async fn permits_are_granted_up_to_the_limit(store: Place) {
     let (one, other) = pair(&store).await;
     let (mine, theirs) = (one.semaphore("a", 3), other.semaphore("a", 3));
     let two = mine.acquire(2).await.unwrap();
@@ -42,7 +38,7 @@ pub(crate) async fn permits_are_granted_up_to_the_limit(store: Store) {
     assert!(one.mutex("a").try_lock().await.unwrap().is_some(), "a mutex of that name is another lock");
 }
 
-pub(crate) async fn large_semaphore_request_is_not_overtaken_by_a_small_one(store: Store) {
+async fn large_semaphore_request_is_not_overtaken_by_a_small_one(store: Place) {
     let (one, other) = pair(&store).await;
     let semaphore = one.semaphore("a", 2);
     let held = semaphore.acquire(1).await.unwrap();
@@ -56,7 +52,7 @@ pub(crate) async fn large_semaphore_request_is_not_overtaken_by_a_small_one(stor
     assert!(semaphore.try_acquire(1).await.unwrap().is_some());
 }
 
-pub(crate) async fn release_of_permits_grants_all_waiters_that_fit(store: Store) {
+async fn release_of_permits_grants_all_waiters_that_fit(store: Place) {
     let (one, other) = pair(&store).await;
     let all = one.semaphore("a", 3).acquire(3).await.unwrap();
     let mut waiting = Vec::new();
@@ -76,7 +72,7 @@ pub(crate) async fn release_of_permits_grants_all_waiters_that_fit(store: Store)
     drop(fourth.await.unwrap());
 }
 
-pub(crate) async fn permits_of_dead_holders_expire_separately(store: Store) {
+async fn permits_of_dead_holders_expire_separately(store: Place) {
     let (one, other) = pair(&store).await;
     let long = one.semaphore("a", 2).acquire(1).await.unwrap();
     let short = one.semaphore("a", 2).ttl(Duration::from_secs(1)).auto_renew(false);
@@ -85,7 +81,7 @@ pub(crate) async fn permits_of_dead_holders_expire_separately(store: Store) {
     assert!(!short.is_held() && long.is_held() && next.is_held());
 }
 
-pub(crate) async fn invalid_permit_counts_are_refused(store: Store) {
+async fn invalid_permit_counts_are_refused(store: Place) {
     let client = store.client().await;
     let refused = async |semaphore: Semaphore, permits| {
         for error in [
@@ -104,7 +100,7 @@ pub(crate) async fn invalid_permit_counts_are_refused(store: Store) {
     assert!(client.list().await.unwrap().is_empty());
 }
 
-pub(crate) async fn different_semaphore_limits_are_an_error(store: Store) {
+async fn different_semaphore_limits_are_an_error(store: Place) {
     let (one, other) = pair(&store).await;
     let held = one.semaphore("a", 3).acquire(1).await.unwrap();
     let error = other.semaphore("a", 4).acquire(1).await.unwrap_err();
@@ -115,7 +111,7 @@ pub(crate) async fn different_semaphore_limits_are_an_error(store: Store) {
     assert!(other.semaphore("a", 4).try_acquire(4).await.unwrap().is_some(), "the semaphore is unused");
 }
 
-pub(crate) async fn granted_permits_never_exceed_the_limit(store: Store) {
+async fn granted_permits_never_exceed_the_limit(store: Place) {
     const PERMITS: u32 = 5;
     let out = Arc::new(AtomicU32::new(0));
     let most = Arc::new(AtomicU32::new(0));
@@ -143,7 +139,7 @@ pub(crate) async fn granted_permits_never_exceed_the_limit(store: Store) {
     assert_eq!(most.load(Ordering::SeqCst), PERMITS, "all permits were granted at once, and never more");
 }
 
-pub(crate) async fn inspect_reports_permits(store: Store) {
+async fn inspect_reports_permits(store: Place) {
     let (one, other) = pair(&store).await;
     let _two = one.semaphore("a", 3).acquire(2).await.unwrap();
     let semaphore = other.semaphore("a", 3);
@@ -157,7 +153,7 @@ pub(crate) async fn inspect_reports_permits(store: Store) {
     assert_eq!(taken.len(), 1);
 }
 
-pub(crate) async fn release_by_token_or_id_frees_one_of_two_leases(store: Store) {
+async fn release_by_token_or_id_frees_one_of_two_leases(store: Place) {
     let (one, other) = pair(&store).await;
     let semaphore = one.semaphore("a", 2).ttl(Duration::from_secs(20));
     let (first, second) = (semaphore.acquire(1).await.unwrap(), semaphore.acquire(1).await.unwrap());
@@ -176,10 +172,10 @@ pub(crate) async fn release_by_token_or_id_frees_one_of_two_leases(store: Store)
     other.attach(&third).await.unwrap().release().await.unwrap();
 }
 
-pub(crate) async fn blocking_semaphore_acquires_permits(store: Store) {
-    let url = store.url.clone();
+async fn blocking_semaphore_acquires_permits(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         let semaphore = client.semaphore("a", 2).ttl(Duration::from_secs(5));
         let both = semaphore.acquire(2)?;
         assert!(semaphore.try_acquire(1)?.is_none());

@@ -9,27 +9,23 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, Guard, Kind, Loss, Mutex};
 
-use super::{SOON, Store, pair, queue, until};
+use crate::{Place, SOON, Test, pair, queue, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how handoff $what:
-            local_queue_is_fifo_with_rising_tokens
-            local_handoff_is_unlimited_while_no_other_client_waits
-            contended_local_handoff_ends_after_max_handoffs
-            contended_local_handoff_ends_after_max_duration
-            cancelled_task_in_the_local_queue_is_skipped
-            unpolled_task_does_not_block_the_local_queue
-            local_queue_acquires_again_after_a_lost_lease
-            try_lock_does_not_overtake_the_local_queue
-            different_options_use_separate_local_queues
-            full_local_queue_refuses_tasks
-            closing_the_client_ends_its_local_queue
-            tokens_rise_across_local_queues_of_several_clients
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    local_queue_is_fifo_with_rising_tokens,
+    local_handoff_is_unlimited_while_no_other_client_waits,
+    contended_local_handoff_ends_after_max_handoffs,
+    contended_local_handoff_ends_after_max_duration,
+    cancelled_task_in_the_local_queue_is_skipped,
+    unpolled_task_does_not_block_the_local_queue,
+    local_queue_acquires_again_after_a_lost_lease,
+    try_lock_does_not_overtake_the_local_queue,
+    different_options_use_separate_local_queues,
+    full_local_queue_refuses_tasks,
+    closing_the_client_ends_its_local_queue,
+    tokens_rise_across_local_queues_of_several_clients,
+];
 
 type Attempt = Pin<Box<dyn Future<Output = Result<Guard, Error>> + Send>>;
 
@@ -45,7 +41,7 @@ async fn join_queue(mutex: &Mutex) -> Attempt {
     attempt
 }
 
-pub(crate) async fn local_queue_is_fifo_with_rising_tokens(store: Store) {
+async fn local_queue_is_fifo_with_rising_tokens(store: Place) {
     let (one, other) = pair(&store).await;
     let mut held = one.mutex("a").lock().await.unwrap();
     let mut queue = Vec::new();
@@ -64,7 +60,7 @@ pub(crate) async fn local_queue_is_fifo_with_rising_tokens(store: Store) {
     assert!(other.mutex("a").lock().await.unwrap().token() > last);
 }
 
-pub(crate) async fn local_handoff_is_unlimited_while_no_other_client_waits(store: Store) {
+async fn local_handoff_is_unlimited_while_no_other_client_waits(store: Place) {
     let client = store.client().await;
     let mutex = client.mutex("a").local_handoff(1, Duration::from_millis(1));
     let mut held = mutex.lock().await.unwrap();
@@ -102,7 +98,7 @@ fn contend(mutex: &Mutex, end: &Arc<AtomicBool>) -> (Arc<AtomicU32>, Vec<tokio::
 ///
 /// The budget starts when the push `Contended` arrives, so each round counts the grants before that too. A slow push may be the
 /// machine's: the fewest grants of several rounds count.
-async fn grants_before_another_client(store: &Store, max_handoffs: u32, max_duration: Duration) -> u32 {
+async fn grants_before_another_client(store: &Place, max_handoffs: u32, max_duration: Duration) -> u32 {
     let mut fewest = u32::MAX;
     for _ in 0..5 {
         fewest = fewest.min(one_contended_round(store, max_handoffs, max_duration).await);
@@ -110,7 +106,7 @@ async fn grants_before_another_client(store: &Store, max_handoffs: u32, max_dura
     fewest
 }
 
-async fn one_contended_round(store: &Store, max_handoffs: u32, max_duration: Duration) -> u32 {
+async fn one_contended_round(store: &Place, max_handoffs: u32, max_duration: Duration) -> u32 {
     let (one, other) = pair(store).await;
     let end = Arc::new(AtomicBool::new(false));
     let (count, tasks) = contend(&one.mutex("a").local_handoff(max_handoffs, max_duration), &end);
@@ -128,24 +124,24 @@ async fn one_contended_round(store: &Store, max_handoffs: u32, max_duration: Dur
     grants
 }
 
-pub(crate) async fn contended_local_handoff_ends_after_max_handoffs(store: Store) {
+async fn contended_local_handoff_ends_after_max_handoffs(store: Place) {
     let grants = grants_before_another_client(&store, 20, Duration::MAX).await;
     let most = 21 + grants_until_pushed(&store);
     assert!(grants <= most, "the other client waited for {grants} grants");
 }
 
 /// Grants of 2 ms until a holder knows that another client waits, where no push says so.
-fn grants_until_pushed(store: &Store) -> u32 {
-    u32::try_from(store.push_delay().as_millis() / 2).expect("few")
+fn grants_until_pushed(store: &Place) -> u32 {
+    u32::try_from(store.push_delay.as_millis() / 2).expect("few")
 }
 
-pub(crate) async fn contended_local_handoff_ends_after_max_duration(store: Store) {
+async fn contended_local_handoff_ends_after_max_duration(store: Place) {
     let grants = grants_before_another_client(&store, u32::MAX, Duration::from_millis(40)).await;
     let most = 21 + grants_until_pushed(&store);
     assert!(grants <= most, "the other client waited for {grants} grants of 2 ms");
 }
 
-pub(crate) async fn cancelled_task_in_the_local_queue_is_skipped(store: Store) {
+async fn cancelled_task_in_the_local_queue_is_skipped(store: Place) {
     let client = store.client().await;
     let mutex = client.mutex("a");
     let guard = mutex.lock().await.unwrap();
@@ -164,7 +160,7 @@ pub(crate) async fn cancelled_task_in_the_local_queue_is_skipped(store: Store) {
     until(&client, Kind::Mutex, "a", |view| view.holders.is_empty() && view.waiters.is_empty()).await;
 }
 
-pub(crate) async fn unpolled_task_does_not_block_the_local_queue(store: Store) {
+async fn unpolled_task_does_not_block_the_local_queue(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = other.mutex("a").lock().await.unwrap();
     let asks = join_queue(&one.mutex("a")).await;
@@ -179,7 +175,7 @@ pub(crate) async fn unpolled_task_does_not_block_the_local_queue(store: Store) {
     guard.release().await.unwrap();
 }
 
-pub(crate) async fn local_queue_acquires_again_after_a_lost_lease(store: Store) {
+async fn local_queue_acquires_again_after_a_lost_lease(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let next = join_queue(&one.mutex("a")).await;
@@ -196,7 +192,7 @@ pub(crate) async fn local_queue_acquires_again_after_a_lost_lease(store: Store) 
     until(&other, Kind::Mutex, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn try_lock_does_not_overtake_the_local_queue(store: Store) {
+async fn try_lock_does_not_overtake_the_local_queue(store: Place) {
     let client = store.client().await;
     let mutex = client.mutex("a");
     let guard = mutex.lock().await.unwrap();
@@ -208,7 +204,7 @@ pub(crate) async fn try_lock_does_not_overtake_the_local_queue(store: Store) {
     mutex.try_lock().await.unwrap().expect("the lock is free").release().await.unwrap();
 }
 
-pub(crate) async fn different_options_use_separate_local_queues(store: Store) {
+async fn different_options_use_separate_local_queues(store: Place) {
     let client = store.client().await;
     let guard = client.mutex("a").lock().await.unwrap();
     let wants = [
@@ -232,7 +228,7 @@ pub(crate) async fn different_options_use_separate_local_queues(store: Store) {
     }
 }
 
-pub(crate) async fn full_local_queue_refuses_tasks(store: Store) {
+async fn full_local_queue_refuses_tasks(store: Place) {
     let client = store.client().await;
     let mutex = client.mutex("a").max_waiters(1);
     let guard = mutex.lock().await.unwrap();
@@ -242,7 +238,7 @@ pub(crate) async fn full_local_queue_refuses_tasks(store: Store) {
     drop(next.await.unwrap());
 }
 
-pub(crate) async fn closing_the_client_ends_its_local_queue(store: Store) {
+async fn closing_the_client_ends_its_local_queue(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").lock().await.unwrap();
     let queue = [join_queue(&one.mutex("a")).await, join_queue(&one.mutex("a")).await];
@@ -254,7 +250,7 @@ pub(crate) async fn closing_the_client_ends_its_local_queue(store: Store) {
     assert!(other.mutex("a").try_lock().await.unwrap().is_some());
 }
 
-pub(crate) async fn tokens_rise_across_local_queues_of_several_clients(store: Store) {
+async fn tokens_rise_across_local_queues_of_several_clients(store: Place) {
     let began = Instant::now();
     let tokens = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut tasks = Vec::new();

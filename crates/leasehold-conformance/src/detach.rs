@@ -4,29 +4,25 @@ use std::time::Duration;
 
 use leasehold::LeaseId;
 
-use super::mutex::{queue, until};
-use super::{SOON, Store, pair};
+use crate::mutex::{queue, until};
+use crate::{Place, SOON, Test, pair};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how detach $what:
-            detached_lease_outlives_its_client_and_is_released_by_another
-            attached_lease_is_renewed_until_it_is_detached_again
-            release_of_a_detached_lease_grants_the_first_waiter
-            tasks_behind_a_detached_lease_wait_in_the_store
-            wrong_and_ended_ids_are_refused_and_no_secret_is_shown
-            renewal_by_id_extends_the_lease_and_leaves_it_detached
-            attached_lease_of_a_period_keeps_the_period
-            blocking_lease_is_detached_and_attached
-            lease_is_attached_and_renewed_by_one_client_at_once
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    detached_lease_outlives_its_client_and_is_released_by_another,
+    attached_lease_is_renewed_until_it_is_detached_again,
+    release_of_a_detached_lease_grants_the_first_waiter,
+    tasks_behind_a_detached_lease_wait_in_the_store,
+    wrong_and_ended_ids_are_refused_and_no_secret_is_shown,
+    renewal_by_id_extends_the_lease_and_leaves_it_detached,
+    attached_lease_of_a_period_keeps_the_period,
+    blocking_lease_is_detached_and_attached,
+    lease_is_attached_and_renewed_by_one_client_at_once,
+];
 
 const TTL: Duration = Duration::from_secs(20);
 
-pub(crate) async fn detached_lease_outlives_its_client_and_is_released_by_another(store: Store) {
+async fn detached_lease_outlives_its_client_and_is_released_by_another(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").ttl(TTL).label("job 7").lock().await.unwrap();
     let token = guard.token();
@@ -42,7 +38,7 @@ pub(crate) async fn detached_lease_outlives_its_client_and_is_released_by_anothe
     assert!(other.mutex("a").lock().await.unwrap().token() > token);
 }
 
-pub(crate) async fn attached_lease_is_renewed_until_it_is_detached_again(store: Store) {
+async fn attached_lease_is_renewed_until_it_is_detached_again(store: Place) {
     let (one, other) = pair(&store).await;
     let ttl = Duration::from_secs(6);
     let id = one.mutex("a").ttl(ttl).lock().await.unwrap().detach().await.unwrap();
@@ -58,7 +54,7 @@ pub(crate) async fn attached_lease_is_renewed_until_it_is_detached_again(store: 
     assert!(other.attach(&id).await.unwrap_err().is_lost());
 }
 
-pub(crate) async fn release_of_a_detached_lease_grants_the_first_waiter(store: Store) {
+async fn release_of_a_detached_lease_grants_the_first_waiter(store: Place) {
     let (one, other) = pair(&store).await;
     let id = one.mutex("a").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
     let waiting = queue(&other.mutex("a")).await;
@@ -71,7 +67,7 @@ pub(crate) async fn release_of_a_detached_lease_grants_the_first_waiter(store: S
     one.attach(&id).await.unwrap().release().await.unwrap();
 }
 
-pub(crate) async fn tasks_behind_a_detached_lease_wait_in_the_store(store: Store) {
+async fn tasks_behind_a_detached_lease_wait_in_the_store(store: Place) {
     let (one, other) = pair(&store).await;
     let guard = one.mutex("a").ttl(TTL).lock().await.unwrap();
     let lock = one.mutex("a").ttl(TTL);
@@ -84,7 +80,7 @@ pub(crate) async fn tasks_behind_a_detached_lease_wait_in_the_store(store: Store
     granted.release().await.unwrap();
 }
 
-pub(crate) async fn wrong_and_ended_ids_are_refused_and_no_secret_is_shown(store: Store) {
+async fn wrong_and_ended_ids_are_refused_and_no_secret_is_shown(store: Place) {
     let (one, other) = pair(&store).await;
     let id = one.mutex("a").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
     let sibling = one.mutex("b").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
@@ -109,12 +105,12 @@ pub(crate) async fn wrong_and_ended_ids_are_refused_and_no_secret_is_shown(store
     }
 }
 
-pub(crate) async fn renewal_by_id_extends_the_lease_and_leaves_it_detached(store: Store) {
+async fn renewal_by_id_extends_the_lease_and_leaves_it_detached(store: Place) {
     let (one, other) = pair(&store).await;
     let id = one.mutex("a").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
     let left = async || one.inspect_lease(&id).await.unwrap().expect("it is held").expires_in;
     let before = left().await;
-    leasehold_testkit::until(async || left().await + Duration::from_secs(3) < before).await;
+    crate::until_true(async || left().await + Duration::from_secs(3) < before).await;
     let before = left().await;
     other.renew_lease(&id).await.unwrap();
     assert!(left().await > before, "it was renewed");
@@ -125,7 +121,7 @@ pub(crate) async fn renewal_by_id_extends_the_lease_and_leaves_it_detached(store
     assert!(one.renew_lease(&id).await.unwrap_err().is_lost());
 }
 
-pub(crate) async fn attached_lease_of_a_period_keeps_the_period(store: Store) {
+async fn attached_lease_of_a_period_keeps_the_period(store: Place) {
     let period = Duration::from_secs(3_600);
     let (one, other) = pair(&store).await;
     let guard = one.once_per("a", period).start().await.unwrap().expect("the first start");
@@ -142,10 +138,10 @@ pub(crate) async fn attached_lease_of_a_period_keeps_the_period(store: Store) {
     assert!(one.once_per("a", period).start().await.unwrap().is_none(), "the period is used up");
 }
 
-pub(crate) async fn blocking_lease_is_detached_and_attached(store: Store) {
-    let url = store.url.clone();
+async fn blocking_lease_is_detached_and_attached(store: Place) {
+    let connect = store.blocking();
     let attempt = move || -> Result<(), leasehold::Error> {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         let id = client.mutex("a").ttl(TTL).lock()?.detach()?;
         assert!(client.inspect_lease(&id)?.is_some());
         client.attach(&id)?.release()?;
@@ -155,7 +151,7 @@ pub(crate) async fn blocking_lease_is_detached_and_attached(store: Store) {
     tokio::task::spawn_blocking(attempt).await.unwrap().unwrap();
 }
 
-pub(crate) async fn lease_is_attached_and_renewed_by_one_client_at_once(store: Store) {
+async fn lease_is_attached_and_renewed_by_one_client_at_once(store: Place) {
     let (one, other) = pair(&store).await;
     let id = one.mutex("a").ttl(TTL).lock().await.unwrap().detach().await.unwrap();
     let guard = other.attach(&id).await.unwrap();

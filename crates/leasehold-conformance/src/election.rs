@@ -5,27 +5,23 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use leasehold::{Error, Kind};
 
-use super::{SOON, Store, pair, queue, until};
+use crate::{Place, SOON, Test, pair, queue, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how election $what:
-            resigned_leadership_goes_to_the_next_candidate
-            observer_reports_each_leader_with_its_label
-            observer_reports_the_end_of_a_dead_leader
-            observer_stream_ends_with_its_client
-            blocking_election_elects_and_observes
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    resigned_leadership_goes_to_the_next_candidate,
+    observer_reports_each_leader_with_its_label,
+    observer_reports_the_end_of_a_dead_leader,
+    observer_stream_ends_with_its_client,
+    blocking_election_elects_and_observes,
+];
 
-pub(crate) const KIND: Kind = Kind::Election;
+const KIND: Kind = Kind::Election;
 
 /// Poll interval of the observers.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-pub(crate) async fn resigned_leadership_goes_to_the_next_candidate(store: Store) {
+async fn resigned_leadership_goes_to_the_next_candidate(store: Place) {
     let (one, other) = pair(&store).await;
     let first = one.election("a").campaign().await.unwrap();
     assert!(other.election("a").try_campaign().await.unwrap().is_none());
@@ -44,7 +40,7 @@ pub(crate) async fn resigned_leadership_goes_to_the_next_candidate(store: Store)
     assert!(one.mutex("a").try_lock().await.unwrap().is_some(), "a mutex of that name is another lock");
 }
 
-pub(crate) async fn observer_reports_each_leader_with_its_label(store: Store) {
+async fn observer_reports_each_leader_with_its_label(store: Place) {
     let (one, other) = pair(&store).await;
     let mut observer = other.election("a").observe().every(INTERVAL);
     assert!(observer.next().await.unwrap().is_none(), "the observer reports at once that there is no leader");
@@ -69,7 +65,7 @@ pub(crate) async fn observer_reports_each_leader_with_its_label(store: Store) {
     }
 }
 
-pub(crate) async fn observer_reports_the_end_of_a_dead_leader(store: Store) {
+async fn observer_reports_the_end_of_a_dead_leader(store: Place) {
     let (one, other) = pair(&store).await;
     let mut observer = other.election("a").observe().every(INTERVAL);
     let election = one.election("a").ttl(Duration::from_secs(3)).auto_renew(false);
@@ -86,7 +82,7 @@ pub(crate) async fn observer_reports_the_end_of_a_dead_leader(store: Store) {
     until(&one, KIND, "a", |view| view.holders.is_empty()).await;
 }
 
-pub(crate) async fn observer_stream_ends_with_its_client(store: Store) {
+async fn observer_stream_ends_with_its_client(store: Place) {
     let (one, other) = pair(&store).await;
     let leaders = other.election("a").observe().every(INTERVAL);
     let mut notes = leaders.map_ok(|leader| leader.and_then(|leader| leader.metadata.label));
@@ -109,10 +105,10 @@ pub(crate) async fn observer_stream_ends_with_its_client(store: Store) {
     assert!(notes.next().await.is_none());
 }
 
-pub(crate) async fn blocking_election_elects_and_observes(store: Store) {
-    let url = store.url.clone();
+async fn blocking_election_elects_and_observes(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         let election = client.election("a").label("here");
         let mut observer = election.observe().every(INTERVAL);
         assert!(observer.next()?.is_none());

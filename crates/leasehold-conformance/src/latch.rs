@@ -4,24 +4,20 @@ use std::time::Duration;
 
 use leasehold::{Error, Kind};
 
-use super::{SOON, Store, pair, until};
+use crate::{Place, SOON, Test, pair, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how latch $what:
-            latch_opens_at_its_count
-            named_count_counts_once
-            latch_counts_outlive_their_client_and_expire
-            invalid_latch_is_refused
-            blocking_latch_counts_down
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    latch_opens_at_its_count,
+    named_count_counts_once,
+    latch_counts_outlive_their_client_and_expire,
+    invalid_latch_is_refused,
+    blocking_latch_counts_down,
+];
 
-pub(crate) const KIND: Kind = Kind::Latch;
+const KIND: Kind = Kind::Latch;
 
-pub(crate) async fn latch_opens_at_its_count(store: Store) {
+async fn latch_opens_at_its_count(store: Place) {
     let (one, other) = pair(&store).await;
     let (here, there) = (one.latch("a", 2), other.latch("a", 2));
     assert_eq!(here.remaining().await.unwrap(), 2);
@@ -40,7 +36,7 @@ pub(crate) async fn latch_opens_at_its_count(store: Store) {
     assert_eq!(there.remaining().await.unwrap(), 2, "the latch starts again");
 }
 
-pub(crate) async fn named_count_counts_once(store: Store) {
+async fn named_count_counts_once(store: Place) {
     let (one, other) = pair(&store).await;
     for client in [&one, &other, &one] {
         assert_eq!(client.latch("a", 2).count_down_as("worker-1").await.unwrap(), 1);
@@ -49,7 +45,7 @@ pub(crate) async fn named_count_counts_once(store: Store) {
     assert_eq!(one.latch("a", 2).count_down_as("worker-1").await.unwrap(), 0);
 }
 
-pub(crate) async fn latch_counts_outlive_their_client_and_expire(store: Store) {
+async fn latch_counts_outlive_their_client_and_expire(store: Place) {
     let (one, other) = pair(&store).await;
     assert_eq!(one.latch("a", 2).retention(Duration::from_secs(2)).count_down().await.unwrap(), 1);
     assert_eq!(one.latch("b", 2).count_down().await.unwrap(), 1);
@@ -59,7 +55,7 @@ pub(crate) async fn latch_counts_outlive_their_client_and_expire(store: Store) {
     assert_eq!(other.latch("b", 2).count_down().await.unwrap(), 0);
 }
 
-pub(crate) async fn invalid_latch_is_refused(store: Store) {
+async fn invalid_latch_is_refused(store: Place) {
     let client = store.client().await;
     let latch = client.latch("a", 3);
     for error in [
@@ -88,10 +84,10 @@ pub(crate) async fn invalid_latch_is_refused(store: Store) {
     assert_eq!(latch.remaining().await.unwrap(), 2);
 }
 
-pub(crate) async fn blocking_latch_counts_down(store: Store) {
-    let url = store.url.clone();
+async fn blocking_latch_counts_down(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         let latch = client.latch("a", 2).retention(Duration::from_secs(60));
         assert_eq!((latch.count_down()?, latch.remaining()?), (1, 1));
         assert!(!latch.wait_timeout(Duration::from_millis(10))?);

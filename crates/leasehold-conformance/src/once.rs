@@ -4,21 +4,17 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Error, Kind};
 
-use super::{SOON, Store, pair, until};
+use crate::{Place, SOON, Test, pair, until};
 
-macro_rules! tests {
-    ($how:ident $what:literal) => {
-        $crate::on_store! { $how once $what:
-            one_of_many_clients_starts_in_each_period
-            dead_host_costs_the_period_with_at_most_once
-            dead_host_is_replaced_with_at_least_once
-            work_longer_than_its_period_is_not_started_twice
-            invalid_period_is_refused
-            blocking_once_per_starts_once
-        }
-    };
-}
-pub(crate) use tests;
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    one_of_many_clients_starts_in_each_period,
+    dead_host_costs_the_period_with_at_most_once,
+    dead_host_is_replaced_with_at_least_once,
+    work_longer_than_its_period_is_not_started_twice,
+    invalid_period_is_refused,
+    blocking_once_per_starts_once,
+];
 
 const KIND: Kind = Kind::Mutex;
 const PERIOD: Duration = Duration::from_secs(2);
@@ -26,7 +22,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 /// The promised distance of two starts, nine tenths of the period, less the difference of clocks that are read one after the other.
 const DISTANCE: Duration = Duration::from_millis(1_800 - 20);
 
-pub(crate) async fn one_of_many_clients_starts_in_each_period(store: Store) {
+async fn one_of_many_clients_starts_in_each_period(store: Place) {
     let mut last = None;
     let observer = store.client().await;
     for _ in 0..2 {
@@ -63,7 +59,7 @@ async fn start_and_die(lottery: leasehold::OncePer) {
     std::mem::forget(guard.expect("the lock is free"));
 }
 
-pub(crate) async fn dead_host_costs_the_period_with_at_most_once(store: Store) {
+async fn dead_host_costs_the_period_with_at_most_once(store: Place) {
     let (one, other) = pair(&store).await;
     let began = Instant::now();
     start_and_die(one.once_per("a", PERIOD)).await;
@@ -75,7 +71,7 @@ pub(crate) async fn dead_host_costs_the_period_with_at_most_once(store: Store) {
     assert!(began.elapsed() > DISTANCE, "another started after {:?}", began.elapsed());
 }
 
-pub(crate) async fn dead_host_is_replaced_with_at_least_once(store: Store) {
+async fn dead_host_is_replaced_with_at_least_once(store: Place) {
     let (one, other) = pair(&store).await;
     let period = PERIOD * 60;
     let began = Instant::now();
@@ -97,7 +93,7 @@ pub(crate) async fn dead_host_is_replaced_with_at_least_once(store: Store) {
     assert!(report.start().await.unwrap().is_none());
 }
 
-pub(crate) async fn work_longer_than_its_period_is_not_started_twice(store: Store) {
+async fn work_longer_than_its_period_is_not_started_twice(store: Place) {
     let (one, other) = pair(&store).await;
     // So long that a busy machine renews it in time.
     let period = Duration::from_secs(6);
@@ -112,7 +108,7 @@ pub(crate) async fn work_longer_than_its_period_is_not_started_twice(store: Stor
     assert!(other.once_per("a", period).start().await.unwrap().is_some());
 }
 
-pub(crate) async fn invalid_period_is_refused(store: Store) {
+async fn invalid_period_is_refused(store: Place) {
     let client = store.client().await;
     for period in [Duration::ZERO, Duration::from_millis(900), Duration::MAX] {
         let error = client.once_per("a", period).start().await.unwrap_err();
@@ -122,10 +118,10 @@ pub(crate) async fn invalid_period_is_refused(store: Store) {
     assert!(client.list().await.unwrap().is_empty());
 }
 
-pub(crate) async fn blocking_once_per_starts_once(store: Store) {
-    let url = store.url.clone();
+async fn blocking_once_per_starts_once(store: Place) {
+    let connect = store.blocking();
     let work = move || {
-        let client = leasehold::blocking::Client::connect(&url)?;
+        let client = connect()?;
         client.once_per("a", PERIOD * 60).start()?.expect("the lock is free").release()?;
         assert!(client.once_per("a", PERIOD * 60).at_least_once().start()?.is_none());
         client.close()
