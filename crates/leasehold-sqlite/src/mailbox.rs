@@ -5,16 +5,19 @@
 //! need not re-check before it works. Records may be lost: one that finds the pipe full is dropped, and an unknown one is
 //! ignored.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold_core::{
     Acquisition, ClientId, Grant, GrantProof, HeadHint, Push, PushKind, StoreTime, TokenRange,
 };
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, fchmod, mknodat, openat, renameat, statat, unlinkat,
+};
 
 /// Max number of pipes without a reader that one sweep removes.
 const SWEEP: usize = 64;
@@ -37,19 +40,24 @@ impl Mailboxes {
         let mode = permissions(database)?;
         // Read or write permission includes the right to enter.
         let enter = ((mode & 0o444) >> 2) | ((mode & 0o222) >> 1);
-        match fs::DirBuilder::new().mode(mode | enter).create(&folder) {
+        let mailboxes = Self { folder };
+        match fs::DirBuilder::new().mode(mode | enter).create(&mailboxes.folder) {
             Ok(()) => {
+                let folder = mailboxes.enter()?;
                 share(&folder, database);
-                fs::set_permissions(&folder, fs::Permissions::from_mode(mode | enter))?;
+                fchmod(&folder, Mode::from_raw_mode(mode | enter))?;
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => drop(mailboxes.enter()?),
             Err(error) => return Err(error),
         }
-        Ok(Self { folder })
+        Ok(mailboxes)
     }
 
-    fn path(&self, client: ClientId) -> PathBuf {
-        self.folder.join(client.to_string())
+    /// The folder, for one step: it may have been made anew. Users who may write beside the database could put a link in its place, which
+    /// is not followed, nor is one in it.
+    fn enter(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(CWD, &self.folder, flags, Mode::empty())?)
     }
 
     /// Creates this client's pipe. It gets its name once it is open, so a named pipe has a reader unless the reader is dead.
@@ -58,29 +66,29 @@ impl Mailboxes {
         // (`PipeWriter::write`). It reveals nothing that is not in the database.
         let writers = permissions(database)? & 0o022;
         let mode = 0o600 | writers | (writers << 1);
-        let unnamed = self.folder.join(format!(".{client}"));
-        mknodat(CWD, &unnamed, FileType::Fifo, Mode::from_raw_mode(mode), 0)?;
+        let (folder, name, unnamed) = (self.enter()?, client.to_string(), format!(".{client}"));
+        mknodat(&folder, &unnamed, FileType::Fifo, Mode::from_raw_mode(mode), 0)?;
         let opened = (|| {
-            share(&unnamed, database);
-            fs::set_permissions(&unnamed, fs::Permissions::from_mode(mode))?;
             // Open for reading and writing, so that it has no end of file when a writer closes it.
-            let pipe =
-                OpenOptions::new().read(true).write(true).custom_flags(nonblocking()).open(&unnamed)?;
-            let path = self.path(client);
-            fs::rename(&unnamed, &path)?;
-            Ok(Mailbox { pipe, name: MailboxName(path) })
+            let pipe = open_pipe(&folder, &unnamed, OFlags::RDWR)?;
+            share(&pipe, database);
+            fchmod(&pipe, Mode::from_raw_mode(mode))?;
+            renameat(&folder, &unnamed, &folder, &name)?;
+            Ok(Mailbox { pipe, name: MailboxName { mailboxes: self.clone(), name } })
         })();
         if opened.is_err() {
-            let _ = fs::remove_file(&unnamed);
+            let _ = unlinkat(&folder, &unnamed, AtFlags::empty());
         }
         opened
     }
 
     /// Opens the pipe of a client.
     pub(super) fn reach(&self, client: ClientId) -> Reached {
-        let path = self.path(client);
-        match reach(&path) {
-            Ok(pipe) => Reached::Open(PipeWriter { pipe, path }),
+        let name = client.to_string();
+        let reached =
+            self.enter().and_then(|folder| Ok((open_pipe(&folder, &name, OFlags::WRONLY)?, folder)));
+        match reached {
+            Ok((pipe, folder)) => Reached::Open(PipeWriter { pipe, folder, name }),
             Err(error) if is_gone(&error) => Reached::Gone,
             Err(error) => Reached::Closed(error),
         }
@@ -89,22 +97,28 @@ impl Mailboxes {
     /// Removes pipes whose clients are dead.
     pub(super) fn sweep(&self) -> io::Result<()> {
         let mut removed = 0;
-        for entry in fs::read_dir(&self.folder)? {
+        let folder = self.enter()?;
+        for entry in Dir::read_from(&folder)? {
             if removed == SWEEP {
                 break;
             }
-            let path = entry?.path();
-            let is_named = path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."));
-            let is_dead = if is_named {
-                reach(&path).is_err_and(|error| is_gone(&error))
+            let name = entry?.file_name().to_owned();
+            // What is no pipe is not leasehold's.
+            let Ok(found) = statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if FileType::from_raw_mode(found.st_mode) != FileType::Fifo {
+                continue;
+            }
+            let is_dead = if name.to_bytes().starts_with(b".") {
+                let made = u64::try_from(found.st_mtime).unwrap_or(0);
+                let age = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_secs(made));
+                age.is_ok_and(|age| age > UNNAMED)
             } else {
-                let age = fs::metadata(&path).and_then(|found| found.modified()).ok();
-                age.and_then(|time| time.elapsed().ok()).is_some_and(|age| age > UNNAMED)
+                open_pipe(&folder, &name, OFlags::WRONLY).is_err_and(|error| is_gone(&error))
             };
             if is_dead {
                 removed += 1;
-                if let Err(error) = fs::remove_file(&path) {
-                    tracing::debug!(%error, path = %path.display(), "a dead client's pipe stays");
+                if let Err(error) = unlinkat(&folder, &name, AtFlags::empty()) {
+                    tracing::debug!(%error, folder = %self.folder.display(), ?name, "a dead client's pipe stays");
                 }
             }
         }
@@ -112,12 +126,15 @@ impl Mailboxes {
     }
 }
 
-fn reach(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).custom_flags(nonblocking()).open(path)
-}
-
-fn nonblocking() -> i32 {
-    i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0)
+/// Opens a pipe without waiting. An error if it is something else, such as a link to a file that must not be written to.
+fn open_pipe(folder: &OwnedFd, name: impl rustix::path::Arg, access: OFlags) -> io::Result<File> {
+    let flags = access | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let pipe = File::from(openat(folder, name, flags, Mode::empty())?);
+    if pipe.metadata()?.file_type().is_fifo() {
+        Ok(pipe)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "in the place of a client's pipe is another file"))
+    }
 }
 
 fn permissions(database: &Path) -> io::Result<u32> {
@@ -132,13 +149,13 @@ fn is_gone(error: &io::Error) -> bool {
 
 /// Gives the pipe the group of the database, and as root its owner too: users of the database must be able to open the pipe to
 /// see whether its client is there.
-fn share(path: &Path, database: &Path) {
+fn share(file: &impl AsFd, database: &Path) {
     let Ok(found) = fs::metadata(database) else { return };
-    let give = |owner| std::os::unix::fs::chown(path, owner, Some(found.gid()));
+    let give = |owner| std::os::unix::fs::fchown(file, owner, Some(found.gid()));
     let given = if rustix::process::geteuid().is_root() { give(Some(found.uid())) } else { give(None) };
     // In a namespace without that owner, the group may still be there.
     if let Err(error) = given.or_else(|_| give(None)) {
-        tracing::debug!(%error, path = %path.display(), "it could not be given to the group of the database");
+        tracing::debug!(%error, "a pipe could not be given to the group of the database");
     }
 }
 
@@ -153,7 +170,8 @@ pub(super) enum Reached {
 /// A reachable client.
 pub(super) struct PipeWriter {
     pipe: File,
-    path: PathBuf,
+    folder: OwnedFd,
+    name: String,
 }
 
 impl PipeWriter {
@@ -168,19 +186,36 @@ impl PipeWriter {
     /// programs. Therefore the writer opens the pipe for reading too, but only while it writes: to others the client would
     /// otherwise seem to be alive.
     fn write(&self, record: &[u8; RECORD]) -> io::Result<()> {
-        let _reader = OpenOptions::new().read(true).custom_flags(nonblocking()).open(&self.path)?;
+        let reader = open_pipe(&self.folder, &self.name, OFlags::RDONLY)?;
+        if !is_same(&reader, &self.pipe)? {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the client has another pipe now"));
+        }
         (&self.pipe).write(record).map(drop)
     }
 }
 
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
 /// The name of a client's pipe.
 #[derive(Clone)]
-pub(super) struct MailboxName(PathBuf);
+pub(super) struct MailboxName {
+    mailboxes: Mailboxes,
+    name: String,
+}
 
 impl MailboxName {
     /// Removes the name, so that no writer finds it.
     pub(super) fn remove(&self) {
-        let _ = fs::remove_file(&self.0);
+        if let Ok(folder) = self.mailboxes.enter() {
+            let _ = unlinkat(&folder, &self.name, AtFlags::empty());
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.mailboxes.folder.join(&self.name)
     }
 }
 
@@ -198,7 +233,7 @@ impl Mailbox {
         while let Ok(RECORD) = (&self.pipe).read(&mut record) {
             match decode(&record, client) {
                 Some(push) => pushes.push(push),
-                None => tracing::warn!(path = %self.name.0.display(), "an unknown record arrived"),
+                None => tracing::warn!(path = %self.name.path().display(), "an unknown record arrived"),
             }
         }
         pushes
@@ -208,7 +243,7 @@ impl Mailbox {
 impl Mailbox {
     /// Whether other clients find it by its name: a cleaner of old files may have removed it.
     pub(super) fn is_in_place(&self) -> bool {
-        let named = fs::symlink_metadata(&self.name.0);
+        let named = fs::symlink_metadata(self.name.path());
         named.is_ok_and(|named| self.pipe.metadata().is_ok_and(|own| own.ino() == named.ino()))
     }
 }
@@ -283,6 +318,8 @@ pub fn fuzz(record: &[u8; RECORD], client: ClientId) {
 mod tests {
     use leasehold_testkit::wait_until;
 
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
     use super::*;
 
     fn database() -> (tempfile::TempDir, PathBuf) {
@@ -343,7 +380,7 @@ mod tests {
 
     /// A killed process closes its pipe and does not remove it.
     fn kill(mailbox: Mailbox) {
-        let left = mailbox.name.0.clone();
+        let left = mailbox.name.path();
         let kept = left.with_extension("kept");
         fs::hard_link(&left, &kept).unwrap();
         drop(mailbox);
@@ -376,7 +413,11 @@ mod tests {
         {
             fs::set_permissions(&path, fs::Permissions::from_mode(database)).unwrap();
             let mailbox = sender.open(ClientId::new(1), &path).unwrap();
-            assert_eq!(fs::metadata(&mailbox.name.0).unwrap().mode() & 0o777, pipe, "beside {database:o}");
+            assert_eq!(
+                fs::metadata(mailbox.name.path()).unwrap().mode() & 0o777,
+                pipe,
+                "beside {database:o}"
+            );
         }
     }
 
@@ -389,10 +430,52 @@ mod tests {
         let _living = sender.open(living, &path).unwrap();
         assert!(reached(&sender, dead).is_some());
         kill(mailbox);
-        let left = sender.path(dead);
+        let left = sender.folder.join(dead.to_string());
         assert!(reached(&sender, dead).is_none());
         sender.sweep().unwrap();
         assert!(!left.exists() && reached(&sender, living).is_some());
+    }
+
+    /// Another user who may write beside the database puts links there.
+    #[test]
+    fn links_in_the_place_of_the_folder_and_of_pipes_are_not_followed() {
+        let (folder, path) = database();
+        let elsewhere = folder.path().join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        let (precious, hidden) = (elsewhere.join("precious"), elsewhere.join(".hidden"));
+        for file in [&precious, &hidden] {
+            fs::write(file, "text").unwrap();
+            let old = File::options().write(true).open(file).unwrap();
+            old.set_modified(SystemTime::now() - 2 * UNNAMED).unwrap();
+        }
+        let client = ClientId::new(1);
+        let sender = Mailboxes::beside(&path).unwrap();
+        symlink(&precious, sender.folder.join(client.to_string())).unwrap();
+        assert!(matches!(sender.reach(client), Reached::Closed(_)));
+        for name in ["link", ".link"] {
+            symlink(&precious, sender.folder.join(name)).unwrap();
+        }
+        fs::write(sender.folder.join("file"), "text").unwrap();
+        sender.sweep().unwrap();
+        assert_eq!(fs::read_dir(&sender.folder).unwrap().count(), 4, "what is no pipe stays");
+        fs::remove_dir_all(&sender.folder).unwrap();
+        symlink(&elsewhere, &sender.folder).unwrap();
+        assert!(sender.open(client, &path).is_err() && sender.sweep().is_err());
+        assert!(Mailboxes::beside(&path).is_err());
+        assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 2);
+        assert!([precious, hidden].iter().all(|file| fs::read_to_string(file).unwrap() == "text"));
+    }
+
+    /// A pipe that is exchanged between the look and the write raises no signal.
+    #[test]
+    fn pipe_that_was_exchanged_is_not_written_to() {
+        let (_folder, path) = database();
+        let (client, sender) = (ClientId::new(1), Mailboxes::beside(&path).unwrap());
+        let mailbox = sender.open(client, &path).unwrap();
+        let writer = reached(&sender, client).unwrap();
+        let other = sender.open(client, &path).unwrap();
+        assert!(writer.write(&[7; RECORD]).is_err());
+        assert!(mailbox.read(client).is_empty() && other.read(client).is_empty());
     }
 
     /// A user without root's rights.
@@ -409,7 +492,7 @@ mod tests {
         let sender = Mailboxes::beside(&path).unwrap();
         let client = ClientId::new(1);
         let mailbox = sender.open(client, &path).unwrap();
-        let pipe = mailbox.name.0.clone();
+        let pipe = mailbox.name.path();
         assert_eq!(fs::metadata(&pipe).unwrap().uid(), owner);
         assert_eq!(fs::metadata(&sender.folder).unwrap().uid(), owner);
         // What that owner sees of it, and whether it can remove what is left.
