@@ -30,7 +30,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, LockInfo, StoreConfig};
@@ -183,7 +185,10 @@ impl fmt::Display for Failed {
     }
 }
 
-/// Runs the tests of these suites, each on an empty store that `place` makes, one after the other. Takes minutes.
+/// How many tests run at a time. Most of the time they wait.
+const AT_A_TIME: usize = 8;
+
+/// Runs the tests of these suites, each on an empty store that `place` makes, several at a time. All suites take minutes.
 ///
 /// # Errors
 ///
@@ -202,17 +207,28 @@ impl fmt::Display for Failed {
 /// })
 /// .unwrap();
 /// ```
-pub fn check(suites: &[Suite], mut place: impl FnMut() -> Place) -> Result<(), Vec<Failed>> {
-    let mut failed = Vec::new();
-    for suite in suites {
-        for test in suite.tests {
-            let place = place();
-            if let Err(message) = run(test, place) {
-                failed.push(Failed { test: format!("{}::{}", suite.name, test.name), message });
-            }
+pub fn check(suites: &[Suite], place: impl FnMut() -> Place + Send) -> Result<(), Vec<Failed>> {
+    let tests: Vec<_> =
+        suites.iter().flat_map(|suite| suite.tests.iter().map(|test| (suite.name, test))).collect();
+    let (next, place, failed) = (AtomicUsize::new(0), Mutex::new(place), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                while let Some((suite, test)) = tests.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let place = lock(&place)();
+                    if let Err(message) = run(test, place) {
+                        lock(&failed).push(Failed { test: format!("{suite}::{}", test.name), message });
+                    }
+                }
+            });
         }
-    }
+    });
+    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     if failed.is_empty() { Ok(()) } else { Err(failed) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs one test in a runtime of its own.

@@ -240,7 +240,6 @@ async fn diagnose_succeeds_and_changes_no_lock(store: Place) {
     let waiting = queue(&other.mutex("a")).await;
     let before = mutex.inspect().await.unwrap();
     let diagnosis = one.diagnose().await.unwrap();
-    assert!(!diagnosis.components.is_empty());
     for finding in diagnosis.components.iter().flat_map(|component| &component.findings) {
         let is_hindrance = finding.what.contains("lacks rights") || finding.what.contains("could not");
         assert!(!is_hindrance, "{finding:?}");

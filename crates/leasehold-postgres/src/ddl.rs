@@ -211,9 +211,11 @@ const RELATIONS: &str = "layout,resource,lease,waiter,tombstone,mail,fence,trans
 const FUNCTIONS: &str = "check_fence,lock_transaction,try_lock_transaction";
 
 /// The query for what belongs to a role that this one cannot trust: one text, or NULL. It reads nothing of the schema's own, where that
-/// role's code could be. A superuser is a member of every role, which says nothing.
+/// role's code could be. Trusted are this role, superusers, the owner of the database, and `owner`, which the address names. That this
+/// role is a member of another one says nothing: it was not asked.
 #[must_use]
-pub fn foreign_owners(schema: &str) -> Pinned {
+pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
+    let owner = owner.unwrap_or_default().replace('\'', "''");
     Pinned::new(&format!(
         "SELECT string_agg(DISTINCT what || ' belongs to ' || quote_ident(r.rolname::text), ', ') FROM (
             SELECT 'the schema {schema}' AS what, nspowner AS owner FROM pg_catalog.pg_namespace
@@ -226,10 +228,9 @@ pub fn foreign_owners(schema: &str) -> Pinned {
                 WHERE pronamespace = to_regnamespace('{schema}')::oid
                 AND proname::text = ANY ('{{{FUNCTIONS}}}'::text[])
         ) AS o JOIN pg_catalog.pg_roles AS r ON r.oid = o.owner
-        JOIN pg_catalog.pg_roles AS own ON own.rolname::text = current_user::text
-        WHERE NOT (r.rolsuper OR r.oid = own.oid OR r.rolname::text = 'pg_database_owner'
-            OR r.oid = (SELECT datdba FROM pg_catalog.pg_database WHERE datname::text = current_database()::text)
-            OR (NOT own.rolsuper AND pg_has_role(r.oid, 'MEMBER')))"
+        WHERE NOT (r.rolsuper OR r.rolname::text = current_user::text OR r.rolname::text = 'pg_database_owner'
+            OR r.rolname::text = '{owner}'
+            OR r.oid = (SELECT datdba FROM pg_catalog.pg_database WHERE datname::text = current_database()::text))"
     ))
 }
 

@@ -72,6 +72,7 @@ use params::Request;
 pub use pinned::Pinned;
 use pool::Pool;
 use query::Query;
+use schema::Home;
 pub use schema::strangers;
 use server::Server;
 use sql::Sql;
@@ -93,7 +94,7 @@ pub const fn capabilities() -> Capabilities {
 pub async fn migrate(url: &PostgresUrl) -> Result<(), OpenError> {
     let failed = |error| OpenError::from_store(url, &error);
     let conn = Dialer::new(url)?.connect(None).await.map_err(failed)?;
-    in_time(schema::migrate(&conn, &url.schema)).await.map_err(failed)
+    in_time(schema::migrate(&conn, Home::of(url))).await.map_err(failed)
 }
 
 /// The lease tables of one database, for one client.
@@ -171,7 +172,7 @@ impl Opened {
         server: &Arc<Server>,
     ) -> Result<Self, StoreError> {
         let first = dialer.connect(None).await?;
-        in_time(schema::prepare(&first, &url.schema)).await?;
+        in_time(schema::prepare(&first, Home::of(url))).await?;
         let settings = Pinned::new(
             "SELECT current_setting('synchronous_commit'), getdatabaseencoding(),
                 has_function_privilege('pg_postmaster_start_time()', 'EXECUTE')",

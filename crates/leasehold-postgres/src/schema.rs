@@ -10,6 +10,7 @@ use super::ddl::{LAYOUT, Present, create, foreign_owners};
 use super::error::explain;
 use super::pinned::Pinned;
 use super::rights;
+use crate::url::PostgresUrl;
 
 /// How often another client may create the tables, or the program the fence, while this one does.
 const RACES: u32 = 3;
@@ -18,16 +19,29 @@ fn refused(message: String) -> StoreError {
     StoreError::new(Failure::NotSent, message)
 }
 
+/// Where the tables are, and who may own them.
+#[derive(Clone, Copy)]
+pub(super) struct Home<'u> {
+    schema: &'u str,
+    owner: Option<&'u str>,
+}
+
+impl<'u> Home<'u> {
+    pub(super) fn of(url: &'u PostgresUrl) -> Self {
+        Self { schema: &url.schema, owner: url.owner.as_deref() }
+    }
+}
+
 /// Checks the tables, and creates them if they are missing.
-pub(super) async fn prepare(conn: &Conn, schema: &str) -> Result<(), StoreError> {
-    let mut races = 0;
+pub(super) async fn prepare(conn: &Conn, home: Home<'_>) -> Result<(), StoreError> {
+    let (schema, mut races) = (home.schema, 0);
     loop {
-        if check(conn, schema).await? {
+        if check(conn, home).await? {
             return Ok(());
         }
         // The program may have created the fence. What an administrator has changed in its function stays.
         let found = present(conn, schema).await?;
-        let Err(error) = make(conn, schema, found).await else { return check_owners(conn, schema).await };
+        let Err(error) = make(conn, schema, found).await else { return check_owners(conn, home).await };
         match error.code() {
             Some(code) if is_race(code) && races < RACES => races += 1,
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => return Err(may_not_create(schema).caused_by(error)),
@@ -37,12 +51,13 @@ pub(super) async fn prepare(conn: &Conn, schema: &str) -> Result<(), StoreError>
 }
 
 /// Creates what is missing, and makes the views and functions anew.
-pub(super) async fn migrate(conn: &Conn, schema: &str) -> Result<(), StoreError> {
-    let are_there = check(conn, schema).await?;
+pub(super) async fn migrate(conn: &Conn, home: Home<'_>) -> Result<(), StoreError> {
+    let schema = home.schema;
+    let are_there = check(conn, home).await?;
     let limit = fence_limit(conn, schema).await?;
     let found = Present { fence: false, transaction_lock: false, ..present(conn, schema).await? };
     let Err(error) = make(conn, schema, found).await else {
-        check_owners(conn, schema).await?;
+        check_owners(conn, home).await?;
         return match limit {
             None => Ok(()),
             Some(limit) => {
@@ -57,7 +72,7 @@ pub(super) async fn migrate(conn: &Conn, schema: &str) -> Result<(), StoreError>
         };
     };
     match error.code() {
-        Some(code) if is_race(code) => prepare(conn, schema).await,
+        Some(code) if is_race(code) => prepare(conn, home).await,
         Some(&SqlState::INSUFFICIENT_PRIVILEGE) if are_there => {
             let what = format!(
                 "the tables are there, but only the owner of the schema {schema:?} may renew its views and functions: {}",
@@ -127,45 +142,63 @@ async fn fence_limit(conn: &Conn, schema: &str) -> Result<Option<String>, StoreE
 
 /// Refuses a schema whose owner, or that of a table or function in it, is a stranger: triggers and functions of his would run with the
 /// rights of this role, and he could hand a lock to two holders.
-async fn check_owners(conn: &Conn, schema: &str) -> Result<(), StoreError> {
-    let row = conn.row(&foreign_owners(schema)).await.map_err(|error| explain(error, false))?;
-    row.into_iter().next().flatten().map_or(Ok(()), |found| Err(refused(strangers(schema, &found))))
+async fn check_owners(conn: &Conn, home: Home<'_>) -> Result<(), StoreError> {
+    let row =
+        conn.row(&foreign_owners(home.schema, home.owner)).await.map_err(|error| explain(error, false))?;
+    row.into_iter().next().flatten().map_or(Ok(()), |found| Err(refused(strangers(home.schema, &found))))
 }
 
 /// Says what to do about [`foreign_owners`].
 #[must_use]
 pub fn strangers(schema: &str, found: &str) -> String {
     format!(
-        "another role could run its code as this one: {found}. Connect as that role, use another schema (?schema=), or let a superuser make the owner one \
-         that this role can trust: itself, a role that it is a member of, the owner of the database, or a superuser (ALTER SCHEMA \
-         {schema} OWNER TO …, the same for what is in it)"
+        "another role could run its code as this one: {found}. If this one can trust that role, name it in the address (?owner=ROLE). Otherwise use another \
+         schema (?schema=), or let a superuser make the owner the owner of the database or a superuser (ALTER SCHEMA {schema} OWNER TO …, the \
+         same for what is in it)"
     )
 }
 
 /// Whether the tables are there, in the layout of this version.
-async fn check(conn: &Conn, schema: &str) -> Result<bool, StoreError> {
-    // What a stranger has made may run his code when it is read.
-    check_owners(conn, schema).await?;
-    // One text, and so one transaction. A policy that hides the row is an error then.
-    let query = format!("SET LOCAL row_security = off; SELECT max(version) FROM {schema}.layout");
-    let found = conn.row(&Pinned::new(&query)).await;
-    match found.map(|mut row| row.pop().flatten()) {
-        Ok(Some(layout)) if layout == LAYOUT.to_string() => Ok(true),
-        Ok(Some(other)) => Err(refused(format!(
-            "another version of leasehold made the schema {schema:?} (layout {other}, this one knows {LAYOUT}): use that, or \
-             another schema"
-        ))),
-        Ok(None) => {
-            Err(refused(format!("the schema {schema:?} is of another program: name another with ?schema=")))
-        }
+async fn check(conn: &Conn, home: Home<'_>) -> Result<bool, StoreError> {
+    // What a stranger has made may run his code when it is read, so the owners come first.
+    check_owners(conn, home).await?;
+    conn.begin().await.map_err(|error| explain(error, false))?;
+    let found = read_layout(conn, home).await;
+    conn.roll_back().await.map_err(|error| explain(error, false))?;
+    let schema = home.schema;
+    let found = match found {
+        Ok(layout) => layout?,
         Err(error) => match error.code() {
-            Some(&(SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME)) => Ok(false),
+            Some(&(SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME)) => return Ok(false),
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 let refusal = refused(format!("this role may not use the tables in the schema {schema:?}"));
                 let remedy = rights::lacking(conn, &rights::query(schema)).await.unwrap_or_default();
-                Err(rights::explain(refusal.caused_by(error), &remedy))
+                return Err(rights::explain(refusal.caused_by(error), &remedy));
             }
-            _ => Err(explain(error, false)),
+            _ => return Err(explain(error, false)),
         },
+    };
+    match found {
+        Some(layout) if layout == LAYOUT.to_string() => Ok(true),
+        Some(other) => Err(refused(format!(
+            "another version of leasehold made the schema {schema:?} (layout {other}, this one knows {LAYOUT}): use that, or \
+             another schema"
+        ))),
+        None => {
+            Err(refused(format!("the schema {schema:?} is of another program: name another with ?schema=")))
+        }
     }
+}
+
+/// The number of the layout, within a transaction. The lock keeps a stranger from exchanging what was checked for what is read. A policy
+/// that hides the row is an error.
+async fn read_layout(conn: &Conn, home: Home<'_>) -> Result<Result<Option<String>, StoreError>, Error> {
+    let schema = home.schema;
+    let lock = format!("SET LOCAL row_security = off; LOCK TABLE {schema}.layout IN ACCESS SHARE MODE");
+    conn.run(&Pinned::new(&lock)).await?;
+    if let Err(refusal) = check_owners(conn, home).await {
+        return Ok(Err(refusal));
+    }
+    let mut row = conn.row(&Pinned::new(&format!("SELECT max(version) FROM {schema}.layout"))).await?;
+    Ok(Ok(row.pop().flatten()))
 }

@@ -37,6 +37,8 @@ pub struct PostgresUrl {
     pub(crate) pooler: Pooler,
     /// A plain lower-case identifier, which needs no quotes.
     pub(crate) schema: String,
+    /// A role that may own the schema and what is in it.
+    pub(crate) owner: Option<String>,
     /// A value of the setting of this name; the server's own if there is none.
     pub(crate) synchronous_commit: Option<&'static str>,
     pub(crate) connections: usize,
@@ -106,6 +108,7 @@ impl PostgresUrl {
             listen: None,
             pooler: Pooler::Detect,
             schema: DEFAULT_SCHEMA.to_owned(),
+            owner: None,
             synchronous_commit: None,
             connections: DEFAULT_CONNECTIONS,
             password_file: None,
@@ -152,6 +155,7 @@ impl PostgresUrl {
             "passfile" => self.password_file = Some(PathBuf::from(value)),
             "schema" => self.schema = identifier(value)?,
             "synchronous_commit" => self.synchronous_commit = Some(synchronous_commit(value)?),
+            "owner" => self.owner = Some(value.to_owned()),
             "pooler" => {
                 self.pooler = match value {
                     "auto" => Pooler::Detect,

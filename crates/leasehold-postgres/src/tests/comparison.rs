@@ -68,7 +68,7 @@ impl Harness {
                     Err(error) => assert!(began.elapsed() < CONNECT_LIMIT, "{error:?}"),
                 }
             };
-            schema::prepare(&conn, SCHEMA).await.unwrap();
+            schema::prepare(&conn, schema::Home::of(&url)).await.unwrap();
             let clock = format!("CREATE TABLE {SCHEMA}.clock AS SELECT {}::int8 AS now", now.as_micros());
             conn.run(&Pinned::as_is(&clock)).await.unwrap();
             for client in 0..CLIENTS {

@@ -81,7 +81,7 @@ pub async fn create(database: &Client) -> Result<(), Error> {
         Ok::<_, Error>(Present { schema: is_there(0), fence: is_there(1), transaction_lock: is_there(2) })
     };
     let check_owners = async || {
-        let rows = database.query_typed(foreign_owners(SCHEMA).as_str(), &[]).await;
+        let rows = database.query_typed(foreign_owners(SCHEMA, None).as_str(), &[]).await;
         let rows = rows.map_err(|error| failed(what, error))?;
         let found: Option<String> = rows.first().and_then(|row| row.try_get(0).ok().flatten());
         found.map_or(Ok(()), |found| {
@@ -89,11 +89,11 @@ pub async fn create(database: &Client) -> Result<(), Error> {
         })
     };
     for is_last in [false, true] {
-        check_owners().await?;
         let found = present().await?;
         if found.fence && found.transaction_lock {
             return Ok(());
         }
+        check_owners().await?;
         if let Err(error) = database.batch_execute(create_for_transactions(SCHEMA, found).as_str()).await {
             let _ = database.batch_execute("ROLLBACK").await;
             // Another session may have created them meanwhile.

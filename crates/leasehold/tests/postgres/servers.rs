@@ -1,6 +1,8 @@
 //! Servers that refuse, and servers with other settings.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -197,9 +199,12 @@ async fn schema_that_a_stranger_owns_is_refused() {
         assert!(error.contains("belongs to stranger"), "{what}: {error}");
         server.run(&format!("ALTER {what} OWNER TO postgres"));
     }
-    // Roles that it can trust.
+    // A member was not asked whether it trusts the role. The address says so.
     server.run("ALTER SCHEMA leasehold OWNER TO stranger; GRANT stranger TO app");
-    lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
+    let error = refusal(&as_role("app")).await.to_string();
+    assert!(error.contains("belongs to stranger") && error.contains("?owner=ROLE"), "{error}");
+    let trusting = format!("{}?owner=stranger", as_role("app"));
+    lock(&Client::connect(&trusting).await.unwrap(), "a").await.release().await.unwrap();
     server.run("REVOKE stranger FROM app; ALTER DATABASE postgres OWNER TO stranger");
     lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
 }
@@ -262,6 +267,51 @@ async fn code_of_a_stranger_does_not_run_while_a_client_connects() {
             server.run("DROP OWNED BY stranger; GRANT CREATE ON DATABASE postgres TO stranger; GRANT CREATE ON SCHEMA public TO stranger");
         }
     }
+}
+
+/// A stranger exchanges what is checked while a client connects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn schema_that_a_stranger_exchanges_meanwhile_runs_none_of_its_code() {
+    let server = Postgres::on_port();
+    server.run(
+        "CREATE ROLE stranger LOGIN; CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO stranger, app;
+        CREATE TABLE public.ran (who text); GRANT ALL ON public.ran TO PUBLIC;
+        CREATE FUNCTION public.steal() RETURNS int8 LANGUAGE plpgsql VOLATILE AS
+            $$ BEGIN INSERT INTO public.ran VALUES (current_user); RETURN 1; END $$",
+    );
+    let url = server.url().replace("postgres@", "app@");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (database, connection) =
+        connect(&server.url().replace("postgres@", "stranger@"), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let exchanging = tokio::spawn({
+        let is_over = is_over.clone();
+        async move {
+            while !is_over.load(Ordering::SeqCst) {
+                // Each fails while the client's own tables are there.
+                let _ = database
+                    .batch_execute(
+                        "CREATE SCHEMA leasehold; GRANT USAGE ON SCHEMA leasehold TO PUBLIC;
+                        CREATE VIEW leasehold.layout AS SELECT public.steal() AS version;
+                        GRANT SELECT ON leasehold.layout TO PUBLIC",
+                    )
+                    .await;
+                let _ = database.batch_execute("DROP SCHEMA leasehold CASCADE").await;
+            }
+        }
+    });
+    let mut refused = 0;
+    for _ in 0..60 {
+        match Client::connect(&url).await {
+            Ok(client) => client.close().await.unwrap(),
+            Err(error) => refused += usize::from(error.to_string().contains("belongs to stranger")),
+        }
+        server.run("DROP SCHEMA IF EXISTS leasehold CASCADE");
+    }
+    is_over.store(true, Ordering::SeqCst);
+    exchanging.await.unwrap();
+    assert!(refused > 0, "the stranger was there in time");
+    assert_eq!(server.run("SELECT count(*) FROM public.ran"), "0");
 }
 
 #[tokio::test]
