@@ -22,7 +22,7 @@ use super::pinned::Pinned;
 use super::pool::Class;
 use super::push::{Arrival, PushQueue};
 use super::query::Query;
-use super::server::{Epoch, Server};
+use super::server::{Epoch, STARTED, Server};
 use super::sql::Sql;
 use super::transaction::Progress;
 use super::{error, pooler, push};
@@ -36,6 +36,8 @@ const ATTEND_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Listening {
     conn: Conn,
     pushes: PushQueue,
+    /// Of the server, if commands have another address.
+    started: Option<String>,
     epoch: Epoch,
 }
 
@@ -67,11 +69,12 @@ impl Ear {
     pub(super) async fn listen(&self) -> Result<Listening, StoreError> {
         let (on_message, pushes) = push::queue(self.client);
         let conn = self.dialer.connect(Some(on_message)).await?;
-        let epoch = in_time(self.begin(&conn)).await?;
-        Ok(Listening { conn, pushes, epoch })
+        let (started, epoch) = in_time(self.begin(&conn)).await?;
+        Ok(Listening { conn, pushes, started, epoch })
     }
 
-    async fn begin(&self, conn: &Conn) -> Result<Epoch, StoreError> {
+    /// When the server was started, if commands have another address; and which server that is.
+    async fn begin(&self, conn: &Conn) -> Result<(Option<String>, Epoch), StoreError> {
         let is_pooled = pooler::is_between(conn).await?;
         if is_pooled && !self.may_be_pooled {
             let message = "a pooler is in between, so no notification would arrive: name the server itself in ?listen=; or \
@@ -89,10 +92,14 @@ impl Ear {
         for _ in 0..ATTEND_TRIES {
             if conn.flag(Request::new(&self.sql.attend, vec![self.client.into()])).await? {
                 // Only the address of the commands says which server counts.
-                return match self.server.question().filter(|_| !self.is_separate) {
-                    Some(question) => Ok(self.server.note(conn.value(&Pinned::new(question)).await?)),
-                    None => Ok(self.server.epoch()),
+                let started = match self.server.question() {
+                    Some(question) => Some(conn.value(&Pinned::new(question)).await?),
+                    None => None,
                 };
+                return Ok(match started {
+                    Some(started) if !self.is_separate => (None, self.server.note(started)),
+                    started => (started, self.server.epoch()),
+                });
             }
             sleep(ATTEND_PAUSE).await;
         }
@@ -108,7 +115,7 @@ impl Ear {
             let executor = executor.upgrade()?;
             let listened = async {
                 let listening = self.listen().await?;
-                if self.is_separate && !executor.sees_listener().await? {
+                if self.is_separate && !executor.sees_listener(listening.started.as_deref()).await? {
                     let message = "?listen= leads to another server than the address of the commands";
                     return Err(StoreError::new(Failure::NotSent, message));
                 }
@@ -122,15 +129,25 @@ impl Ear {
     }
 
     /// Whether the server of the commands sees the session that listens. If it does not answer, nothing shows that it does not.
-    async fn is_seen(&self, executor: &Weak<Executor>) -> bool {
+    async fn is_seen(&self, listening: &Listening, executor: &Weak<Executor>) -> bool {
         let Some(executor) = executor.upgrade().filter(|_| self.is_separate) else { return true };
-        executor.sees_listener().await.unwrap_or(true)
+        executor.sees_listener(listening.started.as_deref()).await.unwrap_or(true)
     }
 }
 
 impl Executor {
-    /// Whether this client listens to the server that its commands go to.
-    async fn sees_listener(&self) -> Result<bool, StoreError> {
+    /// Whether this client listens to the server that its commands go to, which was started then. Anybody may take the lock that shows a
+    /// listener, at any server.
+    async fn sees_listener(&self, started: Option<&str>) -> Result<bool, StoreError> {
+        if let Some(started) = started {
+            let question = Pinned::new(STARTED);
+            let ask = async |progress: &Progress| self.alone(progress, &question, Vec::new()).await;
+            let rows = self.within(Class::Command, ANSWER_TIMEOUT, ask).await?.unwrap_or_default();
+            let row = rows.first().ok_or_else(|| error::damaged("an empty answer"))?;
+            if Reader::new(row).text()? != started {
+                return Ok(false);
+            }
+        }
         let client = self.session.client;
         let present = self.sql().of(&Query::Present(client));
         let ask = async |progress: &Progress| self.alone(progress, present, vec![client.into()]).await;
@@ -206,7 +223,7 @@ async fn deliver(
             }
             Ok(None) => return lost("the connection was closed"),
             Err(_) => match listening.is_kept(ear.client).await {
-                Ok(true) if ear.is_seen(executor).await => heartbeat = Instant::now() + HEARTBEAT,
+                Ok(true) if ear.is_seen(listening, executor).await => heartbeat = Instant::now() + HEARTBEAT,
                 Ok(true) => return lost("the server of the commands does not see that the client listens"),
                 Ok(false) => return Ended::Pooled,
                 Err(error) => return Ended::Lost(error),

@@ -8,7 +8,7 @@ use leasehold_store::{Inbox, StoreError};
 use tokio::sync::watch;
 
 /// When the server was started, in seconds. No two servers have been started at the same microsecond.
-const STARTED: &str = "SELECT extract(epoch FROM pg_postmaster_start_time())::text";
+pub(super) const STARTED: &str = "SELECT extract(epoch FROM pg_postmaster_start_time())::text";
 
 /// How often the address has led to another server before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

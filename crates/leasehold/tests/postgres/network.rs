@@ -426,6 +426,11 @@ async fn waiter_whose_listener_is_left_at_the_earlier_server_gets_its_turn() {
         let url = format!("{}?pooler={pooler}&listen={}", proxy.url(), first.url());
         let client = Client::connect(&url).await.unwrap();
         lock(&client, "other").await.release().await.unwrap();
+        // A stranger holds the lock there that shows that the client listens.
+        let key =
+            first.run("SELECT (classid::int8 << 32) | objid::int8 FROM pg_locks WHERE locktype = 'advisory'");
+        let _stranger =
+            second.session(&format!("SELECT pg_advisory_lock_shared({key}); SELECT pg_sleep(600)"));
         proxy.redirect_to(second.port());
         proxy.cut();
         let guard = rivals[0].mutex("a").lock().await.unwrap();
