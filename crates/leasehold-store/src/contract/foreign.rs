@@ -127,6 +127,25 @@ pub trait ForeignKeys: Send + Sync {
     /// On the client's thread.
     fn tasks(&self) -> &Tasks;
 
+    /// Runs a task on the client's thread.
+    fn spawn(&self, task: BoxFuture<'static, ()>) {
+        self.tasks().spawn(task);
+    }
+
+    /// Random bytes, for the values of holders and for pauses.
+    ///
+    /// # Errors
+    ///
+    /// The system gives none.
+    fn random(&self) -> Result<[u8; 16], StoreError> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| {
+            let what = format!("the system gave no random numbers: {error}");
+            StoreError::new(Failure::NotSent, what)
+        })?;
+        Ok(random)
+    }
+
     /// Runs commands in order. May be awaited on any executor. Dropping the future does not stop them.
     fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<'static, Result<ForeignOutcome, StoreError>>;
 

@@ -38,7 +38,7 @@ impl Bridges {
     ) -> Result<Self, StoreError> {
         let keys = store.foreign_keys(first.servers())?;
         let (legs, new) = unbounded_channel();
-        keys.tasks().spawn(keep_all(new));
+        keys.spawn(Box::pin(keep_all(new)));
         let keys = Mutex::new(HashMap::from([(first.servers.clone(), keys)]));
         Ok(Self { session, store, keys, turns: Arc::default(), legs })
     }
@@ -60,13 +60,8 @@ impl Bridges {
         lease: OwnLease,
         ttl: Duration,
     ) -> Result<Arc<Leg>, StoreError> {
-        let mut random = [0; 16];
-        getrandom::fill(&mut random).map_err(|error| {
-            let what = format!("the system gave no random numbers: {error}");
-            StoreError::new(leasehold_core::Failure::NotSent, what)
-        })?;
-        let holders = Holders::new(foreign.clone(), u128::from_be_bytes(random));
         let (session, keys, turns) = (self.session.clone(), self.keys(foreign)?, self.turns.clone());
+        let holders = Holders::new(foreign.clone(), u128::from_be_bytes(keys.random()?));
         let leg = Arc::new(Leg::new(session, keys, turns, holders, lease, foreign.limit_ttl(ttl)));
         self.session.begin_leg();
         if self.legs.send(leg.clone()).is_err() {
@@ -82,6 +77,8 @@ async fn keep_all(mut new: UnboundedReceiver<Arc<Leg>>) {
     let mut kept = FuturesUnordered::new();
     loop {
         tokio::select! {
+            // The order is fixed so that a simulated run can be repeated.
+            biased;
             leg = new.recv() => match leg {
                 Some(leg) => kept.push(leg.keep()),
                 // The client's handles are gone, so there is no new leg.

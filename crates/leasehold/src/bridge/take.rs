@@ -134,7 +134,7 @@ impl Leg {
             // random moment may find the lock free between the two.
             let [first, longest] = if is_told { WAITS } else { POLLS };
             let most = wait.clamp(first, longest);
-            let limit = if is_told { random_part(most) } else { most / 2 + random_part(most / 2) };
+            let limit = if is_told { self.random_part(most) } else { most / 2 + self.random_part(most / 2) };
             wait = most * 2;
             let pause = busy_for.map_or(limit, |left| limit.min(left + Duration::from_millis(1)));
             let changed = with_deadline(&self.session, Some(self.session.now() + pause), key.changed());
@@ -206,6 +206,13 @@ impl Leg {
             }
         }
         Ok(if is_decided { Try::Busy(left) } else { Try::Undecided })
+    }
+
+    /// At random between nothing and all of it, so that clients do not poll in step.
+    fn random_part(&self, time: Duration) -> Duration {
+        // Without random numbers the middle will do.
+        let random = self.keys.random().map_or(128, |[first, ..]| first);
+        time * u32::from(random) / 256
     }
 
     /// Leaves the foreign lock to other programs for a bounded time, if it is their turn: for half of the time until the deadline at most.
@@ -281,12 +288,4 @@ fn explain(error: ForeignError) -> StoreError {
 /// Whether trying again can't help.
 fn is_final(error: &StoreError) -> bool {
     is_no_lock(error) || matches!(error.failure, Failure::Permanent(_))
-}
-
-/// At random between nothing and all of it, so that clients do not poll in step.
-fn random_part(time: Duration) -> Duration {
-    let mut random = [128];
-    // Without random numbers the middle will do.
-    let _ = getrandom::fill(&mut random);
-    time * u32::from(random[0]) / 256
 }
