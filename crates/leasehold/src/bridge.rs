@@ -25,6 +25,8 @@ mod take;
 mod text;
 mod turns;
 
+#[cfg(feature = "_simulation")]
+pub(crate) use self::commands::{RELEASE_VALUE, RENEW_VALUE};
 pub use self::foreign::Foreign;
 pub(crate) use self::keeper::Bridges;
 pub(crate) use self::leg::{Leg, LegEnd, OwnLease};

@@ -6,6 +6,8 @@
 //! measurements of what the engine itself costs.
 
 mod answer;
+#[cfg(feature = "redis")]
+mod foreign;
 #[cfg(feature = "redlock")]
 mod host;
 
@@ -16,6 +18,8 @@ use std::time::Duration;
 
 mod instant;
 
+#[cfg(feature = "redis")]
+use leasehold_core::Failure;
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
 #[cfg(feature = "redlock")]
 use leasehold_redlock::runtime::Runtime;
@@ -28,6 +32,8 @@ pub use leasehold_store::clock::simulated::{ThreadClock, set_clock};
 use leasehold_store::{
     Batch, BoxFuture, CallResult, Capabilities, HolderMetadata, Inbox as _, PollIntervals, Store, StoreError,
 };
+#[cfg(feature = "redis")]
+use leasehold_store::{ForeignKeys, Watchers};
 
 use crate::client::Client;
 use crate::engine::Session;
@@ -37,6 +43,10 @@ use crate::handle::{ClientOptions, Handle};
 use crate::telemetry::ClientTelemetry;
 use answer::call_result;
 pub use answer::{Answered, CallFailed, Pending};
+#[cfg(feature = "redis")]
+use foreign::SimulatedKeys;
+#[cfg(feature = "redis")]
+pub use foreign::{KeyAnswer, KeyAnswered, KeyCommand, KeyHost};
 #[cfg(feature = "redlock")]
 pub use host::{QuorumHost, QuorumOptions};
 #[cfg(feature = "redlock")]
@@ -62,27 +72,50 @@ pub trait Transport: Send + Sync {
 
     /// The store's interval between re-checks of a queue's head, and the lifetime of a queue entry.
     fn poll_intervals(&self) -> (Duration, Duration);
+
+    /// What bridges stand on; none if the server has no keys of other libraries.
+    #[cfg(feature = "redis")]
+    fn key_host(&self) -> Option<Arc<dyn KeyHost>> {
+        None
+    }
 }
 
 /// A simulated client from the side of its store.
 #[derive(Clone)]
-pub struct SimulatedInbox(Arc<Session>);
+pub struct SimulatedInbox {
+    session: Arc<Session>,
+    /// Who waits for changes of keys of other libraries.
+    #[cfg(feature = "redis")]
+    watchers: Arc<Watchers>,
+}
 
 impl SimulatedInbox {
     /// Delivers a push.
     pub fn deliver(&self, push: Push) {
-        self.0.deliver(push);
+        self.session.deliver(push);
     }
 
     /// The connection was re-established.
     pub fn reconnected(&self) {
-        self.0.reconnected(&|_| true);
+        self.session.reconnected(&|_| true);
     }
 
     /// How many attempts, leases and releases the client knows.
     #[must_use]
     pub fn entries(&self) -> usize {
-        self.0.len()
+        self.session.len()
+    }
+
+    /// The server reports that this key of another library has changed.
+    #[cfg(feature = "redis")]
+    pub fn key_changed(&self, key: &str) {
+        self.watchers.notify(key);
+    }
+
+    /// Changes of keys of another library may have been missed.
+    #[cfg(feature = "redis")]
+    pub fn keys_missed(&self) {
+        self.watchers.notify_all();
     }
 }
 
@@ -149,8 +182,20 @@ pub fn client(
 ) -> (Client, SimulatedInbox, Pin<Box<dyn Future<Output = ()>>>) {
     let session =
         Arc::new(Session::new(id, secret_key(id), Clock::System, ClientTelemetry::new("simulated:")));
-    let inbox = SimulatedInbox(session.clone());
-    let store = Arc::new(SimulatedStore(transport.clone()));
+    let inbox = SimulatedInbox {
+        session: session.clone(),
+        #[cfg(feature = "redis")]
+        watchers: Arc::default(),
+    };
+    let store = Arc::new(SimulatedStore {
+        transport: transport.clone(),
+        #[cfg(feature = "redis")]
+        keys: transport.key_host().map(|host| {
+            let keys: Arc<dyn ForeignKeys> =
+                Arc::new(SimulatedKeys { host, watchers: inbox.watchers.clone() });
+            keys
+        }),
+    });
     let (client, driver) = drive_client(session, store, move |time| transport.sleep_until(time));
     (client, inbox, driver)
 }
@@ -223,28 +268,40 @@ impl<S: Fn(LocalTime) -> Pending<()>> DriverTimer for SimulatedTimer<S> {
     }
 }
 
-struct SimulatedStore(Arc<dyn Transport>);
+struct SimulatedStore {
+    transport: Arc<dyn Transport>,
+    #[cfg(feature = "redis")]
+    keys: Option<Arc<dyn ForeignKeys>>,
+}
 
 impl Store for SimulatedStore {
     fn capabilities(&self) -> Capabilities {
-        let (repoll_interval, entry_ttl) = self.0.poll_intervals();
+        let (repoll_interval, entry_ttl) = self.transport.poll_intervals();
         let capabilities = Capabilities::new(PollIntervals { repoll_interval, entry_ttl });
+        #[cfg(feature = "redis")]
+        let capabilities = Capabilities { has_foreign_keys: self.keys.is_some(), ..capabilities };
         Capabilities { has_replicas: true, ..capabilities }
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
-        let answered = self.0.call(vec![(resource, command)], false, replicas);
+        let answered = self.transport.call(vec![(resource, command)], false, replicas);
         Box::pin(async move { leasehold_store::only(answered.await.into_iter().map(call_result).collect()) })
     }
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        let answered = self.0.call(batch, true, replicas);
+        let answered = self.transport.call(batch, true, replicas);
         Box::pin(async move { answered.await.into_iter().map(call_result).collect() })
     }
 
     fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
-        let answered = self.0.acquire_all(attempts.to_vec());
+        let answered = self.transport.acquire_all(attempts.to_vec());
         Some(Box::pin(async move { answered.await.into_iter().map(call_result).collect() }))
+    }
+
+    #[cfg(feature = "redis")]
+    fn foreign_keys(&self, _servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
+        let missing = || StoreError::new(Failure::NotSent, "the simulated server has no such keys");
+        self.keys.clone().ok_or_else(missing)
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {

@@ -6,8 +6,9 @@ use leasehold_store::{ForeignAnswer, ForeignCall, ForeignScript};
 use super::foreign::{Foreign, Protocol};
 
 static TAKE_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/take_value.lua"));
-static RENEW_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/renew_value.lua"));
-static RELEASE_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/release_value.lua"));
+pub(crate) static RENEW_VALUE: ForeignScript = ForeignScript::new(include_str!("scripts/renew_value.lua"));
+pub(crate) static RELEASE_VALUE: ForeignScript =
+    ForeignScript::new(include_str!("scripts/release_value.lua"));
 static RELEASE_VALUE_MESSAGE: ForeignScript =
     ForeignScript::new(include_str!("scripts/release_value_message.lua"));
 static RELEASE_VALUE_LIST: ForeignScript = ForeignScript::new(include_str!("scripts/release_value_list.lua"));
