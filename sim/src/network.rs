@@ -174,7 +174,7 @@ impl World {
     /// Closes a connection over which nothing has arrived since it was asked for, or that is still being made.
     fn ping(&mut self, connection: u64, asked_at: Micros) {
         let Some(known) = self.connections.get(&connection) else { return };
-        let slot = &self.processes[known.process].slots[known.thread as usize];
+        let slot = &self.processes[known.process].slots[known.line as usize];
         let is_silent = asked_at != Micros::MAX && known.heard < asked_at;
         if slot.opening == Some(connection) || is_silent {
             self.close_at_client(connection);
@@ -186,8 +186,8 @@ impl World {
     fn response(&mut self, connection: u64, number: u64, attempt: u32, answers: Vec<Answered>) -> Act {
         let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
         known.heard = self.now;
-        let (process, thread) = (known.process, known.thread);
-        if self.processes[process].slots[thread as usize].connection != Some(connection) {
+        let (process, line) = (known.process, known.line);
+        if self.processes[process].slots[line as usize].connection != Some(connection) {
             // Over a connection that was given up.
             return Act::None;
         }
@@ -206,8 +206,8 @@ impl World {
     fn push(&mut self, connection: u64, mut push: Push) -> Act {
         let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
         known.heard = self.now;
-        let (process, thread, server) = (known.process, known.thread, known.server);
-        if self.processes[process].slots[thread as usize].connection != Some(connection) {
+        let (process, line, server) = (known.process, known.line, known.server);
+        if self.processes[process].slots[line as usize].connection != Some(connection) {
             return Act::None;
         }
         if self.planted == Some(Planted::RestampedPush) {
@@ -231,8 +231,9 @@ impl World {
 
     /// Whose thread an event is for, if it is for a process.
     fn addressee(&self, event: &Event) -> Option<(ProcessId, Thread)> {
-        let of =
-            |connection: &u64| self.connections.get(connection).map(|known| (known.process, known.thread));
+        let of = |connection: &u64| {
+            self.connections.get(connection).map(|known| (known.process, known.line.thread()))
+        };
         match event {
             Event::Response { connection, .. }
             | Event::Push { connection, .. }
@@ -240,7 +241,7 @@ impl World {
             | Event::ClosedAtClient { connection }
             | Event::Ping { connection, .. } => of(connection),
             Event::Timeout { call, .. } => self.calls.get(call).map(|call| (call.process, call.thread)),
-            Event::Connect { process, thread } => Some((*process, *thread)),
+            Event::Connect { process, line } => Some((*process, line.thread())),
             _ => None,
         }
     }
@@ -297,7 +298,7 @@ impl World {
             Event::ClosedAtServer { connection } => self.close_at_server(connection),
             Event::Timeout { call, attempt } => self.time_out(call, attempt),
             Event::Ping { connection, asked_at } => self.ping(connection, asked_at),
-            Event::Connect { process, thread } => self.connect(process, thread),
+            Event::Connect { process, line } => self.connect(process, line),
             other => self.disturb(&other),
         }
         Act::None

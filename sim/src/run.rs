@@ -13,7 +13,7 @@ use crate::plan::{Case, Micros, Plan, SECOND};
 use crate::planted::Planted;
 use crate::transport::{Sleep, Wire};
 use crate::users;
-use crate::world::{self, ConnectionSlot, Event, Process, World, run_as, with};
+use crate::world::{self, Event, Line, Process, World, run_as, with};
 
 /// More polls than this without any time passing are an endless loop.
 const POLLS_AT_ONCE: u64 = 100_000;
@@ -305,7 +305,7 @@ fn start(client: usize) {
             has_left_leases: false,
             inbox: None,
             handle: None,
-            slots: [ConnectionSlot::default(), ConnectionSlot::default()],
+            slots: Default::default(),
             stalls: [0, 0],
             parked: Vec::new(),
             backlog: Vec::new(),
@@ -320,8 +320,8 @@ fn start(client: usize) {
         world.machines[client].process = Some(process);
         let column = world.column(process);
         world.say(column, &[35, process as u64], || format!("process {process} starts"));
-        for thread in [Thread::Driver, Thread::Callers] {
-            world.at(world.now, Event::Connect { process, thread });
+        for line in [Line::Driver, Line::Callers] {
+            world.at(world.now, Event::Connect { process, line });
         }
         Some((process, id))
     }) else {

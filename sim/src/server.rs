@@ -7,8 +7,9 @@ use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime};
 
 use crate::checks::Shadow;
-use crate::executor::{ProcessId, Thread};
+use crate::executor::ProcessId;
 use crate::plan::Micros;
+use crate::world::Line;
 
 /// What a server's clock shows when true time is zero: some day in 2023.
 const EPOCH: u64 = 1_700_000_000_000_000;
@@ -47,8 +48,8 @@ pub struct Peer {
     pub process: ProcessId,
     /// The process's client.
     pub client: ClientId,
-    /// The thread that uses it. The driver's is subscribed to the inbox.
-    pub thread: Thread,
+    /// Which of the process's it is. The driver's is subscribed to the inbox.
+    pub line: Line,
 }
 
 /// A server.
@@ -94,7 +95,7 @@ impl Server {
     pub fn subscribers(&self) -> impl Iterator<Item = (u64, &Peer)> {
         self.connections
             .iter()
-            .filter(|(_, peer)| peer.thread == Thread::Driver)
+            .filter(|(_, peer)| peer.line == Line::Driver)
             .map(|(number, peer)| (*number, peer))
     }
 

@@ -7,6 +7,7 @@ mod clock;
 mod detached;
 mod event;
 mod gathering;
+mod line;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -30,6 +31,7 @@ pub use clock::LocalClock;
 pub(crate) use detached::Detached;
 pub use event::{Content, Event};
 pub(crate) use gathering::{Gathering, Wait, WaitEnd};
+pub use line::Line;
 
 thread_local! {
     static WORLD: RefCell<Option<Box<World>>> = const { RefCell::new(None) };
@@ -52,7 +54,7 @@ pub struct Machine {
     pub process: Option<ProcessId>,
 }
 
-/// One of the two connections of a process.
+/// One of the connections of a process.
 #[derive(Debug, Default)]
 pub struct ConnectionSlot {
     /// The open connection.
@@ -70,8 +72,8 @@ pub struct ConnectionSlot {
 pub struct Connection {
     /// Whose.
     pub process: ProcessId,
-    /// Of which of its threads.
-    pub thread: Thread,
+    /// Which of its connections.
+    pub line: Line,
     /// To which server.
     pub server: usize,
     /// When the last message to the server arrives.
@@ -99,7 +101,7 @@ pub struct Process {
     /// The library's client.
     pub handle: Option<Client>,
     /// Its connections.
-    pub slots: [ConnectionSlot; 2],
+    pub slots: [ConnectionSlot; 3],
     /// How many faults stall each of its threads.
     pub stalls: [u32; 2],
     /// Ready tasks of stalled threads.

@@ -1,17 +1,17 @@
 //! The connections between clients and servers: how they open and close.
 
 use super::{Act, RECONNECT_MAX, RECONNECT_MIN};
-use crate::executor::{ProcessId, Thread};
+use crate::executor::ProcessId;
 use crate::plan::{Micros, SECOND};
 use crate::server::Peer;
-use crate::world::{Connection, Event, World};
+use crate::world::{Connection, Event, Line, World};
 
 impl World {
     /// The client closes a connection, or sees that it is closed.
     pub(super) fn close_at_client(&mut self, connection: u64) {
         let Some(known) = self.connections.get(&connection) else { return };
-        let (process, thread) = (known.process, known.thread);
-        let slot = &mut self.processes[process].slots[thread as usize];
+        let (process, line) = (known.process, known.line);
+        let slot = &mut self.processes[process].slots[line as usize];
         let was_open = slot.connection == Some(connection);
         if !was_open && slot.opening != Some(connection) {
             return;
@@ -24,7 +24,7 @@ impl World {
         self.say(column, &[2, connection], || format!("connection {connection} closed"));
         self.up(connection, Event::ClosedAtServer { connection });
         let pause = pause / 2 + self.rng.below(pause / 2);
-        self.after(pause, Event::Connect { process, thread });
+        self.after(pause, Event::Connect { process, line });
         let over_it: Vec<u64> = self
             .calls
             .iter()
@@ -57,9 +57,9 @@ impl World {
         self.servers[server].connections.keys().copied().collect()
     }
 
-    pub(super) fn connect(&mut self, process: ProcessId, thread: Thread) {
+    pub(super) fn connect(&mut self, process: ProcessId, line: Line) {
         let known = &self.processes[process];
-        let slot = &known.slots[thread as usize];
+        let slot = &known.slots[line as usize];
         if !known.is_alive || slot.connection.is_some() || slot.opening.is_some() {
             return;
         }
@@ -67,20 +67,20 @@ impl World {
         let is_cut_off = self.now < machine.unconnected.max(machine.silent_up).max(machine.silent_down);
         let server = self.master;
         if is_cut_off || !self.servers[server].is_up {
-            let slot = &mut self.processes[process].slots[thread as usize];
+            let slot = &mut self.processes[process].slots[line as usize];
             slot.failures += 1;
             let pause = (RECONNECT_MIN << slot.failures.min(6)).min(RECONNECT_MAX);
             let pause = pause / 2 + self.rng.below(pause / 2);
-            self.after(pause, Event::Connect { process, thread });
+            self.after(pause, Event::Connect { process, line });
             return;
         }
         let connection = self.number();
         let now = self.now;
         self.connections.insert(
             connection,
-            Connection { process, thread, server, up: now, down: now, heard: now, late: None },
+            Connection { process, line, server, up: now, down: now, heard: now, late: None },
         );
-        self.processes[process].slots[thread as usize].opening = Some(connection);
+        self.processes[process].slots[line as usize].opening = Some(connection);
         self.up(connection, Event::Handshake { connection });
         // A server that stands still does not answer.
         self.after(2 * SECOND, Event::Ping { connection, asked_at: Micros::MAX });
@@ -88,7 +88,7 @@ impl World {
 
     pub(super) fn handshake(&mut self, connection: u64) {
         let Some(known) = self.connections.get(&connection) else { return };
-        let (server, process, thread) = (known.server, known.process, known.thread);
+        let (server, process, line) = (known.server, known.process, known.line);
         if !self.processes[process].is_alive {
             return;
         }
@@ -98,29 +98,32 @@ impl World {
             return;
         }
         let id = self.processes[process].id;
-        self.servers[server].connections.insert(connection, Peer { process, client: id, thread });
+        self.servers[server].connections.insert(connection, Peer { process, client: id, line });
         self.down(connection, Event::Connected { connection });
     }
 
     pub(super) fn connected(&mut self, connection: u64) -> Act {
         let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
         known.heard = self.now;
-        let (process, thread, server) = (known.process, known.thread, known.server);
-        if self.processes[process].slots[thread as usize].opening != Some(connection) {
+        let (process, line, server) = (known.process, known.line, known.server);
+        if self.processes[process].slots[line as usize].opening != Some(connection) {
             return Act::None;
         }
         // All connections of a client lead to one server.
-        let other = self.processes[process].slots[1 - thread as usize].connection;
-        if let Some(other) = other.filter(|other| self.connections[other].server != server) {
-            self.close_at_client(other);
+        let others: Vec<u64> =
+            self.processes[process].slots.iter().filter_map(|slot| slot.connection).collect();
+        for other in others {
+            if self.connections[&other].server != server {
+                self.close_at_client(other);
+            }
         }
-        let slot = &mut self.processes[process].slots[thread as usize];
+        let slot = &mut self.processes[process].slots[line as usize];
         slot.opening = None;
         slot.connection = Some(connection);
         slot.failures = 0;
         let column = self.column(process);
         self.say(column, &[3, connection], || format!("connection {connection} to server {server}"));
-        if thread == Thread::Driver {
+        if line == Line::Driver {
             let waiting = std::mem::take(&mut self.processes[process].slots[1].waiting);
             for number in waiting {
                 if self.calls.get(&number).is_some_and(|call| call.result.is_none()) {

@@ -7,6 +7,7 @@ use leasehold_core::{Acquire, Command, Push, Resource};
 
 use crate::executor::{ProcessId, Thread};
 use crate::plan::Micros;
+use crate::world::Line;
 
 /// Something that is due at a time.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ pub enum Event {
     /// A connection that gave no answer is checked, or one that is being made.
     Ping { connection: u64, asked_at: Micros },
     /// A client tries to connect.
-    Connect { process: ProcessId, thread: Thread },
+    Connect { process: ProcessId, line: Line },
     /// A fault of the plan begins.
     Fault(usize),
     /// A stalled thread continues.
