@@ -283,7 +283,10 @@ impl Books {
             }
             (Command::Renew(renew), Reply::Renewed { tokens, contended, .. }) => {
                 if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
-                    (attempt.epoch, attempt.trust, attempt.shown) = (epoch, epoch, epoch);
+                    // A look extends no trust.
+                    if !renew.ttl.is_zero() {
+                        (attempt.epoch, attempt.trust, attempt.shown) = (epoch, epoch, epoch);
+                    }
                     attempt.contended_at = contended.then(|| attempt.contended_at.unwrap_or(now));
                     if let Some(tokens) = tokens {
                         let (first, last, order) = (tokens.first.get(), tokens.last.get(), attempt.order);
@@ -338,8 +341,9 @@ impl Books {
         let min_hold = Some(micros(release.min_hold)).filter(|min_hold| *min_hold > 0);
         let shortest = attempt.ttl.min(3 * SECOND).min(min_hold.unwrap_or(Micros::MAX)) * 2 / 3;
         let rechecks = if attempt.queued { 8 + waited / shortest.max(1) } else { 0 };
-        // A push that another client waits may overtake the grant's answer: one renewal asks whether it is so.
-        let looks = if self.has_stranger { 1 + (waited + held) / SECOND } else { 0 };
+        // A push that another client waits may overtake the grant's answer: one renewal asks whether it is so. A look is sent up to half a
+        // second early, together with another lease's renewal.
+        let looks = if self.has_stranger { 1 + (waited + held) * 2 / SECOND } else { 0 };
         let asks = u64::from(attempt.is_contended) + looks;
         let allowed = 2 + renewals + rechecks + asks;
         let sent = attempt.commands;
