@@ -4,7 +4,7 @@ use crate::executor::{ProcessId, Thread};
 use crate::history::Column;
 use crate::plan::{Fault, MS, Micros, SECOND};
 use crate::server::{Server, ServerClock};
-use crate::world::{Event, World};
+use crate::world::{Event, Line, World};
 
 impl World {
     /// Schedules the plan's faults, and the end of them.
@@ -41,7 +41,7 @@ impl World {
             }
             Event::StopServer(server) => self.stop_server(server),
             Event::Unfull(server) => self.servers[server].is_full = false,
-            Event::CheckReported(number) => self.check_reported(number),
+            Event::CheckReported { guard, is_program } => self.check_reported(guard, is_program),
             Event::Heal => self.heal(),
             _ => {}
         }
@@ -91,6 +91,13 @@ impl World {
                     }
                 }
             }
+            Fault::CutKeys { client, late } => {
+                let Some(process) = self.process_of(client) else { return };
+                let connection = self.processes[process].slots[Line::Keys as usize].connection;
+                if let Some(connection) = connection {
+                    self.cut(connection, late);
+                }
+            }
             Fault::Silence { client, up, down, lasts } => {
                 let until = until(lasts, self.now);
                 let machine = &mut self.machines[client];
@@ -130,6 +137,7 @@ impl World {
                     let (locks, old) = (self.plan.locks.len(), &self.servers[master]);
                     let (clock, epoch) = (old.clock, old.epoch + 1);
                     self.books.lineage.begin((master, epoch));
+                    self.bridging.disturb(self.now);
                     self.servers[master] = Server { is_up: false, ..Server::new(locks, clock, epoch) };
                 }
                 self.at(until(lasts, self.now), Event::StartServer(master));
@@ -147,6 +155,7 @@ impl World {
                     server.epoch += 1;
                     let epoch = (master, server.epoch);
                     self.books.lineage.begin(epoch);
+                    self.bridging.disturb(self.now);
                 } else {
                     self.set_back += by.unsigned_abs();
                 }
@@ -177,6 +186,9 @@ impl World {
         } else {
             self.books.lineage.follow((self.master, 0), before);
         }
+        let end = (self.now + overlaps).min(self.plan.heal_at);
+        self.bridging.disturb(end);
+        self.watch_expiries(self.master);
         if overlaps == 0 {
             self.stop_server(old);
             return;
@@ -186,7 +198,6 @@ impl World {
             let after = self.rng.below(overlaps);
             self.after(after, Event::ClosedAtClient { connection });
         }
-        let end = (self.now + overlaps).min(self.plan.heal_at);
         self.at(end, Event::StopServer(old));
     }
 
@@ -274,6 +285,7 @@ impl World {
             let at = self.now + closes_after + delay;
             self.at(at, Event::ClosedAtServer { connection });
         }
+        self.bridging.holds.retain(|_, hold| hold.process != process);
         let records = &mut self.books.records;
         let locks: Vec<usize> = records
             .values()

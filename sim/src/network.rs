@@ -3,6 +3,7 @@
 //! connection that was cut is made again, and the client is told. Renewals and releases whose connection was cut are sent once more.
 
 mod connections;
+mod keys;
 
 use leasehold::simulation::{Answered, CallFailed};
 use leasehold_core::{Command, Failure, Push, PushKind};
@@ -12,7 +13,7 @@ use crate::executor::{ProcessId, Thread};
 use crate::plan::{MS, Micros, SECOND};
 use crate::planted::Planted;
 use crate::serving::short;
-use crate::world::{Call, Content, Event, World};
+use crate::world::{Call, Content, Event, Line, World};
 
 /// How long a call waits for its answer, and for a connection.
 const ANSWER_TIMEOUT: Micros = SECOND;
@@ -30,6 +31,10 @@ pub enum Act {
     Deliver(ProcessId, Push),
     /// The connection was made again.
     Reconnected(ProcessId),
+    /// This key has changed, or any of them may have.
+    KeyChanged(ProcessId, Option<String>),
+    /// A guard is asked whether it knows of its loss.
+    CheckTold(u64),
 }
 
 /// Where a message goes.
@@ -184,13 +189,7 @@ impl World {
     // --- The client's side -----------------------------------------------------------------------
 
     fn response(&mut self, connection: u64, number: u64, attempt: u32, answers: Vec<Answered>) -> Act {
-        let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
-        known.heard = self.now;
-        let (process, line) = (known.process, known.line);
-        if self.processes[process].slots[line as usize].connection != Some(connection) {
-            // Over a connection that was given up.
-            return Act::None;
-        }
+        let Some(process) = self.hear(connection) else { return Act::None };
         self.processes[process].messages += 1;
         let Some(call) = self.calls.get_mut(&number) else { return Act::None };
         if call.attempt != attempt || call.result.is_some() {
@@ -204,13 +203,9 @@ impl World {
     }
 
     fn push(&mut self, connection: u64, mut push: Push) -> Act {
-        let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
-        known.heard = self.now;
-        let (process, line, server) = (known.process, known.line, known.server);
-        if self.processes[process].slots[line as usize].connection != Some(connection) {
-            return Act::None;
-        }
+        let Some(process) = self.hear(connection) else { return Act::None };
         if self.planted == Some(Planted::RestampedPush) {
+            let server = self.connections[&connection].server;
             push.at = self.servers[server].clock.at(self.now);
             if let PushKind::Granted(grant, proof) = &mut push.kind {
                 *proof = self.stranger.secret(push.acquisition).prove(push.at, grant);
@@ -241,6 +236,11 @@ impl World {
             | Event::ClosedAtClient { connection }
             | Event::Ping { connection, .. } => of(connection),
             Event::Timeout { call, .. } => self.calls.get(call).map(|call| (call.process, call.thread)),
+            Event::KeyResponse { connection, .. } | Event::KeyChanged { connection, .. } => of(connection),
+            Event::KeySend(call) | Event::KeyTimeout(call) => {
+                self.bridging.calls.get(call).map(|call| (call.process, Line::Keys.thread()))
+            }
+            Event::KeysMissed(process) => Some((*process, Line::Keys.thread())),
             Event::Connect { process, line } => Some((*process, line.thread())),
             _ => None,
         }
@@ -249,7 +249,9 @@ impl World {
     /// Which server an event is for.
     fn server_of(&self, event: &Event) -> Option<usize> {
         match event {
+            Event::KeyExpiry { server, .. } => Some(*server),
             Event::Request { connection, .. }
+            | Event::KeyRequest { connection, .. }
             | Event::Handshake { connection }
             | Event::ClosedAtServer { connection } => {
                 self.connections.get(connection).map(|known| known.server)
@@ -299,9 +301,18 @@ impl World {
             Event::Timeout { call, attempt } => self.time_out(call, attempt),
             Event::Ping { connection, asked_at } => self.ping(connection, asked_at),
             Event::Connect { process, line } => self.connect(process, line),
-            other => self.disturb(&other),
+            other => return self.dispatch_keys(other),
         }
         Act::None
+    }
+
+    /// The process at the other end of a connection, which hears something, unless it has given the connection up.
+    fn hear(&mut self, connection: u64) -> Option<ProcessId> {
+        let known = self.connections.get_mut(&connection)?;
+        known.heard = self.now;
+        let (process, line) = (known.process, known.line);
+        let is_open = self.processes[process].slots[line as usize].connection == Some(connection);
+        is_open.then_some(process)
     }
 
     /// Records that a process polls without end.

@@ -2,24 +2,22 @@
 //!
 //! A plan is data, so a failing run can be made smaller by leaving parts of it out.
 
+mod bridging;
 mod case;
 mod faults;
 mod gathering;
+mod lock;
+mod micros;
 mod network;
 mod replicating;
 
 use crate::rng::Rng;
+pub use bridging::{BridgePlan, ProgramEnd, ProgramPlan, ProgramSection};
 pub use case::{Case, Part};
 pub use faults::{Fault, FaultPlan};
+pub use lock::{LockKind, LockPlan};
+pub use micros::{MS, Micros, SECOND};
 pub use network::NetworkPlan;
-
-/// Microseconds.
-pub type Micros = u64;
-
-/// One millisecond.
-pub const MS: Micros = 1_000;
-/// One second.
-pub const SECOND: Micros = 1_000_000;
 
 /// What happens in one run.
 #[derive(Clone, Debug)]
@@ -44,6 +42,8 @@ pub struct Plan {
     pub shuffles: bool,
     /// Some sections end with a detached lease.
     pub detaches: bool,
+    /// Locks of another library.
+    pub bridges: BridgePlan,
 }
 
 /// A client's machine.
@@ -55,6 +55,8 @@ pub struct ClientPlan {
     pub ppm: i64,
     /// It is left out.
     pub is_absent: bool,
+    /// It runs a program with another library.
+    pub is_program: bool,
 }
 
 /// A task and what it does, one operation after the other.
@@ -68,64 +70,6 @@ pub struct TaskPlan {
     pub last: Vec<(usize, Micros)>,
     /// It is left out.
     pub is_absent: bool,
-}
-
-/// What a lock is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LockKind {
-    /// `Client::mutex`.
-    Mutex,
-    /// `Client::rw_lock`.
-    ReadWrite,
-    /// `Client::semaphore`.
-    Semaphore(u32),
-    /// `Client::reentrant_mutex`.
-    Reentrant,
-    /// `Client::election`.
-    Election,
-    /// `Client::once_per`, and how long a start is retained: nine tenths of the period.
-    OncePer(Micros),
-    /// `Client::latch`, of this count.
-    Latch(u32),
-    /// `Client::barrier`, of this many parties.
-    Barrier(u32),
-}
-
-impl LockKind {
-    /// One guard at a time holds all of it.
-    #[must_use]
-    pub const fn is_exclusive(self) -> bool {
-        matches!(self, Self::Mutex | Self::Election | Self::OncePer(_))
-    }
-}
-
-/// A lock and the options that all its users pass.
-#[derive(Clone, Debug)]
-pub struct LockPlan {
-    /// Its kind.
-    pub kind: LockKind,
-    /// `ttl`.
-    pub ttl: Micros,
-    /// `auto_renew`.
-    pub renews: bool,
-    /// `max_hold`.
-    pub max_hold: Option<Micros>,
-    /// `min_hold`; of work that is started once per period, the retention.
-    pub min_hold: Micros,
-    /// `global_fifo`.
-    pub global_fifo: bool,
-    /// `local_handoff`.
-    pub handoff: Option<(u32, Micros)>,
-    /// `replicas`.
-    pub replicas: u32,
-}
-
-impl LockPlan {
-    /// Its capacity, if it is a semaphore.
-    #[must_use]
-    pub fn permits(&self) -> u32 {
-        if let LockKind::Semaphore(permits) = self.kind { permits } else { 1 }
-    }
 }
 
 /// How a lock is asked for.
@@ -257,6 +201,9 @@ impl Plan {
         if case.gathers {
             plan.gather(&mut Rng::new(case.seed, 4));
         }
+        if case.bridges {
+            plan.bridge(&mut Rng::new(case.seed, 6));
+        }
         plan
     }
 
@@ -365,6 +312,7 @@ impl Drawing {
             repoll_interval,
             shuffles: self.rng.chance(500),
             detaches: false,
+            bridges: Default::default(),
         }
     }
 
@@ -375,7 +323,12 @@ impl Drawing {
     }
 
     fn client(&mut self) -> ClientPlan {
-        ClientPlan { offset: self.rng.scaled(1, 1_000_000 * SECOND), ppm: self.ppm(), is_absent: false }
+        ClientPlan {
+            offset: self.rng.scaled(1, 1_000_000 * SECOND),
+            ppm: self.ppm(),
+            is_absent: false,
+            is_program: false,
+        }
     }
 
     fn lock(&mut self) -> LockPlan {
@@ -403,6 +356,7 @@ impl Drawing {
                 .chance(300)
                 .then(|| (u32::try_from(self.rng.below(4)).unwrap_or(0), self.rng.scaled(MS, SECOND))),
             replicas: 0,
+            is_bridged: false,
         }
     }
 

@@ -83,11 +83,23 @@ pub enum Planted {
     RefusedAfterPause,
     /// The server confirms grants and renewals that no replica has.
     ReplicasUnasked,
+    /// The server confirms renewals of the other library's lock by bridges, and does not extend it.
+    KeyRenewalForgotten,
+    /// The other library's lock expires long before the time that a bridge has asked for.
+    KeyExpiresEarly,
+    /// The server confirms releases of the other library's lock by bridges, and keeps it.
+    KeyReleaseForgotten,
+    /// At times the server tells bridges that the other library's lock is held, although it is free.
+    KeyTakeRefused,
+    /// As `LateTimer`, for bridged locks that a program with another library takes.
+    LateTimerOfKeys,
+    /// The server reports no change of keys.
+    KeyNewsLost,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 44] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::ForgedGrantBelieved,
@@ -126,12 +138,32 @@ impl Planted {
         Self::LeaderDenied,
         Self::RefusedAfterPause,
         Self::ReplicasUnasked,
+        Self::KeyRenewalForgotten,
+        Self::KeyExpiresEarly,
+        Self::KeyReleaseForgotten,
+        Self::KeyTakeRefused,
+        Self::LateTimerOfKeys,
+        Self::KeyNewsLost,
     ];
 
     /// Whether this violation is the one that the bug must cause.
     #[must_use]
     pub fn explains(self, violation: &Violation) -> bool {
         violation.promise == self.breaks() && violation.what.contains(self.says())
+    }
+
+    /// Whether it shows with bridges only.
+    #[must_use]
+    pub const fn is_of_keys(self) -> bool {
+        matches!(
+            self,
+            Self::KeyRenewalForgotten
+                | Self::KeyExpiresEarly
+                | Self::KeyReleaseForgotten
+                | Self::KeyTakeRefused
+                | Self::LateTimerOfKeys
+                | Self::KeyNewsLost
+        )
     }
 
     /// What the violation says, for a promise that has several checks.
@@ -152,6 +184,11 @@ impl Planted {
             Self::LeaderDenied => "leaders",
             Self::RefusedAfterPause => "after a pause",
             Self::ReplicasUnasked => "with replicas",
+            Self::KeyRenewalForgotten | Self::KeyExpiresEarly => "beside the program",
+            Self::KeyReleaseForgotten => "after its release",
+            Self::KeyTakeRefused => "was free",
+            Self::LateTimerOfKeys => "with another library",
+            Self::KeyNewsLost => "deleted by hand",
             _ => "",
         }
     }
@@ -160,9 +197,12 @@ impl Planted {
     #[must_use]
     pub const fn breaks(self) -> Promise {
         match self {
-            Self::RenewalsForgotten | Self::SlowClient | Self::RestampedPush | Self::ReplicasUnasked => {
-                Promise::OneHolder
-            }
+            Self::RenewalsForgotten
+            | Self::SlowClient
+            | Self::RestampedPush
+            | Self::ReplicasUnasked
+            | Self::KeyRenewalForgotten
+            | Self::KeyExpiresEarly => Promise::OneHolder,
             Self::ForgedGrantBelieved
             | Self::TokenRepeated
             | Self::OwnerKeepsToken
@@ -170,13 +210,15 @@ impl Planted {
             | Self::HandoffTokenRepeated => Promise::TokensRise,
             Self::Unfenced => Promise::Fenced,
             Self::HeadSkipped | Self::OwnerSkipped | Self::EndlessHandoff => Promise::Fifo,
-            Self::LateTimer => Promise::LossReported,
-            Self::ReleaseForgotten | Self::ShortReleaseForgotten | Self::GuardKept | Self::TombstonesKept => {
-                Promise::NothingLeft
-            }
+            Self::LateTimer | Self::LateTimerOfKeys | Self::KeyNewsLost => Promise::LossReported,
+            Self::ReleaseForgotten
+            | Self::ShortReleaseForgotten
+            | Self::GuardKept
+            | Self::TombstonesKept
+            | Self::KeyReleaseForgotten => Promise::NothingLeft,
             Self::EagerRecheck => Promise::FewCommands,
             Self::TimerStorm => Promise::NoTimerStorm,
-            Self::WaiterForgotten | Self::PushLost => Promise::Liveness,
+            Self::WaiterForgotten | Self::PushLost | Self::KeyTakeRefused => Promise::Liveness,
             Self::NoTombstones | Self::TombstonesUnasked => Promise::NoGhost,
             Self::SpuriousError | Self::ErrorForTries | Self::RefusedAfterPause => Promise::NoError,
             Self::LateTimeout | Self::LateFailure | Self::SlowClose => Promise::InTime,

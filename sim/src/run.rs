@@ -136,7 +136,10 @@ impl Run {
         // Later a short lease would have expired.
         let arrived = with(|world| world.now + 2 * world.plan.network.slowest());
         self.advance(arrived, |_| false);
-        with(|world| world.check_server(Some(&closed)));
+        with(|world| {
+            world.check_server(Some(&closed));
+            world.check_keys(&closed);
+        });
         // The drivers end, and what is still on its way arrives.
         let settled = with(|world| world.now) + 5 * SECOND;
         self.advance(settled, |_| false);
@@ -144,7 +147,7 @@ impl Run {
     }
 
     fn close_clients(&mut self, processes: &[ProcessId]) {
-        let limit = with(|world| world.plan.longest_ttl().max(2 * SECOND));
+        let limit = with(|world| world.close_limit());
         let closing = Arc::new(std::sync::atomic::AtomicUsize::new(processes.len()));
         for process in processes {
             let Some(client) = with(|world| world.processes[*process].handle.take()) else { continue };
@@ -275,6 +278,15 @@ fn dispatch(event: Event) {
                 run_as(process, || inbox.deliver(push));
             }
         }
+        Act::KeyChanged(process, key) => {
+            if let Some(inbox) = with(|world| world.processes[process].inbox.clone()) {
+                run_as(process, || match key {
+                    Some(key) => inbox.key_changed(&key),
+                    None => inbox.keys_missed(),
+                });
+            }
+        }
+        Act::CheckTold(guard) => users::check_told(guard),
         Act::Reconnected(process) => {
             let inbox = with(|world| world.processes[process].inbox.clone());
             if let Some(inbox) = inbox {
@@ -320,19 +332,31 @@ fn start(client: usize) {
         world.machines[client].process = Some(process);
         let column = world.column(process);
         world.say(column, &[35, process as u64], || format!("process {process} starts"));
-        for line in [Line::Driver, Line::Callers] {
+        let is_program = world.plan.clients[client].is_program;
+        for line in [Line::Driver, Line::Callers].into_iter().filter(|_| !is_program) {
             world.at(world.now, Event::Connect { process, line });
         }
         Some((process, id))
     }) else {
         return;
     };
+    if with(|world| world.is_program(process)) {
+        return start_program(process, client);
+    }
     let (handle, inbox, driver) = run_as(process, || simulation::client(id, Arc::new(Wire(process))));
     with(|world| {
         world.processes[process].handle = Some(handle);
         world.processes[process].inbox = Some(inbox);
     });
     executor::spawn(process, Thread::Driver, driver);
+}
+
+/// The process of a program with another library.
+fn start_program(process: ProcessId, client: usize) {
+    let of = |world: &World| world.plan.bridges.programs.iter().position(|program| program.client == client);
+    if let Some(number) = with(|world| of(world)) {
+        executor::spawn(process, Thread::Callers, users::run_program(process, number));
+    }
 }
 
 /// Once connected, a process begins its users' tasks.

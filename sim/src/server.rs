@@ -1,6 +1,8 @@
 //! The store's side: the core's model, with a clock, connections and data that can be lost.
 
-use std::collections::BTreeMap;
+mod keys;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
@@ -10,6 +12,7 @@ use crate::checks::Shadow;
 use crate::executor::ProcessId;
 use crate::plan::Micros;
 use crate::world::Line;
+pub use keys::{Keys, key_of};
 
 /// What a server's clock shows when true time is zero: some day in 2023.
 const EPOCH: u64 = 1_700_000_000_000_000;
@@ -39,6 +42,8 @@ pub struct Data {
     pub tables: Vec<Table>,
     /// The queue of each, as the checks see it.
     pub shadows: Vec<Shadow>,
+    /// The locks of another library.
+    pub keys: Keys,
 }
 
 /// The client's side of a connection.
@@ -69,6 +74,10 @@ pub struct Server {
     pub epoch: u32,
     /// The connections that are open on its side.
     pub connections: BTreeMap<u64, Peer>,
+    /// The connections that are told of the next change of a key.
+    pub tracked: BTreeMap<String, BTreeSet<u64>>,
+    /// The keys whose expiry is looked at later.
+    pub expiring: BTreeSet<String>,
     /// What arrived while it was paused.
     pub backlog: Vec<crate::world::Event>,
 }
@@ -84,9 +93,11 @@ impl Server {
             is_paused: false,
             is_full: false,
             clock,
-            data: Data { tables, shadows },
+            data: Data { tables, shadows, keys: Keys::default() },
             epoch,
             connections: BTreeMap::new(),
+            tracked: BTreeMap::new(),
+            expiring: BTreeSet::new(),
             backlog: Vec::new(),
         }
     }
@@ -147,5 +158,15 @@ impl Server {
 /// The number in a resource's name.
 #[must_use]
 pub fn index_of(resource: &Resource) -> usize {
-    resource.name.as_str().trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(0)
+    number_in(resource.name.as_str())
+}
+
+/// The number of the lock with this key.
+#[must_use]
+pub fn index_of_key(key: &str) -> usize {
+    number_in(key)
+}
+
+fn number_in(name: &str) -> usize {
+    name.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(0)
 }

@@ -1,5 +1,7 @@
 //! How the servers run commands and publish pushes.
 
+mod keys;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,29 +27,42 @@ impl World {
         is_late: bool,
         content: Content,
     ) {
-        let Some(known) = self.connections.get(&connection) else { return };
-        let (server, process, late) = (known.server, known.process, known.late);
-        if !self.servers[server].is_up {
+        let again = |content| Event::Request { connection, call, attempt, is_late: true, content };
+        let Some((server, process, content)) = self.receive(connection, is_late, content, again) else {
             return;
-        }
-        if !is_late && !self.servers[server].connections.contains_key(&connection) {
-            match late {
-                Some(late) => {
-                    self.after(late, Event::Request { connection, call, attempt, is_late: true, content });
-                }
-                None => {
-                    let delay = self.delay();
-                    self.after(delay, Event::ClosedAtClient { connection });
-                }
-            }
-            return;
-        }
+        };
         let answers = self.run(server, process, &content);
         if self.loses(false) {
             self.say(Column::Server, &[4, call], || format!("the answer to call {call} is lost"));
             return;
         }
         self.down(connection, Event::Response { connection, call, attempt, answers });
+    }
+
+    /// What has arrived over a connection, and where from. What came over one that was cut comes later, or never.
+    fn receive<T>(
+        &mut self,
+        connection: u64,
+        is_late: bool,
+        content: T,
+        again: impl FnOnce(T) -> Event,
+    ) -> Option<(usize, ProcessId, T)> {
+        let known = self.connections.get(&connection)?;
+        let (server, process, late) = (known.server, known.process, known.late);
+        if !self.servers[server].is_up {
+            return None;
+        }
+        if is_late || self.servers[server].connections.contains_key(&connection) {
+            return Some((server, process, content));
+        }
+        match late {
+            Some(late) => self.after(late, again(content)),
+            None => {
+                let delay = self.delay();
+                self.after(delay, Event::ClosedAtClient { connection });
+            }
+        }
+        None
     }
 
     fn run(&mut self, server: usize, process: ProcessId, content: &Content) -> Vec<Answered> {
@@ -205,6 +220,11 @@ impl World {
         }
         if let Command::ForceRelease = command {
             self.demand[index].forced_at = now;
+        }
+        if let (Command::Release(release), Reply::Released) = (command, &answer.reply)
+            && self.plan.locks[index].is_bridged
+        {
+            self.check_key_later(server, index, release.acquisition);
         }
         let column = self.column(process);
         self.note_command(column, server, resource, command, &answer);

@@ -1,17 +1,21 @@
 //! The seam of the library: how a process calls the store, and sleeps.
 
+mod keys;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold::simulation::{Answered, Pending, Transport};
+use leasehold::simulation::{Answered, KeyHost, Pending, Transport};
 use leasehold_core::{Acquire, Command, LocalTime, Resource};
 
 use crate::executor::{ProcessId, Thread};
 use crate::plan::Micros;
 use crate::planted::Planted;
 use crate::world::{Content, try_with, with};
+pub(crate) use keys::KeyFuture;
+use keys::KeyWire;
 
 /// A process's way to the store, and its timer.
 pub(crate) struct Wire(pub(crate) ProcessId);
@@ -42,7 +46,9 @@ impl Transport for Wire {
     fn sleep_until(&self, time: LocalTime) -> Pending<()> {
         let planted = with(|world| world.planted);
         let time = match planted {
-            Some(Planted::LateTimer | Planted::LateTimeout) if time != LocalTime::NEVER => {
+            Some(Planted::LateTimer | Planted::LateTimeout | Planted::LateTimerOfKeys)
+                if time != LocalTime::NEVER =>
+            {
                 time + Duration::from_millis(2_500)
             }
             Some(Planted::TimerStorm) => with(|world| world.local(self.0)) + Duration::from_millis(1),
@@ -53,6 +59,10 @@ impl Transport for Wire {
 
     fn poll_intervals(&self) -> (Duration, Duration) {
         (Duration::from_micros(with(|world| world.plan.repoll_interval)), Duration::from_secs(80))
+    }
+
+    fn key_host(&self) -> Option<Arc<dyn KeyHost>> {
+        Some(Arc::new(KeyWire(self.0)))
     }
 }
 

@@ -5,6 +5,7 @@ mod gathering;
 mod holding;
 mod judging;
 mod locks;
+mod program;
 mod user;
 mod waiting;
 
@@ -21,12 +22,16 @@ use crate::transport::Sleep;
 use crate::world::with;
 use holding::{Got, Held, Registration};
 use locks::{Forcing, name};
+pub(crate) use program::{check_told, run_program};
 use user::{User, span};
 use waiting::{SetAttempt, Waiting};
 
 /// How long an attempt without waiting may take: two requests, each of which may wait for a connection and for an answer, and
 /// between them the time until a silent connection has been replaced.
 const TRY_LIMIT: Micros = 6 * SECOND;
+
+/// How much longer a bridged lock may take: two tries of the other library's lock, and the release of the own lease.
+const BRIDGE_LIMIT: Micros = 6 * SECOND;
 
 /// A user's task, from where an earlier process of its client was killed.
 pub(crate) async fn run_task(process: ProcessId, client: Client, task: usize) {
@@ -85,6 +90,12 @@ impl User {
         });
     }
 
+    /// Whether one of the locks of an operation is bridged.
+    fn is_bridged(&self, op: &Op) -> bool {
+        let locks = op.lock..=op.lock + usize::from(op.share == Share::Set);
+        with(|world| world.plan.locks[locks].iter().any(|lock| lock.is_bridged))
+    }
+
     // --- One operation ---------------------------------------------------------------------------
 
     async fn operate(&self, op: &Op) {
@@ -120,12 +131,16 @@ impl User {
         let started = self.moment();
         self.say(4, || format!("wants r{} ({:?}, {:?})", op.lock, op.share, op.mode));
         let got = self.take(&plan.locks, op).await;
+        let is_bridged = self.is_bridged(op);
+        let bridge = if is_bridged { BRIDGE_LIMIT } else { 0 };
         match op.mode {
             Mode::Timeout(limit) => {
                 let extra = if op.share == Share::Set { 5 * SECOND } else { 2 * SECOND };
-                self.check_time(started, limit + extra, "a wait with a limit");
+                self.check_time(started, limit + extra + bridge, "a wait with a limit");
             }
-            Mode::Try => self.check_time(started, TRY_LIMIT, "an attempt that does not wait"),
+            Mode::Try => {
+                self.check_time(started, TRY_LIMIT + bridge, "an attempt that does not wait");
+            }
             Mode::Wait => {}
         }
         let permits = if op.share == Share::More { plan.locks[op.lock].permits().div_ceil(2) } else { 1 };

@@ -3,11 +3,14 @@
 //! One thread runs one simulation at a time. Its state is in a thread-local, which is never borrowed while the engine runs: the engine
 //! calls back.
 
+mod bridging;
 mod clock;
+mod demand;
 mod detached;
 mod event;
 mod gathering;
 mod line;
+mod programs;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -27,7 +30,9 @@ use crate::rng::Rng;
 use crate::schedule::Scheduled;
 use crate::server::{Server, ServerClock};
 use crate::stranger::Stranger;
+pub(crate) use bridging::{Bridging, Hold, KeyCall, KeyResult, key_name};
 pub use clock::LocalClock;
+pub use demand::Demand;
 pub(crate) use detached::Detached;
 pub use event::{Content, Event};
 pub(crate) use gathering::{Gathering, Wait, WaitEnd};
@@ -156,19 +161,6 @@ pub struct Sleeping {
     pub waker: Waker,
 }
 
-/// What the checks of liveness know of a lock.
-#[derive(Debug, Default)]
-pub struct Demand {
-    /// The tasks that wait without a limit, and since when.
-    pub waiting: BTreeMap<usize, Micros>,
-    /// When the lock was last held by a trusted guard, as far as known.
-    pub busy_at: Micros,
-    /// How many attempts for this lock and another are under way.
-    pub sets: u32,
-    /// When it was last released by force.
-    pub forced_at: Micros,
-}
-
 /// The state of one run.
 pub struct World {
     /// True time.
@@ -211,6 +203,8 @@ pub struct World {
     pub(crate) detached: VecDeque<Detached>,
     /// The users of latches and barriers, by lock.
     pub(crate) gatherings: BTreeMap<usize, Gathering>,
+    /// The locks of another library, and their users.
+    pub(crate) bridging: Bridging,
     /// How far each task has come.
     pub progress: Vec<usize>,
     /// The tasks that have done everything.
@@ -300,6 +294,7 @@ impl World {
             demand: plan.locks.iter().map(|_| Demand::default()).collect(),
             detached: VecDeque::new(),
             gatherings: BTreeMap::new(),
+            bridging: Bridging::new(seed, plan.bridges.programs.len()),
             progress: vec![0; plan.tasks.len()],
             finished: plan
                 .tasks

@@ -134,6 +134,8 @@ fn planted_bugs_are_found() {
                 Planted::RefusedAfterPause => Plan::case_with_pauses(*seed),
                 // Only these runs have barriers.
                 _ if bug.breaks() == Promise::Gathered => Case { gathers: true, ..Case::fresh(*seed) },
+                // Only these runs have bridges.
+                _ if bug.is_of_keys() => Case { bridges: true, ..Case::fresh(*seed) },
                 _ => Case::fresh(*seed),
             };
             let outcome = run(&case, Some(bug), None);

@@ -25,6 +25,9 @@ impl World {
         self.up(connection, Event::ClosedAtServer { connection });
         let pause = pause / 2 + self.rng.below(pause / 2);
         self.after(pause, Event::Connect { process, line });
+        if line == Line::Keys {
+            self.keys_lost(process, connection);
+        }
         let over_it: Vec<u64> = self
             .calls
             .iter()
@@ -39,7 +42,11 @@ impl World {
     /// The server closes a connection, or sees that it is closed.
     pub fn close_at_server(&mut self, connection: u64) {
         let Some(known) = self.connections.get(&connection) else { return };
-        self.servers[known.server].connections.remove(&connection);
+        let server = &mut self.servers[known.server];
+        server.connections.remove(&connection);
+        for told in server.tracked.values_mut() {
+            told.remove(&connection);
+        }
     }
 
     /// A connection is cut between both sides.
@@ -63,10 +70,17 @@ impl World {
         if !known.is_alive || slot.connection.is_some() || slot.opening.is_some() {
             return;
         }
+        // It is opened when it is needed.
+        if line == Line::Keys && slot.waiting.is_empty() {
+            return;
+        }
         let machine = &self.machines[known.client];
         let is_cut_off = self.now < machine.unconnected.max(machine.silent_up).max(machine.silent_down);
-        let server = self.master;
+        let server = if line == Line::Keys { self.server_of_store(process) } else { self.master };
         if is_cut_off || !self.servers[server].is_up {
+            if line == Line::Keys && !is_cut_off {
+                self.refuse_keys(process);
+            }
             let slot = &mut self.processes[process].slots[line as usize];
             slot.failures += 1;
             let pause = (RECONNECT_MIN << slot.failures.min(6)).min(RECONNECT_MAX);
@@ -131,6 +145,16 @@ impl World {
                 }
             }
         }
+        if line == Line::Keys {
+            self.keys_connected(process);
+            return Act::KeyChanged(process, None);
+        }
         Act::Reconnected(process)
+    }
+
+    /// The server that a process is connected to, or that it would connect to.
+    fn server_of_store(&self, process: ProcessId) -> usize {
+        let open = self.processes[process].slots.iter().find_map(|slot| slot.connection);
+        open.map_or(self.master, |connection| self.connections[&connection].server)
     }
 }

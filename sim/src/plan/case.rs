@@ -15,6 +15,8 @@ pub struct Case {
     pub replicates: bool,
     /// There are also elections, work that is started once per period, latches and barriers, from a stream of chance of their own.
     pub gathers: bool,
+    /// Mutexes are bridged to locks of another library, which other programs use, from a stream of chance of their own.
+    pub bridges: bool,
     /// What is left out.
     pub without: BTreeSet<Part>,
 }
@@ -25,14 +27,17 @@ const DETACHING: &str = " detaching";
 const REPLICATING: &str = " replicating";
 /// What follows that of a case with elections, latches and the like.
 const GATHERING: &str = " gathering";
+/// What follows that of a case with bridges.
+const BRIDGING: &str = " bridging";
 
 impl Case {
-    /// The case of a seed that was not run before: every other one has detached leases, one of five wants replicas, and two of seven
-    /// gather, also of those that are run twice.
+    /// The case of a seed that was not run before: every other one has detached leases, one of five wants replicas, two of seven
+    /// gather, and one of six has bridges, also of those that are run twice.
     #[must_use]
     pub fn fresh(seed: u64) -> Self {
         let (detaches, gathers) = ((seed ^ (seed / 100)) % 2 == 1, matches!(seed % 7, 0 | 3));
-        Self { seed, detaches, replicates: seed % 5 == 2, gathers, without: BTreeSet::new() }
+        let (replicates, bridges) = (seed % 5 == 2, seed % 6 == 4);
+        Self { seed, detaches, replicates, gathers, bridges, without: BTreeSet::new() }
     }
 }
 
@@ -82,8 +87,8 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mark = |is_set, mark| if is_set { mark } else { "" };
         let (detaching, gathering) = (mark(self.detaches, DETACHING), mark(self.gathers, GATHERING));
-        let replicating = mark(self.replicates, REPLICATING);
-        write!(f, "{}{detaching}{replicating}{gathering}", self.seed)?;
+        let (replicating, bridging) = (mark(self.replicates, REPLICATING), mark(self.bridges, BRIDGING));
+        write!(f, "{}{detaching}{replicating}{gathering}{bridging}", self.seed)?;
         let mut separator = " without ";
         for part in &self.without {
             write!(f, "{separator}{part}")?;
@@ -101,7 +106,8 @@ impl FromStr for Case {
         let mark = |text: &'_ str, mark| {
             text.strip_suffix(mark).map_or((text.to_owned(), false), |rest| (rest.to_owned(), true))
         };
-        let (seed, gathers) = mark(seed, GATHERING);
+        let (seed, bridges) = mark(seed, BRIDGING);
+        let (seed, gathers) = mark(&seed, GATHERING);
         let (seed, replicates) = mark(&seed, REPLICATING);
         let (seed, detaches) = mark(&seed, DETACHING);
         let seed = seed.parse().map_err(|_| format!("{seed:?} is no seed"))?;
@@ -111,6 +117,7 @@ impl FromStr for Case {
             detaches,
             replicates,
             gathers,
+            bridges,
             without: parts.map(Part::from_str).collect::<Result<_, _>>()?,
         })
     }

@@ -31,6 +31,9 @@ pub enum Fault {
     Crash { client: usize, restarts_after: Micros, closes_after: Micros },
     /// A client's connections are cut. What was in flight is lost or, if `late`, arrives after that time.
     Cut { client: usize, callers: bool, driver: bool, late: Option<Micros> },
+    /// The connection of a client's bridges, or of a program with another library, is cut. What was in flight is lost or, if `late`, arrives
+    /// after that time.
+    CutKeys { client: usize, late: Option<Micros> },
     /// Nothing gets through to the server, or back, and no side is told.
     Silence { client: usize, up: bool, down: bool, lasts: Micros },
     /// A client can't connect to any server, and its connections are silent.

@@ -48,6 +48,7 @@ fn gathering_lock(rng: &mut Rng, tasks: u64) -> LockPlan {
         global_fifo: false,
         handoff: None,
         replicas: 0,
+        is_bridged: false,
     }
 }
 

@@ -40,8 +40,10 @@ impl Drop for Registration {
             let removed = world.books.records.remove(&self.0);
             if let Some(record) = &removed {
                 let (resource, task) = (record.resource, record.task as u64);
-                // A loss that was reported has just happened; one that was not may have, unless the lease is renewed.
-                if is_trusted || !world.plan.locks[resource].renews {
+                let lock = &world.plan.locks[resource];
+                // A loss that was reported has just happened; one that was not may have, unless the lease is renewed. The own lease of a
+                // bridged lock is renewed as long as its guard exists, also if the other library's lock is lost.
+                if is_trusted || !lock.renews || lock.is_bridged {
                     world.demand[resource].busy_at = world.now;
                 }
                 if let Some(owner) = record.owner.filter(|_| !is_trusted) {
@@ -152,7 +154,8 @@ impl User {
             } else if *is_watched {
                 // Its loss is being reported at this moment, or never.
                 let (at, number) = (MS, *number);
-                with(|world| world.after(at, Event::CheckReported(number)));
+                let check = Event::CheckReported { guard: number, is_program: false };
+                with(|world| world.after(at, check));
             }
         }
         let is_own_sound = is_sound(process);
@@ -166,6 +169,7 @@ impl User {
             });
             if is_own_trusted && is_own_sound {
                 world.books.guard_created(world.now, &record, capacity, &trusted);
+                world.check_programs(resource, process);
             }
             if let Some(what) = stall.filter(|_| trusted.is_empty()) {
                 world.broken(Promise::Liveness, || what);
@@ -250,7 +254,7 @@ impl Held {
 
 impl World {
     /// Whether a process's clock is within the stated bound (section "Clocks").
-    pub(super) fn is_sound(&self, process: ProcessId) -> bool {
+    pub(crate) fn is_sound(&self, process: ProcessId) -> bool {
         let known = &self.processes[process];
         known.is_alive && self.machines[known.client].tainted <= self.now
     }
@@ -263,14 +267,15 @@ impl World {
     }
 
     /// Another guard exists, so the loss of this one must have been reported.
-    pub(crate) fn check_reported(&mut self, number: u64) {
+    pub(crate) fn check_reported(&mut self, number: u64, is_program: bool) {
         let Some(record) = self.books.records.get(&number).filter(|record| record.is_watched) else { return };
         let (process, resource) = (record.process, record.resource);
         let known = &self.processes[process];
         let has_run = known.stalls == [0, 0] && known.resumed_at + MS < self.now;
         if has_run && self.is_sound(process) {
+            let holder = if is_program { "holder with another library" } else { "holder" };
             self.broken(Promise::LossReported, || {
-                format!("r{resource} has a new holder, and the loss of guard {number} of process {process} was not reported")
+                format!("r{resource} has a new {holder}, and the loss of guard {number} of process {process} was not reported")
             });
         }
     }
@@ -322,6 +327,8 @@ impl World {
             self.plan.locks[lock].min_hold
                 + SECOND
                 + 40 * (self.plan.network.base + 20 * self.plan.network.jitter)
+                // A waiter for the other library's lock tries at least every second.
+                + if plan.is_bridged { 2 * SECOND } else { 0 }
         };
         (stall > bound).then(|| {
             format!("r{lock} was free for {stall} µs while task {task} waited; the bound is {bound} µs")

@@ -47,15 +47,19 @@ impl User {
         self.say(3, || format!("error: {error}"));
         let mut locks = op.lock..=op.lock + usize::from(op.share == Share::Set);
         let had_lost_guard = self.had_lost_guard(op.lock, began);
-        let may_be_lost = with(|world| match op.share {
-            // The lease of one may end while the set waits for the other. A lease that was ended by force is handed on to other tasks of
-            // its client until the client knows, at the next renewal at the latest.
-            Share::Set => locks.clone().any(|lock| {
+        let is_bridged = with(|world| world.plan.locks[op.lock].is_bridged);
+        let may_be_lost = with(|world| match world.plan.locks[op.lock].kind {
+            // The lease of one may end while the set waits for the other, and that of a bridged lock while it waits for the other library's.
+            // A lease that was ended by force is handed on to other tasks of its client until the client knows, at the next renewal at
+            // the latest.
+            _ if op.share == Share::Set || is_bridged => locks.clone().any(|lock| {
                 let forced_at = world.demand[lock].forced_at;
-                !world.lasts(lock) || forced_at != 0 && forced_at + world.plan.locks[lock].ttl >= began
+                let is_forced = forced_at != 0 && forced_at + world.plan.locks[lock].ttl >= began;
+                !world.lasts(lock) || is_forced || world.was_deleted(lock, began)
             }),
             // An owner that has not yet dropped a guard of a lost lease can't enter again.
-            _ => world.plan.locks[op.lock].kind == LockKind::Reentrant && had_lost_guard,
+            LockKind::Reentrant => had_lost_guard,
+            _ => false,
         });
         let may_be_late = locks.any(|lock| self.may_be_late(lock));
         if !(error.is_lost() && may_be_lost || error.is_unavailable() && may_be_late) {
@@ -190,10 +194,17 @@ impl World {
         plan.renews && plan.max_hold.is_none() && self.plan.network.slowest() * 8 <= plan.ttl
     }
 
+    /// Whether the key of a bridged lock was deleted by hand since then, or shortly before.
+    fn was_deleted(&self, lock: usize, since: Micros) -> bool {
+        let longest = SECOND + 4 * self.plan.network.slowest();
+        self.demand[lock].deleted_at.is_some_and(|at| at + longest >= since)
+    }
+
     /// Whether a lease lasts as long as its guard: nothing has gone wrong since the guard exists.
     fn must_last(&self, lease: &Lease) -> bool {
         let is_forced = self.books.attempts.get(&lease.acquisition).is_some_and(|attempt| attempt.is_forced);
         let is_calm = lease.since >= self.books.calm_from;
-        self.lasts(lease.lock) && is_calm && !is_forced && !lease.is_attached
+        let is_deleted = self.was_deleted(lease.lock, lease.since);
+        self.lasts(lease.lock) && is_calm && !is_forced && !is_deleted && !lease.is_attached
     }
 }

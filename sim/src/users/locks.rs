@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use leasehold::bridge::Foreign;
 use leasehold::{Election, Mutex, OncePer, ReentrantMutex, RwLock, Semaphore};
 
 use super::user::{User, span};
 use crate::plan::{LockPlan, Micros};
 use crate::planted::Planted;
-use crate::world::{try_with, with};
+use crate::world::{key_name, try_with, with};
 
 impl User {
     pub(super) fn mutex(&self, plan: &LockPlan, lock: usize) -> Mutex {
@@ -24,7 +25,10 @@ impl User {
         } else if let Some((handoffs, limit)) = plan.handoff {
             mutex = mutex.local_handoff(handoffs, span(limit));
         }
-        if plan.global_fifo { mutex.global_fifo() } else { mutex }
+        if plan.global_fifo {
+            mutex = mutex.global_fifo();
+        }
+        if plan.is_bridged { mutex.bridge(Foreign::set_nx_px(key_name(lock))) } else { mutex }
     }
 
     pub(super) fn rw_lock(&self, plan: &LockPlan, lock: usize) -> RwLock {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold::simulation::Answered;
+use leasehold::simulation::{Answered, KeyAnswered, KeyCommand};
 use leasehold_core::{Acquire, Command, Push, Resource};
 
 use crate::executor::{ProcessId, Thread};
@@ -51,8 +51,26 @@ pub enum Event {
     Replicate(usize),
     /// A server has memory again.
     Unfull(usize),
-    /// The loss of this guard must have been reported.
-    CheckReported(u64),
+    /// The loss of this guard must have been reported. `is_program`: to a program with another library.
+    CheckReported { guard: u64, is_program: bool },
+    /// Commands on keys are sent.
+    KeySend(u64),
+    /// They reach the server. `is_late`: after their connection was closed.
+    KeyRequest { connection: u64, call: u64, is_late: bool, commands: Vec<KeyCommand> },
+    /// The answers to them reach the client.
+    KeyResponse { connection: u64, call: u64, answers: Vec<KeyAnswered> },
+    /// Such a call has taken too long.
+    KeyTimeout(u64),
+    /// The word that a key has changed reaches the client.
+    KeyChanged { connection: u64, key: String },
+    /// Changes of keys may have been missed.
+    KeysMissed(ProcessId),
+    /// A key may have expired.
+    KeyExpiry { server: usize, key: String },
+    /// A key must not have this holder any more.
+    CheckKey { lock: usize, holder: String, released_at: Micros },
+    /// The key of this guard's lock was deleted by hand, and the guard must have been told.
+    CheckTold { guard: u64 },
     /// A client's process starts.
     Start { client: usize },
     /// Faults end.
