@@ -71,6 +71,11 @@ fn fresh_seeds_break_no_promise() {
     fresh_seeds(Case::fresh, check);
 }
 
+#[test]
+fn fresh_seeds_with_bridges_break_no_promise() {
+    fresh_seeds_for(LIMIT / 2, |seed| Case { bridges: true, ..Case::fresh(seed) }, check);
+}
+
 /// However a process or one of its threads is paused, no `lock` of it fails while the server is well.
 #[test]
 fn paused_process_fails_no_lock() {

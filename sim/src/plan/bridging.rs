@@ -1,4 +1,4 @@
-//! Mutexes that are bridged to the locks of another library, and programs that use that library.
+//! Mutexes and elections that are bridged to the locks of another library, and programs that use that library.
 
 use super::{
     ClientPlan, End, Fault, FaultPlan, LockKind, LockPlan, MS, Micros, Mode, Op, Plan, SECOND, Share,
@@ -65,9 +65,10 @@ impl BridgePlan {
 }
 
 impl Plan {
-    /// Bridges most mutexes, or an added one, and adds one to three programs with the other library and faults of theirs.
+    /// Bridges most mutexes and elections, or an added mutex, and adds one to three programs with the other library and faults of theirs.
     pub(super) fn bridge(&mut self, rng: &mut Rng) {
-        for lock in self.locks.iter_mut().filter(|lock| lock.kind == LockKind::Mutex) {
+        let is_eligible = |lock: &&mut LockPlan| matches!(lock.kind, LockKind::Mutex | LockKind::Election);
+        for lock in self.locks.iter_mut().filter(is_eligible) {
             if rng.chance(700) {
                 lock.bridge();
             }

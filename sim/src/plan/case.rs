@@ -15,7 +15,7 @@ pub struct Case {
     pub replicates: bool,
     /// There are also elections, work that is started once per period, latches and barriers, from a stream of chance of their own.
     pub gathers: bool,
-    /// Mutexes are bridged to locks of another library, which other programs use, from a stream of chance of their own.
+    /// Mutexes and elections are bridged to locks of another library, which other programs use, from a stream of chance of their own.
     pub bridges: bool,
     /// What is left out.
     pub without: BTreeSet<Part>,

@@ -46,7 +46,8 @@ impl User {
     }
 
     pub(super) fn election(&self, plan: &LockPlan, lock: usize) -> Election {
-        self.client.election(name(lock)).ttl(span(plan.ttl))
+        let election = self.client.election(name(lock)).ttl(span(plan.ttl));
+        if plan.is_bridged { election.bridge(Foreign::set_nx_px(key_name(lock))) } else { election }
     }
 
     pub(super) fn once_per(&self, plan: &LockPlan, lock: usize, retention: Micros) -> OncePer {
