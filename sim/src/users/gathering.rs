@@ -201,6 +201,8 @@ impl World {
         let is_same = begun_in == epoch;
         let waited = gathering.waits.iter().filter(|wait| match wait.ended {
             None => true,
+            // The party may have left at the master before, and this one does not know it.
+            Some((at, WaitEnd::Departed)) if wait.epoch != epoch => at + longest_lease >= began,
             Some((_, WaitEnd::Departed)) if is_same => false,
             // A party that dies is counted until its lease has expired. Its last commands may arrive late.
             Some((at, WaitEnd::Unknown)) => at + longest_lease >= began,
