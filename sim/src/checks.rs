@@ -138,6 +138,8 @@ pub struct Step<'a> {
     pub command: &'a Command,
     /// The server, and which of its lives.
     pub epoch: (usize, u32),
+    /// The replicas have it, if the client wants that. Otherwise it is told of a failure.
+    pub is_durable: bool,
 }
 
 /// The checks' books.
@@ -258,8 +260,12 @@ impl Books {
 
     /// Whether all acquisitions of this owner are being released.
     fn is_forcing(&self, resource: usize, owner: Option<&Owner>) -> bool {
-        let forced = |owner: &Owner| self.forcing.get(&(resource, owner.as_str().to_owned()));
-        owner.and_then(forced).is_some_and(|count| *count > 0)
+        owner.is_some_and(|owner| self.is_forced(resource, owner.as_str()))
+    }
+
+    /// The same for the owner with this name.
+    pub(crate) fn is_forced(&self, resource: usize, owner: &str) -> bool {
+        self.forcing.get(&(resource, owner.to_owned())).is_some_and(|count| *count > 0)
     }
 
     /// Whether a detached lease may have kept this lock from others since then.

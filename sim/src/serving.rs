@@ -70,7 +70,8 @@ impl World {
             Content::Batch(batch, replicas) => batch
                 .iter()
                 .map(|(resource, command)| {
-                    let answer = self.run_one(server, process, resource, command)?;
+                    let is_durable = self.is_durable(server, *replicas);
+                    let answer = self.run_one(server, process, resource, command, is_durable)?;
                     self.acknowledged(server, *replicas, answer)
                 })
                 .collect(),
@@ -80,12 +81,17 @@ impl World {
 
     /// The answer, if the replicas have what it tells. A release needs none: a failover can undo it, and only delays the next holder.
     fn acknowledged(&mut self, server: usize, replicas: u32, answer: Answer) -> Answered {
-        let is_counted = replicas > 0 && matches!(answer.reply, Reply::Granted(_) | Reply::Renewed { .. });
-        if !is_counted || self.has_replica(server) || self.planted == Some(Planted::ReplicasUnasked) {
+        let is_counted = matches!(answer.reply, Reply::Granted(_) | Reply::Renewed { .. });
+        if !is_counted || self.is_durable(server, replicas) {
             return Ok(answer);
         }
         self.say(Column::Server, &[8], || "no replica has it".to_owned());
         Err(CallFailed { failure: Failure::NotDurable, message: "too few replicas have it" })
+    }
+
+    /// Whether so many replicas have what the server writes now.
+    fn is_durable(&self, server: usize, replicas: u32) -> bool {
+        replicas == 0 || self.has_replica(server) || self.planted == Some(Planted::ReplicasUnasked)
     }
 
     fn refuses(&mut self, server: usize, command: &Command) -> Option<CallFailed> {
@@ -110,6 +116,7 @@ impl World {
         process: ProcessId,
         resource: &Resource,
         command: &Command,
+        is_durable: bool,
     ) -> Answered {
         if let Some(failed) = self.refuses(server, command) {
             return Err(failed);
@@ -126,7 +133,7 @@ impl World {
         let this = &mut servers[server];
         let (clock, epoch) = (this.clock.at(now), (server, this.epoch));
         let mut shadow = std::mem::take(&mut this.data.shadows[index]);
-        let step = Step { now, resource: index, clock, command, epoch };
+        let step = Step { now, resource: index, clock, command, epoch, is_durable };
         books.before(step, &mut shadow, false);
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
         let reachable: Vec<_> = this.subscribers().map(|(_, peer)| peer.client).collect();
@@ -221,10 +228,8 @@ impl World {
         if let Command::ForceRelease = command {
             self.demand[index].forced_at = now;
         }
-        if let (Command::Release(release), Reply::Released) = (command, &answer.reply)
-            && self.plan.locks[index].is_bridged
-        {
-            self.check_key_later(server, index, release.acquisition);
+        if self.plan.locks[index].is_bridged {
+            self.check_key_of_ended(server, index, command, &answer.reply);
         }
         let column = self.column(process);
         self.note_command(column, server, resource, command, &answer);
@@ -264,7 +269,11 @@ impl World {
         let indexes: Vec<usize> = attempts.iter().map(|(resource, _)| index_of(resource)).collect();
         for (index, command) in indexes.iter().zip(&commands) {
             let mut shadow = std::mem::take(&mut this.data.shadows[*index]);
-            books.before(Step { now, resource: *index, clock, command, epoch }, &mut shadow, true);
+            books.before(
+                Step { now, resource: *index, clock, command, epoch, is_durable: true },
+                &mut shadow,
+                true,
+            );
             this.data.shadows[*index] = shadow;
         }
         let (mut unreachable, mut pushes) = (Vec::new(), Vec::new());
@@ -287,7 +296,7 @@ impl World {
             // Pushes name no resource: those of the attempts that the books know here.
             let theirs: Vec<Push> =
                 pushes.iter().filter(|push| books.is_of(push.acquisition, *index)).cloned().collect();
-            let step = Step { now, resource: *index, clock, command, epoch };
+            let step = Step { now, resource: *index, clock, command, epoch, is_durable: true };
             books.after(step, &mut shadow, &answer.reply, &theirs, &unreachable);
             this.data.shadows[*index] = shadow;
             seen.push((resource.clone(), command.clone(), answer.clone()));

@@ -19,7 +19,7 @@ fn replaced(acquire: &Acquire) -> Option<Acquisition> {
 impl Books {
     /// Before the server runs a command. `is_batch`: it may be left out.
     pub fn before(&mut self, step: Step<'_>, shadow: &mut Shadow, is_batch: bool) {
-        let Step { now, resource, clock, command, epoch } = step;
+        let Step { now, resource, clock, command, epoch, .. } = step;
         shadow.queue.retain(|entry| entry.deadline > clock);
         shadow.note_lapses(clock);
         if clock >= shadow.retained_until {
@@ -221,7 +221,7 @@ impl Books {
         pushes: &[Push],
         waited: &[Acquisition],
     ) {
-        let Step { now, resource, clock, command, epoch } = step;
+        let Step { now, resource, clock, command, epoch, .. } = step;
         let mut grants: Vec<_> = pushes
             .iter()
             .filter_map(|push| match push.kind {
@@ -263,7 +263,7 @@ impl Books {
 
     /// Books what the reply says, apart from grants.
     fn note_reply(&mut self, step: Step<'_>, shadow: &mut Shadow, reply: &Reply) {
-        let Step { now, resource, clock, command, epoch } = step;
+        let Step { now, resource, clock, command, epoch, .. } = step;
         match (command, reply) {
             (Command::Acquire(_), Reply::Granted(_)) => {}
             (Command::Acquire(acquire), Reply::Queued(_)) => {
@@ -283,8 +283,8 @@ impl Books {
             }
             (Command::Renew(renew), Reply::Renewed { tokens, contended, .. }) => {
                 if let Some(attempt) = self.attempts.get_mut(&renew.acquisition) {
-                    // A look extends no trust.
-                    if !renew.ttl.is_zero() {
+                    // A look extends no trust, nor does a renewal that no replica has.
+                    if !renew.ttl.is_zero() && step.is_durable {
                         (attempt.epoch, attempt.trust, attempt.shown) = (epoch, epoch, epoch);
                     }
                     attempt.contended_at = contended.then(|| attempt.contended_at.unwrap_or(now));
@@ -312,6 +312,14 @@ impl Books {
         }
     }
 
+    /// Whether all that an owner has is being released, and this attempt of it waits still: its client has not given it up.
+    fn asks_again(&self, acquisition: Acquisition) -> bool {
+        let attempt = self.attempts.get(&acquisition);
+        attempt.is_some_and(|attempt| {
+            !attempt.has_begun && self.is_forcing(attempt.resource, attempt.owner.as_ref())
+        })
+    }
+
     fn released(
         &mut self,
         now: Micros,
@@ -320,7 +328,9 @@ impl Books {
         epoch: (usize, u32),
     ) {
         let healthy_from = self.healthy_from;
-        self.gone.insert(release.acquisition, (clock, epoch));
+        if !self.asks_again(release.acquisition) {
+            self.gone.insert(release.acquisition, (clock, epoch));
+        }
         let Some(attempt) = self.attempts.get_mut(&release.acquisition) else { return };
         if attempt.released_at.is_some() {
             return;

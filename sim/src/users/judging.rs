@@ -86,6 +86,7 @@ impl User {
             let mut theirs = records.filter(|record| record.resource == lock && record.owner == Some(owner));
             let given_up_at = world.books.lost_by.get(&(lock, owner));
             theirs.any(|record| !world.must_last(&Lease::of(record)))
+                || world.books.is_forced(lock, &self.owner_name())
                 || given_up_at.is_some_and(|at| at + 2 * SECOND >= since)
         })
     }
