@@ -1,7 +1,7 @@
 //! What is checked between guards of bridged locks and programs with the other library.
 
 use leasehold::simulation::LeaseProbe;
-use leasehold_core::Acquisition;
+use leasehold_core::{Acquisition, Command, Reply};
 
 use crate::checks::Promise;
 use crate::executor::ProcessId;
@@ -70,9 +70,30 @@ impl World {
         self.plan.longest_ttl().max(2 * SECOND) + if is_bridged { ORPHAN_BOUND + SECOND } else { 0 }
     }
 
-    /// A server has released the own lease of a bridged lock, of this attempt: the key follows soon, or has gone before. During the
-    /// faults it may follow when they are over.
-    pub(crate) fn check_key_later(&mut self, server: usize, lock: usize, released: Acquisition) {
+    /// A server has ended the own leases of a bridged lock.
+    pub(crate) fn check_key_of_ended(
+        &mut self,
+        server: usize,
+        lock: usize,
+        command: &Command,
+        reply: &Reply,
+    ) {
+        match (command, reply) {
+            (Command::Release(release), Reply::Released) => {
+                self.check_key_later(server, lock, release.acquisition);
+            }
+            (Command::ForceRelease, Reply::Forced(holders)) => {
+                for holder in holders {
+                    self.check_key_later(server, lock, holder.acquisition);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The own lease of this attempt has ended: the key follows soon, or has gone before. During the faults it may follow when they
+    /// are over.
+    fn check_key_later(&mut self, server: usize, lock: usize, released: Acquisition) {
         let Some(holder) = self.servers[server].data.keys.holder(&key_name(lock)) else { return };
         let by = self.bridging.holders.get(holder).copied();
         if by.is_some_and(|process| self.processes[process].id == released.client) {
