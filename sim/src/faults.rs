@@ -98,6 +98,10 @@ impl World {
                     self.cut(connection, late);
                 }
             }
+            Fault::SilenceKeys { client, lasts } => {
+                let until = until(lasts, self.now);
+                self.machines[client].silent_keys = self.machines[client].silent_keys.max(until);
+            }
             Fault::Silence { client, up, down, lasts } => {
                 let until = until(lasts, self.now);
                 let machine = &mut self.machines[client];

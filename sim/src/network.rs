@@ -116,9 +116,10 @@ impl World {
         let delay = self.delay();
         let Some(known) = self.connections.get_mut(&connection) else { return };
         let machine = &self.machines[self.processes[known.process].client];
+        let of_line = if known.line == Line::Keys { machine.silent_keys } else { 0 };
         let (last, silent) = match direction {
-            Direction::Up => (&mut known.up, machine.silent_up),
-            Direction::Down => (&mut known.down, machine.silent_down),
+            Direction::Up => (&mut known.up, machine.silent_up.max(of_line)),
+            Direction::Down => (&mut known.down, machine.silent_down.max(of_line)),
         };
         let at = (self.now + delay).max(*last);
         *last = if self.now < silent { at.max(silent + delay) } else { at };

@@ -53,6 +53,8 @@ pub struct Machine {
     pub silent_down: Micros,
     /// It can't connect until then.
     pub unconnected: Micros,
+    /// The connection for keys is silent, and can't be made, until then.
+    pub silent_keys: Micros,
     /// Its clock is, or was, outside of the stated bound, and leases of that time may be trusted until then.
     pub tainted: Micros,
     /// Its present process.
@@ -262,6 +264,7 @@ impl World {
             silent_up: 0,
             silent_down: 0,
             unconnected: 0,
+            silent_keys: 0,
             tainted: 0,
             process: None,
         });

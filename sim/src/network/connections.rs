@@ -75,7 +75,9 @@ impl World {
             return;
         }
         let machine = &self.machines[known.client];
-        let is_cut_off = self.now < machine.unconnected.max(machine.silent_up).max(machine.silent_down);
+        let of_line = if line == Line::Keys { machine.silent_keys } else { 0 };
+        let silent = machine.silent_up.max(machine.silent_down).max(of_line);
+        let is_cut_off = self.now < machine.unconnected.max(silent);
         let server = if line == Line::Keys { self.server_of_store(process) } else { self.master };
         if is_cut_off || !self.servers[server].is_up {
             if line == Line::Keys && !is_cut_off {

@@ -137,15 +137,16 @@ impl Plan {
     }
 
     fn add_faults_of_keys(&mut self, rng: &mut Rng) {
-        for _ in 0..rng.below(5) {
+        for _ in 0..rng.below(8) {
             let at = rng.below(self.heal_at);
             let client = rng.index(self.clients.len());
             let lasts = rng.scaled(MS, 20 * SECOND);
             let late = rng.chance(400).then(|| rng.scaled(MS, 8 * SECOND));
-            let fault = match rng.below(6) {
+            let fault = match rng.below(9) {
                 0..3 => Fault::CutKeys { client, late },
-                3 => Fault::Pause { client, callers: true, driver: true, lasts },
-                4 => Fault::Crash { client, restarts_after: lasts, closes_after: 0 },
+                3..6 => Fault::SilenceKeys { client, lasts },
+                6 => Fault::Pause { client, callers: true, driver: true, lasts },
+                7 => Fault::Crash { client, restarts_after: lasts, closes_after: 0 },
                 _ => Fault::Partition { client, lasts },
             };
             self.faults.push(FaultPlan { at, fault });

@@ -34,6 +34,8 @@ pub enum Fault {
     /// The connection of a client's bridges, or of a program with another library, is cut. What was in flight is lost or, if `late`, arrives
     /// after that time.
     CutKeys { client: usize, late: Option<Micros> },
+    /// Nothing gets through over the connection of a client's bridges, or of a program, and it can't be made again.
+    SilenceKeys { client: usize, lasts: Micros },
     /// Nothing gets through to the server, or back, and no side is told.
     Silence { client: usize, up: bool, down: bool, lasts: Micros },
     /// A client can't connect to any server, and its connections are silent.

@@ -313,9 +313,11 @@ impl World {
         // A lease that ends by itself may do so at any time. If it is as short as a claim window, its client looks frozen then, and
         // the client's other waiters are skipped until one of them asks again.
         let ends_by_itself = !plan.renews || plan.max_hold.is_some();
-        // A replica that is behind knows waiters that have given up. Each is granted, and costs a claim window.
-        let is_behind =
-            self.plan.faults.iter().any(|fault| matches!(fault.fault, Fault::Failover { lag: 1.., .. }));
+        // A replica that is behind knows waiters that have given up, and so does a new master of what is released at the former one. Each
+        // is granted, and costs a claim window.
+        let is_behind = self.plan.faults.iter().any(|fault| {
+            matches!(fault.fault, Fault::Failover { lag: 1.., .. } | Fault::Failover { overlaps: 1.., .. })
+        });
         let bound = if free < self.books.calm_from
             || ends_by_itself
             || is_behind
