@@ -211,8 +211,8 @@ const RELATIONS: &str = "layout,resource,lease,waiter,tombstone,mail,fence,trans
 const FUNCTIONS: &str = "check_fence,lock_transaction,try_lock_transaction";
 
 /// The query for what belongs to a role that this one cannot trust: one text, or NULL. It reads nothing of the schema's own, where that
-/// role's code could be. Trusted are this role, superusers, the owner of the database, and `owner`, which the address names. That this
-/// role is a member of another one says nothing: it was not asked.
+/// role's code could be. Trusted are this role, superusers, `owner`, which the address names, and, unless this role is a superuser, the
+/// owner of the database. That this role is a member of another one says nothing: it was not asked.
 #[must_use]
 pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
     let owner = owner.unwrap_or_default().replace('\'', "''");
@@ -228,9 +228,9 @@ pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
                 WHERE pronamespace = to_regnamespace('{schema}')::oid
                 AND proname::text = ANY ('{{{FUNCTIONS}}}'::text[])
         ) AS o JOIN pg_catalog.pg_roles AS r ON r.oid = o.owner
-        WHERE NOT (r.rolsuper OR r.rolname::text = current_user::text OR r.rolname::text = 'pg_database_owner'
-            OR r.rolname::text = '{owner}'
-            OR r.oid = (SELECT datdba FROM pg_catalog.pg_database WHERE datname::text = current_database()::text))"
+        JOIN pg_catalog.pg_roles AS own ON own.rolname::text = current_user::text
+        WHERE NOT (r.rolsuper OR r.oid = own.oid OR r.rolname::text = '{owner}' OR (NOT own.rolsuper AND (r.rolname::text = 'pg_database_owner'
+            OR r.oid = (SELECT datdba FROM pg_catalog.pg_database WHERE datname::text = current_database()::text))))"
     ))
 }
 
@@ -262,7 +262,7 @@ mod tests {
     fn owner_of_everything_that_is_created_is_checked() {
         let statements = ddl("s");
         let created = |kinds: &[&str]| -> Vec<String> {
-            let lines = statements.lines().map(|line| line.trim_start());
+            let lines = statements.lines().map(str::trim_start);
             let after = lines.filter_map(|line| {
                 let what =
                     line.strip_prefix("CREATE ")?.replace("OR REPLACE ", "").replace("IF NOT EXISTS ", "");

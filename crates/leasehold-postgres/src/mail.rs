@@ -27,9 +27,11 @@ impl Executor {
     /// be lost, so that the waiters ask again.
     pub(super) async fn read_mail(&self, lost: bool) -> Result<usize, StoreError> {
         let client = self.session.client;
-        let read = async |progress: &Progress| {
-            self.alone(progress, &self.sql().read_mail, vec![client.into()]).await
+        let sql = match self.pool.may_ask_for_the_server() {
+            true => &self.sql().read_mail,
+            false => &self.sql().read_mail_only,
         };
+        let read = async |progress: &Progress| self.alone(progress, sql, vec![client.into()]).await;
         let rows = self.within(Class::Mail, MAIL_TIMEOUT, read).await?.unwrap_or_default();
         let mail = rows.iter().map(|row| {
             let mut reader = Reader::new(row);

@@ -99,6 +99,11 @@ impl Pool {
         }
     }
 
+    /// Whether the role may ask when the server was started.
+    pub(super) fn may_ask_for_the_server(&self) -> bool {
+        self.opener.server.question().is_some()
+    }
+
     /// What its connections have sent: statements, and flights.
     #[cfg(test)]
     pub(super) fn sent(&self) -> (u64, u64) {

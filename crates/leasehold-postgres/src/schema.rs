@@ -9,7 +9,7 @@ use super::conn::Conn;
 use super::ddl::{LAYOUT, Present, create, foreign_owners};
 use super::error::explain;
 use super::pinned::Pinned;
-use super::rights;
+use super::{pooler, rights};
 use crate::url::PostgresUrl;
 
 /// How often another client may create the tables, or the program the fence, while this one does.
@@ -162,7 +162,10 @@ pub fn strangers(schema: &str, found: &str) -> String {
 async fn check(conn: &Conn, home: Home<'_>) -> Result<bool, StoreError> {
     // What a stranger has made may run his code when it is read, so the owners come first.
     check_owners(conn, home).await?;
-    conn.begin().await.map_err(|error| explain(error, false))?;
+    if let Err(error) = conn.begin().await {
+        pooler::try_transaction(conn).await?;
+        return Err(explain(error, false));
+    }
     let found = read_layout(conn, home).await;
     conn.roll_back().await.map_err(|error| explain(error, false))?;
     let schema = home.schema;

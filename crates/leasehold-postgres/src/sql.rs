@@ -104,6 +104,9 @@ const READ_MAIL: &str = "
 WITH taken AS (DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message)
 SELECT id, message FROM taken UNION ALL SELECT 0, extract(epoch FROM pg_postmaster_start_time())::text";
 
+/// The same for a role that may not ask when the server was started.
+const READ_MAIL_ONLY: &str = "DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message";
+
 /// A row is looked at `{margin}` after its visit is due. It is removed if it is unused, and was forgotten for as long: an acquire
 /// that read the clock before, and inserts the row again, has ended then.
 const SWEEP: &str = "
@@ -139,6 +142,7 @@ pub(super) struct Sql {
     pub(super) notify: Pinned,
     pub(super) post: Pinned,
     pub(super) read_mail: Pinned,
+    pub(super) read_mail_only: Pinned,
     pub(super) remove_mail: Pinned,
     pub(super) create_all: Pinned,
     pub(super) list: Pinned,
@@ -237,6 +241,7 @@ impl Sql {
             ),
             post: text(POST),
             read_mail: text(READ_MAIL),
+            read_mail_only: text(READ_MAIL_ONLY),
             remove_mail: text("DELETE FROM {s}.mail WHERE at < ({now} - $1)"),
             create_all: text(
                 "INSERT INTO {s}.resource (name, kind, visit)

@@ -1,6 +1,6 @@
 //! Where the file is: whether it can be used, and whether all clients would see the same locks there.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -38,6 +38,14 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
     Ok(path)
 }
 
+/// Lets only those read the file who may write it: a reader can keep a lock of the file, or of those beside it, which have its mode, and
+/// so keep everyone from writing.
+fn hide_from_readers(file: &File) -> io::Result<()> {
+    let mode = file.metadata()?.mode() & 0o777;
+    let readers = (!mode & 0o022) << 1;
+    file.set_permissions(Permissions::from_mode(mode & !readers))
+}
+
 /// Makes sure that the file can be read and written, with the system's own words if it can't.
 fn touch(path: &Path) -> Result<(), OpenError> {
     let folder = folder_of(path);
@@ -54,7 +62,8 @@ fn touch(path: &Path) -> Result<(), OpenError> {
     static CREATING: Mutex<()> = Mutex::new(());
     let _creating = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
     let created = OpenOptions::new().read(true).write(true).create_new(true).open(path);
-    let created = created.and_then(|file| share_with_group(&file, &folder));
+    let created =
+        created.and_then(|file| share_with_group(&file, &folder).and_then(|()| hide_from_readers(&file)));
     let usable = match created {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK).map_err(io::Error::from)
@@ -107,7 +116,7 @@ const SHARED_FOLDER: u32 = 0o2020;
 
 /// In a directory that is shared by a group, gives a new file to that group, independently of the umask. SQLite gives the log and
 /// the shared memory the same mode and group, and `mailbox.rs` the pipes.
-fn share_with_group(file: &fs::File, folder: &Path) -> io::Result<()> {
+fn share_with_group(file: &File, folder: &Path) -> io::Result<()> {
     let folder = fs::metadata(folder)?;
     if folder.mode() & SHARED_FOLDER != SHARED_FOLDER {
         return Ok(());
@@ -116,7 +125,7 @@ fn share_with_group(file: &fs::File, folder: &Path) -> io::Result<()> {
     if found.gid() != folder.gid() {
         std::os::unix::fs::fchown(file, None, Some(folder.gid()))?;
     }
-    file.set_permissions(fs::Permissions::from_mode(found.mode() & 0o777 | 0o060))
+    file.set_permissions(Permissions::from_mode(found.mode() & 0o777 | 0o060))
 }
 
 /// A container that mounts the file, and not its directory, has a log and shared memory of its own.

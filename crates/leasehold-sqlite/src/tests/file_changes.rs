@@ -179,7 +179,9 @@ fn files_in_a_group_directory_get_group_permissions() {
         let plain = mode(&here.join("plain"));
         let path = here.join("locks.db");
         let _store = open(&path, 1).unwrap();
-        let expected = if is_shared { plain | 0o060 } else { plain };
+        let mode_of_umask = if is_shared { plain | 0o060 } else { plain };
+        // Who may not write it may not read it.
+        let expected = mode_of_umask & !((!mode_of_umask & 0o022) << 1);
         for suffix in files::SUFFIXES {
             assert_eq!(mode(&files::beside(&path, suffix)), expected, "{suffix:?} in {directory:o}");
         }
@@ -192,6 +194,18 @@ fn files_in_a_group_directory_get_group_permissions() {
         for path in [&path, &files::beside(&path, "-wal"), &inbox, &pipe] {
             assert!(!is_shared || fs::metadata(path).unwrap().gid() == group, "{}", path.display());
         }
+    }
+}
+
+/// A reader could keep a lock of the file, and so keep everyone from locks.
+#[test]
+fn new_file_is_hidden_from_those_who_may_only_read_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let _store = open(&path, 1).unwrap();
+    for suffix in files::SUFFIXES {
+        let mode = mode(&files::beside(&path, suffix));
+        assert_eq!((mode & 0o044) >> 1 & !(mode & 0o022), 0, "{suffix:?}: {mode:o}");
     }
 }
 

@@ -82,8 +82,16 @@ async fn role_that_may_not_ask_when_the_server_was_started_has_locks() {
         "CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app;
         REVOKE EXECUTE ON FUNCTION pg_postmaster_start_time() FROM PUBLIC",
     );
-    let client = Client::connect(&server.url().replace("postgres@", "app@")).await.unwrap();
-    lock(&client, "a").await.release().await.unwrap();
+    for pooler in ["no", "yes"] {
+        let url = format!("{}?pooler={pooler}", server.url().replace("postgres@", "app@"));
+        let (client, other) = (Client::connect(&url).await.unwrap(), Client::connect(&url).await.unwrap());
+        let held = lock(&client, "a").await;
+        let waiting = tokio::spawn(async move { lock(&other, "a").await.release().await });
+        until_waiting(&client, 1).await;
+        held.release().await.unwrap();
+        // Also by mail: it asks again after 10 s only.
+        tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("pushed").unwrap().unwrap();
+    }
 }
 
 #[tokio::test]
