@@ -224,20 +224,32 @@ impl Target {
         Err(io::Error::other("it leads through too many symbolic links"))
     }
 
-    /// The fence gets the read and write rights of the file, because a writer must be able to open and lock it.
+    /// Those who may write the file may read and write the fence, because a writer must be able to open and lock it, and no others: a
+    /// reader could keep it locked.
     fn open_fence(&self) -> io::Result<File> {
         let path = self.beside(".fence");
         let mut options = OpenOptions::new();
         options.read(true).write(true);
-        let Some(found) = &self.found else {
-            return options.create(true).truncate(false).open(path);
-        };
         match options.clone().create_new(true).open(&path) {
             Ok(fence) => {
-                copy_ownership(&fence, found, found.mode() & 0o666 | 0o600)?;
+                let created = fence.metadata()?;
+                let mode = self.found.as_ref().unwrap_or(&created).mode();
+                let writers = mode & 0o222;
+                let mode = 0o600 | writers | (writers << 1);
+                match &self.found {
+                    Some(found) => copy_ownership(&fence, found, mode)?,
+                    None => fence.set_permissions(Permissions::from_mode(mode))?,
+                }
                 Ok(fence)
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let fence = options.open(&path)?;
+                let (named, opened) = (fs::symlink_metadata(&path)?, fence.metadata()?);
+                if (named.dev(), named.ino()) != (opened.dev(), opened.ino()) {
+                    return Err(io::Error::other("the fence is a link: its target is not written to"));
+                }
+                Ok(fence)
+            }
             Err(error) => Err(error),
         }
     }
@@ -409,7 +421,8 @@ mod tests {
             assert_eq!(of(&after), of(&before));
             assert_eq!(fs::read(&path).unwrap(), b"new");
             let fence = fs::metadata(folder.path().join("a.fence")).unwrap();
-            assert_eq!(fence.mode() & 0o777, mode & 0o666 | 0o600, "no others may lock it");
+            let writers = mode & 0o222;
+            assert_eq!(fence.mode() & 0o777, 0o600 | writers | (writers << 1), "no others may lock it");
         }
     }
 
@@ -484,6 +497,10 @@ mod tests {
         fs::write(&other, "other").unwrap();
         std::os::unix::fs::symlink(&other, folder.path().join("a.fence-new")).unwrap();
         FencedFile::new(folder.path().join("a")).write(token(1), b"new").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"other");
+        // Nor one in the place of the fence.
+        std::os::unix::fs::symlink(&other, folder.path().join("b.fence")).unwrap();
+        FencedFile::new(folder.path().join("b")).write(token(1), b"new").unwrap_err();
         assert_eq!(fs::read(&other).unwrap(), b"other");
     }
 }
