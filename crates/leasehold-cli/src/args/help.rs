@@ -182,13 +182,13 @@ for the exclusive mode of a lock that other runs share with -s.
 
 With --once-per, two starts are at least nine tenths of the period apart, by the
 store's clock, from the moment at which the store grants them: a command whose
-grant arrives late begins that much later. All hosts can therefore start leasehold at noon, even if their
-clocks differ a little. When the command ends, with any exit code, the period is
-used up. If its host crashes before that, the period is lost (at most once, the
-default), or another host starts the command again (--at-least-once), which
-repeats the work. The period is a mutex of that name, which the store retains:
-leasehold run without --once-per waits for its end, and says so on stderr. Use
-another name for it.
+grant arrives late begins that much later. All hosts can therefore start
+leasehold at noon, even if their clocks differ a little. When the command ends,
+with any exit code, the period is used up. If its host crashes before that, the
+period is lost (at most once, the default), or another host starts the command
+again (--at-least-once), which repeats the work. The period is a mutex of that
+name, which the store retains: leasehold run without --once-per waits for its
+end, and says so on stderr. Use another name for it.
 
 The lock is released as soon as the command ends, even if the command leaves
 processes behind. All users of the store can see the command line. --label
