@@ -215,7 +215,7 @@ const FUNCTIONS: &str = "check_fence,lock_transaction,try_lock_transaction";
 /// owner of the database. That this role is a member of another one says nothing: it was not asked.
 #[must_use]
 pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
-    let owner = owner.unwrap_or_default().replace('\'', "''");
+    let owner = owner.unwrap_or_default();
     Pinned::new(&format!(
         "SELECT string_agg(DISTINCT what || ' belongs to ' || quote_ident(r.rolname::text), ', ') FROM (
             SELECT 'the schema {schema}' AS what, nspowner AS owner FROM pg_catalog.pg_namespace

@@ -136,8 +136,8 @@ impl Ear {
 }
 
 impl Executor {
-    /// Whether this client listens to the server that its commands go to, which was started then. Anybody may take the lock that shows a
-    /// listener, at any server.
+    /// Whether this client listens to the server that its commands go to, which was started then. Any role may take the lock that
+    /// shows a listener, at any server.
     async fn sees_listener(&self, started: Option<&str>) -> Result<bool, StoreError> {
         if let Some(started) = started {
             let question = Pinned::new(STARTED);

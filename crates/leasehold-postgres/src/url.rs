@@ -155,7 +155,7 @@ impl PostgresUrl {
             "passfile" => self.password_file = Some(PathBuf::from(value)),
             "schema" => self.schema = identifier(value)?,
             "synchronous_commit" => self.synchronous_commit = Some(synchronous_commit(value)?),
-            "owner" => self.owner = Some(value.to_owned()),
+            "owner" => self.owner = Some(role(value)?),
             "pooler" => {
                 self.pooler = match value {
                     "auto" => Pooler::Detect,
@@ -300,6 +300,15 @@ fn is_connection_string(place: &str) -> bool {
     let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
     let hosts = place.split(['/', '?']).next().unwrap_or_default();
     hosts.contains(|c: char| c == '=' || c.is_whitespace())
+}
+
+/// The name of a role, which stands between quotes in a statement.
+fn role(name: &str) -> Result<String, OpenError> {
+    let is_plain = |c: char| !c.is_control() && !matches!(c, '\'' | '\\');
+    if name.is_empty() || !name.chars().all(is_plain) {
+        return Err(OpenError::invalid("owner is the name of a role, without quotes and backslashes"));
+    }
+    Ok(name.to_owned())
 }
 
 fn decoded(text: &str) -> Result<String, OpenError> {
@@ -462,6 +471,9 @@ mod tests {
             "//h?synchronous_commit=maybe",
             "//h?pooler=perhaps",
             "//h?listen=elsewhere",
+            "//h?owner=",
+            "//h?owner=a'b",
+            "//h?owner=a%5Cb",
             "//h?sslmode=sometimes",
             "//h?sslcert=a",
         ] {

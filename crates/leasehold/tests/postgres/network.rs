@@ -446,8 +446,14 @@ async fn waiter_whose_listener_is_left_at_the_earlier_server_gets_its_turn() {
             let is_over = is_over.clone();
             tokio::spawn(async move {
                 while !is_over.load(Ordering::SeqCst) {
-                    let guard = rival.mutex("a").lock().await.unwrap();
-                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    let mutex = rival.mutex("a");
+                    let guard = mutex.lock().await.unwrap();
+                    // Until another client waits.
+                    let deadline = Instant::now() + LONG;
+                    while !is_over.load(Ordering::SeqCst) && mutex.inspect().await.unwrap().waiters.is_empty()
+                    {
+                        assert!(Instant::now() < deadline, "no client waits");
+                    }
                     guard.release().await.unwrap();
                 }
             })
