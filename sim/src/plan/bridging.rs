@@ -51,7 +51,7 @@ pub enum ProgramEnd {
     Release,
     /// It leaves the lock, which expires.
     Leave,
-    /// There is no section: an operator deletes the key, whoever holds the lock.
+    /// There is no section: an operator deletes the key, also while a program holds the lock.
     Delete,
 }
 

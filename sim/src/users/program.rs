@@ -118,7 +118,7 @@ impl Program {
         }
     }
 
-    /// Deletes the key, whoever has it.
+    /// Deletes the key of any holder.
     async fn delete(&self, lock: usize) {
         let found = self.run(KeyCommand::Holder(key_name(lock))).await;
         if let Some(KeyAnswer::Text(holder)) = found {
