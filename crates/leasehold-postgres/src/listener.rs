@@ -11,6 +11,7 @@ use leasehold_core::{ClientId, Failure};
 use leasehold_store::{Inbox, StoreError, tasks};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_postgres::Row;
 
 use super::conn::{Conn, NO_SESSION_LIMITS};
 use super::dialer::Dialer;
@@ -139,21 +140,22 @@ impl Executor {
     /// Whether this client listens to the server that its commands go to, which was started then. Any role may take the lock that
     /// shows a listener, at any server.
     async fn sees_listener(&self, started: Option<&str>) -> Result<bool, StoreError> {
-        if let Some(started) = started {
-            let question = Pinned::new(STARTED);
-            let ask = async |progress: &Progress| self.alone(progress, &question, Vec::new()).await;
-            let rows = self.within(Class::Command, ANSWER_TIMEOUT, ask).await?.unwrap_or_default();
-            let row = rows.first().ok_or_else(|| error::damaged("an empty answer"))?;
-            if Reader::new(row).text()? != started {
-                return Ok(false);
-            }
+        if let Some(started) = started
+            && Reader::new(&self.ask(&Pinned::new(STARTED), None).await?).text()? != started
+        {
+            return Ok(false);
         }
         let client = self.session.client;
-        let present = self.sql().of(&Query::Present(client));
-        let ask = async |progress: &Progress| self.alone(progress, present, vec![client.into()]).await;
+        let present = self.ask(self.sql().of(&Query::Present(client)), Some(client)).await?;
+        Reader::new(&present).flag()
+    }
+
+    /// The row that a query by itself returns.
+    async fn ask(&self, sql: &Pinned, client: Option<ClientId>) -> Result<Row, StoreError> {
+        let params = || client.map(Into::into).into_iter().collect();
+        let ask = async |progress: &Progress| self.alone(progress, sql, params()).await;
         let rows = self.within(Class::Command, ANSWER_TIMEOUT, ask).await?.unwrap_or_default();
-        let row = rows.first().ok_or_else(|| error::damaged("an empty answer"))?;
-        Reader::new(row).flag()
+        rows.into_iter().next().ok_or_else(|| error::damaged("an empty answer"))
     }
 }
 

@@ -180,7 +180,11 @@ impl CallerConnection {
                         // The address leads to another server now.
                         Ok(Place::Elsewhere) => return connections.close(),
                         // Its commands might go to another server than the others.
-                        Ok(Place::Unknown) => sleep(UNKNOWN_PAUSE).await,
+                        Ok(Place::Unknown) => {
+                            // Both would stay open meanwhile.
+                            drop((connection, connections));
+                            sleep(UNKNOWN_PAUSE).await;
+                        }
                         Err(error) => not_yet(&error),
                     }
                 }
