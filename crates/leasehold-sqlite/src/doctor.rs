@@ -60,6 +60,7 @@ fn quick_check(path: &Path) -> rusqlite::Result<String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
+    schema::run_no_code_of_others(&connection)?;
     connection.pragma_query_value(None, "quick_check", |row| row.get(0))
 }
 

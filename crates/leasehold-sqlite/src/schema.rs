@@ -1,6 +1,7 @@
 //! Opens the file: checks that it is leasehold's, intact, and from this boot.
 
-use std::fs::{self};
+use std::collections::BTreeSet;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -125,9 +126,19 @@ fn open(path: &Path, is_durable: bool) -> rusqlite::Result<Connection> {
     // A checkpoint waits for the disk, so the worker runs it, and never a process that ends.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    run_no_code_of_others(&connection)?;
     connection.set_prepared_statement_cache_capacity(64);
     connection.pragma_update(None, "synchronous", if is_durable { "FULL" } else { "NORMAL" })?;
     Ok(connection)
+}
+
+/// Others may write the file, and its schema with it: no trigger and no view of theirs runs in this process.
+pub(super) fn run_no_code_of_others(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    Ok(())
 }
 
 /// Why a file cannot be used.
@@ -183,7 +194,7 @@ fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
     let tables = count_tables(&transaction)?;
     match (number("application_id")?, number("user_version")?) {
         (0, 0) if tables == 0 => Ok(()),
-        (APPLICATION_ID, LAYOUT) => Ok(()),
+        (APPLICATION_ID, LAYOUT) => check_schema(&transaction),
         (APPLICATION_ID, other) => Err(TransactionError::Foreign(format!(
             "another version of leasehold wrote it (layout {other}, this one knows {LAYOUT}): use that, or another file"
         ))),
@@ -191,6 +202,29 @@ fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
             "it is a database of another program: name another file".to_owned(),
         )),
     }
+}
+
+/// Refuses a file to whose schema anything was added, or in which anything was replaced. Another person's constraint, index or generated
+/// column would run with each command.
+fn check_schema(connection: &Connection) -> Result<(), TransactionError> {
+    let own = Connection::open_in_memory()?;
+    own.execute_batch(TABLES)?;
+    let (own, found) = (schema_of(&own)?, schema_of(connection)?);
+    let differing = found.symmetric_difference(&own).next();
+    differing.map_or(Ok(()), |(kind, name, ..)| {
+        Err(TransactionError::Foreign(format!(
+            "the {kind} {name:?} in it is not as leasehold makes it, and its code would run here: undo this change, or name another file"
+        )))
+    })
+}
+
+/// Type, name, table and SQL of everything but what SQLite makes by itself.
+fn schema_of(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String, String)>> {
+    let mut statement = connection.prepare(
+        "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'",
+    )?;
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
+    rows.collect()
 }
 
 /// Names this boot of this machine: the clock of leases starts anew with each. A guess could end the leases of others, so

@@ -287,6 +287,48 @@ fn foreign_file_is_refused_and_unchanged() {
     assert!(refusal(&newer).contains("another version of leasehold wrote it (layout 9"));
 }
 
+/// A query that does not end.
+const ENDLESS: &str = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i FROM n) SELECT count(*) FROM n";
+
+#[test]
+fn file_with_code_of_another_person_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, (change, says)) in [
+        (format!("CREATE TRIGGER t BEFORE INSERT ON lease BEGIN {ENDLESS}; END"), "the trigger \"t\""),
+        (format!("DROP TABLE meta; CREATE VIEW meta (key, value) AS {ENDLESS}"), "\"meta\""),
+        (format!("CREATE VIEW v AS {ENDLESS}"), "the view \"v\""),
+        ("CREATE UNIQUE INDEX i ON lease (hex(metadata))".to_owned(), "the index \"i\""),
+        ("ALTER TABLE waiter ADD COLUMN c AS (hex(since))".to_owned(), "the table \"waiter\""),
+        ("CREATE TABLE t (a CHECK (hex(a) > ''))".to_owned(), "the table \"t\""),
+        ("DROP INDEX lease_owner".to_owned(), "the index \"lease_owner\""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = folder.path().join(number.to_string());
+        drop(open(&path, 1).unwrap());
+        Connection::open(&path).unwrap().execute_batch(&change).unwrap();
+        let refusal = refusal(&path);
+        assert!(refusal.contains(says) && refusal.contains("undo this change"), "{change}: {refusal}");
+    }
+    let analyzed = folder.path().join("analyzed");
+    drop(open(&analyzed, 1).unwrap());
+    Connection::open(&analyzed).unwrap().execute_batch("ANALYZE").unwrap();
+    drop(open(&analyzed, 1).expect("its statistics are not code"));
+}
+
+#[test]
+fn trigger_that_is_made_meanwhile_does_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    Connection::open(&path)
+        .unwrap()
+        .execute_batch(&format!("CREATE TRIGGER t BEFORE INSERT ON lease BEGIN {ENDLESS}; END"))
+        .unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+}
+
 #[test]
 fn file_without_permission_is_reported() {
     if rustix::process::geteuid().is_root() {
