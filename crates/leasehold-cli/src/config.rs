@@ -10,7 +10,7 @@ mod option;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use applies::Set;
@@ -54,7 +54,7 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
     let (Some((name, set)), Some(at)) = (named, position_of_command(command, &typed)) else {
         return parse(&typed).map_err(Refused::Arguments);
     };
-    let Some(File { path, text, is_for_others }) = File::read().map_err(Refused::File)? else {
+    let Some(File { path, text, is_for_others, changed_by }) = File::read().map_err(Refused::File)? else {
         return parse(&typed).map_err(Refused::Arguments);
     };
     let refused = |what: String| Refused::File(Stop::usage(format!("{}: {what}", path.display())));
@@ -75,6 +75,9 @@ pub(crate) fn parse(command: &Command) -> Result<ArgMatches, Refused> {
         warn(
             "its bridge is not used, because a lock as typed can't have it: programs that use the other lock are not excluded",
         );
+    }
+    if let Some(others) = changed_by {
+        warn(&format!("warning: {others}, and it may name commands that run as you: chown or chmod it"));
     }
     if defaults.has_password && is_for_others {
         warn("warning: it has a password, and every user of this machine may read it: chmod o-r");
@@ -119,6 +122,8 @@ struct File {
     text: String,
     /// Whether users may read it that are neither its owner nor in its group.
     is_for_others: bool,
+    /// Who may change it besides this user and root.
+    changed_by: Option<String>,
 }
 
 impl File {
@@ -132,13 +137,19 @@ impl File {
         let Some(path) = named.or_else(usual) else { return Ok(None) };
         let refused = |what: String| Stop::usage(format!("{}: {what}", Path::display(&path)));
         match read_limited(&path) {
-            Ok(text) if text.len() as u64 > MAX_SIZE => {
+            Ok((text, _)) if text.len() as u64 > MAX_SIZE => {
                 Err(refused(format!("it has more than {MAX_SIZE} bytes, so it is no file of options")))
             }
-            Ok(text) => {
+            Ok((text, found)) => {
                 const READABLE_BY_OTHERS: u32 = 0o004;
-                let mode = fs::metadata(&path).map_or(0, |found| found.permissions().mode());
-                Ok(Some(Self { path, text, is_for_others: mode & READABLE_BY_OTHERS != 0 }))
+                let changed_by = changed_by(&found);
+                if let Some(others) = changed_by.as_ref().filter(|_| !is_named) {
+                    return Err(refused(format!(
+                        "{others}, and it may name commands that run as you: chown or chmod it, or name it in {VARIABLE}"
+                    )));
+                }
+                let is_for_others = found.mode() & READABLE_BY_OTHERS != 0;
+                Ok(Some(Self { path, text, is_for_others, changed_by }))
             }
             Err(_) if !is_named && fs::symlink_metadata(&path).is_err() => Ok(None),
             Err(error) => Err(refused(format!("it can't be read: {error}"))),
@@ -146,14 +157,26 @@ impl File {
     }
 }
 
+/// Who may change the file besides this user and root.
+fn changed_by(file: &fs::Metadata) -> Option<String> {
+    const WRITABLE_BY_OTHERS: u32 = 0o002;
+    let is_trusted = file.uid() == 0 || file.uid() == rustix::process::geteuid().as_raw();
+    if !is_trusted {
+        return Some(format!("it belongs to another user (uid {})", file.uid()));
+    }
+    let is_open = file.is_file() && file.mode() & WRITABLE_BY_OTHERS != 0;
+    is_open.then(|| "every user of this machine may change it".to_owned())
+}
+
 /// The size of the largest file of options.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// The text, or a little more of it than [`MAX_SIZE`]: the path may lead to a device that never ends.
-fn read_limited(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    fs::File::open(path)?.take(MAX_SIZE + 1).read_to_string(&mut text)?;
-    Ok(text)
+fn read_limited(path: &Path) -> io::Result<(String, fs::Metadata)> {
+    let file = fs::File::open(path)?;
+    let (found, mut text) = (file.metadata()?, String::new());
+    file.take(MAX_SIZE + 1).read_to_string(&mut text)?;
+    Ok((text, found))
 }
 
 /// The options of the file that hold for a command and what is set already.

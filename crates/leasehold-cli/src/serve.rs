@@ -1,8 +1,10 @@
 //! `leasehold serve`: the locks of a store over HTTP, a dashboard, and metrics.
 
 use std::fmt::{Display, Write as _};
+use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -35,12 +37,13 @@ const ONE_STOP: Duration = Duration::from_secs(1);
 
 pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: ServeArgs) -> Result<Exit, Stop> {
     let drain = args.drain;
-    let config = config(&args)?;
+    let mut config = config(&args)?;
     // Caught before anything is announced, so that a signal right after the start drains, too.
     let mut signals = Signals::catch()?;
-    warn_of_few_files(&config);
+    fit_open_files(&mut config);
     warn_of_tokens(&config.tokens);
     let has_tls = config.tls.is_some();
+    config.tls.iter().for_each(warn_of_key);
     let store = find()?;
     install_recorder();
     let client = store.connect().await?;
@@ -193,19 +196,19 @@ impl Reload {
     }
 }
 
-fn warn_of_few_files(config: &Config) {
-    let is_tcp = |listen: &Listen| matches!(listen, Listen::Tcp(_));
-    let (all, tcp) = (config.listen.len(), config.listen.iter().filter(|listen| is_tcp(listen)).count());
-    let needed = all * config.limits.connections + tcp * config.limits.strangers;
-    if let Some(files) = raise_open_files()
-        && files < needed as u64 + OTHER_FILES
-    {
+/// Lowers the limits of connections where the process may not open so many files: strangers are not to take the descriptors of those
+/// with a token.
+fn fit_open_files(config: &mut Config) {
+    let Some(files) = raise_open_files() else { return };
+    let room = usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
+    let (needed, asked) = (config.limits.descriptors(&config.listen), config.limits.connections);
+    if config.limits.fit(room, &config.listen) {
         message(
             Level::Warn,
             "few_files",
             format_args!(
-                "warning: this process may open {files} files, which is fewer than the {needed} connections of --max-connections {}: \
-             raise ulimit -n or LimitNOFILE=",
+                "warning: this process may open {files} files, which is fewer than the {needed} that --max-connections {asked} needs: \
+                 it is lowered to {}; raise ulimit -n or LimitNOFILE=",
                 config.limits.connections
             ),
         );
@@ -218,6 +221,21 @@ fn warn_of_tokens(tokens: &Tokens) {
             Level::Warn,
             "same_token",
             "warning: the same token is one that reads and one that writes: it may write",
+        );
+    }
+}
+
+fn warn_of_key(tls: &Tls) {
+    const FOR_OTHERS: u32 = 0o007;
+    let mode = fs::metadata(&tls.key).map_or(0, |found| found.permissions().mode());
+    if mode & FOR_OTHERS != 0 {
+        let shown = tls.key.display();
+        message(
+            Level::Warn,
+            "key_for_others",
+            format_args!(
+                "warning: --tls-key: every user of this machine may read or change {shown}: chmod 600 {shown}"
+            ),
         );
     }
 }

@@ -84,6 +84,45 @@ fn password_in_a_file_that_others_may_read_is_reported() {
 }
 
 #[test]
+fn file_that_another_user_may_change_runs_no_command_unless_it_is_named() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("leasehold")).unwrap();
+    let file = place.path("leasehold/config.toml");
+    std::fs::write(&file, "").unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    for (owner, mode, says) in [
+        (None, 0o602, Some("every user of this machine may change it")),
+        (Some(12_345), 0o600, Some("it belongs to another user (uid 12345)")),
+        (None, 0o664, None),
+    ] {
+        if owner.is_some() && !is_root {
+            // Only root can give a file away.
+            continue;
+        }
+        std::os::unix::fs::chown(&file, owner, None).unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+        let said = |variable: &str, value: std::path::PathBuf| {
+            let output = place
+                .leasehold(&["ls"])
+                .env_remove("LEASEHOLD_CONFIG")
+                .env(variable, value)
+                .output()
+                .unwrap();
+            (code(output.status), String::from_utf8(output.stderr).unwrap())
+        };
+        let usual = said("XDG_CONFIG_HOME", place.path(""));
+        let named = said("LEASEHOLD_CONFIG", file.clone());
+        let Some(says) = says else {
+            assert!(usual.0 == 0 && named.0 == 0, "{usual:?} {named:?}");
+            assert!(!usual.1.contains("change") && !named.1.contains("change"), "{usual:?} {named:?}");
+            continue;
+        };
+        assert!(usual.0 == 2 && usual.1.contains(says) && usual.1.contains("LEASEHOLD_CONFIG"), "{usual:?}");
+        assert!(named.0 == 0 && named.1.contains(says) && named.1.contains("warning"), "{named:?}");
+    }
+}
+
+#[test]
 fn typed_option_wins_over_an_option_of_the_file_that_it_excludes() {
     let place = Place::new();
     let with = |text| Configured { place: &place, text };

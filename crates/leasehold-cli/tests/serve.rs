@@ -306,6 +306,63 @@ fn risky_settings_are_reported_when_the_server_starts() {
         );
         assert!(!stderr.contains("other hosts") && !stderr.contains(WRITE), "{stderr}");
     }
+    let key = place.path("key.pem");
+    fs::write(&key, "no key").unwrap();
+    for (mode, is_reported) in [(0o644, true), (0o602, true), (0o640, false)] {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        let shown = key.display().to_string();
+        let mut server =
+            place.leasehold(&["serve", "--listen", "127.0.0.1:0", "--tls-cert", &shown, "--tls-key", &shown]);
+        let output = server.env("LEASEHOLD_SERVE_TOKEN", WRITE).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert_eq!(stderr.contains("every user of this machine may read or change"), is_reported, "{stderr}");
+    }
+}
+
+#[test]
+fn strangers_leave_descriptors_to_those_with_a_token_when_there_are_few() {
+    let place = Place::new();
+    let program = env!("CARGO_BIN_EXE_leasehold");
+    let mut server = common::as_from_terminal("sh");
+    server.args(["-c", "ulimit -n 200 && exec \"$@\"", "sh", program, "serve", "--listen", "127.0.0.1:0"]);
+    server.args(["--drain", "0s", "--store", &place.store()]).env("LEASEHOLD_SERVE_TOKEN", WRITE);
+    let mut server = Started(server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let line = server.line();
+    let address = line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}"));
+    let mut strangers: Vec<TcpStream> = Vec::new();
+    for _ in 0..300 {
+        let mut stranger = TcpStream::connect(address).unwrap();
+        stranger.write_all(b"GET /healthz HTTP/1.1\r\n").unwrap();
+        stranger.set_nonblocking(true).unwrap();
+        strangers.push(stranger);
+    }
+    let is_open = |mut stranger: &TcpStream| {
+        let read = stranger.read(&mut [0; 4096]);
+        read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    until(|| {
+        strangers.retain(is_open);
+        (strangers.len() <= 30).then_some(())
+    });
+    let mut kept = Vec::new();
+    for number in 0..60 {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        write!(
+            stream,
+            "GET /v1/locks/mutex/{number} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {WRITE}\r\n\r\n"
+        )
+        .unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap_or_else(|error| panic!("{number}: {error}"));
+        assert_eq!(status, *b"HTTP/1.1 200", "{number}");
+        kept.push(stream);
+    }
+    server.signal("TERM");
+    assert_eq!(server.end(), 0);
+    let stderr = server.stderr();
+    assert!(stderr.contains("may open 200 files") && stderr.contains("it is lowered to "), "{stderr}");
 }
 
 #[test]

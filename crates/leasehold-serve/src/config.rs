@@ -124,6 +124,53 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Lowers the limits of connections so that those of these addresses need at most so many file descriptors, and returns whether
+    /// anything was lowered. Without it, strangers could take the descriptors of those that have a token. At least four connections
+    /// of each kind are left.
+    ///
+    /// ```
+    /// # let listen = [leasehold_serve::Listen::Tcp("127.0.0.1:0".to_owned())];
+    /// let mut limits = leasehold_serve::Limits::default();
+    /// assert!(limits.fit(136, &listen));
+    /// assert!(limits.connections + limits.strangers < 136);
+    /// assert!(!limits.fit(136, &listen));
+    /// ```
+    pub fn fit(&mut self, descriptors: usize, listen: &[Listen]) -> bool {
+        let needed = self.descriptors(listen);
+        if needed <= descriptors {
+            return false;
+        }
+        let lowered = |limit: usize| {
+            let share = limit as u128 * descriptors as u128 / needed as u128;
+            usize::try_from(share).unwrap_or(limit).max(4).min(limit)
+        };
+        (self.connections, self.strangers) = (lowered(self.connections), lowered(self.strangers));
+        // What is beside the strangers does not shrink below a few.
+        while self.descriptors(listen) > descriptors && self.connections > 4 {
+            self.connections -= 1;
+        }
+        true
+    }
+
+    /// How many file descriptors the connections of these addresses need.
+    #[must_use]
+    pub fn descriptors(&self, listen: &[Listen]) -> usize {
+        let tcp = listen.iter().filter(|listen| matches!(listen, Listen::Tcp(_))).count();
+        listen.len().saturating_mul(self.connections).saturating_add(tcp * self.room_for_strangers())
+    }
+
+    /// How many connections at a time are told why they are closed.
+    pub(crate) fn closing(&self) -> usize {
+        self.strangers.div_ceil(16)
+    }
+
+    /// The open connections of a TCP address that have shown no token: with those whose place was taken, and which may still be told so.
+    pub(crate) fn room_for_strangers(&self) -> usize {
+        self.strangers.saturating_add(2 + 2 * self.closing())
+    }
+}
+
 /// What is told to the operator of a running server, for example that a new certificate can't be used. By default nothing is.
 ///
 /// ```

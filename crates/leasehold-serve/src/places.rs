@@ -18,18 +18,13 @@ use crate::config::Limits;
 use crate::problem::{Code, Problem};
 use crate::tokens::{Access, Tokens};
 
-/// How many connections at a time are told why they are closed. Further ones are closed without a word.
-const MAX_CLOSING: usize = 64;
-
-/// How many connections may be open whose place was taken, and which are not told.
-const MAX_EVICTED: usize = 64;
-
 /// The places of one listener.
 pub(crate) struct Places {
     /// Connections that have shown a token, and those of the Unix socket.
     known: Arc<Semaphore>,
     /// Those of them that may only read.
     readers: Arc<Semaphore>,
+    /// Those that are told why they are closed. Further ones are closed without a word.
     closing: Arc<Semaphore>,
     /// For strangers and those whose place was taken, until they are gone.
     room: Arc<Semaphore>,
@@ -52,8 +47,8 @@ impl Places {
         Arc::new(Self {
             known: Arc::new(Semaphore::new(known)),
             readers: Arc::new(Semaphore::new(known.div_ceil(2))),
-            closing: Arc::new(Semaphore::new(MAX_CLOSING)),
-            room: Arc::new(Semaphore::new(limits.strangers + 2 + MAX_CLOSING + MAX_EVICTED)),
+            closing: Arc::new(Semaphore::new(limits.closing())),
+            room: Arc::new(Semaphore::new(limits.room_for_strangers())),
             strangers: Mutex::default(),
             limits: limits.clone(),
         })
