@@ -19,6 +19,8 @@ mod metadata;
 mod open_error;
 pub mod sql;
 pub mod tasks;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod trial;
 pub mod wakes;
 

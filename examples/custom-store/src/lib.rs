@@ -35,6 +35,7 @@ use leasehold_store::{
 #[derive(Clone)]
 pub struct MapStore {
     name: String,
+    clock: Clock,
     state: Arc<Mutex<State>>,
 }
 
@@ -48,7 +49,13 @@ impl MapStore {
     /// A store without locks. Messages name it so.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), state: Arc::default() }
+        Self::with_clock(name, Clock::System)
+    }
+
+    /// The same by another clock than this machine's: a test moves it.
+    #[must_use]
+    pub fn with_clock(name: &str, clock: Clock) -> Self {
+        Self { name: name.to_owned(), clock, state: Arc::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -62,7 +69,7 @@ impl MapStore {
             let State { tables, inboxes } = &mut *state;
             let is_reachable = &mut |client| is_there(inboxes, client);
             // Read after the wait for the mutex: commands run in the order of their times.
-            let context = CommandContext { now: Clock::System.embedded(), is_reachable, pushes: &mut pushes };
+            let context = CommandContext { now: self.clock.embedded(), is_reachable, pushes: &mut pushes };
             // A table without rows stays, because it has the last token.
             let table = tables.entry(resource.clone()).or_default();
             let answer = apply(table, context, command).unwrap_or_else(|never: Infallible| match never {});
