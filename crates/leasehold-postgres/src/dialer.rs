@@ -115,7 +115,7 @@ impl Dialer {
         }
         let messages: Vec<_> = refused.iter().map(|error| error.message.clone()).collect();
         let last = refused.pop().unwrap_or_else(|| error::damaged("an address without hosts"));
-        Err(StoreError { message: messages.join("; "), ..last })
+        Err(last.saying(messages.join("; ")))
     }
 
     async fn connect_to_any(

@@ -43,7 +43,7 @@ pub(super) const IDLE_TIMEOUT_MS: u32 = 1_000;
 
 /// Long intervals, because re-checks cost the server work and notifications are seldom lost.
 pub(super) const POLL_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(10), entry_ttl: Duration::from_secs(80) };
+    PollIntervals::new(Duration::from_secs(10), Duration::from_secs(80));
 
 /// The pause between two looks for mail after an attempt was queued, and after mail has come. It grows by half each time.
 pub(super) const MAIL_PAUSE: Duration = Duration::from_millis(10);

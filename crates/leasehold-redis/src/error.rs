@@ -105,7 +105,8 @@ impl AddressState {
     /// The error of a failed connection attempt.
     pub(crate) fn store_error(self, error: &RedisError) -> StoreError {
         let known = store_error(error);
-        StoreError { message: self.explain(error), failure: known.failure.before_sending(), ..known }
+        let failure = known.failure.before_sending();
+        known.known_as(failure).saying(self.explain(error))
     }
 
     pub(super) fn explain(self, error: &RedisError) -> String {
@@ -164,7 +165,11 @@ fn io_error(error: &RedisError) -> Option<&std::io::Error> {
 
 /// A connection was lost with a command in flight, for the reason that the driver gave, if any.
 pub(super) fn lost(cause: Option<Cause>) -> StoreError {
-    StoreError { cause, ..StoreError::new(Failure::Unknown, "the connection was lost") }
+    let lost = StoreError::new(Failure::Unknown, "the connection was lost");
+    match cause {
+        Some(cause) => lost.caused_by(cause),
+        None => lost,
+    }
 }
 
 /// The error of a command, with what is known about its effect and its prospects.

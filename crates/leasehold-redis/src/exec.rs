@@ -148,7 +148,7 @@ pub(super) async fn with_reason(
     let reason =
         Box::pin(async move { rights::explain_refusal(connection, place, &key, &channel).await }).await;
     let message = reason.unwrap_or_else(|| error.message.clone());
-    Err(CallError::Denied(StoreError { message, ..error }))
+    Err(CallError::Denied(error.saying(message)))
 }
 
 /// What commands have in common that can share a script call.

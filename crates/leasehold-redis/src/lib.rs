@@ -128,7 +128,7 @@ pub async fn diagnose_voters(voters: &[(&str, &Redis)], abstains_for: Option<Dur
 
 /// What sets a Redis store apart, whether it is open or not.
 pub const fn capabilities() -> Capabilities {
-    Capabilities { has_replicas: true, has_foreign_keys: true, ..Capabilities::new(POLL_INTERVALS) }
+    Capabilities::new(POLL_INTERVALS).with_replicas().with_foreign_keys(true)
 }
 
 impl Store for Redis {

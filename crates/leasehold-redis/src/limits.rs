@@ -26,7 +26,7 @@ pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Long intervals, because re-checks cost the server work and pushes are seldom lost.
 pub(super) const POLL_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(25), entry_ttl: Duration::from_secs(80) };
+    PollIntervals::new(Duration::from_secs(25), Duration::from_secs(80));
 
 /// Interval at which a client moves the expiry of its record.
 pub(super) const RECORD_REFRESH: Duration = Duration::from_secs(180);

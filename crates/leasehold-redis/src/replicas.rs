@@ -132,8 +132,8 @@ fn counted(
 /// so the lease is released. After a lost connection it may be repeated.
 fn after_grant(error: CallError) -> CallError {
     match error {
-        CallError::Failed(error) => CallError::Failed(StoreError { failure: Failure::NotDurable, ..error }),
-        CallError::Denied(error) => CallError::Denied(StoreError { failure: Failure::NotDurable, ..error }),
+        CallError::Failed(error) => CallError::Failed(error.known_as(Failure::NotDurable)),
+        CallError::Denied(error) => CallError::Denied(error.known_as(Failure::NotDurable)),
         CallError::ReadOnly(_) | CallError::TryAgain(_) | CallError::Moved(_) | CallError::Ask(_) => {
             let what = "the server refused to confirm the lease: it is not the master of the lock any more";
             CallError::Failed(StoreError::new(Failure::NotDurable, what))

@@ -66,7 +66,7 @@ pub(super) fn require_subscription(answer: &mut Result<Answer, CallError>, error
             Failure::Permanent(_) => Failure::Permanent(Effect::Possible),
             _ => Failure::Unknown,
         };
-        *answer = Err(CallError::Failed(StoreError { failure, ..error }));
+        *answer = Err(CallError::Failed(error.known_as(failure)));
     } else if matches!(good.reply, Reply::Queued(_)) {
         *answer = Err(CallError::NotSubscribed(Box::new(good.clone())));
     }

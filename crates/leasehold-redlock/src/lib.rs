@@ -381,13 +381,7 @@ impl Redlock {
 
 /// What sets a quorum apart, whether it is open or not.
 pub const fn capabilities(max_ttl: Option<Duration>) -> Capabilities {
-    Capabilities {
-        // Two permits over three nodes could have three holders. The same holds for readers, and for tasks of one owner.
-        is_exclusive_only: true,
-        needs_admission_queue: true,
-        max_ttl,
-        ..Capabilities::new(POLL_INTERVALS)
-    }
+    Capabilities::new(POLL_INTERVALS).of_a_quorum(max_ttl)
 }
 
 impl Store for Redlock {

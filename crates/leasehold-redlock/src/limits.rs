@@ -40,4 +40,4 @@ pub(super) const SHARDS: u64 = 64;
 
 /// For the admission queue. The head re-checks at this interval, the other waiters when the node requests it.
 pub(super) const POLL_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(5), entry_ttl: Duration::from_secs(80) };
+    PollIntervals::new(Duration::from_secs(5), Duration::from_secs(80));

@@ -62,6 +62,7 @@ pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// How often waiters poll a store, and how long it keeps their queue entries.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct PollIntervals {
     /// Time between re-checks of the head of a queue without a push: its max delay after a lost push.
     pub repoll_interval: Duration,
@@ -69,13 +70,21 @@ pub struct PollIntervals {
     pub entry_ttl: Duration,
 }
 
+impl PollIntervals {
+    /// `entry_ttl` is several times `repoll_interval`.
+    pub const fn new(repoll_interval: Duration, entry_ttl: Duration) -> Self {
+        Self { repoll_interval, entry_ttl }
+    }
+}
+
 /// A re-check costs an embedded store microseconds. The head re-checks before a claim window ends, so that it keeps its place if
 /// a push is lost. The other waiters re-check less often, because there may be thousands of them.
 pub const EMBEDDED_POLL_INTERVALS: PollIntervals =
-    PollIntervals { repoll_interval: Duration::from_secs(2), entry_ttl: Duration::from_secs(80) };
+    PollIntervals::new(Duration::from_secs(2), Duration::from_secs(80));
 
 /// What sets a store apart from the others.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// How often its waiters poll.
     pub poll_intervals: PollIntervals,
@@ -102,6 +111,25 @@ impl Capabilities {
             max_ttl: None,
             has_foreign_keys: false,
         }
+    }
+
+    /// The same store, which can wait for replicas.
+    #[must_use]
+    pub const fn with_replicas(self) -> Self {
+        Self { has_replicas: true, ..self }
+    }
+
+    /// The same store, which may have keys of other libraries.
+    #[must_use]
+    pub const fn with_foreign_keys(self, has_foreign_keys: bool) -> Self {
+        Self { has_foreign_keys, ..self }
+    }
+
+    /// The same store as a quorum: two permits over three nodes could have three holders, and the same holds for readers and for tasks
+    /// of one owner.
+    #[must_use]
+    pub const fn of_a_quorum(self, max_ttl: Option<Duration>) -> Self {
+        Self { is_exclusive_only: true, needs_admission_queue: true, max_ttl, ..self }
     }
 
     /// Whether the store supports this kind of lock, with or without a named owner.

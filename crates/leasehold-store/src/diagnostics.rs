@@ -202,6 +202,7 @@ macro_rules! checks {
     ($($check:ident => $id:literal,)*) => {
         /// The checks of a store, the most severe first: no lock can be acquired; two holders are possible; the rest.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
         #[allow(missing_docs, reason = "the ids say what they are")]
         pub enum Check { $($check),* }
 

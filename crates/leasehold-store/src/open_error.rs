@@ -22,6 +22,7 @@ pub enum OpenErrorKind {
 
 /// A store can't be opened. The message names the store and what to do, and contains no password.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct OpenError {
     /// What can be done about it.
     pub kind: OpenErrorKind,

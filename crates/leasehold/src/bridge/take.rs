@@ -279,7 +279,7 @@ fn explain(error: ForeignError) -> StoreError {
     match error {
         ForeignError::OtherType(error) => {
             let message = format!("{OTHER_TYPE}: it is no lock of this library");
-            StoreError { failure: Failure::Unknown, message, ..error }
+            error.known_as(Failure::Unknown).saying(message)
         }
         error => error.into(),
     }

@@ -102,7 +102,7 @@ impl Lock {
                     None => self.handle.unavailable(resource, what),
                     Some(error) => {
                         let message = format!("{what}: {}", error.message);
-                        self.handle.store_error(resource, &StoreError { message, ..error.clone() })
+                        self.handle.store_error(resource, &error.clone().saying(message))
                     }
                 }
             }
