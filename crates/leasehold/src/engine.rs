@@ -3,20 +3,18 @@
 //! The engine knows resources, commands and leases. It knows no kinds of lock and no addresses. It reaches the clock through
 //! [`leasehold_store::clock::Clock`], the timer through [`driver`], and the store through `store::Store`.
 
+mod companions;
 pub(crate) mod driver;
 mod due;
 mod entries;
 mod entry;
 mod leases;
-#[cfg(feature = "redis")]
-mod legs;
 mod local_queue;
 mod log_event;
 mod number_map;
 mod outbox;
 mod releasing;
 mod request;
-mod second_leg;
 mod session;
 mod sleep;
 mod table;
@@ -24,6 +22,7 @@ mod table;
 mod tests;
 mod threads;
 mod timer;
+mod trust_limit;
 mod waiting;
 mod watch;
 

@@ -53,7 +53,6 @@ pub struct Guard {
     /// The attempt waited before it reached the store.
     was_admitted: bool,
     /// The lock of another library that the lease is bridged to.
-    #[cfg(feature = "redis")]
     leg: Option<Arc<crate::bridge::Leg>>,
 }
 
@@ -75,7 +74,6 @@ impl Guard {
             hold: Hold::none(),
             span: Span::none(),
             was_admitted: false,
-            #[cfg(feature = "redis")]
             leg: None,
         }
     }
@@ -171,7 +169,6 @@ impl Guard {
             let what = format!("a minimum hold is at most {longest:?}, not {min_hold:?}");
             return Err(self.handle.error(ErrorKind::Invalid, &self.resource, what));
         }
-        #[cfg(feature = "redis")]
         if self.leg.is_some() && !min_hold.is_zero() {
             return Err(self.handle.error(ErrorKind::Invalid, &self.resource, crate::bridge::NO_MIN_HOLD));
         }
@@ -207,7 +204,6 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn token(&self) -> Token {
-        #[cfg(feature = "redis")]
         if let Some(token) = self.leg.as_ref().and_then(|leg| leg.token()) {
             return token;
         }

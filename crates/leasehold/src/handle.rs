@@ -57,7 +57,6 @@ pub(crate) struct Handle {
     keeps_client: bool,
     pub(crate) telemetry: ClientTelemetry,
     /// From the first lock that is bridged.
-    #[cfg(feature = "redis")]
     bridges: std::sync::OnceLock<crate::bridge::Bridges>,
 }
 
@@ -91,13 +90,11 @@ impl Handle {
             encoded_metadata,
             keeps_client,
             telemetry,
-            #[cfg(feature = "redis")]
             bridges: std::sync::OnceLock::new(),
         }
     }
 
     /// The client's bridges to locks of other libraries, of which this is one.
-    #[cfg(feature = "redis")]
     pub(crate) fn bridges(
         &self,
         foreign: &crate::bridge::Foreign,

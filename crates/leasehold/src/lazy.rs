@@ -102,7 +102,6 @@ impl Store for Lazy {
         self.opened()?.acquire_all(attempts)
     }
 
-    #[cfg(feature = "redis")]
     fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn leasehold_store::ForeignKeys>, StoreError> {
         match self.opened() {
             Some(store) => store.foreign_keys(servers),

@@ -86,7 +86,6 @@
 mod barrier_rounds;
 #[cfg(feature = "blocking")]
 pub mod blocking;
-#[cfg(feature = "redis")]
 pub mod bridge;
 mod builder;
 mod client;

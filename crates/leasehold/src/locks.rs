@@ -8,7 +8,6 @@ mod acquire_all;
 mod admission;
 pub(crate) mod attempt;
 pub(crate) mod barrier;
-#[cfg(feature = "redis")]
 mod bridged;
 pub(crate) mod election;
 pub(crate) mod latch;

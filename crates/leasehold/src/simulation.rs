@@ -6,7 +6,6 @@
 //! measurements of what the engine itself costs.
 
 mod answer;
-#[cfg(feature = "redis")]
 mod foreign;
 #[cfg(feature = "redlock")]
 mod host;
@@ -18,7 +17,6 @@ use std::time::Duration;
 
 mod instant;
 
-#[cfg(feature = "redis")]
 use leasehold_core::Failure;
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
 #[cfg(feature = "redlock")]
@@ -32,7 +30,6 @@ pub use leasehold_store::clock::simulated::{ThreadClock, set_clock};
 use leasehold_store::{
     Batch, BoxFuture, CallResult, Capabilities, HolderMetadata, Inbox as _, PollIntervals, Store, StoreError,
 };
-#[cfg(feature = "redis")]
 use leasehold_store::{ForeignKeys, Watchers};
 
 use crate::client::Client;
@@ -43,9 +40,7 @@ use crate::handle::{ClientOptions, Handle};
 use crate::telemetry::ClientTelemetry;
 use answer::call_result;
 pub use answer::{Answered, CallFailed, Pending};
-#[cfg(feature = "redis")]
 use foreign::SimulatedKeys;
-#[cfg(feature = "redis")]
 pub use foreign::{KeyAnswer, KeyAnswered, KeyCommand, KeyHost};
 #[cfg(feature = "redlock")]
 pub use host::{QuorumHost, QuorumOptions};
@@ -74,7 +69,6 @@ pub trait Transport: Send + Sync {
     fn poll_intervals(&self) -> (Duration, Duration);
 
     /// What bridges stand on; none if the server has no keys of other libraries.
-    #[cfg(feature = "redis")]
     fn key_host(&self) -> Option<Arc<dyn KeyHost>> {
         None
     }
@@ -85,7 +79,6 @@ pub trait Transport: Send + Sync {
 pub struct SimulatedInbox {
     session: Arc<Session>,
     /// Who waits for changes of keys of other libraries.
-    #[cfg(feature = "redis")]
     watchers: Arc<Watchers>,
 }
 
@@ -107,13 +100,11 @@ impl SimulatedInbox {
     }
 
     /// The server reports that this key of another library has changed.
-    #[cfg(feature = "redis")]
     pub fn key_changed(&self, key: &str) {
         self.watchers.notify(key);
     }
 
     /// Changes of keys of another library may have been missed.
-    #[cfg(feature = "redis")]
     pub fn keys_missed(&self) {
         self.watchers.notify_all();
     }
@@ -182,14 +173,9 @@ pub fn client(
 ) -> (Client, SimulatedInbox, Pin<Box<dyn Future<Output = ()>>>) {
     let session =
         Arc::new(Session::new(id, secret_key(id), Clock::System, ClientTelemetry::new("simulated:")));
-    let inbox = SimulatedInbox {
-        session: session.clone(),
-        #[cfg(feature = "redis")]
-        watchers: Arc::default(),
-    };
+    let inbox = SimulatedInbox { session: session.clone(), watchers: Arc::default() };
     let store = Arc::new(SimulatedStore {
         transport: transport.clone(),
-        #[cfg(feature = "redis")]
         keys: transport.key_host().map(|host| {
             let keys: Arc<dyn ForeignKeys> =
                 Arc::new(SimulatedKeys { host, watchers: inbox.watchers.clone() });
@@ -270,17 +256,14 @@ impl<S: Fn(LocalTime) -> Pending<()>> DriverTimer for SimulatedTimer<S> {
 
 struct SimulatedStore {
     transport: Arc<dyn Transport>,
-    #[cfg(feature = "redis")]
     keys: Option<Arc<dyn ForeignKeys>>,
 }
 
 impl Store for SimulatedStore {
     fn capabilities(&self) -> Capabilities {
         let (repoll_interval, entry_ttl) = self.transport.poll_intervals();
-        let capabilities = Capabilities::new(PollIntervals { repoll_interval, entry_ttl });
-        #[cfg(feature = "redis")]
-        let capabilities = Capabilities { has_foreign_keys: self.keys.is_some(), ..capabilities };
-        Capabilities { has_replicas: true, ..capabilities }
+        let intervals = PollIntervals::new(repoll_interval, entry_ttl);
+        Capabilities::new(intervals).with_replicas().with_foreign_keys(self.keys.is_some())
     }
 
     fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
@@ -298,7 +281,6 @@ impl Store for SimulatedStore {
         Some(Box::pin(async move { answered.await.into_iter().map(call_result).collect() }))
     }
 
-    #[cfg(feature = "redis")]
     fn foreign_keys(&self, _servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         let missing = || StoreError::new(Failure::NotSent, "the simulated server has no such keys");
         self.keys.clone().ok_or_else(missing)

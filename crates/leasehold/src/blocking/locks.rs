@@ -55,7 +55,6 @@ macro_rules! lease_settings {
 /// The bridge to the lock of another library.
 macro_rules! bridge {
     ($kind:ident) => {
-        #[cfg(feature = "redis")]
         impl $kind {
             #[doc = concat!("As [`crate::", stringify!($kind), "::bridge`].")]
             #[must_use]

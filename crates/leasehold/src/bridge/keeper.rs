@@ -63,9 +63,9 @@ impl Bridges {
         let (session, keys, turns) = (self.session.clone(), self.keys(foreign)?, self.turns.clone());
         let holders = Holders::new(foreign.clone(), u128::from_be_bytes(keys.random()?));
         let leg = Arc::new(Leg::new(session, keys, turns, holders, lease, foreign.limit_ttl(ttl)));
-        self.session.begin_leg();
+        self.session.begin_companion();
         if self.legs.send(leg.clone()).is_err() {
-            self.session.end_leg(true);
+            self.session.end_companion(true);
             let what = "the client's thread has ended";
             return Err(StoreError::new(leasehold_core::Failure::NotSent, what));
         }

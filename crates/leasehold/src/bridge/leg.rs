@@ -152,7 +152,7 @@ impl Leg {
             state.is_ending
         };
         if !is_ending {
-            self.session.trust_bridge(self.own.sequence, trusted_until, self.session.now());
+            self.session.limit_trust(self.own.sequence, trusted_until, self.session.now());
         }
         self.changed.notify_one();
     }
@@ -161,7 +161,7 @@ impl Leg {
     pub(crate) async fn renew(&self) -> Result<bool, StoreError> {
         let renewed = self.try_to_renew().await;
         if let Err(error) = &renewed {
-            self.session.fail_bridge(self.own.sequence, error);
+            self.session.fail_companion(self.own.sequence, error);
         }
         renewed
     }
@@ -199,7 +199,7 @@ impl Leg {
             tracing::warn!(foreign = %self.foreign, why, "the lock of the other library was lost");
         }
         self.state().trusted_until = LocalTime::default();
-        self.session.lose_bridge(self.own.sequence, self.session.now());
+        self.session.lose_companion(self.own.sequence, self.session.now());
         Ok(false)
     }
 
@@ -213,7 +213,7 @@ impl Leg {
             state.was_trusted = now < state.trusted_until;
         }
         // From now on its expiry is no loss: an answer may take longer.
-        self.session.release_bridge(self.own.sequence, now);
+        self.session.lift_trust_limit(self.own.sequence, now);
         self.changed.notify_one();
         let ended = end.wait_for(Option::is_some).await;
         ended.ok().and_then(|end| *end).unwrap_or(LegEnd::Unconfirmed)
@@ -393,7 +393,7 @@ impl Drop for EndGuard<'_> {
         let state = self.0.state();
         let is_confirmed = state.is_given_back || state.taken_at.is_none();
         drop(state);
-        self.0.session.end_leg(is_confirmed);
+        self.0.session.end_companion(is_confirmed);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+#[cfg(feature = "redis")]
 use leasehold_redis::RedisUrl;
 
 use crate::error::{Error, invalid};
@@ -17,6 +18,12 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
+    #[cfg(not(feature = "redis"))]
+    pub(super) fn parse<U: AsRef<str>>(_urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
+        Err(invalid("a bridge to a lock on several servers needs the feature `redis` of leasehold"))
+    }
+
+    #[cfg(feature = "redis")]
     pub(super) fn parse<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
         let urls: Vec<String> = urls.into_iter().map(|url| url.as_ref().to_owned()).collect();
         let mut servers: Vec<RedisUrl> = Vec::new();

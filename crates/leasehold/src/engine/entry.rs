@@ -1,12 +1,12 @@
 //! One row of the table: an attempt, then its lease, then its release.
 
-mod bridge;
 mod detach;
 mod holder;
 mod late;
 mod state;
 #[cfg(test)]
 mod tests;
+mod trust_limit;
 
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -20,7 +20,7 @@ use leasehold_store::{CallResult, StoreError};
 
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOf, ReleaseOutcome, Releasing};
-use super::second_leg::SecondLeg;
+use super::trust_limit::TrustLimit;
 
 /// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
@@ -65,8 +65,8 @@ pub(super) struct Entry {
     pub(super) last_error: Option<StoreError>,
     /// Why the lease's last renewal failed; none if it succeeded.
     pub(super) renewal_error: Option<StoreError>,
-    /// The same of the second leg.
-    pub(super) leg_error: Option<StoreError>,
+    /// The same of its companion.
+    pub(super) companion_error: Option<StoreError>,
     /// A future or a guard refers to this entry.
     pub(super) is_referenced: bool,
     /// The session counts it among the entries that the store may keep something for.
@@ -96,8 +96,8 @@ pub(super) struct Entry {
     pub(super) timer: Option<LocalTime>,
     /// The tasks that wait for this entry, by the key of their watch.
     pub(super) wakers: Vec<(u64, Waker)>,
-    /// Of a lease that is bridged to the lock of another library.
-    second_leg: SecondLeg,
+    /// Of a lease with a companion.
+    trust_limit: TrustLimit,
 }
 
 enum Stage {
@@ -135,7 +135,7 @@ impl Entry {
             outcome: None,
             last_error: None,
             renewal_error: None,
-            leg_error: None,
+            companion_error: None,
             is_referenced: true,
             is_unsettled: true,
             is_changed: false,
@@ -151,7 +151,7 @@ impl Entry {
             log_events: Vec::new(),
             timer: None,
             wakers: Vec::new(),
-            second_leg: SecondLeg::Absent,
+            trust_limit: TrustLimit::Unlimited,
         }
     }
 
@@ -194,7 +194,7 @@ impl Entry {
         match &self.stage {
             Stage::Attempt(machine) => machine.poll_timeout(),
             Stage::Lease { machine, .. } => {
-                let times = [machine.poll_timeout(), self.second_leg.expiry(), self.late_release_at];
+                let times = [machine.poll_timeout(), self.trust_limit.expiry(), self.late_release_at];
                 times.into_iter().flatten().min()
             }
             Stage::Releasing(releasing) => Some(releasing.poll_timeout()),
@@ -383,7 +383,7 @@ impl Entry {
     /// Advances the entry to the given time. Returns whether waiting tasks must be woken.
     pub(super) fn advance(&mut self, now: LocalTime) -> bool {
         self.end_attempt(now);
-        self.expire_bridge(now);
+        self.expire_trust(now);
         match &mut self.stage {
             Stage::Releasing(releasing) if releasing.has_expired(now) => {
                 self.end(ReleaseOutcome::Unconfirmed);
@@ -394,7 +394,7 @@ impl Entry {
                     LeaseState::Lost(loss) => Some(loss),
                     LeaseState::Held | LeaseState::Uncertain => None,
                 };
-                if let Some(loss) = own.or(self.second_leg.loss(now))
+                if let Some(loss) = own.or(self.trust_limit.loss(now))
                     && !self.is_loss_logged
                     && !self.is_replacing
                 {

@@ -199,11 +199,11 @@ impl Session {
         })?
     }
 
-    /// Why the last renewal of this entry's lease failed, or of its second leg; none if it succeeded.
+    /// Why the last renewal of this entry's lease failed, or of its companion; none if it succeeded.
     pub(crate) fn renewal_error(&self, sequence: u64) -> Option<StoreError> {
         let table = self.table();
         let entry = table.entries.get(&sequence)?;
-        entry.renewal_error.as_ref().or(entry.leg_error.as_ref()).cloned()
+        entry.renewal_error.as_ref().or(entry.companion_error.as_ref()).cloned()
     }
 
     /// Why the lease of this entry was not renewed before this loss; none if that is not its cause.
@@ -338,7 +338,7 @@ impl Session {
         }
         if table.is_driver_gone {
             // It panicked. What it has not released expires by itself.
-            return Poll::Ready(table.unconfirmed + (table.unsettled + table.open_legs) as u64);
+            return Poll::Ready(table.unconfirmed + (table.unsettled + table.companions) as u64);
         }
         table.register_close_waker(context);
         Poll::Pending

@@ -32,8 +32,8 @@ pub(super) struct Table {
     pub(super) driver_wakes_at: LocalTime,
     /// How many entries the store may still keep something for.
     pub(super) unsettled: usize,
-    /// Legs of bridged leases that have not ended.
-    pub(super) open_legs: usize,
+    /// Companions of leases that have not ended.
+    pub(super) companions: usize,
     /// The store still releases something by itself.
     pub(super) is_settling: bool,
     /// How many releases the store has not confirmed, since the client was closed.
@@ -67,7 +67,7 @@ impl Table {
             sleepers: BTreeMap::new(),
             driver_wakes_at: LocalTime::NEVER,
             unsettled: 0,
-            open_legs: 0,
+            companions: 0,
             is_settling: false,
             unconfirmed: 0,
             close_wakers: Vec::new(),
@@ -177,7 +177,7 @@ impl Table {
 
     /// Whether the store keeps nothing for this client.
     pub(super) fn is_settled(&self) -> bool {
-        self.unsettled == 0 && self.open_legs == 0 && !self.is_settling
+        self.unsettled == 0 && self.companions == 0 && !self.is_settling
     }
 
     pub(super) fn check_settled(&mut self, effects: &mut Effects) {

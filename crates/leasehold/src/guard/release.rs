@@ -75,10 +75,7 @@ impl Guard {
     }
 
     async fn release_in(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {
-        #[cfg(feature = "redis")]
         let leg = self.release_leg(deadline).await;
-        #[cfg(not(feature = "redis"))]
-        let leg = Ok(());
         let own = self.release_own(span, deadline).await;
         // A lock that was lost does not become an unknown one.
         if leg.as_ref().is_err_and(Error::is_lost) { leg } else { own.and(leg) }
@@ -171,7 +168,6 @@ impl Drop for Guard {
         if self.is_over || self.try_hand_off() {
             return;
         }
-        #[cfg(feature = "redis")]
         if let Some(leg) = self.leg.take() {
             let (handle, resource, sequence) = (self.handle.clone(), self.resource.clone(), self.sequence);
             let release = move || release_dropped(&handle.session, &*handle.store, &resource, sequence);

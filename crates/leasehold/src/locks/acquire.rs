@@ -58,7 +58,6 @@ impl Lock {
         replaces: Option<&Guard>,
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
-        #[cfg(feature = "redis")]
         if let Some(foreign) = &self.bridge {
             return Box::pin(self.acquire_bridged(resource, foreign, weight, wait)).await;
         }

@@ -72,7 +72,6 @@ impl Election {
     /// let leadership = scheduler.campaign().await?;
     /// # Ok(()) });
     /// ```
-    #[cfg(feature = "redis")]
     #[must_use]
     pub fn bridge(mut self, foreign: crate::bridge::Foreign) -> Self {
         self.0.set_bridge(foreign);

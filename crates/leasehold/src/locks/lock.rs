@@ -38,7 +38,6 @@ pub(crate) struct Lock {
     pub(crate) metadata: Arc<str>,
     label_bytes: usize,
     /// The lock of another library that is taken with this one.
-    #[cfg(feature = "redis")]
     pub(crate) bridge: Option<Arc<crate::bridge::Foreign>>,
     pub(crate) telemetry: LockTelemetry,
 }
@@ -95,7 +94,6 @@ impl Lock {
             hand_off: None,
             metadata,
             label_bytes: 0,
-            #[cfg(feature = "redis")]
             bridge: None,
             telemetry,
         }
@@ -146,7 +144,6 @@ impl Lock {
         if let Some(loss) = held.loss() {
             return Err(held.lost_error(loss));
         }
-        #[cfg(feature = "redis")]
         self.check_exchange(self.checked_resource()?)?;
         let session = &self.handle.session;
         session.set_replacing(held.sequence(), true, session.now());
@@ -238,7 +235,6 @@ impl Lock {
             let what = "this store has no replicas to wait for";
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
-        #[cfg(feature = "redis")]
         self.check_bridge(resource, weight)?;
         if self.min_hold > MAX_TTL {
             return invalid(format!("a minimum hold is at most 30 days, not {:?}", self.min_hold));

@@ -113,7 +113,6 @@ impl Mutex {
     /// let guard = jobs.lock().await?;
     /// # Ok(()) });
     /// ```
-    #[cfg(feature = "redis")]
     #[must_use]
     pub fn bridge(mut self, foreign: crate::bridge::Foreign) -> Self {
         self.0.set_bridge(foreign);

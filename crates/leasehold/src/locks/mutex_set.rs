@@ -153,7 +153,6 @@ impl MutexSet {
 
     pub(super) async fn acquire(&self, wait: WaitMode) -> Result<Option<SetGuard>, Error> {
         let order = self.in_order()?;
-        #[cfg(feature = "redis")]
         if order.iter().any(|mutex| mutex.0.bridge.is_some()) {
             return Box::pin(self.acquire_bridged(wait)).await;
         }

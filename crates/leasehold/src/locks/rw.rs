@@ -70,7 +70,6 @@ impl RwLock {
     /// let guard = prices.read().await?;
     /// # Ok(()) });
     /// ```
-    #[cfg(feature = "redis")]
     #[must_use]
     pub fn bridge(mut self, foreign: crate::bridge::Foreign) -> Self {
         self.0.set_bridge(foreign);

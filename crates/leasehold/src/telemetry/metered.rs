@@ -145,7 +145,6 @@ impl Store for Metered {
         }))
     }
 
-    #[cfg(feature = "redis")]
     fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn leasehold_store::ForeignKeys>, StoreError> {
         self.store.foreign_keys(servers)
     }

@@ -40,11 +40,11 @@ impl Entry {
         self.last_error.as_ref().filter(|error| is_retried && error.failure.is_refusal())
     }
 
-    /// Why the lease, or its second leg, was not renewed before this loss; none if that is not its cause.
+    /// Why the lease, or its companion, was not renewed before this loss; none if that is not its cause.
     pub(in crate::engine) fn loss_reason(&self, loss: Loss) -> Option<&StoreError> {
         match loss {
             Loss::Expired => self.renewal_error.as_ref(),
-            Loss::Bridge => self.leg_error.as_ref(),
+            Loss::Bridge => self.companion_error.as_ref(),
             _ => None,
         }
     }
@@ -59,9 +59,9 @@ impl Entry {
         let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
         match machine.state(now) {
             LeaseState::Lost(loss) => Err(loss),
-            LeaseState::Held | LeaseState::Uncertain => match self.second_leg.loss(now) {
+            LeaseState::Held | LeaseState::Uncertain => match self.trust_limit.loss(now) {
                 Some(loss) => Err(loss),
-                None => Ok(machine.remaining(now).min(self.second_leg.deadline().since(now))),
+                None => Ok(machine.remaining(now).min(self.trust_limit.deadline().since(now))),
             },
         }
     }

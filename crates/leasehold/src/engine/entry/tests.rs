@@ -541,30 +541,30 @@ fn lease_with_a_bridge_lasts_as_long_as_both_locks() {
     let mut entry = held();
     let alone = entry.remaining(at(1)).unwrap();
     let wakes_at = entry.poll_timeout().unwrap();
-    entry.trust_bridge(at(2), at(1));
+    entry.limit_trust(at(2), at(1));
     assert!(entry.advance(at(1)), "who waits for the bridge is woken");
     assert_eq!(entry.remaining(at(1)), Ok(Duration::from_secs(1)));
     assert_eq!(entry.poll_timeout(), Some(at(2)));
     // Renewed, then released.
-    entry.trust_bridge(at(20), at(1));
+    entry.limit_trust(at(20), at(1));
     assert_eq!(entry.remaining(at(1)), Ok(alone));
-    entry.release_bridge(at(1));
+    entry.lift_trust_limit(at(1));
     assert_eq!((entry.remaining(at(1)), entry.poll_timeout()), (Ok(alone), Some(wakes_at)));
     // Expired: what comes then is too late.
-    entry.trust_bridge(at(2), at(1));
+    entry.limit_trust(at(2), at(1));
     assert!(entry.advance(at(1)));
     assert!(entry.advance(at(2)));
     assert_eq!(logged(&mut entry), ["lost"]);
-    entry.trust_bridge(at(5), at(2));
-    entry.release_bridge(at(2));
+    entry.limit_trust(at(5), at(2));
+    entry.lift_trust_limit(at(2));
     assert_eq!(entry.remaining(at(2)), Err(Loss::Bridge));
     // A confirmation that overtakes the timer is too late, too.
     let mut late = held();
-    late.trust_bridge(at(2), at(1));
-    late.trust_bridge(at(5), at(3));
+    late.limit_trust(at(2), at(1));
+    late.limit_trust(at(5), at(3));
     assert_eq!(late.remaining(at(3)), Err(Loss::Bridge));
     let mut lost = held();
-    lost.lose_bridge();
+    lost.lose_companion();
     assert!(lost.advance(at(1)));
     assert_eq!(lost.remaining(at(1)), Err(Loss::Bridge));
 }

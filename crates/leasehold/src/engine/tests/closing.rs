@@ -70,7 +70,7 @@ fn close_after_the_driver_has_ended_reports_what_is_left() {
     let session = &scene.session;
     let_a_release_expire(&scene, true);
     let mut table = session.table();
-    (table.unconfirmed, table.unsettled, table.open_legs) = (10, 3, 2);
+    (table.unconfirmed, table.unsettled, table.companions) = (10, 3, 2);
     drop(table);
     let (count, waker) = task();
     assert!(poll_with(&waker, |context| session.poll_closed(context)).is_pending());
@@ -95,38 +95,36 @@ fn close_releases_leases_and_refuses_attempts() {
     assert!(session.begin(resource("b"), terms(), MinHold::default(), command, None, now).is_err());
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn client_ends_after_the_last_leg_of_a_bridge() {
     let scene = Scene::new();
     let session = &scene.session;
     let (count, waker) = task();
-    session.begin_leg();
-    session.begin_leg();
+    session.begin_companion();
+    session.begin_companion();
     session.close(scene.start);
     assert!(poll_with(&waker, |context| session.poll_closed(context)).is_pending());
-    session.end_leg(true);
+    session.end_companion(true);
     assert!(poll_with(&waker, |context| session.poll_closed(context)).is_pending());
     assert_eq!((count.take(), session.due(scene.start).is_over), (0, false));
     scene.driver.take();
-    session.end_leg(true);
+    session.end_companion(true);
     assert_eq!((count.take(), scene.driver.take()), (1, 1));
     assert_eq!(poll_with(&waker, |context| session.poll_closed(context)), Poll::Ready(0));
     assert!(session.due(scene.start).is_over);
 }
 
-#[cfg(feature = "redis")]
 #[test]
 fn leg_of_a_bridge_is_trusted_released_and_lost() {
     let scene = Scene::new();
     let (session, now) = (&scene.session, scene.start);
     let lease = scene.lease("a");
     let alone = session.remaining(lease, now).unwrap();
-    session.trust_bridge(lease, scene.after(2), now);
+    session.limit_trust(lease, scene.after(2), now);
     assert_eq!(session.remaining(lease, now), Ok(Duration::from_secs(2)));
-    session.release_bridge(lease, now);
+    session.lift_trust_limit(lease, now);
     assert_eq!(session.remaining(lease, now), Ok(alone));
-    session.lose_bridge(lease, now);
+    session.lose_companion(lease, now);
     assert_eq!(session.remaining(lease, now), Err(Loss::Bridge));
 }
 

@@ -1,0 +1,50 @@
+//! Companions of leases, such as the locks of other libraries: until when they are trusted, and that the client does not end before they
+//! have.
+
+use leasehold_core::LocalTime;
+use leasehold_store::StoreError;
+
+use super::entry::Entry;
+use super::session::Session;
+use super::table::Effects;
+
+impl Session {
+    /// A companion begins. The client's thread does not end before it has.
+    pub(crate) fn begin_companion(&self) {
+        self.table().companions += 1;
+    }
+
+    /// A companion has ended. `is_confirmed`: nothing of it is left.
+    pub(crate) fn end_companion(&self, is_confirmed: bool) {
+        let mut effects = Effects::default();
+        {
+            let mut table = self.table();
+            table.companions -= 1;
+            table.unconfirmed += u64::from(!is_confirmed);
+            table.check_settled(&mut effects);
+        }
+        self.apply_effects(effects);
+    }
+
+    /// The companion of this lease was confirmed until then.
+    pub(crate) fn limit_trust(&self, sequence: u64, until: LocalTime, now: LocalTime) {
+        self.step(sequence, now, |entry: &mut Entry| entry.limit_trust(until, now));
+    }
+
+    /// The companion of this lease was not renewed.
+    pub(crate) fn fail_companion(&self, sequence: u64, error: &StoreError) {
+        if let Some(entry) = self.table().entries.get_mut(&sequence) {
+            entry.companion_error = Some(error.clone());
+        }
+    }
+
+    /// The companion of this lease is about to be released. If it is not lost yet, it can't be lost any more by its expiry.
+    pub(crate) fn lift_trust_limit(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, |entry: &mut Entry| entry.lift_trust_limit(now));
+    }
+
+    /// The companion of this lease is lost.
+    pub(crate) fn lose_companion(&self, sequence: u64, now: LocalTime) {
+        self.step(sequence, now, Entry::lose_companion);
+    }
+}
