@@ -44,7 +44,7 @@ mod url;
 mod worker;
 
 use std::future::ready;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread;
 use std::time::Instant;
@@ -104,7 +104,17 @@ impl Sqlite {
         let mailbox = mailboxes.open(client, &path).map_err(no_inbox)?;
         let commands = AtomicU32::new(0);
         let path = path.clone();
-        let shared = Arc::new(Shared { path, files, is_durable, clock, client, inbox, mailboxes, commands });
+        let shared = Arc::new(Shared {
+            path,
+            files,
+            is_durable,
+            clock,
+            client,
+            inbox,
+            mailboxes,
+            schema_version: AtomicI64::new(-1),
+            commands,
+        });
         let worker = Worker::start(shared.clone(), mailbox)
             .map_err(|error| failed("no thread could be started", error))?;
         Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))

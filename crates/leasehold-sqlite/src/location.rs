@@ -16,6 +16,7 @@ use super::files;
 /// All clients must use one name, because the log and the clients' pipes are beside that name: links are followed, a relative
 /// path becomes absolute, and a file with a second name is refused.
 pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
+    refuse_links_of_others(path)?;
     touch(path)?;
     let found = fs::canonicalize(path).and_then(|whole| Ok((fs::metadata(&whole)?.nlink(), whole)));
     let path = match found {
@@ -33,9 +34,50 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
             return Err(OpenError::unavailable(what).with_source(error));
         }
     };
+    refuse_files_of_others(&path)?;
     refuse_network(&path)?;
     refuse_mounted_alone(&path)?;
     Ok(path)
+}
+
+fn is_trusted(user: u32) -> bool {
+    user == 0 || user == rustix::process::geteuid().as_raw()
+}
+
+/// A link that another user has put in the place of the file may lead to any empty file of this user, which would become a database.
+fn refuse_links_of_others(path: &Path) -> Result<(), OpenError> {
+    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.is_symlink() || is_trusted(found.uid()) {
+        return Ok(());
+    }
+    let what = format!(
+        "sqlite:{}: this is a link of another user (uid {}): name the file itself",
+        path.display(),
+        found.uid()
+    );
+    Err(OpenError::unavailable(what))
+}
+
+/// SQLite opens the files beside the database whatever they are: it waits for a writer of a pipe, and as root it gives a file to the owner
+/// of the database. Those of SQLite have the group's rights that the database has.
+fn refuse_files_of_others(path: &Path) -> Result<(), OpenError> {
+    const OF_GROUP: u32 = 0o060;
+    let Ok(database) = fs::metadata(path) else { return Ok(()) };
+    for suffix in ["-journal", "-wal", "-shm"] {
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(suffix);
+        let Ok(found) = fs::symlink_metadata(&beside) else { continue };
+        let lacks = rustix::process::geteuid().is_root() && database.mode() & !found.mode() & OF_GROUP != 0;
+        if !found.is_file() || lacks {
+            let what = format!(
+                "sqlite:{}: {} beside it is not SQLite's: find out who has put it there, and remove it",
+                path.display(),
+                Path::new(&beside).display()
+            );
+            return Err(OpenError::unavailable(what));
+        }
+    }
+    Ok(())
 }
 
 /// Lets only those read the file who may write it: a reader can keep a lock of the file, or of those beside it, which have its mode, and

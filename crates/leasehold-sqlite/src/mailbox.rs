@@ -16,7 +16,8 @@ use leasehold_core::{
     Acquisition, ClientId, Grant, GrantProof, HeadHint, Push, PushKind, StoreTime, TokenRange,
 };
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, fchmod, mknodat, openat, renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, DirEntry, FileType, Mode, OFlags, fchmod, fstat, mknodat, openat, renameat, statat,
+    unlinkat,
 };
 
 /// Max number of pipes without a reader that one sweep removes.
@@ -44,8 +45,11 @@ impl Mailboxes {
         match fs::DirBuilder::new().mode(mode | enter).create(&mailboxes.folder) {
             Ok(()) => {
                 let folder = mailboxes.enter()?;
-                share(&folder, database);
-                fchmod(&folder, Mode::from_raw_mode(mode | enter))?;
+                // Another user who may write beside the database could have put another folder in its place.
+                if is_new(&folder)? {
+                    share(&folder, database);
+                    fchmod(&folder, Mode::from_raw_mode(mode | enter))?;
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => drop(mailboxes.enter()?),
             Err(error) => return Err(error),
@@ -103,9 +107,10 @@ impl Mailboxes {
                 break;
             }
             let name = entry?.file_name().to_owned();
-            // What is no pipe is not leasehold's.
+            // What is no pipe with the name of a client is not leasehold's.
             let Ok(found) = statat(&folder, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
-            if FileType::from_raw_mode(found.st_mode) != FileType::Fifo {
+            let is_pipe = FileType::from_raw_mode(found.st_mode) == FileType::Fifo;
+            if !is_pipe || !is_of_client(name.to_bytes()) {
                 continue;
             }
             let is_dead = if name.to_bytes().starts_with(b".") {
@@ -124,6 +129,21 @@ impl Mailboxes {
         }
         Ok(())
     }
+}
+
+/// Whether the folder is one that this process has just made: its own, and empty.
+fn is_new(folder: &OwnedFd) -> io::Result<bool> {
+    let is_own = fstat(folder)?.st_uid == rustix::process::geteuid().as_raw();
+    let is_entry = |entry: rustix::io::Result<DirEntry>| {
+        entry.map_or(true, |entry| ![b".".as_slice(), b".."].contains(&entry.file_name().to_bytes()))
+    };
+    Ok(is_own && !Dir::read_from(folder)?.any(is_entry))
+}
+
+/// The id of a client, or a dot and that.
+fn is_of_client(name: &[u8]) -> bool {
+    let id = name.strip_prefix(b".").unwrap_or(name);
+    id.len() == 32 && id.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Opens a pipe without waiting. An error if it is something else, such as a link to a file that must not be written to.
@@ -464,6 +484,27 @@ mod tests {
         assert!(Mailboxes::beside(&path).is_err());
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 2);
         assert!([precious, hidden].iter().all(|file| fs::read_to_string(file).unwrap() == "text"));
+    }
+
+    /// Another user may exchange the folder right after it was made.
+    #[test]
+    fn only_an_own_empty_folder_is_new() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            openat(CWD, folder.path(), flags, Mode::empty()).unwrap()
+        };
+        assert!(is_new(&open()).unwrap());
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(folder.path(), Some(NOBODY), None).unwrap();
+            assert!(!is_new(&open()).unwrap());
+            std::os::unix::fs::chown(folder.path(), Some(0), None).unwrap();
+        }
+        fs::write(folder.path().join("letter"), "").unwrap();
+        assert!(!is_new(&open()).unwrap());
+        let id = ClientId::new(7).to_string();
+        assert!(is_of_client(id.as_bytes()) && is_of_client(format!(".{id}").as_bytes()));
+        assert!(!is_of_client(b"backup.fifo") && !is_of_client(b""));
     }
 
     /// A pipe that is exchanged between the look and the write raises no signal.

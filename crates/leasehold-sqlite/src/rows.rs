@@ -6,7 +6,7 @@ use leasehold_core::model::{Header, Lease, Rows, TOKEN_RETENTION, Waiter};
 use leasehold_core::{Acquisition, ClientId, Kind, Owner, Resource, StoreTime};
 use rusqlite::{Connection, OptionalExtension, Params, Result, Row, params};
 
-use columns::{Number, Time, key, read_lease, read_waiter};
+use columns::{LastToken, Number, Time, key, read_lease, read_waiter};
 
 /// First visit of a row that is inserted now.
 fn first_visit(wall: StoreTime) -> StoreTime {
@@ -114,7 +114,7 @@ impl Rows for SqliteRows<'_> {
             let header = Header {
                 capacity: row.get(1)?,
                 in_use: row.get(2)?,
-                last_token: row.get::<_, Number>(3)?.0,
+                last_token: row.get::<_, LastToken>(3)?.0,
                 next_place: row.get::<_, Number>(4)?.0,
                 head: row.get::<_, Number>(5)?.0,
                 leases: row.get(6)?,

@@ -204,24 +204,28 @@ fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
     }
 }
 
-/// Refuses a file to whose schema anything was added, or in which anything was replaced. Another person's constraint, index or generated
-/// column would run with each command.
 fn check_schema(connection: &Connection) -> Result<(), TransactionError> {
+    changed_by_others(connection)?.map_or(Ok(()), |what| Err(TransactionError::Foreign(what)))
+}
+
+/// Says what was added to the schema, or replaced: another person's constraint, index or generated column would run with each command.
+pub(super) fn changed_by_others(connection: &Connection) -> rusqlite::Result<Option<String>> {
     let own = Connection::open_in_memory()?;
     own.execute_batch(TABLES)?;
     let (own, found) = (schema_of(&own)?, schema_of(connection)?);
     let differing = found.symmetric_difference(&own).next();
-    differing.map_or(Ok(()), |(kind, name, ..)| {
-        Err(TransactionError::Foreign(format!(
+    Ok(differing.map(|(kind, name, ..)| {
+        format!(
             "the {kind} {name:?} in it is not as leasehold makes it, and its code would run here: undo this change, or name another file"
-        )))
-    })
+        )
+    }))
 }
 
-/// Type, name, table and SQL of everything but what SQLite makes by itself.
+/// Type, name, table and SQL of everything but what SQLite makes by itself: indices without SQL, and the statistics of `ANALYZE`.
 fn schema_of(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String, String)>> {
     let mut statement = connection.prepare(
-        "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'",
+        "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema
+        WHERE sql IS NOT NULL AND name NOT IN ('sqlite_stat1', 'sqlite_stat4')",
     )?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
     rows.collect()

@@ -1,7 +1,7 @@
 //! Transactions: what callers and the worker do with the file, each with a connection of their own.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ pub(super) struct Shared {
     pub(super) client: ClientId,
     pub(super) inbox: Weak<dyn Inbox>,
     pub(super) mailboxes: Mailboxes,
+    /// The version of the file's schema that was checked last.
+    pub(super) schema_version: AtomicI64,
     /// Commands since the last checkpoint.
     pub(super) commands: AtomicU32,
 }
@@ -195,7 +197,29 @@ impl Shared {
             }
         }
         let transaction = Transaction(connection);
-        if self.files.are_in_place() { Ok(transaction) } else { Err(TransactionError::Gone) }
+        if !self.files.are_in_place() {
+            return Err(TransactionError::Gone);
+        }
+        self.check_schema(connection)?;
+        Ok(transaction)
+    }
+
+    /// Another person who may write the file may have changed its schema since it was checked. It stays as it is until the transaction ends.
+    fn check_schema(&self, connection: &Connection) -> Result<(), TransactionError> {
+        let failed = |error| TransactionError::Failed(schema::not_done(error));
+        let version = connection.prepare_cached("PRAGMA schema_version");
+        let version = version.and_then(|mut version| version.query_row([], |row| row.get(0)));
+        let version: i64 = version.map_err(failed)?;
+        if version != self.schema_version.load(Ordering::Relaxed) {
+            if let Some(what) = schema::changed_by_others(connection).map_err(failed)? {
+                return Err(TransactionError::Failed(StoreError::new(
+                    Failure::Permanent(Effect::None),
+                    what,
+                )));
+            }
+            self.schema_version.store(version, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     pub(super) fn is_reachable(&self, client: ClientId, reached: &mut Vec<(ClientId, PipeWriter)>) -> bool {

@@ -298,6 +298,10 @@ fn file_with_code_of_another_person_is_refused() {
         (format!("DROP TABLE meta; CREATE VIEW meta (key, value) AS {ENDLESS}"), "\"meta\""),
         (format!("CREATE VIEW v AS {ENDLESS}"), "the view \"v\""),
         ("CREATE UNIQUE INDEX i ON lease (hex(metadata))".to_owned(), "the index \"i\""),
+        (
+            format!("CREATE INDEX i ON lease (hex(metadata)); {}", renamed("i", "sqlite_i")),
+            "the index \"sqlite_i\"",
+        ),
         ("ALTER TABLE waiter ADD COLUMN c AS (hex(since))".to_owned(), "the table \"waiter\""),
         ("CREATE TABLE t (a CHECK (hex(a) > ''))".to_owned(), "the table \"t\""),
         ("DROP INDEX lease_owner".to_owned(), "the index \"lease_owner\""),
@@ -317,6 +321,13 @@ fn file_with_code_of_another_person_is_refused() {
     drop(open(&analyzed, 1).expect("its statistics are not code"));
 }
 
+fn renamed(index: &str, name: &str) -> String {
+    format!(
+        "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET name = '{name}', sql = replace(sql, 'INDEX {index}', 'INDEX {name}')
+        WHERE name = '{index}'; PRAGMA writable_schema = RESET"
+    )
+}
+
 #[test]
 fn trigger_that_is_made_meanwhile_does_not_run() {
     let folder = tempfile::tempdir().unwrap();
@@ -326,7 +337,56 @@ fn trigger_that_is_made_meanwhile_does_not_run() {
         .unwrap()
         .execute_batch(&format!("CREATE TRIGGER t BEFORE INSERT ON lease BEGIN {ENDLESS}; END"))
         .unwrap();
+    for command in [acquire(id(1, 1), false), Command::Inspect] {
+        let refused = store.try_call_inline(&resource("a"), &command).unwrap().unwrap_err();
+        assert!(refused.message.contains("the trigger \"t\"") && refused.failure.is_refusal(), "{refused:?}");
+    }
+    Connection::open(&path).unwrap().execute_batch("DROP TRIGGER t").unwrap();
     assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+}
+
+#[test]
+fn what_others_have_put_beside_the_file_or_in_its_place_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for suffix in ["-journal", "-wal", "-shm"] {
+        let path = folder.path().join(format!("pipe{suffix}"));
+        let beside = format!("{}{suffix}", path.display());
+        assert!(std::process::Command::new("mkfifo").arg(&beside).status().unwrap().success());
+        assert!(refusal(&path).contains("is not SQLite's"), "{suffix}");
+        fs::remove_file(&beside).unwrap();
+        drop(open(&path, 1).unwrap());
+        if rustix::process::geteuid().is_root() {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o660)).unwrap();
+            fs::write(&beside, "private").unwrap();
+            fs::set_permissions(&beside, fs::Permissions::from_mode(0o600)).unwrap();
+            assert!(refusal(&path).contains("is not SQLite's"), "{suffix}");
+            assert_eq!(fs::read_to_string(&beside).unwrap(), "private");
+        }
+    }
+    if rustix::process::geteuid().is_root() {
+        let (empty, link) = (folder.path().join("empty"), folder.path().join("link"));
+        fs::write(&empty, "").unwrap();
+        std::os::unix::fs::symlink(&empty, &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(12_345), None).unwrap();
+        assert!(refusal(&link).contains("a link of another user (uid 12345)"));
+        assert_eq!(fs::read(&empty).unwrap(), []);
+        std::os::unix::fs::lchown(&link, Some(0), None).unwrap();
+        drop(open(&link, 1).unwrap());
+    }
+}
+
+#[test]
+fn token_that_leaves_none_above_it_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    let other = Connection::open(&path).unwrap();
+    for last in ["9007199254740992", "9007199254740991"] {
+        other.execute_batch(&format!("UPDATE resource SET last_token = {last}")).unwrap();
+        let refused = store.try_call_inline(&resource("a"), &acquire(id(2, 1), false)).unwrap();
+        assert!(refused.is_err(), "{refused:?}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::model::{Lease, Waiter};
-use leasehold_core::{Acquisition, ClientId, GrantSecret, Owner, StoreTime, Token};
+use leasehold_core::{Acquisition, ClientId, GrantSecret, MAX_TOKEN, Owner, StoreTime, Token};
 use leasehold_store::sql::{read_number, read_time, stored_key, stored_number, stored_time};
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSql, ToSqlOutput, Value, ValueRef};
 use rusqlite::{Result, Row};
@@ -63,6 +63,17 @@ impl FromSql for Number {
     fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
         let number = value.as_i64()?;
         read_number(number).map(Self).ok_or(FromSqlError::OutOfRange(number))
+    }
+}
+
+/// The last token of a lock. One that leaves no room for the next was not written by leasehold.
+pub(super) struct LastToken(pub(super) u64);
+
+impl FromSql for LastToken {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        let Number(token) = Number::column_result(value)?;
+        let is_possible = token <= MAX_TOKEN - 2 * u64::from(u32::MAX);
+        is_possible.then_some(Self(token)).ok_or(FromSqlError::OutOfRange(stored_number(token)))
     }
 }
 
