@@ -197,7 +197,7 @@ pub(super) fn strange(schema: &str) -> Pinned {
         LEFT JOIN pg_catalog.pg_rewrite AS w ON d.classid = 'pg_catalog.pg_rewrite'::regclass::oid AND w.oid = d.objid
         LEFT JOIN pg_catalog.pg_constraint AS k ON d.classid = 'pg_catalog.pg_constraint'::regclass::oid AND k.oid = d.objid
         JOIN pg_catalog.pg_class AS c ON c.relnamespace = to_regnamespace('{schema}')::oid
-            AND c.oid = coalesce(w.ev_class, k.conrelid, d.objid)
+            AND c.relname::text = ANY ('{{{RELATIONS}}}'::text[]) AND c.oid = coalesce(w.ev_class, k.conrelid, d.objid)
         LEFT JOIN pg_catalog.pg_operator AS o ON d.refclassid = 'pg_catalog.pg_operator'::regclass::oid AND o.oid = d.refobjid
         LEFT JOIN pg_catalog.pg_proc AS p ON d.refclassid = 'pg_catalog.pg_proc'::regclass::oid AND p.oid = d.refobjid
         LEFT JOIN pg_catalog.pg_type AS t ON d.refclassid = 'pg_catalog.pg_type'::regclass::oid AND t.oid = d.refobjid
@@ -207,17 +207,20 @@ pub(super) fn strange(schema: &str) -> Pinned {
 }
 
 /// The tables and views, and the functions, in the schema.
-const RELATIONS: &str = "layout,resource,lease,waiter,tombstone,mail,fence,transaction_lock,holders,waiters";
+pub(super) const RELATIONS: &str =
+    "layout,resource,lease,waiter,tombstone,mail,fence,transaction_lock,holders,waiters";
 const FUNCTIONS: &str = "check_fence,lock_transaction,try_lock_transaction";
 
-/// The query for what belongs to a role that this one cannot trust: one text, or NULL. It reads nothing of the schema's own, where that
-/// role's code could be. Trusted are this role, superusers, `owner`, which the address names, and, unless this role is a superuser, the
-/// owner of the database. That this role is a member of another one says nothing: it was not asked.
+/// The query for what belongs to a role that this one cannot trust, and for triggers and rules, which run with the rights of this role and may
+/// be of any role with a right to the tables: one text, or NULL. It reads nothing of the schema's own, where such code could be. Trusted are
+/// this role, superusers, `owner`, which the address names, and, unless this session is or may become a superuser, the owner of the
+/// database. That this role is a member of another one says nothing else: it was not asked.
 #[must_use]
 pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
     let owner = owner.unwrap_or_default();
     Pinned::new(&format!(
-        "SELECT string_agg(DISTINCT what || ' belongs to ' || quote_ident(r.rolname::text), ', ') FROM (
+        "SELECT string_agg(found, ', ') FROM (
+        SELECT DISTINCT what || ' belongs to ' || quote_ident(r.rolname::text) AS found FROM (
             SELECT 'the schema {schema}' AS what, nspowner AS owner FROM pg_catalog.pg_namespace
                 WHERE oid = to_regnamespace('{schema}')::oid
             UNION ALL
@@ -229,8 +232,21 @@ pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
                 AND proname::text = ANY ('{{{FUNCTIONS}}}'::text[])
         ) AS o JOIN pg_catalog.pg_roles AS r ON r.oid = o.owner
         JOIN pg_catalog.pg_roles AS own ON own.rolname::text = current_user::text
-        WHERE NOT (r.rolsuper OR r.oid = own.oid OR r.rolname::text = '{owner}' OR (NOT own.rolsuper AND (r.rolname::text = 'pg_database_owner'
-            OR r.oid = (SELECT datdba FROM pg_catalog.pg_database WHERE datname::text = current_database()::text))))"
+        WHERE NOT (r.rolsuper OR r.oid = own.oid OR r.rolname::text = '{owner}' OR (NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS s
+                WHERE s.rolsuper AND (pg_has_role(current_user, s.oid, 'MEMBER') OR pg_has_role(session_user, s.oid, 'MEMBER')))
+            AND (r.rolname::text = 'pg_database_owner'
+            OR r.oid = (SELECT datdba FROM pg_catalog.pg_database WHERE datname::text = current_database()::text))))
+        UNION
+        SELECT 'the trigger ' || quote_ident(t.tgname::text) || ' on {schema}.' || c.relname::text
+            FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
+            WHERE NOT t.tgisinternal AND c.relnamespace = to_regnamespace('{schema}')::oid
+            AND c.relname::text = ANY ('{{{RELATIONS}}}'::text[])
+        UNION
+        SELECT 'the rule ' || quote_ident(w.rulename::text) || ' on {schema}.' || c.relname::text
+            FROM pg_catalog.pg_rewrite AS w JOIN pg_catalog.pg_class AS c ON c.oid = w.ev_class
+            WHERE w.rulename::text <> '_RETURN' AND c.relnamespace = to_regnamespace('{schema}')::oid
+            AND c.relname::text = ANY ('{{{RELATIONS}}}'::text[])
+        ) AS strange"
     ))
 }
 

@@ -6,6 +6,7 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 use super::conn::Conn;
+use super::ddl::RELATIONS;
 use super::pinned::Pinned;
 
 /// Each right that commands use. The documented rule grants all four to all tables.
@@ -32,6 +33,7 @@ pub(super) fn query(schema: &str) -> Pinned {
                         FROM pg_catalog.pg_policy AS p WHERE p.polrelid = c.oid), '')
                 FROM pg_catalog.pg_class AS c
                 WHERE c.relnamespace = to_regnamespace('{schema}')::oid AND c.relkind = 'r' AND row_security_active(c.oid)
+                AND c.relname::text = ANY ('{{{RELATIONS}}}'::text[])
         ) AS remedies"
     ))
 }
@@ -53,5 +55,5 @@ pub(super) fn explain(refusal: StoreError, remedy: &str) -> StoreError {
         return refusal;
     }
     let message = format!("{}; what this role lacks: {remedy}", refusal.message);
-    StoreError { message, ..refusal }
+    refusal.saying(message)
 }

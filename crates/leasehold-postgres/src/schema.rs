@@ -152,9 +152,9 @@ async fn check_owners(conn: &Conn, home: Home<'_>) -> Result<(), StoreError> {
 #[must_use]
 pub fn strangers(schema: &str, found: &str) -> String {
     format!(
-        "another role could run its code as this one: {found}. If this one can trust that role, name it in the address (?owner=ROLE). Otherwise use another \
+        "another role could run its code as this one: {found}. If this one can trust an owner, name it in the address (?owner=ROLE). Otherwise use another \
          schema (?schema=), or let a superuser make the owner the owner of the database or a superuser (ALTER SCHEMA {schema} OWNER TO …, the \
-         same for what is in it)"
+         same for what is in it); triggers and rules are to be dropped"
     )
 }
 

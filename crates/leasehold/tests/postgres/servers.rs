@@ -215,6 +215,52 @@ async fn schema_that_a_stranger_owns_is_refused() {
     lock(&Client::connect(&trusting).await.unwrap(), "a").await.release().await.unwrap();
     server.run("REVOKE stranger FROM app; ALTER DATABASE postgres OWNER TO stranger");
     lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
+    // Who may become a superuser trusts the owner of a database as little as a superuser does.
+    server.run(
+        "CREATE ROLE dba LOGIN; GRANT postgres TO dba; GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO dba",
+    );
+    for url in [as_role("dba"), format!("{}?options=-c%20role%3Dapp", server.url())] {
+        let error = refusal(&url).await.to_string();
+        assert!(error.contains("the schema leasehold belongs to stranger"), "{url}: {error}");
+    }
+}
+
+/// The rights to a table may include one to add a trigger, which runs with the rights of each role that changes a row.
+#[tokio::test]
+async fn triggers_and_rules_on_the_tables_are_refused() {
+    let server = Postgres::on_port();
+    leasehold::postgres::migrate(&server.url()).await.unwrap();
+    server.run(
+        "CREATE ROLE stranger LOGIN; GRANT USAGE ON SCHEMA leasehold TO stranger; GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO stranger;
+        GRANT CREATE ON SCHEMA public TO stranger; SET ROLE stranger;
+        CREATE FUNCTION public.become() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+        CREATE TRIGGER becomes BEFORE INSERT ON leasehold.resource FOR EACH ROW EXECUTE FUNCTION public.become()",
+    );
+    let error = refusal(&server.url()).await.to_string();
+    assert!(error.contains("the trigger becomes on leasehold.resource"), "{error}");
+    server.run("DROP TRIGGER becomes ON leasehold.resource; CREATE RULE other AS ON DELETE TO leasehold.mail DO INSTEAD NOTHING");
+    let error = refusal(&server.url()).await.to_string();
+    assert!(error.contains("the rule other on leasehold.mail"), "{error}");
+    server.run("DROP RULE other ON leasehold.mail");
+    lock(&Client::connect(&server.url()).await.unwrap(), "a").await.release().await.unwrap();
+}
+
+/// Other tables of the schema are not judged: their names may be anything.
+#[tokio::test]
+async fn tables_of_others_in_the_schema_are_no_finding() {
+    let server = Postgres::on_port();
+    server.run(
+        "CREATE ROLE app LOGIN; CREATE ROLE evil LOGIN; GRANT ALL ON SCHEMA public TO app, evil; CREATE SCHEMA kinds; CREATE TYPE kinds.kind AS ENUM ('a');
+        CREATE TABLE public.orders (kind kinds.kind);
+        SET ROLE evil; CREATE TABLE public.\"resource OWNER TO postgres; ALTER ROLE evil SUPERUSER; --\" (id int);
+        ALTER TABLE public.\"resource OWNER TO postgres; ALTER ROLE evil SUPERUSER; --\" ENABLE ROW LEVEL SECURITY;
+        GRANT ALL ON public.\"resource OWNER TO postgres; ALTER ROLE evil SUPERUSER; --\" TO app",
+    );
+    let url = format!("{}?schema=public", server.url().replace("postgres@", "app@"));
+    let diagnosis = Client::connect(&url).await.unwrap().diagnose().await.unwrap();
+    let findings = diagnosis.components.into_iter().flat_map(|component| component.findings);
+    let told: Vec<_> = findings.filter(|finding| ["rights", "integrity"].contains(&finding.id)).collect();
+    assert!(told.iter().all(|finding| finding.severity == Severity::Fine), "{told:?}");
 }
 
 /// Each is there before leasehold's tables are, and would run the stranger's code when it is used.
