@@ -131,41 +131,66 @@ impl File {
     /// that this user may not enter, as that of another user.
     fn read() -> Result<Option<Self>, Stop> {
         let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let usual =
-            || Some(etcetera::base_strategy::Xdg::new().ok()?.config_dir().join("leasehold/config.toml"));
         let is_named = named.is_some();
-        let Some(path) = named.or_else(usual) else { return Ok(None) };
+        let usual = || {
+            let home = etcetera::base_strategy::Xdg::new().ok()?;
+            let found = home.config_dir().join("leasehold/config.toml");
+            Some((found, home.home_dir().to_owned()))
+        };
+        let Some((path, home)) = named.map(|path| (path, PathBuf::new())).or_else(usual) else {
+            return Ok(None);
+        };
         let refused = |what: String| Stop::usage(format!("{}: {what}", Path::display(&path)));
+        if !is_named {
+            if fs::symlink_metadata(&path).is_err() {
+                return Ok(None);
+            }
+            if let Some(others) = changed_by(&path, &home) {
+                return Err(refused(format!(
+                    "{others}, and it may name commands that run as you: chown or chmod it, or name it in {VARIABLE}"
+                )));
+            }
+            if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+                return Err(refused("this is no file".to_owned()));
+            }
+        }
         match read_limited(&path) {
             Ok((text, _)) if text.len() as u64 > MAX_SIZE => {
                 Err(refused(format!("it has more than {MAX_SIZE} bytes, so it is no file of options")))
             }
             Ok((text, found)) => {
                 const READABLE_BY_OTHERS: u32 = 0o004;
-                let changed_by = changed_by(&found);
-                if let Some(others) = changed_by.as_ref().filter(|_| !is_named) {
-                    return Err(refused(format!(
-                        "{others}, and it may name commands that run as you: chown or chmod it, or name it in {VARIABLE}"
-                    )));
-                }
                 let is_for_others = found.mode() & READABLE_BY_OTHERS != 0;
+                let changed_by = if is_named { who_changes(&path, &found) } else { None };
                 Ok(Some(Self { path, text, is_for_others, changed_by }))
             }
-            Err(_) if !is_named && fs::symlink_metadata(&path).is_err() => Ok(None),
             Err(error) => Err(refused(format!("it can't be read: {error}"))),
         }
     }
 }
 
-/// Who may change the file besides this user and root.
-fn changed_by(file: &fs::Metadata) -> Option<String> {
+/// Who may change what the usual file says besides this user and root: the file, what it leads to, and the folders up to the home
+/// directory, in which it could be replaced.
+fn changed_by(path: &Path, home: &Path) -> Option<String> {
+    let folders =
+        path.ancestors().skip(1).take_while(|folder| folder.starts_with(home) && *folder != Path::new(""));
+    // With `XDG_CONFIG_HOME`, the file may be elsewhere.
+    let folders = folders.chain(path.ancestors().skip(1).take(2));
+    let followed = |path: &Path| who_changes(path, &fs::metadata(path).ok()?);
+    let itself = || who_changes(path, &fs::symlink_metadata(path).ok()?);
+    itself().or_else(|| followed(path)).or_else(|| folders.into_iter().find_map(followed))
+}
+
+/// Who may change it besides this user and root.
+fn who_changes(path: &Path, found: &fs::Metadata) -> Option<String> {
     const WRITABLE_BY_OTHERS: u32 = 0o002;
-    let is_trusted = file.uid() == 0 || file.uid() == rustix::process::geteuid().as_raw();
+    let shown = path.display();
+    let is_trusted = found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw();
     if !is_trusted {
-        return Some(format!("it belongs to another user (uid {})", file.uid()));
+        return Some(format!("{shown} belongs to another user (uid {})", found.uid()));
     }
-    let is_open = file.is_file() && file.mode() & WRITABLE_BY_OTHERS != 0;
-    is_open.then(|| "every user of this machine may change it".to_owned())
+    let is_open = (found.is_file() || found.is_dir()) && found.mode() & WRITABLE_BY_OTHERS != 0;
+    is_open.then(|| format!("every user of this machine may change {shown}"))
 }
 
 /// The size of the largest file of options.

@@ -96,7 +96,7 @@ pub(crate) struct Job<'a> {
 impl Job<'_> {
     pub(crate) async fn run_and_release(&self, guard: Held, signals: &mut Signals) -> Result<Exit, Stop> {
         let exit = self.run_under(&guard, signals).await;
-        let alert = self.work.run_on_lost.as_deref().map(|script| Alert::new(script, &guard));
+        let alert = self.alert(&guard);
         match release_and_report(guard, self.work.verbose).await {
             Released::Yes => return exit,
             // The lock stays taken: the command's success is not all that is to be known.
@@ -110,12 +110,17 @@ impl Job<'_> {
         exit.map(|_| Exit::Lost)
     }
 
+    fn alert(&self, guard: &Held) -> Option<Alert<'_>> {
+        self.work.run_on_lost.as_deref().map(|script| Alert::new(script, guard, self.store))
+    }
+
     /// Runs the command. On return this process has the terminal again.
     async fn run_under(&self, guard: &Held, signals: &mut Signals) -> Result<Exit, Stop> {
         let child = self.start(guard, signals).await.inspect_err(|_| guard.forget_min_hold())?;
         notify::ready();
         let lock = format!("{} on {}", describe(guard), printable(&self.store.public_url()));
-        Supervision::new(&child, guard, lock, self.work, self.grace).wait_for_exit(signals).await
+        let on_lost = (self.work.on_lost, self.alert(guard));
+        Supervision::new(&child, guard, lock, on_lost, self.grace).wait_for_exit(signals).await
     }
 
     async fn start(&self, guard: &Held, signals: &mut Signals) -> Result<Child, Stop> {

@@ -9,13 +9,14 @@ use leasehold::Loss;
 use nix::sys::signal::Signal;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::args::{OnLost, WorkArgs};
+use crate::args::OnLost;
 use crate::child::{Change, Child};
 use crate::exit::{Exit, Stop};
 use crate::held::Held;
 use crate::orphans::Own;
 use crate::output::{Level, message};
 use crate::signals::Signals;
+use crate::store::{self, Store};
 
 /// The interval at which a group without its first process is polled. No signal reports the end of its other processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -63,15 +64,14 @@ impl<'a> Supervision<'a> {
         child: &'a Child,
         guard: &'a Held,
         lock: String,
-        work: &'a WorkArgs,
+        (on_lost, alert): (OnLost, Option<Alert<'a>>),
         grace: Duration,
     ) -> Self {
-        let alert = work.run_on_lost.as_deref().map(|script| Alert::new(script, guard));
         Self {
             child,
             guard,
             lock,
-            on_lost: work.on_lost,
+            on_lost,
             alert,
             grace,
             ending: Ending::NotYet,
@@ -218,12 +218,14 @@ pub(crate) struct Alert<'a> {
     script: &'a OsStr,
     names: String,
     tokens: String,
+    /// The store's address without its password.
+    store: String,
 }
 
 impl<'a> Alert<'a> {
-    pub(crate) fn new(script: &'a OsStr, guard: &Held) -> Self {
+    pub(crate) fn new(script: &'a OsStr, guard: &Held, store: &Store) -> Self {
         let tokens = guard.tokens().iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-        Self { script, names: guard.names().join("\n"), tokens }
+        Self { script, names: guard.names().join("\n"), tokens, store: store.for_command() }
     }
 
     /// Starts it, and tells it the reason.
@@ -233,6 +235,7 @@ impl<'a> Alert<'a> {
         alert
             .env("LEASEHOLD_NAME", self.names)
             .env("LEASEHOLD_TOKEN", self.tokens)
+            .env(store::VARIABLE, self.store)
             .env("LEASEHOLD_LOSS", loss);
         match alert.spawn() {
             // Only for its exit status, which the system keeps as a zombie until it is read. `elect` may run for long.

@@ -91,9 +91,9 @@ fn file_that_another_user_may_change_runs_no_command_unless_it_is_named() {
     std::fs::write(&file, "").unwrap();
     let is_root = rustix::process::geteuid().is_root();
     for (owner, mode, says) in [
-        (None, 0o602, Some("every user of this machine may change it")),
+        (None, 0o602, Some("every user of this machine may change ")),
         (None, 0o664, None),
-        (Some(12_345), 0o600, Some("it belongs to another user (uid 12345)")),
+        (Some(12_345), 0o600, Some(" belongs to another user (uid 12345)")),
     ] {
         if owner.is_some() && !is_root {
             // Only root can give a file away.
@@ -120,6 +120,43 @@ fn file_that_another_user_may_change_runs_no_command_unless_it_is_named() {
         assert!(usual.0 == 2 && usual.1.contains(says) && usual.1.contains("LEASEHOLD_CONFIG"), "{usual:?}");
         assert!(named.0 == 0 && named.1.contains(says) && named.1.contains("warning"), "{named:?}");
     }
+}
+
+/// The file may be replaced through a link, or in its folder.
+#[test]
+fn file_that_another_user_may_replace_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can give files away.
+        return;
+    }
+    let place = Place::new();
+    let folder = place.path("home/.config/leasehold");
+    let file = folder.join("config.toml");
+    std::fs::create_dir_all(&folder).unwrap();
+    let said = || {
+        let mut command = place.leasehold(&["ls"]);
+        command.env("HOME", place.path("home")).env_remove("XDG_CONFIG_HOME").env_remove("LEASEHOLD_CONFIG");
+        let output = command.output().unwrap();
+        (code(output.status), String::from_utf8(output.stderr).unwrap())
+    };
+    let give = |path: &std::path::Path, user| std::os::unix::fs::lchown(path, Some(user), None).unwrap();
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(said().0, 0);
+    for name in ["home", "home/.config", "home/.config/leasehold"] {
+        give(&place.path(name), 12_345);
+        let (code, stderr) = said();
+        assert!(code == 2 && stderr.contains("belongs to another user (uid 12345)"), "{name}: {stderr}");
+        give(&place.path(name), 0);
+    }
+    std::fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("/proc/self/cmdline", &file).unwrap();
+    give(&file, 12_345);
+    let (code, stderr) = said();
+    assert!(code == 2 && stderr.contains("belongs to another user (uid 12345)"), "{stderr}");
+    std::fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    let (code, stderr) = said();
+    assert!(code == 2 && stderr.contains("this is no file"), "{stderr}");
 }
 
 #[test]
