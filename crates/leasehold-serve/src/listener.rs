@@ -1,13 +1,14 @@
 //! Listening sockets: a Unix socket that only its owner may use, and TCP with or without TLS.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::config::Listen;
@@ -109,8 +110,7 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
     let folder = parent.join(format!(".{}", &random.as_str()[..8]));
     DirBuilder::new().mode(0o700).create(&folder).map_err(shown)?;
     let temporary = folder.join("s");
-    let bound = UnixListener::bind(&temporary).and_then(|listener| {
-        fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
+    let bound = bind_private(&temporary).and_then(|listener| {
         let inode = fs::symlink_metadata(&temporary)?.ino();
         fs::rename(&temporary, path)?;
         Ok(Listener::Unix(listener, SocketFile { path: path.to_owned(), inode }))
@@ -120,17 +120,46 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
     bound.map_err(shown)
 }
 
+/// A socket with the mode 0600. On Linux it has it before it has a name: in a folder that others may write, another file could be under
+/// that name when the mode is changed.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let private = || Permissions::from_mode(0o600);
+    let unnamed = File::from(OwnedFd::from(Socket::new(Domain::UNIX, Type::STREAM, None)?));
+    if cfg!(target_os = "linux") {
+        unnamed.set_permissions(private())?;
+    }
+    let socket = Socket::from(OwnedFd::from(unnamed));
+    socket.bind(&SockAddr::unix(path)?)?;
+    if cfg!(not(target_os = "linux")) {
+        fs::set_permissions(path, private())?;
+    }
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    UnixListener::from_std(OwnedFd::from(socket).into())
+}
+
+/// Whether a server accepts connections there. Does not wait for one whose queue is full.
+fn try_connect(path: &Path) -> io::Result<()> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.connect(&SockAddr::unix(path)?)
+}
+
 /// Removes the socket of a server that was killed. A server that answers is left alone, and so is any other file.
 fn remove_stale(path: &Path) -> Result<(), String> {
     let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
         return Err("a file that is not a socket is there: choose another path".to_owned());
     }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => Err("another server listens there: stop it, or choose another path".to_owned()),
+    match try_connect(path) {
+        Ok(()) => Err("another server listens there: stop it, or choose another path".to_owned()),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
             .map_err(|error| format!("the socket of an earlier server can't be removed: {error}")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err("another server listens there, which accepts no connection: stop it, or choose another path"
+                .to_owned())
+        }
         Err(error) => {
             Err(format!("a socket is there, perhaps of another server: {error}; choose another path"))
         }

@@ -304,7 +304,7 @@ mod tests {
             open.push(places.stranger(room));
         }
         let evicted = open.iter().filter(|peer| is_evicted(peer)).count();
-        assert!((1..=MAX_CLOSING + MAX_EVICTED + 4).contains(&evicted), "{evicted}");
+        assert!((1..=2 * places.limits.closing() + 4).contains(&evicted), "{evicted}");
         assert!(room().is_none());
         open.retain(|peer| !is_evicted(peer));
         assert!(room().is_some());
