@@ -10,24 +10,28 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::panicking;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold_core::{Failure, Resource};
 use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
 use leasehold_store::StoreError;
 use leasehold_store::tasks::Tasks;
 use redis::Value;
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::{self, Credentials};
 use super::connections::Connections;
-use super::endpoint::{Endpoint, EndpointConfig, Target};
+use super::endpoint::{ClusterNode, Endpoint, EndpointConfig, Target};
 use super::error::{explain, store_error};
 use super::pushes::ReconnectHandler;
 use super::slot_map::{self, SlotMap, SlotRange};
 use super::{MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
 use crate::url::Host;
+
+/// How long the slot maps of other seeds are waited for, to compare them.
+const STRAGGLER_GRACE: Duration = Duration::from_millis(250);
 
 /// The nodes of a cluster.
 pub(super) struct Cluster {
@@ -62,8 +66,33 @@ impl Cluster {
             refresh_needed: Arc::default(),
             asked: AtomicUsize::new(0),
         };
+        cluster.compare_seeds().await?;
         cluster.refresh().await?;
         Ok(cluster)
+    }
+
+    /// Refuses addresses of several clusters. Those that do not answer soon after the first one are not compared.
+    async fn compare_seeds(&self) -> Result<(), StoreError> {
+        let mut asked: FuturesUnordered<_> = self.seeds.iter().cloned().map(|seed| self.ask(seed)).collect();
+        let (mut first, mut until) = (None, None);
+        while let Some(answer) = match until {
+            None => asked.next().await,
+            Some(until) => timeout_at(until, asked.next()).await.unwrap_or_default(),
+        } {
+            match (answer, &first) {
+                (Err(_), _) => {}
+                (Ok(ranges), None) => {
+                    first = Some(ranges);
+                    until = Some(Instant::now() + STRAGGLER_GRACE);
+                }
+                (Ok(ranges), Some(first)) if slot_map::are_of_one_cluster(first, &ranges) => {}
+                (Ok(_), Some(_)) => {
+                    let what = "the addresses are of nodes of different clusters: name nodes of one";
+                    return Err(StoreError::new(Failure::NotSent, what));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn slots(&self) -> std::sync::RwLockReadGuard<'_, SlotMap> {
@@ -89,7 +118,13 @@ impl Cluster {
             .credentials
             .at(host)
             .map_err(|error| StoreError::new(Failure::NotSent, format!("{error:#}")))?;
-        let endpoint = tasks.enter(|| Arc::new(Endpoint::new(Target::Node(dial), self.config_for(host))));
+        let slots = self.slots.clone();
+        let is_of_cluster = move |found: &[SlotRange]| {
+            slots.read().unwrap_or_else(PoisonError::into_inner).is_of_this_cluster(found)
+        };
+        let node =
+            Target::Node(ClusterNode { dial, host: host.clone(), is_of_cluster: Arc::new(is_of_cluster) });
+        let endpoint = tasks.enter(|| Arc::new(Endpoint::new(node, self.config_for(host))));
         endpoints.insert(host.clone(), endpoint.clone());
         Ok(endpoint)
     }
@@ -236,7 +271,8 @@ impl Cluster {
         let first = self.asked.fetch_add(1, Ordering::Relaxed) % friends.len().max(1);
         friends.rotate_left(first);
         for (host, connections) in friends {
-            if let Ok(ranges) = slot_map::query(&mut connections.driver_conn(), &host).await {
+            let ranges = slot_map::query(&mut connections.driver_conn(), &host).await;
+            if let Some(ranges) = ranges.ok().filter(|ranges| self.slots().is_of_this_cluster(ranges)) {
                 return Some(ranges);
             }
         }
@@ -248,7 +284,12 @@ impl Cluster {
         let dial = self.credentials.at(&host).map_err(|error| format!("{error:#}"))?;
         let connection = dial.open(true, &connect::config()).await;
         let mut connection = connection.map_err(|error| say(explain(&error)))?;
-        slot_map::query(&mut connection, &host).await.map_err(say)
+        let ranges = slot_map::query(&mut connection, &host).await.map_err(&say)?;
+        if self.slots().is_of_this_cluster(&ranges) {
+            Ok(ranges)
+        } else {
+            Err(say(slot_map::OTHER_CLUSTER.to_owned()))
+        }
     }
 }
 

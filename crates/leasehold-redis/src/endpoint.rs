@@ -36,9 +36,11 @@ use super::place::Place;
 use super::pushes::{ConnectionStatus, MessageHandler, ReconnectHandler, Subscription, driver_handler};
 use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
+use super::slot_map::{self, OTHER_CLUSTER, SlotRange};
 use super::subscriber::{Opening, Subscriber, SubscriberError};
 use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
+use crate::url::Host;
 
 /// Min time between the starts of two connection attempts. It bounds the load on a server that closes every connection.
 const MIN_CONNECT_INTERVAL: Duration = Duration::from_millis(200);
@@ -58,9 +60,26 @@ const MAX_WAIT_FOR_SUBSCRIBER: Duration = Duration::from_millis(100);
 /// What an endpoint connects to.
 pub(super) enum Target {
     Server(Dial),
-    /// A cluster node named by other nodes.
-    Node(Dial),
+    Node(ClusterNode),
     Master(Sentinels),
+}
+
+/// Whether a node with this map is one of the cluster: another server may have got its address.
+pub(super) type ClusterCheck = Arc<dyn Fn(&[SlotRange]) -> bool + Send + Sync>;
+
+/// A cluster node named by other nodes.
+#[derive(Clone)]
+pub(super) struct ClusterNode {
+    pub(super) dial: Dial,
+    pub(super) host: Host,
+    pub(super) is_of_cluster: ClusterCheck,
+}
+
+impl ClusterNode {
+    async fn confirm(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
+        let ranges = slot_map::query(connection, &self.host).await.map_err(not_sent)?;
+        if (self.is_of_cluster)(&ranges) { Ok(()) } else { Err(not_sent(OTHER_CLUSTER.to_owned())) }
+    }
 }
 
 /// Configuration and callbacks of an endpoint.
@@ -329,9 +348,14 @@ impl Reconnector {
 
     async fn connect(&mut self) -> Result<Arc<Connections>, StoreError> {
         let sentinels = match &self.target {
-            Target::Server(dial) | Target::Node(dial) => {
+            Target::Server(dial) => {
                 let dial = dial.clone();
                 return self.connect_any_protocol(&dial, self.address()).await;
+            }
+            Target::Node(node) => {
+                let node = node.clone();
+                let connections = self.connect_any_protocol(&node.dial, self.address()).await?;
+                return node.confirm(&mut connections.driver_conn()).await.map(|()| connections);
             }
             Target::Master(sentinels) => sentinels.clone(),
         };
@@ -340,13 +364,9 @@ impl Reconnector {
             let mut switched = Box::pin(sentinels.clone().until_switched(master.clone()));
             let connected = async {
                 // The sentinels name this address, so it is proven.
+                let connected = self.connect_any_protocol(&dial, AddressState::Proven).await;
                 let connections =
-                    self.connect_any_protocol(&dial, AddressState::Proven).await.map_err(|error| {
-                        StoreError {
-                            message: format!("the master {}: {}", dial.addr(), error.message),
-                            ..error
-                        }
-                    })?;
+                    connected.map_err(|error| error.of(format_args!("the master {}", dial.addr())))?;
                 sentinels.confirm(&master, &mut connections.driver_conn()).await.map(|()| connections)
             };
             tokio::select! {

@@ -6,7 +6,7 @@
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use leasehold_core::Failure;
 use leasehold_store::tasks::{TaskGroup, Tasks};
@@ -23,6 +23,7 @@ use super::connect::{Credentials, Dial};
 use super::connections::{Connections, config, is_resp3};
 use super::endpoint::{Endpoint, REDIRECTED};
 use super::error::{CallError, store_error};
+use super::handshake::run_id;
 use super::nodes::Nodes;
 use super::pushes::ConnectionStatus;
 use super::wire;
@@ -70,6 +71,8 @@ struct Open {
 /// Shared with the connection's push handler.
 #[derive(Default)]
 struct Status {
+    /// The run id of a server of several that vote, unless the user may not ask for it.
+    run_id: OnceLock<String>,
     is_lost: AtomicBool,
     lost: Notify,
     asked: Asked,
@@ -177,7 +180,7 @@ impl ForeignKeys for ServerKeys {
     fn run(&self, calls: Vec<ForeignCall>) -> BoxFuture<Result<ForeignOutcome, StoreError>> {
         let (shared, until) = (self.shared.clone(), Instant::now() + MAX_DELAY);
         let running = async move {
-            let answers = shared.send(&calls, until).await?;
+            let Sent { answers, .. } = shared.send(&calls, until).await?;
             Ok(ForeignOutcome { is_complete: answers.iter().all(Result::is_ok), answers })
         };
         if self.tasks.is_current() {
@@ -196,6 +199,14 @@ impl ForeignKeys for ServerKeys {
     }
 }
 
+/// What a server has answered.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) answers: ForeignAnswers,
+    /// Of a server of several that vote.
+    pub(super) run_id: Option<String>,
+}
+
 impl Shared {
     /// Runs commands in order, on the runtime of the client's thread. A pipeline in which the server did not know a script is sent again as a whole.
     /// Nothing is sent after `until`: the caller may have given up, and counts on what it has sent to have expired by a certain time.
@@ -203,7 +214,7 @@ impl Shared {
         self: &Arc<Self>,
         calls: &[ForeignCall],
         until: Instant,
-    ) -> Result<ForeignAnswers, StoreError> {
+    ) -> Result<Sent, StoreError> {
         // A connection that takes longer is there for the commands after these.
         let shared = self.clone();
         let connecting = Tasks::current().start(async move { shared.connection(until).await });
@@ -247,7 +258,8 @@ impl Shared {
         }
         let outcome =
             |answer: Result<Value, RedisError>| answer.map(answer_of).map_err(|error| error_of(&error));
-        Ok(answers.into_iter().map(outcome).collect())
+        let (answers, run_id) = (answers.into_iter().map(outcome).collect(), status.run_id.get().cloned());
+        Ok(Sent { answers, run_id })
     }
 
     /// Notes that this connection is to be replaced. Another task may be connecting, which is not waited for.
@@ -298,7 +310,10 @@ impl Shared {
             None => self.open_other().await,
         };
         let opened = opened.map_err(|error| StoreError::from(CallError::from(&error)));
-        let open = opened.map_err(|error| StoreError { failure: error.failure.before_sending(), ..error })?;
+        let open = opened.map_err(|error| {
+            let failure = error.failure.before_sending();
+            error.known_as(failure)
+        })?;
         let found = (open.connection.clone(), open.status.clone());
         *slot = Some(open);
         if self.has_opened.swap(true, Ordering::SeqCst) {
@@ -340,6 +355,11 @@ impl Shared {
             // The address leads to another server now.
             beside.close();
             return Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset).into());
+        }
+        if matches!(self.source, Source::Other { .. })
+            && let Some(run_id) = run_id(&mut connection).await?
+        {
+            let _ = status.run_id.set(run_id);
         }
         let mut is_tracking = false;
         if has_pushes {
@@ -486,8 +506,9 @@ mod tests {
         let (now, take) = (Instant::now(), [call(&["SET", "jobs", "holder"])]);
         let late = keys.shared.send(&take, now - Duration::from_millis(1)).await.unwrap_err();
         assert_eq!(late.failure, Failure::NotSent);
-        let count =
-            async || keys.shared.send(&[call(&["EXISTS", "jobs"])], now + MAX_DELAY).await.unwrap().remove(0);
+        let count = async || {
+            keys.shared.send(&[call(&["EXISTS", "jobs"])], now + MAX_DELAY).await.unwrap().answers.remove(0)
+        };
         assert_eq!(count().await.unwrap(), ForeignAnswer::Int(0));
         keys.shared.send(&take, Instant::now() + MAX_DELAY).await.unwrap();
         assert_eq!(count().await.unwrap(), ForeignAnswer::Int(1));

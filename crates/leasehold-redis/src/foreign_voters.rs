@@ -3,6 +3,7 @@
 //! A command goes to all servers at once. Its answer is what a majority of them answers. A server that does not answer in time does not
 //! count: the command may still run there, as on a single server whose answer is lost.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use leasehold_store::{
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
-use super::foreign::ServerKeys;
+use super::foreign::{Sent, ServerKeys};
 use crate::url::RedisUrl;
 
 /// How long the other servers may take once a majority has agreed. They are waited for even so: a release that has not been sent when
@@ -41,7 +42,7 @@ struct Server {
 }
 
 /// What a server has answered.
-type Vote = Result<ForeignAnswers, StoreError>;
+type Vote = Result<Sent, StoreError>;
 
 impl Voters {
     pub(super) fn new(urls: &[String], tasks: Tasks) -> Result<Self, StoreError> {
@@ -90,13 +91,16 @@ impl ForeignKeys for Voters {
 
 impl Server {
     async fn ask(&self, calls: &[ForeignCall], until: Instant) -> Vote {
-        let named =
-            |error: StoreError| StoreError { message: format!("{}: {}", self.name, error.message), ..error };
+        let named = |error: StoreError| error.of(&self.name);
         let Ok(Ok(_permit)) = timeout_at(until, self.permits.acquire()).await else {
             return Err(named(StoreError::new(Failure::NotSent, "it does not answer")));
         };
         self.keys.shared.send(calls, until).await.map_err(named)
     }
+}
+
+fn twice() -> StoreError {
+    StoreError::new(Failure::Unknown, "two addresses of the bridge lead to the same server, which votes once")
 }
 
 /// Counts votes until all servers have answered, or no more can be waited for.
@@ -107,6 +111,7 @@ async fn count(
 ) -> Result<ForeignOutcome, StoreError> {
     let quorum = quorum_of(servers);
     let (mut votes, mut failures): (Vec<ForeignAnswers>, Vec<StoreError>) = Default::default();
+    let mut heard = HashSet::new();
     let mut answered_at: Option<Instant> = None;
     loop {
         let next = match answered_at {
@@ -119,7 +124,11 @@ async fn count(
         };
         match next {
             None => break,
-            Some(Ok(vote)) => votes.push(vote),
+            // Two addresses may lead to one server, which votes once.
+            Some(Ok(Sent { run_id: Some(run_id), .. })) if !heard.insert(run_id.clone()) => {
+                failures.push(twice());
+            }
+            Some(Ok(Sent { answers, .. })) => votes.push(answers),
             Some(Err(error)) => failures.push(error),
         }
         if votes.len() >= quorum {
@@ -250,9 +259,27 @@ mod tests {
         [ForeignCall::Script { script: &SCRIPT, keys: Vec::new(), arguments: Vec::new() }]
     }
 
+    fn sent(answer: Result<ForeignAnswer, ForeignError>, run_id: Option<&str>) -> Sent {
+        Sent { answers: vec![answer], run_id: run_id.map(str::to_owned) }
+    }
+
+    /// The other program has the key on two of three servers, of which only one is asked.
+    #[tokio::test]
+    async fn server_votes_once() {
+        let yes = |run_id| Ok(sent(Ok(ForeignAnswer::Int(1)), run_id));
+        for (third, is_yes) in [(Some("a"), false), (Some("c"), true), (None, true)] {
+            let (sender, ballots) = unbounded_channel();
+            sender.send(yes(Some("a"))).unwrap();
+            sender.send(Ok(sent(Ok(ForeignAnswer::Int(0)), Some("b")))).unwrap();
+            sender.send(yes(third)).unwrap();
+            let outcome = count(ballots, 3, &script()).await.unwrap();
+            assert_eq!(matches!(outcome.answers[..], [Ok(ForeignAnswer::Int(1))]), is_yes, "{third:?}");
+        }
+    }
+
     #[tokio::test]
     async fn servers_that_disagree_are_decided_by_a_later_answer() {
-        let vote = |answer: i64| Ok(vec![Ok(ForeignAnswer::Int(answer))]);
+        let vote = |answer: i64| Ok(sent(Ok(ForeignAnswer::Int(answer)), None));
         for late in [Some(1), Some(0), None] {
             let (sender, ballots) = unbounded_channel();
             sender.send(vote(1)).unwrap();
@@ -283,8 +310,8 @@ mod tests {
 
     #[tokio::test]
     async fn commands_are_complete_once_every_server_has_run_them() {
-        let yes = || Ok(vec![Ok(ForeignAnswer::Int(1))]);
-        let refused = || Ok(vec![refusal()]);
+        let yes = || Ok(sent(Ok(ForeignAnswer::Int(1)), None));
+        let refused = || Ok(sent(refusal(), None));
         let silent = || Err(StoreError::new(Failure::Unknown, "it does not answer"));
         for (last, is_complete) in [(yes(), true), (refused(), false), (silent(), false)] {
             let (sender, ballots) = unbounded_channel();
@@ -305,7 +332,7 @@ mod tests {
     #[tokio::test]
     async fn majority_that_does_not_answer_is_an_error_that_names_the_first() {
         let (sender, ballots) = unbounded_channel();
-        sender.send(Ok(vec![Ok(ForeignAnswer::Int(1))])).unwrap();
+        sender.send(Ok(sent(Ok(ForeignAnswer::Int(1)), None))).unwrap();
         for name in ["b", "c"] {
             sender.send(Err(StoreError::new(Failure::NotSent, format!("{name}: refused")))).unwrap();
         }

@@ -11,7 +11,7 @@ use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::timeout;
 
 use super::connect::{self, Credentials, Dial};
 use super::error::{AddressState, store_error};
@@ -22,9 +22,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Min time between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// How long to wait for the other sentinels after the first answer.
-const STRAGGLER_GRACE: Duration = Duration::from_millis(250);
 
 /// Pause before the next subscription attempt if no sentinel answers.
 const NO_ANSWER_PAUSE: Duration = Duration::from_secs(2);
@@ -43,7 +40,7 @@ pub(super) struct Sentinels {
 impl Sentinels {
     /// The master that most answering sentinels name. The master itself is not asked: see [`Sentinels::confirm`].
     pub(super) async fn find_master(&self, address: AddressState) -> Result<(Host, Dial), StoreError> {
-        let named = self.named(self.hosts.len() / 2 + 1, address).await?;
+        let named = self.named(address).await?;
         let master = most_named(&named).ok_or_else(|| not_sent(disagreement(&named)))?;
         let dial = self.credentials.at(master).map_err(|error| not_sent(format!("{error:#}")))?;
         Ok((master.clone(), dial))
@@ -68,41 +65,20 @@ impl Sentinels {
             Err(error) => {
                 let failed = store_error(&error);
                 let failure = failed.failure.before_sending();
-                return Err(StoreError { failure, ..say(&failed.message) }.caused_by(error));
+                return Err(say(&failed.message).known_as(failure).caused_by(error));
             }
         }
         let (named, _) = self.find_master(AddressState::Proven).await?;
         if named == *master { Ok(()) } else { Err(say("it was replaced while the connection was made")) }
     }
 
-    /// The masters that the sentinels name. Returns once `enough` have answered, or soon after the first answer.
-    async fn named(&self, enough: usize, address: AddressState) -> Result<Vec<Host>, StoreError> {
-        let mut asked: FuturesUnordered<_> =
-            self.hosts.iter().map(|sentinel| self.ask(sentinel, address)).collect();
-        let (mut named, mut last_error) = (Vec::new(), not_sent("no sentinel has answered".to_owned()));
-        let mut deadline = None;
-        while named.len() < enough {
-            let next = match deadline {
-                None => asked.next().await,
-                Some(deadline) => timeout_at(deadline, asked.next()).await.unwrap_or_default(),
-            };
-            match next {
-                Some(Ok(host)) => {
-                    named.push(host);
-                    deadline.get_or_insert_with(|| Instant::now() + STRAGGLER_GRACE);
-                }
-                Some(Err(error)) => last_error = error,
-                None => break,
-            }
-        }
-        if named.is_empty() { Err(last_error) } else { Ok(named) }
+    /// The masters that the sentinels name.
+    async fn named(&self, address: AddressState) -> Result<Vec<Host>, StoreError> {
+        gather(self.hosts.iter().map(|sentinel| self.ask(sentinel, address)).collect()).await
     }
 
     async fn ask(&self, sentinel: &Dial, address: AddressState) -> Result<Host, StoreError> {
-        let say = |error: StoreError| StoreError {
-            message: format!("the sentinel {}: {}", sentinel.addr(), error.message),
-            ..error
-        };
+        let say = |error: StoreError| error.of(format_args!("the sentinel {}", sentinel.addr()));
         let connection = sentinel.open(false, &connect::config()).await;
         let mut connection = connection.map_err(|error| say(address.store_error(&error)))?;
         self.master_by(&mut connection).await.map_err(say)
@@ -115,8 +91,7 @@ impl Sentinels {
         let answer: Option<(String, u16)> = answer.map_err(|error: RedisError| {
             let refused = AddressState::Proven.store_error(&error);
             if error.to_string().to_lowercase().contains("unknown command") {
-                let message = "it is no sentinel: their port is 26379, unless set otherwise".to_owned();
-                return StoreError { message, ..refused };
+                return refused.saying("it is no sentinel: their port is 26379, unless set otherwise");
             }
             refused
         })?;
@@ -136,7 +111,7 @@ impl Sentinels {
             let listening = listening.await;
             let mut pause = MIN_POLL_INTERVAL;
             loop {
-                let Ok(named) = self.named(self.hosts.len(), AddressState::Proven).await else { break };
+                let Ok(named) = self.named(AddressState::Proven).await else { break };
                 if most_named(&named).is_some_and(|named| *named != master) {
                     return;
                 }
@@ -176,6 +151,27 @@ impl Sentinels {
     }
 }
 
+/// The answers of all sentinels, or fewer once most of those that were asked name one host. A few that are near may be cut off from the
+/// others, and name the master of before: the others are slow then, and are waited for until they have answered or failed.
+async fn gather(
+    mut asked: FuturesUnordered<impl Future<Output = Result<Host, StoreError>>>,
+) -> Result<Vec<Host>, StoreError> {
+    let majority = asked.len() / 2 + 1;
+    let (mut named, mut last_error) = (Vec::new(), not_sent("no sentinel has answered".to_owned()));
+    while let Some(answer) = asked.next().await {
+        match answer {
+            Ok(host) => {
+                named.push(host.clone());
+                if named.iter().filter(|other| **other == host).count() >= majority {
+                    break;
+                }
+            }
+            Err(error) => last_error = error,
+        }
+    }
+    if named.is_empty() { Err(last_error) } else { Ok(named) }
+}
+
 /// The host that is named more often than any other.
 fn most_named(named: &[Host]) -> Option<&Host> {
     let votes = |host: &Host| named.iter().filter(|other| *other == host).count();
@@ -198,6 +194,35 @@ fn not_sent(message: String) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each sentinel answers after so many milliseconds, with the port of a master, or fails.
+    async fn gathered(answers: &[(u64, Option<u16>)]) -> (u64, Vec<u16>) {
+        let began = tokio::time::Instant::now();
+        let ask = |&(after, port): &(u64, Option<u16>)| async move {
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            let port = port.ok_or_else(|| not_sent("it fails".to_owned()))?;
+            Ok(Host { name: "h".to_owned(), port })
+        };
+        let named = gather(answers.iter().map(ask).collect()).await.unwrap_or_default();
+        let after = u64::try_from(began.elapsed().as_millis()).unwrap();
+        (after, named.iter().map(|host| host.port).collect())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_majority_counts_more_than_a_near_sentinel() {
+        for (answers, expected) in [
+            (&[(1, Some(1)), (900, Some(2)), (950, Some(2))][..], (950, vec![1, 2, 2])),
+            // Half of them is not enough.
+            (&[(1, Some(1)), (2, Some(2)), (3, Some(2)), (9_000, None)][..], (9_000, vec![1, 2, 2])),
+            (&[(1, Some(2)), (2, Some(2)), (9_000, None)][..], (2, vec![2, 2])),
+            // The others are gone.
+            (&[(1, Some(1)), (900, None), (950, None)][..], (950, vec![1])),
+            (&[(1, None)][..], (1, vec![])),
+            (&[(1, Some(3))][..], (1, vec![3])),
+        ] {
+            assert_eq!(gathered(answers).await, expected, "{answers:?}");
+        }
+    }
 
     #[test]
     fn master_is_the_host_that_most_sentinels_name() {

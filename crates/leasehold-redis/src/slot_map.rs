@@ -1,6 +1,6 @@
 //! The slot map of a cluster, and the reply of `CLUSTER SLOTS`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem::take;
 use std::sync::{Mutex, PoisonError};
 
@@ -18,6 +18,21 @@ pub(super) struct SlotRange {
     pub(super) last: u16,
     pub(super) master: Host,
     pub(super) replicas: Vec<Host>,
+    /// The ids of these nodes, which no other cluster has.
+    pub(super) ids: Vec<String>,
+}
+
+/// What is wrong with a node of which the slot map has no node in common with the known one.
+pub(super) const OTHER_CLUSTER: &str = "another cluster answers at this address now, so that it is not used: if the cluster was made anew, restart \
+     this program";
+
+/// Whether both are of one cluster. A server before Redis 4 says no ids.
+pub(super) fn are_of_one_cluster(one: &[SlotRange], other: &[SlotRange]) -> bool {
+    let ids = |ranges: &[SlotRange]| -> HashSet<String> {
+        ranges.iter().flat_map(|range| range.ids.iter().cloned()).collect()
+    };
+    let (one, other) = (ids(one), ids(other));
+    one.is_empty() || other.is_empty() || !one.is_disjoint(&other)
 }
 
 /// The master of each slot.
@@ -43,6 +58,11 @@ impl SlotMap {
             let at = self.ranges.partition_point(|range| range.last < slot);
             self.ranges.get(at).filter(|range| range.first <= slot).map(|range| &range.master)
         })
+    }
+
+    /// Whether a node with this map may be one of this cluster. Another server may have got the address of a node.
+    pub(super) fn is_of_this_cluster(&self, ranges: &[SlotRange]) -> bool {
+        are_of_one_cluster(&self.ranges, ranges)
     }
 
     /// The masters, each once.
@@ -120,7 +140,17 @@ fn parse_range(entry: &Value, asked: &Host) -> Option<SlotRange> {
         last: u16::try_from(*last).ok()?,
         master: parse_host(master, asked)?,
         replicas: replicas.iter().filter_map(|replica| parse_host(replica, asked)).collect(),
+        ids: [master].into_iter().chain(replicas).filter_map(parse_id).collect(),
     })
+}
+
+fn parse_id(node: &Value) -> Option<String> {
+    let Value::Array(node) = node else { return None };
+    match node.get(2)? {
+        Value::BulkString(id) => String::from_utf8(id.clone()).ok(),
+        Value::SimpleString(id) => Some(id.clone()),
+        _ => None,
+    }
 }
 
 fn parse_host(node: &Value, asked: &Host) -> Option<Host> {
@@ -164,7 +194,7 @@ mod tests {
 
     /// A range without replicas.
     fn range(first: u16, last: u16, master: Host) -> SlotRange {
-        SlotRange { first, last, master, replicas: Vec::new() }
+        SlotRange { first, last, master, replicas: Vec::new(), ids: Vec::new() }
     }
 
     /// The node that was asked may not know of the redirect: what was sent to the new master must be sent again.
@@ -177,6 +207,21 @@ mod tests {
         assert!(slots.redirect(0, host(2)));
         assert!(slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
         assert!(!slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
+    }
+
+    #[test]
+    fn cluster_is_known_by_any_of_its_nodes() {
+        let of = |ids: &[&str]| {
+            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            vec![SlotRange { ids, ..range(0, 99, host(1)) }]
+        };
+        let mut slots = SlotMap::default();
+        assert!(slots.is_of_this_cluster(&of(&["a", "b"])), "none is known yet");
+        slots.replace(of(&["a", "b"]));
+        assert!(slots.is_of_this_cluster(&of(&["b", "c"])) && slots.is_of_this_cluster(&of(&[])));
+        assert!(!slots.is_of_this_cluster(&of(&["c", "d"])));
+        slots.replace(of(&["b", "c"]));
+        assert!(!slots.is_of_this_cluster(&of(&["a"])));
     }
 
     #[test]
@@ -233,7 +278,7 @@ mod tests {
             let ranges = parse(&Value::Array(vec![entry(name)]), &asked).unwrap();
             let master = Host { name: expected.to_owned(), port: 7000 };
             let replicas = vec![Host { name: "r".to_owned(), port: 7001 }];
-            assert_eq!(ranges, [SlotRange { replicas, ..range(0, 5, master) }]);
+            assert_eq!(ranges, [SlotRange { replicas, ids: vec!["id".to_owned()], ..range(0, 5, master) }]);
         }
         // A node that has no host name, where nodes are to be named by theirs.
         let further = Value::Array(vec![bulk("hostname"), bulk(""), bulk("ip"), bulk("10.0.0.1")]);

@@ -375,6 +375,7 @@ mod tests {
             last,
             master: host(master),
             replicas: replicas.iter().copied().map(host).collect(),
+            ids: Vec::new(),
         };
         let nodes = nodes_of(&[range(0, 5, 1, &[2]), range(6, 9, 3, &[]), range(20, 21, 1, &[2])]);
         let master = Node { slots: vec![(0, 5), (20, 21)], ..node(1, (0, 0), Some(1)) };
