@@ -14,7 +14,7 @@ use leasehold::simulation::LeaseProbe;
 use leasehold_core::{Acquisition, ClientId, Command, Owner, StoreTime};
 
 use crate::executor::ProcessId;
-use crate::plan::{LockKind, LockPlan, Micros};
+use crate::plan::{LockKind, LockPlan, MS, Micros};
 pub use lineage::Lineage;
 pub use promise::{Promise, Violation};
 pub use shadow::Shadow;
@@ -70,6 +70,8 @@ struct TokensOfGrant {
     first: u64,
     last: u64,
     epoch: (usize, u32),
+    /// When the server granted them.
+    at: Micros,
     /// The number of the grant in the order of all grants.
     order: u64,
 }
@@ -122,7 +124,16 @@ pub struct LockBook {
     fence: u64,
     /// The highest place in the grant order of an accepted write, and its epoch.
     written: (u64, (usize, u32)),
-    last_guard: Option<(u64, (usize, u32))>,
+    last_guard: Option<LastGuard>,
+}
+
+/// The last trusted guard of an exclusive lock.
+#[derive(Clone, Copy)]
+struct LastGuard {
+    token: u64,
+    epoch: (usize, u32),
+    /// When its token was granted.
+    granted_at: Micros,
 }
 
 /// A command that a server runs.
@@ -300,7 +311,9 @@ impl Books {
         let is_replicated = self.locks[resource].is_replicated;
         let since = |epoch| if is_replicated { self.lineage.first(epoch) } else { epoch };
         let is_forced = attempt.is_forced || since(attempt.trusted_from(record)) != since(epoch);
-        let Some(&TokensOfGrant { epoch: token_epoch, .. }) = attempt.tokens_with(record.token) else {
+        let Some(&TokensOfGrant { epoch: token_epoch, at: granted_at, .. }) =
+            attempt.tokens_with(record.token)
+        else {
             let token = record.token;
             self.broken(now, Promise::TokensRise, || {
                 format!("a guard has token {token}, which was never granted to it")
@@ -345,8 +358,8 @@ impl Books {
         // the one before: a guard that is attached to it has the token of its grant.
         let is_exclusive = self.locks[resource].kind.is_exclusive();
         if is_exclusive && token_epoch == epoch && !record.is_attached {
-            if let Some((last, of)) = self.locks[resource].last_guard
-                && of == epoch
+            let last = self.locks[resource].last_guard.filter(|last| last.epoch == epoch);
+            if let Some(LastGuard { token: last, .. }) = last
                 && record.token <= last
             {
                 let token = record.token;
@@ -354,18 +367,17 @@ impl Books {
                     format!("a guard has token {token} after {last} on r{resource}")
                 });
             }
-            if let (LockKind::OncePer(retention), Some((last, of))) =
-                (self.locks[resource].kind, self.locks[resource].last_guard)
-                && of == epoch
-                && record.token < last + retention
-            {
-                // Tokens follow the server's clock, and never fall.
-                let early = last + retention - record.token;
-                self.broken(now, Promise::OncePer, || {
-                    format!("the work of r{resource} started again {early} µs before its period was over")
-                });
+            if let (LockKind::OncePer(retention), Some(last)) = (self.locks[resource].kind, last) {
+                // Tokens say less: those after a clock was set back follow the last one. The server's clock may be faster than true time.
+                let apart = granted_at.saturating_sub(last.granted_at);
+                let early = retention.saturating_sub(apart + apart / 100 + MS);
+                if early > 0 {
+                    self.broken(now, Promise::OncePer, || {
+                        format!("the work of r{resource} started again {early} µs before its period was over")
+                    });
+                }
             }
-            self.locks[resource].last_guard = Some((record.token, epoch));
+            self.locks[resource].last_guard = Some(LastGuard { token: record.token, epoch, granted_at });
         }
     }
 

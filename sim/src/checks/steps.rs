@@ -290,7 +290,7 @@ impl Books {
                     attempt.contended_at = contended.then(|| attempt.contended_at.unwrap_or(now));
                     if let Some(tokens) = tokens {
                         let (first, last, order) = (tokens.first.get(), tokens.last.get(), attempt.order);
-                        attempt.ranges.push(TokensOfGrant { first, last, epoch, order });
+                        attempt.ranges.push(TokensOfGrant { first, last, epoch, at: now, order });
                         self.note_token(now, resource, clock, (first, last), epoch);
                     }
                 }
@@ -397,7 +397,7 @@ impl Books {
         let order = self.grants;
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
             attempt.order = order;
-            attempt.ranges.push(TokensOfGrant { first, last, epoch, order });
+            attempt.ranges.push(TokensOfGrant { first, last, epoch, at: now, order });
             (attempt.granted_at, attempt.granted_clock) = (Some(now), clock);
         }
     }
