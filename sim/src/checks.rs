@@ -120,18 +120,20 @@ pub struct LockBook {
     /// The highest token that was granted, and where.
     last_token: u64,
     last_token_epoch: (usize, u32),
+    /// The highest token that was granted in each epoch.
+    tokens: BTreeMap<(usize, u32), u64>,
     /// The highest token that the fenced resource has seen.
     fence: u64,
-    /// The highest place in the grant order of an accepted write, and its epoch.
-    written: (u64, (usize, u32)),
-    last_guard: Option<LastGuard>,
+    /// The highest place in the grant order of an accepted write, by epoch: for a while two masters may grant in turns.
+    written: BTreeMap<(usize, u32), u64>,
+    /// The last trusted guard of an exclusive lock, by epoch.
+    last_guards: BTreeMap<(usize, u32), LastGuard>,
 }
 
 /// The last trusted guard of an exclusive lock.
 #[derive(Clone, Copy)]
 struct LastGuard {
     token: u64,
-    epoch: (usize, u32),
     /// When its token was granted.
     granted_at: Micros,
 }
@@ -176,6 +178,8 @@ pub struct Books {
     slowest: Micros,
     /// A stranger publishes: each attempt and lease may look once a second.
     pub(crate) has_stranger: bool,
+    /// When a server last granted a lock to an attempt that had been given up at another one.
+    pub(crate) stale_grants: BTreeMap<usize, Micros>,
     /// How many tasks are releasing all acquisitions of an owner, by lock.
     forcing: BTreeMap<(usize, String), u32>,
     /// What a failover keeps of leases that replicas had.
@@ -193,9 +197,10 @@ impl Books {
             is_replicated: lock.replicas > 0,
             last_token: 0,
             last_token_epoch: (0, 0),
+            tokens: BTreeMap::new(),
             fence: 0,
-            written: (0, (0, 0)),
-            last_guard: None,
+            written: BTreeMap::new(),
+            last_guards: BTreeMap::new(),
         };
         Self {
             attempts: BTreeMap::new(),
@@ -209,6 +214,7 @@ impl Books {
             calm_from: Micros::MAX,
             slowest,
             has_stranger: false,
+            stale_grants: BTreeMap::new(),
             forcing: BTreeMap::new(),
             lineage: Lineage::default(),
             violation: None,
@@ -358,7 +364,7 @@ impl Books {
         // the one before: a guard that is attached to it has the token of its grant.
         let is_exclusive = self.locks[resource].kind.is_exclusive();
         if is_exclusive && token_epoch == epoch && !record.is_attached {
-            let last = self.locks[resource].last_guard.filter(|last| last.epoch == epoch);
+            let last = self.locks[resource].last_guards.get(&epoch).copied();
             if let Some(LastGuard { token: last, .. }) = last
                 && record.token <= last
             {
@@ -377,7 +383,8 @@ impl Books {
                     });
                 }
             }
-            self.locks[resource].last_guard = Some(LastGuard { token: record.token, epoch, granted_at });
+            let guard = LastGuard { token: record.token, granted_at };
+            self.locks[resource].last_guards.insert(epoch, guard);
         }
     }
 
@@ -406,16 +413,13 @@ impl Books {
             return false;
         }
         book.fence = book.fence.max(token);
-        let (written, of) = book.written;
-        if order < written && of == epoch {
+        let written = book.written.get(&epoch).copied().unwrap_or(0);
+        if order < written {
             self.broken(now, Promise::Fenced, || {
                 format!("r{resource} accepted the write with token {token} of grant {order} after one of grant {written}")
             });
         }
-        let book = &mut self.locks[resource];
-        if order > written || of != epoch {
-            book.written = (order, epoch);
-        }
+        self.locks[resource].written.insert(epoch, order.max(written));
         true
     }
 }

@@ -35,7 +35,7 @@ pub use clock::LocalClock;
 pub use demand::Demand;
 pub(crate) use detached::Detached;
 pub use event::{Content, Event};
-pub(crate) use gathering::{Gathering, Wait, WaitEnd};
+pub(crate) use gathering::{Ended, Gathering, Wait, WaitEnd};
 pub use line::Line;
 
 thread_local! {
