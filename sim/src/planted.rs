@@ -100,11 +100,15 @@ pub enum Planted {
     LateTimerOfKeys,
     /// The server reports no change of keys.
     KeyNewsLost,
+    /// Bridges trust the other library's lock from the answer on, not from when the command was sent.
+    KeyTrustFromAnswer,
+    /// Bridges take the other library's lock with the same value again after a command without an answer.
+    KeyTakeReused,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 46] = [
+    pub const ALL: [Self; 48] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::ForgedGrantBelieved,
@@ -151,6 +155,8 @@ impl Planted {
         Self::KeyTakeRefused,
         Self::LateTimerOfKeys,
         Self::KeyNewsLost,
+        Self::KeyTrustFromAnswer,
+        Self::KeyTakeReused,
     ];
 
     /// Whether this violation is the one that the bug must cause.
@@ -187,6 +193,8 @@ impl Planted {
                 | Self::KeyTakeRefused
                 | Self::LateTimerOfKeys
                 | Self::KeyNewsLost
+                | Self::KeyTrustFromAnswer
+                | Self::KeyTakeReused
         )
     }
 
@@ -208,11 +216,14 @@ impl Planted {
             Self::LeaderDenied => "leaders",
             Self::RefusedAfterPause => "after a pause",
             Self::ReplicasUnasked => "with replicas",
-            Self::KeyRenewalForgotten | Self::KeyExpiresEarly => "beside the program",
+            Self::KeyRenewalForgotten | Self::KeyExpiresEarly | Self::KeyTrustFromAnswer => {
+                "beside the program"
+            }
             Self::KeyReleaseForgotten => "after its release",
             Self::KeyTakeRefused => "was free",
             Self::LateTimerOfKeys => "with another library",
             Self::KeyNewsLost => "deleted by hand",
+            Self::KeyTakeReused => "had ended",
             _ => "",
         }
     }
@@ -226,7 +237,8 @@ impl Planted {
             | Self::RestampedPush
             | Self::ReplicasUnasked
             | Self::KeyRenewalForgotten
-            | Self::KeyExpiresEarly => Promise::OneHolder,
+            | Self::KeyExpiresEarly
+            | Self::KeyTrustFromAnswer => Promise::OneHolder,
             Self::ForgedGrantBelieved
             | Self::TokenRepeated
             | Self::OwnerKeepsToken
@@ -234,7 +246,9 @@ impl Planted {
             | Self::HandoffTokenRepeated => Promise::TokensRise,
             Self::Unfenced => Promise::Fenced,
             Self::HeadSkipped | Self::OwnerSkipped | Self::EndlessHandoff => Promise::Fifo,
-            Self::LateTimer | Self::LateTimerOfKeys | Self::KeyNewsLost => Promise::LossReported,
+            Self::LateTimer | Self::LateTimerOfKeys | Self::KeyNewsLost | Self::KeyTakeReused => {
+                Promise::LossReported
+            }
             Self::ReleaseForgotten
             | Self::ShortReleaseForgotten
             | Self::GuardKept

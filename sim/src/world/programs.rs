@@ -139,6 +139,20 @@ impl World {
         });
     }
 
+    /// A key is renewed for this holder. If the key has ended since a guard of the process exists, the guard never learns of that.
+    pub(crate) fn check_goes_on(&mut self, server: usize, process: ProcessId, key: &str, holder: &str) {
+        let Some(ended_at) = self.bridging.ended.get(&(server, holder.to_owned())).copied() else { return };
+        let lock = index_of_key(key);
+        let mut records = self.books.records.values();
+        let is_held = records
+            .any(|record| record.resource == lock && record.process == process && record.since <= ended_at);
+        if is_held && !self.is_program(process) {
+            self.broken(Promise::LossReported, || {
+                format!("process {process} goes on with r{lock} although its key had ended: a late command has taken it again")
+            });
+        }
+    }
+
     /// No key has a holder's value of these processes, which were closed without an error.
     pub(crate) fn check_keys(&mut self, closed: &[ProcessId]) {
         let (server, now) = (&self.servers[self.master], self.now);
