@@ -143,6 +143,8 @@ impl World {
                     if self.bridging.holders.get(holder) != Some(&process) {
                         self.bridging.ended.insert((server, holder.clone()), self.now);
                         self.note_deletion(index_of_key(key));
+                    } else {
+                        self.bridging.given_back.insert((server, holder.clone()));
                     }
                 }
                 KeyCommand::Renew(_, holder, _) => self.check_goes_on(server, process, key, holder),

@@ -51,6 +51,8 @@ pub(crate) struct Bridging {
     pub(crate) holders: BTreeMap<String, ProcessId>,
     /// The values of bridges whose key has ended at this server, deleted by hand or expired, and when.
     pub(crate) ended: BTreeMap<(usize, String), Micros>,
+    /// The values that a server has released for their own process.
+    pub(crate) given_back: BTreeSet<(usize, String)>,
     /// What bridges have drawn: their values are these numbers and those that follow. And the last of each that was sent.
     pub(crate) drawn: BTreeMap<u128, u128>,
     /// The processes to which the server reports changes of keys.
@@ -69,6 +71,7 @@ impl Bridging {
             holds: BTreeMap::new(),
             holders: BTreeMap::new(),
             ended: BTreeMap::new(),
+            given_back: BTreeSet::new(),
             drawn: BTreeMap::new(),
             tracking: BTreeSet::new(),
             disturbed_at: None,
@@ -84,6 +87,11 @@ impl Bridging {
     /// Random bytes.
     pub(crate) fn random(&mut self) -> [u8; 16] {
         (u128::from(self.rng.bits()) << 64 | u128::from(self.rng.bits())).to_be_bytes()
+    }
+
+    /// Whether another server than this one has released the key with this value.
+    pub(crate) fn was_given_back_elsewhere(&self, server: usize, value: &str) -> bool {
+        self.given_back.iter().any(|(other, released)| *other != server && released == value)
     }
 
     /// Random bytes for a bridge.

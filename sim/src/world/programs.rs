@@ -103,13 +103,15 @@ impl World {
         }
     }
 
-    /// The lock with this key was released then, long ago. A replica that was behind may know it still.
+    /// The lock with this key was released then, long ago. A replica that was behind may know it still, and so may one whose former master
+    /// has released it.
     pub(crate) fn check_key(&mut self, lock: usize, holder: &str, released_at: Micros) {
         let server = &self.servers[self.master];
         let is_left = server.data.keys.holder(&key_name(lock)) == Some(holder);
         let is_alive = self.bridging.holders.get(holder).is_some_and(|by| self.processes[*by].is_alive);
         let is_disturbed = self.bridging.disturbed_at.is_some_and(|at| at >= released_at);
-        if is_left && is_alive && !is_disturbed {
+        let is_elsewhere = self.bridging.was_given_back_elsewhere(self.master, holder);
+        if is_left && is_alive && !is_disturbed && !is_elsewhere {
             self.broken(Promise::NothingLeft, || format!("the key k{lock} is left after its release"));
         }
     }
