@@ -133,6 +133,11 @@ impl World {
             _ => None,
         };
         let (answer, is_changed) = keys.run(early.as_ref().unwrap_or(command), clock);
+        if let KeyCommand::Release(_, holder) = command
+            && self.bridging.holders.get(holder) == Some(&process)
+        {
+            self.bridging.given_back.insert((server, holder.clone()));
+        }
         if is_changed {
             match command {
                 KeyCommand::Take(_, holder, _) => {
@@ -143,8 +148,6 @@ impl World {
                     if self.bridging.holders.get(holder) != Some(&process) {
                         self.bridging.ended.insert((server, holder.clone()), self.now);
                         self.note_deletion(index_of_key(key));
-                    } else {
-                        self.bridging.given_back.insert((server, holder.clone()));
                     }
                 }
                 KeyCommand::Renew(_, holder, _) => self.check_goes_on(server, process, key, holder),

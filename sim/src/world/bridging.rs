@@ -51,7 +51,7 @@ pub(crate) struct Bridging {
     pub(crate) holders: BTreeMap<String, ProcessId>,
     /// The values of bridges whose key has ended at this server, deleted by hand or expired, and when.
     pub(crate) ended: BTreeMap<(usize, String), Micros>,
-    /// The values that a server has released for their own process.
+    /// The values whose release by their own process a server has run. It may have had none of them.
     pub(crate) given_back: BTreeSet<(usize, String)>,
     /// What bridges have drawn: their values are these numbers and those that follow. And the last of each that was sent.
     pub(crate) drawn: BTreeMap<u128, u128>,
@@ -89,7 +89,7 @@ impl Bridging {
         (u128::from(self.rng.bits()) << 64 | u128::from(self.rng.bits())).to_be_bytes()
     }
 
-    /// Whether another server than this one has released the key with this value.
+    /// Whether another server than this one was told to release the key with this value.
     pub(crate) fn was_given_back_elsewhere(&self, server: usize, value: &str) -> bool {
         self.given_back.iter().any(|(other, released)| *other != server && released == value)
     }

@@ -159,10 +159,12 @@ impl World {
     pub(crate) fn check_keys(&mut self, closed: &[ProcessId]) {
         let (server, now) = (&self.servers[self.master], self.now);
         let clock = server.clock.at(now);
+        // What a program leaves expires.
+        let is_of_closed = |process: &ProcessId| closed.contains(process) && !self.is_program(*process);
         let left = server.data.keys.names().find(|key| {
             let by = server.data.keys.holder(key).and_then(|holder| self.bridging.holders.get(holder));
             let is_over = server.data.keys.expires_at(key).is_none_or(|at| at <= clock);
-            !is_over && by.is_some_and(|process| closed.contains(process))
+            !is_over && by.is_some_and(is_of_closed)
         });
         if let Some(key) = left {
             let lock = index_of_key(key);
