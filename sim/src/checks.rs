@@ -14,7 +14,7 @@ use leasehold::simulation::LeaseProbe;
 use leasehold_core::{Acquisition, ClientId, Command, Owner, StoreTime};
 
 use crate::executor::ProcessId;
-use crate::plan::{LockKind, LockPlan, Micros};
+use crate::plan::{LockKind, LockPlan, MS, Micros};
 pub use lineage::Lineage;
 pub use promise::{Promise, Violation};
 pub use shadow::Shadow;
@@ -70,6 +70,8 @@ struct TokensOfGrant {
     first: u64,
     last: u64,
     epoch: (usize, u32),
+    /// When the server granted them.
+    at: Micros,
     /// The number of the grant in the order of all grants.
     order: u64,
 }
@@ -118,11 +120,22 @@ pub struct LockBook {
     /// The highest token that was granted, and where.
     last_token: u64,
     last_token_epoch: (usize, u32),
+    /// The highest token that was granted in each epoch.
+    tokens: BTreeMap<(usize, u32), u64>,
     /// The highest token that the fenced resource has seen.
     fence: u64,
-    /// The highest place in the grant order of an accepted write, and its epoch.
-    written: (u64, (usize, u32)),
-    last_guard: Option<(u64, (usize, u32))>,
+    /// The highest place in the grant order of an accepted write, by epoch: for a while two masters may grant in turns.
+    written: BTreeMap<(usize, u32), u64>,
+    /// The last trusted guard of an exclusive lock, by epoch.
+    last_guards: BTreeMap<(usize, u32), LastGuard>,
+}
+
+/// The last trusted guard of an exclusive lock.
+#[derive(Clone, Copy)]
+struct LastGuard {
+    token: u64,
+    /// When its token was granted.
+    granted_at: Micros,
 }
 
 /// A command that a server runs.
@@ -165,6 +178,8 @@ pub struct Books {
     slowest: Micros,
     /// A stranger publishes: each attempt and lease may look once a second.
     pub(crate) has_stranger: bool,
+    /// When a server last granted a lock to an attempt that had been given up at another one.
+    pub(crate) stale_grants: BTreeMap<usize, Micros>,
     /// How many tasks are releasing all acquisitions of an owner, by lock.
     forcing: BTreeMap<(usize, String), u32>,
     /// What a failover keeps of leases that replicas had.
@@ -182,9 +197,10 @@ impl Books {
             is_replicated: lock.replicas > 0,
             last_token: 0,
             last_token_epoch: (0, 0),
+            tokens: BTreeMap::new(),
             fence: 0,
-            written: (0, (0, 0)),
-            last_guard: None,
+            written: BTreeMap::new(),
+            last_guards: BTreeMap::new(),
         };
         Self {
             attempts: BTreeMap::new(),
@@ -198,6 +214,7 @@ impl Books {
             calm_from: Micros::MAX,
             slowest,
             has_stranger: false,
+            stale_grants: BTreeMap::new(),
             forcing: BTreeMap::new(),
             lineage: Lineage::default(),
             violation: None,
@@ -300,7 +317,9 @@ impl Books {
         let is_replicated = self.locks[resource].is_replicated;
         let since = |epoch| if is_replicated { self.lineage.first(epoch) } else { epoch };
         let is_forced = attempt.is_forced || since(attempt.trusted_from(record)) != since(epoch);
-        let Some(&TokensOfGrant { epoch: token_epoch, .. }) = attempt.tokens_with(record.token) else {
+        let Some(&TokensOfGrant { epoch: token_epoch, at: granted_at, .. }) =
+            attempt.tokens_with(record.token)
+        else {
             let token = record.token;
             self.broken(now, Promise::TokensRise, || {
                 format!("a guard has token {token}, which was never granted to it")
@@ -345,8 +364,8 @@ impl Books {
         // the one before: a guard that is attached to it has the token of its grant.
         let is_exclusive = self.locks[resource].kind.is_exclusive();
         if is_exclusive && token_epoch == epoch && !record.is_attached {
-            if let Some((last, of)) = self.locks[resource].last_guard
-                && of == epoch
+            let last = self.locks[resource].last_guards.get(&epoch).copied();
+            if let Some(LastGuard { token: last, .. }) = last
                 && record.token <= last
             {
                 let token = record.token;
@@ -354,18 +373,18 @@ impl Books {
                     format!("a guard has token {token} after {last} on r{resource}")
                 });
             }
-            if let (LockKind::OncePer(retention), Some((last, of))) =
-                (self.locks[resource].kind, self.locks[resource].last_guard)
-                && of == epoch
-                && record.token < last + retention
-            {
-                // Tokens follow the server's clock, and never fall.
-                let early = last + retention - record.token;
-                self.broken(now, Promise::OncePer, || {
-                    format!("the work of r{resource} started again {early} µs before its period was over")
-                });
+            if let (LockKind::OncePer(retention), Some(last)) = (self.locks[resource].kind, last) {
+                // Tokens say less: those after a clock was set back follow the last one. The server's clock may be faster than true time.
+                let apart = granted_at.saturating_sub(last.granted_at);
+                let early = retention.saturating_sub(apart + apart / 100 + MS);
+                if early > 0 {
+                    self.broken(now, Promise::OncePer, || {
+                        format!("the work of r{resource} started again {early} µs before its period was over")
+                    });
+                }
             }
-            self.locks[resource].last_guard = Some((record.token, epoch));
+            let guard = LastGuard { token: record.token, granted_at };
+            self.locks[resource].last_guards.insert(epoch, guard);
         }
     }
 
@@ -394,16 +413,13 @@ impl Books {
             return false;
         }
         book.fence = book.fence.max(token);
-        let (written, of) = book.written;
-        if order < written && of == epoch {
+        let written = book.written.get(&epoch).copied().unwrap_or(0);
+        if order < written {
             self.broken(now, Promise::Fenced, || {
                 format!("r{resource} accepted the write with token {token} of grant {order} after one of grant {written}")
             });
         }
-        let book = &mut self.locks[resource];
-        if order > written || of != epoch {
-            book.written = (order, epoch);
-        }
+        self.locks[resource].written.insert(epoch, order.max(written));
         true
     }
 }

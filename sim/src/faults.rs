@@ -41,6 +41,10 @@ impl World {
             }
             Event::StopServer(server) => self.stop_server(server),
             Event::Unfull(server) => self.servers[server].is_full = false,
+            Event::SilenceKeys { client, lasts } => {
+                self.begin(0, Fault::SilenceKeys { client, lasts });
+            }
+            Event::DeleteKey(lock) => self.delete_by_hand(lock),
             Event::CheckReported { guard, is_program } => self.check_reported(guard, is_program),
             Event::Heal => self.heal(),
             _ => {}
@@ -101,6 +105,14 @@ impl World {
             Fault::SilenceKeys { client, lasts } => {
                 let until = until(lasts, self.now);
                 self.machines[client].silent_keys = self.machines[client].silent_keys.max(until);
+            }
+            Fault::LateKeys { client, by, during, lasts } => {
+                let silent_from = until(during, self.now);
+                self.machines[client].late_keys = (by, silent_from);
+                self.at(silent_from, Event::SilenceKeys { client, lasts });
+            }
+            Fault::LateTake { client, late, deleted_after } => {
+                self.machines[client].late_take = Some((late, deleted_after));
             }
             Fault::Silence { client, up, down, lasts } => {
                 let until = until(lasts, self.now);
@@ -315,6 +327,9 @@ impl World {
         self.books.calm_from = self.books.calm_from.min(self.books.healthy_from);
         self.loss = (0, false, 0);
         self.delay = (0, 0);
+        for machine in &mut self.machines {
+            machine.late_take = None;
+        }
         for server in 0..self.servers.len() {
             if self.servers[server].is_paused {
                 self.resume_server(server);

@@ -75,6 +75,7 @@ struct Bug {
     breaks: Promise,
     explains: Box<dyn Fn(&Violation) -> bool + Sync>,
     run: Run,
+    case: Box<dyn Fn(u64) -> Case + Sync>,
 }
 
 fn bugs(is_quorum: bool) -> Vec<Bug> {
@@ -84,6 +85,7 @@ fn bugs(is_quorum: bool) -> Vec<Bug> {
             breaks: bug.breaks(),
             explains: Box::new(move |violation| bug.explains(violation)),
             run: Box::new(move |case, lines| quorum::run::run(case, Some(bug), lines)),
+            case: Box::new(QUORUM.fresh),
         };
         quorum::planted::Planted::ALL.into_iter().map(bug).collect()
     } else {
@@ -92,6 +94,7 @@ fn bugs(is_quorum: bool) -> Vec<Bug> {
             breaks: bug.breaks(),
             explains: Box::new(move |violation| bug.explains(violation)),
             run: Box::new(move |case, lines| run(case, Some(bug), lines)),
+            case: Box::new(move |seed| bug.case(seed)),
         };
         Planted::ALL.into_iter().map(bug).collect()
     }
@@ -269,7 +272,7 @@ fn find(bug: &Bug, args: &Args) -> bool {
                     {
                         break;
                     }
-                    let outcome = (bug.run)(&(args.model.fresh)(seed), None);
+                    let outcome = (bug.run)(&(bug.case)(seed), None);
                     let Some(violation) = outcome.violation else { continue };
                     if (bug.explains)(&violation) {
                         let mut found = found.lock().expect("no thread panicked");

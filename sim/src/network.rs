@@ -121,6 +121,9 @@ impl World {
             Direction::Up => (&mut known.up, machine.silent_up.max(of_line)),
             Direction::Down => (&mut known.down, machine.silent_down.max(of_line)),
         };
+        let (late, until) = machine.late_keys;
+        let is_late = known.line == Line::Keys && matches!(direction, Direction::Down) && self.now < until;
+        let delay = if is_late { delay + late } else { delay };
         let at = (self.now + delay).max(*last);
         *last = if self.now < silent { at.max(silent + delay) } else { at };
         let at = *last;

@@ -233,6 +233,14 @@ impl Plan {
         clients.chain(tasks).chain(faults).chain(ops).filter(|part| !case.without.contains(part)).collect()
     }
 
+    /// How many answers an attempt needs at least: mutexes of a set that want replicas are acquired one after the other.
+    #[must_use]
+    pub fn round_trips(&self, op: &Op) -> u64 {
+        let is_set = op.share == Share::Set;
+        let wants_replicas = |lock: &LockPlan| lock.replicas > 0;
+        if is_set && self.locks[op.lock..=op.lock + 1].iter().any(wants_replicas) { 2 } else { 1 }
+    }
+
     /// When the last fault ends; zero without faults.
     #[must_use]
     pub fn faults_end(&self) -> Micros {

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::checks::{Promise, Violation};
+use crate::plan::{Case, Plan};
 
 /// A bug in the simulated server, network or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub enum Planted {
     HandoffTokenRepeated,
     /// After the faults, grants that are pushed get lost.
     PushLost,
+    /// The same in runs in which a replica that was behind, or beside its master for a while, has taken over.
+    PushLostAtNewMaster,
     /// After the faults, the server confirms releases of short leases and keeps the leases.
     ShortReleaseForgotten,
     /// Some guards of the end are neither released nor dropped.
@@ -77,6 +80,8 @@ pub enum Planted {
     BarrierShort,
     /// Some parties that have passed say that they have left.
     PassDenied,
+    /// Parties that have passed say that they have left, if another master has taken over since they began to wait.
+    PassDeniedAtNewMaster,
     /// No party of a round leads.
     LeaderDenied,
     /// Calls soon after a pause are refused.
@@ -95,11 +100,15 @@ pub enum Planted {
     LateTimerOfKeys,
     /// The server reports no change of keys.
     KeyNewsLost,
+    /// Bridges trust the other library's lock from the answer on, not from when the command was sent.
+    KeyTrustFromAnswer,
+    /// Bridges take the other library's lock with the same value again after a command without an answer.
+    KeyTakeReused,
 }
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 44] = [
+    pub const ALL: [Self; 48] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::ForgedGrantBelieved,
@@ -125,6 +134,7 @@ impl Planted {
         Self::TombstonesUnasked,
         Self::HandoffTokenRepeated,
         Self::PushLost,
+        Self::PushLostAtNewMaster,
         Self::ShortReleaseForgotten,
         Self::GuardKept,
         Self::TombstonesKept,
@@ -135,6 +145,7 @@ impl Planted {
         Self::LatchShort,
         Self::BarrierShort,
         Self::PassDenied,
+        Self::PassDeniedAtNewMaster,
         Self::LeaderDenied,
         Self::RefusedAfterPause,
         Self::ReplicasUnasked,
@@ -144,6 +155,8 @@ impl Planted {
         Self::KeyTakeRefused,
         Self::LateTimerOfKeys,
         Self::KeyNewsLost,
+        Self::KeyTrustFromAnswer,
+        Self::KeyTakeReused,
     ];
 
     /// Whether this violation is the one that the bug must cause.
@@ -152,9 +165,26 @@ impl Planted {
         violation.promise == self.breaks() && violation.what.contains(self.says())
     }
 
-    /// Whether it shows with bridges only.
+    /// The case of a seed that may show it.
     #[must_use]
-    pub const fn is_of_keys(self) -> bool {
+    pub fn case(self, seed: u64) -> Case {
+        let case = Case::fresh(seed);
+        match self {
+            // Other faults may fail a lock, too.
+            Self::RefusedAfterPause => Plan::case_with_pauses(seed),
+            // These runs have more failovers.
+            Self::PassDeniedAtNewMaster => Case { gathers: true, replicates: true, ..case },
+            Self::PushLostAtNewMaster => Case { replicates: true, ..case },
+            // Only these runs have barriers.
+            _ if self.breaks() == Promise::Gathered => Case { gathers: true, ..case },
+            // Only these runs have bridges.
+            _ if self.is_of_keys() => Case { bridges: true, ..case },
+            _ => case,
+        }
+    }
+
+    /// Whether it shows with bridges only.
+    const fn is_of_keys(self) -> bool {
         matches!(
             self,
             Self::KeyRenewalForgotten
@@ -163,6 +193,8 @@ impl Planted {
                 | Self::KeyTakeRefused
                 | Self::LateTimerOfKeys
                 | Self::KeyNewsLost
+                | Self::KeyTrustFromAnswer
+                | Self::KeyTakeReused
         )
     }
 
@@ -174,21 +206,24 @@ impl Planted {
             Self::ReleaseForgotten | Self::ShortReleaseForgotten => "the lease",
             Self::GuardKept => "entries left",
             Self::TombstonesKept => "kept for ever",
-            Self::PushLost => "was free",
+            Self::PushLost | Self::PushLostAtNewMaster => "was free",
             Self::LateTimeout => "a wait with a limit",
             Self::LateFailure => "an attempt that does not wait",
             Self::SlowClose => "not closed",
             Self::EndlessHandoff => "hand-off",
             Self::LatchShort => "the latch",
-            Self::BarrierShort | Self::PassDenied => "beside",
+            Self::BarrierShort | Self::PassDenied | Self::PassDeniedAtNewMaster => "beside",
             Self::LeaderDenied => "leaders",
             Self::RefusedAfterPause => "after a pause",
             Self::ReplicasUnasked => "with replicas",
-            Self::KeyRenewalForgotten | Self::KeyExpiresEarly => "beside the program",
+            Self::KeyRenewalForgotten | Self::KeyExpiresEarly | Self::KeyTrustFromAnswer => {
+                "beside the program"
+            }
             Self::KeyReleaseForgotten => "after its release",
             Self::KeyTakeRefused => "was free",
             Self::LateTimerOfKeys => "with another library",
             Self::KeyNewsLost => "deleted by hand",
+            Self::KeyTakeReused => "had ended",
             _ => "",
         }
     }
@@ -202,7 +237,8 @@ impl Planted {
             | Self::RestampedPush
             | Self::ReplicasUnasked
             | Self::KeyRenewalForgotten
-            | Self::KeyExpiresEarly => Promise::OneHolder,
+            | Self::KeyExpiresEarly
+            | Self::KeyTrustFromAnswer => Promise::OneHolder,
             Self::ForgedGrantBelieved
             | Self::TokenRepeated
             | Self::OwnerKeepsToken
@@ -210,7 +246,9 @@ impl Planted {
             | Self::HandoffTokenRepeated => Promise::TokensRise,
             Self::Unfenced => Promise::Fenced,
             Self::HeadSkipped | Self::OwnerSkipped | Self::EndlessHandoff => Promise::Fifo,
-            Self::LateTimer | Self::LateTimerOfKeys | Self::KeyNewsLost => Promise::LossReported,
+            Self::LateTimer | Self::LateTimerOfKeys | Self::KeyNewsLost | Self::KeyTakeReused => {
+                Promise::LossReported
+            }
             Self::ReleaseForgotten
             | Self::ShortReleaseForgotten
             | Self::GuardKept
@@ -218,7 +256,9 @@ impl Planted {
             | Self::KeyReleaseForgotten => Promise::NothingLeft,
             Self::EagerRecheck => Promise::FewCommands,
             Self::TimerStorm => Promise::NoTimerStorm,
-            Self::WaiterForgotten | Self::PushLost | Self::KeyTakeRefused => Promise::Liveness,
+            Self::WaiterForgotten | Self::PushLost | Self::PushLostAtNewMaster | Self::KeyTakeRefused => {
+                Promise::Liveness
+            }
             Self::NoTombstones | Self::TombstonesUnasked => Promise::NoGhost,
             Self::SpuriousError | Self::ErrorForTries | Self::RefusedAfterPause => Promise::NoError,
             Self::LateTimeout | Self::LateFailure | Self::SlowClose => Promise::InTime,
@@ -226,9 +266,11 @@ impl Planted {
             Self::BusyWhileFree => Promise::Refused,
             Self::RetentionForgotten => Promise::Retained,
             Self::PeriodShort => Promise::OncePer,
-            Self::LatchShort | Self::BarrierShort | Self::PassDenied | Self::LeaderDenied => {
-                Promise::Gathered
-            }
+            Self::LatchShort
+            | Self::BarrierShort
+            | Self::PassDenied
+            | Self::PassDeniedAtNewMaster
+            | Self::LeaderDenied => Promise::Gathered,
         }
     }
 }

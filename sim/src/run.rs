@@ -359,11 +359,12 @@ fn start_program(process: ProcessId, client: usize) {
     }
 }
 
-/// Once connected, a process begins its users' tasks.
+/// Once connected, a process begins its users' tasks: a client is not there before its driver has a connection.
 fn begin_tasks(process: ProcessId) {
     let begun = with(|world| {
         let known = &mut world.processes[process];
-        if std::mem::replace(&mut known.is_started, true) {
+        let is_connected = known.slots[Line::Driver as usize].connection.is_some();
+        if !is_connected || std::mem::replace(&mut known.is_started, true) {
             return None;
         }
         let client = known.client;

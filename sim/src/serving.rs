@@ -13,7 +13,7 @@ use leasehold_core::{
 use crate::checks::Step;
 use crate::executor::ProcessId;
 use crate::history::Column;
-use crate::plan::{LockKind, SECOND};
+use crate::plan::{Fault, FaultPlan, LockKind, SECOND};
 use crate::planted::Planted;
 use crate::server::index_of;
 use crate::world::{Content, Event, World};
@@ -355,9 +355,7 @@ impl World {
                 .collect();
             for (connection, process) in to {
                 let column = self.column(process);
-                let is_planted = self.planted == Some(Planted::PushLost)
-                    && self.now > self.books.calm_from
-                    && matches!(push.kind, PushKind::Granted(..));
+                let is_planted = matches!(push.kind, PushKind::Granted(..)) && self.loses_grant();
                 if is_planted || self.loses(true) {
                     self.say(column, &[5, connection], || format!("the push {:?} is lost", push.kind));
                     continue;
@@ -367,6 +365,19 @@ impl World {
             }
         }
         self.publish_forged(server);
+    }
+
+    /// Whether a planted bug loses a pushed grant.
+    fn loses_grant(&self) -> bool {
+        let is_behind = |planned: &FaultPlan| {
+            matches!(planned.fault, Fault::Failover { lag: 1.., .. } | Fault::Failover { overlaps: 1.., .. })
+        };
+        let is_planted = match self.planted {
+            Some(Planted::PushLost) => true,
+            Some(Planted::PushLostAtNewMaster) => self.plan.faults.iter().any(is_behind),
+            _ => false,
+        };
+        is_planted && self.now > self.books.calm_from
     }
 
     /// What the stranger publishes now.

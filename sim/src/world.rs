@@ -10,6 +10,7 @@ mod detached;
 mod event;
 mod gathering;
 mod line;
+mod planted;
 mod programs;
 
 use std::cell::RefCell;
@@ -35,7 +36,7 @@ pub use clock::LocalClock;
 pub use demand::Demand;
 pub(crate) use detached::Detached;
 pub use event::{Content, Event};
-pub(crate) use gathering::{Gathering, Wait, WaitEnd};
+pub(crate) use gathering::{Ended, Gathering, Wait, WaitEnd};
 pub use line::Line;
 
 thread_local! {
@@ -55,6 +56,10 @@ pub struct Machine {
     pub unconnected: Micros,
     /// The connection for keys is silent, and can't be made, until then.
     pub silent_keys: Micros,
+    /// Answers over that connection come this much later, until then.
+    pub late_keys: (Micros, Micros),
+    /// The next command to take a lock over that connection arrives this late, and its key is deleted after this time.
+    pub late_take: Option<(Micros, Micros)>,
     /// Its clock is, or was, outside of the stated bound, and leases of that time may be trusted until then.
     pub tainted: Micros,
     /// Its present process.
@@ -265,6 +270,8 @@ impl World {
             silent_down: 0,
             unconnected: 0,
             silent_keys: 0,
+            late_keys: (0, 0),
+            late_take: None,
             tainted: 0,
             process: None,
         });

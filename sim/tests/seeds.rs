@@ -133,20 +133,11 @@ fn planted_bugs_of_a_quorum_are_found() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in Planted::ALL {
-        let found = seeds(500).find(|seed| {
-            let case = match bug {
-                // Other faults may fail a lock, too.
-                Planted::RefusedAfterPause => Plan::case_with_pauses(*seed),
-                // Only these runs have barriers.
-                _ if bug.breaks() == Promise::Gathered => Case { gathers: true, ..Case::fresh(*seed) },
-                // Only these runs have bridges.
-                _ if bug.is_of_keys() => Case { bridges: true, ..Case::fresh(*seed) },
-                _ => Case::fresh(*seed),
-            };
-            let outcome = run(&case, Some(bug), None);
+        let found = seeds(1_000).find(|seed| {
+            let outcome = run(&bug.case(*seed), Some(bug), None);
             outcome.violation.is_some_and(|violation| bug.explains(&violation))
         });
-        assert!(found.is_some(), "{bug} was not found in 500 seeds");
+        assert!(found.is_some(), "{bug} was not found in 1,000 seeds");
     }
 }
 

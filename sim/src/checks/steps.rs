@@ -247,6 +247,9 @@ impl Books {
                     format!("r{resource} was granted to {acquisition} within the minimum hold of another")
                 });
             }
+            if self.gone.get(&acquisition).is_some_and(|(_, of)| *of != epoch) {
+                self.stale_grants.insert(resource, now);
+            }
             let begun = self.attempts.get(&acquisition).map_or(epoch, |attempt| attempt.begun);
             self.granted(now, resource, clock, acquisition, grant, (epoch, begun), acquire);
             // It knows from its own wait that others may wait.
@@ -290,7 +293,7 @@ impl Books {
                     attempt.contended_at = contended.then(|| attempt.contended_at.unwrap_or(now));
                     if let Some(tokens) = tokens {
                         let (first, last, order) = (tokens.first.get(), tokens.last.get(), attempt.order);
-                        attempt.ranges.push(TokensOfGrant { first, last, epoch, order });
+                        attempt.ranges.push(TokensOfGrant { first, last, epoch, at: now, order });
                         self.note_token(now, resource, clock, (first, last), epoch);
                     }
                 }
@@ -299,7 +302,7 @@ impl Books {
                 if *reply == Reply::NotHeld && !release.min_hold.is_zero() {
                     self.not_retained.insert(release.acquisition.client, now);
                 }
-                self.released(now, clock, release, epoch);
+                self.released(now, clock, release, reply, epoch);
             }
             (Command::Inspect, Reply::View(view)) => {
                 for holder in &view.holders {
@@ -312,12 +315,14 @@ impl Books {
         }
     }
 
-    /// Whether all that an owner has is being released, and this attempt of it waits still: its client has not given it up.
-    fn asks_again(&self, acquisition: Acquisition) -> bool {
-        let attempt = self.attempts.get(&acquisition);
-        attempt.is_some_and(|attempt| {
-            !attempt.has_begun && self.is_forcing(attempt.resource, attempt.owner.as_ref())
-        })
+    /// Whether this has ended a lease because all that an owner has is being released, and the attempt of the lease waits still: its
+    /// client has not given it up, and so leaves no tombstone.
+    fn asks_again(&self, release: &leasehold_core::Release, reply: &Reply) -> bool {
+        let attempt = self.attempts.get(&release.acquisition);
+        let is_forcing = |attempt: &Attempt| self.is_forcing(attempt.resource, attempt.owner.as_ref());
+        *reply == Reply::Released
+            && release.tombstone.is_zero()
+            && attempt.is_some_and(|attempt| !attempt.has_begun && is_forcing(attempt))
     }
 
     fn released(
@@ -325,10 +330,11 @@ impl Books {
         now: Micros,
         clock: StoreTime,
         release: &leasehold_core::Release,
+        reply: &Reply,
         epoch: (usize, u32),
     ) {
         let healthy_from = self.healthy_from;
-        if !self.asks_again(release.acquisition) {
+        if !self.asks_again(release, reply) {
             self.gone.insert(release.acquisition, (clock, epoch));
         }
         let Some(attempt) = self.attempts.get_mut(&release.acquisition) else { return };
@@ -397,7 +403,7 @@ impl Books {
         let order = self.grants;
         if let Some(attempt) = self.attempts.get_mut(&acquisition) {
             attempt.order = order;
-            attempt.ranges.push(TokensOfGrant { first, last, epoch, order });
+            attempt.ranges.push(TokensOfGrant { first, last, epoch, at: now, order });
             (attempt.granted_at, attempt.granted_clock) = (Some(now), clock);
         }
     }
@@ -478,10 +484,12 @@ impl Books {
         let book = &mut self.locks[resource];
         // Section "Tokens and the wall clock": if the last token is forgotten, only the clock keeps tokens rising.
         let is_forgotten = book.last_token_epoch != epoch && book.last_token >= wall.as_micros();
-        let before = book.last_token;
-        book.last_token = if is_forgotten { last } else { before.max(last) };
+        let known = if is_forgotten { 0 } else { book.last_token };
+        let before = book.tokens.get(&epoch).copied().unwrap_or(0).max(known);
+        book.last_token = before.max(last);
         book.last_token_epoch = epoch;
-        if first <= before && !is_forgotten {
+        book.tokens.insert(epoch, before.max(last));
+        if first <= before {
             self.broken(now, Promise::TokensRise, || {
                 format!("token {first} was granted after {before} on r{resource}")
             });

@@ -20,9 +20,11 @@ impl World {
     pub(crate) fn call_keys(&mut self, process: ProcessId, commands: Vec<KeyCommand>) -> u64 {
         let number = self.number();
         let until = self.local(process) + SEND_TIMEOUT;
+        let commands = self.with_first_values(process, commands);
         let call = KeyCall {
             process,
             commands,
+            called_at: self.now,
             until,
             connection: None,
             result: None,
@@ -163,6 +165,8 @@ impl World {
             return Act::None;
         }
         self.processes[process].answered_at = self.now;
+        self.count_from_answer(number, &answers);
+        let answers = self.with_last_values(process, answers);
         self.end_keys(number, Ok(answers))
     }
 

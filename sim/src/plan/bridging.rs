@@ -140,14 +140,25 @@ impl Plan {
         for _ in 0..rng.below(8) {
             let at = rng.below(self.heal_at);
             let client = rng.index(self.clients.len());
+            let user = rng.index(self.clients.len() - self.bridges.programs.len());
             let lasts = rng.scaled(MS, 20 * SECOND);
             let late = rng.chance(400).then(|| rng.scaled(MS, 8 * SECOND));
-            let fault = match rng.below(9) {
+            let fault = match rng.below(16) {
                 0..3 => Fault::CutKeys { client, late },
                 3..6 => Fault::SilenceKeys { client, lasts },
                 6 => Fault::Pause { client, callers: true, driver: true, lasts },
                 7 => Fault::Crash { client, restarts_after: lasts, closes_after: 0 },
-                _ => Fault::Partition { client, lasts },
+                8 => Fault::Partition { client, lasts },
+                9..12 => Fault::LateKeys {
+                    client: user,
+                    by: rng.between(200 * MS, 950 * MS),
+                    during: rng.between(SECOND, 8 * SECOND),
+                    lasts,
+                },
+                _ => {
+                    let late = rng.scaled(20 * MS, 1_300 * MS);
+                    Fault::LateTake { client: user, late, deleted_after: rng.between(late / 8, late) }
+                }
             };
             self.faults.push(FaultPlan { at, fault });
         }
@@ -177,7 +188,7 @@ fn bridged_op(rng: &mut Rng, lock: usize) -> Op {
         share: Share::Whole,
         mode,
         drop_after: rng.chance(120).then(|| rng.scaled(10, 10 * SECOND)),
-        hold: rng.scaled(10, 2 * SECOND),
+        hold: if rng.chance(200) { rng.between(SECOND, 10 * SECOND) } else { rng.scaled(10, 2 * SECOND) },
         renews: rng.chance(100),
         is_watched: rng.chance(600),
         end: match rng.below(10) {

@@ -36,6 +36,11 @@ pub enum Fault {
     CutKeys { client: usize, late: Option<Micros> },
     /// Nothing gets through over the connection of a client's bridges, or of a program, and it can't be made again.
     SilenceKeys { client: usize, lasts: Micros },
+    /// Answers over that connection come this much later for a while. After that nothing gets through.
+    LateKeys { client: usize, by: Micros, during: Micros, lasts: Micros },
+    /// That connection is cut as soon as the next command to take a lock has been sent over it, which arrives after `late`. Before, the key
+    /// is deleted by hand if a later command has taken it.
+    LateTake { client: usize, late: Micros, deleted_after: Micros },
     /// Nothing gets through to the server, or back, and no side is told.
     Silence { client: usize, up: bool, down: bool, lasts: Micros },
     /// A client can't connect to any server, and its connections are silent.

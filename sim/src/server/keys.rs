@@ -34,6 +34,13 @@ impl Keys {
         self.0.keys()
     }
 
+    /// The key of this holder expires so much earlier.
+    pub fn shorten(&mut self, key: &str, holder: &str, by: Duration) {
+        if let Some(key) = self.0.get_mut(key).filter(|key| key.holder == holder) {
+            key.expires_at = StoreTime::from_micros(key.expires_at.as_micros().saturating_sub(micros(by)));
+        }
+    }
+
     /// Removes the key if its time is over. Returns whether it has.
     pub fn expire(&mut self, key: &str, now: StoreTime) -> bool {
         let is_over = self.0.get(key).is_some_and(|key| key.expires_at <= now);
@@ -90,6 +97,10 @@ pub fn key_of(command: &KeyCommand) -> Option<&str> {
         | KeyCommand::Exists(key) => Some(key),
         KeyCommand::Track => None,
     }
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn millis(left: Duration) -> i64 {

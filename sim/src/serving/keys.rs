@@ -11,7 +11,7 @@ use crate::history::Column;
 use crate::plan::{MS, Micros};
 use crate::planted::Planted;
 use crate::server::{index_of_key, key_of};
-use crate::world::{Event, World};
+use crate::world::{Event, World, key_name};
 
 /// How long after its end the server removes an expired key at most.
 const EXPIRY_DELAY: Micros = 100 * MS;
@@ -24,6 +24,7 @@ impl World {
         is_late: bool,
         commands: Vec<KeyCommand>,
     ) {
+        self.delay_take(connection, is_late, &commands);
         let again = |commands| Event::KeyRequest { connection, call, is_late: true, commands };
         let Some((server, process, commands)) = self.receive(connection, is_late, commands, again) else {
             return;
@@ -41,6 +42,40 @@ impl World {
             return;
         }
         self.down(connection, Event::KeyResponse { connection, call, answers });
+    }
+
+    /// Cuts the connection if a command to take a lock has been sent over it, and that is the fault that is due.
+    fn delay_take(&mut self, connection: u64, is_late: bool, commands: &[KeyCommand]) {
+        let take = commands.iter().find(|command| matches!(command, KeyCommand::Take(..)));
+        let Some(key) = take.filter(|_| !is_late).and_then(key_of) else { return };
+        let Some(known) = self.connections.get(&connection) else { return };
+        let client = self.processes[known.process].client;
+        let is_open = self.servers[known.server].connections.contains_key(&connection);
+        let Some((late, deleted_after)) = self.machines[client].late_take.take_if(|_| is_open) else {
+            return;
+        };
+        self.say(Column::Server, &[88, connection], || {
+            format!("connection {connection} is cut, and SET comes late")
+        });
+        self.cut(connection, Some(late));
+        self.after(deleted_after, Event::DeleteKey(index_of_key(key)));
+    }
+
+    /// An operator deletes the key of a bridge.
+    pub(crate) fn delete_by_hand(&mut self, lock: usize) {
+        let (server, key) = (self.master, key_name(lock));
+        let Some(holder) = self.servers[server].data.keys.holder(&key).map(str::to_owned) else { return };
+        let is_bridge = self.bridging.holders.get(&holder).is_some_and(|by| !self.is_program(*by));
+        if !is_bridge || self.is_healed || !self.servers[server].is_up {
+            return;
+        }
+        let clock = self.servers[server].clock.at(self.now);
+        self.servers[server].data.keys.run(&KeyCommand::Release(key.clone(), holder.clone()), clock);
+        self.say(Column::Server, &[89, server as u64], || format!("{key} is deleted by hand"));
+        self.bridging.ended.insert((server, holder), self.now);
+        self.note_key_end(&key);
+        self.note_deletion(lock);
+        self.report_key(server, &key, None);
     }
 
     fn run_on_key(
@@ -98,6 +133,11 @@ impl World {
             _ => None,
         };
         let (answer, is_changed) = keys.run(early.as_ref().unwrap_or(command), clock);
+        if let KeyCommand::Release(_, holder) = command
+            && self.bridging.holders.get(holder) == Some(&process)
+        {
+            self.bridging.given_back.insert((server, holder.clone()));
+        }
         if is_changed {
             match command {
                 KeyCommand::Take(_, holder, _) => {
@@ -106,9 +146,11 @@ impl World {
                 KeyCommand::Release(_, holder) => {
                     self.note_key_end(key);
                     if self.bridging.holders.get(holder) != Some(&process) {
+                        self.bridging.ended.insert((server, holder.clone()), self.now);
                         self.note_deletion(index_of_key(key));
                     }
                 }
+                KeyCommand::Renew(_, holder, _) => self.check_goes_on(server, process, key, holder),
                 _ => {}
             }
             self.watch_expiry(server, key);
@@ -120,7 +162,9 @@ impl World {
     /// Removes a key whose time is over.
     pub(crate) fn expire_key(&mut self, server: usize, key: &str) {
         let clock = self.servers[server].clock.at(self.now);
+        let holder = self.servers[server].data.keys.holder(key).map(str::to_owned);
         if self.servers[server].data.keys.expire(key, clock) {
+            self.bridging.ended.extend(holder.map(|holder| ((server, holder), self.now)));
             self.note_key_end(key);
             self.say(Column::Server, &[82, server as u64], || format!("{key} has expired"));
             self.report_key(server, key, None);

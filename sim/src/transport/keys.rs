@@ -25,7 +25,7 @@ impl KeyHost for KeyWire {
     }
 
     fn random(&self) -> [u8; 16] {
-        with(|world| world.bridging.random())
+        with(|world| world.bridging.draw())
     }
 }
 

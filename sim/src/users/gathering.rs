@@ -6,34 +6,39 @@ use super::locks::name;
 use super::until;
 use super::user::{User, span};
 use crate::checks::Promise;
+use crate::executor::ProcessId;
 use crate::plan::{LockKind, MS, Micros, Mode, Op, SECOND, Share};
 use crate::planted::Planted;
 use crate::transport::Sleep;
-use crate::world::{Wait, WaitEnd, World, try_with, with};
+use crate::world::{Ended, Wait, WaitEnd, World, try_with, with};
 
 /// A wait that ends when this is dropped.
 struct Waiting {
     lock: usize,
+    process: ProcessId,
     number: usize,
 }
 
 impl Waiting {
-    fn new(lock: usize) -> Self {
+    fn new(lock: usize, process: ProcessId) -> Self {
         let number = with(|world| {
-            let wait = Wait { began: world.now, epoch: world.epoch(), ended: None };
+            let (begun_at, stalled) = (world.life_for(process), world.processes[process].stalled);
+            let wait = Wait { began: world.now, begun_at, stalled, ended: None };
             let waits = &mut world.gatherings.entry(lock).or_default().waits;
             waits.push(wait);
             waits.len() - 1
         });
-        Self { lock, number }
+        Self { lock, process, number }
     }
 
     fn end(&self, end: WaitEnd) {
         try_with(|world| {
-            let now = world.now;
+            let (now, life, stalled) =
+                (world.now, world.life_for(self.process), world.processes[self.process].stalled);
             let wait = world.gatherings.get_mut(&self.lock).and_then(|all| all.waits.get_mut(self.number));
             if let Some(wait) = wait {
-                wait.ended.get_or_insert((now, end));
+                let by = life.filter(|_| stalled == wait.stalled);
+                wait.ended.get_or_insert(Ended { now, end, by });
             }
         });
     }
@@ -139,10 +144,10 @@ impl User {
     }
 
     async fn wait_at_barrier(&self, lock: usize, parties: u32, limit: Micros) -> Result<(), Error> {
-        let waiting = Waiting::new(lock);
+        let waiting = Waiting::new(lock, self.process);
         self.say(62, || format!("waits at r{lock}"));
         let passed = self.barrier(lock, parties).wait_timeout(span(limit)).await?;
-        let is_denied = with(|world| world.planted == Some(Planted::PassDenied) && world.rng.chance(700));
+        let is_denied = with(|world| world.denies_pass(lock, waiting.number));
         match passed.filter(|_| !is_denied) {
             Some(leads) => {
                 let leads = leads && with(|world| world.planted != Some(Planted::LeaderDenied));
@@ -191,22 +196,43 @@ impl World {
         self.plan.tasks.iter().filter(is_present).count()
     }
 
+    /// The life of the server that a process is connected to.
+    fn life_for(&self, process: ProcessId) -> Option<(usize, u32)> {
+        let connection = self.processes[process].slots.iter().find_map(|slot| slot.connection)?;
+        let server = self.connections[&connection].server;
+        Some((server, self.servers[server].epoch))
+    }
+
+    /// Whether a party that has passed says that it has left, by a planted bug.
+    fn denies_pass(&mut self, lock: usize, number: usize) -> bool {
+        match self.planted {
+            Some(Planted::PassDenied) => self.rng.chance(700),
+            Some(Planted::PassDeniedAtNewMaster) => {
+                let master = self.epoch();
+                self.gatherings[&lock].waits[number].begun_at.is_some_and(|at| at != master)
+            }
+            _ => false,
+        }
+    }
+
     /// A wait has passed: this many parties waited at the same time, and none of them has left instead.
     fn check_round(&mut self, lock: usize, parties: u32, number: usize) {
-        let epoch = self.epoch();
         let longest_lease = 3 * self.plan.locks[lock].ttl + self.set_back;
         let Some(gathering) = self.gatherings.get(&lock) else { return };
-        let Wait { began, epoch: begun_in, .. } = gathering.waits[number];
-        // A server that lost data may have counted a party that left another one.
-        let is_same = begun_in == epoch;
+        let passed = &gathering.waits[number];
+        let (began, by) = (passed.began, passed.ended.and_then(|ended| ended.by));
+        // A server that has decided on all of a wait knows of the others what it was told. Another one may count a party that has left or
+        // passed, because it lost data, or because that was at another master.
+        let is_known = |wait: &Wait, ended: &Ended| {
+            by.is_some() && ended.by == by && (passed.is_of_one_life() || wait.is_of_one_life())
+        };
         let waited = gathering.waits.iter().filter(|wait| match wait.ended {
             None => true,
-            // The party may have left at the master before, and this one does not know it.
-            Some((at, WaitEnd::Departed)) if wait.epoch != epoch => at + longest_lease >= began,
-            Some((_, WaitEnd::Departed)) if is_same => false,
+            Some(ended) if ended.end != WaitEnd::Unknown && is_known(wait, &ended) => {
+                ended.end != WaitEnd::Departed && ended.now >= began
+            }
             // A party that dies is counted until its lease has expired. Its last commands may arrive late.
-            Some((at, WaitEnd::Unknown)) => at + longest_lease >= began,
-            Some((at, _)) => at >= began,
+            Some(ended) => ended.now + longest_lease >= began,
         });
         let waited = waited.count();
         if waited < parties as usize {
@@ -221,7 +247,8 @@ impl World {
         let first = (0, 0);
         let rounds = self.gatherings.iter().filter_map(|(lock, gathering)| {
             let LockKind::Barrier(parties) = self.plan.locks[*lock].kind else { return None };
-            let ends: Vec<WaitEnd> = gathering.waits.iter().filter_map(|wait| Some(wait.ended?.1)).collect();
+            let ends: Vec<WaitEnd> =
+                gathering.waits.iter().filter_map(|wait| Some(wait.ended?.end)).collect();
             let is_known = ends.len() == gathering.waits.len() && !ends.contains(&WaitEnd::Unknown);
             let passed = ends.iter().filter(|end| matches!(end, WaitEnd::Passed { .. })).count();
             let leaders = ends.iter().filter(|end| **end == WaitEnd::Passed { leads: true }).count();

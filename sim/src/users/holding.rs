@@ -7,7 +7,7 @@ use super::locks::lock_of;
 use super::user::{User, WRITER};
 use crate::checks::{Promise, Record};
 use crate::executor::ProcessId;
-use crate::plan::{Fault, LockKind, MS, SECOND};
+use crate::plan::{LockKind, MS, SECOND};
 use crate::planted::Planted;
 use crate::serving::short;
 use crate::world::{Event, World, run_as, try_with, with};
@@ -314,10 +314,9 @@ impl World {
         // the client's other waiters are skipped until one of them asks again.
         let ends_by_itself = !plan.renews || plan.max_hold.is_some();
         // A replica that is behind knows waiters that have given up, and so does a new master of what is released at the former one. Each
-        // is granted, and costs a claim window.
-        let is_behind = self.plan.faults.iter().any(|fault| {
-            matches!(fault.fault, Fault::Failover { lag: 1.., .. } | Fault::Failover { overlaps: 1.., .. })
-        });
+        // is granted, and costs a claim window, after which its client's other waiters are skipped until one of them asks again.
+        let stale_at = self.books.stale_grants.get(&lock);
+        let is_behind = stale_at.is_some_and(|at| at + self.takeover_bound() >= free);
         let bound = if free < self.books.calm_from
             || ends_by_itself
             || is_behind

@@ -102,7 +102,9 @@ impl User {
             let is_told = match op.mode {
                 // An attempt may reach its limit before its first answer. It is given up then, and the answer to that counts.
                 Mode::Timeout(limit) => {
-                    let is_heard = began >= world.books.calm_from && limit > 2 * world.plan.network.slowest();
+                    let round_trips = world.plan.round_trips(op);
+                    let is_heard = began >= world.books.calm_from
+                        && limit > 2 * round_trips * world.plan.network.slowest();
                     if is_heard { known.refused_at >= began } else { known.answered_at >= began }
                 }
                 _ => known.refused_at >= began,

@@ -18,6 +18,7 @@ pub(crate) type KeyResult = Result<Vec<KeyAnswered>, CallFailed>;
 pub(crate) struct KeyCall {
     pub(crate) process: ProcessId,
     pub(crate) commands: Vec<KeyCommand>,
+    pub(crate) called_at: Micros,
     /// They are not sent after that.
     pub(crate) until: LocalTime,
     /// The connection that they were sent over.
@@ -48,6 +49,12 @@ pub(crate) struct Bridging {
     pub(crate) holds: BTreeMap<u64, Hold>,
     /// The processes that have taken a lock with these values.
     pub(crate) holders: BTreeMap<String, ProcessId>,
+    /// The values of bridges whose key has ended at this server, deleted by hand or expired, and when.
+    pub(crate) ended: BTreeMap<(usize, String), Micros>,
+    /// The values whose release by their own process a server has run. It may have had none of them.
+    pub(crate) given_back: BTreeSet<(usize, String)>,
+    /// What bridges have drawn: their values are these numbers and those that follow. And the last of each that was sent.
+    pub(crate) drawn: BTreeMap<u128, u128>,
     /// The processes to which the server reports changes of keys.
     pub(crate) tracking: BTreeSet<ProcessId>,
     /// When keys may last have been lost, or have expired early; perhaps in the future.
@@ -63,6 +70,9 @@ impl Bridging {
             calls: BTreeMap::new(),
             holds: BTreeMap::new(),
             holders: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            given_back: BTreeSet::new(),
+            drawn: BTreeMap::new(),
             tracking: BTreeSet::new(),
             disturbed_at: None,
             progress: vec![0; programs],
@@ -77,6 +87,19 @@ impl Bridging {
     /// Random bytes.
     pub(crate) fn random(&mut self) -> [u8; 16] {
         (u128::from(self.rng.bits()) << 64 | u128::from(self.rng.bits())).to_be_bytes()
+    }
+
+    /// Whether another server than this one was told to release the key with this value.
+    pub(crate) fn was_given_back_elsewhere(&self, server: usize, value: &str) -> bool {
+        self.given_back.iter().any(|(other, released)| *other != server && released == value)
+    }
+
+    /// Random bytes for a bridge.
+    pub(crate) fn draw(&mut self) -> [u8; 16] {
+        let bytes = self.random();
+        let number = u128::from_be_bytes(bytes);
+        self.drawn.insert(number, number);
+        bytes
     }
 }
 

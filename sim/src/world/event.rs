@@ -71,6 +71,10 @@ pub enum Event {
     CheckKey { lock: usize, holder: String, released_at: Micros },
     /// The key of this guard's lock was deleted by hand, and the guard must have been told.
     CheckTold { guard: u64 },
+    /// Nothing gets through over the connection for keys any more.
+    SilenceKeys { client: usize, lasts: Micros },
+    /// An operator deletes the key of this lock, if a bridge has it.
+    DeleteKey(usize),
     /// A client's process starts.
     Start { client: usize },
     /// Faults end.

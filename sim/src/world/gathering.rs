@@ -17,9 +17,27 @@ pub(crate) struct Gathering {
 #[derive(Debug)]
 pub(crate) struct Wait {
     pub(crate) began: Micros,
-    /// The data of the server that clients connected to then.
-    pub(crate) epoch: (usize, u32),
-    pub(crate) ended: Option<(Micros, WaitEnd)>,
+    /// The life of the server that its client was connected to then.
+    pub(crate) begun_at: Option<(usize, u32)>,
+    /// How often its process was stalled before.
+    pub(crate) stalled: u64,
+    pub(crate) ended: Option<Ended>,
+}
+
+/// The end of a wait at a barrier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) now: Micros,
+    pub(crate) end: WaitEnd,
+    /// The life of the server that has decided it, if that is known: a process that was stalled may have learned of it late.
+    pub(crate) by: Option<(usize, u32)>,
+}
+
+impl Wait {
+    /// Whether all of it took place at one life of one server.
+    pub(crate) fn is_of_one_life(&self) -> bool {
+        self.ended.is_some_and(|ended| ended.by.is_some() && ended.by == self.begun_at)
+    }
 }
 
 /// How a wait at a barrier ended.

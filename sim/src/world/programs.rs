@@ -103,13 +103,15 @@ impl World {
         }
     }
 
-    /// The lock with this key was released then, long ago. A replica that was behind may know it still.
+    /// The lock with this key was released then, long ago. A replica that was behind may know it still, and so may one whose former master
+    /// has released it.
     pub(crate) fn check_key(&mut self, lock: usize, holder: &str, released_at: Micros) {
         let server = &self.servers[self.master];
         let is_left = server.data.keys.holder(&key_name(lock)) == Some(holder);
         let is_alive = self.bridging.holders.get(holder).is_some_and(|by| self.processes[*by].is_alive);
         let is_disturbed = self.bridging.disturbed_at.is_some_and(|at| at >= released_at);
-        if is_left && is_alive && !is_disturbed {
+        let is_elsewhere = self.bridging.was_given_back_elsewhere(self.master, holder);
+        if is_left && is_alive && !is_disturbed && !is_elsewhere {
             self.broken(Promise::NothingLeft, || format!("the key k{lock} is left after its release"));
         }
     }
@@ -139,14 +141,30 @@ impl World {
         });
     }
 
+    /// A key is renewed for this holder. If the key has ended since a guard of the process exists, the guard never learns of that.
+    pub(crate) fn check_goes_on(&mut self, server: usize, process: ProcessId, key: &str, holder: &str) {
+        let Some(ended_at) = self.bridging.ended.get(&(server, holder.to_owned())).copied() else { return };
+        let lock = index_of_key(key);
+        let mut records = self.books.records.values();
+        let is_held = records
+            .any(|record| record.resource == lock && record.process == process && record.since <= ended_at);
+        if is_held && !self.is_program(process) {
+            self.broken(Promise::LossReported, || {
+                format!("process {process} goes on with r{lock} although its key had ended: a late command has taken it again")
+            });
+        }
+    }
+
     /// No key has a holder's value of these processes, which were closed without an error.
     pub(crate) fn check_keys(&mut self, closed: &[ProcessId]) {
         let (server, now) = (&self.servers[self.master], self.now);
         let clock = server.clock.at(now);
+        // What a program leaves expires.
+        let is_of_closed = |process: &ProcessId| closed.contains(process) && !self.is_program(*process);
         let left = server.data.keys.names().find(|key| {
             let by = server.data.keys.holder(key).and_then(|holder| self.bridging.holders.get(holder));
             let is_over = server.data.keys.expires_at(key).is_none_or(|at| at <= clock);
-            !is_over && by.is_some_and(|process| closed.contains(process))
+            !is_over && by.is_some_and(is_of_closed)
         });
         if let Some(key) = left {
             let lock = index_of_key(key);

@@ -57,6 +57,11 @@ impl Releasing {
         Self { release, of, retry_at: now, pause: RETRY_MIN, sent: 0, until, held_until: now + remaining }
     }
 
+    /// The command.
+    pub(super) fn release(&self) -> &Release {
+        &self.release
+    }
+
     pub(super) fn poll_transmit(&mut self, now: LocalTime, ttl: Duration) -> Option<Command> {
         if now < self.retry_at || self.has_expired(now) {
             return None;

@@ -43,6 +43,7 @@ impl Entry {
     pub(in crate::engine) fn is_attempt(&self, acquisition: Acquisition) -> bool {
         match &self.stage {
             Stage::Attempt(machine) => machine.acquisition() == acquisition,
+            Stage::Releasing(releasing) => releasing.release().acquisition == acquisition,
             _ => self.acquisition() == Some(acquisition),
         }
     }

@@ -38,10 +38,12 @@ impl Entry {
         }
     }
 
-    /// How long a release of the lease is to refuse an `Acquire` of its attempt that may still be on its way.
+    /// How long a release of the lease is to refuse an `Acquire` of its attempt that may still be on its way. That also holds for a
+    /// release that comes before the one in progress.
     pub(in crate::engine) fn tombstone(&self) -> Duration {
-        match self.stage {
-            Stage::Lease { tombstone, .. } => tombstone,
+        match &self.stage {
+            Stage::Lease { tombstone, .. } => *tombstone,
+            Stage::Releasing(releasing) => releasing.release().tombstone,
             _ => Duration::ZERO,
         }
     }

@@ -279,6 +279,18 @@ fn answered_attempt_leaves_no_tombstone() {
     assert!(!tombstone(Some(Reply::Busy)).is_zero());
 }
 
+/// `release_all` ends the lease before the release of a dropped guard does, and before a repeated `Acquire` arrives.
+#[test]
+fn release_of_all_leaves_the_tombstone_of_a_release_in_progress() {
+    let (mut entry, _) = granted_by_push();
+    let acquisition = entry.acquisition().unwrap();
+    assert!(entry.is_attempt(acquisition) && entry.tombstone() == TOMBSTONE_TTL);
+    entry.abandon(at(5));
+    assert!(entry.is_attempt(acquisition) && entry.tombstone() == TOMBSTONE_TTL);
+    let (release, _) = release_of(&mut entry, at(5));
+    assert_eq!(release.tombstone, TOMBSTONE_TTL);
+}
+
 /// A repeated `Acquire` arrived after the store had ended the lease.
 #[test]
 fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
