@@ -120,6 +120,19 @@ async fn flushed_node_abstains_for_max_ttl() {
     .await;
 }
 
+/// Its data is then that of the other server, although it was not restarted.
+#[tokio::test]
+async fn node_that_was_a_replica_meanwhile_abstains_for_max_ttl() {
+    unless_paused(PAUSE, async || {
+        abstains_after(|server| {
+            server.run(&["REPLICAOF", "127.0.0.1", "1"]);
+            server.run(&["REPLICAOF", "NO", "ONE"]);
+        })
+        .await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn lease_survives_a_minority_forgetting_it() {
     retry_if_paused(LONGEST / 4, async || {
