@@ -49,7 +49,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Fetches the slot map from the first seed that answers.
+    /// Fetches the slot map from the seeds.
     pub(super) async fn open(
         credentials: Credentials,
         seeds: Vec<Host>,
@@ -66,33 +66,30 @@ impl Cluster {
             refresh_needed: Arc::default(),
             asked: AtomicUsize::new(0),
         };
-        cluster.compare_seeds().await?;
-        cluster.refresh().await?;
+        cluster.adopt(cluster.ask_seeds().await?);
         Ok(cluster)
     }
 
-    /// Refuses addresses of several clusters. Those that do not answer soon after the first one are not compared.
-    async fn compare_seeds(&self) -> Result<(), StoreError> {
+    /// The slot map of the first seed that answers. Refuses addresses of several clusters; seeds that do not answer soon after the first
+    /// one are not compared.
+    async fn ask_seeds(&self) -> Result<Vec<SlotRange>, StoreError> {
         let mut asked: FuturesUnordered<_> = self.seeds.iter().cloned().map(|seed| self.ask(seed)).collect();
-        let (mut first, mut until) = (None, None);
-        while let Some(answer) = match until {
+        let (mut found, mut failure) = (None, slot_unassigned());
+        while let Some(answer) = match &found {
             None => asked.next().await,
-            Some(until) => timeout_at(until, asked.next()).await.unwrap_or_default(),
+            Some((_, until)) => timeout_at(*until, asked.next()).await.unwrap_or_default(),
         } {
-            match (answer, &first) {
-                (Err(_), _) => {}
-                (Ok(ranges), None) => {
-                    first = Some(ranges);
-                    until = Some(Instant::now() + STRAGGLER_GRACE);
-                }
-                (Ok(ranges), Some(first)) if slot_map::are_of_one_cluster(first, &ranges) => {}
+            match (answer, &found) {
+                (Err(message), _) => failure = StoreError::new(Failure::NotSent, message),
+                (Ok(ranges), None) => found = Some((ranges, Instant::now() + STRAGGLER_GRACE)),
+                (Ok(ranges), Some((first, _))) if slot_map::are_of_one_cluster(first, &ranges) => {}
                 (Ok(_), Some(_)) => {
                     let what = "the addresses are of nodes of different clusters: name nodes of one";
                     return Err(StoreError::new(Failure::NotSent, what));
                 }
             }
         }
-        Ok(())
+        found.map(|(ranges, _)| ranges).ok_or(failure)
     }
 
     fn slots(&self) -> std::sync::RwLockReadGuard<'_, SlotMap> {
@@ -248,6 +245,11 @@ impl Cluster {
                 asked.map_err(|message| StoreError::new(Failure::NotSent, message))?.0
             }
         };
+        self.adopt(ranges);
+        Ok(())
+    }
+
+    fn adopt(&self, ranges: Vec<SlotRange>) {
         let is_other = self.slots_mut().replace(ranges);
         if is_other {
             self.announce(&|_| true);
@@ -255,7 +257,6 @@ impl Cluster {
             let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
             endpoints.retain(|host, _| masters.contains(host));
         }
-        Ok(())
     }
 
     /// Queries a connected node; a different one each time, because one may be wrong.

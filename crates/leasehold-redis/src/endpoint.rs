@@ -77,8 +77,10 @@ pub(super) struct ClusterNode {
 
 impl ClusterNode {
     async fn confirm(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
-        let ranges = slot_map::query(connection, &self.host).await.map_err(not_sent)?;
-        if (self.is_of_cluster)(&ranges) { Ok(()) } else { Err(not_sent(OTHER_CLUSTER.to_owned())) }
+        // The right may have been withdrawn since the map was asked for.
+        let ranges = slot_map::query_if_allowed(connection, &self.host).await.map_err(not_sent)?;
+        let is_other = ranges.is_some_and(|ranges| !(self.is_of_cluster)(&ranges));
+        if is_other { Err(not_sent(OTHER_CLUSTER.to_owned())) } else { Ok(()) }
     }
 }
 

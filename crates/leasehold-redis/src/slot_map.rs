@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::mem::take;
 use std::sync::{Mutex, PoisonError};
 
-use redis::Value;
 use redis::aio::MultiplexedConnection;
+use redis::{RedisError, Value};
 
 use super::error::explain;
 use super::rights;
@@ -118,9 +118,29 @@ impl SlotMap {
 
 /// Queries a node for the slot map.
 pub(super) async fn query(node: &mut MultiplexedConnection, host: &Host) -> Result<Vec<SlotRange>, String> {
-    let reply: Result<Value, _> = redis::cmd("CLUSTER").arg("SLOTS").query_async(node).await;
+    let reply = ask(node).await;
     let reply = reply.map_err(|error| explain(&rights::of_command(error, "+cluster|slots", None)))?;
-    let ranges = parse(&reply, host).ok_or("the reply to CLUSTER SLOTS has an unknown form")?;
+    read(&reply, host)
+}
+
+/// The same, if the user may ask.
+pub(super) async fn query_if_allowed(
+    node: &mut MultiplexedConnection,
+    host: &Host,
+) -> Result<Option<Vec<SlotRange>>, String> {
+    match ask(node).await {
+        Ok(reply) => read(&reply, host).map(Some),
+        Err(error) if error.code() == Some("NOPERM") => Ok(None),
+        Err(error) => Err(explain(&error)),
+    }
+}
+
+async fn ask(node: &mut MultiplexedConnection) -> Result<Value, RedisError> {
+    redis::cmd("CLUSTER").arg("SLOTS").query_async(node).await
+}
+
+fn read(reply: &Value, host: &Host) -> Result<Vec<SlotRange>, String> {
+    let ranges = parse(reply, host).ok_or("the reply to CLUSTER SLOTS has an unknown form")?;
     if ranges.is_empty() { Err("no node has any slots".to_owned()) } else { Ok(ranges) }
 }
 

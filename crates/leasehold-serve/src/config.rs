@@ -105,6 +105,8 @@ pub struct Limits {
     pub send_timeout: Duration,
     /// The longest `wait_ms`.
     pub max_wait: Duration,
+    /// Connections over TCP at a time that are told why they are closed.
+    pub(crate) closing: usize,
 }
 
 impl Default for Limits {
@@ -120,6 +122,7 @@ impl Default for Limits {
             stranger_timeout: Duration::from_secs(5),
             send_timeout: Duration::from_secs(20),
             max_wait: Duration::from_secs(3600),
+            closing: 64,
         }
     }
 }
@@ -145,7 +148,9 @@ impl Limits {
             let share = limit as u128 * descriptors as u128 / needed as u128;
             usize::try_from(share).unwrap_or(limit).max(4).min(limit)
         };
-        (self.connections, self.strangers) = (lowered(self.connections), lowered(self.strangers));
+        for limit in [&mut self.connections, &mut self.strangers, &mut self.closing] {
+            *limit = lowered(*limit);
+        }
         // What is beside the strangers does not shrink below a few.
         while self.descriptors(listen) > descriptors && self.connections > 4 {
             self.connections -= 1;
@@ -154,20 +159,21 @@ impl Limits {
     }
 
     /// How many file descriptors the connections of these addresses need.
+    ///
+    /// ```
+    /// # let listen = [leasehold_serve::Listen::Unix("/run/locks.sock".into())];
+    /// let limits = leasehold_serve::Limits::default();
+    /// assert_eq!(limits.descriptors(&listen), limits.connections);
+    /// ```
     #[must_use]
     pub fn descriptors(&self, listen: &[Listen]) -> usize {
         let tcp = listen.iter().filter(|listen| matches!(listen, Listen::Tcp(_))).count();
         listen.len().saturating_mul(self.connections).saturating_add(tcp * self.room_for_strangers())
     }
 
-    /// How many connections at a time are told why they are closed.
-    pub(crate) fn closing(&self) -> usize {
-        self.strangers.div_ceil(16)
-    }
-
     /// The open connections of a TCP address that have shown no token: with those whose place was taken, and which may still be told so.
     pub(crate) fn room_for_strangers(&self) -> usize {
-        self.strangers.saturating_add(2 + 2 * self.closing())
+        self.strangers.saturating_add(2 + 2 * self.closing)
     }
 }
 

@@ -47,7 +47,7 @@ impl Places {
         Arc::new(Self {
             known: Arc::new(Semaphore::new(known)),
             readers: Arc::new(Semaphore::new(known.div_ceil(2))),
-            closing: Arc::new(Semaphore::new(limits.closing())),
+            closing: Arc::new(Semaphore::new(limits.closing)),
             room: Arc::new(Semaphore::new(limits.room_for_strangers())),
             strangers: Mutex::default(),
             limits: limits.clone(),
@@ -304,7 +304,7 @@ mod tests {
             open.push(places.stranger(room));
         }
         let evicted = open.iter().filter(|peer| is_evicted(peer)).count();
-        assert!((1..=2 * places.limits.closing() + 4).contains(&evicted), "{evicted}");
+        assert!((1..=2 * places.limits.closing + 4).contains(&evicted), "{evicted}");
         assert!(room().is_none());
         open.retain(|peer| !is_evicted(peer));
         assert!(room().is_some());
