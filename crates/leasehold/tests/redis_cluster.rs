@@ -308,6 +308,52 @@ async fn holder_and_waiter_follow_a_cluster_failover() {
     handed_over(guard, waiting).await;
 }
 
+/// A server that is stopped when this value is dropped.
+struct Stopped(std::process::Child);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Until a replica takes over, the address of its master leads to a server that is not of this cluster.
+#[tokio::test]
+async fn other_server_that_gets_the_address_of_a_node_is_not_used() {
+    let mut cluster = Cluster::start();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
+    let master = cluster.owner_of(slot(&cluster));
+    until(async || cluster.nodes[master].query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count >= 1))
+        .await;
+    let (port, folder) = (cluster.nodes[master].port().to_string(), tempfile::tempdir().unwrap());
+    cluster.nodes[master].stop();
+    let other = std::process::Command::new("redis-server")
+        // Otherwise the replica would take over its data, of which there is none.
+        .args(["--rename-command", "PSYNC", "", "--rename-command", "SYNC", ""])
+        .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--dir"])
+        .arg(folder.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let _other = Stopped(other);
+    let stranger = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+    let second = Client::connect(&cluster.url()).await.unwrap();
+    until(async || {
+        let taken = second.mutex("a").try_lock().await;
+        assert!(!matches!(taken, Ok(Some(_))), "{taken:?}");
+        let renewed = guard.renew().await;
+        assert!(guard.is_held(), "{renewed:?}");
+        renewed.is_ok()
+    })
+    .await;
+    let mut stranger = stranger.get_multiplexed_async_connection().await.unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*mutex*").query_async(&mut stranger).await.unwrap();
+    assert!(keys.is_empty(), "{keys:?}");
+    guard.release().await.unwrap();
+}
+
 #[tokio::test]
 async fn hung_cluster_node_delays_no_other_nodes_leases() {
     let cluster = Cluster::start();
