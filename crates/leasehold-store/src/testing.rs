@@ -120,8 +120,8 @@ pub struct Test {
 #[derive(Clone, Copy)]
 enum Run {
     Once(fn(Place)),
-    /// With so many random histories.
-    Often(fn(&dyn Fn() -> Place, u32)),
+    /// With so many random histories. Returns whether the store supports the kind of lock.
+    Often(fn(&dyn Fn() -> Place, u32) -> bool),
     /// For a store with connections.
     Cut(fn(Place)),
 }
@@ -174,10 +174,7 @@ pub fn run(test: &Test, histories: u32, place: &dyn Fn() -> Place) -> Result<boo
             run(place());
             true
         }
-        Run::Often(run) => {
-            run(place, histories);
-            true
-        }
+        Run::Often(run) => run(place, histories),
         Run::Cut(run) => {
             let place = place();
             let has_connections = place.cut.is_some();
