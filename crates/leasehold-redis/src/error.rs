@@ -165,11 +165,9 @@ fn io_error(error: &RedisError) -> Option<&std::io::Error> {
 
 /// A connection was lost with a command in flight, for the reason that the driver gave, if any.
 pub(super) fn lost(cause: Option<Cause>) -> StoreError {
-    let lost = StoreError::new(Failure::Unknown, "the connection was lost");
-    match cause {
-        Some(cause) => lost.caused_by(cause),
-        None => lost,
-    }
+    let mut lost = StoreError::new(Failure::Unknown, "the connection was lost");
+    lost.cause = cause;
+    lost
 }
 
 /// The error of a command, with what is known about its effect and its prospects.
