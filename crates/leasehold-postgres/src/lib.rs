@@ -66,7 +66,7 @@ pub use ddl::{Present, create_for_transactions, ddl, foreign_owners};
 use dialer::Dialer;
 use exec::Executor;
 use limits::{POLL_INTERVALS, SWEEP_INTERVAL, in_time};
-use listener::{Ear, Listening};
+use listener::{Address, Listening};
 use mailbox::Mailbox;
 use params::Request;
 pub use pinned::Pinned;
@@ -137,8 +137,14 @@ impl Postgres {
             sweep_regularly(Arc::downgrade(&executor), client),
             mail::keep(Arc::downgrade(&executor), mailbox.clone()),
         ];
-        if let Some((ear, listening)) = listening {
-            keepers.push(listener::keep(ear, listening, inbox, Arc::downgrade(&executor), mailbox.clone()));
+        if let Some((address, listening)) = listening {
+            keepers.push(listener::keep(
+                address,
+                listening,
+                inbox,
+                Arc::downgrade(&executor),
+                mailbox.clone(),
+            ));
         }
         let (url, tasks) = (Arc::new(url.clone()), Tasks::current());
         Ok(Arc::new(Self { executor, url, tasks, keepers }))
@@ -157,7 +163,7 @@ impl Postgres {
 
 /// What a new client finds out about the way to the server.
 struct Opened {
-    listening: Option<(Ear, Listening)>,
+    listening: Option<(Address, Listening)>,
     is_pooled: bool,
     /// As the address has it, or else the server for this role and database. All transactions of the client keep it, because it
     /// decides whether tokens may be reserved.
@@ -204,7 +210,7 @@ impl Opened {
         client: ClientId,
         (first, is_pooled): (&Conn, bool),
         server: &Arc<Server>,
-    ) -> Result<Option<(Ear, Listening)>, StoreError> {
+    ) -> Result<Option<(Address, Listening)>, StoreError> {
         let invalid = |error: OpenError| StoreError::new(Failure::NotSent, error.to_string());
         let may_be_pooled = url.pooler == Pooler::No;
         let Some(direct) = &url.listen else {
@@ -214,21 +220,21 @@ impl Opened {
                 );
                 return Ok(None);
             }
-            let ear = Ear::new(dialer.again(), url, client, may_be_pooled, server.clone());
-            let listening = ear.listen().await?;
-            return Ok(Some((ear, listening)));
+            let address = Address::new(dialer.again(), url, client, may_be_pooled, server.clone());
+            let listening = address.listen().await?;
+            return Ok(Some((address, listening)));
         };
         let may_be_pooled = may_be_pooled || direct.pooler == Pooler::No;
         let dialer = Dialer::open(direct).await.map_err(invalid)?;
-        let ear = Ear::new(dialer, url, client, may_be_pooled, server.clone());
-        let listening = ear.listen().await?;
-        let present = Request::new(ear.sql.of(&Query::Present(client)), vec![client.into()]);
+        let address = Address::new(dialer, url, client, may_be_pooled, server.clone());
+        let listening = address.listen().await?;
+        let present = Request::new(address.sql.of(&Query::Present(client)), vec![client.into()]);
         let seen = in_time(first.flag(present)).await?;
         if !seen {
             let message = "?listen= leads to another database: a notification would never arrive";
             return Err(StoreError::new(Failure::NotSent, message));
         }
-        Ok(Some((ear, listening)))
+        Ok(Some((address, listening)))
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) struct Listening {
 }
 
 /// Where to listen.
-pub(super) struct Ear {
+pub(super) struct Address {
     dialer: Dialer,
     client: ClientId,
     /// A pooler may be in between: the address says that it is in session mode.
@@ -54,7 +54,7 @@ pub(super) struct Ear {
     is_separate: bool,
 }
 
-impl Ear {
+impl Address {
     pub(super) fn new(
         dialer: Dialer,
         url: &PostgresUrl,
@@ -161,7 +161,7 @@ impl Executor {
 
 /// Keeps listening until the client is gone.
 pub(super) fn keep(
-    ear: Ear,
+    address: Address,
     listening: Listening,
     inbox: Weak<dyn Inbox>,
     executor: Weak<Executor>,
@@ -174,7 +174,7 @@ pub(super) fn keep(
         let (mut listening, mut pause) = (listening, *RECONNECT_BACKOFF.start());
         loop {
             let began = Instant::now();
-            let ended = deliver(&mut listening, &ear, &inbox, &executor).await;
+            let ended = deliver(&mut listening, &address, &inbox, &executor).await;
             if began.elapsed() > HEARTBEAT {
                 pause = *RECONNECT_BACKOFF.start();
             }
@@ -190,7 +190,7 @@ pub(super) fn keep(
                 // There, each connection that listens would leave its settings to other clients.
                 Ended::Pooled => return,
             }
-            let Some(next) = ear.listen_again(&executor, &mut pause).await else { return };
+            let Some(next) = address.listen_again(&executor, &mut pause).await else { return };
             listening = next;
             mailbox.set_polls(false);
             if !ask_again(&inbox) {
@@ -204,7 +204,7 @@ pub(super) fn keep(
 /// Delivers notifications until the connection is lost.
 async fn deliver(
     listening: &mut Listening,
-    ear: &Ear,
+    address: &Address,
     inbox: &Weak<dyn Inbox>,
     executor: &Weak<Executor>,
 ) -> Ended {
@@ -213,7 +213,7 @@ async fn deliver(
     loop {
         let arrived = tokio::select! {
             arrived = timeout_at(heartbeat, listening.pushes.next()) => arrived,
-            () = ear.server.until_other(listening.epoch) => return lost("the address leads to another server now"),
+            () = address.server.until_other(listening.epoch) => return lost("the address leads to another server now"),
         };
         match arrived {
             Ok(Some(arrival)) => {
@@ -224,8 +224,10 @@ async fn deliver(
                 }
             }
             Ok(None) => return lost("the connection was closed"),
-            Err(_) => match listening.is_kept(ear.client).await {
-                Ok(true) if ear.is_seen(listening, executor).await => heartbeat = Instant::now() + HEARTBEAT,
+            Err(_) => match listening.is_kept(address.client).await {
+                Ok(true) if address.is_seen(listening, executor).await => {
+                    heartbeat = Instant::now() + HEARTBEAT;
+                }
                 Ok(true) => return lost("the server of the commands does not see that the client listens"),
                 Ok(false) => return Ended::Pooled,
                 Err(error) => return Ended::Lost(error),

@@ -94,8 +94,9 @@ async fn use_the_store(url: &str, round: &str) {
     lent.conn().fly(Frame::Alone, &late).await.unwrap();
     lent.give_back().unwrap();
     if !stores[0].executor.session.mailbox.polls() {
-        let ear = listener::Ear::new(Dialer::new(&url).unwrap(), &url, client_id(0), false, any_server());
-        let listening = ear.listen().await.unwrap();
+        let address =
+            listener::Address::new(Dialer::new(&url).unwrap(), &url, client_id(0), false, any_server());
+        let listening = address.listen().await.unwrap();
         assert!(listening.is_kept(client_id(0)).await.unwrap());
     }
 }
