@@ -496,7 +496,7 @@ mod tests {
         };
         assert!(is_new(&open()).unwrap());
         if rustix::process::geteuid().is_root() {
-            std::os::unix::fs::chown(folder.path(), Some(NOBODY), None).unwrap();
+            std::os::unix::fs::chown(folder.path(), Some(OTHER_USER), None).unwrap();
             assert!(!is_new(&open()).unwrap());
             std::os::unix::fs::chown(folder.path(), Some(0), None).unwrap();
         }
@@ -520,14 +520,14 @@ mod tests {
     }
 
     /// A user without root's rights.
-    const NOBODY: u32 = 65_534;
+    const OTHER_USER: u32 = 65_534;
 
     #[test]
     fn pipes_made_by_root_belong_to_the_database_owner() {
         let (folder, path) = database();
         let is_root = rustix::process::geteuid().is_root();
-        let owner = if is_root { NOBODY } else { rustix::process::geteuid().as_raw() };
-        std::os::unix::fs::chown(&path, Some(owner), is_root.then_some(NOBODY)).unwrap();
+        let owner = if is_root { OTHER_USER } else { rustix::process::geteuid().as_raw() };
+        std::os::unix::fs::chown(&path, Some(owner), is_root.then_some(OTHER_USER)).unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         let sender = Mailboxes::beside(&path).unwrap();
@@ -541,8 +541,8 @@ mod tests {
             let mut command = std::process::Command::new(program);
             command.args(args).env("LC_ALL", "C");
             if is_root {
-                std::os::unix::process::CommandExt::uid(&mut command, NOBODY);
-                std::os::unix::process::CommandExt::gid(&mut command, NOBODY);
+                std::os::unix::process::CommandExt::uid(&mut command, OTHER_USER);
+                std::os::unix::process::CommandExt::gid(&mut command, OTHER_USER);
             }
             let output = command.output().unwrap();
             (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())

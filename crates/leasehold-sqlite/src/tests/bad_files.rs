@@ -1,0 +1,201 @@
+//! Files that are damaged, full, of others, or changed by others.
+
+use super::*;
+
+#[test]
+fn foreign_file_is_refused_and_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("no/locks.db");
+    assert!(refusal(&missing).contains("does not exist: create it"));
+    assert!(!missing.parent().unwrap().exists());
+    assert!(refusal(folder.path()).contains("this is a directory"));
+
+    let text = folder.path().join("text");
+    let said = "no database at all\n".repeat(500);
+    fs::write(&text, &said).unwrap();
+    assert!(refusal(&text).contains("damaged or no database"));
+    assert_eq!(fs::read_to_string(&text).unwrap(), said);
+
+    let foreign = folder.path().join("foreign");
+    Connection::open(&foreign)
+        .unwrap()
+        .execute_batch("CREATE TABLE t (a); INSERT INTO t VALUES (1)")
+        .unwrap();
+    let before = fs::read(&foreign).unwrap();
+    assert!(refusal(&foreign).contains("of another program"));
+    assert_eq!(fs::read(&foreign).unwrap(), before);
+
+    let newer = folder.path().join("newer");
+    drop(open(&newer, 1).unwrap());
+    Connection::open(&newer).unwrap().execute_batch("PRAGMA user_version = 9").unwrap();
+    assert!(refusal(&newer).contains("another version of leasehold wrote it (layout 9"));
+}
+
+/// A query that does not end.
+const ENDLESS: &str = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i FROM n) SELECT count(*) FROM n";
+
+#[test]
+fn file_with_code_of_another_person_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, (change, says)) in [
+        (format!("CREATE TRIGGER t BEFORE INSERT ON lease BEGIN {ENDLESS}; END"), "the trigger \"t\""),
+        (format!("DROP TABLE meta; CREATE VIEW meta (key, value) AS {ENDLESS}"), "\"meta\""),
+        (format!("CREATE VIEW v AS {ENDLESS}"), "the view \"v\""),
+        ("CREATE UNIQUE INDEX i ON lease (hex(metadata))".to_owned(), "the index \"i\""),
+        (
+            format!("CREATE INDEX i ON lease (hex(metadata)); {}", renamed("i", "sqlite_i")),
+            "the index \"sqlite_i\"",
+        ),
+        ("ALTER TABLE waiter ADD COLUMN c AS (hex(since))".to_owned(), "the table \"waiter\""),
+        ("CREATE TABLE t (a CHECK (hex(a) > ''))".to_owned(), "the table \"t\""),
+        ("DROP INDEX lease_owner".to_owned(), "the index \"lease_owner\""),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path = folder.path().join(number.to_string());
+        drop(open(&path, 1).unwrap());
+        Connection::open(&path).unwrap().execute_batch(&change).unwrap();
+        let refusal = refusal(&path);
+        assert!(refusal.contains(says) && refusal.contains("undo this change"), "{change}: {refusal}");
+    }
+    let analyzed = folder.path().join("analyzed");
+    drop(open(&analyzed, 1).unwrap());
+    Connection::open(&analyzed).unwrap().execute_batch("ANALYZE").unwrap();
+    drop(open(&analyzed, 1).expect("its statistics are not code"));
+}
+
+fn renamed(index: &str, name: &str) -> String {
+    format!(
+        "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET name = '{name}', sql = replace(sql, 'INDEX {index}', 'INDEX {name}')
+        WHERE name = '{index}'; PRAGMA writable_schema = RESET"
+    )
+}
+
+#[test]
+fn trigger_that_is_made_meanwhile_does_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    Connection::open(&path)
+        .unwrap()
+        .execute_batch(&format!("CREATE TRIGGER t BEFORE INSERT ON lease BEGIN {ENDLESS}; END"))
+        .unwrap();
+    for command in [acquire(id(1, 1), false), Command::Inspect] {
+        let refused = store.try_call_inline(&resource("a"), &command).unwrap().unwrap_err();
+        assert!(refused.message.contains("the trigger \"t\"") && refused.failure.is_refusal(), "{refused:?}");
+    }
+    Connection::open(&path).unwrap().execute_batch("DROP TRIGGER t").unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+}
+
+#[test]
+fn what_others_have_put_beside_the_file_or_in_its_place_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for suffix in ["-journal", "-wal", "-shm"] {
+        let path = folder.path().join(format!("pipe{suffix}"));
+        let beside = format!("{}{suffix}", path.display());
+        assert!(std::process::Command::new("mkfifo").arg(&beside).status().unwrap().success());
+        assert!(refusal(&path).contains("is not SQLite's"), "{suffix}");
+        fs::remove_file(&beside).unwrap();
+        drop(open(&path, 1).unwrap());
+        if rustix::process::geteuid().is_root() {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o660)).unwrap();
+            fs::write(&beside, "private").unwrap();
+            fs::set_permissions(&beside, fs::Permissions::from_mode(0o600)).unwrap();
+            assert!(refusal(&path).contains("is not SQLite's"), "{suffix}");
+            assert_eq!(fs::read_to_string(&beside).unwrap(), "private");
+        }
+    }
+    if rustix::process::geteuid().is_root() {
+        let (empty, link) = (folder.path().join("empty"), folder.path().join("link"));
+        fs::write(&empty, "").unwrap();
+        std::os::unix::fs::symlink(&empty, &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(12_345), None).unwrap();
+        assert!(refusal(&link).contains("a link of another user (uid 12345)"));
+        assert!(fs::read(&empty).unwrap().is_empty());
+        std::os::unix::fs::lchown(&link, Some(0), None).unwrap();
+        drop(open(&link, 1).unwrap());
+    }
+}
+
+#[test]
+fn token_that_leaves_none_above_it_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    let other = Connection::open(&path).unwrap();
+    for last in ["9007199254740992", "9007199254740991"] {
+        other.execute_batch(&format!("UPDATE resource SET last_token = {last}")).unwrap();
+        let refused = store.try_call_inline(&resource("a"), &acquire(id(2, 1), false)).unwrap();
+        assert!(refused.is_err(), "{refused:?}");
+    }
+}
+
+#[test]
+fn file_without_permission_is_reported() {
+    if rustix::process::geteuid().is_root() {
+        // Nothing is forbidden to root; a file on a device that can't be written is as good.
+        let path = Path::new("/proc/leasehold-locks.db");
+        assert!(refusal(path).contains("can't be opened") || refusal(path).contains("no permission"));
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    fs::write(&path, "").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
+    assert!(refusal(&path).contains("no permission"));
+}
+
+#[test]
+fn damaged_file_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    drop(store);
+    Connection::open(&path).unwrap().execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let size = bytes.len();
+    bytes[1024..].fill(0xA5);
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(fs::read(&path).unwrap().len(), size);
+    match open(&path, 2) {
+        Err(error) => assert!(error.to_string().contains("damaged"), "{error}"),
+        Ok(store) => {
+            let answered = store.try_call_inline(&resource("a"), &acquire(id(2, 1), false)).unwrap();
+            assert!(answered.unwrap_err().message.contains("damaged"));
+        }
+    }
+}
+
+#[test]
+fn full_disk_is_an_error_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder.path().join("locks.db"), 1).unwrap();
+    {
+        let connection = store.connection.lock().unwrap();
+        let pages: i64 = connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+        connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(())).unwrap();
+    }
+    let mut failed = 0;
+    for number in 0..200 {
+        let name = format!("{number}-{}", "x".repeat(100));
+        match store.try_call_inline(&resource(&name), &acquire(id(1, number), false)).unwrap() {
+            Ok(answer) => assert!(matches!(answer.reply, Reply::Granted(_))),
+            Err(error) => {
+                failed += 1;
+                assert!(
+                    error.message.contains("the disk is full")
+                        && error.failure == Failure::Transient(Effect::None)
+                );
+                let view = inspect(&store, &name);
+                assert!(view.holders.is_empty() && view.last_token.is_none(), "{view:?}");
+            }
+        }
+    }
+    assert!(failed > 0, "the disk was never full");
+    store.connection.lock().unwrap().query_row("PRAGMA max_page_count = 100000", [], |_| Ok(())).unwrap();
+    assert!(matches!(granted(&store, id(1, 1_000)), Reply::Granted(_)));
+}
