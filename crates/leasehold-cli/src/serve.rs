@@ -226,7 +226,7 @@ fn warn_of_tokens(tokens: &Tokens) {
 }
 
 fn warn_of_key(tls: &Tls) {
-    const FOR_OTHERS: u32 = 0o007;
+    const FOR_OTHERS: u32 = 0o006;
     let mode = fs::metadata(&tls.key).map_or(0, |found| found.permissions().mode());
     if mode & FOR_OTHERS != 0 {
         let shown = tls.key.display();

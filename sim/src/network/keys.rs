@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// A connection for keys was lost, with what has no answer and changes that nobody will be told of.
+    /// A connection for keys was lost, with what has no answer and changes of which no client will be told.
     pub(super) fn keys_lost(&mut self, process: ProcessId, connection: u64) {
         let calls = self.bridging.calls.iter();
         let over_it: Vec<u64> = calls

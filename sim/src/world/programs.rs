@@ -52,7 +52,7 @@ impl World {
     }
 
     /// Section "Redis: what no setting prevents": keys that a server has lost, a failover, a clock set forward. A key that was deleted by
-    /// hand excludes nobody.
+    /// hand excludes no other program.
     fn check_apart(&mut self, lock: usize, program: ProcessId, process: ProcessId) {
         let longest = self.plan.locks[lock].ttl.max(self.plan.bridges.longest_ttl());
         let disturbed_at = self.bridging.disturbed_at.max(self.demand[lock].deleted_at);
