@@ -38,6 +38,9 @@ const MAX_LINKS: usize = 40;
 /// file is in the directory of the target. A file with several hard links is refused, because each name would have its own
 /// fence.
 ///
+/// **Other users.** Where all users may create files, as in `/tmp`, a `.fence` file that another user made is refused, unless that user
+/// may write the file: its owner, a member of its group, or all.
+///
 /// **A writer that is stopped** in the middle of a write, for example by SIGSTOP, can't be overtaken, because it may
 /// continue at any time. Other writers wait for 10 s, or for the limit of [`write_timeout`](Self::write_timeout), and then
 /// fail.
@@ -248,16 +251,43 @@ impl Target {
                 if (named.dev(), named.ino()) != (opened.dev(), opened.ino()) {
                     return Err(io::Error::other("the fence is a link: its target is not written to"));
                 }
+                if !self.is_made_by_a_writer(&opened)? {
+                    let what = format!(
+                        "the fence {} was made by another user (uid {}), in a directory that all may write",
+                        path.display(),
+                        opened.uid()
+                    );
+                    return Err(io::Error::other(what));
+                }
                 Ok(fence)
             }
             Err(error) => Err(error),
         }
     }
 
+    /// Whether the fence was made by one who may write the file. Where all users may create files, as in `/tmp`, another one could make
+    /// it first, keep it locked, and change the token in it.
+    fn is_made_by_a_writer(&self, fence: &Metadata) -> io::Result<bool> {
+        const SETGID: u32 = 0o2000;
+        let folder = fs::metadata(self.folder())?;
+        let user = fence.uid();
+        if folder.mode() & 0o002 == 0 || user == 0 || user == rustix::process::geteuid().as_raw() {
+            return Ok(true);
+        }
+        let Some(file) = &self.found else { return Ok(false) };
+        // Only a member of a group can give a file to it, unless the folder does.
+        let is_of_group = file.gid() == fence.gid() && folder.mode() & SETGID == 0;
+        Ok(user == file.uid() || file.mode() & 0o002 != 0 || file.mode() & 0o020 != 0 && is_of_group)
+    }
+
+    fn folder(&self) -> &Path {
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        folder.unwrap_or(Path::new("."))
+    }
+
     fn replace(&self, content: &[u8]) -> io::Result<()> {
         // Before anything is changed: a folder that can't be read can't be synced.
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = File::open(folder.unwrap_or(Path::new(".")))?;
+        let folder = File::open(self.folder())?;
         let new = self.beside(NEW);
         // A killed writer may have left it. If it is a link, the link is removed and not followed.
         match fs::remove_file(&new) {
@@ -423,6 +453,50 @@ mod tests {
             let fence = fs::metadata(folder.path().join("a.fence")).unwrap();
             let writers = mode & 0o222;
             assert_eq!(fence.mode() & 0o777, 0o600 | writers | (writers << 1), "no others may lock it");
+        }
+    }
+
+    #[test]
+    fn fence_that_another_user_made_first_is_refused() {
+        const OTHER: Option<u32> = Some(12_345);
+        if !rustix::process::geteuid().is_root() {
+            // Only root can give files away.
+            return;
+        }
+        use std::os::unix::fs::chown;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, fence) = (folder.path().join("a"), folder.path().join("a.fence"));
+        let file = FencedFile::new(&path);
+        let made_by_other = || {
+            let _ = fs::remove_file(&fence);
+            fs::write(&fence, "").unwrap();
+            chown(&fence, OTHER, OTHER).unwrap();
+        };
+        // Who may create files here is trusted, unless all are.
+        made_by_other();
+        file.write(token(1), b"new").unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+        let refused = |number| {
+            let error = file.write(token(number), b"other").unwrap_err();
+            assert!(error.is_unavailable() && error.to_string().contains("uid 12345"), "{error}");
+        };
+        refused(2);
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        fs::remove_file(&path).unwrap();
+        refused(3);
+        made_by_other();
+        // The file is the other user's too, or is writable for a group that he is in, or for all.
+        for (owner, group, mode, is_trusted) in [
+            (OTHER, None, 0o644, true),
+            (None, OTHER, 0o664, true),
+            (None, OTHER, 0o644, false),
+            (None, None, 0o664, false),
+            (None, None, 0o666, true),
+        ] {
+            fs::write(&path, "").unwrap();
+            chown(&path, owner.or(Some(0)), group.or(Some(0))).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(file.write(token(4), b"x").is_ok(), is_trusted, "{owner:?} {group:?} {mode:o}");
         }
     }
 
