@@ -135,7 +135,8 @@ impl File {
         let usual = || {
             let home = etcetera::base_strategy::Xdg::new().ok()?;
             let found = home.config_dir().join("leasehold/config.toml");
-            Some((found, home.home_dir().to_owned()))
+            // A relative path would lead to a file of the folder in which the command happens to run.
+            found.is_absolute().then(|| (found, home.home_dir().to_owned()))
         };
         let Some((path, home)) = named.map(|path| (path, PathBuf::new())).or_else(usual) else {
             return Ok(None);
@@ -181,16 +182,23 @@ fn changed_by(path: &Path, home: &Path) -> Option<String> {
     itself().or_else(|| followed(path)).or_else(|| folders.into_iter().find_map(followed))
 }
 
-/// Who may change it besides this user and root.
+/// Who may change it besides this user and root. The user's own group is trusted: where files are made writable for it by default, it
+/// is this user's alone.
 fn who_changes(path: &Path, found: &fs::Metadata) -> Option<String> {
     const WRITABLE_BY_OTHERS: u32 = 0o002;
+    const WRITABLE_BY_GROUP: u32 = 0o020;
     let shown = path.display();
     let is_trusted = found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw();
     if !is_trusted {
         return Some(format!("{shown} belongs to another user (uid {})", found.uid()));
     }
-    let is_open = (found.is_file() || found.is_dir()) && found.mode() & WRITABLE_BY_OTHERS != 0;
-    is_open.then(|| format!("every user of this machine may change {shown}"))
+    let is_writable = |rights| (found.is_file() || found.is_dir()) && found.mode() & rights != 0;
+    if is_writable(WRITABLE_BY_OTHERS) {
+        return Some(format!("every user of this machine may change {shown}"));
+    }
+    let is_foreign_group = found.gid() != rustix::process::getegid().as_raw();
+    (is_foreign_group && is_writable(WRITABLE_BY_GROUP))
+        .then(|| format!("the group {} may change {shown}", found.gid()))
 }
 
 /// The size of the largest file of options.

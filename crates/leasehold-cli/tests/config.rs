@@ -90,16 +90,18 @@ fn file_that_another_user_may_change_runs_no_command_unless_it_is_named() {
     let file = place.path("leasehold/config.toml");
     std::fs::write(&file, "").unwrap();
     let is_root = rustix::process::geteuid().is_root();
-    for (owner, mode, says) in [
-        (None, 0o602, Some("every user of this machine may change ")),
-        (None, 0o664, None),
-        (Some(12_345), 0o600, Some(" belongs to another user (uid 12345)")),
+    for (owner, group, mode, says) in [
+        (None, None, 0o602, Some("every user of this machine may change ")),
+        (None, None, 0o664, None),
+        (None, Some(12_346), 0o664, Some("the group 12346 may change ")),
+        (None, Some(12_346), 0o640, None),
+        (Some(12_345), None, 0o600, Some(" belongs to another user (uid 12345)")),
     ] {
-        if owner.is_some() && !is_root {
+        if (owner, group) != (None, None) && !is_root {
             // Only root can give a file away.
             continue;
         }
-        std::os::unix::fs::chown(&file, owner, None).unwrap();
+        std::os::unix::fs::chown(&file, owner, group).unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
         let said = |variable: &str, value: std::path::PathBuf| {
             let output = place
@@ -157,6 +159,21 @@ fn file_that_another_user_may_replace_is_refused() {
     assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
     let (code, stderr) = said();
     assert!(code == 2 && stderr.contains("this is no file"), "{stderr}");
+}
+
+#[test]
+fn relative_home_has_no_file() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.path(".config/leasehold")).unwrap();
+    std::fs::write(place.path(".config/leasehold/config.toml"), "no option").unwrap();
+    let mut command = place.leasehold(&["ls"]);
+    command.current_dir(place.path("")).env_remove("XDG_CONFIG_HOME").env_remove("LEASEHOLD_CONFIG");
+    assert_eq!(
+        code(command.env("HOME", place.path("")).output().unwrap().status),
+        2,
+        "the file is not used at all"
+    );
+    assert_eq!(code(command.env("HOME", ".").output().unwrap().status), 0);
 }
 
 #[test]
