@@ -12,7 +12,7 @@ use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::handler::Handler as _;
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
-use axum::http::{HeaderMap, HeaderName, Method};
+use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post};
@@ -154,11 +154,9 @@ fn token_access(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Access, P
 async fn check_origin(request: Request, next: Next) -> Result<Response, Problem> {
     let headers = request.headers();
     check_host(&request)?;
-    let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
-    let host = text(HOST);
-    if let Some(origin) = text(ORIGIN)
-        && origin.split_once("://").map(|(_, rest)| rest) != host
-    {
+    let host = headers.get(HOST).map(text);
+    let is_own = |origin| text(origin).split_once("://").map(|(_, rest)| rest) == host;
+    if !headers.get_all(ORIGIN).iter().all(is_own) {
         return Err(Problem::new(Code::ForeignOrigin, "the header `Origin` names another site"));
     }
     let is_unix = matches!(request.extensions().get(), Some(Transport::Unix));
@@ -167,6 +165,10 @@ async fn check_origin(request: Request, next: Next) -> Result<Response, Problem>
         return Err(Problem::new(Code::ForeignOrigin, what));
     }
     Ok(next.run(request).await)
+}
+
+fn text(value: &HeaderValue) -> &str {
+    value.to_str().unwrap_or("?")
 }
 
 /// Refuses a request that names two hosts: what is before this server may have checked the other one.

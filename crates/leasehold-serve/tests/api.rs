@@ -294,6 +294,8 @@ async fn token_and_origin_are_checked_before_the_body_arrives() {
     assert_eq!(answer(place.tcp().await, &format!("Host: {host}\r\n")).await, "HTTP/1.1 401");
     let foreign = format!("Host: {host}\r\nOrigin: http://example.com\r\nAuthorization: Bearer {WRITE}\r\n");
     assert_eq!(answer(place.tcp().await, &foreign).await, "HTTP/1.1 403");
+    let second = format!("Origin: http://{host}\r\n{foreign}");
+    assert_eq!(answer(place.tcp().await, &second).await, "HTTP/1.1 403", "each of several origins counts");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::{JsonBody, Lock, Parameters, span};
 use crate::app::App;
-use crate::leases::{Ending, Id, Lease, unconfirmed};
+use crate::leases::{Ending, Held, Id, Lease, unconfirmed};
 use crate::metrics::AcquireTimer;
 use crate::presence::Presence;
 use crate::problem::{Code, Problem};
@@ -112,48 +112,19 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
     attempt.check()?;
     let permit = app.leases.reserve()?;
     let ended = session.as_ref().map(|open| open.0.ended.clone());
-    let attempting = async {
-        let began = Instant::now();
-        let mut repeats_until = None;
-        loop {
-            let asked_at = Instant::now();
-            let held = attempt.run(&app.client, wait.saturating_sub(began.elapsed())).await;
-            if !held.as_ref().is_err_and(leasehold::Error::is_lost) {
-                return held;
-            }
-            let now = Instant::now();
-            if now - asked_at > LOSS_LIMIT {
-                // It has waited, so this is another loss.
-                repeats_until = None;
-            }
-            if now > *repeats_until.get_or_insert(now + LOSS_LIMIT) {
-                return held;
-            }
-            // A lease of this owner has ended that was not looked at since. It was another caller's, whose request may be using it, and
-            // learns of the end at this moment.
-            app.end_lost_at(lock.kind, &lock.name);
-            tokio::time::sleep(LOSS_PAUSE).await;
+    let began = Instant::now();
+    let held = loop {
+        let left = wait.saturating_sub(began.elapsed());
+        let attempting = acquire_unless_lost(app, lock, &attempt, left);
+        let held = unless_ended(app, ended.as_ref(), attempting).await?;
+        let held = held.ok_or_else(|| not_granted(lock, wait))?;
+        if lasts(lock, &held, ttl).await? {
+            break held;
+        }
+        if began.elapsed() >= wait {
+            return Err(not_granted(lock, wait));
         }
     };
-    let held = unless_ended(app, ended.as_ref(), attempting).await?;
-    let held = held.ok_or_else(|| not_granted(lock, wait))?;
-    // A lease that was granted after a wait has a few seconds, until its first renewal. If that is not confirmed, the caller gets what is
-    // left. A lease that has ended before was never the caller's.
-    if held.remaining() < ttl / 2
-        && let Err(error) = held.renew().await
-        && error.is_lost()
-    {
-        return Err(match held.lost().now_or_never() {
-            Some(Loss::Gone) => not_granted(lock, wait),
-            _ => {
-                let Lock { kind, name } = lock;
-                let what = format!(
-                    "{kind} {name:?} was granted, and its lease ended before the answer: the store is too slow for this ttl"
-                );
-                Problem::new(Code::StoreUnavailable, what)
-            }
-        });
-    }
     if !wait.is_zero() {
         // The connection's task looks here whether the client is gone. If the request was granted at once, it has not looked yet.
         tokio::task::yield_now().await;
@@ -164,6 +135,56 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
         join(app, open, &lease)?;
     }
     Ok(Grant::new(&lease, lease.remaining()))
+}
+
+/// Acquires the lock for at most this wait, and again if a lease of the same owner turns out to be lost.
+async fn acquire_unless_lost(
+    app: &App,
+    lock: &Lock,
+    attempt: &Attempt<'_>,
+    wait: Duration,
+) -> Result<Option<Held>, leasehold::Error> {
+    let began = Instant::now();
+    let mut repeats_until = None;
+    loop {
+        let asked_at = Instant::now();
+        let held = attempt.run(&app.client, wait.saturating_sub(began.elapsed())).await;
+        if !held.as_ref().is_err_and(leasehold::Error::is_lost) {
+            return held;
+        }
+        let now = Instant::now();
+        if now - asked_at > LOSS_LIMIT {
+            // It has waited, so this is another loss.
+            repeats_until = None;
+        }
+        if now > *repeats_until.get_or_insert(now + LOSS_LIMIT) {
+            return held;
+        }
+        // A lease of this owner has ended that was not looked at since. It was another caller's, whose request may be using it, and
+        // learns of the end at this moment.
+        app.end_lost_at(lock.kind, &lock.name);
+        tokio::time::sleep(LOSS_PAUSE).await;
+    }
+}
+
+/// Whether the store confirms a lease that was granted after a wait: it has a few seconds, until its first renewal. A lease of which the
+/// store knows nothing was never the caller's. If the store does not answer, the caller gets what is left.
+async fn lasts(lock: &Lock, held: &Held, ttl: Duration) -> Result<bool, Problem> {
+    if held.remaining() >= ttl / 2 {
+        return Ok(true);
+    }
+    match held.renew().await {
+        Err(error) if error.is_lost() => {}
+        _ => return Ok(true),
+    }
+    if matches!(held.lost().now_or_never(), Some(Loss::Gone)) {
+        return Ok(false);
+    }
+    let Lock { kind, name } = lock;
+    let what = format!(
+        "{kind} {name:?} was granted, and its lease ended before the answer: the store is too slow for this ttl"
+    );
+    Err(Problem::new(Code::StoreUnavailable, what))
 }
 
 /// Adds the lease to its session, which may have ended in the meantime.
