@@ -64,6 +64,37 @@ fn migrate_prints_or_creates_the_tables_and_doctor_looks_at_the_server() {
     assert_ne!(elsewhere.code(&["migrate"]).0, 0, "a file has no tables to create");
 }
 
+#[test]
+fn doctor_names_roles_that_may_only_read_the_tables() {
+    let server = Postgres::on_port();
+    let place = Place::on(&server.url());
+    assert_eq!(place.code(&["migrate"]).0, 0);
+    server.run(
+        "CREATE ROLE app LOGIN; GRANT USAGE ON SCHEMA leasehold TO app;
+         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA leasehold TO app;
+         CREATE ROLE idle LOGIN; CREATE ROLE boss LOGIN SUPERUSER; CREATE ROLE apps; GRANT app TO apps;
+         CREATE ROLE member LOGIN NOINHERIT; GRANT apps TO member;
+         CREATE ROLE viewer LOGIN; GRANT SELECT ON leasehold.holders, leasehold.waiters TO viewer",
+    );
+    let said = || {
+        let report = place.output(&["doctor"]);
+        String::from_utf8(report.stdout).expect("text")
+    };
+    let quiet = said();
+    assert!(!quiet.contains("may read the tables"), "{quiet}");
+    server.run(
+        "CREATE ROLE readers; GRANT SELECT ON leasehold.waiter TO readers;
+         CREATE ROLE \"dash Board\" LOGIN NOINHERIT; GRANT readers TO \"dash Board\";
+         CREATE ROLE backup LOGIN; GRANT pg_read_all_data TO backup; GRANT readers TO member",
+    );
+    let report = said();
+    let line = report.lines().find(|line| line.contains("may read the tables")).expect("a finding");
+    assert!(line.contains("\"dash Board\"") && line.contains("backup"), "{report}");
+    for other in ["app", "idle", "boss", "member", "viewer", "postgres"] {
+        assert!(!line.split([' ', ',']).any(|word| word == other), "{other}: {line}");
+    }
+}
+
 /// What psql makes of a script, as this role.
 fn psql(server: &Postgres, role: &str, script: &[u8]) -> Output {
     let mut psql = Command::new("psql");

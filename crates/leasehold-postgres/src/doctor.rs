@@ -61,6 +61,8 @@ struct Seen {
     lacking: String,
     /// Objects of the schema that call something which another role may have created.
     strange: String,
+    /// Other roles that may read the rows of waiters, and not change them.
+    readers: String,
     /// What a pooler in between gives a client.
     pooler: Option<pooler::Mode>,
     fsync: String,
@@ -88,7 +90,9 @@ async fn look(conn: &Conn, url: &PostgresUrl, polls: bool) -> Result<Seen, Store
     let lacking = rights::lacking(conn, &rights::query(&url.schema)).await.map_err(failed)?;
     let strange =
         conn.row(&ddl::strange(&url.schema)).await.map_err(failed)?.pop().flatten().unwrap_or_default();
-    let row = conn.row(&Pinned::new(&sql)).await.map_err(|error| explain(error, false))?;
+    let readers =
+        conn.row(&rights::readers(&url.schema)).await.map_err(failed)?.pop().flatten().unwrap_or_default();
+    let row = conn.row(&Pinned::new(&sql)).await.map_err(failed)?;
     let text = |at: usize| row.get(at).cloned().flatten().unwrap_or_default();
     let number = |at| text(at).parse().unwrap_or(0);
     Ok(Seen {
@@ -97,6 +101,7 @@ async fn look(conn: &Conn, url: &PostgresUrl, polls: bool) -> Result<Seen, Store
         is_read_only: text(10) == "on",
         lacking,
         strange,
+        readers,
         pooler: None,
         fsync: text(2),
         synchronous_commit: url.synchronous_commit.map_or_else(|| text(3), ToOwned::to_owned),
@@ -135,6 +140,15 @@ fn judge(seen: &Seen, url: &PostgresUrl) -> Component {
         let what = format!("another role's code runs when these are used: {}", seen.strange);
         let why = "they were created while it stood before the server's own in the search_path";
         component.danger(Check::Integrity, what, why, Some("leasehold migrate".to_owned()));
+    }
+    if !seen.readers.is_empty() {
+        let what = format!("these roles may read the tables of locks, and not change them: {}", seen.readers);
+        let why = "who reads the row of a waiter can have it believe a grant for up to 3 s: let them read the views alone";
+        let remedy = format!(
+            "REVOKE SELECT ON {0}.waiter FROM …; GRANT SELECT ON {0}.holders, {0}.waiters TO …;",
+            url.schema
+        );
+        component.advice(Check::Rights, what, why, Some(remedy));
     }
     if seen.fsync == "off" {
         let why = "a crash of the machine may damage the database, and forget leases that are held";
@@ -211,6 +225,7 @@ mod tests {
             is_read_only: false,
             lacking: String::new(),
             strange: String::new(),
+            readers: String::new(),
             pooler: None,
             fsync: "on".to_owned(),
             synchronous_commit: "on".to_owned(),
@@ -250,6 +265,7 @@ mod tests {
         assert_eq!(troubles(&Seen { lacking, ..sound() }), [(Danger, "rights")]);
         let strange = "view leasehold.holders: operator".to_owned();
         assert_eq!(troubles(&Seen { strange, ..sound() }), [(Danger, "integrity")]);
+        assert_eq!(troubles(&Seen { readers: "dashboard".to_owned(), ..sound() }), [(Advice, "rights")]);
         assert_eq!(troubles(&Seen { standbys: 1, ..sound() }), [(Advice, "persistence")]);
         assert_eq!(troubles(&Seen { connections: 95, ..sound() }), [(Advice, "max-clients")]);
         assert_eq!(troubles(&Seen { is_local: false, ..sound() }), [(Advice, "encryption")]);

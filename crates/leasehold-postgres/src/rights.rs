@@ -38,6 +38,23 @@ pub(super) fn query(schema: &str) -> Pinned {
     ))
 }
 
+/// The query for roles that may read what waiters must keep secret, and are no users of the locks: who may change the rows anyway gains
+/// nothing. Superusers and the owner of the tables may do everything.
+pub(super) fn readers(schema: &str) -> Pinned {
+    Pinned::new(&format!(
+        "WITH reader AS MATERIALIZED (
+            SELECT r.oid, has_table_privilege(r.oid, w.oid, 'UPDATE') AS writes
+                FROM pg_catalog.pg_class AS w, pg_catalog.pg_roles AS r
+                WHERE w.relnamespace = to_regnamespace('{schema}')::oid AND w.relname::text = 'waiter' AND w.relkind = 'r'
+                AND has_table_privilege(r.oid, w.oid, 'SELECT')
+        )
+        SELECT string_agg(quote_ident(login.rolname::text), ', ') FROM pg_catalog.pg_roles AS login
+            WHERE login.rolcanlogin AND NOT login.rolsuper
+            AND EXISTS (SELECT 1 FROM reader WHERE pg_has_role(login.oid, reader.oid, 'MEMBER'))
+            AND NOT EXISTS (SELECT 1 FROM reader WHERE reader.writes AND pg_has_role(login.oid, reader.oid, 'MEMBER'))"
+    ))
+}
+
 /// What the query says; empty if the role lacks nothing.
 pub(super) async fn lacking(conn: &Conn, query: &Pinned) -> Result<String, Error> {
     Ok(conn.row(query).await?.pop().flatten().unwrap_or_default())

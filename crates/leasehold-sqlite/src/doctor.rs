@@ -1,6 +1,7 @@
 //! Checks the database file that locks depend on.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use leasehold_store::{Check, Component, Diagnosis, StoreError};
@@ -28,6 +29,8 @@ struct FileSnapshot {
     log_bytes: u64,
     free_bytes: Option<u64>,
     file_system: Option<&'static str>,
+    /// The rights of the owner, the group and others.
+    mode: u32,
     is_durable: bool,
     /// What SQLite finds wrong with it.
     damage: Option<String>,
@@ -50,6 +53,7 @@ fn probe(path: &Path, is_durable: bool) -> Result<FileSnapshot, StoreError> {
         log_bytes: checkpoint::size(path),
         free_bytes: rustix::fs::statvfs(path).ok().map(|found| found.f_bavail.saturating_mul(found.f_frsize)),
         file_system: file_system(path),
+        mode: fs::metadata(path).map_or(0, |found| found.mode()),
         is_durable,
         damage,
         strays: find_strays(path),
@@ -81,6 +85,18 @@ fn check_file(snapshot: &FileSnapshot) -> Component {
             let remedy = format!("mv {shown} {shown}.damaged  # once no process uses it; a new one is made");
             component.danger(Check::Integrity, "the file is damaged", why, Some(remedy));
         }
+    }
+    let readers = location::readers(snapshot.mode);
+    if readers != 0 {
+        let shown = snapshot.path.display();
+        let which = ["u", "g", "o"].into_iter().zip([0o400, 0o040, 0o004]);
+        let which: String = which.filter(|(_, bit)| readers & bit != 0).map(|(name, _)| name).collect();
+        component.advice(
+            Check::Rights,
+            "users who may not write the file may read it",
+            "a reader can keep a lock of the file, and so keep everyone from writing",
+            Some(format!("chmod {which}-r {shown} {shown}-wal {shown}-shm")),
+        );
     }
     component.fact("synchronous", if snapshot.is_durable { "full" } else { "normal" });
     let cost = if snapshot.is_durable {
@@ -170,6 +186,7 @@ mod tests {
             log_bytes: 1_000,
             free_bytes: Some(1 << 40),
             file_system: Some("ext"),
+            mode: 0o660,
             is_durable: false,
             damage: None,
             strays: Vec::new(),
@@ -195,6 +212,18 @@ mod tests {
         let apart = FileSnapshot { strays: vec![7, 8], ..sound() };
         let what = "2 processes use another log than the one beside the file";
         assert_eq!(troubles(&apart), only(Severity::Danger, what));
+        for (mode, chmod) in [(0o644, "chmod go-r "), (0o640, "chmod g-r "), (0o664, "chmod o-r ")] {
+            let open = FileSnapshot { mode, ..sound() };
+            assert_eq!(
+                troubles(&open),
+                only(Severity::Advice, "users who may not write the file may read it")
+            );
+            let remedies = check_file(&open).findings.into_iter().filter_map(|finding| finding.remedy);
+            assert!(remedies.collect::<String>().starts_with(chmod), "{mode:o}");
+        }
+        for mode in [0o600, 0o660, 0o666] {
+            assert_eq!(troubles(&FileSnapshot { mode, ..sound() }), []);
+        }
         let inside = FileSnapshot { file_system: Some("overlay"), ..sound() };
         assert_eq!(troubles(&inside), only(Severity::Advice, "the file is in a container's own file system"));
     }

@@ -84,8 +84,12 @@ fn refuse_files_of_others(path: &Path) -> Result<(), OpenError> {
 /// so keep everyone from writing.
 fn hide_from_readers(file: &File) -> io::Result<()> {
     let mode = file.metadata()?.mode() & 0o777;
-    let readers = (!mode & 0o022) << 1;
-    file.set_permissions(Permissions::from_mode(mode & !readers))
+    file.set_permissions(Permissions::from_mode(mode & !readers(mode)))
+}
+
+/// The rights to read of those who may not write.
+pub(super) fn readers(mode: u32) -> u32 {
+    mode & ((!mode & 0o022) << 1)
 }
 
 /// Makes sure that the file can be read and written, with the system's own words if it can't.

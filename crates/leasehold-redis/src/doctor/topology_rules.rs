@@ -7,7 +7,7 @@ use leasehold_core::quorum_of;
 use leasehold_store::{Check, Component};
 
 use super::super::slot_map::SlotRange;
-use super::probe::{SentinelView, Snapshot};
+use super::probe::{FailoverMode, SentinelView, Snapshot};
 use super::time_rules::{differ, span};
 use crate::url::Host;
 
@@ -230,13 +230,18 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
             }
         }
         if abstains_for.is_none()
-            && one.number("aof_enabled") == Some(1)
-            && one.setting("appendfsync") != Some("always")
+            && let Some(why) = forgets(one)
         {
-            let why = "a power failure can lose the leases of its last two seconds, and it may then vote for another holder: \
-                       together with a second such node, or one that had not voted, that is a quorum";
-            let remedy =
-                "max_ttl_ms=MILLISECONDS in every client's address, or CONFIG SET appendfsync always";
+            let remedy = match one.failover {
+                FailoverMode::Sentinels => {
+                    "max_ttl_ms=MILLISECONDS in every client's address, or a single server as the node"
+                }
+                _ => "max_ttl_ms=MILLISECONDS in every client's address, or CONFIG SET appendfsync always",
+            };
+            let why = format!(
+                "{why}, and it may then vote for another holder: together with a second such node, or one that had not voted, \
+                 that is a quorum"
+            );
             component.advice(
                 Check::ForgetfulNode,
                 format!("{name} may lose its votes"),
@@ -253,6 +258,16 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
         );
     }
     component
+}
+
+/// How a server may lose the latest leases, if it may.
+fn forgets(voter: &Snapshot) -> Option<&'static str> {
+    if voter.failover == FailoverMode::Sentinels {
+        return Some("a failover can lose the latest leases of a service with Sentinels");
+    }
+    let is_synced_later =
+        voter.number("aof_enabled") == Some(1) && voter.setting("appendfsync") != Some("always");
+    is_synced_later.then_some("a power failure can lose the leases of its last two seconds")
 }
 
 /// Why two servers are not independent of each other, if they are not.
@@ -463,6 +478,12 @@ mod tests {
         a.info.insert("aof_enabled".to_owned(), "1".to_owned());
         a.settings.insert("appendfsync".to_owned(), "everysec".to_owned());
         let (b, c) = (voter("2", "b1", "00"), voter("3", "c1", "00"));
+        let voters = [("a", Some(&a)), ("b", Some(&b)), ("c", Some(&c))];
+        assert_eq!(said_of(&voters, None), [(Severity::Advice, "a may lose its votes".to_owned())]);
+        assert_eq!(said_of(&voters, Some(Duration::from_secs(30)))[0].0, Severity::Fine);
+        // A failover, too, whatever is on disk.
+        a.settings.insert("appendfsync".to_owned(), "always".to_owned());
+        a.failover = FailoverMode::Sentinels;
         let voters = [("a", Some(&a)), ("b", Some(&b)), ("c", Some(&c))];
         assert_eq!(said_of(&voters, None), [(Severity::Advice, "a may lose its votes".to_owned())]);
         assert_eq!(said_of(&voters, Some(Duration::from_secs(30)))[0].0, Severity::Fine);
