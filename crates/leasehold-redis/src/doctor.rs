@@ -94,7 +94,7 @@ impl Doctor {
                 let own = Credentials::new(login, 0, url.tls.as_ref()).map_err(|error| not_sent(&error))?;
                 let hosts = hosts.iter().map(|host| own.at(host)).collect::<Result<_, _>>();
                 let hosts = hosts.map_err(|error| not_sent(&error))?;
-                let sentinels = Sentinels { hosts, service: service.clone(), credentials };
+                let sentinels = Sentinels::new(hosts, service.clone(), credentials);
                 return self.probe_sentinels(&sentinels, url.is_resp2).await;
             }
             (_, Nodes::Cluster { cluster, variant, .. }) => {

@@ -147,7 +147,7 @@ fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, OpenError>
         Place::Sentinels { hosts, service, login } => {
             let sentinels = Credentials::new(login, 0, url.tls.as_ref())?;
             let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;
-            Target::Master(Sentinels { hosts, service: service.clone(), credentials })
+            Target::Master(Sentinels::new(hosts, service.clone(), credentials))
         }
         Place::Cluster(_) => return Err(OpenError::invalid("a cluster is not one server")),
     })

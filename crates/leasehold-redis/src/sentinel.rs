@@ -1,11 +1,13 @@
 //! Finds the master by Sentinel, and watches for failovers.
 
+mod answers;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use answers::{Awaited, Silences, disagreement, gather, most_named};
+use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold_core::Failure;
 use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
@@ -35,12 +37,17 @@ pub(super) struct Sentinels {
     pub(super) service: String,
     /// Credentials for the servers, not for the sentinels.
     pub(super) credentials: Credentials,
+    silences: Arc<Silences>,
 }
 
 impl Sentinels {
+    pub(super) fn new(hosts: Vec<Dial>, service: String, credentials: Credentials) -> Self {
+        Self { hosts, service, credentials, silences: Arc::default() }
+    }
+
     /// The master that most answering sentinels name. The master itself is not asked: see [`Sentinels::confirm`].
     pub(super) async fn find_master(&self, address: AddressState) -> Result<(Host, Dial), StoreError> {
-        let named = self.named(address).await?;
+        let named = self.named(address, Awaited::NotSilent).await?;
         let master = most_named(&named).ok_or_else(|| not_sent(disagreement(&named)))?;
         let dial = self.credentials.at(master).map_err(|error| not_sent(format!("{error:#}")))?;
         Ok((master.clone(), dial))
@@ -73,8 +80,8 @@ impl Sentinels {
     }
 
     /// The masters that the sentinels name.
-    async fn named(&self, address: AddressState) -> Result<Vec<Host>, StoreError> {
-        gather(self.hosts.iter().map(|sentinel| self.ask(sentinel, address)).collect()).await
+    async fn named(&self, address: AddressState, awaited: Awaited) -> Result<Vec<Host>, StoreError> {
+        gather(self.hosts.iter().map(|sentinel| self.ask(sentinel, address)), &self.silences, awaited).await
     }
 
     async fn ask(&self, sentinel: &Dial, address: AddressState) -> Result<Host, StoreError> {
@@ -111,7 +118,7 @@ impl Sentinels {
             let listening = listening.await;
             let mut pause = MIN_POLL_INTERVAL;
             loop {
-                let Ok(named) = self.named(AddressState::Proven).await else { break };
+                let Ok(named) = self.named(AddressState::Proven, Awaited::All).await else { break };
                 if most_named(&named).is_some_and(|named| *named != master) {
                     return;
                 }
@@ -151,94 +158,6 @@ impl Sentinels {
     }
 }
 
-/// The answers of all sentinels, or fewer once most of those that were asked name one host. A few that are near may be cut off from the
-/// others, and name the master of before: the others are slow then, and are waited for until they have answered or failed.
-async fn gather(
-    mut asked: FuturesUnordered<impl Future<Output = Result<Host, StoreError>>>,
-) -> Result<Vec<Host>, StoreError> {
-    let majority = asked.len() / 2 + 1;
-    let (mut named, mut last_error) = (Vec::new(), not_sent("no sentinel has answered".to_owned()));
-    while let Some(answer) = asked.next().await {
-        match answer {
-            Ok(host) => {
-                named.push(host.clone());
-                if named.iter().filter(|other| **other == host).count() >= majority {
-                    break;
-                }
-            }
-            Err(error) => last_error = error,
-        }
-    }
-    if named.is_empty() { Err(last_error) } else { Ok(named) }
-}
-
-/// The host that is named more often than any other.
-fn most_named(named: &[Host]) -> Option<&Host> {
-    let votes = |host: &Host| named.iter().filter(|other| *other == host).count();
-    let first = named.iter().max_by_key(|host| votes(host))?;
-    let is_alone = named.iter().all(|host| host == first || votes(host) < votes(first));
-    is_alone.then_some(first)
-}
-
-fn disagreement(named: &[Host]) -> String {
-    let mut named: Vec<String> = named.iter().map(|host| format!("{}:{}", host.name, host.port)).collect();
-    named.sort();
-    named.dedup();
-    format!("the sentinels do not agree which server is the master: they name {}", named.join(" and "))
-}
-
 fn not_sent(message: String) -> StoreError {
     StoreError::new(Failure::NotSent, message)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Each sentinel answers after so many milliseconds, with the port of a master, or fails.
-    async fn gathered(answers: &[(u64, Option<u16>)]) -> (u64, Vec<u16>) {
-        let began = tokio::time::Instant::now();
-        let ask = |&(after, port): &(u64, Option<u16>)| async move {
-            tokio::time::sleep(Duration::from_millis(after)).await;
-            let port = port.ok_or_else(|| not_sent("it fails".to_owned()))?;
-            Ok(Host { name: "h".to_owned(), port })
-        };
-        let named = gather(answers.iter().map(ask).collect()).await.unwrap_or_default();
-        let after = u64::try_from(began.elapsed().as_millis()).unwrap();
-        (after, named.iter().map(|host| host.port).collect())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn slow_majority_counts_more_than_a_near_sentinel() {
-        for (answers, expected) in [
-            (&[(1, Some(1)), (900, Some(2)), (950, Some(2))][..], (950, vec![1, 2, 2])),
-            // Half of them is not enough.
-            (&[(1, Some(1)), (2, Some(2)), (3, Some(2)), (9_000, None)][..], (9_000, vec![1, 2, 2])),
-            (&[(1, Some(2)), (2, Some(2)), (9_000, None)][..], (2, vec![2, 2])),
-            // The others are gone.
-            (&[(1, Some(1)), (900, None), (950, None)][..], (950, vec![1])),
-            (&[(1, None)][..], (1, vec![])),
-            (&[(1, Some(3))][..], (1, vec![3])),
-        ] {
-            assert_eq!(gathered(answers).await, expected, "{answers:?}");
-        }
-    }
-
-    #[test]
-    fn master_is_the_host_that_most_sentinels_name() {
-        let hosts = |ports: &[u16]| -> Vec<Host> {
-            ports.iter().map(|port| Host { name: "h".to_owned(), port: *port }).collect()
-        };
-        let found = |ports: &[u16]| most_named(&hosts(ports)).map(|host| host.port);
-        assert_eq!(found(&[1]), Some(1));
-        assert_eq!(found(&[1, 2, 2]), Some(2));
-        assert_eq!(found(&[2, 1, 2, 1, 1]), Some(1));
-        assert_eq!(found(&[1, 2]), None, "a tie names no master");
-        assert_eq!(found(&[1, 1, 2, 2, 3]), None);
-        assert_eq!(found(&[]), None);
-        assert_eq!(
-            disagreement(&hosts(&[2, 1, 2])),
-            "the sentinels do not agree which server is the master: they name h:1 and h:2"
-        );
-    }
 }

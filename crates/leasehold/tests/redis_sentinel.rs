@@ -76,6 +76,25 @@ async fn unknown_service_and_non_sentinels_are_reported() {
     assert!(error.is_unavailable() && error.to_string().contains("is no sentinel"), "{error}");
 }
 
+/// A host that is down, and does not even refuse.
+#[tokio::test]
+async fn sentinels_that_hang_keep_no_client_from_the_master_that_the_others_name() {
+    let sentinels = Sentinels::start();
+    let url = sentinels.url(Sentinels::SERVICE);
+    let client = Client::connect(&url).await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(6)).lock().await.unwrap();
+    sentinels.sentinels[1..].iter().for_each(|sentinel| sentinel.signal("STOP"));
+    let killed: i64 = sentinels.master().query(&["CLIENT", "KILL", "TYPE", "normal"]).unwrap();
+    assert!(killed > 0);
+    until(async || guard.renew().await.is_ok()).await;
+    let other = Client::connect(&url).await.unwrap();
+    assert!(other.mutex("a").try_lock().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    let next = other.mutex("a").try_lock().await.unwrap().unwrap();
+    next.release().await.unwrap();
+    sentinels.sentinels[1..].iter().for_each(|sentinel| sentinel.signal("CONT"));
+}
+
 /// Acquires and releases the lock, and counts how often it was granted, until it is told to stop.
 async fn work_on(mutex: leasehold::Mutex, grants: Arc<AtomicUsize>, is_over: Arc<AtomicBool>) {
     while !is_over.load(Ordering::SeqCst) {
