@@ -213,8 +213,9 @@ const FUNCTIONS: &str = "check_fence,lock_transaction,try_lock_transaction";
 
 /// The query for what belongs to a role that this one cannot trust, and for triggers and rules, which run with the rights of this role and may
 /// be of any role with a right to the tables: one text, or NULL. It reads nothing of the schema's own, where such code could be. Trusted are
-/// this role, superusers, `owner`, which the address names, and, unless this session is or may become a superuser, the owner of the
-/// database. That this role is a member of another one says nothing else: it was not asked.
+/// this role, superusers, `owner`, which the address names, and the owner of the database, unless this session has or may get a right that
+/// reaches beyond the database, and that owner has not: an attribute such as CREATEROLE, or a role of the server itself, such as
+/// `pg_execute_server_program`. That this role is a member of another one says nothing else: it was not asked.
 #[must_use]
 pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
     let owner = owner.unwrap_or_default();
@@ -232,10 +233,12 @@ pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
                 AND proname::text = ANY ('{{{FUNCTIONS}}}'::text[])
         ) AS o JOIN pg_catalog.pg_roles AS r ON r.oid = o.owner
         JOIN pg_catalog.pg_roles AS own ON own.rolname::text = current_user::text
-        WHERE NOT (r.rolsuper OR r.oid = own.oid OR r.rolname::text = '{owner}' OR (NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS s
-                WHERE s.rolsuper AND (pg_has_role(current_user, s.oid, 'MEMBER') OR pg_has_role(session_user, s.oid, 'MEMBER')))
-            AND (r.rolname::text = 'pg_database_owner'
-            OR r.oid = (SELECT datdba FROM pg_catalog.pg_database WHERE datname::text = current_database()::text))))
+        JOIN pg_catalog.pg_database AS d ON d.datname::text = current_database()::text
+        WHERE NOT (r.rolsuper OR r.oid = own.oid OR r.rolname::text = '{owner}' OR (r.oid = d.datdba OR r.rolname::text = 'pg_database_owner')
+            AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS s
+                WHERE (pg_has_role(current_user, s.oid, 'MEMBER') OR pg_has_role(session_user, s.oid, 'MEMBER'))
+                AND (s.rolsuper OR s.rolcreaterole OR s.rolreplication OR s.rolbypassrls OR s.oid < 16384::oid)
+                AND s.rolname::text <> 'pg_database_owner' AND NOT pg_has_role(d.datdba, s.oid, 'MEMBER')))
         UNION
         SELECT 'the trigger ' || quote_ident(t.tgname::text) || ' on {schema}.' || c.relname::text
             FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid

@@ -215,13 +215,22 @@ async fn schema_that_a_stranger_owns_is_refused() {
     lock(&Client::connect(&trusting).await.unwrap(), "a").await.release().await.unwrap();
     server.run("REVOKE stranger FROM app; ALTER DATABASE postgres OWNER TO stranger");
     lock(&Client::connect(&as_role("app")).await.unwrap(), "a").await.release().await.unwrap();
-    // Who may become a superuser trusts the owner of a database as little as a superuser does.
+    // Who has or may get a right beyond the database trusts its owner as little as a superuser does.
     server.run(
-        "CREATE ROLE dba LOGIN; GRANT postgres TO dba; GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO dba",
+        "GRANT ALL ON ALL TABLES IN SCHEMA leasehold TO PUBLIC; GRANT USAGE ON SCHEMA leasehold TO PUBLIC;
+         CREATE ROLE dba LOGIN; GRANT postgres TO dba; CREATE ROLE creator LOGIN CREATEROLE;
+         CREATE ROLE provider; GRANT pg_execute_server_program TO provider; CREATE ROLE admin LOGIN NOINHERIT; GRANT provider TO admin;
+         CREATE ROLE team; GRANT team TO app",
     );
-    for url in [as_role("dba"), format!("{}?options=-c%20role%3Dapp", server.url())] {
+    let as_app = format!("{}?options=-c%20role%3Dapp", server.url());
+    for url in [as_role("dba"), as_role("creator"), as_role("admin"), as_app] {
         let error = refusal(&url).await.to_string();
         assert!(error.contains("the schema leasehold belongs to stranger"), "{url}: {error}");
+    }
+    // The owner has that right himself, and a role of the database gives none.
+    server.run("GRANT provider TO stranger");
+    for role in ["admin", "app"] {
+        lock(&Client::connect(&as_role(role)).await.unwrap(), "a").await.release().await.unwrap();
     }
 }
 
