@@ -71,8 +71,12 @@ mod tests {
         let (path, first) = come();
         let grow = || {
             // As many bytes as digits, and new ones each time, since what is the same is not written.
-            let sql = "INSERT OR REPLACE INTO meta VALUES ('large', hex(randomblob(?)))";
-            first.execute(sql, [i64::try_from(VERY_LARGE / 4).unwrap()]).unwrap();
+            const BYTES: u64 = 16_000;
+            let sql = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < ?)
+                INSERT OR REPLACE INTO meta SELECT 'large ' || i, hex(randomblob(?)) FROM n";
+            first
+                .execute(sql, [VERY_LARGE / 4 / BYTES, BYTES].map(|number| i64::try_from(number).unwrap()))
+                .unwrap();
         };
         grow();
         drop(come());

@@ -8,7 +8,7 @@ use leasehold_store::{Check, Component, Diagnosis, StoreError};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::find_strays;
-use super::{BUSY_TIMEOUT, checkpoint, location, schema};
+use super::{BUSY_TIMEOUT, checkpoint, foreign_code, identity, location, schema};
 
 /// How large the log may be while its users move it into the file as they should.
 const LARGE_LOG: u64 = 64 << 20;
@@ -39,7 +39,10 @@ struct FileSnapshot {
 }
 
 fn probe(path: &Path, is_durable: bool) -> Result<FileSnapshot, StoreError> {
-    let damage = match quick_check(path) {
+    let checked = identity::as_owner_of(path, || quick_check(path));
+    let checked =
+        checked.map_err(|error| schema::not_sent(format!("no thread could be started: {error}")))?;
+    let damage = match checked {
         Ok(answer) if answer == "ok" => None,
         Ok(answer) => Some(answer),
         Err(error) => match error.sqlite_error_code() {
@@ -62,9 +65,9 @@ fn probe(path: &Path, is_durable: bool) -> Result<FileSnapshot, StoreError> {
 
 fn quick_check(path: &Path) -> rusqlite::Result<String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
+    let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    schema::run_no_code_of_others(&connection)?;
+    foreign_code::prepare_to_read_all(&mut connection)?;
     connection.pragma_query_value(None, "quick_check", |row| row.get(0))
 }
 

@@ -32,6 +32,8 @@
 mod checkpoint;
 mod doctor;
 mod files;
+mod foreign_code;
+mod identity;
 mod jobs;
 mod limits;
 mod location;
@@ -44,7 +46,8 @@ mod url;
 mod worker;
 
 use std::future::ready;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread;
 use std::time::Instant;
@@ -55,13 +58,13 @@ use leasehold_store::{
     Batch, BoxFuture, CallResult, Capabilities, Diagnose, Diagnosis, EMBEDDED_POLL_INTERVALS, Inbox,
     OpenError, Store, StoreError, trial,
 };
-use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use files::Files;
+use foreign_code::FileConnection;
 use jobs::Job;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
-use mailbox::Mailboxes;
+use mailbox::{Mailbox, Mailboxes};
 use schema::not_sent;
 use shared::{PendingPushes, Shared, TransactionError};
 pub use url::SqliteUrl;
@@ -76,8 +79,33 @@ pub use mailbox::fuzz as fuzz_pipe_record;
 pub struct Sqlite {
     shared: Arc<Shared>,
     /// The connection of callers' threads. The worker has its own.
-    connection: Mutex<Connection>,
+    connection: Mutex<FileConnection>,
     worker: Worker,
+}
+
+/// What a client opens.
+struct Opened {
+    path: PathBuf,
+    connection: FileConnection,
+    files: Arc<Files>,
+    mailboxes: Mailboxes,
+    mailbox: Mailbox,
+}
+
+impl Opened {
+    fn new(url: &SqliteUrl, client: ClientId) -> Result<Self, OpenError> {
+        let (path, connection) = schema::prepare(url.path(), url.is_durable())?;
+        let files = Files::identify(&path)
+            .map_err(|error| failed(&path, "it was removed while it was opened", error))?;
+        let no_inbox = |error| failed(&path, "no pipe could be made in the directory beside it", error);
+        let mailboxes = Mailboxes::beside(&path).map_err(no_inbox)?;
+        let mailbox = mailboxes.open(client, &path).map_err(no_inbox)?;
+        Ok(Self { path, connection, files, mailboxes, mailbox })
+    }
+}
+
+fn failed(path: &Path, what: &str, error: std::io::Error) -> OpenError {
+    OpenError::unavailable(format!("sqlite:{}: {what}: {error}", path.display())).with_source(error)
 }
 
 impl Sqlite {
@@ -93,17 +121,11 @@ impl Sqlite {
         inbox: Weak<dyn Inbox>,
     ) -> Result<Arc<Self>, OpenError> {
         let is_durable = url.is_durable();
-        let (path, connection) = schema::prepare(url.path(), is_durable)?;
-        let failed = |what: &str, error: std::io::Error| {
-            OpenError::unavailable(format!("sqlite:{}: {what}: {error}", path.display())).with_source(error)
-        };
-        let files =
-            Files::identify(&path).map_err(|error| failed("it was removed while it was opened", error))?;
-        let no_inbox = |error| failed("no pipe could be made in the directory beside it", error);
-        let mailboxes = Mailboxes::beside(&path).map_err(no_inbox)?;
-        let mailbox = mailboxes.open(client, &path).map_err(no_inbox)?;
+        let opened = identity::as_owner_of(url.path(), || Opened::new(url, client));
+        let no_thread = |path: &Path, error| failed(path, "no thread could be started", error);
+        let Opened { path, connection, files, mailboxes, mailbox } =
+            opened.map_err(|error| no_thread(url.path(), error))??;
         let commands = AtomicU32::new(0);
-        let path = path.clone();
         let shared = Arc::new(Shared {
             path,
             files,
@@ -112,16 +134,17 @@ impl Sqlite {
             client,
             inbox,
             mailboxes,
-            schema_version: AtomicI64::new(-1),
+            #[cfg(test)]
+            has_own_schema: std::sync::atomic::AtomicBool::new(false),
             commands,
         });
-        let worker = Worker::start(shared.clone(), mailbox)
-            .map_err(|error| failed("no thread could be started", error))?;
+        let worker =
+            Worker::start(shared.clone(), mailbox).map_err(|error| no_thread(&shared.path, error))?;
         Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))
     }
 
     /// The callers' connection; `None` if it is in use for too long.
-    fn connection(&self, until: Instant) -> Option<MutexGuard<'_, Connection>> {
+    fn connection(&self, until: Instant) -> Option<MutexGuard<'_, FileConnection>> {
         loop {
             match self.connection.try_lock() {
                 Ok(connection) => return Some(connection),
@@ -136,10 +159,13 @@ impl Sqlite {
     /// Runs on this thread; `None` if the file is busy for too long.
     fn run_inline<T>(
         &self,
-        transact: impl FnOnce(&Connection, Instant) -> Result<(T, PendingPushes), TransactionError>,
+        transact: impl FnOnce(&FileConnection, Instant) -> Result<(T, PendingPushes), TransactionError>,
     ) -> Option<Result<T, TransactionError>> {
         let until = Instant::now() + INLINE_TIMEOUT;
-        let connection = self.connection(until)?;
+        let mut connection = self.connection(until)?;
+        if let Err(error) = self.replace_spoiled(&mut connection) {
+            return Some(Err(error));
+        }
         let (answer, pending) = match transact(&connection, until) {
             Ok(done) => done,
             Err(TransactionError::Busy) => return None,
@@ -151,6 +177,16 @@ impl Sqlite {
             self.worker.wake();
         }
         Some(Ok(answer))
+    }
+
+    fn replace_spoiled(&self, connection: &mut FileConnection) -> Result<(), TransactionError> {
+        if !connection.is_spoiled() {
+            return Ok(());
+        }
+        let opened = identity::as_owner_of(&self.shared.path, || self.shared.connect());
+        *connection =
+            opened.unwrap_or_else(|error| Err(TransactionError::Failed(not_sent(error.to_string()))))?;
+        Ok(())
     }
 
     /// Runs on the worker, which may wait for the file. `otherwise` makes the answer if the worker gives none.

@@ -40,8 +40,9 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
     Ok(path)
 }
 
+/// Whether it is root or the user who runs this, whose rights the thread may have laid down (`identity.rs`).
 fn is_trusted(user: u32) -> bool {
-    user == 0 || user == rustix::process::geteuid().as_raw()
+    user == 0 || user == rustix::process::getuid().as_raw()
 }
 
 /// A link that another user has put in the place of the file may lead to any empty file of this user, which would become a database.
@@ -59,7 +60,7 @@ fn refuse_links_of_others(path: &Path) -> Result<(), OpenError> {
 }
 
 /// SQLite opens the files beside the database whatever they are: it waits for a writer of a pipe, and as root it gives a file to the owner
-/// of the database. Those of SQLite have the group's rights that the database has.
+/// of the database. Its own have the owner of the database, or the group and its rights.
 fn refuse_files_of_others(path: &Path) -> Result<(), OpenError> {
     const OF_GROUP: u32 = 0o060;
     let Ok(database) = fs::metadata(path) else { return Ok(()) };
@@ -67,8 +68,12 @@ fn refuse_files_of_others(path: &Path) -> Result<(), OpenError> {
         let mut beside = path.as_os_str().to_owned();
         beside.push(suffix);
         let Ok(found) = fs::symlink_metadata(&beside) else { continue };
-        let lacks = rustix::process::geteuid().is_root() && database.mode() & !found.mode() & OF_GROUP != 0;
-        if !found.is_file() || lacks {
+        // The user who made it first may be another one of the group.
+        let is_own =
+            found.uid() == database.uid() || found.gid() == database.gid() && database.mode() & OF_GROUP != 0;
+        let lacks = database.mode() & !found.mode() & OF_GROUP != 0;
+        let is_foreign = rustix::process::getuid().is_root() && (!is_own || lacks);
+        if !found.is_file() || is_foreign {
             let what = format!(
                 "sqlite:{}: {} beside it is not SQLite's: find out who has put it there, and remove it",
                 path.display(),

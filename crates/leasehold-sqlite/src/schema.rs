@@ -1,6 +1,5 @@
 //! Opens the file: checks that it is leasehold's, intact, and from this boot.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use leasehold_store::{OpenError, StoreError};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
+use super::foreign_code::FileConnection;
 use super::{BUSY_TIMEOUT, checkpoint, files, location};
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
@@ -71,7 +71,7 @@ const NEW_BOOT: &str = "
 ";
 
 /// Checks the file, creates the schema if it is new, and ends the leases of another boot.
-pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connection), OpenError> {
+pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileConnection), OpenError> {
     let path = location::check(path)?;
     let path = path.as_path();
     let boot_id = boot_id(path)?;
@@ -87,7 +87,7 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, Connect
 }
 
 /// A further connection to a prepared file.
-pub(super) fn connect(path: &Path, is_durable: bool) -> Result<Connection, OpenError> {
+pub(super) fn connect(path: &Path, is_durable: bool) -> Result<FileConnection, OpenError> {
     retry_while_busy(path, || Ok(open(path, is_durable)?))
 }
 
@@ -118,27 +118,17 @@ fn retry_while_busy<T>(
     }
 }
 
-fn open(path: &Path, is_durable: bool) -> rusqlite::Result<Connection> {
+fn open(path: &Path, is_durable: bool) -> rusqlite::Result<FileConnection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
+    let connection = FileConnection::new(Connection::open_with_flags(path, flags)?)?;
     // Callers decide how long they wait.
     connection.busy_timeout(Duration::ZERO)?;
     // A checkpoint waits for the disk, so the worker runs it, and never a process that ends.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    run_no_code_of_others(&connection)?;
     connection.set_prepared_statement_cache_capacity(64);
     connection.pragma_update(None, "synchronous", if is_durable { "FULL" } else { "NORMAL" })?;
     Ok(connection)
-}
-
-/// Others may write the file, and its schema with it: no trigger and no view of theirs runs in this process.
-pub(super) fn run_no_code_of_others(connection: &Connection) -> rusqlite::Result<()> {
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
-    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
-    Ok(())
 }
 
 /// Why a file cannot be used.
@@ -155,7 +145,7 @@ impl From<rusqlite::Error> for TransactionError {
     }
 }
 
-fn make_ours(connection: &Connection, boot_id: &str) -> Result<(), TransactionError> {
+fn make_ours(connection: &FileConnection, boot_id: &str) -> Result<(), TransactionError> {
     // Nothing is written before the owner is known.
     check_owner(connection)?;
     // Each command writes some rows of a hundred bytes, and each write is a page: a new file gets small ones.
@@ -187,14 +177,16 @@ fn count_tables(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// Refuses a database of another program or of another version of this one. A database without tables counts as new.
-fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
+fn check_owner(connection: &FileConnection) -> Result<(), TransactionError> {
     // In one transaction, because another client may create the schema meanwhile.
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)?;
     let number = |pragma| transaction.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
     let tables = count_tables(&transaction)?;
     match (number("application_id")?, number("user_version")?) {
         (0, 0) if tables == 0 => Ok(()),
-        (APPLICATION_ID, LAYOUT) => check_schema(&transaction),
+        (APPLICATION_ID, LAYOUT) => {
+            connection.changed_by_others()?.map_or(Ok(()), |what| Err(TransactionError::Foreign(what)))
+        }
         (APPLICATION_ID, other) => Err(TransactionError::Foreign(format!(
             "another version of leasehold wrote it (layout {other}, this one knows {LAYOUT}): use that, or another file"
         ))),
@@ -202,33 +194,6 @@ fn check_owner(connection: &Connection) -> Result<(), TransactionError> {
             "it is a database of another program: name another file".to_owned(),
         )),
     }
-}
-
-fn check_schema(connection: &Connection) -> Result<(), TransactionError> {
-    changed_by_others(connection)?.map_or(Ok(()), |what| Err(TransactionError::Foreign(what)))
-}
-
-/// Says what was added to the schema, or replaced: another person's constraint, index or generated column would run with each command.
-pub(super) fn changed_by_others(connection: &Connection) -> rusqlite::Result<Option<String>> {
-    let own = Connection::open_in_memory()?;
-    own.execute_batch(TABLES)?;
-    let (own, found) = (schema_of(&own)?, schema_of(connection)?);
-    let differing = found.symmetric_difference(&own).next();
-    Ok(differing.map(|(kind, name, ..)| {
-        format!(
-            "the {kind} {name:?} in it is not as leasehold makes it, and its code would run here: undo this change, or name another file"
-        )
-    }))
-}
-
-/// Type, name, table and SQL of everything but what SQLite makes by itself: indices without SQL, and the statistics of `ANALYZE`.
-fn schema_of(connection: &Connection) -> rusqlite::Result<BTreeSet<(String, String, String, String)>> {
-    let mut statement = connection.prepare(
-        "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_schema
-        WHERE sql IS NOT NULL AND name NOT IN ('sqlite_stat1', 'sqlite_stat4')",
-    )?;
-    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
-    rows.collect()
 }
 
 /// Names this boot of this machine: the clock of leases starts anew with each. A guess could end the leases of others, so
@@ -297,6 +262,11 @@ pub(super) fn explain(error: &rusqlite::Error) -> String {
              (`leasehold doctor` names them to root)",
             class_of(error)
         ),
+        Some(ErrorCode::OperationInterrupted) => {
+            "SQLite took too long: this process was paused, the machine is overloaded, or another \
+                                                  person's code is in the file"
+                .to_owned()
+        }
         _ => format!("SQLite failed ({}): {error}", class_of(error)),
     }
 }

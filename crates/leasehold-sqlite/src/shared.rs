@@ -1,7 +1,7 @@
 //! Transactions: what callers and the worker do with the file, each with a connection of their own.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use leasehold_store::{CallResult, Inbox, StoreError};
 use rusqlite::Connection;
 
 use super::files::{self, Files};
+use super::foreign_code::FileConnection;
 use super::limits::{BUSY_TIMEOUT, MAX_BUSY_PAUSE};
 use super::mailbox::{Mailboxes, PipeWriter, Reached};
 use super::rows::SqliteRows;
@@ -28,8 +29,9 @@ pub(super) struct Shared {
     pub(super) client: ClientId,
     pub(super) inbox: Weak<dyn Inbox>,
     pub(super) mailboxes: Mailboxes,
-    /// The version of the file's schema that was checked last.
-    pub(super) schema_version: AtomicI64,
+    /// A test may use a schema of its own.
+    #[cfg(test)]
+    pub(super) has_own_schema: std::sync::atomic::AtomicBool,
     /// Commands since the last checkpoint.
     pub(super) commands: AtomicU32,
 }
@@ -69,10 +71,20 @@ pub(super) struct PendingPushes {
 }
 
 impl Shared {
+    /// A further connection.
+    pub(super) fn connect(&self) -> Result<FileConnection, TransactionError> {
+        // It would connect to other files.
+        if !self.files.are_in_place() {
+            return Err(TransactionError::Gone);
+        }
+        let failed = |error| TransactionError::Failed(schema::not_sent(format!("{error:#}")));
+        schema::connect(&self.path, self.is_durable).map_err(failed)
+    }
+
     /// Runs one command in a transaction of its own.
     pub(super) fn transact_one(
         &self,
-        connection: &Connection,
+        connection: &FileConnection,
         now: impl Fn() -> Now,
         until: Instant,
         (resource, command): (&Resource, &Command),
@@ -85,7 +97,7 @@ impl Shared {
     /// Runs commands in one transaction: all take effect, or none does.
     pub(super) fn transact(
         &self,
-        connection: &Connection,
+        connection: &FileConnection,
         until: Instant,
         commands: &[(Arc<Resource>, Command)],
     ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
@@ -130,7 +142,7 @@ impl Shared {
     /// Runs attempts in one transaction: all are granted, or none.
     pub(super) fn transact_all<'a>(
         &self,
-        connection: &'a Connection,
+        connection: &'a FileConnection,
         until: Instant,
         attempts: &'a [(Arc<Resource>, Arc<Acquire>)],
     ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
@@ -152,7 +164,7 @@ impl Shared {
 
     fn transact_as<T>(
         &self,
-        connection: &Connection,
+        connection: &FileConnection,
         now: impl Fn() -> Now,
         until: Instant,
         count: usize,
@@ -177,7 +189,7 @@ impl Shared {
 
     pub(super) fn begin<'c>(
         &self,
-        connection: &'c Connection,
+        connection: &'c FileConnection,
         until: Instant,
     ) -> Result<Transaction<'c>, TransactionError> {
         let mut pause = Duration::from_micros(20);
@@ -196,30 +208,22 @@ impl Shared {
                 }
             }
         }
+        connection.restart_clock();
         let transaction = Transaction(connection);
         if !self.files.are_in_place() {
             return Err(TransactionError::Gone);
         }
-        self.check_schema(connection)?;
-        Ok(transaction)
-    }
-
-    /// Another person who may write the file may have changed its schema since it was checked. It stays as it is until the transaction ends.
-    fn check_schema(&self, connection: &Connection) -> Result<(), TransactionError> {
-        let failed = |error| TransactionError::Failed(schema::not_done(error));
-        let version = connection.prepare_cached("PRAGMA schema_version");
-        let version = version.and_then(|mut version| version.query_row([], |row| row.get(0)));
-        let version: i64 = version.map_err(failed)?;
-        if version != self.schema_version.load(Ordering::Relaxed) {
-            if let Some(what) = schema::changed_by_others(connection).map_err(failed)? {
-                return Err(TransactionError::Failed(StoreError::new(
-                    Failure::Permanent(Effect::None),
-                    what,
-                )));
-            }
-            self.schema_version.store(version, Ordering::Relaxed);
+        #[cfg(test)]
+        if self.has_own_schema.load(Ordering::Relaxed) {
+            return Ok(transaction);
         }
-        Ok(())
+        match connection.changed_by_others() {
+            Ok(None) => Ok(transaction),
+            Ok(Some(what)) => {
+                Err(TransactionError::Failed(StoreError::new(Failure::Permanent(Effect::None), what)))
+            }
+            Err(error) => Err(TransactionError::Failed(schema::not_done(error))),
+        }
     }
 
     pub(super) fn is_reachable(&self, client: ClientId, reached: &mut Vec<(ClientId, PipeWriter)>) -> bool {

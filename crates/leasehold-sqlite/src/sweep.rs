@@ -6,6 +6,7 @@ use leasehold_core::model::{CommandContext, TOKEN_RETENTION, sweep};
 use leasehold_core::{Kind, Name, Now, Resource};
 use rusqlite::{Connection, params};
 
+use super::foreign_code::FileConnection;
 use super::rows::SqliteRows;
 use super::{PendingPushes, Shared, TransactionError, schema};
 
@@ -47,7 +48,7 @@ impl Shared {
     /// Sweeps a batch in a transaction of its own. Returns whether there may be more.
     pub(super) fn sweep_batch(
         &self,
-        connection: &Connection,
+        connection: &FileConnection,
         until: Instant,
     ) -> Result<(bool, PendingPushes), TransactionError> {
         let failed = |error: rusqlite::Error| TransactionError::Failed(schema::not_done(error));

@@ -17,9 +17,12 @@ use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use super::foreign_code::FileConnection;
 use super::jobs::{Job, JobQueue, are_of_holders};
 use super::mailbox::{Mailbox, MailboxName, Mailboxes};
-use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent, schema};
+use super::{
+    CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, identity, not_sent, schema,
+};
 
 /// Max number of commands in one transaction.
 const MAX_TRANSACTION_COMMANDS: usize = 256;
@@ -90,7 +93,7 @@ struct WorkerThread {
     queue: Arc<JobQueue>,
     wake_pipe: OwnedFd,
     /// Opened on first use, which a short-lived process may never need.
-    connection: Option<Connection>,
+    connection: Option<FileConnection>,
     /// Max number of commands in the next transaction.
     chunk: usize,
     /// When it swept last.
@@ -104,14 +107,15 @@ struct WorkerThread {
 impl Drop for WorkerThread {
     /// Runs after a panic too, so that no caller waits for a dead thread.
     fn drop(&mut self) {
+        self.queue.close();
         // No thread receives this client's pushes any more, so the client must not count as reachable.
         self.mailbox.name.remove();
-        self.queue.close();
     }
 }
 
 impl WorkerThread {
     fn work(mut self) {
+        identity::become_owner_of(&self.shared.path);
         self.maintain();
         while !self.queue.is_ending() {
             self.sleep();
@@ -300,7 +304,7 @@ impl WorkerThread {
     /// Runs a transaction over this thread's connection, and delivers its pushes.
     fn transact<T>(
         &mut self,
-        run: impl FnOnce(&Shared, &Connection) -> Result<(T, PendingPushes), TransactionError>,
+        run: impl FnOnce(&Shared, &FileConnection) -> Result<(T, PendingPushes), TransactionError>,
     ) -> Result<T, TransactionError> {
         let shared = self.shared.clone();
         let (done, pending) = run(&shared, self.connection()?)?;
@@ -317,17 +321,14 @@ impl WorkerThread {
         read_resources(connection, sql).map_err(schema::not_done)
     }
 
-    fn connection(&mut self) -> Result<&Connection, TransactionError> {
-        let failed = |what: String| TransactionError::Failed(not_sent(what));
+    fn connection(&mut self) -> Result<&FileConnection, TransactionError> {
+        self.connection = self.connection.take_if(|connection| !connection.is_spoiled());
         if self.connection.is_none() {
-            // It would connect to other files.
-            if !self.shared.files.are_in_place() {
-                return Err(TransactionError::Gone);
-            }
-            let opened = schema::connect(&self.shared.path, self.shared.is_durable);
-            self.connection = Some(opened.map_err(|error| failed(format!("{error:#}")))?);
+            self.connection = Some(self.shared.connect()?);
         }
-        self.connection.as_ref().ok_or_else(|| failed("there is no connection to the file".to_owned()))
+        let connection = self.connection.as_ref();
+        connection.inspect(|connection| connection.restart_clock());
+        connection.ok_or_else(|| TransactionError::Failed(not_sent("there is no connection to the file")))
     }
 
     // --- Keeping the file small ------------------------------------------------------------------

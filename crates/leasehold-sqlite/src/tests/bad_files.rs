@@ -89,6 +89,103 @@ fn trigger_that_is_made_meanwhile_does_not_run() {
     assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
 }
 
+/// SQLite goes on with the schema that it has read, if the file has the same version of it again.
+#[test]
+fn index_that_is_taken_back_does_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    let other = Connection::open(&path).unwrap();
+    let command = |client| acquire(id(client, 1), false);
+    // Over the connection of the callers, and that of the worker.
+    let inline = |client| store.try_call_inline(&resource("b"), &command(client)).unwrap();
+    let worker = |client| pollster::block_on(store.call(Arc::new(resource("c")), command(client), 0));
+    for call in [&inline as &dyn Fn(u128) -> CallResult, &worker] {
+        other
+            .execute_batch("CREATE INDEX i ON tombstone (abs(until * 0 - 9223372036854775807 - 1))")
+            .unwrap();
+        assert!(call(1).unwrap_err().message.contains("the index \"i\""));
+        other
+            .execute_batch("PRAGMA writable_schema = ON; DELETE FROM sqlite_schema WHERE name = 'i'")
+            .unwrap();
+        assert!(matches!(call(1).unwrap().reply, Reply::Granted(_)));
+        // Its tombstone would be in the index.
+        let released = store.try_call_inline(&resource("a"), &release(id(9, 9))).unwrap();
+        assert!(released.is_ok(), "{released:?}");
+        other.execute_batch("PRAGMA writable_schema = RESET").unwrap();
+    }
+}
+
+/// SQLite reads the statistics with the schema, before it can be checked, and calls what a column of theirs calls.
+#[test]
+fn statistics_with_code_end_in_time_and_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    drop(open(&path, 1).unwrap());
+    let other = Connection::open(&path).unwrap();
+    let column = "x, stat AS (instr(zeroblob(200000000), CAST(zeroblob(100000000) || x AS BLOB)))";
+    other
+        .execute_batch(&format!(
+            "CREATE TABLE s (tbl, idx, stat); INSERT INTO s VALUES ('resource', 'resource_visit', 1); PRAGMA writable_schema = ON;
+            UPDATE sqlite_schema SET name = 'sqlite_stat1', tbl_name = 'sqlite_stat1', sql = 'CREATE TABLE sqlite_stat1(tbl, idx, {column})'
+            WHERE name = 's'"
+        ))
+        .unwrap();
+    drop(other);
+    let refusal = refusal(&path);
+    assert!(refusal.contains("the table \"sqlite_stat1\""), "{refusal}");
+}
+
+#[test]
+fn what_takes_too_long_is_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    drop(open(&path, 1).unwrap());
+    let connection = schema::connect(&path, false).unwrap();
+    let ended = connection.query_row(ENDLESS, [], |_| Ok(())).unwrap_err();
+    assert!(schema::explain(&ended).contains("took too long"), "{ended}");
+    connection.restart_clock();
+    connection.query_row("SELECT 1", [], |_| Ok(())).unwrap();
+}
+
+/// What is at the name of the log when SQLite opens it would be overwritten, and become the property of the owner of the database.
+#[test]
+fn root_uses_the_file_with_the_rights_of_its_owner() {
+    const OTHER: Option<u32> = Some(12_345);
+    if !rustix::process::geteuid().is_root() {
+        // Only root has other users' files.
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(folder.path(), OTHER, OTHER).unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    for suffix in ["", "-wal", "-shm", "-inbox"] {
+        let found = fs::metadata(format!("{}{suffix}", path.display())).unwrap();
+        assert_eq!((found.uid(), found.gid()), (12_345, 12_345), "{suffix}");
+    }
+    drop(store);
+    // What a check beforehand can't see in time.
+    for mode in [0o600, 0o660] {
+        let (private, log) = (folder.path().join("private"), folder.path().join("locks.db-wal"));
+        let _ = fs::remove_file(&log);
+        fs::write(&private, "private").unwrap();
+        fs::set_permissions(&private, fs::Permissions::from_mode(mode)).unwrap();
+        fs::rename(&private, &log).unwrap();
+        let opened = identity::as_owner_of(&path, || {
+            Connection::open(&path).unwrap().execute_batch("SELECT * FROM lease")
+        });
+        let opened = opened.unwrap();
+        assert!(opened.is_err(), "{mode:o} {opened:?}");
+        assert!(refusal(&path).contains("is not SQLite's"), "{mode:o}");
+        let found = fs::metadata(&log).unwrap();
+        assert_eq!((found.uid(), fs::read_to_string(&log).unwrap().as_str()), (0, "private"));
+    }
+}
+
 #[test]
 fn what_others_have_put_beside_the_file_or_in_its_place_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -98,7 +195,8 @@ fn what_others_have_put_beside_the_file_or_in_its_place_is_refused() {
         assert!(std::process::Command::new("mkfifo").arg(&beside).status().unwrap().success());
         assert!(refusal(&path).contains("is not SQLite's"), "{suffix}");
         fs::remove_file(&beside).unwrap();
-        drop(open(&path, 1).unwrap());
+        // Without a worker, which would write to the log.
+        drop(schema::prepare(&path, false).unwrap());
         if rustix::process::geteuid().is_root() {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o660)).unwrap();
             fs::write(&beside, "private").unwrap();
