@@ -33,15 +33,30 @@ pub(super) struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// The folder beside the database. A user who may write the database may write to its clients; others may not.
-    pub(super) fn beside(database: &Path) -> io::Result<Self> {
+    fn of(database: &Path) -> Self {
         let mut folder = database.as_os_str().to_owned();
         folder.push("-inbox");
-        let folder = PathBuf::from(folder);
+        Self { folder: PathBuf::from(folder) }
+    }
+
+    /// Whether a client of this database is running.
+    pub(super) fn are_read(database: &Path) -> bool {
+        let is_read = |folder: &OwnedFd, entry: rustix::io::Result<DirEntry>| {
+            entry.is_ok_and(|entry| {
+                let name = entry.file_name();
+                is_of_client(name.to_bytes()) && open_pipe(folder, name, OFlags::WRONLY).is_ok()
+            })
+        };
+        let Ok(folder) = Self::of(database).enter() else { return false };
+        Dir::read_from(&folder).is_ok_and(|mut entries| entries.any(|entry| is_read(&folder, entry)))
+    }
+
+    /// The folder beside the database. A user who may write the database may write to its clients; others may not.
+    pub(super) fn beside(database: &Path) -> io::Result<Self> {
+        let mailboxes = Self::of(database);
         let mode = permissions(database)?;
         // Read or write permission includes the right to enter.
         let enter = ((mode & 0o444) >> 2) | ((mode & 0o222) >> 1);
-        let mailboxes = Self { folder };
         match fs::DirBuilder::new().mode(mode | enter).create(&mailboxes.folder) {
             Ok(()) => {
                 let folder = mailboxes.enter()?;

@@ -7,11 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Effect, Failure};
+use leasehold_store::clock::Clock;
 use leasehold_store::{OpenError, StoreError};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::foreign_code::FileConnection;
+use super::mailbox::Mailboxes;
 use super::{BUSY_TIMEOUT, checkpoint, files, location};
 
 /// Written into the file's header, so that a database of another program is never touched: "LSHD".
@@ -80,7 +82,7 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileCon
             return Err(TransactionError::Stale);
         }
         let connection = open(path, is_durable)?;
-        make_ours(&connection, &boot_id)?;
+        make_ours(&connection, path, &boot_id)?;
         checkpoint::truncate_leftover_log(path, &connection);
         Ok((path.to_path_buf(), connection))
     })
@@ -145,7 +147,7 @@ impl From<rusqlite::Error> for TransactionError {
     }
 }
 
-fn make_ours(connection: &FileConnection, boot_id: &str) -> Result<(), TransactionError> {
+fn make_ours(connection: &FileConnection, path: &Path, boot_id: &str) -> Result<(), TransactionError> {
     // Nothing is written before the owner is known.
     check_owner(connection)?;
     // Each command writes some rows of a hundred bytes, and each write is a page: a new file gets small ones.
@@ -160,11 +162,45 @@ fn make_ours(connection: &FileConnection, boot_id: &str) -> Result<(), Transacti
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         transaction.pragma_update(None, "user_version", LAYOUT)?;
     }
-    if boot_of(&transaction)?.is_none_or(|boot| boot != boot_id) {
+    let (known, booted_at) = (boot_of(&transaction)?, booted_at());
+    if known.as_deref() != Some(boot_id) {
+        if known.is_some()
+            && let Some(why) = why_same_boot(&transaction, path, booted_at)?
+        {
+            return Err(TransactionError::Foreign(format!(
+                "it is from another boot, by its boot id, but {why}: a container that has a boot id of its own (LXC, systemd-nspawn) needs the \
+                 host's, mounted over /proc/sys/kernel/random/boot_id"
+            )));
+        }
         transaction.execute_batch(NEW_BOOT)?;
-        transaction.execute("INSERT OR REPLACE INTO meta VALUES ('boot', ?)", [boot_id])?;
+        let mut set = transaction.prepare("INSERT OR REPLACE INTO meta VALUES (?, ?)")?;
+        set.execute(["boot", boot_id])?;
+        set.execute(["booted_at", &booted_at.to_string()])?;
     }
     Ok(transaction.commit()?)
+}
+
+/// When this machine was booted, in microseconds of its wall clock. It moves if that clock is set.
+fn booted_at() -> i64 {
+    let now = Clock::System.embedded();
+    now.wall.as_micros().cast_signed() - now.time.as_micros().cast_signed()
+}
+
+/// Why this is the same boot as that of the file, although the ids differ, if it is.
+fn why_same_boot(
+    connection: &Connection,
+    path: &Path,
+    booted_at: i64,
+) -> rusqlite::Result<Option<&'static str>> {
+    const SAME: u64 = 1_000_000;
+    if Mailboxes::are_read(path) {
+        return Ok(Some("a client that uses it is running"));
+    }
+    let known = connection.query_row("SELECT value FROM meta WHERE key = 'booted_at'", [], |row| row.get(0));
+    let known: Option<String> = known.optional()?;
+    let known = known.and_then(|known| known.parse::<i64>().ok());
+    let is_same = known.is_some_and(|known| known.abs_diff(booted_at) < SAME);
+    Ok(is_same.then_some("that boot began at the same moment as this one"))
 }
 
 /// The boot of the file's leases; `None` for a new file.

@@ -317,6 +317,14 @@ fn tokens_rise_over_restarts_and_a_reboot_ends_leases() {
     let connection = Connection::open(&path).unwrap();
     connection.execute("UPDATE resource SET last_token = ?", [ahead.cast_signed()]).unwrap();
     connection.execute("UPDATE meta SET value = 'another' WHERE key = 'boot'", []).unwrap();
+    // A container with a boot id of its own would end the leases of others.
+    let said = refusal(&path);
+    assert!(said.contains("began at the same moment") && said.contains("boot_id"), "{said}");
+    connection.execute("UPDATE meta SET value = value - 2000000 WHERE key = 'booted_at'", []).unwrap();
+    let (mailboxes, nine) = (Mailboxes::beside(&path).unwrap(), ClientId::new(9));
+    let running = mailboxes.open(nine, &path).unwrap();
+    assert!(refusal(&path).contains("a client that uses it is running"));
+    drop(running);
     drop(connection);
     let store = open(&path, 3).unwrap();
     let Reply::Granted(Grant { tokens: TokenRange { first, .. }, .. }) = granted(&store, id(3, 1)) else {
