@@ -1,5 +1,6 @@
 //! Transactions: what callers and the worker do with the file, each with a connection of their own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -174,13 +175,20 @@ impl Shared {
         let mut pending = PendingPushes::default();
         // The clock is read with the write lock held, so that time never goes backwards in the file.
         let now = now();
-        let stepped = step(now, &mut pending).and_then(|answer| {
+        // Rows that contradict each other were not written by leasehold, and the model refuses them by a panic. It must not end the program: the
+        // guard that is dropped then would run into the same.
+        let stepped = catch_unwind(AssertUnwindSafe(|| {
+            let answer = step(now, &mut pending)?;
             // Old rows are removed at least as fast as new ones are inserted.
             if pending.created_rows > 0 {
                 self.sweep(connection, now, 2 * pending.created_rows, &mut pending)?;
             }
             Ok(answer)
-        });
+        }));
+        let stepped = stepped.map_err(|_| {
+            let what = "the rows of a lock in the file contradict each other: find out who writes it besides leasehold";
+            TransactionError::Failed(StoreError::new(Failure::Permanent(Effect::None), what))
+        })?;
         let answer = stepped.map_err(|error| TransactionError::Failed(schema::not_done(error)))?;
         transaction.commit()?;
         self.commands.fetch_add(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Relaxed);

@@ -232,6 +232,24 @@ fn token_that_leaves_none_above_it_is_an_error() {
 }
 
 #[test]
+fn rows_that_contradict_each_other_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, change) in ["in_use = 255", "in_use = 0", "parked = 3"].into_iter().enumerate() {
+        let path = folder.path().join(number.to_string());
+        let store = open(&path, 1).unwrap();
+        assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+        Connection::open(&path).unwrap().execute_batch(&format!("UPDATE resource SET {change}")).unwrap();
+        let refused = store.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap_err();
+        assert!(refused.message.contains("contradict each other"), "{change}: {refused:?}");
+        let answers =
+            pollster::block_on(store.call_batch(vec![(Arc::new(resource("a")), release(id(1, 1)))], 0));
+        assert!(matches!(&answers[..], [Err(error)] if error.failure.is_refusal()), "{answers:?}");
+        // Another lock is not affected.
+        assert!(store.try_call_inline(&resource("b"), &acquire(id(1, 2), false)).unwrap().is_ok());
+    }
+}
+
+#[test]
 fn file_without_permission_is_reported() {
     if rustix::process::geteuid().is_root() {
         // Nothing is forbidden to root; a file on a device that can't be written is as good.
