@@ -5,7 +5,7 @@ mod answers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use answers::{Awaited, Silences, disagreement, gather, most_named};
+use answers::{Known, disagreement, gather, majority, most_named};
 use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
 use leasehold_core::Failure;
@@ -37,17 +37,17 @@ pub(super) struct Sentinels {
     pub(super) service: String,
     /// Credentials for the servers, not for the sentinels.
     pub(super) credentials: Credentials,
-    silences: Arc<Silences>,
+    known: Arc<Known>,
 }
 
 impl Sentinels {
     pub(super) fn new(hosts: Vec<Dial>, service: String, credentials: Credentials) -> Self {
-        Self { hosts, service, credentials, silences: Arc::default() }
+        Self { hosts, service, credentials, known: Arc::default() }
     }
 
     /// The master that most answering sentinels name. The master itself is not asked: see [`Sentinels::confirm`].
     pub(super) async fn find_master(&self, address: AddressState) -> Result<(Host, Dial), StoreError> {
-        let named = self.named(address, Awaited::NotSilent).await?;
+        let named = self.named(address).await?;
         let master = most_named(&named).ok_or_else(|| not_sent(disagreement(&named)))?;
         let dial = self.credentials.at(master).map_err(|error| not_sent(format!("{error:#}")))?;
         Ok((master.clone(), dial))
@@ -76,12 +76,16 @@ impl Sentinels {
             }
         }
         let (named, _) = self.find_master(AddressState::Proven).await?;
-        if named == *master { Ok(()) } else { Err(say("it was replaced while the connection was made")) }
+        if named != *master {
+            return Err(say("it was replaced while the connection was made"));
+        }
+        self.known.uses(master);
+        Ok(())
     }
 
     /// The masters that the sentinels name.
-    async fn named(&self, address: AddressState, awaited: Awaited) -> Result<Vec<Host>, StoreError> {
-        gather(self.hosts.iter().map(|sentinel| self.ask(sentinel, address)), &self.silences, awaited).await
+    async fn named(&self, address: AddressState) -> Result<Vec<Host>, StoreError> {
+        gather(self.hosts.iter().map(|sentinel| self.ask(sentinel, address)), &self.known).await
     }
 
     async fn ask(&self, sentinel: &Dial, address: AddressState) -> Result<Host, StoreError> {
@@ -107,7 +111,7 @@ impl Sentinels {
         Ok(Host { name, port })
     }
 
-    /// Returns when most sentinels name another master, possibly before that server knows it.
+    /// Returns when most of all sentinels name another master, possibly before that server knows it.
     pub(super) async fn until_switched(self, master: Host) {
         loop {
             let received = Arc::new(Notify::new());
@@ -118,8 +122,9 @@ impl Sentinels {
             let listening = listening.await;
             let mut pause = MIN_POLL_INTERVAL;
             loop {
-                let Ok(named) = self.named(AddressState::Proven, Awaited::All).await else { break };
-                if most_named(&named).is_some_and(|named| *named != master) {
+                let Ok(named) = self.named(AddressState::Proven).await else { break };
+                // To stay costs nothing: a master that is down is noticed by its connection.
+                if majority(&named, self.hosts.len()).is_some_and(|named| *named != master) {
                     return;
                 }
                 if named.iter().all(|named| *named == master) {

@@ -12,107 +12,93 @@ use tokio::time::{Instant, timeout_at};
 use super::not_sent;
 use crate::url::Host;
 
-/// How long those that do not answer are waited for once others have: as long as a connection and a question take if a round trip takes
-/// 300 ms.
-const GRACE: Duration = Duration::from_millis(900);
+/// How long those that do not answer are waited for if the others name the master that is used already: to stay there risks nothing new.
+const GRACE: Duration = Duration::from_millis(100);
 
-/// An attempt to connect that is given up sooner says nothing about those that have not answered by then.
-const MIN_SILENCE: Duration = Duration::from_millis(250);
+/// As [`GRACE`], if they name another one, or this client is new. A few that are near may be cut off from the others, and name the master of
+/// before: the others are slow then, or their first packet was lost, which is repeated after a second.
+const LONG_GRACE: Duration = Duration::from_secs(3);
 
 /// How long a silence is remembered.
 const MEMORY: Duration = Duration::from_secs(10);
 
-/// The sentinels that did not answer while others did, and since when, by their place in the list. Each attempt to connect has little
-/// time, and must not spend it on the same host that is down.
+/// What is known from earlier questions.
 #[derive(Default)]
-pub(super) struct Silences(Mutex<HashMap<usize, Instant>>);
+pub(super) struct Known(Mutex<Facts>);
 
-impl Silences {
-    fn is_silent(&self, sentinel: usize) -> bool {
-        self.locked().get(&sentinel).is_some_and(|since| since.elapsed() < MEMORY)
+#[derive(Default)]
+struct Facts {
+    /// The master of the last connection that was confirmed.
+    master: Option<Host>,
+    /// The sentinels that did not answer for [`LONG_GRACE`], while others did, and since when, by their place in the list. An attempt to
+    /// connect asks twice, and has little time.
+    silent: HashMap<usize, Instant>,
+}
+
+impl Known {
+    pub(super) fn uses(&self, master: &Host) {
+        self.locked().master = Some(master.clone());
     }
 
-    fn locked(&self) -> MutexGuard<'_, HashMap<usize, Instant>> {
+    fn is_silent(&self, sentinel: usize) -> bool {
+        self.locked().silent.get(&sentinel).is_some_and(|since| since.elapsed() < MEMORY)
+    }
+
+    /// How long others are waited for, once these were named.
+    fn grace(&self, named: &[Host]) -> Duration {
+        let facts = self.locked();
+        if named.iter().all(|host| Some(host) == facts.master.as_ref()) { GRACE } else { LONG_GRACE }
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Facts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Which sentinels are waited for.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Awaited {
-    All,
-    /// All that were not silent lately.
-    NotSilent,
-}
-
-/// The sentinels that were asked, and have not answered. When it is dropped, they are remembered, if another one has answered: otherwise
-/// it is the network, or this machine.
-struct Asked<'a> {
-    silences: &'a Silences,
-    since: Instant,
-    waiting: HashSet<usize>,
-    has_answer: bool,
-}
-
-impl Asked<'_> {
-    fn answered(&mut self, sentinel: usize) {
-        self.has_answer = true;
-        self.waiting.remove(&sentinel);
-        self.silences.locked().remove(&sentinel);
-    }
-}
-
-impl Drop for Asked<'_> {
-    fn drop(&mut self) {
-        if self.has_answer && self.since.elapsed() >= MIN_SILENCE {
-            let now = Instant::now();
-            let mut silences = self.silences.locked();
-            silences.extend(self.waiting.drain().map(|sentinel| (sentinel, now)));
-        }
-    }
-}
-
-/// The answers of all sentinels, or fewer once most of those that were asked name one host. A few that are near may be cut off from the
-/// others, and name the master of before: the others are slow then, and are waited for until they have answered or failed, or for
-/// [`GRACE`].
+/// The answers of all sentinels, or fewer: once most of those that were asked name one host, or once the others have failed, or were
+/// waited for long enough.
 pub(super) async fn gather(
     answers: impl Iterator<Item = impl Future<Output = Result<Host, StoreError>>>,
-    silences: &Silences,
-    awaited: Awaited,
+    known: &Known,
 ) -> Result<Vec<Host>, StoreError> {
     let numbered = answers.enumerate().map(async |(sentinel, answer)| (sentinel, answer.await));
     let mut answers: FuturesUnordered<_> = numbered.collect();
-    let majority = answers.len() / 2 + 1;
+    let all = answers.len();
+    let mut waiting: HashSet<usize> = (0..all).collect();
     let since = Instant::now();
-    let mut asked = Asked { silences, since, waiting: (0..answers.len()).collect(), has_answer: false };
     let (mut named, mut last_error) = (Vec::new(), not_sent("no sentinel has answered".to_owned()));
     loop {
-        let is_awaited = |sentinel: &usize| awaited == Awaited::All || !silences.is_silent(*sentinel);
-        let until = if named.is_empty() {
-            None
-        } else if asked.waiting.iter().any(is_awaited) {
-            Some(since + GRACE)
-        } else {
-            Some(since)
-        };
         let next = answers.next();
-        let answer = match until {
-            None => next.await,
-            Some(until) => timeout_at(until, next).await.unwrap_or(None),
+        let answer = if named.is_empty() {
+            next.await
+        } else {
+            let is_done = waiting.iter().all(|sentinel| known.is_silent(*sentinel));
+            let until = if is_done { since } else { since + known.grace(&named) };
+            timeout_at(until, next).await.unwrap_or(None)
         };
         let Some((sentinel, answer)) = answer else { break };
-        asked.answered(sentinel);
+        waiting.remove(&sentinel);
+        known.locked().silent.remove(&sentinel);
         match answer {
             Ok(host) => {
-                named.push(host.clone());
-                if named.iter().filter(|other| **other == host).count() >= majority {
+                named.push(host);
+                if majority(&named, all).is_some() {
                     break;
                 }
             }
             Err(error) => last_error = error,
         }
     }
+    if since.elapsed() >= LONG_GRACE && !named.is_empty() {
+        let now = Instant::now();
+        known.locked().silent.extend(waiting.into_iter().map(|sentinel| (sentinel, now)));
+    }
     if named.is_empty() { Err(last_error) } else { Ok(named) }
+}
+
+/// The host that most of all sentinels name, of which there are so many.
+pub(super) fn majority(named: &[Host], all: usize) -> Option<&Host> {
+    named.iter().find(|host| named.iter().filter(|other| other == host).count() > all / 2)
 }
 
 /// The host that is named more often than any other.
@@ -134,15 +120,18 @@ pub(super) fn disagreement(named: &[Host]) -> String {
 mod tests {
     use super::*;
 
+    fn host(port: u16) -> Host {
+        Host { name: "h".to_owned(), port }
+    }
+
     /// Each sentinel answers after so many milliseconds, with the port of a master, or fails.
-    async fn gathered(answers: &[(u64, Option<u16>)], silences: &Silences) -> (u64, Vec<u16>) {
+    async fn gathered(answers: &[(u64, Option<u16>)], known: &Known) -> (u64, Vec<u16>) {
         let began = Instant::now();
         let ask = |&(after, port): &(u64, Option<u16>)| async move {
             tokio::time::sleep(Duration::from_millis(after)).await;
-            let port = port.ok_or_else(|| not_sent("it fails".to_owned()))?;
-            Ok(Host { name: "h".to_owned(), port })
+            port.map(host).ok_or_else(|| not_sent("it fails".to_owned()))
         };
-        let named = gather(answers.iter().map(ask), silences, Awaited::NotSilent).await.unwrap_or_default();
+        let named = gather(answers.iter().map(ask), known).await.unwrap_or_default();
         let after = u64::try_from(began.elapsed().as_millis()).unwrap();
         (after, named.iter().map(|host| host.port).collect())
     }
@@ -150,66 +139,52 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn slow_majority_counts_more_than_a_near_sentinel() {
         for (answers, expected) in [
-            (&[(1, Some(1)), (720, Some(2)), (750, Some(2))][..], (750, vec![1, 2, 2])),
+            (&[(1, Some(1)), (2_800, Some(2)), (2_900, Some(2))][..], (2_900, vec![1, 2, 2])),
             // Half of them is not enough.
             (&[(1, Some(1)), (2, Some(2)), (3, Some(2)), (700, None)][..], (700, vec![1, 2, 2])),
             (&[(1, Some(2)), (2, Some(2)), (9_000, None)][..], (2, vec![2, 2])),
             // The others are gone.
             (&[(1, Some(1)), (700, None), (750, None)][..], (750, vec![1])),
-            (&[(1, Some(1)), (9_000, None), (9_000, None)][..], (900, vec![1])),
+            (&[(1, Some(1)), (9_000, None), (9_000, None)][..], (3_000, vec![1])),
             // None has answered before.
             (&[(5_000, Some(1)), (5_100, None)][..], (5_000, vec![1])),
             (&[(1, None)][..], (1, vec![])),
             (&[(1, Some(3))][..], (1, vec![3])),
         ] {
-            assert_eq!(gathered(answers, &Silences::default()).await, expected, "{answers:?}");
+            assert_eq!(gathered(answers, &Known::default()).await, expected, "{answers:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silent_sentinel_is_waited_for_once_until_it_answers() {
-        let silences = Silences::default();
-        let hung = [(1, Some(1)), (99_000, None), (99_000, None)];
-        assert_eq!(gathered(&hung, &silences).await.0, 900);
-        assert_eq!(gathered(&hung, &silences).await.0, 1);
-        tokio::time::sleep(MEMORY).await;
-        // An attempt that is given up tells, too, unless that is at once.
-        let given_up = async |after| {
-            let limit = Duration::from_millis(after);
-            tokio::time::timeout(limit, gathered(&hung, &silences)).await.unwrap_err();
-        };
-        given_up(200).await;
-        assert_eq!(gathered(&hung, &silences).await.0, 900);
-        tokio::time::sleep(MEMORY).await;
-        given_up(400).await;
-        assert_eq!(gathered(&hung, &silences).await.0, 1);
-        // One of them answers again, while it is asked beside the other.
-        let again = async |sentinel: u64, port| {
-            tokio::time::sleep(Duration::from_millis(sentinel)).await;
-            Ok(Host { name: "h".to_owned(), port })
-        };
-        let all = gather(
-            [(1, 1), (500, 2), (600, 2)].map(|(at, port)| again(at, port)).into_iter(),
-            &silences,
-            Awaited::All,
-        );
-        assert_eq!(all.await.unwrap().len(), 3);
-        assert_eq!(gathered(&hung, &silences).await.0, 900);
+    async fn master_in_use_needs_no_majority() {
+        let known = Known::default();
+        known.uses(&host(1));
+        let hung = [(1, Some(1)), (9_000, None), (9_000, None)];
+        assert_eq!(gathered(&hung, &known).await, (100, vec![1]));
+        assert_eq!(gathered(&hung, &known).await, (100, vec![1]));
+        let other = [(1, Some(2)), (2_000, Some(1)), (2_000, Some(1))];
+        assert_eq!(gathered(&other, &known).await, (2_000, vec![2, 1, 1]));
+        assert_eq!(gathered(&[(1, Some(1)), (90, Some(2)), (95, Some(2))], &known).await.1, [1, 2, 2]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_of_all_is_no_sentinels() {
-        let silences = Silences::default();
-        let stalled = [(5_000, Some(1)), (5_000, Some(1))];
-        tokio::time::timeout(Duration::from_secs(1), gathered(&stalled, &silences)).await.unwrap_err();
-        assert_eq!(gathered(&[(1, Some(1)), (800, Some(2))], &silences).await.0, 800);
+    async fn silent_sentinel_is_waited_for_once_until_it_answers() {
+        let known = Known::default();
+        let hung = [(1, Some(1)), (99_000, None), (99_000, None)];
+        // What is slower than an attempt that is given up may be alive.
+        let attempt = tokio::time::timeout(Duration::from_secs(1), gathered(&hung, &known));
+        attempt.await.unwrap_err();
+        assert_eq!(gathered(&hung, &known).await.0, 3_000);
+        assert_eq!(gathered(&hung, &known).await.0, 1);
+        assert_eq!(gathered(&[(5, Some(1)), (1, Some(2)), (99_000, None)], &known).await.0, 5);
+        assert_eq!(gathered(&hung, &known).await.0, 3_000, "one of them has answered again");
+        tokio::time::sleep(MEMORY).await;
+        assert_eq!(gathered(&hung, &known).await.0, 3_000);
     }
 
     #[test]
     fn master_is_the_host_that_most_sentinels_name() {
-        let hosts = |ports: &[u16]| -> Vec<Host> {
-            ports.iter().map(|port| Host { name: "h".to_owned(), port: *port }).collect()
-        };
+        let hosts = |ports: &[u16]| -> Vec<Host> { ports.iter().copied().map(host).collect() };
         let found = |ports: &[u16]| most_named(&hosts(ports)).map(|host| host.port);
         assert_eq!(found(&[1]), Some(1));
         assert_eq!(found(&[1, 2, 2]), Some(2));
