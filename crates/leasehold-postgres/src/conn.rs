@@ -206,6 +206,12 @@ impl Conn {
         Ok(row.map_or_else(Vec::new, texts))
     }
 
+    /// The only value that a query returns, empty for NULL, in one line: names in it were chosen by other roles.
+    pub(super) async fn line(&self, query: &Pinned) -> Result<String, Error> {
+        let value = self.row(query).await?.pop().flatten().unwrap_or_default();
+        Ok(value.replace(char::is_control, "?"))
+    }
+
     /// The only value that a query returns.
     pub(super) async fn value(&self, query: &Pinned) -> Result<String, StoreError> {
         let mut row = self.row(query).await.map_err(|error| error::explain(error, false))?;

@@ -87,11 +87,9 @@ async fn look(conn: &Conn, url: &PostgresUrl, polls: bool) -> Result<Seen, Store
         url.schema
     );
     let failed = |error| explain(error, false);
-    let lacking = rights::lacking(conn, &rights::query(&url.schema)).await.map_err(failed)?;
-    let strange =
-        conn.row(&ddl::strange(&url.schema)).await.map_err(failed)?.pop().flatten().unwrap_or_default();
-    let readers =
-        conn.row(&rights::readers(&url.schema)).await.map_err(failed)?.pop().flatten().unwrap_or_default();
+    let lacking = conn.line(&rights::query(&url.schema)).await.map_err(failed)?;
+    let strange = conn.line(&ddl::strange(&url.schema)).await.map_err(failed)?;
+    let readers = conn.line(&rights::readers(&url.schema)).await.map_err(failed)?;
     let row = conn.row(&Pinned::new(&sql)).await.map_err(failed)?;
     let text = |at: usize| row.get(at).cloned().flatten().unwrap_or_default();
     let number = |at| text(at).parse().unwrap_or(0);

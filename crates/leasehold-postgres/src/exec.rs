@@ -84,7 +84,7 @@ impl Executor {
         let explained = async {
             for _ in 0..EXPLANATIONS {
                 let lent = self.pool.take().await.ok()?;
-                if let Ok(remedy) = rights::lacking(lent.conn(), &self.sql().lacking).await {
+                if let Ok(remedy) = lent.conn().line(&self.sql().lacking).await {
                     lent.give_back().ok()?;
                     return Some(rights::explain(refusal.clone(), &remedy));
                 }

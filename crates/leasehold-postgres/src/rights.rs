@@ -5,7 +5,6 @@ use leasehold_store::StoreError;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
-use super::conn::Conn;
 use super::ddl::RELATIONS;
 use super::pinned::Pinned;
 
@@ -53,11 +52,6 @@ pub(super) fn readers(schema: &str) -> Pinned {
             AND EXISTS (SELECT 1 FROM reader WHERE pg_has_role(login.oid, reader.oid, 'MEMBER'))
             AND NOT EXISTS (SELECT 1 FROM reader WHERE reader.writes AND pg_has_role(login.oid, reader.oid, 'MEMBER'))"
     ))
-}
-
-/// What the query says; empty if the role lacks nothing.
-pub(super) async fn lacking(conn: &Conn, query: &Pinned) -> Result<String, Error> {
-    Ok(conn.row(query).await?.pop().flatten().unwrap_or_default())
 }
 
 /// Whether the server refused a command for a right that the role lacks, or for a policy that would hide rows.

@@ -143,14 +143,18 @@ async fn fence_limit(conn: &Conn, schema: &str) -> Result<Option<String>, StoreE
 /// Refuses a schema whose owner, or that of a table or function in it, is a stranger: triggers and functions of his would run with the
 /// rights of this role, and he could hand a lock to two holders.
 async fn check_owners(conn: &Conn, home: Home<'_>) -> Result<(), StoreError> {
-    let row =
-        conn.row(&foreign_owners(home.schema, home.owner)).await.map_err(|error| explain(error, false))?;
-    row.into_iter().next().flatten().map_or(Ok(()), |found| Err(refused(strangers(home.schema, &found))))
+    let found = conn.line(&foreign_owners(home.schema, home.owner)).await;
+    match found.map_err(|error| explain(error, false))?.as_str() {
+        "" => Ok(()),
+        found => Err(refused(strangers(home.schema, found))),
+    }
 }
 
 /// Says what to do about [`foreign_owners`].
 #[must_use]
 pub fn strangers(schema: &str, found: &str) -> String {
+    // Names that others have chosen make no lines of their own.
+    let found = found.replace(char::is_control, "?");
     format!(
         "another role could run its code as this one: {found}. If this one can trust an owner, name it in the address (?owner=ROLE). Otherwise use another \
          schema (?schema=), or let a superuser make the owner the owner of the database or a superuser (ALTER SCHEMA {schema} OWNER TO …, the \
@@ -175,7 +179,7 @@ async fn check(conn: &Conn, home: Home<'_>) -> Result<bool, StoreError> {
             Some(&(SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME)) => return Ok(false),
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 let refusal = refused(format!("this role may not use the tables in the schema {schema:?}"));
-                let remedy = rights::lacking(conn, &rights::query(schema)).await.unwrap_or_default();
+                let remedy = conn.line(&rights::query(schema)).await.unwrap_or_default();
                 return Err(rights::explain(refusal.caused_by(error), &remedy));
             }
             _ => return Err(explain(error, false)),

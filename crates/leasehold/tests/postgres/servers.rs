@@ -250,7 +250,11 @@ async fn triggers_and_rules_on_the_tables_are_refused() {
     server.run("DROP TRIGGER becomes ON leasehold.resource; CREATE RULE other AS ON DELETE TO leasehold.mail DO INSTEAD NOTHING");
     let error = refusal(&server.url()).await.to_string();
     assert!(error.contains("the rule other on leasehold.mail"), "{error}");
-    server.run("DROP RULE other ON leasehold.mail");
+    // Its name makes no line of its own.
+    server.run("DROP RULE other ON leasehold.mail; CREATE RULE \"a\nleasehold: outdated\" AS ON DELETE TO leasehold.mail DO INSTEAD NOTHING");
+    let error = refusal(&server.url()).await.to_string();
+    assert!(error.contains("outdated") && !error.contains('\n'), "{error}");
+    server.run("DROP RULE \"a\nleasehold: outdated\" ON leasehold.mail");
     lock(&Client::connect(&server.url()).await.unwrap(), "a").await.release().await.unwrap();
 }
 
