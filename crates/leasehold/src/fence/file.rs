@@ -251,6 +251,9 @@ impl Target {
                 if (named.dev(), named.ino()) != (opened.dev(), opened.ino()) {
                     return Err(io::Error::other("the fence is a link: its target is not written to"));
                 }
+                if !opened.is_file() {
+                    return Err(io::Error::other("the fence is no file, but a pipe or a device"));
+                }
                 if !self.is_made_by_a_writer(&opened)? {
                     let what = format!(
                         "the fence {} was made by another user (uid {}), in a directory that all may write",
@@ -354,8 +357,9 @@ fn lock_until(fence: &File, deadline: Option<Instant>) -> io::Result<bool> {
 
 /// The stored token; zero in a new file.
 fn read_token(fence: &mut File) -> io::Result<u64> {
+    const LONGEST: u64 = 64;
     let mut text = String::new();
-    fence.read_to_string(&mut text)?;
+    fence.take(LONGEST).read_to_string(&mut text)?;
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, "its .fence file holds no token");
     if text.is_empty() { Ok(0) } else { text.trim_end().parse().map_err(|_| damaged()) }
 }
@@ -413,8 +417,15 @@ mod tests {
         let error = file.write(token(1), b"x").unwrap_err();
         assert!(error.is_unavailable() && std::error::Error::source(&error).is_some(), "{error}");
         let file = FencedFile::new(folder.path().join("a"));
-        fs::write(folder.path().join("a.fence"), "nonsense").unwrap();
+        let fence = folder.path().join("a.fence");
+        fs::write(&fence, "nonsense").unwrap();
         assert!(file.write(token(1), b"x").unwrap_err().to_string().contains("no token"));
+        // A hole of a hundred gigabytes, of which nothing is read but the beginning.
+        File::create(&fence).unwrap().set_len(100 << 30).unwrap();
+        assert!(file.write(token(1), b"x").unwrap_err().to_string().contains("no token"));
+        fs::remove_file(&fence).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&fence).status().unwrap().success());
+        assert!(file.write(token(1), b"x").unwrap_err().to_string().contains("a pipe or a device"));
     }
 
     /// A file whose path is a directory can't be replaced, so that a write ends after its token.
