@@ -137,14 +137,19 @@ fn check_file(snapshot: &FileSnapshot) -> Component {
             component.danger(Check::DiskSpace, format!("the disk has {} left", size(free)), why, None);
         }
     }
-    if snapshot.file_system == Some("overlay") {
-        let why = "only processes of the same container see its locks: a directory that several mount is for all of them";
-        component.advice(
-            Check::ContainerFileSystem,
+    let apart = match snapshot.file_system {
+        Some("overlay") => Some((
             "the file is in a container's own file system",
-            why,
-            None,
-        );
+            "only processes of the same container see its locks: a directory that several mount is for all of them",
+        )),
+        Some("FUSE") => Some((
+            "the file is on a file system in user space",
+            "whether several machines use it is not known, and they would not see each other's locks: then use a local disk",
+        )),
+        _ => None,
+    };
+    if let Some((what, why)) = apart {
+        component.advice(Check::ContainerFileSystem, what, why, None);
     }
     component
 }
@@ -159,7 +164,8 @@ fn size(bytes: u64) -> String {
 /// Those that are met most; network file systems are refused when the file is opened.
 #[cfg(target_os = "linux")]
 fn file_system(path: &Path) -> Option<&'static str> {
-    const KNOWN: [(u32, &str); 6] = [
+    const KNOWN: [(u32, &str); 7] = [
+        (0x6573_5546, "FUSE"),
         (0xEF53, "ext"),
         (0x5846_5342, "xfs"),
         (0x9123_683E, "btrfs"),
@@ -229,6 +235,8 @@ mod tests {
         }
         let inside = FileSnapshot { file_system: Some("overlay"), ..sound() };
         assert_eq!(troubles(&inside), only(Severity::Advice, "the file is in a container's own file system"));
+        let far = FileSnapshot { file_system: Some("FUSE"), ..sound() };
+        assert_eq!(troubles(&far), only(Severity::Advice, "the file is on a file system in user space"));
     }
 
     #[test]

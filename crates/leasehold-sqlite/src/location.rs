@@ -197,9 +197,13 @@ fn folder_of(path: &Path) -> PathBuf {
     parent.map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// File systems that several machines share: NFS, SMB, CIFS, AFS, Ceph, Lustre, 9P has no locks either.
+/// File systems that several machines share. 9P has no locks either.
 #[cfg(target_os = "linux")]
-const NETWORKS: [(u32, &str); 8] = [
+const NETWORKS: [(u32, &str); 12] = [
+    (0x7461_636F, "OCFS2"),
+    (0x0116_1970, "GFS2"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
     (0x6969, "NFS"),
     (0x517B, "SMB"),
     (0xFE53_4D42, "SMB"),
