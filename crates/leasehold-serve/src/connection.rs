@@ -137,12 +137,16 @@ async fn serve(
         answer(request, router.clone(), transport.clone(), presence.clone())
     });
     let mut http = http1::Builder::new();
+    // A client that sends no more may still wait for its answer. Whether it is gone while a request waits, the stream notices.
+    http.half_close(true);
     http.timer(TokioTimer::new()).header_read_timeout(app.limits.receive_timeout).max_buf_size(BUFFER);
     let end = {
         let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(stream.clone()), service));
         tokio::select! {
-            // The connection first: a request that it begins is watched in the same round.
+            // Before the connection, so that a request whose client is gone is not answered, and after it, so that a request that it begins
+            // is watched in the same round.
             biased;
+            () = stream.gone() => return,
             result = connection.as_mut() => End::Http(result),
             () = stream.gone() => return,
             reason = closed(peer.as_deref(), tokens) => End::Closed(reason),

@@ -298,6 +298,23 @@ async fn token_and_origin_are_checked_before_the_body_arrives() {
     assert_eq!(answer(place.tcp().await, &second).await, "HTTP/1.1 403", "each of several origins counts");
 }
 
+/// Whether the end of what it sends or the answer comes first is a matter of microseconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn client_that_sends_no_more_gets_its_answer() {
+    let place = Place::new().await;
+    for number in 0..200 {
+        let mut stream = place.unix().await;
+        let head = format!(
+            "POST /v1/locks/mutex/a{number}/acquire HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        );
+        stream.write_all(format!("{head}Content-Length: 2\r\n\r\n{{}}").as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = String::new();
+        tokio::time::timeout(SOON, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "request {number}: {answer:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn health_is_that_of_the_store_at_this_moment() {
     let store = TestStore::new();
