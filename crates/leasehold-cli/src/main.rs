@@ -56,6 +56,7 @@ fn main() -> ExitCode {
     if args.log == LogFormat::Json {
         output::use_json();
     }
+    signals::let_writes_fail();
     // The commands of `run` and `elect` inherit the mask, so these look at it first.
     let has_no_command = match &args.action {
         #[cfg(feature = "serve")]

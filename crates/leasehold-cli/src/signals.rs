@@ -1,6 +1,7 @@
 //! The signals that `leasehold` forwards to its command, or that end its wait.
 
 use std::io::{self, IsTerminal as _};
+use std::sync::Arc;
 use std::task::Poll;
 
 use nix::sys::signal::{SigSet, Signal, killpg, raise};
@@ -21,6 +22,12 @@ const STOPPING: [Signal; 2] = [Signal::SIGTSTP, Signal::SIGTTIN];
 /// reads its signals from a descriptor leaves them blocked in its children.
 pub(crate) fn unblock() -> io::Result<()> {
     Ok(SigSet::empty().thread_set_mask()?)
+}
+
+/// A file that reaches the limit of `ulimit -f`, such as the log of a database, makes its write fail, and does not end this program. The
+/// command has the default again, because the handler is this program's.
+pub(crate) fn let_writes_fail() {
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
 }
 
 /// The signals of this process, caught from the creation of this value on.

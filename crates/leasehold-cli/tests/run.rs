@@ -6,9 +6,10 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::ffi::OsStrExt as _;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use common::{NO_CONNECTION, Place, until};
+use common::{NO_CONNECTION, Place, code, until};
 use leasehold_testkit::Server;
 
 #[test]
@@ -376,4 +377,22 @@ fn name_that_begins_with_a_dash_is_passed_by_an_option() {
     // The other commands end their options with two dashes.
     assert_eq!(place.code(&["acquire", "--", "-x"]).0, 0);
     assert_eq!(place.code(&["release", "--force", "--", "-x"]).0, 0);
+}
+
+/// The kernel ends a program whose file reaches the limit, unless it says otherwise; the command has the usual rule.
+#[test]
+fn limit_of_file_sizes_is_an_error_of_the_store() {
+    let place = Place::new();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 0; exec \"$0\" run a -- true", env!("CARGO_BIN_EXE_leasehold")]);
+    let refused = shell.env("LEASEHOLD_STORE", place.store()).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(code(refused.status), 125, "{said}");
+    assert!(said.contains("locks.db"), "{said}");
+    let script = "ulimit -f 1000; exec \"$0\" run a -- sh -c 'ulimit -f 0; exec 2>/dev/null; echo much >\"$1\"' sh \"$1\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_leasehold")]).arg(place.path("big"));
+    let ended = shell.env("LEASEHOLD_STORE", place.store()).output().unwrap();
+    // SIGXFSZ.
+    assert_eq!(code(ended.status), 128 + 25, "{ended:?}");
 }
