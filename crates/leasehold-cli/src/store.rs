@@ -1,8 +1,8 @@
 //! The store: the one that was named, or the user's own file.
 
 use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::path::PathBuf;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use etcetera::BaseStrategy as _;
@@ -166,7 +166,23 @@ pub(crate) fn own_folder() -> Result<PathBuf, Stop> {
         let shown = folder.display();
         Stop::failure(format!("{shown}: it can't be created: {error}; set LEASEHOLD_STORE or --store"))
     })?;
+    if let Some(link) = link_of_another_user(&folder) {
+        let shown = link.display();
+        return Err(Stop::failure(format!(
+            "{shown}: this link of another user is on the way to the default store: set LEASEHOLD_STORE or --store"
+        )));
+    }
     Ok(folder)
+}
+
+/// The first link of another user among the folder and those that it is in: it may lead to a folder of this one.
+fn link_of_another_user(folder: &Path) -> Option<&Path> {
+    let is_foreign = |path: &&Path| {
+        let found = std::fs::symlink_metadata(path);
+        let own = [0, rustix::process::geteuid().as_raw()];
+        found.is_ok_and(|found| found.is_symlink() && !own.contains(&found.uid()))
+    };
+    folder.ancestors().find(is_foreign)
 }
 
 // --- Secrets -------------------------------------------------------------------------------------
