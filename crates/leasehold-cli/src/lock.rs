@@ -12,6 +12,7 @@ use leasehold::{
 use crate::args::{KindArgs, RunArgs, WorkArgs, name};
 use crate::exit::Stop;
 use crate::held::Held;
+use crate::output::{Level, message};
 use crate::text::printable;
 
 /// Why a lock can't be bridged.
@@ -266,8 +267,19 @@ impl Lock {
         };
         let mut used = None;
         for name in &self.names {
-            if used.is_none() && !self.client.inspect(other, name).await?.holders.is_empty() {
-                used = Some(name);
+            match self.client.inspect(other, name).await {
+                Ok(view) if used.is_none() && !view.holders.is_empty() => used = Some(name),
+                Ok(_) => {}
+                // It may be kept on another server than the lock that was granted.
+                Err(error) if error.is_unavailable() => message(
+                    Level::Warn,
+                    "store_warning",
+                    format_args!(
+                        "whether \"{}\" is also in use as a {other} is not known: {error}",
+                        printable(name)
+                    ),
+                ),
+                Err(error) => return Err(error.into()),
             }
         }
         let Some(name) = used else { return Ok(()) };
