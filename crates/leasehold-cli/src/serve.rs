@@ -4,7 +4,7 @@ use std::fmt::{Display, Write as _};
 use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -155,7 +155,15 @@ impl Reload {
             Err(Refused::Arguments(error)) => return Self::refused(complaint(error)),
             Err(Refused::File(stop)) => return Self::refused(stop.message),
         };
-        match tokens(args.tokens.as_deref()).map_err(|stop| stop.message) {
+        let is_pipe = |path: &Path| fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
+        let again = match args.tokens.as_deref() {
+            // It would be waited for.
+            Some(path) if is_pipe(path) => {
+                Err(format!("--tokens: {}: a pipe is not read again", path.display()))
+            }
+            path => tokens(path).map_err(|stop| stop.message),
+        };
+        match again {
             Ok(tokens) => {
                 warn_of_tokens(&tokens);
                 match self.control.set_tokens(tokens) {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -122,6 +122,12 @@ impl Drop for Handshakes {
 /// Reads a certificate and its key.
 fn acceptor(tls: &Tls) -> Result<TlsAcceptor, String> {
     let unreadable = |path: &Path, what: String| format!("{}: {what}", path.display());
+    for path in [&tls.certificate, &tls.key] {
+        // It would be waited for.
+        if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+            return Err(unreadable(path, "this is a pipe, and must be a file".to_owned()));
+        }
+    }
     let certificates = CertificateDer::pem_file_iter(&tls.certificate)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| unreadable(&tls.certificate, format!("no certificate can be read: {error}")))?;
