@@ -196,8 +196,9 @@ fn who_changes(path: &Path, found: &fs::Metadata) -> Option<String> {
     if is_writable(WRITABLE_BY_OTHERS) {
         return Some(format!("every user of this machine may change {shown}"));
     }
-    let is_foreign_group = found.gid() != rustix::process::getegid().as_raw();
-    (is_foreign_group && is_writable(WRITABLE_BY_GROUP))
+    // A group of one user usually has that user's number.
+    let is_own_group = [rustix::process::getegid().as_raw(), found.uid()].contains(&found.gid());
+    (!is_own_group && is_writable(WRITABLE_BY_GROUP))
         .then(|| format!("the group {} may change {shown}", found.gid()))
 }
 
