@@ -11,52 +11,74 @@ use rustix::fs::Access;
 
 use super::files;
 
+/// The maximum number of links that are followed, as on Linux.
+const MAX_LINKS: usize = 40;
+
 /// Creates the file if it is missing, and returns its only name.
 ///
 /// All clients must use one name, because the log and the clients' pipes are beside that name: links are followed, a relative
 /// path becomes absolute, and a file with a second name is refused.
 pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
-    refuse_links_of_others(path)?;
-    touch(path)?;
-    let found = fs::canonicalize(path).and_then(|whole| Ok((fs::metadata(&whole)?.nlink(), whole)));
-    let path = match found {
-        Ok((1, whole)) => whole,
-        Ok(_) => {
-            let what = format!(
-                "sqlite:{}: it has a second name (a hard link), whose users would not see these locks: \
+    let name = resolve(path)?;
+    touch(&name)?;
+    let refused = |what: &str| OpenError::unavailable(format!("sqlite:{}: {what}", path.display()));
+    match fs::symlink_metadata(&name) {
+        Ok(found) if found.is_symlink() => {
+            return Err(refused("another user has exchanged it for a link while it was opened"));
+        }
+        Ok(found) if found.nlink() != 1 => {
+            return Err(refused(
+                "it has a second name (a hard link), whose users would not see these locks: \
                  give each its own file, or all of them one name",
-                path.display()
-            );
-            return Err(OpenError::unavailable(what));
+            ));
         }
+        Ok(_) => {}
         Err(error) => {
-            let what = format!("sqlite:{}: it was removed while it was opened: {error}", path.display());
-            return Err(OpenError::unavailable(what).with_source(error));
+            return Err(refused(&format!("it was removed while it was opened: {error}")).with_source(error));
         }
-    };
-    refuse_files_of_others(&path)?;
-    refuse_network(&path)?;
-    refuse_mounted_alone(&path)?;
-    Ok(path)
+    }
+    refuse_files_of_others(&name)?;
+    refuse_network(&name)?;
+    refuse_mounted_alone(&name)?;
+    Ok(name)
+}
+
+/// Follows links in the place of the file: those of this user and of root. A link that another user has put there may lead to any empty file
+/// of this user, which would become a database. The last name is none, or was none when it was looked at: it is opened without
+/// following one.
+fn resolve(path: &Path) -> Result<PathBuf, OpenError> {
+    let refused = |what: String| OpenError::unavailable(format!("sqlite:{}: {what}", path.display()));
+    let mut name = path.to_path_buf();
+    for _ in 0..MAX_LINKS {
+        let folder = folder_of(&name);
+        let Some(last) = name.file_name() else {
+            return Err(refused("this is a directory: name a file in it".to_owned()));
+        };
+        let found = fs::symlink_metadata(&name).ok();
+        let Some(link) = found.filter(fs::Metadata::is_symlink) else {
+            let whole = fs::canonicalize(&folder).map(|folder| folder.join(last));
+            // What is wrong with the directory is said later.
+            return Ok(whole.unwrap_or(name));
+        };
+        if !is_trusted(link.uid()) {
+            let what = format!("this is a link of another user (uid {}): name the file itself", link.uid());
+            return Err(refused(what));
+        }
+        let target = fs::read_link(&name).ok();
+        // The link that was looked at, which can't change.
+        let again = fs::symlink_metadata(&name).ok().map(|again| (again.dev(), again.ino()));
+        let target = target.filter(|_| again == Some((link.dev(), link.ino())));
+        let Some(target) = target else {
+            return Err(refused("another user has exchanged it while it was opened".to_owned()));
+        };
+        name = folder.join(target);
+    }
+    Err(refused("it leads through too many links".to_owned()))
 }
 
 /// Whether it is root or the user who runs this, whose rights the thread may have laid down (`identity.rs`).
 fn is_trusted(user: u32) -> bool {
     user == 0 || user == rustix::process::getuid().as_raw()
-}
-
-/// A link that another user has put in the place of the file may lead to any empty file of this user, which would become a database.
-fn refuse_links_of_others(path: &Path) -> Result<(), OpenError> {
-    let Ok(found) = fs::symlink_metadata(path) else { return Ok(()) };
-    if !found.is_symlink() || is_trusted(found.uid()) {
-        return Ok(());
-    }
-    let what = format!(
-        "sqlite:{}: this is a link of another user (uid {}): name the file itself",
-        path.display(),
-        found.uid()
-    );
-    Err(OpenError::unavailable(what))
 }
 
 /// SQLite opens the files beside the database whatever they are: it waits for a writer of a pipe, and as root it gives a file to the owner

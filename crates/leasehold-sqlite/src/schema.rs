@@ -121,7 +121,9 @@ fn retry_while_busy<T>(
 }
 
 fn open(path: &Path, is_durable: bool) -> rusqlite::Result<FileConnection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // The path has no link, and another user may put one there.
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let connection = FileConnection::new(Connection::open_with_flags(path, flags)?)?;
     // Callers decide how long they wait.
     connection.busy_timeout(Duration::ZERO)?;
