@@ -5,10 +5,9 @@ mod answers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use answers::{Known, disagreement, gather, majority, most_named};
+use answers::{Known, disagreement, gather, majority, most_named, not_sent};
 use futures_util::FutureExt as _;
 use futures_util::future::select_ok;
-use leasehold_core::Failure;
 use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError};
@@ -161,8 +160,4 @@ impl Sentinels {
         connection.subscribe(SWITCHED).await?;
         Ok(connection)
     }
-}
-
-fn not_sent(message: String) -> StoreError {
-    StoreError::new(Failure::NotSent, message)
 }

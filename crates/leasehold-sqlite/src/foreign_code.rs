@@ -12,7 +12,7 @@ use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use rusqlite::limits::Limit;
 
-use super::schema::TABLES;
+use super::tables::TABLES;
 
 /// The longest value, in bytes. The longest of leasehold's own has a few thousand.
 const MAX_LENGTH: i32 = 64 << 10;

@@ -42,6 +42,7 @@ mod rows;
 mod schema;
 mod shared;
 mod sweep;
+mod tables;
 mod url;
 mod worker;
 

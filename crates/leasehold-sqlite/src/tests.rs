@@ -176,7 +176,7 @@ impl<'c> Twins<'c> {
 
 fn empty() -> Connection {
     let connection = Connection::open_in_memory().unwrap();
-    connection.execute_batch(schema::TABLES).unwrap();
+    connection.execute_batch(tables::TABLES).unwrap();
     connection
 }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use leasehold_core::Failure;
 use leasehold_store::StoreError;
 use tokio::time::{Instant, timeout_at};
 
-use super::not_sent;
 use crate::url::Host;
 
 /// How long those that do not answer are waited for if the others name the master that is used already: to stay there risks nothing new.
@@ -114,6 +114,10 @@ pub(super) fn disagreement(named: &[Host]) -> String {
     named.sort();
     named.dedup();
     format!("the sentinels do not agree which server is the master: they name {}", named.join(" and "))
+}
+
+pub(super) fn not_sent(message: String) -> StoreError {
+    StoreError::new(Failure::NotSent, message)
 }
 
 #[cfg(test)]
