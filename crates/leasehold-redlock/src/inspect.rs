@@ -273,7 +273,7 @@ impl Quorum {
                 Some(Vote::Yes(_)) => "granted it, and was told to release it".to_owned(),
                 Some(Vote::No) => "busy".to_owned(),
                 Some(Vote::Abstains(_)) => {
-                    "does not vote yet, since it was started or emptied less than the longest ttl ago"
+                    "does not vote yet, since it was started, emptied or promoted less than the longest ttl ago"
                         .to_owned()
                 }
                 Some(Vote::Failed) => {

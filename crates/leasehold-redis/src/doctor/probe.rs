@@ -18,13 +18,14 @@ use super::query::{ask, info_by, median};
 use crate::url::Host;
 
 /// The settings that matter to locks. Each is queried by name, because all settings together include secrets.
-const SETTINGS: [&str; 11] = [
+const SETTINGS: [&str; 12] = [
     "appendonly",
     "appendfsync",
     "save",
     "maxmemory-policy",
     "min-replicas-to-write",
     "min-replicas-max-lag",
+    "repl-backlog-ttl",
     "timeout",
     "tcp-keepalive",
     "client-output-buffer-limit",

@@ -229,6 +229,15 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
                 component.danger(Check::DependentNodes, format!("{name} and {other_name} {what}"), why, None);
             }
         }
+        if abstains_for.is_some_and(|longest| hides_promotions(one, longest)) {
+            let remedy = "CONFIG SET repl-backlog-ttl 0, and in its configuration file".to_owned();
+            component.advice(
+                Check::ForgetfulNode,
+                format!("{name} has a repl-backlog-ttl that is shorter than max_ttl"),
+                "after a promotion that lost votes it may vote before max_ttl has passed",
+                Some(remedy),
+            );
+        }
         if abstains_for.is_none()
             && let Some(why) = forgets(one)
         {
@@ -258,6 +267,15 @@ pub(super) fn check_voters(voters: &[Voter<'_>], abstains_for: Option<Duration>)
         );
     }
     component
+}
+
+/// The default of `repl-backlog-ttl`. If the maximum ttl is longer, nodes abstain whatever the setting is: see `restart_guard.lua`.
+const USUAL_BACKLOG_TTL: Duration = Duration::from_secs(3_600);
+
+/// Whether a server forgets its promotion while leases that this lost may be held.
+fn hides_promotions(voter: &Snapshot, longest: Duration) -> bool {
+    let backlog_ttl = voter.number("repl-backlog-ttl").filter(|seconds| *seconds > 0);
+    longest <= USUAL_BACKLOG_TTL && backlog_ttl.is_some_and(|seconds| Duration::from_secs(seconds) < longest)
 }
 
 /// How a server may lose the latest leases, if it may.
@@ -470,6 +488,20 @@ mod tests {
             said_of(&[("a", Some(&a)), ("b", Some(&b))], long),
             [advice("a quorum of 2 tolerates no failure")]
         );
+    }
+
+    #[test]
+    fn voter_that_forgets_its_promotion_too_soon_is_reported() {
+        let (b, c) = (voter("2", "b1", "00"), voter("3", "c1", "00"));
+        for (backlog_ttl, longest, is_reported) in
+            [("29", 30, true), ("30", 30, false), ("0", 30, false), ("29", 3_600, true), ("29", 3_601, false)]
+        {
+            let mut a = voter("1", "a1", "00");
+            a.settings.insert("repl-backlog-ttl".to_owned(), backlog_ttl.to_owned());
+            let voters = [("a", Some(&a)), ("b", Some(&b)), ("c", Some(&c))];
+            let (severity, what) = said_of(&voters, Some(Duration::from_secs(longest))).remove(0);
+            assert_eq!(severity == Severity::Advice, is_reported, "{backlog_ttl} s, {longest} s: {what}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard};
-use leasehold_testkit::{Server, retry_if_paused, unless_paused, until};
+use leasehold_testkit::{Flavor, Server, retry_if_paused, unless_paused, until};
 
 use crate::nodes::{Nodes, holds, tokens_given, url};
 
@@ -131,6 +131,35 @@ async fn node_that_was_a_replica_meanwhile_abstains_for_max_ttl() {
         .await;
     })
     .await;
+}
+
+/// A backup is one, too. The server makes a new replication id then, and again some time after the replica has left.
+#[tokio::test]
+async fn node_that_gets_or_loses_its_only_replica_goes_on_voting() {
+    for flavor in [Flavor::Redis7, Flavor::Redis62, Flavor::Valkey9] {
+        let node = Server::builder().flavor(flavor).setting("repl-diskless-sync-delay", "0");
+        let nodes = Nodes((0..2).map(|_| node.clone().start()).collect());
+        let client = nodes.client_with(ABSTAINING).await;
+        until_all_vote(&client).await;
+        let server = &nodes.0[0];
+        let info = |of: &str| -> String {
+            let info: redis::InfoDict = server.query(&["INFO", "replication"]).unwrap();
+            info.get(of).unwrap()
+        };
+        let mut ids = vec![info("master_replid")];
+        let replica = node.start();
+        replica.run(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
+        until(async || info("connected_slaves") == "1").await;
+        ids.push(info("master_replid"));
+        try_lock(&client, "a").await.unwrap().expect("it is free").release().await.unwrap();
+        server.run(&["CONFIG", "SET", "repl-backlog-ttl", "1"]);
+        drop(replica);
+        until(async || info("repl_backlog_active") == "0").await;
+        ids.push(info("master_replid"));
+        try_lock(&client, "a").await.unwrap().expect("it is free").release().await.unwrap();
+        ids.dedup();
+        assert_eq!(ids.len(), 3, "{flavor:?}");
+    }
 }
 
 #[tokio::test]
