@@ -2,17 +2,18 @@
 
 mod answers;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use answers::{Known, disagreement, gather, majority, most_named, not_sent};
+use answers::{Awaited, Known, disagreement, gather, majority, most_named, not_sent};
 use futures_util::FutureExt as _;
-use futures_util::future::select_ok;
+use futures_util::future::join_all;
 use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::connect::{self, Credentials, Dial};
 use super::error::{AddressState, store_error};
@@ -24,7 +25,10 @@ const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Min time between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Pause before the next subscription attempt if no sentinel answers.
+/// Max time between two polls while the sentinels name different masters.
+const MAX_DISAGREEMENT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Pause before a sentinel is subscribed to again, and before the next poll if none answers.
 const NO_ANSWER_PAUSE: Duration = Duration::from_secs(2);
 
 const SWITCHED: &str = "+switch-master";
@@ -46,7 +50,7 @@ impl Sentinels {
 
     /// The master that most answering sentinels name. The master itself is not asked: see [`Sentinels::confirm`].
     pub(super) async fn find_master(&self, address: AddressState) -> Result<(Host, Dial), StoreError> {
-        let named = self.named(address).await?;
+        let named = self.named(address, Awaited::Enough).await?;
         let master = most_named(&named).ok_or_else(|| not_sent(disagreement(&named)))?;
         let dial = self.credentials.at(master).map_err(|error| not_sent(format!("{error:#}")))?;
         Ok((master.clone(), dial))
@@ -83,8 +87,8 @@ impl Sentinels {
     }
 
     /// The masters that the sentinels name.
-    async fn named(&self, address: AddressState) -> Result<Vec<Host>, StoreError> {
-        gather(self.hosts.iter().map(|sentinel| self.ask(sentinel, address)), &self.known).await
+    async fn named(&self, address: AddressState, awaited: Awaited) -> Result<Vec<Host>, StoreError> {
+        gather(self.hosts.iter().map(|sentinel| self.ask(sentinel, address)), &self.known, awaited).await
     }
 
     async fn ask(&self, sentinel: &Dial, address: AddressState) -> Result<Host, StoreError> {
@@ -112,52 +116,110 @@ impl Sentinels {
 
     /// Returns when most of all sentinels name another master, possibly before that server knows it.
     pub(super) async fn until_switched(self, master: Host) {
-        loop {
-            let received = Arc::new(Notify::new());
-            let listening = select_ok(
-                self.hosts.iter().map(|sentinel| self.forward_messages(sentinel, received.clone()).boxed()),
-            );
-            // Keeps the subscription alive.
-            let listening = listening.await;
-            let mut pause = MIN_POLL_INTERVAL;
-            loop {
-                let Ok(named) = self.named(AddressState::Proven).await else { break };
-                // To stay costs nothing: a master that is down is noticed by its connection.
-                if majority(&named, self.hosts.len()).is_some_and(|named| *named != master) {
-                    return;
-                }
-                if named.iter().all(|named| *named == master) {
-                    break;
-                }
-                // The other sentinels are about to agree.
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(POLL_INTERVAL);
-            }
-            if listening.is_ok() {
-                // Also notified when the connection is lost.
-                let _ = timeout(POLL_INTERVAL, received.notified()).await;
-                tokio::time::sleep(MIN_POLL_INTERVAL).await;
-            } else {
-                tokio::time::sleep(NO_ANSWER_PAUSE).await;
-            }
+        let received = Arc::new(Notify::new());
+        let ask = || self.named(AddressState::Proven, Awaited::All).map(Result::unwrap_or_default);
+        // All of them: one that is cut off from the others does not hear of a failover.
+        let listening = self.hosts.iter().map(|sentinel| self.listen(sentinel, &received).boxed());
+        let listening = join_all(listening);
+        tokio::select! {
+            () = until_other_is_named(&master, self.hosts.len(), ask, &received) => {}
+            _ = listening => unreachable!("it listens again and again"),
         }
     }
 
-    /// Subscribes to failover messages.
-    async fn forward_messages(
+    /// Stays subscribed to a sentinel's failover messages, and signals each of them. A new subscription, too: something may have been
+    /// missed before it.
+    async fn listen(&self, sentinel: &Dial, received: &Arc<Notify>) {
+        loop {
+            let lost = Arc::new(Notify::new());
+            let subscription = self.subscribe(sentinel, received.clone(), lost.clone()).await;
+            if subscription.is_ok() {
+                received.notify_one();
+                lost.notified().await;
+            }
+            sleep(NO_ANSWER_PAUSE).await;
+        }
+    }
+
+    async fn subscribe(
         &self,
         sentinel: &Dial,
         received: Arc<Notify>,
+        lost: Arc<Notify>,
     ) -> Result<MultiplexedConnection, RedisError> {
         let push_handler = move |info: PushInfo| {
-            if matches!(info.kind, PushKind::Message | PushKind::Disconnection) {
-                received.notify_one();
+            match info.kind {
+                PushKind::Message => received.notify_one(),
+                PushKind::Disconnection => lost.notify_one(),
+                _ => {}
             }
-            Ok::<(), std::convert::Infallible>(())
+            Ok::<(), Infallible>(())
         };
         let config = connect::config().set_push_sender(push_handler);
         let mut connection = sentinel.open(false, &config).await?;
         connection.subscribe(SWITCHED).await?;
         Ok(connection)
+    }
+}
+
+/// Returns when most of all sentinels name another host than `master`: to stay costs nothing, since a master that is down is noticed by
+/// its connection. Asks again after a failover message is `received`, and from
+/// time to time.
+async fn until_other_is_named<A>(master: &Host, sentinels: usize, ask: impl Fn() -> A, received: &Notify)
+where
+    A: Future<Output = Vec<Host>>,
+{
+    let mut disagreement_pause = MIN_POLL_INTERVAL;
+    loop {
+        let named = ask().await;
+        if majority(&named, sentinels).is_some_and(|named| named != master) {
+            return;
+        }
+        let pause = if named.is_empty() {
+            NO_ANSWER_PAUSE
+        } else if named.iter().all(|named| named == master) {
+            disagreement_pause = MIN_POLL_INTERVAL;
+            POLL_INTERVAL
+        } else {
+            // The others are about to agree, or one of them is behind for longer.
+            disagreement_pause = (disagreement_pause * 2).min(MAX_DISAGREEMENT_PAUSE);
+            disagreement_pause
+        };
+        if timeout(pause, received.notified()).await.is_ok() {
+            sleep(MIN_POLL_INTERVAL).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use tokio::time::{Instant, sleep_until};
+
+    use super::*;
+
+    /// A sentinel that is cut off from the others names a host of before for as long as that lasts.
+    #[tokio::test(start_paused = true)]
+    async fn failover_is_noticed_within_a_second_although_a_sentinel_is_behind() {
+        let host = |port| Host { name: "h".to_owned(), port };
+        for (is_told, limit_ms) in [(true, 100), (false, 1_000)] {
+            let received = Notify::new();
+            let switch = Instant::now() + Duration::from_millis(123_456);
+            let ask = || {
+                let master = host(if Instant::now() < switch { 1 } else { 2 });
+                ready(vec![host(9), master.clone(), master])
+            };
+            let tell = async {
+                sleep_until(switch).await;
+                if is_told {
+                    received.notify_one();
+                }
+            };
+            let master = host(1);
+            tokio::join!(until_other_is_named(&master, 3, ask, &received), tell);
+            let late = switch.elapsed();
+            assert!(late <= Duration::from_millis(limit_ms), "{late:?}, told: {is_told}");
+        }
     }
 }

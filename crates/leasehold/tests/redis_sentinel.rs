@@ -95,6 +95,24 @@ async fn sentinels_that_hang_keep_no_client_from_the_master_that_the_others_name
     sentinels.sentinels[1..].iter().for_each(|sentinel| sentinel.signal("CONT"));
 }
 
+/// One of them may be cut off from the others, and hear of no failover.
+#[tokio::test]
+async fn client_listens_to_every_sentinel() {
+    let sentinels = Sentinels::start();
+    let _client = Client::connect(&sentinels.url(Sentinels::SERVICE)).await.unwrap();
+    let listens = |sentinel: &leasehold_testkit::Server| {
+        let listeners = sentinel.query::<String>(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        listeners.is_ok_and(|listeners| !listeners.trim().is_empty())
+    };
+    for _ in 0..2 {
+        until(async || sentinels.sentinels.iter().all(listens)).await;
+        // And again when a connection was lost.
+        for sentinel in &sentinels.sentinels {
+            sentinel.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        }
+    }
+}
+
 /// Acquires and releases the lock, and counts how often it was granted, until it is told to stop.
 async fn work_on(mutex: leasehold::Mutex, grants: Arc<AtomicUsize>, is_over: Arc<AtomicBool>) {
     while !is_over.load(Ordering::SeqCst) {

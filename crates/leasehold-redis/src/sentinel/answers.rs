@@ -55,11 +55,21 @@ impl Known {
     }
 }
 
+/// How long sentinels are waited for.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Awaited {
+    /// For [`LONG_GRACE`], whatever the others name.
+    All,
+    /// Less if the others name the master in use, or if they were silent before.
+    Enough,
+}
+
 /// The answers of all sentinels, or fewer: once most of those that were asked name one host, or once the others have failed, or were
 /// waited for long enough.
 pub(super) async fn gather(
     answers: impl Iterator<Item = impl Future<Output = Result<Host, StoreError>>>,
     known: &Known,
+    awaited: Awaited,
 ) -> Result<Vec<Host>, StoreError> {
     let numbered = answers.enumerate().map(async |(sentinel, answer)| (sentinel, answer.await));
     let mut answers: FuturesUnordered<_> = numbered.collect();
@@ -72,9 +82,13 @@ pub(super) async fn gather(
         let answer = if named.is_empty() {
             next.await
         } else {
-            let is_done = waiting.iter().all(|sentinel| known.is_silent(*sentinel));
-            let until = if is_done { since } else { since + known.grace(&named) };
-            timeout_at(until, next).await.unwrap_or(None)
+            let is_done = || waiting.iter().all(|sentinel| known.is_silent(*sentinel));
+            let grace = match awaited {
+                Awaited::All => LONG_GRACE,
+                Awaited::Enough if is_done() => Duration::ZERO,
+                Awaited::Enough => known.grace(&named),
+            };
+            timeout_at(since + grace, next).await.unwrap_or(None)
         };
         let Some((sentinel, answer)) = answer else { break };
         waiting.remove(&sentinel);
@@ -135,7 +149,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(after)).await;
             port.map(host).ok_or_else(|| not_sent("it fails".to_owned()))
         };
-        let named = gather(answers.iter().map(ask), known).await.unwrap_or_default();
+        let named = gather(answers.iter().map(ask), known, Awaited::Enough).await.unwrap_or_default();
         let after = u64::try_from(began.elapsed().as_millis()).unwrap();
         (after, named.iter().map(|host| host.port).collect())
     }
@@ -169,6 +183,12 @@ mod tests {
         let other = [(1, Some(2)), (2_000, Some(1)), (2_000, Some(1))];
         assert_eq!(gathered(&other, &known).await, (2_000, vec![2, 1, 1]));
         assert_eq!(gathered(&[(1, Some(1)), (90, Some(2)), (95, Some(2))], &known).await.1, [1, 2, 2]);
+        // Who looks whether it was replaced waits for the others.
+        let slow = [(1, 1), (900, 2), (950, 2)].map(async |(after, port)| {
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            Ok(host(port))
+        });
+        assert_eq!(gather(slow.into_iter(), &known, Awaited::All).await.unwrap().len(), 3);
     }
 
     #[tokio::test(start_paused = true)]
