@@ -10,9 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use std::thread::panicking;
 use std::time::Duration;
 
-use futures_util::future::select_ok;
+use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
 use leasehold_core::{Failure, Resource};
 use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
 use leasehold_store::StoreError;
@@ -25,13 +24,23 @@ use super::connect::{self, Credentials};
 use super::connections::Connections;
 use super::endpoint::{ClusterNode, Endpoint, EndpointConfig, Target};
 use super::error::{explain, store_error};
+use super::limits::{MAX_REFRESH_PAUSE, REFRESH_INTERVAL, REFRESH_PAUSE};
 use super::pushes::ReconnectHandler;
-use super::slot_map::{self, SlotMap, SlotRange};
-use super::{MAX_REFRESH_PAUSE, REFRESH_PAUSE, slot_unassigned};
+use super::slot_map::{self, Membership, OTHER_CLUSTER, SlotMap, SlotRange, UNCLEAR, membership};
+use super::slot_unassigned;
 use crate::url::Host;
 
 /// How long the slot maps of other seeds are waited for, to compare them.
-const STRAGGLER_GRACE: Duration = Duration::from_millis(250);
+const SEED_GRACE: Duration = Duration::from_millis(250);
+
+/// How long the slot maps of other nodes are waited for, to compare them: as long as a connection and a question take if a round trip takes
+/// 250 ms. A command that does not wait has a second for its connection.
+const STRAGGLER_GRACE: Duration = Duration::from_millis(750);
+
+/// Until when other nodes are waited for, where the first answer has come now: if all are far, the others come soon after it.
+fn straggler_limit(began: Instant) -> Instant {
+    began + STRAGGLER_GRACE.max(2 * began.elapsed())
+}
 
 /// The nodes of a cluster.
 pub(super) struct Cluster {
@@ -73,16 +82,17 @@ impl Cluster {
     /// The slot map of the first seed that answers. Refuses addresses of several clusters; seeds that do not answer soon after the first
     /// one are not compared.
     async fn ask_seeds(&self) -> Result<Vec<SlotRange>, StoreError> {
-        let mut asked: FuturesUnordered<_> = self.seeds.iter().cloned().map(|seed| self.ask(seed)).collect();
+        let mut asked: FuturesUnordered<_> =
+            self.seeds.iter().cloned().map(|seed| self.map_of(seed)).collect();
         let (mut found, mut failure) = (None, slot_unassigned());
         while let Some(answer) = match &found {
             None => asked.next().await,
             Some((_, until)) => timeout_at(*until, asked.next()).await.unwrap_or_default(),
         } {
             match (answer, &found) {
-                (Err(message), _) => failure = StoreError::new(Failure::NotSent, message),
-                (Ok(ranges), None) => found = Some((ranges, Instant::now() + STRAGGLER_GRACE)),
-                (Ok(ranges), Some((first, _))) if slot_map::are_of_one_cluster(first, &ranges) => {}
+                (Err(message), _) => failure = not_sent(message),
+                (Ok(ranges), None) => found = Some((ranges, Instant::now() + SEED_GRACE)),
+                (Ok(ranges), Some((first, _))) if membership(first, &ranges) != Membership::Stranger => {}
                 (Ok(_), Some(_)) => {
                     let what = "the addresses are of nodes of different clusters: name nodes of one";
                     return Err(StoreError::new(Failure::NotSent, what));
@@ -116,12 +126,11 @@ impl Cluster {
             .at(host)
             .map_err(|error| StoreError::new(Failure::NotSent, format!("{error:#}")))?;
         let slots = self.slots.clone();
-        let is_of_cluster = move |found: &[SlotRange]| {
-            slots.read().unwrap_or_else(PoisonError::into_inner).is_of_this_cluster(found)
+        let membership = move |found: &[SlotRange]| {
+            slots.read().unwrap_or_else(PoisonError::into_inner).membership_of(found)
         };
-        let node =
-            Target::Node(ClusterNode { dial, host: host.clone(), is_of_cluster: Arc::new(is_of_cluster) });
-        let endpoint = tasks.enter(|| Arc::new(Endpoint::new(node, self.config_for(host))));
+        let node = ClusterNode::new(dial, host.clone(), Arc::new(membership));
+        let endpoint = tasks.enter(|| Arc::new(Endpoint::new(Target::Node(node), self.config_for(host))));
         endpoints.insert(host.clone(), endpoint.clone());
         Ok(endpoint)
     }
@@ -216,11 +225,11 @@ impl Cluster {
         self.refresh_needed.notify_one();
     }
 
-    /// Refreshes the slot map on request.
-    pub(super) async fn refresh_loop(&self, at_the_latest: Duration) {
+    /// Refreshes the slot map on request, and from time to time: the older it is, the less of it is left by which to know the cluster.
+    pub(super) async fn refresh_loop(&self) {
         let mut pause = REFRESH_PAUSE;
         loop {
-            let _ = timeout(at_the_latest, self.refresh_needed.notified()).await;
+            let _ = timeout(REFRESH_INTERVAL, self.refresh_needed.notified()).await;
             match self.refresh().await {
                 // Redirects come in bursts: pause between refreshes.
                 Ok(()) => pause = REFRESH_PAUSE,
@@ -237,16 +246,46 @@ impl Cluster {
     async fn refresh(&self) -> Result<(), StoreError> {
         let ranges = match self.query_connected_node().await {
             Some(ranges) => ranges,
-            None => {
-                let known = self.masters();
-                let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
-                let asked =
-                    select_ok(known.iter().chain(seeds).cloned().map(|host| self.ask(host).boxed())).await;
-                asked.map_err(|message| StoreError::new(Failure::NotSent, message))?.0
-            }
+            None => self.survey().await?,
         };
         self.adopt(ranges);
         Ok(())
+    }
+
+    /// The slot map, from new connections to all known nodes and the seeds. A map with few of the known shards counts only if most of the
+    /// known nodes that answer agree on it. A seed may be one of them by another name, so that seeds count only while no known node answers.
+    async fn survey(&self) -> Result<Vec<SlotRange>, StoreError> {
+        let began = Instant::now();
+        let known = self.slots().nodes();
+        let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
+        let ask = async |host: Host| (known.contains(&host), self.map_of(host).await);
+        let mut asked: FuturesUnordered<_> = known.iter().chain(seeds).cloned().map(ask).collect();
+        let (mut maps, mut maps_of_seeds, mut failure) = (Vec::new(), Vec::new(), slot_unassigned());
+        let mut until = None;
+        loop {
+            let next = asked.next();
+            let answer = match until {
+                None => next.await,
+                Some(until) => timeout_at(until, next).await.unwrap_or(None),
+            };
+            let Some((is_known, answer)) = answer else { break };
+            if answer.is_ok() {
+                until.get_or_insert_with(|| straggler_limit(began));
+            }
+            match answer.map(|ranges| (self.slots().membership_of(&ranges), ranges)) {
+                Ok((Membership::Member, ranges)) => return Ok(ranges),
+                Ok((Membership::Unclear, ranges)) if is_known => maps.push(ranges),
+                Ok((Membership::Unclear, ranges)) => maps_of_seeds.push(ranges),
+                Ok((Membership::Stranger, _)) => failure = not_sent(OTHER_CLUSTER.to_owned()),
+                Err(message) => failure = not_sent(message),
+            }
+            if let Some(ranges) = slot_map::agreed(&maps, known.len()) {
+                return Ok(ranges.clone());
+            }
+        }
+        let counted = if maps.is_empty() { maps_of_seeds } else { maps };
+        let agreed = slot_map::agreed(&counted, counted.len()).cloned();
+        agreed.ok_or(if counted.is_empty() { failure } else { not_sent(UNCLEAR.to_owned()) })
     }
 
     fn adopt(&self, ranges: Vec<SlotRange>) {
@@ -259,7 +298,7 @@ impl Cluster {
         }
     }
 
-    /// Queries a connected node; a different one each time, because one may be wrong.
+    /// The slot map of a connected node that is surely of the cluster; of a different one each time, because one may be wrong.
     async fn query_connected_node(&self) -> Option<Vec<SlotRange>> {
         let mut friends: Vec<(Host, Arc<Connections>)> = {
             let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
@@ -272,26 +311,28 @@ impl Cluster {
         let first = self.asked.fetch_add(1, Ordering::Relaxed) % friends.len().max(1);
         friends.rotate_left(first);
         for (host, connections) in friends {
-            let ranges = slot_map::query(&mut connections.driver_conn(), &host).await;
-            if let Some(ranges) = ranges.ok().filter(|ranges| self.slots().is_of_this_cluster(ranges)) {
+            let ranges = slot_map::query(&mut connections.driver_conn(), &host).await.ok();
+            let is_member =
+                |ranges: &Vec<SlotRange>| self.slots().membership_of(ranges) == Membership::Member;
+            if let Some(ranges) = ranges.filter(is_member) {
                 return Some(ranges);
             }
         }
         None
     }
 
-    async fn ask(&self, host: Host) -> Result<Vec<SlotRange>, String> {
+    /// The slot map of a node, over a new connection.
+    async fn map_of(&self, host: Host) -> Result<Vec<SlotRange>, String> {
         let say = |what: String| format!("the node {}:{}: {what}", host.name, host.port);
         let dial = self.credentials.at(&host).map_err(|error| format!("{error:#}"))?;
         let connection = dial.open(true, &connect::config()).await;
         let mut connection = connection.map_err(|error| say(explain(&error)))?;
-        let ranges = slot_map::query(&mut connection, &host).await.map_err(&say)?;
-        if self.slots().is_of_this_cluster(&ranges) {
-            Ok(ranges)
-        } else {
-            Err(say(slot_map::OTHER_CLUSTER.to_owned()))
-        }
+        slot_map::query(&mut connection, &host).await.map_err(say)
     }
+}
+
+fn not_sent(message: String) -> StoreError {
+    StoreError::new(Failure::NotSent, message)
 }
 
 /// A change of the slot map that the waiters are being told of, since [`SlotMap::redirect`] or [`SlotMap::replace`] has returned true.

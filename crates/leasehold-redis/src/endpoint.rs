@@ -36,7 +36,7 @@ use super::place::Place;
 use super::pushes::{ConnectionStatus, MessageHandler, ReconnectHandler, Subscription, driver_handler};
 use super::sentinel::Sentinels;
 use super::shared_keeper::SharedKeeper;
-use super::slot_map::{self, OTHER_CLUSTER, SlotRange};
+use super::slot_map::{self, Membership, OTHER_CLUSTER, SlotRange, UNCLEAR};
 use super::subscriber::{Opening, Subscriber, SubscriberError};
 use super::wire::SharedConnection;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
@@ -65,22 +65,30 @@ pub(super) enum Target {
 }
 
 /// Whether a node with this map is one of the cluster: another server may have got its address.
-pub(super) type ClusterCheck = Arc<dyn Fn(&[SlotRange]) -> bool + Send + Sync>;
+pub(super) type ClusterCheck = Arc<dyn Fn(&[SlotRange]) -> Membership + Send + Sync>;
 
 /// A cluster node named by other nodes.
 #[derive(Clone)]
 pub(super) struct ClusterNode {
-    pub(super) dial: Dial,
-    pub(super) host: Host,
-    pub(super) is_of_cluster: ClusterCheck,
+    dial: Dial,
+    host: Host,
+    membership: ClusterCheck,
 }
 
 impl ClusterNode {
+    pub(super) fn new(dial: Dial, host: Host, membership: ClusterCheck) -> Self {
+        Self { dial, host, membership }
+    }
+
     async fn confirm(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
         // The right may have been withdrawn since the map was asked for.
         let ranges = slot_map::query_if_allowed(connection, &self.host).await.map_err(not_sent)?;
-        let is_other = ranges.is_some_and(|ranges| !(self.is_of_cluster)(&ranges));
-        if is_other { Err(not_sent(OTHER_CLUSTER.to_owned())) } else { Ok(()) }
+        let Some(ranges) = ranges else { return Ok(()) };
+        match (self.membership)(&ranges) {
+            Membership::Member => Ok(()),
+            Membership::Unclear => Err(not_sent(UNCLEAR.to_owned())),
+            Membership::Stranger => Err(not_sent(OTHER_CLUSTER.to_owned())),
+        }
     }
 }
 

@@ -65,7 +65,7 @@ use doctor::Address;
 use error::slot_unassigned;
 use foreign::ServerKeys;
 use foreign_voters::Voters;
-use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, MAX_REFRESH_PAUSE, POLL_INTERVALS, REFRESH_PAUSE};
+use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, POLL_INTERVALS};
 use nodes::Nodes;
 pub use nodes::Voting;
 use single_call::CallPool;

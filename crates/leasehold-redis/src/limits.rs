@@ -21,7 +21,7 @@ pub(super) const REFRESH_PAUSE: Duration = Duration::from_millis(200);
 /// The same while no node answers.
 pub(super) const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
 
-/// Refresh interval without a reason, on clusters whose nodes do not tell subscribers that they have lost a slot.
+/// Refresh interval without a reason.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Long intervals, because re-checks cost the server work and pushes are seldom lost.

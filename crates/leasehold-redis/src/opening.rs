@@ -3,10 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 
 use leasehold_core::ClientId;
-use leasehold_redis_protocol::{Channels, ScriptVariant, decode_push, inbox_of};
+use leasehold_redis_protocol::{ScriptVariant, decode_push, inbox_of};
 use leasehold_store::tasks::{self, Tasks};
 use leasehold_store::{Inbox, OpenError, StoreError};
 use redis::ConnectionAddr;
@@ -21,7 +20,7 @@ use super::connect::Credentials;
 use super::doctor::Address;
 use super::endpoint::{Endpoint, EndpointConfig, Target};
 use super::foreign::ServerKeys;
-use super::limits::{ANSWER_TIMEOUT, REFRESH_INTERVAL};
+use super::limits::ANSWER_TIMEOUT;
 use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
 use super::single_call::CallPool;
@@ -257,11 +256,9 @@ impl Opening {
     fn finish(self, nodes: Nodes, address: Address) -> Arc<Redis> {
         let refresher = match &nodes {
             Nodes::Server { .. } => None,
-            Nodes::Cluster { cluster, variant, .. } => {
-                let (cluster, channels) = (cluster.clone(), variant.channels());
-                let at_the_latest =
-                    if channels == Channels::Plain { REFRESH_INTERVAL } else { Duration::MAX };
-                Some(tasks::spawn(async move { cluster.refresh_loop(at_the_latest).await }))
+            Nodes::Cluster { cluster, .. } => {
+                let cluster = cluster.clone();
+                Some(tasks::spawn(async move { cluster.refresh_loop().await }))
             }
         };
         let watch = self.caller.as_ref().map(|caller| self.callers.watch(caller));

@@ -1,6 +1,6 @@
 //! The slot map of a cluster, and the reply of `CLUSTER SLOTS`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::mem::take;
 use std::sync::{Mutex, PoisonError};
 
@@ -26,13 +26,43 @@ pub(super) struct SlotRange {
 pub(super) const OTHER_CLUSTER: &str = "another cluster answers at this address now, so that it is not used: if the cluster was made anew, restart \
      this program";
 
-/// Whether both are of one cluster. A server before Redis 4 says no ids.
-pub(super) fn are_of_one_cluster(one: &[SlotRange], other: &[SlotRange]) -> bool {
-    let ids = |ranges: &[SlotRange]| -> HashSet<String> {
-        ranges.iter().flat_map(|range| range.ids.iter().cloned()).collect()
-    };
-    let (one, other) = (ids(one), ids(other));
-    one.is_empty() || other.is_empty() || !one.is_disjoint(&other)
+/// What is wrong with a node while its slot map has few nodes in common with the known one.
+pub(super) const UNCLEAR: &str = "it names few of the known nodes of the cluster, so that it is not used unless most of these say the same: use CLUSTER RESET \
+     HARD before a node joins another cluster; if all nodes were replaced, restart this program";
+
+/// Whether a node with some slot map is of the cluster of a known one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Membership {
+    Member,
+    /// Its map has few of the known shards. The cluster was changed, or it is a node of another one that a node of this one has joined
+    /// with the id that it had.
+    Unclear,
+    Stranger,
+}
+
+/// Whether a node with the map `found` is of the cluster of the map `known`: it is if it names a node of most shards, of each the master or
+/// a replica. A server before Redis 4 says no ids.
+pub(super) fn membership(known: &[SlotRange], found: &[SlotRange]) -> Membership {
+    let found: HashSet<&String> = found.iter().flat_map(|range| &range.ids).collect();
+    let mut shards = HashMap::<&Host, HashSet<&String>>::new();
+    for range in known {
+        shards.entry(&range.master).or_default().extend(&range.ids);
+    }
+    shards.retain(|_, ids| !ids.is_empty());
+    let kept = shards.values().filter(|ids| !ids.is_disjoint(&found)).count();
+    match kept {
+        _ if shards.is_empty() || found.is_empty() => Membership::Member,
+        0 => Membership::Stranger,
+        kept if kept > shards.len() / 2 => Membership::Member,
+        _ => Membership::Unclear,
+    }
+}
+
+/// The map on which more than half of `voters` agree, of those that they have sent.
+pub(super) fn agreed(maps: &[Vec<SlotRange>], voters: usize) -> Option<&Vec<SlotRange>> {
+    let votes =
+        |map: &[SlotRange]| maps.iter().filter(|other| membership(map, other) == Membership::Member).count();
+    maps.iter().find(|map| votes(map) > voters / 2)
 }
 
 /// The master of each slot.
@@ -60,9 +90,9 @@ impl SlotMap {
         })
     }
 
-    /// Whether a node with this map may be one of this cluster. Another server may have got the address of a node.
-    pub(super) fn is_of_this_cluster(&self, ranges: &[SlotRange]) -> bool {
-        are_of_one_cluster(&self.ranges, ranges)
+    /// Whether a node with this map is one of this cluster. Another server may have got the address of a node.
+    pub(super) fn membership_of(&self, ranges: &[SlotRange]) -> Membership {
+        membership(&self.ranges, ranges)
     }
 
     /// The masters, each once.
@@ -71,6 +101,11 @@ impl SlotMap {
         hosts.sort();
         hosts.dedup();
         hosts
+    }
+
+    /// The masters and the replicas, each once.
+    pub(super) fn nodes(&self) -> BTreeSet<Host> {
+        self.ranges.iter().flat_map(|range| range.replicas.iter().chain([&range.master])).cloned().collect()
     }
 
     /// Records a MOVED redirect. Returns whether the map has changed: pushes are held then until [`Self::end_announcement`].
@@ -229,19 +264,53 @@ mod tests {
         assert!(!slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
     }
 
-    #[test]
-    fn cluster_is_known_by_any_of_its_nodes() {
-        let of = |ids: &[&str]| {
-            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
-            vec![SlotRange { ids, ..range(0, 99, host(1)) }]
+    /// A shard for each word: the ids of its master and its replicas, by one letter each.
+    fn shards(ids: &str) -> Vec<SlotRange> {
+        let shard = |(port, ids): (u16, &str)| SlotRange {
+            ids: ids.chars().map(String::from).collect(),
+            ..range(port, port, host(port))
         };
-        let mut slots = SlotMap::default();
-        assert!(slots.is_of_this_cluster(&of(&["a", "b"])), "none is known yet");
-        slots.replace(of(&["a", "b"]));
-        assert!(slots.is_of_this_cluster(&of(&["b", "c"])) && slots.is_of_this_cluster(&of(&[])));
-        assert!(!slots.is_of_this_cluster(&of(&["c", "d"])));
-        slots.replace(of(&["b", "c"]));
-        assert!(!slots.is_of_this_cluster(&of(&["a"])));
+        (0..).zip(ids.split(' ')).map(shard).collect()
+    }
+
+    #[test]
+    fn cluster_is_known_by_a_node_of_most_shards() {
+        use Membership::{Member, Stranger, Unclear};
+        for (known, found, expected) in [
+            ("", "a", Member),
+            ("a b c", "", Member),
+            ("a b c", "a b c", Member),
+            ("a b c", "a b x", Member),
+            ("a b c", "a x y", Unclear),
+            ("a b c", "x y z", Stranger),
+            ("a b", "a", Unclear),
+            ("a b", "a x", Unclear),
+            ("a b", "a b x", Member),
+            ("a", "a x", Member),
+            ("ax by cz", "x y c", Member),
+            ("ax by cz", "ax p q", Unclear),
+            ("abc x y", "ab bc", Unclear),
+        ] {
+            let mut slots = SlotMap::default();
+            assert_eq!(slots.membership_of(&shards(found)), Member, "none is known yet");
+            slots.replace(shards(known));
+            assert_eq!(slots.membership_of(&shards(found)), expected, "{known} and {found}");
+        }
+    }
+
+    #[test]
+    fn map_counts_if_most_nodes_agree_on_it() {
+        for (maps, voters, expected) in [
+            (&["a"][..], 1, Some("a")),
+            (&["a"], 2, None),
+            (&["a x", "a x", "b p q"], 3, Some("a x")),
+            (&["b p q", "a x", "a x y"], 3, Some("a x")),
+            (&["b p q", "a x"], 2, None),
+            (&["b p q", "a x", "a x"], 4, None),
+        ] {
+            let maps: Vec<_> = maps.iter().map(|ids| shards(ids)).collect();
+            assert_eq!(agreed(&maps, voters), expected.map(shards).as_ref());
+        }
     }
 
     #[test]

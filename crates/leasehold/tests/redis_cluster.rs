@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Guard, Kind};
-use leasehold_testkit::{Cluster, Flavor, Server, unless_paused, until};
+use leasehold_testkit::{Cluster, Flavor, Server, unless_paused, until, until_some};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -352,6 +352,113 @@ async fn other_server_that_gets_the_address_of_a_node_is_not_used() {
     let keys: Vec<String> = redis::cmd("KEYS").arg("*mutex*").query_async(&mut stranger).await.unwrap();
     assert!(keys.is_empty(), "{keys:?}");
     guard.release().await.unwrap();
+}
+
+/// A node of a cluster, which has no slots yet.
+fn new_node() -> Server {
+    Server::builder().setting("cluster-enabled", "yes").start()
+}
+
+/// One that has all slots.
+async fn one_node_cluster() -> Server {
+    let node = new_node();
+    node.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    until(async || serves(&node)).await;
+    node
+}
+
+fn serves(node: &Server) -> bool {
+    node.query::<String>(&["CLUSTER", "INFO"]).is_ok_and(|info| info.contains("cluster_state:ok"))
+}
+
+fn id_of(node: &Server) -> String {
+    node.query(&["CLUSTER", "MYID"]).unwrap()
+}
+
+/// Waits until each of these nodes has a map with all of them, and serves.
+async fn until_agreed(nodes: &[&Server]) {
+    // The fields of a node are followed by its slots.
+    let has_slots = |line: &str, port: u16| {
+        line.contains(&format!(":{port}@")) && line.split(' ').count() > 8 && !line.contains("handshake")
+    };
+    let knows = |node: &Server, other: &Server| {
+        let nodes = node.query::<String>(&["CLUSTER", "NODES"]);
+        nodes.is_ok_and(|nodes| nodes.lines().any(|line| has_slots(line, other.port())))
+    };
+    let agree = |node: &&Server| serves(node) && nodes.iter().all(|other| knows(node, other));
+    until(async || nodes.iter().all(agree)).await;
+}
+
+/// Tells these nodes that `of` has the slots.
+fn assign(slots: std::ops::Range<u16>, of: &Server, told: &[&Server]) {
+    let id = id_of(of);
+    for node in told {
+        let mut commands = redis::pipe();
+        for slot in slots.clone() {
+            commands.cmd("CLUSTER").arg("SETSLOT").arg(slot).arg("NODE").arg(&id);
+        }
+        commands.exec(&mut node.admin()).unwrap();
+    }
+}
+
+/// As by `redis-cli --cluster del-node` and `add-node`: the node keeps its id.
+#[tokio::test]
+async fn node_that_has_joined_another_cluster_leads_no_client_there() {
+    let mut nodes: Vec<Server> = (0..3).map(|_| new_node()).collect();
+    // A client asks the connected nodes in the order of their ports.
+    nodes.sort_by_key(Server::port);
+    let ([left, one, two], other) = (<[Server; 3]>::try_from(nodes).ok().unwrap(), one_node_cluster().await);
+    for (node, epoch, slots) in
+        [(&left, "1", ["0", "999"]), (&one, "2", ["1000", "8999"]), (&two, "3", ["9000", "16383"])]
+    {
+        node.run(&["CLUSTER", "SET-CONFIG-EPOCH", epoch]);
+        node.run(&["CLUSTER", "ADDSLOTSRANGE", slots[0], slots[1]]);
+        node.run(&["CLUSTER", "MEET", "127.0.0.1", &left.port().to_string()]);
+    }
+    until_agreed(&[&left, &one, &two]).await;
+    let name_in = |slots: std::ops::Range<u16>| {
+        let is_there = |name: &String| {
+            let key = format!("{{mutex:{name}}}");
+            left.query(&["CLUSTER", "KEYSLOT", &key]).is_ok_and(|slot: u16| slots.contains(&slot))
+        };
+        (0..).map(|number: u32| number.to_string()).find(is_there).unwrap()
+    };
+    let (moved, held) = (name_in(0..999), name_in(1_000..9_000));
+    let url = format!("redis-cluster://127.0.0.1:{}", one.port());
+    let client = Client::connect(&url).await.unwrap();
+    let holder = Client::connect(&url).await.unwrap();
+    let guard = holder.mutex(held.as_str()).ttl(Duration::from_secs(60)).lock().await.unwrap();
+
+    left.run(&["FLUSHALL"]);
+    assign(0..1_000, &one, &[&one, &left, &two]);
+    for node in [&one, &two] {
+        node.run(&["CLUSTER", "FORGET", &id_of(&left)]);
+    }
+    let id = id_of(&left);
+    left.run(&["CLUSTER", "RESET", "SOFT"]);
+    assert_eq!(id_of(&left), id);
+    other.run(&["CLUSTER", "MEET", "127.0.0.1", &left.port().to_string()]);
+    until(async || {
+        let knows = |node: &Server, id: &str| {
+            node.query::<String>(&["CLUSTER", "NODES"]).is_ok_and(|nodes| nodes.contains(id))
+        };
+        knows(&other, &id) && knows(&left, &id_of(&other))
+    })
+    .await;
+    assign(16_000..16_001, &left, &[&left, &other]);
+    until_agreed(&[&left, &other]).await;
+
+    let granted = until_some(async || {
+        let taken = client.mutex(held.as_str()).try_lock().await;
+        assert!(!matches!(taken, Ok(Some(_))), "two holders: {taken:?}");
+        client.mutex(moved.as_str()).try_lock().await.ok().flatten()
+    })
+    .await;
+    let locks = |node: &Server| node.query::<Vec<String>>(&["KEYS", "*{mutex:*"]).unwrap();
+    assert_eq!((locks(&left), locks(&other)), (Vec::new(), Vec::new()));
+    assert_eq!(locks(&one).len(), 2);
+    assert!(guard.is_held());
+    granted.release().await.unwrap();
 }
 
 #[tokio::test]
