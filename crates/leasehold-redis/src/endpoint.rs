@@ -10,8 +10,8 @@
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -73,23 +73,41 @@ pub(super) struct ClusterNode {
     dial: Dial,
     host: Host,
     membership: ClusterCheck,
+    /// The run id of the server that was last known to be the node by its map.
+    confirmed: Arc<Mutex<Arc<str>>>,
 }
 
 impl ClusterNode {
     pub(super) fn new(dial: Dial, host: Host, membership: ClusterCheck) -> Self {
-        Self { dial, host, membership }
+        Self { dial, host, membership, confirmed: Arc::new(Mutex::new("".into())) }
     }
 
-    async fn confirm(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
-        // The right may have been withdrawn since the map was asked for.
-        let ranges = slot_map::query_if_allowed(connection, &self.host).await.map_err(not_sent)?;
-        let Some(ranges) = ranges else { return Ok(()) };
+    async fn confirm(&self, connections: &Connections) -> Result<(), StoreError> {
+        let ranges = slot_map::query_if_allowed(&mut connections.driver_conn(), &self.host).await;
+        let ranges = ranges.map_err(not_sent)?;
+        let mut confirmed = self.confirmed.lock().unwrap_or_else(PoisonError::into_inner);
+        let run_id = connections.run_id();
+        let Some(ranges) = ranges else {
+            // The right may have been withdrawn since. Without the map nothing tells another server from the node, but that it has not
+            // been started since the node was known by its map.
+            let is_known = connections.is_cluster_node() && !run_id.is_empty() && *confirmed == *run_id;
+            return if is_known { Ok(()) } else { Err(not_sent(map_denied(connections.user()))) };
+        };
         match (self.membership)(&ranges) {
-            Membership::Member => Ok(()),
+            Membership::Member => {
+                *confirmed = run_id.clone();
+                Ok(())
+            }
             Membership::Unclear => Err(not_sent(UNCLEAR.to_owned())),
             Membership::Stranger => Err(not_sent(OTHER_CLUSTER.to_owned())),
         }
     }
+}
+
+/// What is wrong with a node that does not tell this user its map.
+fn map_denied(user: Option<&str>) -> String {
+    let lack = rights::grant(user.unwrap_or("default"), "+cluster|slots");
+    format!("it does not show whether it is of the cluster: {lack}")
 }
 
 /// Configuration and callbacks of an endpoint.
@@ -365,7 +383,7 @@ impl Reconnector {
             Target::Node(node) => {
                 let node = node.clone();
                 let connections = self.connect_any_protocol(&node.dial, self.address()).await?;
-                return node.confirm(&mut connections.driver_conn()).await.map(|()| connections);
+                return node.confirm(&connections).await.map(|()| connections);
             }
             Target::Master(sentinels) => sentinels.clone(),
         };

@@ -202,7 +202,8 @@ fn verdict(place: Place, answer: Result<Value, RedisError>, user: &str) -> Optio
     (!rules.is_empty()).then(|| grant(user, &rules.join(" ")))
 }
 
-fn grant(user: &str, rules: &str) -> String {
+/// That the user lacks these rights, with the remedy.
+pub(super) fn grant(user: &str, rules: &str) -> String {
     format!("the user lacks rights: ACL SETUSER {user} {rules} (docs/operations.md has the whole rule)")
 }
 

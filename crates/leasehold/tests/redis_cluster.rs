@@ -321,8 +321,23 @@ impl Drop for Stopped {
 /// Until a replica takes over, the address of its master leads to a server that is not of this cluster.
 #[tokio::test]
 async fn other_server_that_gets_the_address_of_a_node_is_not_used() {
+    holder_keeps_its_lease_beside_another_server("+@all").await;
+}
+
+/// As with the rights that the documents name: they are for a cluster's nodes.
+#[tokio::test]
+async fn other_server_that_does_not_tell_whether_it_is_of_the_cluster_is_not_used() {
+    holder_keeps_its_lease_beside_another_server("+@all -cluster").await;
+}
+
+/// `rights`: those of the user at the other server.
+async fn holder_keeps_its_lease_beside_another_server(rights: &str) {
     let mut cluster = Cluster::start();
-    let client = Client::connect(&cluster.url()).await.unwrap();
+    for node in &cluster.nodes {
+        node.run(&["ACL", "SETUSER", "locks", "on", ">pass", "~*", "&*", "+@all"]);
+    }
+    let url = cluster.url().replace("://", "://locks:pass@");
+    let client = Client::connect(&url).await.unwrap();
     let guard = client.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
     let master = cluster.owner_of(slot(&cluster));
     until(async || cluster.nodes[master].query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count >= 1))
@@ -332,6 +347,7 @@ async fn other_server_that_gets_the_address_of_a_node_is_not_used() {
     let other = std::process::Command::new("redis-server")
         // Otherwise the replica would take over its data, of which there is none.
         .args(["--rename-command", "PSYNC", "", "--rename-command", "SYNC", ""])
+        .args("--user locks on >pass ~* &*".split(' ').chain(rights.split(' ')))
         .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--dir"])
         .arg(folder.path())
         .stdout(std::process::Stdio::null())
@@ -339,7 +355,7 @@ async fn other_server_that_gets_the_address_of_a_node_is_not_used() {
         .unwrap();
     let _other = Stopped(other);
     let stranger = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
-    let second = Client::connect(&cluster.url()).await.unwrap();
+    let second = Client::connect(&url).await.unwrap();
     until(async || {
         let taken = second.mutex("a").try_lock().await;
         assert!(!matches!(taken, Ok(Some(_))), "{taken:?}");
