@@ -11,6 +11,7 @@ use std::thread::panicking;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::try_join;
 use futures_util::stream::FuturesUnordered;
 use leasehold_core::{Failure, Resource};
 use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
@@ -29,9 +30,6 @@ use super::pushes::ReconnectHandler;
 use super::slot_map::{self, Membership, OTHER_CLUSTER, SlotMap, SlotRange, UNCLEAR, membership};
 use super::slot_unassigned;
 use crate::url::Host;
-
-/// How long the slot maps of other seeds are waited for, to compare them.
-const SEED_GRACE: Duration = Duration::from_millis(250);
 
 /// How long the slot maps of other nodes are waited for, to compare them: as long as a connection and a question take if a round trip takes
 /// 250 ms. A command that does not wait has a second for its connection.
@@ -58,12 +56,12 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Fetches the slot map from the seeds.
+    /// Fetches the slot map from the seeds, and asks a master for the kind of channels.
     pub(super) async fn open(
         credentials: Credentials,
         seeds: Vec<Host>,
         endpoint_config: Box<dyn Fn() -> EndpointConfig + Send + Sync>,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<(Self, Channels), StoreError> {
         let on_reconnect = endpoint_config().on_reconnect;
         let cluster = Self {
             credentials,
@@ -75,31 +73,36 @@ impl Cluster {
             refresh_needed: Arc::default(),
             asked: AtomicUsize::new(0),
         };
-        cluster.adopt(cluster.ask_seeds().await?);
-        Ok(cluster)
+        let channels = cluster.ask_seeds().await?;
+        Ok((cluster, channels))
     }
 
-    /// The slot map of the first seed that answers. Refuses addresses of several clusters; seeds that do not answer soon after the first
-    /// one are not compared.
-    async fn ask_seeds(&self) -> Result<Vec<SlotRange>, StoreError> {
+    /// Adopts the slot map of the first seed that answers. Refuses addresses of several clusters: the other seeds are compared until all
+    /// have answered or failed, or until [`straggler_limit`]. Meanwhile the first master is connected.
+    async fn ask_seeds(&self) -> Result<Channels, StoreError> {
+        let began = Instant::now();
         let mut asked: FuturesUnordered<_> =
             self.seeds.iter().cloned().map(|seed| self.map_of(seed)).collect();
-        let (mut found, mut failure) = (None, slot_unassigned());
-        while let Some(answer) = match &found {
-            None => asked.next().await,
-            Some((_, until)) => timeout_at(*until, asked.next()).await.unwrap_or_default(),
-        } {
-            match (answer, &found) {
-                (Err(message), _) => failure = not_sent(message),
-                (Ok(ranges), None) => found = Some((ranges, Instant::now() + SEED_GRACE)),
-                (Ok(ranges), Some((first, _))) if membership(first, &ranges) != Membership::Stranger => {}
-                (Ok(_), Some(_)) => {
+        let mut failure = slot_unassigned();
+        let first = loop {
+            match asked.next().await {
+                Some(Ok(ranges)) => break ranges,
+                Some(Err(message)) => failure = not_sent(message),
+                None => return Err(failure),
+            }
+        };
+        let until = straggler_limit(began);
+        self.adopt(first.clone());
+        let compare = async {
+            while let Ok(Some(answer)) = timeout_at(until, asked.next()).await {
+                if answer.is_ok_and(|other| membership(&first, &other) == Membership::Stranger) {
                     let what = "the addresses are of nodes of different clusters: name nodes of one";
-                    return Err(StoreError::new(Failure::NotSent, what));
+                    return Err(not_sent(what.to_owned()));
                 }
             }
-        }
-        found.map(|(ranges, _)| ranges).ok_or(failure)
+            Ok(())
+        };
+        Ok(try_join(self.channels(), compare).await?.0)
     }
 
     fn slots(&self) -> std::sync::RwLockReadGuard<'_, SlotMap> {
@@ -178,7 +181,7 @@ impl Cluster {
     }
 
     /// Whether the nodes support sharded channels (since Redis 7.0).
-    pub(super) async fn channels(&self) -> Result<Channels, StoreError> {
+    async fn channels(&self) -> Result<Channels, StoreError> {
         let mut last_error = slot_unassigned();
         for host in self.masters() {
             match self.endpoint(&host, &Tasks::current())?.connections().await {

@@ -193,8 +193,8 @@ impl Opening {
     ) -> Result<Nodes, StoreError> {
         let endpoint_config = self.endpoint_config(client);
         let cluster = Cluster::open(credentials, seeds, Box::new(move || endpoint_config(None)));
-        let cluster = Arc::new(cluster.await?);
-        let variant = ScriptVariant::Cluster(cluster.channels().await?);
+        let (cluster, channels) = cluster.await?;
+        let (cluster, variant) = (Arc::new(cluster), ScriptVariant::Cluster(channels));
         let record = self.record.clone();
         Ok(Nodes::Cluster { cluster, variant, client, tasks: Tasks::current(), record })
     }

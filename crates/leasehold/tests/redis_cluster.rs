@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard, Kind};
-use leasehold_testkit::{Cluster, Flavor, Server, unless_paused, until, until_some};
+use leasehold_testkit::{Cluster, Flavor, Proxy, Server, unless_paused, until, until_some};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -475,6 +475,32 @@ async fn node_that_has_joined_another_cluster_leads_no_client_there() {
     assert_eq!(locks(&one).len(), 2);
     assert!(guard.is_held());
     granted.release().await.unwrap();
+}
+
+/// The address of one belongs to a node of another cluster by now, which is nearer.
+#[tokio::test]
+async fn addresses_of_different_clusters_are_refused_although_one_is_far() {
+    unless_paused(Duration::from_millis(100), async || {
+        let (far, near) = (one_node_cluster().await, one_node_cluster().await);
+        let proxy = Proxy::before(&far);
+        let (far, near) = (proxy.port(), near.port());
+        let urls =
+            [(far, near), (near, far)].map(|(a, b)| format!("redis-cluster://127.0.0.1:{a},127.0.0.1:{b}"));
+        for url in &urls {
+            proxy.delay_replies(Duration::from_millis(200));
+            let error = Client::connect(url).await.expect_err("they are of two clusters");
+            assert!(error.to_string().contains("of different clusters"), "{error}");
+            // One that is down is waited for only for a while.
+            proxy.delay_replies(Duration::ZERO);
+            proxy.hold_replies(true);
+            let began = Instant::now();
+            Client::connect(url).await.unwrap();
+            assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+            proxy.hold_replies(false);
+            proxy.release_held();
+        }
+    })
+    .await;
 }
 
 #[tokio::test]
