@@ -40,6 +40,9 @@ fn straggler_limit(began: Instant) -> Instant {
     began + STRAGGLER_GRACE.max(2 * began.elapsed())
 }
 
+/// Pause before the next master is asked, too, while one does not answer.
+const NEXT_MASTER: Duration = Duration::from_millis(100);
+
 /// The nodes of a cluster.
 pub(super) struct Cluster {
     credentials: Credentials,
@@ -180,29 +183,39 @@ impl Cluster {
         self.slots().masters()
     }
 
-    /// Whether the nodes support sharded channels (since Redis 7.0).
+    /// Whether the nodes support sharded channels (since Redis 7.0). A master that does not answer soon is not waited for, but the others
+    /// are asked, too.
     async fn channels(&self) -> Result<Channels, StoreError> {
+        let (mut masters, mut asked) = (self.masters().into_iter(), FuturesUnordered::new());
         let mut last_error = slot_unassigned();
-        for host in self.masters() {
-            match self.endpoint(&host, &Tasks::current())?.connections().await {
-                Ok(connections) => {
-                    let mut question = redis::cmd("PUBSUB");
-                    let answer =
-                        connections.driver_conn().send_packed_command(question.arg("SHARDNUMSUB")).await;
-                    match answer.and_then(Value::extract_error) {
-                        Ok(_) => return Ok(Channels::Sharded),
-                        // NOPERM means that the command exists.
-                        Err(error) if error.code() == Some("NOPERM") => return Ok(Channels::Sharded),
-                        Err(error) if error.to_string().to_lowercase().contains("unknown") => {
-                            return Ok(Channels::Plain);
-                        }
-                        Err(error) => last_error = store_error(&error),
-                    }
-                }
-                Err(error) => last_error = error,
+        loop {
+            asked.extend(masters.next().map(|master| self.channels_of(master)));
+            let answer = match masters.len() {
+                0 => asked.next().await,
+                _ => match timeout(NEXT_MASTER, asked.next()).await {
+                    Ok(answer) => answer,
+                    Err(_) => continue,
+                },
+            };
+            match answer {
+                Some(Ok(channels)) => return Ok(channels),
+                Some(Err(error)) => last_error = error,
+                None => return Err(last_error),
             }
         }
-        Err(last_error)
+    }
+
+    async fn channels_of(&self, host: Host) -> Result<Channels, StoreError> {
+        let connections = self.endpoint(&host, &Tasks::current())?.connections().await?;
+        let mut question = redis::cmd("PUBSUB");
+        let answer = connections.driver_conn().send_packed_command(question.arg("SHARDNUMSUB")).await;
+        match answer.and_then(Value::extract_error) {
+            Ok(_) => Ok(Channels::Sharded),
+            // NOPERM means that the command exists.
+            Err(error) if error.code() == Some("NOPERM") => Ok(Channels::Sharded),
+            Err(error) if error.to_string().to_lowercase().contains("unknown") => Ok(Channels::Plain),
+            Err(error) => Err(store_error(&error)),
+        }
     }
 
     /// Handles a MOVED redirect. The slot's waiters re-check, so that they do not measure the new node's pushes by the old

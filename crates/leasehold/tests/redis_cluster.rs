@@ -504,6 +504,26 @@ async fn addresses_of_different_clusters_are_refused_although_one_is_far() {
 }
 
 #[tokio::test]
+async fn hung_cluster_node_delays_no_new_client() {
+    let cluster = Cluster::start();
+    let masters = &cluster.nodes[..3];
+    unless_paused(Duration::from_millis(300), async || {
+        // Any of them may be the first one that is asked.
+        for hung in masters {
+            hung.signal("STOP");
+            let seed = masters.iter().find(|master| master.port() != hung.port()).unwrap();
+            let began = Instant::now();
+            let client = Client::connect(&format!("redis-cluster://127.0.0.1:{}", seed.port())).await;
+            let took = began.elapsed();
+            hung.signal("CONT");
+            client.unwrap();
+            assert!(took < Duration::from_secs(3), "{took:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn hung_cluster_node_delays_no_other_nodes_leases() {
     let cluster = Cluster::start();
     let attempt = async || other_leases_are_kept_while_a_node_hangs(&cluster).await;
