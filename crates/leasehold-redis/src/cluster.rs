@@ -40,6 +40,9 @@ fn straggler_limit(began: Instant) -> Instant {
     began + STRAGGLER_GRACE.max(2 * began.elapsed())
 }
 
+/// How long no node of the known cluster may have answered, until another one counts that answers at its addresses: it was made anew.
+const MADE_ANEW_AFTER: Duration = Duration::from_secs(60);
+
 /// Pause before the next master is asked, too, while one does not answer.
 const NEXT_MASTER: Duration = Duration::from_millis(100);
 
@@ -56,6 +59,8 @@ pub(super) struct Cluster {
     refresh_needed: Arc<Notify>,
     /// Number of queries to connected nodes; rotates among them.
     asked: AtomicUsize,
+    /// Since when only another cluster has answered.
+    gone_since: Mutex<Option<Instant>>,
 }
 
 impl Cluster {
@@ -75,6 +80,7 @@ impl Cluster {
             on_reconnect,
             refresh_needed: Arc::default(),
             asked: AtomicUsize::new(0),
+            gone_since: Mutex::default(),
         };
         let channels = cluster.ask_seeds().await?;
         Ok((cluster, channels))
@@ -274,9 +280,13 @@ impl Cluster {
         let began = Instant::now();
         let known = self.slots().nodes();
         let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
-        let ask = async |host: Host| (known.contains(&host), self.map_of(host).await);
+        let ask = async |host: Host| {
+            let answer = self.map_of(host.clone()).await;
+            (host, answer)
+        };
         let mut asked: FuturesUnordered<_> = known.iter().chain(seeds).cloned().map(ask).collect();
         let (mut maps, mut maps_of_seeds, mut failure) = (Vec::new(), Vec::new(), slot_unassigned());
+        let mut strangers = Vec::new();
         let mut until = None;
         loop {
             let next = asked.next();
@@ -284,27 +294,53 @@ impl Cluster {
                 None => next.await,
                 Some(until) => timeout_at(until, next).await.unwrap_or(None),
             };
-            let Some((is_known, answer)) = answer else { break };
+            let Some((host, answer)) = answer else { break };
             if answer.is_ok() {
                 until.get_or_insert_with(|| straggler_limit(began));
             }
             match answer.map(|ranges| (self.slots().membership_of(&ranges), ranges)) {
                 Ok((Membership::Member, ranges)) => return Ok(ranges),
-                Ok((Membership::Unclear, ranges)) if is_known => maps.push(ranges),
+                Ok((Membership::Unclear, ranges)) if known.contains(&host) => maps.push(ranges),
                 Ok((Membership::Unclear, ranges)) => maps_of_seeds.push(ranges),
-                Ok((Membership::Stranger, _)) => failure = not_sent(OTHER_CLUSTER.to_owned()),
+                Ok((Membership::Stranger, ranges)) => {
+                    failure = not_sent(OTHER_CLUSTER.to_owned());
+                    strangers.push((host, ranges));
+                }
                 Err(message) => failure = not_sent(message),
             }
             if let Some(ranges) = slot_map::agreed(&maps, known.len()) {
                 return Ok(ranges.clone());
             }
         }
+        if maps.is_empty() && maps_of_seeds.is_empty() {
+            return self.made_anew(&strangers).ok_or(failure);
+        }
         let counted = if maps.is_empty() { maps_of_seeds } else { maps };
         let agreed = slot_map::agreed(&counted, counted.len()).cloned();
-        agreed.ok_or(if counted.is_empty() { failure } else { not_sent(UNCLEAR.to_owned()) })
+        agreed.ok_or_else(|| not_sent(UNCLEAR.to_owned()))
+    }
+
+    /// The map of another cluster that has taken the place of this one, as one does whose nodes have no disks: none of the known nodes has
+    /// answered for a while, and at least half of the addresses with which the client was opened lead to that other one. A single node is
+    /// replaced at once, as a single server is.
+    fn made_anew(&self, strangers: &[(Host, Vec<SlotRange>)]) -> Option<Vec<SlotRange>> {
+        let is_single = self.masters().len() == 1;
+        let maps: Vec<_> = strangers.iter().map(|(_, map)| map.clone()).collect();
+        let agreed = slot_map::agreed(&maps, maps.len())?;
+        let led = self.seeds.iter().filter(|seed| strangers.iter().any(|(host, _)| host == *seed)).count();
+        let mut gone_since = self.gone_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = gone_since.get_or_insert_with(|| {
+            if !is_single {
+                tracing::warn!("{OTHER_CLUSTER}; it counts as the same once no known node has answered for {MADE_ANEW_AFTER:?}");
+            }
+            Instant::now()
+        });
+        let is_over = is_single || since.elapsed() >= MADE_ANEW_AFTER;
+        (is_over && 2 * led >= self.seeds.len()).then(|| agreed.clone())
     }
 
     fn adopt(&self, ranges: Vec<SlotRange>) {
+        *self.gone_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let is_other = self.slots_mut().replace(ranges);
         if is_other {
             self.announce(&|_| true);
@@ -385,6 +421,81 @@ mod tests {
         Host { name: "h".to_owned(), port }
     }
 
+    fn quiet() -> EndpointConfig {
+        EndpointConfig {
+            channel: None,
+            on_message: Arc::new(|_, _| ()),
+            on_reconnect: Arc::new(|_| ()),
+            on_disconnect: Arc::new(|| ()),
+            is_idle: Arc::new(|| false),
+            shortest_ttl: Arc::new(|| None),
+            warn: Arc::new(|_| ()),
+            caller: None,
+            is_voter: false,
+            shared: None,
+            is_resp2: false,
+            runtime: Arc::default(),
+        }
+    }
+
+    fn cluster_of(
+        slots: Arc<RwLock<SlotMap>>,
+        seeds: Vec<Host>,
+        endpoint_config: impl Fn() -> EndpointConfig + Send + Sync + 'static,
+    ) -> Cluster {
+        let on_reconnect = endpoint_config().on_reconnect;
+        Cluster {
+            credentials: Credentials::new(&Login::default(), 0, None).unwrap(),
+            seeds,
+            slots,
+            endpoints: Mutex::default(),
+            endpoint_config: Box::new(endpoint_config),
+            on_reconnect,
+            refresh_needed: Arc::default(),
+            asked: AtomicUsize::new(0),
+            gone_since: Mutex::default(),
+        }
+    }
+
+    /// A shard for each id, at the ports from this one on.
+    fn map(first: u16, ids: &str) -> Vec<SlotRange> {
+        let range = |(number, id): (u16, char)| SlotRange {
+            first: number,
+            last: number,
+            master: host(first + number),
+            replicas: Vec::new(),
+            ids: vec![id.to_string()],
+        };
+        (0..).zip(ids.chars()).map(range).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn cluster_that_was_made_anew_counts_after_a_while() {
+        let seeds = vec![host(1), host(2), host(3)];
+        let of = |ids| {
+            let cluster = cluster_of(Arc::default(), seeds.clone(), quiet);
+            cluster.adopt(map(1, ids));
+            cluster
+        };
+        let anew =
+            |ports: &[u16], ids| ports.iter().map(|port| (host(*port), map(1, ids))).collect::<Vec<_>>();
+        let all = anew(&[1, 2, 3], "xyz");
+        let cluster = of("abc");
+        assert_eq!(cluster.made_anew(&all), None);
+        tokio::time::sleep(MADE_ANEW_AFTER - Duration::from_millis(1)).await;
+        assert_eq!(cluster.made_anew(&all), None);
+        // A known node has answered meanwhile.
+        cluster.adopt(map(1, "abc"));
+        assert_eq!(cluster.made_anew(&all), None);
+        tokio::time::sleep(MADE_ANEW_AFTER).await;
+        assert_eq!(cluster.made_anew(&anew(&[1], "xyz")), None, "one address of three");
+        let apart = [anew(&[1], "xyz"), anew(&[2], "uvw")].concat();
+        assert_eq!(cluster.made_anew(&apart), None, "two clusters");
+        assert_eq!(cluster.made_anew(&[]), None);
+        assert_eq!(cluster.made_anew(&all), Some(map(1, "xyz")));
+        assert_eq!(of("a").made_anew(&all), Some(map(1, "xyz")), "a single node is replaced at once");
+    }
+
     /// As if each thread that is told ran the program's own code, which uses the cluster.
     #[test]
     fn waiters_of_a_moved_slot_are_told_before_its_pushes_and_with_the_map_free() {
@@ -396,7 +507,6 @@ mod tests {
             let (told, pushed) = (tell.clone(), pushed.clone());
             let (map, pushes) = (map.clone(), pushes.clone());
             EndpointConfig {
-                channel: None,
                 on_message: Arc::new(move |_, _| pushed.send("a push").unwrap()),
                 on_reconnect: Arc::new(move |_| {
                     if let Some(push) = pushes.get() {
@@ -405,28 +515,10 @@ mod tests {
                     assert!(map.try_write().is_ok(), "the map is free");
                     told.send("the waiters").unwrap();
                 }),
-                on_disconnect: Arc::new(|| ()),
-                is_idle: Arc::new(|| false),
-                shortest_ttl: Arc::new(|| None),
-                warn: Arc::new(|_| ()),
-                caller: None,
-                is_voter: false,
-                shared: None,
-                is_resp2: false,
-                runtime: Arc::default(),
+                ..quiet()
             }
         };
-        let on_reconnect = endpoint_config().on_reconnect;
-        let cluster = Cluster {
-            credentials: Credentials::new(&Login::default(), 0, None).unwrap(),
-            seeds: Vec::new(),
-            slots,
-            endpoints: Mutex::default(),
-            endpoint_config: Box::new(endpoint_config),
-            on_reconnect,
-            refresh_needed: Arc::default(),
-            asked: AtomicUsize::new(0),
-        };
+        let cluster = cluster_of(slots, Vec::new(), endpoint_config);
         let push = cluster.config_for(&host(2)).on_message;
         push(inbox_of(ClientId::new(1), Some(SLOT)).as_bytes(), b"from a node without the slot");
         assert!(push_of_new_node.set(push.clone()).is_ok());

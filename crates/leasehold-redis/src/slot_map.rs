@@ -23,8 +23,8 @@ pub(super) struct SlotRange {
 }
 
 /// What is wrong with a node of which the slot map has no node in common with the known one.
-pub(super) const OTHER_CLUSTER: &str = "another cluster answers at this address now, so that it is not used: if the cluster was made anew, restart \
-     this program";
+pub(super) const OTHER_CLUSTER: &str = "another cluster answers at this address now, so that it is not used yet: if the cluster was made anew, it is \
+     used after a minute, or when this program is restarted";
 
 /// What is wrong with a node while its slot map has few nodes in common with the known one.
 pub(super) const UNCLEAR: &str = "it names few of the known nodes of the cluster, so that it is not used unless most of these say the same: use CLUSTER RESET \

@@ -324,6 +324,38 @@ async fn other_server_that_gets_the_address_of_a_node_is_not_used() {
     holder_keeps_its_lease_beside_another_server("+@all").await;
 }
 
+/// As of a container without a disk.
+#[tokio::test]
+async fn cluster_of_one_node_that_is_made_anew_is_used() {
+    let mut node = Server::builder().setting("cluster-enabled", "yes").start();
+    let slots = ["CLUSTER", "ADDSLOTSRANGE", "0", "16383"];
+    node.run(&slots);
+    let port = node.port().to_string();
+    until(async || {
+        node.query::<String>(&["CLUSTER", "INFO"]).is_ok_and(|info| info.contains("cluster_state:ok"))
+    })
+    .await;
+    let client = Client::connect(&format!("redis://127.0.0.1:{port}")).await.unwrap();
+    let lost = client.mutex("a").lock().await.unwrap();
+    node.stop();
+    let folder = tempfile::tempdir().unwrap();
+    let other = std::process::Command::new("redis-server")
+        .args(["--cluster-enabled", "yes", "--port", &port, "--bind", "127.0.0.1", "--save", "", "--dir"])
+        .arg(folder.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let _other = Stopped(other);
+    let anew = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+    until(async || {
+        let Ok(mut anew) = anew.get_multiplexed_async_connection().await else { return false };
+        redis::cmd(slots[0]).arg(&slots[1..]).exec_async(&mut anew).await.is_ok()
+    })
+    .await;
+    until(async || matches!(client.mutex("a").try_lock().await, Ok(Some(_)))).await;
+    assert!(!lost.is_held() || lost.renew().await.is_err());
+}
+
 /// As with the rights that the documents name: they are for a cluster's nodes.
 #[tokio::test]
 async fn other_server_that_does_not_tell_whether_it_is_of_the_cluster_is_not_used() {
