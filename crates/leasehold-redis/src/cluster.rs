@@ -3,7 +3,8 @@
 //! The redis crate's own cluster connection is not used: it hides which node sent a push, cannot batch across slots, and
 //! retries commands by itself.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
@@ -61,6 +62,8 @@ pub(super) struct Cluster {
     asked: AtomicUsize,
     /// Since when only another cluster has answered.
     gone_since: Mutex<Option<Instant>>,
+    /// Nodes that the next refresh does not ask.
+    doubted: Mutex<BTreeSet<Host>>,
 }
 
 impl Cluster {
@@ -81,6 +84,7 @@ impl Cluster {
             refresh_needed: Arc::default(),
             asked: AtomicUsize::new(0),
             gone_since: Mutex::default(),
+            doubted: Mutex::default(),
         };
         let channels = cluster.ask_seeds().await?;
         Ok((cluster, channels))
@@ -242,6 +246,12 @@ impl Cluster {
         drop(announcement);
     }
 
+    /// Requests a refresh of the slot map, by other nodes than this one.
+    pub(super) fn doubt(&self, host: Host) {
+        self.doubted.lock().unwrap_or_else(PoisonError::into_inner).insert(host);
+        self.refresh_needed.notify_one();
+    }
+
     /// Requests a refresh of the slot map.
     pub(super) fn request_refresh(&self) {
         self.refresh_needed.notify_one();
@@ -266,9 +276,10 @@ impl Cluster {
     }
 
     async fn refresh(&self) -> Result<(), StoreError> {
-        let ranges = match self.query_connected_node().await {
+        let doubted = take(&mut *self.doubted.lock().unwrap_or_else(PoisonError::into_inner));
+        let ranges = match self.query_connected_node(&doubted).await {
             Some(ranges) => ranges,
-            None => self.survey().await?,
+            None => self.survey(&doubted).await?,
         };
         self.adopt(ranges);
         Ok(())
@@ -276,10 +287,10 @@ impl Cluster {
 
     /// The slot map, from new connections to all known nodes and the seeds. A map with few of the known shards counts only if most of the
     /// known nodes that answer agree on it. A seed may be one of them by another name, so that seeds count only while no known node answers.
-    async fn survey(&self) -> Result<Vec<SlotRange>, StoreError> {
+    async fn survey(&self, doubted: &BTreeSet<Host>) -> Result<Vec<SlotRange>, StoreError> {
         let began = Instant::now();
-        let known = self.slots().nodes();
-        let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
+        let known = &self.slots().nodes() - doubted;
+        let seeds = self.seeds.iter().filter(|seed| !known.contains(seed) && !doubted.contains(seed));
         let ask = async |host: Host| {
             let answer = self.map_of(host.clone()).await;
             (host, answer)
@@ -351,11 +362,12 @@ impl Cluster {
     }
 
     /// The slot map of a connected node that is surely of the cluster; of a different one each time, because one may be wrong.
-    async fn query_connected_node(&self) -> Option<Vec<SlotRange>> {
+    async fn query_connected_node(&self, doubted: &BTreeSet<Host>) -> Option<Vec<SlotRange>> {
         let mut friends: Vec<(Host, Arc<Connections>)> = {
             let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
             endpoints
                 .iter()
+                .filter(|(host, _)| !doubted.contains(host))
                 .filter_map(|(host, endpoint)| Some((host.clone(), endpoint.current()?)))
                 .collect()
         };
@@ -454,6 +466,7 @@ mod tests {
             refresh_needed: Arc::default(),
             asked: AtomicUsize::new(0),
             gone_since: Mutex::default(),
+            doubted: Mutex::default(),
         }
     }
 
