@@ -163,8 +163,7 @@ impl Sentinels {
 }
 
 /// Returns when most of all sentinels name another host than `master`: to stay costs nothing, since a master that is down is noticed by
-/// its connection. Asks again after a failover message is `received`, and from
-/// time to time.
+/// its connection. Asks again after a failover message is `received`, and from time to time.
 async fn until_other_is_named<A>(master: &Host, sentinels: usize, ask: impl Fn() -> A, received: &Notify)
 where
     A: Future<Output = Vec<Host>>,
