@@ -433,23 +433,6 @@ mod tests {
         Host { name: "h".to_owned(), port }
     }
 
-    fn quiet() -> EndpointConfig {
-        EndpointConfig {
-            channel: None,
-            on_message: Arc::new(|_, _| ()),
-            on_reconnect: Arc::new(|_| ()),
-            on_disconnect: Arc::new(|| ()),
-            is_idle: Arc::new(|| false),
-            shortest_ttl: Arc::new(|| None),
-            warn: Arc::new(|_| ()),
-            caller: None,
-            is_voter: false,
-            shared: None,
-            is_resp2: false,
-            runtime: Arc::default(),
-        }
-    }
-
     fn cluster_of(
         slots: Arc<RwLock<SlotMap>>,
         seeds: Vec<Host>,
@@ -486,7 +469,7 @@ mod tests {
     async fn cluster_that_was_made_anew_counts_after_a_while() {
         let seeds = vec![host(1), host(2), host(3)];
         let of = |ids| {
-            let cluster = cluster_of(Arc::default(), seeds.clone(), quiet);
+            let cluster = cluster_of(Arc::default(), seeds.clone(), EndpointConfig::quiet);
             cluster.adopt(map(1, ids));
             cluster
         };
@@ -528,7 +511,7 @@ mod tests {
                     assert!(map.try_write().is_ok(), "the map is free");
                     told.send("the waiters").unwrap();
                 }),
-                ..quiet()
+                ..EndpointConfig::quiet()
             }
         };
         let cluster = cluster_of(slots, Vec::new(), endpoint_config);

@@ -136,6 +136,27 @@ pub(super) struct EndpointConfig {
     pub(super) shared: Option<SharedConnection>,
 }
 
+#[cfg(test)]
+impl EndpointConfig {
+    /// Subscribes to nothing, and its callbacks do nothing.
+    pub(super) fn quiet() -> Self {
+        Self {
+            channel: None,
+            on_message: Arc::new(|_, _| ()),
+            on_reconnect: Arc::new(|_| ()),
+            on_disconnect: Arc::new(|| ()),
+            is_idle: Arc::new(|| false),
+            shortest_ttl: Arc::new(|| None),
+            warn: Arc::new(|_| ()),
+            caller: None,
+            is_voter: false,
+            shared: None,
+            is_resp2: false,
+            runtime: Arc::default(),
+        }
+    }
+}
+
 pub(super) struct Endpoint {
     state: watch::Receiver<State>,
     health_check: Arc<Notify>,

@@ -44,14 +44,8 @@ fn endpoint_to(url: &str, calls: &Arc<Calls>) -> Endpoint {
             on_disconnect.is_between.store(true, Ordering::SeqCst);
             on_disconnect.on_disconnect.fetch_add(1, Ordering::SeqCst);
         }),
-        is_idle: Arc::new(|| false),
-        shortest_ttl: Arc::new(|| None),
-        warn: Arc::new(|_| ()),
-        caller: None,
-        is_voter: false,
-        shared: None,
         is_resp2: url.ends_with("protocol=2"),
-        runtime: Arc::default(),
+        ..EndpointConfig::quiet()
     };
     let address = url.split('?').next().unwrap();
     Endpoint::new(Target::Server(address.into_connection_info().unwrap().into()), endpoint_config)
