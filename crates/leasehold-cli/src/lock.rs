@@ -268,8 +268,11 @@ impl Lock {
         let mut used = None;
         for name in &self.names {
             match self.client.inspect(other, name).await {
-                Ok(view) if used.is_none() && !view.holders.is_empty() => used = Some(name),
-                Ok(_) => {}
+                Ok(view) if view.holders.is_empty() => {}
+                Ok(_) => {
+                    used = Some(name);
+                    break;
+                }
                 // It may be kept on another server than the lock that was granted.
                 Err(error) if error.is_unavailable() => message(
                     Level::Warn,

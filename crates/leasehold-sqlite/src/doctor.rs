@@ -92,7 +92,7 @@ fn check_file(snapshot: &FileSnapshot) -> Component {
     let readers = location::readers(snapshot.mode);
     if readers != 0 {
         let shown = snapshot.path.display();
-        let which = ["u", "g", "o"].into_iter().zip([0o400, 0o040, 0o004]);
+        let which = ["g", "o"].into_iter().zip([0o040, 0o004]);
         let which: String = which.filter(|(_, bit)| readers & bit != 0).map(|(name, _)| name).collect();
         component.advice(
             Check::Rights,
