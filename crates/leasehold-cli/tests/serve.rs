@@ -159,7 +159,12 @@ call("/v1/locks/mutex/a/acquire", session=session, ttl_ms=30_000)
 print("held", flush=True)
 try:
     while True:
-        call("/v1/sessions/" + session + "/heartbeat")
+        try:
+            call("/v1/sessions/" + session + "/heartbeat")
+        except urllib.error.HTTPError:
+            raise
+        except (urllib.error.URLError, ConnectionError):
+            pass  # Frozen between the head and the body of a request, which the server has given up.
         time.sleep(0.2)
 except urllib.error.HTTPError as error:
     print(json.loads(error.read())["code"], flush=True)
