@@ -55,8 +55,8 @@ pub(super) const SCENARIOS: [Section; 10] = [
     section("j", "A slow network", "A proxy in front of the server adds latency to every round trip."),
 ];
 
-/// When layout 3 of the Redis keys replaced layout 2, as a Unix time.
-const LAYOUT_3_SINCE: u64 = 1_795_359_226;
+/// When layout 4 of the Redis keys replaced layout 3, as a Unix time.
+const LAYOUT_4_SINCE: u64 = 1_795_981_983;
 
 /// The head of the page: the machine, the method, and the commands to repeat it.
 pub(super) fn opening(results: &Results) -> String {
@@ -77,9 +77,9 @@ pub(super) fn opening(results: &Results) -> String {
         date(machine.at),
         results.minutes.ceil(),
     );
-    if machine.at < LAYOUT_3_SINCE {
-        page += "\n**The figures of leasehold on Redis are out of date.** They were measured with layout 2 of its keys and scripts, which \
-                 layout 3 has replaced since. *Why*, below, also describes layout 2.\n";
+    if machine.at < LAYOUT_4_SINCE {
+        page += "\n**The figures of leasehold on Redis are out of date.** They were measured with layout 3 of its keys and scripts, or an \
+                 earlier one, which layout 4 has replaced since. *Why*, below, also describes that one.\n";
     }
     if results.is_quick {
         page += "\n**This was a quick run, with few and short rounds.**\n";

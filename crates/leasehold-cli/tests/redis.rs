@@ -95,7 +95,7 @@ fn lock_is_not_retained_after_a_command_that_was_not_started() {
     let place = Place::on(&server.url());
     // The renewal before the start of a command whose grace is half of the ttl.
     // A new connection tries rights with the scratch key.
-    server.run(&["ACL", "SETUSER", "default", "-pexpire", "(+pexpire ~leasehold:3:scratch)"]);
+    server.run(&["ACL", "SETUSER", "default", "-pexpire", "(+pexpire ~leasehold:4:scratch)"]);
     for (name, options) in [("a", &["--min-hold", "1h"][..]), ("b", &["--once-per", "1h", "--at-least-once"])]
     {
         let lease = ["run", "--ttl", "20s", "--grace", "10s"];

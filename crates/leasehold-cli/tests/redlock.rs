@@ -35,7 +35,7 @@ fn show_names_the_holder_while_another_waits() {
     assert_eq!(place.code(&["run", "-w", "0.1", "nightly", "--", "true"]).0, 1, "it is held");
     let mut waiter = place.start(&["run", "nightly", "--", "sh", "-c", "echo $LEASEHOLD_TOKEN"]);
     let has_queue = |server: &Server| {
-        let keys: i64 = server.query(&["EXISTS", "leasehold:3:{queue:mutex:nightly}"]).expect("it runs");
+        let keys: i64 = server.query(&["EXISTS", "leasehold:4:{queue:mutex:nightly}"]).expect("it runs");
         keys == 1
     };
     until(|| nodes.servers.iter().any(has_queue).then_some(()));

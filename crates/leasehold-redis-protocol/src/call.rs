@@ -136,7 +136,7 @@ mod tests {
         let acquire = Command::from(Acquire { metadata, ..Acquire::exclusive(ACQUISITION, TTL) });
         let run_id = "r".repeat(2_000);
         let vote_args = VoteArgs { floor: None, abstains_for: Some(TTL), run_id: &run_id };
-        assert_allocated_once(&ScriptVariant::Voter.encode(&resource, &acquire, vote_args), 1);
+        assert_allocated_once(&ScriptVariant::Voter.encode(&resource, &acquire, vote_args, false), 1);
 
         let attempts = [(&resource, &acquire); 5];
         let cluster = ScriptVariant::Cluster(Channels::Sharded);

@@ -547,7 +547,7 @@ mod tests {
         for value in values {
             assert_eq!(reply(&acquire(0), &value), Err(UNKNOWN_REPLY), "{value:?}");
         }
-        assert_eq!(UNKNOWN_REPLY.to_string(), "the server sent a reply that is unknown to layout version 3");
+        assert_eq!(UNKNOWN_REPLY.to_string(), "the server sent a reply that is unknown to layout version 4");
     }
 
     #[test]

@@ -119,7 +119,7 @@ mod tests {
             Release { as_granted: Some((Arc::new(acquire.clone()), token)), ..Release::now(acquisition) };
         let mut expected = Vec::new();
         push_acquire(&mut expected, &acquire);
-        expected.extend(b" leasehold:3@1700000000000-7");
+        expected.extend(b" leasehold:4@1700000000000-7");
         assert_eq!(plain_value(&release), Some(expected));
         let second = Duration::from_secs(1);
         assert_eq!(plain_value(&Release { min_hold: second, ..release.clone() }), None);

@@ -24,8 +24,17 @@ pub struct VoteArgs<'a> {
 
 impl ScriptVariant {
     /// Encodes a command. [`decode_answer`](crate::decode_answer) decodes the reply.
+    ///
+    /// If the lock is expected to be contended or shared, the script looks there first; it costs one more command of the server if it
+    /// is not. Quorum nodes ignore that.
     #[must_use]
-    pub fn encode(self, resource: &Resource, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
+    pub fn encode(
+        self,
+        resource: &Resource,
+        command: &Command,
+        vote_args: VoteArgs<'_>,
+        expects_contention: bool,
+    ) -> ScriptCall {
         let script = script_of(command);
         let abstains_for = vote_args.abstains_for.filter(|_| self.is_voter() && script == Script::Acquire);
         let mut call = ScriptCall::new(self, script, 8, room_for(resource, command) + vote_args.run_id.len());
@@ -34,7 +43,7 @@ impl ScriptVariant {
         if abstains_for.is_some() {
             call.push_key(RESTART_GUARD_KEY.as_bytes());
         }
-        self.push_command(&mut call, command);
+        push_args(&mut call, command, expects_contention && !self.is_voter());
         if let Some(span) = abstains_for {
             call.push_arg(|bytes| {
                 bytes.extend(number(micros(span)));
@@ -116,23 +125,13 @@ impl ScriptVariant {
             self.push_clock(&mut call, resource);
         }
         for (_, command) in commands {
-            self.push_command(&mut call, command);
+            push_args(&mut call, command, false);
         }
         call
     }
 
     fn push_clock(self, call: &mut ScriptCall, resource: &Resource) {
         call.push_key(clock_key(self.is_cluster().then(|| slot_of(resource))).as_bytes());
-    }
-
-    /// Appends the first argument of the command's script, and the second and third one of `acquire.lua`.
-    fn push_command(self, call: &mut ScriptCall, command: &Command) {
-        call.push_arg(|bytes| push_command(bytes, command));
-        if let Command::Acquire(acquire) = command {
-            let ttl = plain_ttl(acquire);
-            call.push_arg(|bytes| bytes.extend(ttl.map_or_else(String::new, |ms| ms.to_string()).as_bytes()));
-            call.push_arg(|bytes| push_wait(bytes, acquire));
-        }
     }
 
     fn push_floor(self, call: &mut ScriptCall, vote_args: VoteArgs<'_>) {
@@ -154,7 +153,7 @@ impl ScriptVariant {
 pub fn may_share_a_call(command: &Command) -> bool {
     match command {
         Command::Acquire(acquire) => plain_ttl(acquire).is_some(),
-        Command::Release(release) => release.min_hold.is_zero() && release.tombstone.is_zero(),
+        Command::Release(release) => is_plain(release),
         Command::Renew(_) | Command::Inspect | Command::ForceRelease => false,
     }
 }
@@ -176,6 +175,32 @@ fn room_for(resource: &Resource, command: &Command) -> usize {
         _ => 80,
     };
     resource.name.as_str().len() + 80 + args
+}
+
+/// Appends the first argument of the command's script, and the second and third one of `acquire.lua`. A hyphen says that the lock is
+/// expected to be contended or shared.
+fn push_args(call: &mut ScriptCall, command: &Command, expects_contention: bool) {
+    let hyphen: &[u8] = if expects_contention { b"-" } else { b"" };
+    let is_plain_release = matches!(command, Command::Release(release) if is_plain(release));
+    call.push_arg(|bytes| {
+        push_command(bytes, command);
+        if is_plain_release {
+            bytes.extend(hyphen);
+        }
+    });
+    if let Command::Acquire(acquire) = command {
+        let ttl = plain_ttl(acquire);
+        call.push_arg(|bytes| {
+            bytes.extend(hyphen);
+            bytes.extend(ttl.map_or_else(String::new, |ms| ms.to_string()).as_bytes());
+        });
+        call.push_arg(|bytes| push_wait(bytes, acquire));
+    }
+}
+
+/// Without a minimum hold and a tombstone.
+fn is_plain(release: &Release) -> bool {
+    release.min_hold.is_zero() && release.tombstone.is_zero()
 }
 
 /// Appends the first argument of the command's script.
@@ -232,7 +257,7 @@ fn push_wait(bytes: &mut Vec<u8>, acquire: &Acquire) {
 }
 
 fn push_release(bytes: &mut Vec<u8>, release: &Release) {
-    if !(release.min_hold.is_zero() && release.tombstone.is_zero()) {
+    if !is_plain(release) {
         bytes.extend(micros(release.min_hold).to_be_bytes());
         bytes.extend(micros(release.tombstone).to_be_bytes());
     }
@@ -286,7 +311,7 @@ mod tests {
     }
 
     fn encode(variant: ScriptVariant, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
-        let call = variant.encode(&resource("a"), command, vote_args);
+        let call = variant.encode(&resource("a"), command, vote_args, false);
         let keys: Vec<&[u8]> = call.keys().collect();
         let clock = clock_key(variant.is_cluster().then(|| slot_of(&resource("a"))));
         assert_eq!(keys[..2], [resource_key(&resource("a")).as_bytes(), clock.as_bytes()]);
@@ -447,10 +472,11 @@ mod tests {
         let (a, b, first, second) = (resource("a"), resource("b"), acquire(3), acquire(4));
         let call = ScriptVariant::Server.encode_acquire_all([(&a, &first), (&b, &second)].into_iter());
         let keys: Vec<&[u8]> = call.keys().collect();
-        let clock: &[u8] = b"leasehold:3:clock";
+        let clock: &[u8] = b"leasehold:4:clock";
         assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes(), clock]);
-        let alone =
-            |resource, command| args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default()));
+        let alone = |resource, command| {
+            args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default(), false))
+        };
         assert_eq!(
             (call.script(), args(&call)),
             (Script::AcquireAll, [alone(&a, &first), alone(&b, &second)].concat())
@@ -466,7 +492,7 @@ mod tests {
         let release = |sequence| Command::Release(Release::now(Acquisition { sequence, ..acquisition() }));
         let (a, b) = (resource("a"), resource("b"));
         let alone = |resource: &Resource, command: &Command| {
-            args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default()))
+            args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default(), false))
         };
         for (script, first, second) in
             [(Script::AcquireEach, acquire(3), acquire(4)), (Script::ReleaseEach, release(3), release(4))]
@@ -474,7 +500,7 @@ mod tests {
             let call = ScriptVariant::Server.encode_each([(&a, &first), (&b, &second)].into_iter());
             let keys: Vec<&[u8]> = call.keys().collect();
             let own = [resource_key(&a), resource_key(&b)];
-            let clock: &[u8] = b"leasehold:3:clock";
+            let clock: &[u8] = b"leasehold:4:clock";
             assert_eq!(keys, [own[0].as_bytes(), own[1].as_bytes(), clock]);
             let alone = [alone(&a, &first), alone(&b, &second)].concat();
             assert_eq!((call.script(), args(&call)), (script, alone));

@@ -8,7 +8,7 @@ use sha1_smol::Sha1;
 use crate::layout::{PREFIX, SLOTS};
 
 /// `SCAN` pattern of the resources' keys. [`resource_of`] decodes each key.
-pub const RESOURCE_PATTERN: &str = "leasehold:3:{*}";
+pub const RESOURCE_PATTERN: &str = "leasehold:4:{*}";
 
 /// The key of a resource. It exists while the resource has a holder or a waiter, or must keep new attempts out.
 #[must_use]
@@ -170,21 +170,21 @@ mod tests {
     #[test]
     fn braces_in_names_are_escaped_without_collisions() {
         let encode = |name| resource_key(&mutex(name));
-        assert_eq!(encode("orders:42"), "leasehold:3:{mutex:orders:42}");
-        assert_eq!(encode("a}{b"), "leasehold:3:{mutex:a%7D%7Bb}");
+        assert_eq!(encode("orders:42"), "leasehold:4:{mutex:orders:42}");
+        assert_eq!(encode("a}{b"), "leasehold:4:{mutex:a%7D%7Bb}");
         assert_ne!(encode("a%7D"), encode("a}"));
         for name in ["a", "a}{b", "%7D", "%257B", "}", "}:", "ä b"] {
             assert_eq!(resource_of(encode(name).as_bytes()), Some(mutex(name)));
         }
-        assert_eq!(resource_of(b"leasehold:3:{else:a}"), None);
+        assert_eq!(resource_of(b"leasehold:4:{else:a}"), None);
         // The names show a digest: sha1sum of the id's 16 bytes.
-        assert_eq!(inbox_of(ClientId::new(7), None), format!("leasehold:3:inbox:{DIGEST}"));
+        assert_eq!(inbox_of(ClientId::new(7), None), format!("leasehold:4:inbox:{DIGEST}"));
     }
 
     #[test]
     fn key_whose_name_is_not_escaped_is_no_resource() {
         for key in ["{mutex:a}b}", "{mutex:a{b}", "{mutex:50%}", "{mutex:a%7db}"] {
-            assert_eq!(resource_of(format!("leasehold:3:{key}").as_bytes()), None, "{key}");
+            assert_eq!(resource_of(format!("leasehold:4:{key}").as_bytes()), None, "{key}");
         }
     }
 
@@ -211,7 +211,7 @@ mod tests {
             let (_, tag) = clock.split_once('{').unwrap();
             assert_eq!(super::slot(tag.trim_end_matches('}')), slot);
         }
-        assert_eq!(slot_of_inbox(b"leasehold:3:inbox:7"), None);
+        assert_eq!(slot_of_inbox(b"leasehold:4:inbox:7"), None);
     }
 
     #[test]
@@ -219,18 +219,18 @@ mod tests {
         // As CLUSTER KEYSLOT has them; 12980 is the smallest number in slot 1637.
         assert_eq!(slot_of(&mutex("orders:42")), 1_637);
         assert_eq!(slot_of(&mutex("a}{b")), 5_221);
-        assert_eq!(clock_key(None), "leasehold:3:clock");
-        assert_eq!(clock_key(Some(1_637)), "leasehold:3:clock:{12980}");
-        assert_eq!(scratch_key(None), "leasehold:3:scratch");
-        assert_eq!(scratch_key(Some(1_637)), "leasehold:3:scratch:{12980}");
-        assert_eq!(inbox_prefix(Some(1_637)), "leasehold:3:inbox:{12980}:");
-        assert_eq!(slot_of_inbox(b"leasehold:3:inbox:{12980}:7"), Some(1_637));
+        assert_eq!(clock_key(None), "leasehold:4:clock");
+        assert_eq!(clock_key(Some(1_637)), "leasehold:4:clock:{12980}");
+        assert_eq!(scratch_key(None), "leasehold:4:scratch");
+        assert_eq!(scratch_key(Some(1_637)), "leasehold:4:scratch:{12980}");
+        assert_eq!(inbox_prefix(Some(1_637)), "leasehold:4:inbox:{12980}:");
+        assert_eq!(slot_of_inbox(b"leasehold:4:inbox:{12980}:7"), Some(1_637));
     }
 
     #[test]
     fn record_of_a_client_is_in_the_slot_of_its_digest() {
         let key = client_key(ClientId::new(7));
-        assert_eq!(key, format!("leasehold:3:client:{{{DIGEST}}}"));
+        assert_eq!(key, format!("leasehold:4:client:{{{DIGEST}}}"));
         let (_, tag) = key.split_once('{').unwrap();
         assert_eq!(slot_of_client(ClientId::new(7)), slot(tag.trim_end_matches('}')));
     }

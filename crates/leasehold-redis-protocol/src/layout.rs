@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use leasehold_core::{StoreTime, Token, WaitFor};
 
-/// The layout version. It is the 3 in key and channel names.
-pub const LAYOUT: &str = "3";
+/// The layout version. It is the 4 in key and channel names.
+pub const LAYOUT: &str = "4";
 
 /// The key with the layout version of the clients that use a server. A client stores its version there (`SET … NX EX`).
 /// If another version is stored, the client disconnects, because the clients would not see each other's locks.
@@ -15,7 +15,7 @@ pub const LAYOUT_KEY: &str = "leasehold:layout";
 pub const LAYOUT_KEY_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Key of a quorum node with the time since when the server's data is complete.
-pub const RESTART_GUARD_KEY: &str = "leasehold:3:born";
+pub const RESTART_GUARD_KEY: &str = "leasehold:4:born";
 
 /// Max number of renewals in one command, because a script blocks the server.
 pub const MAX_RENEWALS: usize = 128;
@@ -31,10 +31,10 @@ pub const SLOTS: u16 = 16_384;
 pub(crate) const USUAL_WAIT: WaitFor = WaitFor { entry_ttl: Duration::from_secs(80), max_queue: 100_000 };
 
 /// First part of every key and channel name, except [`LAYOUT_KEY`].
-pub(crate) const PREFIX: &str = "leasehold:3";
+pub(crate) const PREFIX: &str = "leasehold:4";
 
 /// Stands in a plain value between what the `Acquire` said and the stream id that is the token.
-pub(crate) const PLAIN_MARK: &str = " leasehold:3@";
+pub(crate) const PLAIN_MARK: &str = " leasehold:4@";
 
 /// Tokens per millisecond of the server's clock. A token is `milliseconds * 2048 + sequence number` of a stream id.
 pub(crate) const TOKENS_PER_MS: u64 = 2_048;
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn layout_is_stored_for_thirty_days_as_documented() {
-        assert_eq!((LAYOUT_KEY, LAYOUT, LAYOUT_KEY_TTL.as_secs()), ("leasehold:layout", "3", 2_592_000));
+        assert_eq!((LAYOUT_KEY, LAYOUT, LAYOUT_KEY_TTL.as_secs()), ("leasehold:layout", "4", 2_592_000));
     }
 
     #[test]

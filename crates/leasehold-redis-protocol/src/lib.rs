@@ -14,11 +14,11 @@
 //! let command = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
 //!
 //! // EVALSHA sha1 2 KEY KEY ARG; after NOSCRIPT the same with EVAL and the text.
-//! let call = ScriptVariant::Server.encode(&resource, &command, VoteArgs::default());
+//! let call = ScriptVariant::Server.encode(&resource, &command, VoteArgs::default(), false);
 //! assert_eq!(call.sha1().len(), 40);
 //! assert_eq!(
 //!     call.keys().collect::<Vec<_>>(),
-//!     [b"leasehold:3:{mutex:orders:42}".as_slice(), b"leasehold:3:clock"]
+//!     [b"leasehold:4:{mutex:orders:42}".as_slice(), b"leasehold:4:clock"]
 //! );
 //! assert_eq!(call.args().len(), 3);
 //!

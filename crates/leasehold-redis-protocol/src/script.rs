@@ -1,7 +1,7 @@
 //! The scripts, one per command. Each implements the rules of `leasehold_core::model` with the same names.
 //!
 //! A script begins with the few lines that are the whole usual case. The line `--@use rules` stands for the shared part
-//! (`rows.lua`, `model.lua`), which costs more than most commands, and which only runs if these lines have not answered. The
+//! (`table.lua`, `model.lua`), which costs more than most commands, and which only runs if these lines have not answered. The
 //! tests of the crate `leasehold` compare both with the model.
 
 /// Commands for inboxes on plain channels: single servers, and clusters before Redis 7.
@@ -28,10 +28,12 @@ const FLOOR: &str = include_str!("scripts/floor.lua");
 const ACQUIRE_VOTER: &str = include_str!("scripts/acquire_voter.lua");
 const RESTART_GUARD: &str = include_str!("scripts/restart_guard.lua");
 const CLOCK: &str = include_str!("scripts/clock.lua");
-const RULES: &str = concat!(include_str!("scripts/rows.lua"), include_str!("scripts/model.lua"));
+const TOKENS: &str = include_str!("scripts/tokens.lua");
+const RULES: &str = concat!(include_str!("scripts/table.lua"), include_str!("scripts/model.lua"));
 const USE_RULES: &str = "--@use rules\n";
 const USE_SHORTCUT: &str = "--@use shortcut\n";
 const USE_SHARED: &str = "--@use shared\n";
+const USE_TOKENS: &str = "--@use tokens\n";
 const LAYER: &str = "--@layer\n";
 
 /// A command as a script.
@@ -100,7 +102,7 @@ impl Script {
         if self == Self::Acquire && is_voter {
             // It has no shortcuts, because they ignore the floor.
             let rules = layered(&[inboxes, &rules("", ""), command].concat());
-            return [CLOCK, RESTART_GUARD, ACQUIRE_VOTER, &rules].concat();
+            return [CLOCK, TOKENS, RESTART_GUARD, ACQUIRE_VOTER, &rules].concat();
         }
         let (shortcut, shared) = match self {
             Self::Acquire => {
@@ -109,6 +111,7 @@ impl Script {
             Self::Release => {
                 (include_str!("scripts/handoff.lua"), include_str!("scripts/release_shared.lua"))
             }
+            Self::Renew => (include_str!("scripts/renew_table.lua"), ""),
             _ => ("", ""),
         };
         [first_lines, &layered(&[CLOCK, inboxes, &rules(shortcut, shared), command].concat())].concat()
@@ -132,7 +135,7 @@ impl Script {
 
 /// The rules, with the shortcuts of a command.
 fn rules(shortcut: &str, shared: &str) -> String {
-    RULES.replace(USE_SHORTCUT, shortcut).replace(USE_SHARED, shared)
+    RULES.replace(USE_SHORTCUT, shortcut).replace(USE_SHARED, shared).replace(USE_TOKENS, TOKENS)
 }
 
 /// The text as a function that is called at once, with one more inside it for each [`LAYER`] line. When Lua creates a function, it

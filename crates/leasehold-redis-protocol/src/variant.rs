@@ -167,7 +167,7 @@ mod tests {
             assert_eq!(variant.channels().subscribe_command(), subscribe, "{variant:?}");
             let text = variant.text(Script::Acquire);
             assert!(text.contains(publish), "{variant:?}");
-            let inbox = "local INBOX = 'leasehold:3:inbox:'\n";
+            let inbox = "local INBOX = 'leasehold:4:inbox:'\n";
             assert_eq!(text.contains(inbox), !variant.is_cluster(), "{variant:?}");
         }
     }

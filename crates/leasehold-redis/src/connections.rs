@@ -9,6 +9,7 @@ use tokio::runtime::{Handle, Id};
 
 use super::connect;
 use super::connect::Dial;
+use super::contended::Contended;
 use super::deletes::Deletes;
 use super::gather::Gatherings;
 use super::handshake::ServerFacts;
@@ -32,6 +33,7 @@ pub(super) struct Connections {
     /// The server's run id; empty if the user may not ask.
     run_id: Arc<str>,
     deletes: Deletes,
+    contended: Contended,
     /// Of the caller's runtime, and of all others, whose commands the client's thread sends.
     caller_gatherings: Gatherings,
     driver_gatherings: Gatherings,
@@ -59,6 +61,7 @@ impl Connections {
             dial,
             run_id: facts.run_id.unwrap_or_default().into(),
             deletes: Deletes::new(facts.delete),
+            contended: Contended::default(),
             caller_gatherings: Gatherings::default(),
             driver_gatherings: Gatherings::default(),
             is_cluster_node: facts.is_cluster_node,
@@ -84,6 +87,11 @@ impl Connections {
     /// How this server releases a plain lease without a script.
     pub(super) fn deletes(&self) -> &Deletes {
         &self.deletes
+    }
+
+    /// The locks for which it seems that they are contended.
+    pub(super) fn contended(&self) -> &Contended {
+        &self.contended
     }
 
     /// The commands of this runtime that wait to be sent together. Those of one runtime do not depend on another one, which may be

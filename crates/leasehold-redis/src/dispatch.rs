@@ -13,7 +13,6 @@ use tokio::time::{Instant, timeout};
 
 use super::cluster::Cluster;
 use super::connections::Connections;
-use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
 use super::exec::{self, Call, CallOptions};
@@ -95,8 +94,7 @@ impl Nodes {
                 let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
                 let abstains_for = voting.and_then(|voting| voting.abstains_for);
                 let vote_args = VoteArgs { floor, abstains_for, run_id: "" };
-                let options =
-                    CallOptions { variant, vote_args, is_asking: false, deletes: &NO_DELETES, is_atomic };
+                let options = CallOptions { vote_args, is_atomic, ..CallOptions::of(variant) };
                 let answers = run_on(endpoint, options, replicas, &calls, None).await;
                 // Reconnect: the sentinels, or the host name, may lead to the new master.
                 if answers.iter().any(is_refused_by_a_replica) {
@@ -176,7 +174,9 @@ pub(super) async fn settle(
 /// The options with what is known of the connected server.
 fn for_server<'a>(options: CallOptions<'a>, connections: &'a Connections) -> CallOptions<'a> {
     let vote_args = VoteArgs { run_id: connections.run_id(), ..options.vote_args };
-    CallOptions { vote_args, deletes: connections.deletes(), ..options }
+    // A voter's scripts have other first lines.
+    let contended = (!options.variant.is_voter()).then(|| connections.contended());
+    CallOptions { vote_args, deletes: connections.deletes(), contended, ..options }
 }
 
 fn is_lost(answer: &Result<Answer, CallError>) -> bool {
@@ -455,13 +455,7 @@ impl ClusterBatch<'_> {
             }
         };
         let calls: Vec<Call<'_>> = pending_calls.iter().map(|pending| &self.batch[pending.index]).collect();
-        let options = CallOptions {
-            variant: self.variant,
-            vote_args: VoteArgs::default(),
-            is_asking,
-            deletes: &NO_DELETES,
-            is_atomic: self.is_atomic,
-        };
+        let options = CallOptions { is_asking, is_atomic: self.is_atomic, ..CallOptions::of(self.variant) };
         let answers =
             run_on(&endpoint, options, self.replicas, &calls, Some((self.client, self.tasks))).await;
         // It may be cut off from the other nodes, and not know that it was replaced.
@@ -508,8 +502,7 @@ mod tests {
             connections.set_subscription(Some(Arc::new(subscription)));
             proxy.hold_replies(true);
             let variant = ScriptVariant::Cluster(Channels::Sharded);
-            let (vote_args, deletes) = (VoteArgs::default(), &NO_DELETES);
-            let options = CallOptions { variant, vote_args, is_asking: false, deletes, is_atomic: false };
+            let options = CallOptions::of(variant);
             let (client, ttl) = (ClientId::new(2), Duration::from_secs(60));
             let acquisition = Acquisition { client, sequence: 1 };
             let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });

@@ -287,7 +287,7 @@ pub(super) fn explain(error: &RedisError) -> String {
         Some("LOADING") => "the server is loading its data: try again soon",
         Some("WRONGTYPE") => "another program uses one of the lock's keys for something else",
         Some("CLOCKAHEAD") => {
-            "the last id of the stream leasehold:3:clock (in a cluster leasehold:3:clock:{N}) is beyond the year 2109, so no \
+            "the last id of the stream leasehold:4:clock (in a cluster leasehold:4:clock:{N}) is beyond the year 2109, so no \
              token can follow it: delete that key"
         }
         // The key of a lock and the clock of a single server are in different slots.
@@ -358,7 +358,7 @@ mod tests {
             ),
             (
                 format!(
-                    "NOPERM ACL failure in script: User locks has no permissions to run the 'zrem' command {inside}"
+                    "NOPERM ACL failure in script: User locks has no permissions to run the 'hdel' command {inside}"
                 ),
                 Effect::Possible,
             ),

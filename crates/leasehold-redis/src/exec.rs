@@ -12,7 +12,8 @@ use leasehold_store::StoreError;
 use redis::{RedisError, Value};
 
 use super::codec;
-use super::deletes::Deletes;
+use super::contended::Contended;
+use super::deletes::{Deletes, NO_DELETES};
 use super::error::{CallError, store_error};
 use super::rights;
 use super::wire::Wire;
@@ -32,8 +33,39 @@ pub(super) struct CallOptions<'a> {
     pub(super) is_asking: bool,
     /// How the server releases a plain lease without a script.
     pub(super) deletes: &'a Deletes,
+    /// The locks for which it seems that they are contended.
+    pub(super) contended: Option<&'a Contended>,
     /// Send all attempts as one atomic command; their resources are in one hash slot.
     pub(super) is_atomic: bool,
+}
+
+impl<'a> CallOptions<'a> {
+    /// For a server of which nothing more is known.
+    pub(super) const fn of(variant: ScriptVariant) -> Self {
+        let vote_args = VoteArgs { floor: None, abstains_for: None, run_id: "" };
+        Self { variant, vote_args, is_asking: false, deletes: &NO_DELETES, contended: None, is_atomic: false }
+    }
+
+    pub(super) fn expects_contention(self, resource: &Resource) -> bool {
+        self.contended.is_some_and(|contended| contended.expects(resource))
+    }
+
+    /// The call of a script for one command.
+    pub(super) fn encode(self, resource: &Resource, command: &Command) -> ScriptCall {
+        self.variant.encode(resource, command, self.vote_args, self.expects_contention(resource))
+    }
+
+    /// The answer to a command, from which is learned whether the lock is contended.
+    fn noted(
+        self,
+        (resource, command): Call<'_>,
+        answer: Result<Answer, CallError>,
+    ) -> Result<Answer, CallError> {
+        if let (Some(contended), Ok(answer)) = (self.contended, &answer) {
+            contended.note(resource, command, answer);
+        }
+        answer
+    }
 }
 
 /// Runs calls in one pipeline; renewals and releases that need a script of their own follow in a second one.
@@ -103,9 +135,9 @@ async fn run_in_order(
         }
     }
     let mut explained = Vec::new();
-    for (answer, (resource, _)) in answers.into_iter().zip(calls) {
+    for (answer, call) in answers.into_iter().zip(calls) {
         let answer = answer.unwrap_or_else(|| Err(failed("the server sent fewer replies than commands")));
-        explained.push(with_reason(answer, &mut connection, options, resource).await);
+        explained.push(with_reason(options.noted(call, answer), &mut connection, options, &call.0).await);
     }
     explained
 }
@@ -114,21 +146,22 @@ async fn run_in_order(
 pub(super) async fn run_one(
     connection: &mut Wire,
     options: CallOptions<'_>,
-    (resource, command): Call<'_>,
+    call: Call<'_>,
 ) -> Result<Answer, CallError> {
+    let (resource, command) = call;
     if let Some(delete) = options.deletes.encode(resource, command)
         && let Some(value) = options.deletes.result(connection.send(&delete).await)
     {
         return read(command, value);
     }
-    let sent = codec::command(&options.variant.encode(resource, command, options.vote_args), false);
+    let sent = codec::command(&options.encode(resource, command), false);
     let value = connection.send(&sent).await.and_then(Value::extract_error);
     if is_noscript(&value) {
-        let sent = codec::command(&options.variant.encode(resource, command, options.vote_args), true);
+        let sent = codec::command(&options.encode(resource, command), true);
         let value = Box::pin(connection.send(&sent)).await;
         return with_reason(read(command, value), connection, options, resource).await;
     }
-    with_reason(read(command, value), connection, options, resource).await
+    with_reason(options.noted(call, read(command, value)), connection, options, resource).await
 }
 
 /// The answer of a command; if it was refused, with the right that is missing for this resource.
@@ -165,7 +198,10 @@ impl Company {
         if let Some(ttl) = shared_ttl(call) {
             return Some(Self::Renewals(ttl));
         }
-        let may_share = options.variant == ScriptVariant::Server && may_share_a_call(&call.1);
+        // Together the scripts look first for plain leases.
+        let may_share = options.variant == ScriptVariant::Server
+            && may_share_a_call(&call.1)
+            && !options.expects_contention(&call.0);
         match &call.1 {
             Command::Acquire(_) if may_share => Some(Self::Attempts),
             // A conditional delete takes its place.
@@ -235,7 +271,7 @@ impl<'a> WireCommand<'a> {
         let CallOptions { variant, vote_args, .. } = options;
         match self {
             Self::One((resource, command)) | Self::Delete((resource, command), ..) => {
-                variant.encode(resource, command, vote_args)
+                options.encode(resource, command)
             }
             Self::Attempts(calls) => {
                 let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
@@ -364,7 +400,7 @@ pub(super) async fn inspect_all(
         let calls: Vec<(Arc<Resource>, Command)> =
             page.into_iter().map(|resource| (Arc::new(resource), Command::Inspect)).collect();
         let inspect = |(resource, command): &(Arc<Resource>, Command)| {
-            codec::command(&options.variant.encode(resource, command, options.vote_args), false)
+            codec::command(&options.encode(resource, command), false)
         };
         let mut commands: Vec<redis::Cmd> = calls.iter().map(inspect).collect();
         if has_scan {
@@ -430,15 +466,8 @@ mod tests {
     use leasehold_redis_protocol::ConditionalDelete;
 
     use super::*;
-    use crate::deletes::NO_DELETES;
 
-    const OPTIONS: CallOptions<'static> = CallOptions {
-        variant: ScriptVariant::Server,
-        vote_args: VoteArgs { floor: None, abstains_for: None, run_id: "" },
-        is_asking: false,
-        deletes: &NO_DELETES,
-        is_atomic: false,
-    };
+    const OPTIONS: CallOptions<'static> = CallOptions::of(ScriptVariant::Server);
 
     const ACQUISITION: Acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
 

@@ -16,6 +16,7 @@ mod cluster;
 mod codec;
 mod connect;
 mod connections;
+mod contended;
 mod deletes;
 mod dispatch;
 mod doctor;

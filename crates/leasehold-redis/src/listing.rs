@@ -10,7 +10,6 @@ use leasehold_store::StoreError;
 
 use super::Nodes;
 use super::connections::Connections;
-use super::deletes::NO_DELETES;
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::exec::{self, CallOptions, MAX_INSPECTS};
@@ -67,8 +66,7 @@ async fn inspect_node(
 ) -> Result<Vec<(Resource, Result<Answer, CallError>)>, StoreError> {
     let connections = endpoint.connections().await?;
     let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
-    let options =
-        CallOptions { variant, vote_args, is_asking: false, deletes: &NO_DELETES, is_atomic: false };
+    let options = CallOptions { vote_args, ..CallOptions::of(variant) };
     read(&connections, |wire| exec::inspect_all(wire, options)).await
 }
 

@@ -156,9 +156,8 @@ async fn pipeline(
     payloads: &[Payload<'_>],
     use_eval: bool,
 ) -> (Vec<Values>, Result<Value, RedisError>) {
-    let encode = |payload: &Payload<'_>, command| {
-        codec::command(&options.variant.encode(payload.resource, command, options.vote_args), use_eval)
-    };
+    let encode =
+        |payload: &Payload<'_>, command| codec::command(&options.encode(payload.resource, command), use_eval);
     let mut commands: Vec<redis::Cmd> = payloads
         .iter()
         .flat_map(|payload| payload.commands().map(|command| encode(payload, command)))

@@ -44,7 +44,7 @@ const fn right(rule: &'static str, probe_command: &'static str, purpose: Purpose
 }
 
 /// The rights that leasehold's commands and scripts need. The ACL rule in docs/operations.md consists of them.
-pub(super) const RIGHTS: [Right; 32] = [
+pub(super) const RIGHTS: [Right; 31] = [
     right("+get", "GET KEY", Purpose::Locks),
     right("+getex", "GETEX KEY", Purpose::Locks),
     right("+set", "SET KEY x XX", Purpose::Locks),
@@ -58,11 +58,11 @@ pub(super) const RIGHTS: [Right; 32] = [
     right("+xtrim", "XTRIM KEY MAXLEN 0", Purpose::Locks),
     right("+del", "DEL KEY", Purpose::Locks),
     right("+pexpireat", "PEXPIREAT KEY 1", Purpose::Locks),
-    right("+zadd", "ZADD KEY XX 0 x", Purpose::Locks),
-    right("+zrem", "ZREM KEY x", Purpose::Locks),
-    right("+zrangebylex", "ZRANGEBYLEX KEY - +", Purpose::Locks),
-    right("+zlexcount", "ZLEXCOUNT KEY - +", Purpose::Locks),
-    right("+zrevrangebylex", "ZREVRANGEBYLEX KEY + -", Purpose::Locks),
+    // Refused after the check of the rights: a field without a value.
+    right("+hset", "HSET KEY a b c", Purpose::Locks),
+    right("+hdel", "HDEL KEY x", Purpose::Locks),
+    right("+hmget", "HMGET KEY x", Purpose::Locks),
+    right("+hgetall", "HGETALL KEY", Purpose::Locks),
     right("+time", "TIME", Purpose::Locks),
     right("+eval", "EVAL x 1", Purpose::Connection),
     right("+evalsha", "EVALSHA x 1", Purpose::Connection),
@@ -268,12 +268,12 @@ mod tests {
 
     #[test]
     fn each_spelling_of_a_refusal_names_what_is_missing() {
-        let zrem = RIGHTS.iter().find(|right| right.rule == "+zrem").unwrap();
+        let hdel = RIGHTS.iter().find(|right| right.rule == "+hdel").unwrap();
         for (error, rule) in [
-            ("NOPERM this user has no permissions to run the 'zrem' command", Some("+zrem")),
-            ("NOPERM User locks has no permissions to run the 'zrem' command", Some("+zrem")),
-            ("The user executing the script can't run this command or subcommand", Some("+zrem")),
-            ("ERR The user executing the script can't run this command or subcommand", Some("+zrem")),
+            ("NOPERM this user has no permissions to run the 'hdel' command", Some("+hdel")),
+            ("NOPERM User locks has no permissions to run the 'hdel' command", Some("+hdel")),
+            ("The user executing the script can't run this command or subcommand", Some("+hdel")),
+            ("ERR The user executing the script can't run this command or subcommand", Some("+hdel")),
             (
                 "The user executing the script can't access at least one of the keys mentioned in the command arguments",
                 Some(KEYS),
@@ -291,7 +291,7 @@ mod tests {
             ("READONLY You can't write against a read only replica.", None),
             ("", None),
         ] {
-            assert_eq!(zrem.missing_rule(error), rule, "{error}");
+            assert_eq!(hdel.missing_rule(error), rule, "{error}");
         }
     }
 
@@ -299,10 +299,10 @@ mod tests {
     fn disabled_command_is_named() {
         let errors = Place::Server.probed().map(|right| {
             let text =
-                if right.rule == "+zrem" { "ERR Unknown Redis command called from script" } else { "" };
+                if right.rule == "+hdel" { "ERR Unknown Redis command called from script" } else { "" };
             Value::BulkString(text.as_bytes().to_vec())
         });
         let message = verdict(Place::Server, Ok(Value::Array(errors.collect())), "me").unwrap();
-        assert!(message.contains("ZREM") && message.contains("rename-command"), "{message}");
+        assert!(message.contains("HDEL") && message.contains("rename-command"), "{message}");
     }
 }

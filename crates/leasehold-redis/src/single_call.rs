@@ -59,8 +59,8 @@ impl Carrier for Connections {
 
 fn options_of(connections: &Connections) -> CallOptions<'_> {
     let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
-    let deletes = connections.deletes();
-    CallOptions { variant: ScriptVariant::Server, vote_args, is_asking: false, deletes, is_atomic: false }
+    let (deletes, contended) = (connections.deletes(), Some(connections.contended()));
+    CallOptions { vote_args, deletes, contended, ..CallOptions::of(ScriptVariant::Server) }
 }
 
 /// What follows a failure, as for a batch.

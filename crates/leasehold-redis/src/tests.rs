@@ -328,7 +328,7 @@ fn every_script_variant_reaches_the_waiters_inbox() {
         inbox.send_packed_command(&subscribe).unwrap();
         inbox.recv_response().unwrap();
         let mut run = |command: &Command| {
-            let call = codec::command(&variant.encode(&resource, command, VoteArgs::default()), true);
+            let call = codec::command(&variant.encode(&resource, command, VoteArgs::default(), false), true);
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{variant:?}: {error}"));
             decode_answer(command, &value).unwrap().reply
         };

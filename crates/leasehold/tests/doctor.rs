@@ -92,7 +92,7 @@ async fn diagnose_leaves_nothing_and_changes_nothing() {
 
 #[tokio::test]
 async fn lead_and_loss_of_the_clock_of_tokens_are_reported() {
-    const CLOCK: &str = "leasehold:3:clock";
+    const CLOCK: &str = "leasehold:4:clock";
     const HOUR: u64 = 3_600_000;
     let server = sound(Flavor::Redis7).start();
     let client = Client::connect(&server.url()).await.unwrap();

@@ -99,7 +99,7 @@ async fn release_follows_its_slot() {
                 if !min_hold.is_zero() {
                     releasing.await.unwrap().unwrap();
                 }
-                let exists = ["EXISTS", "leasehold:3:{mutex:a}"];
+                let exists = ["EXISTS", "leasehold:4:{mutex:a}"];
                 until(async || cluster.nodes[to].query::<u64>(&exists) == Ok(0)).await;
             }
         }
@@ -133,7 +133,7 @@ async fn plain_lease_survives_every_command_while_its_slot_migrates() {
         // It is cancelled with a tombstone.
         let _ = mutex.lock_timeout(Duration::from_millis(100)).await;
         let key =
-            || cluster.nodes[cluster.owner_of(slot)].query::<String>(&["TYPE", "leasehold:3:{mutex:a}"]);
+            || cluster.nodes[cluster.owner_of(slot)].query::<String>(&["TYPE", "leasehold:4:{mutex:a}"]);
         assert_eq!(key().unwrap(), "string", "{flavor:?}: the lease is there");
         cluster.migrate_keys(slot, to);
         cluster.migrate_end(slot, to);
@@ -225,11 +225,11 @@ async fn tokens_rise_while_the_slot_is_migrated_with_the_clock_before_or_after_t
         let cluster = Cluster::of(&Server::builder().flavor(flavor));
         let client = Client::connect(&cluster.url()).await.unwrap();
         let other = Client::connect(&cluster.url()).await.unwrap();
-        let (slot, lock) = (slot(&cluster), "leasehold:3:{mutex:a}");
+        let (slot, lock) = (slot(&cluster), "leasehold:4:{mutex:a}");
         let mut last = client.mutex("a").lock().await.unwrap().token().get();
         let find = || {
             let keys: Vec<String> =
-                cluster.nodes[cluster.owner_of(slot)].query(&["KEYS", "leasehold:3:clock:{*"]).unwrap();
+                cluster.nodes[cluster.owner_of(slot)].query(&["KEYS", "leasehold:4:clock:{*"]).unwrap();
             keys.into_iter().find(|key| cluster.slot_of(key) == slot).unwrap()
         };
         let clock = find();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, HolderMetadata, Kind, LockInfo};
 use leasehold_testkit::{Cluster, Flavor, Proxy, Server, until, until_some};
 
-const RECORDS: &str = "leasehold:3:client:*";
+const RECORDS: &str = "leasehold:4:client:*";
 
 /// The keys of the clients' records on these servers, each as often as it is there.
 fn records<'s>(servers: impl IntoIterator<Item = &'s Server>) -> Vec<String> {
@@ -169,7 +169,7 @@ async fn node_of_the_record_may_hang() {
     until(async || !records(&cluster.nodes).is_empty()).await;
     let record = records(&cluster.nodes).remove(0);
     let hung = cluster.node_of(&record);
-    let elsewhere = |name: &String| cluster.node_of(&format!("leasehold:3:{{mutex:{name}}}")) != hung;
+    let elsewhere = |name: &String| cluster.node_of(&format!("leasehold:4:{{mutex:{name}}}")) != hung;
     let name = (0..).map(|number| number.to_string()).find(elsewhere).unwrap();
     client.mutex(&name).lock().await.unwrap().release().await.unwrap();
     observer.inspect(Kind::Mutex, &name).await.unwrap();

@@ -97,7 +97,7 @@ async fn error_at_one_mutex_acquires_none() {
         let server = Server::builder().flavor(flavor).start();
         let client = Client::connect(&server.url()).await.unwrap();
         warm_up(&client).await;
-        server.run(&["LPUSH", "leasehold:3:{mutex:b}", "something else"]);
+        server.run(&["LPUSH", "leasehold:4:{mutex:b}", "something else"]);
         let error = set(&client, &NAMES).try_lock().await.unwrap_err();
         assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
         until_free(&client, &["a", "c"]).await;

@@ -68,7 +68,7 @@ impl Usage {
 
 /// No key of a lock stays for longer than it has to.
 fn assert_expiring(server: &Server) {
-    let keys: Vec<String> = server.query(&["KEYS", "leasehold:3:{*"]).unwrap();
+    let keys: Vec<String> = server.query(&["KEYS", "leasehold:4:{*"]).unwrap();
     for key in keys {
         let left: i64 = server.query(&["PTTL", &key]).unwrap();
         // A key that has just expired has no time left.

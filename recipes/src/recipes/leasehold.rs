@@ -155,7 +155,7 @@ impl Leasehold {
     }
 
     async fn send(&self, command: &Command) -> RedisResult<leasehold_core::Answer> {
-        let call = ScriptVariant::Server.encode(&self.resource, command, VoteArgs::default());
+        let call = ScriptVariant::Server.encode(&self.resource, command, VoteArgs::default(), false);
         let text = self.texts[&call.script()].clone();
         let words: Vec<_> = call.keys().chain(call.args()).map(<[u8]>::to_vec).collect();
         let request = Request::Script { text, keys: call.keys().len(), words };

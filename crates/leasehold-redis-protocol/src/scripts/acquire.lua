@@ -1,11 +1,11 @@
 -- Acquires a lease, or enqueues the attempt.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua; on a quorum node 3 born: see restart_guard.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua; on a quorum node 3 born: see restart_guard.lua
 -- ARGV  1 '>c24BI8': acquisition, flags (2 has owner, 4 replaces, 8 has an extent), ttl; with flag 8 '>I4I4I4':
 --           capacity, weight, reserve, otherwise they are 1, 1, 0; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
 --           lease to replace; the rest is the metadata
 --       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve, and
---           nothing to replace; otherwise empty
+--           nothing to replace; otherwise empty; a hyphen before it if the client expects that the lock is contended or shared
 --       3 of an attempt that waits, 'c8': the secret that the push of a grant proves; unless they are 80 s and 100,000 then '>I8I4':
 --           entry ttl, longest queue; otherwise empty
 --       4 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua and restart_guard.lua
@@ -28,13 +28,19 @@
 --
 -- If another attempt holds a plain lease of capacity 1, or another program has the key, an attempt that does not wait is busy.
 
+local plain_ttl, found, raw = ARGV[2], nil, nil
+if string.byte(plain_ttl) == 45 then -- a hyphen
+  plain_ttl = string.sub(plain_ttl, 2)
+  found = redis.pcall('HMGET', KEYS[1], 'h', 'i' .. string.sub(ARGV[1], 1, 24))
+  if found.err or not found[1] then found = nil end
+end
 local LONGEST_ID, FIRST_LATE_ID, DIGITS, HYPHEN = #'1700000000000-999', '4', #'1700000000000', 45
-if ARGV[2] ~= '' then
+if plain_ttl ~= '' and not found then
   local id = drawn or redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
   drawn = nil
   if not id.err then
     if #id <= LONGEST_ID and string.byte(id, DIGITS + 1) == HYPHEN and id < FIRST_LATE_ID
-      and redis.call('SET', KEYS[1], ARGV[1] .. ' leasehold:3@' .. id, 'NX', 'PX', ARGV[2]) then
+      and redis.call('SET', KEYS[1], ARGV[1] .. ' leasehold:4@' .. id, 'NX', 'PX', plain_ttl) then
       return id
     end
     drawn = id
@@ -42,7 +48,7 @@ if ARGV[2] ~= '' then
     return id
   end
 end
-local raw = redis.call('MGET', KEYS[1])[1]
+if not found then raw = redis.call('MGET', KEYS[1])[1] end
 local ID_AND_FLAGS = '>c24B'
 if raw and #raw >= struct.size(ID_AND_FLAGS) then
   local id, flags = struct.unpack(ID_AND_FLAGS, ARGV[1])
@@ -62,18 +68,18 @@ local waits = ARGV[3] ~= ''
 local secret, entry_ttl, max_queue = unpack_wait(ARGV[3])
 
 local function grant_now(token, last, granted_at)
-  add_lease({ id = id, has_owner = has_owner, owner = owner, weight = weight, token = token, granted_at = granted_at,
-    expires_at = now + ttl, claimed = 1, retained = 0, metadata = request.metadata })
+  request.token, request.granted_at, request.expires_at, request.claimed, request.retained = token, granted_at, now + ttl, 1, 0
+  add_lease(request)
   return { now, 1, token, last, ttl }
 end
 
 local function queued(place)
-  local w = first_ready()
+  local w = first_ready_waiter()
   if w and w.place == place then
     h.head = place
     return { now, 2, 1, head_hint() }
   end
-  return { now, 2, 0, follower_repoll_at(id, head_hint(), count_rows_with('i'), count_rows_with('q' .. client_of(id))) }
+  return { now, 2, 0, follower_repoll_at(id, head_hint(), h.waiters) }
 end
 
 local function recheck(w)
@@ -83,7 +89,6 @@ local function recheck(w)
   end
   if waits then
     w.deadline, w.secret = now + entry_ttl, secret
-    note_expiry(w.deadline)
     put_waiter(w)
   end
   return queued(w.place)
@@ -92,14 +97,14 @@ end
 local function known_attempt()
   local granted = take_back_grant(id)
   if granted then return { now, 1, granted.a, granted.b, granted.c } end
-  if h.tombstones > 0 and first_row_with('t' .. id) then return { now, 4 } end
+  if tombstone(id) then return { now, 4 } end
   local l = lease(id)
   if l then
     if l.retained == 1 then return { now, 4 } end
     -- A clock that was set back leaves more than was asked for.
     return { now, 1, l.token, l.token, math.min(l.expires_at - now, ttl) }
   end
-  local w = h.waiters > 0 and waiter(id)
+  local w = waiter(id)
   if w then return recheck(w) end
 end
 
@@ -107,14 +112,10 @@ local function enqueue()
   if replaces == '' and h.waiters >= max_queue then return { now, 5 } end
   local number = h.next_place
   local place = replaces ~= '' and number or FIRST_WAITER_PLACE + number
-  local deadline = now + entry_ttl
-  put_waiter({ place = place, id = id, has_owner = has_owner, owner = owner, weight = weight, ttl = ttl,
-    reserve = reserve, replaces = replaces, since = now, deadline = deadline, parked = requester_parked,
-    metadata = request.metadata, secret = secret })
+  request.place, request.since, request.deadline, request.secret = place, now, now + entry_ttl, secret
   h.next_place = number + 1
   h.waiters = h.waiters + 1
-  h.parked = h.parked + requester_parked
-  note_expiry(deadline)
+  put_waiter(request)
   return queued(place)
 end
 
@@ -152,7 +153,7 @@ local function acquire()
     if weight > held.weight then return { now, 6, 3, held.weight } end
     return grant_now(held.token, held.token, now)
   end
-  if h.waiters == h.parked and fits(weight) then
+  if not has_ready_waiter() and fits(weight) then
     local token, last = next_tokens(reserve)
     if not token then return nil end
     return grant_now(token, last, now)

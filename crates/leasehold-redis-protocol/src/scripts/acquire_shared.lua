@@ -1,44 +1,50 @@
--- Before the rules in acquire.lua: a new attempt joins the holders of a shared lock. Does what the rules would do, at a third of
+-- Before the rules in acquire.lua: a new attempt joins the holders of a shared lock. Does what the rules would do, at a fraction of
 -- their price, which is mostly that of their definitions.
 --
--- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. The first lines could have granted the attempt.
--- Nothing has expired, there is no waiter and no tombstone, and memory is not full, since an id was drawn. `row` is the header's, if
--- there is one.
+-- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. Nothing has expired, there is no waiter and no
+-- tombstone, and memory is not full, since an id was drawn. `found` is what enqueue.lua has read.
 
-local function acquire_shared()
-  local a, s, first = unpack_acquire(ARGV[1]), nil, nil
-  if raw then
-    local l, last = plain_lease()
-    local left = l and a.weight <= a.capacity - l.weight and redis.call('PTTL', KEYS[1]) or 0
-    if left <= 0 then return end
-    l.expires_at = plain_end(left)
-    first = pack_lease('l', l)
-    s = { serial = NEVER, capacity = l.capacity, in_use = l.weight, last_token = last, next_place = 1, head = 0, leases = 1, waiters = 0,
-      parked = 0, tombstones = 0, next_expiry = l.expires_at, stays = l.expires_at + SPARE }
-  elseif row and #row >= struct.size(HEADER) then
-    s, first = unpack_header(row)
-  else
-    return
+repeat
+  local _, flags, ttl, capacity, weight = struct.unpack('>c24BI8I4I4', ARGV[1] .. '        ')
+  if plain_ttl == '' or flags ~= 8 then break end
+  if not drawn and header then
+    local id = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
+    if not id.err then drawn = id end
   end
-  local token, is_token = token_of(drawn)
-  local ends = now + a.ttl
-  if s.capacity ~= a.capacity or a.weight > s.capacity - s.in_use or s.leases == 0 or s.waiters + s.tombstones > 0
-    or s.next_expiry <= now or s.stays <= ends + 1000000 or #first > 0 and unpack_lease(first).id == a.id
-    or (s.leases > 1 or #first == 0) and count_rows('l' .. a.id) > 0
-    or token <= s.last_token or token > NEVER or not is_token then return end
+  if not drawn then break end
+  local ms, sequence = string.match(drawn, '(%d+)%-(%d+)')
+  local token, ends = ms * TOKENS_PER_MS + sequence, now + ttl
+  if tonumber(sequence) >= TOKENS_PER_MS or token > NEVER then break end
+  local lease = struct.pack(LEASE, token, now, ends, 1, 0) .. ARGV[1]
+  local changed, first, more, stays
+  if raw then
+    local request, first_ms, first_sequence, granted_at, last = string.match(raw, PLAIN)
+    if not request or #request < 45 or string.byte(request, 25) < 8 then break end
+    local of_lock, in_use = struct.unpack('>I4I4', request, 34)
+    local first_token = first_ms * TOKENS_PER_MS + first_sequence
+    local left = of_lock == capacity and weight <= capacity - in_use and call('PTTL', KEYS[1]) or 0
+    if left <= 0 or string.sub(request, 1, 24) == id or token <= (tonumber(last) or first_token) then break end
+    local first_ends = math.floor(now / 1000) * 1000 + left * 1000
+    first = struct.pack(LEASE, first_token, tonumber(granted_at) or first_ms * 1000, first_ends, 1, 0) .. request
+    stays, more = math.max(first_ends, ends) + SPARE, 'l1'
+    changed = struct.pack(HEADER, capacity, in_use + weight, token, 2, 0, math.min(first_ends, ends), stays, 0, 0, 1, 1, 0, 0, NEVER)
+  else
+    if not header or #header < HEADER_SIZE or own ~= '' then break end
+    local of_lock, in_use, last, leases, tombstones, next_expiry, until_when, _, _, _, _, _, waiters = struct.unpack(HEADER, header)
+    first = string.sub(header, HEADER_SIZE + 1)
+    if of_lock ~= capacity or weight > capacity - in_use or leases == 0 or waiters + tombstones > 0 or next_expiry <= now
+      or until_when <= ends + 1000000 or token <= last or string.sub(first, LEASE_SIZE + 1, LEASE_SIZE + 24) == id then break end
+    changed = struct.pack('<dddddd', capacity, in_use + weight, token, leases + 1, 0, math.min(next_expiry, ends))
+      .. string.sub(header, 49, HEADER_SIZE)
+    more = 'l' .. leases
+  end
   drawn = nil
-  s.in_use, s.last_token, s.leases, s.next_expiry = s.in_use + a.weight, token, s.leases + 1, math.min(s.next_expiry, ends)
-  a.token, a.granted_at, a.expires_at, a.claimed, a.retained = token, now, ends, 1, 0
-  s.serial = s.serial - 1
-  local scored = { '0', pack_header(s, first), '0', pack_lease('l', a), '0', struct.pack(BY_TIME, 'e', ends, a.id) }
   if raw then
-    create_rows(redis.call, scored, s.stays)
+    create_table(call, { 'h', changed .. first, more, lease, own_field, more }, stays)
+  elseif first == '' then
+    call('HSET', KEYS[1], 'h', changed .. lease)
   else
-    redis.call('ZADD', KEYS[1], unpack(scored))
-    redis.call('ZREM', KEYS[1], row)
+    call('HSET', KEYS[1], 'h', changed .. first, more, lease, own_field, more)
   end
-  return { now, 1, token, token, a.ttl }
-end
-
-local shared = ARGV[2] ~= '' and drawn and acquire_shared()
-if shared then return shared end
+  return { now, 1, token, token, ttl }
+until true

@@ -15,7 +15,7 @@ if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
         token, id = floor, id_of(floor)
         redis.call('XADD', KEYS[2], 'MAXLEN', '0', id, 't', '')
       end
-      local value = ARGV[1] .. string.format(' leasehold:3@%s %.0f %.0f', id, now, token)
+      local value = ARGV[1] .. string.format(' leasehold:4@%s %.0f %.0f', id, now, token)
       redis.call('SET', KEYS[1], value, 'NX', 'PX', ARGV[2])
       return { now, 1, token, token, (select(3, struct.unpack('>c24BI8', ARGV[1]))) }
     end

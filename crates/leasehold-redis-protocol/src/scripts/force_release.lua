@@ -1,6 +1,6 @@
 -- Revokes all leases of the resource.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 empty
 --       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns the time, and

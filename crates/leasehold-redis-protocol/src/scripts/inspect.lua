@@ -1,6 +1,6 @@
 -- Lists holders and waiters, after removing what has expired.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 empty
 --       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns the time, and
@@ -16,15 +16,8 @@ if not begin() then return { now, 13, foreign } end
 grant()
 local holders, waiters = each_lease(), {}
 for i = 1, #holders do holders[i] = shown(holders[i]) end
-if h.waiters > 0 then
-  local all, parked = rows_of_kind('w'), {}
-  for _, row in ipairs(rows_of_kind('p')) do parked[select(2, struct.unpack('c1c16', row))] = 1 end
-  for i = 1, #all do all[i] = unpack_waiter(all[i]) end
-  table.sort(all, function(a, b) return a.place < b.place end)
-  for i = 1, #all do
-    local w = all[i]
-    waiters[i] = { w.id, w.weight, w.since, w.deadline, parked[client_of(w.id)] or 0, w.metadata }
-  end
+for i, w in ipairs(h.waiters > 0 and waiters_in(all_fields()) or {}) do
+  waiters[i] = { w.id, w.weight, w.since, w.deadline, passed_of(client_of(w.id)) and 1 or 0, w.metadata }
 end
 store()
 return { now, 10, h.capacity, h.in_use, h.last_token, holders, waiters }

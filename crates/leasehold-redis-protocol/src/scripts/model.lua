@@ -1,7 +1,7 @@
 -- The rules: the counterpart of `model.rs`, function by function with the same names; `store` is its `end`, and the functions of
--- the clock are its `Now`. `rows.lua` stores what they change.
+-- the clock are its `Now`. `table.lua` stores what they change.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 the arguments of the command
 -- Returns nothing: it defines the functions that the commands use.
 --
@@ -52,54 +52,40 @@ end
 local function remove_waiter(w)
   drop_waiter(w)
   h.waiters = h.waiters - 1
-  h.parked = h.parked - w.parked
   queue_moved = true
 end
 
 local function set_parked(id, parked)
   local client = client_of(id)
-  local changed = park(client, parked)
-  h.parked = h.parked + (parked == 1 and changed or -changed)
-  if changed > 0 then queue_moved = true end
-  if requester and client_of(requester) == client then requester_parked = changed > 0 and parked or 0 end
+  local is_changed = park(client, parked)
+  queue_moved = queue_moved or is_changed
+  if requester and client_of(requester) == client then requester_parked = is_changed and parked or 0 end
 end
 
 local function expire()
-  if h.next_expiry > now then return end
-  -- Once in a while the key's expiry is set again, in case that another program took it away.
-  stayed = 0
-  local next_expiry = NEVER
-  while true do
-    store_part()
-    local l = first_expiring_lease()
-    if not l then break end
-    if l.expires_at > now then
-      next_expiry = math.min(next_expiry, l.expires_at)
-      break
+  if h.next_expiry <= now then
+    -- Once in a while the key's expiry is set again, in case that another program took it away.
+    stayed = 0
+    local next_expiry = NEVER
+    for _, l in ipairs(each_lease()) do
+      store_part()
+      if l.expires_at > now then
+        next_expiry = math.min(next_expiry, l.expires_at)
+      else
+        remove_lease(l)
+        if l.claimed == 0 then set_parked(l.id, 1) end
+      end
     end
-    remove_lease(l)
-    if l.claimed == 0 then set_parked(l.id, 1) end
+    h.next_expiry = math.min(next_expiry, end_tombstones())
   end
-  while h.waiters > 0 do
-    store_part()
-    local w = first_expiring_waiter()
-    if not w then break end
-    if w.deadline > now then
-      next_expiry = math.min(next_expiry, w.deadline)
-      break
+  if h.next_deadline <= now then
+    local expired, next_deadline = expired_waiters()
+    for i = 1, #expired do
+      store_part()
+      remove_waiter(expired[i])
     end
-    remove_waiter(w)
+    h.next_deadline = next_deadline
   end
-  while h.tombstones > 0 do
-    store_part()
-    local ends = end_tombstone()
-    if ends > now then
-      next_expiry = math.min(next_expiry, ends)
-      break
-    end
-    h.tombstones = h.tombstones - 1
-  end
-  h.next_expiry = next_expiry
 end
 
 --@layer
@@ -198,10 +184,6 @@ local function current_lease(w)
   return held, not held
 end
 
-local function first_ready()
-  if h.waiters > h.parked then return first_ready_waiter() end
-end
-
 -- Whether what it adds to what it holds fits; that; and whether what it was to take the place of is gone.
 local function fits_waiter(w)
   local held, is_gone = current_lease(w)
@@ -210,7 +192,7 @@ end
 
 -- The first waiter that is not parked; or the requester, though it is parked, if it is earlier and what it waits for fits.
 local function next_candidate()
-  local first = first_ready()
+  local first = first_ready_waiter()
   local w = requester_parked == 1 and waiter(requester)
   if w and (not first or w.place < first.place) then
     local does_fit, _, is_gone = fits_waiter(w)
@@ -235,8 +217,8 @@ local function lease_to_waiter(w, held)
     remove_replaced(held)
     granted_at = hold_start(held)
   end
-  add_lease({ id = w.id, has_owner = w.has_owner, owner = w.owner, weight = w.weight, token = token,
-    granted_at = granted_at, expires_at = now + valid_for, claimed = 0, retained = 0, metadata = w.metadata })
+  w.token, w.granted_at, w.expires_at, w.claimed, w.retained = token, granted_at, now + valid_for, 0, 0
+  add_lease(w)
   return token, last, valid_for
 end
 
@@ -263,24 +245,26 @@ local function grant()
   end
 end
 
+-- Of several leases it may be too early, as the next expiry is: a renewal does not look for the lease that ends first.
 local function head_hint()
-  local l = first_expiring_lease()
+  local l = only_lease()
   if l then return l.expires_at end
+  if h.leases > 0 then return h.next_expiry end
   -- Without tokens nothing is granted, so the head does not look again at once.
   return clock_error and now + 1000000 or now
 end
 
 local function has_ready_waiter()
-  return h.waiters > h.parked
+  return first_ready_waiter() ~= nil
 end
 
 local function notify_holder()
-  local l = h.leases == 1 and first_expiring_lease()
+  local l = only_lease()
   if l and l.retained == 0 and l.token < h.last_token then push(l.id, 4) end
 end
 
 local function notify_head()
-  local w = first_ready()
+  local w = first_ready_waiter()
   if not w then
     h.head = 0
   elseif w.place ~= h.head then
@@ -308,13 +292,13 @@ end
 local function store()
   if has_ready_waiter() and not had_ready_waiter then notify_holder() end
   if queue_moved then notify_head() end
-  local only = h.leases == 1 and h.waiters + h.tombstones == 0 and first_expiring_lease()
+  local only = h.waiters + h.tombstones == 0 and only_lease()
   local plain = only and pack_plain(only)
   if h.leases + h.waiters + h.tombstones == 0 then
-    if raw or has_rows then redis.call('DEL', KEYS[1]) end
+    if raw or has_table then redis.call('DEL', KEYS[1]) end
   elseif not plain then
-    return store_rows(publish_all)
-  elseif has_rows or plain ~= loaded then
+    return store_table(publish_all)
+  elseif has_table or plain ~= loaded then
     write('SET', KEYS[1], plain, 'PXAT', math.ceil(only.expires_at / 1000))
   end
   publish_all()

@@ -1,7 +1,8 @@
 -- Releases a lease or a queue entry.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
--- ARGV  1 'c24': acquisition; unless both are zero '>I8I8' before it: minimum hold, tombstone
+-- KEYS  1 the resource, 2 the clock: see table.lua
+-- ARGV  1 'c24': acquisition; unless both are zero '>I8I8' before it: minimum hold, tombstone; a hyphen behind it if the client expects
+--           that the lock is contended or shared
 --       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns a number if it is released; otherwise the time, and
 --       8   not held
@@ -10,11 +11,19 @@
 --
 -- MGET instead of GET, because an error for a key of another type would be counted in the server's statistics.
 
-local raw = redis.call('MGET', KEYS[1])[1]
-if raw and string.sub(raw, 1, #ARGV[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+local released, found, raw = ARGV[1], nil, nil
+if #released == 25 then
+  released = string.sub(released, 1, 24)
+  found = redis.pcall('HMGET', KEYS[1], 'h')
+  if found.err or not found[1] then found = nil end
+end
+if not found then
+  raw = redis.call('MGET', KEYS[1])[1]
+  if raw and string.sub(raw, 1, #released) == released then return redis.call('DEL', KEYS[1]) end
+end
 --@use rules
 
-local id, min_hold, tombstone = ARGV[1], 0, 0
+local id, min_hold, tombstone = released, 0, 0
 if #id > struct.size('c24') then min_hold, tombstone, id = struct.unpack('>I8I8c24', id) end
 
 local function end_lease(l)
@@ -32,12 +41,11 @@ end
 local function release()
   if tombstone > 0 then
     local ends = now + tombstone
-    if not first_row_with('t' .. id) then h.tombstones = h.tombstones + 1 end
     put_tombstone(id, ends)
     note_expiry(ends)
   end
   local l = held_lease(id)
-  local w = not l and h.waiters > 0 and waiter(id)
+  local w = not l and waiter(id)
   local reply = now
   if l then
     end_lease(l)

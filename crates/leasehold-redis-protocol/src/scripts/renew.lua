@@ -1,6 +1,6 @@
 -- Extends a lease, or claims a pushed one. With a ttl of 0 it only asks for the lease.
 --
--- KEYS  1 the resource, 2 the clock: see rows.lua
+-- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
 --       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns the time alone if the lease is extended by that ttl, there are no waiters, and no tokens were requested; otherwise

@@ -1,7 +1,7 @@
 -- Before the rules, in a cluster: whether the key's slot is being moved. Until the move is over a script may delete a key, and may
 -- not write it again, so a plain lease could not get rows.
 --
--- KEYS  1 the resource: see rows.lua
+-- KEYS  1 the resource: see table.lua
 -- ARGV  none
 -- Returns the error TRYAGAIN, with nothing written; without a reply the rules follow.
 --

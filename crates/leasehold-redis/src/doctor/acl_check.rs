@@ -7,7 +7,7 @@ use leasehold_core::{
     Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource, StoreTime, Token,
 };
 use leasehold_redis_protocol::{
-    RESOURCE_PATTERN, ScriptVariant, VoteArgs, clock_key, inbox_of, resource_key, slot_of, token_time,
+    RESOURCE_PATTERN, ScriptVariant, clock_key, inbox_of, resource_key, slot_of, token_time,
 };
 use leasehold_store::{OpenError, StoreError};
 use redis::Value;
@@ -157,8 +157,7 @@ async fn lock_and_release(
     let acquire = Arc::new(Acquire::exclusive(acquisition, Duration::from_secs(1)));
     let run = async |command: Command| {
         let call = (probe.resource.clone(), command);
-        let vote_args = VoteArgs::default();
-        let options = CallOptions { variant, vote_args, is_asking: false, deletes, is_atomic: false };
+        let options = CallOptions { deletes, ..CallOptions::of(variant) };
         match exec::run(connection.clone().into(), options, &[&call]).await.pop() {
             Some(Ok(answer)) => Ok(answer.reply),
             Some(Err(error)) => Err(StoreError::from(error).message),
@@ -273,6 +272,6 @@ mod tests {
         let probe = Probe::new(&[(5, 5), (9_000, 9_400)]).unwrap();
         let slot = slot_of(&probe.resource);
         assert!(slot == 5 || (9_000..=9_400).contains(&slot));
-        assert!(probe.key.starts_with("leasehold:3:{mutex:leasehold-doctor:"));
+        assert!(probe.key.starts_with("leasehold:4:{mutex:leasehold-doctor:"));
     }
 }

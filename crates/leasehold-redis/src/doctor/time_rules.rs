@@ -65,7 +65,7 @@ pub(super) fn check_speed(snapshot: &Snapshot, component: &mut Component) {
 /// The stream whose ids are the tokens. In a cluster this is the one of the test lock's slot.
 pub(super) fn check_token_clock(snapshot: &Snapshot, component: &mut Component) {
     if snapshot.has_lost_clock {
-        let why = "the stream leasehold:3:clock was deleted or evicted, or FLUSHALL has removed it. Tokens follow the server's clock from now on: \
+        let why = "the stream leasehold:4:clock was deleted or evicted, or FLUSHALL has removed it. Tokens follow the server's clock from now on: \
                    if that was set back too, they are lower than earlier ones";
         component.advice(
             Check::TokenClock,
@@ -93,8 +93,8 @@ pub(super) fn check_token_clock(snapshot: &Snapshot, component: &mut Component) 
     } else {
         let why = "the server's clock was far ahead once, or an id from the future was added to the stream. All locks of the server have \
                    such tokens, and no tokens are reserved. Beyond the year 2109 no lock can be acquired. If the protected resources \
-                   can forget the tokens that they have seen, make them do so, and delete the stream leasehold:3:clock (in a \
-                   cluster leasehold:3:clock:{N})";
+                   can forget the tokens that they have seen, make them do so, and delete the stream leasehold:4:clock (in a \
+                   cluster leasehold:4:clock:{N})";
         component.danger(Check::TokenClock, what, why, None);
     }
 }

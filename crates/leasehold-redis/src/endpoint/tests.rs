@@ -7,7 +7,7 @@ use redis::IntoConnectionInfo as _;
 
 use super::*;
 
-const CHANNEL: &str = "leasehold:3:inbox:test";
+const CHANNEL: &str = "leasehold:4:inbox:test";
 
 /// The callbacks so far.
 #[derive(Default)]

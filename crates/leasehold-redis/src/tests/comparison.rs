@@ -59,6 +59,8 @@ pub(super) struct ScriptRunner<'c> {
     granted: HashMap<(Resource, Acquisition), (Arc<Acquire>, Token)>,
     /// Number of leases that DELIFEQ released.
     pub(super) deleted: usize,
+    /// Number of calls in which every third one expects that the lock is contended; `None` if none does.
+    pub(super) expecting: Option<usize>,
     /// Which writes of the next calls fail, after `load_failing`: see `failing_writes.lua`.
     pub(super) failing: Option<String>,
 }
@@ -72,6 +74,7 @@ impl<'c> ScriptRunner<'c> {
             has_delete: false,
             granted: HashMap::new(),
             deleted: 0,
+            expecting: None,
             failing: None,
         };
         let info: String = redis::cmd("INFO").arg("server").query(runner.commands).unwrap();
@@ -149,7 +152,11 @@ impl<'c> ScriptRunner<'c> {
         now: Now,
     ) -> RedisResult<redis::Value> {
         let (variant, vote_args) = variant_for(now);
-        let call = self.call(variant, &variant.encode(resource, command, vote_args), now);
+        let expects = self.expecting.as_mut().is_some_and(|calls| {
+            *calls += 1;
+            calls.is_multiple_of(3)
+        });
+        let call = self.call(variant, &variant.encode(resource, command, vote_args, expects), now);
         self.commands.req_command(&call).and_then(redis::Value::extract_error)
     }
 
@@ -162,7 +169,7 @@ impl<'c> ScriptRunner<'c> {
         now: Now,
     ) -> Reply {
         let variant = ScriptVariant::Voter;
-        let call = self.call(variant, &variant.encode(resource, command, vote_args), now);
+        let call = self.call(variant, &variant.encode(resource, command, vote_args, false), now);
         let value = self.commands.req_command(&call).unwrap();
         decode_answer(command, &value).unwrap().reply
     }
@@ -213,7 +220,7 @@ impl<'c> ScriptRunner<'c> {
         for word in ConditionalDelete::DelIfEq.words(key.as_bytes(), &value) {
             delete.arg(word);
         }
-        // An error if the key is a sorted set.
+        // An error if the key is a hash.
         let value = self.commands.req_command(&delete).ok().filter(|value| *value == redis::Value::Int(1))?;
         self.deleted += 1;
         Some(decode_answer(command, &value).unwrap())
@@ -398,6 +405,7 @@ pub(super) struct Comparison<'l, 'c> {
 impl<'l, 'c> Comparison<'l, 'c> {
     pub(super) fn new(runner: &'l mut ScriptRunner<'c>, resources: &[Resource]) -> Self {
         let start = start();
+        runner.expecting = Some(0);
         let resources = resources.iter().map(|resource| (resource.clone(), Table::new())).collect();
         Self { runner, resources, now: Now::same(start), stepped_back: Duration::ZERO, absent: Vec::new() }
     }
@@ -463,6 +471,7 @@ impl<'l, 'c> Comparison<'l, 'c> {
         let Ok(mut expected) = apply(table, context, command);
         let found = self.runner.run(resource, command, self.now);
         expect_differences(&mut expected, &found);
+        expect_hint(table, &mut expected, &found);
         if let (Reply::View(expected), Reply::View(found)) = (&mut expected.reply, &found.reply)
             && self.runner.is_plain(resource)
         {
@@ -564,9 +573,14 @@ impl<'l, 'c> Comparison<'l, 'c> {
 
     /// A push to an unsubscribed client does not arrive.
     fn expect_pushes(&mut self, pushes: &[Push], command: &impl std::fmt::Debug) {
+        let is_shared = self.resources.iter().any(|(_, table)| has_several_leases(table));
         for push in pushes.iter().filter(|push| !self.absent.contains(&push.to())) {
-            let expected = (inbox_of(push.to(), None), Some(push.clone()));
-            assert_eq!(self.runner.next_push(), expected, "after {command:?}");
+            let mut expected = (inbox_of(push.to(), None), Some(push.clone()));
+            let found = self.runner.next_push();
+            if let (true, Some(expected), Some(found)) = (is_shared, &mut expected.1, &found.1) {
+                expect_pushed_hint(expected, found);
+            }
+            assert_eq!(found, expected, "after {command:?}");
         }
     }
 
@@ -617,6 +631,32 @@ pub(super) fn expect_differences(expected: &mut Answer, found: &Answer) {
         }
         _ => {}
     }
+}
+
+fn has_several_leases(table: &Table) -> bool {
+    table.header().is_some_and(|header| header.leases > 1)
+}
+
+/// The scripts know of several leases only when the first one ends at the earliest.
+pub(super) fn expect_hint(table: &Table, expected: &mut Answer, found: &Answer) {
+    if let (Reply::Queued(expected), Reply::Queued(found)) = (&mut expected.reply, &found.reply)
+        && has_several_leases(table)
+    {
+        expect_earlier(&mut expected.repoll_at, found.repoll_at);
+    }
+}
+
+/// As `expect_hint`, of a lock with several leases.
+pub(super) fn expect_pushed_hint(expected: &mut Push, found: &Push) {
+    if let (PushKind::Next(expected), PushKind::Next(hint)) = (&mut expected.kind, &found.kind)
+        && hint.repoll_at > found.at
+    {
+        expect_earlier(&mut expected.repoll_at, hint.repoll_at);
+    }
+}
+
+fn expect_earlier(expected: &mut StoreTime, found: StoreTime) {
+    *expected = found.min(*expected);
 }
 
 /// A plain lease was granted at the time of its token, which is later than the grant while the clock of tokens is ahead. It

@@ -101,6 +101,11 @@ fn tried(client: u128, sequence: u64, capacity: u32, weight: u32) -> Command {
     Command::from(Acquire { capacity, weight, ..Acquire::exclusive(acquisition, Duration::from_secs(10)) })
 }
 
+fn claim(client: u128) -> Command {
+    let acquisition = Acquisition { client: client_id(client), sequence: 1 };
+    Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 })
+}
+
 #[test]
 fn plain_lock_calls_few_commands() {
     with_scripts(|runner| {
@@ -176,7 +181,7 @@ fn plain_lock_of_a_busy_millisecond_calls_few_commands() {
             &[
                 ("token 999", tried(0, 1, 1, 1), "set, xadd"),
                 ("release", release(0, 1), "del, mget"),
-                ("token 1000", tried(0, 2, 1, 1), "mget, set, xadd, zrangebylex 2"),
+                ("token 1000", tried(0, 2, 1, 1), "hmget, mget, set, xadd"),
                 ("its release", release(0, 2), "del, mget"),
             ],
         );
@@ -192,48 +197,84 @@ fn queue_of_an_exclusive_lock_calls_few_commands() {
                 runner,
                 &[
                     ("holder", acquire(0, 1), "set, xadd"),
-                    ("first waiter", acquire(1, 1), "mget, pexpireat, rename, set, xadd, zadd"),
-                    ("second waiter", acquire(2, 1), "mget, set, xadd, zadd, zlexcount 2, zrangebylex, zrem"),
-                    ("third waiter", acquire(3, 1), "mget, set, xadd, zadd, zlexcount 2, zrangebylex, zrem"),
+                    ("first waiter", acquire(1, 1), "hset, mget, pexpireat, rename, set, xadd"),
+                    ("second waiter", acquire(2, 1), "hmget, hset, mget, set, xadd"),
+                    ("third waiter", acquire(3, 1), "hmget, hset, mget, set, xadd"),
+                    ("the third one again", acquire(3, 1), "hmget 2, hset, mget, set, xadd"),
+                    ("busy", tried(4, 1, weight, weight), "hmget, mget, set, xadd"),
                     (
                         "to the first",
                         release(0, 1),
-                        "mget, publish 2, pubsub|numsub, xadd, zadd, zrangebylex 3, zrem",
+                        "hdel, hmget 2, hset, mget, publish 2, pubsub|numsub, xadd",
                     ),
                     (
                         "to the second",
                         release(1, 1),
-                        "mget, publish 2, pubsub|numsub, xadd, zadd, zrangebylex 3, zrem",
+                        "hdel, hmget 2, hset, mget, publish 2, pubsub|numsub, xadd",
                     ),
-                    (
-                        "to the last",
-                        release(2, 1),
-                        "mget, publish, pubsub|numsub, xadd, zadd, zrangebylex 3, zrem",
-                    ),
-                    (
-                        "first waiter again",
-                        acquire(0, 2),
-                        "mget, set, xadd, zadd, zlexcount, zrangebylex, zrem",
-                    ),
-                    (
-                        "second of one client",
-                        acquire(0, 3),
-                        "mget, set, xadd, zadd, zlexcount 3, zrangebylex, zrem",
-                    ),
+                    ("claim", claim(2), "hmget, hset, mget"),
+                    ("to the last", release(2, 1), "hdel, hmget 2, hset, mget, publish, pubsub|numsub, xadd"),
+                    ("first waiter again", acquire(0, 2), "hmget, hset, mget, set, xadd"),
+                    ("second of one client", acquire(0, 3), "hmget, hset, mget, set, xadd"),
                     (
                         "to a client with two waiters",
                         release(3, 1),
-                        "mget, publish 2, pubsub|numsub, xadd, zadd, zrangebylex 3, zrem",
+                        "hdel, hmget 2, hset, mget, publish 2, pubsub|numsub, xadd",
                     ),
                     (
                         "to a client's last waiter",
                         release(0, 2),
-                        "mget, publish, pubsub|numsub, xadd, zadd, zrangebylex 3, zrem",
+                        "hdel, hmget 2, hset, mget, publish, pubsub|numsub, xadd",
                     ),
-                    ("end", release(0, 3), "del, mget, zrangebylex 2"),
+                    ("end", release(0, 3), "del, hmget, mget"),
                 ],
             );
         }
+    });
+}
+
+/// A client that expects contention looks at the table at once; where there is none, this costs one command.
+#[test]
+fn expected_contention_saves_commands() {
+    with_scripts(|runner| {
+        let acquire = |client, sequence| acquire_or_queue(client, sequence, 1, 1);
+        check_calls(
+            runner,
+            &[("holder", acquire(0, 1), "set, xadd"), ("release", release(0, 1), "del, mget")],
+        );
+        // Each third call expects it.
+        runner.expecting = Some(0);
+        check_calls(
+            runner,
+            &[
+                ("holder", acquire(0, 1), "set, xadd"),
+                ("first waiter", acquire(1, 1), "hset, mget, pexpireat, rename, set, xadd"),
+                ("second waiter, as expected", acquire(2, 1), "hmget, hset"),
+                ("third waiter", acquire(3, 1), "hmget, hset, mget, set, xadd"),
+                ("fourth waiter", acquire(4, 1), "hmget, hset, mget, set, xadd"),
+                (
+                    "release, as expected",
+                    release(0, 1),
+                    "hdel, hmget 2, hset, publish 2, pubsub|numsub, xadd",
+                ),
+            ],
+        );
+        runner.expecting = Some(2);
+        check_calls(
+            runner,
+            &[
+                ("holder of a free lock, not as expected", acquire(0, 1), "hmget, set, xadd"),
+                ("renewal", claim(0), "mget, pexpireat"),
+            ],
+        );
+        runner.expecting = Some(1);
+        check_calls(
+            runner,
+            &[
+                ("holder", acquire(0, 1), "set, xadd"),
+                ("release of a plain lease, not as expected", release(0, 1), "del, hmget, mget"),
+            ],
+        );
     });
 }
 
@@ -245,28 +286,25 @@ fn shared_lock_calls_few_commands() {
             runner,
             &[
                 ("alone", acquire(0, 1), "set, xadd"),
-                ("second", acquire(1, 1), "mget, pexpireat, rename, set, xadd, zadd"),
-                (
-                    "third fills the lock",
-                    acquire(2, 2),
-                    "mget, set, xadd, zadd, zlexcount, zrangebylex, zrem",
-                ),
-                ("the header's leaves", release(0, 1), "mget, zadd, zrangebylex, zrem"),
-                ("another joins", acquire(3, 1), "mget, set, xadd, zadd, zlexcount, zrangebylex, zrem"),
-                ("a row's leaves", release(2, 1), "mget, zadd, zrangebylex 2, zrem"),
-                ("one of two leaves", release(1, 1), "mget, zadd, zrangebylex 2, zrem"),
-                ("another joins one", acquire(4, 3), "mget, set, xadd, zadd, zlexcount, zrangebylex, zrem"),
-                ("leaves", release(4, 1), "mget, zadd, zrangebylex 2, zrem"),
-                ("end", release(3, 1), "del, mget, zrangebylex 3"),
+                ("second", acquire(1, 1), "hset, mget, pexpireat, rename, set, xadd"),
+                ("third fills the lock", acquire(2, 2), "hmget, hset, mget, set, xadd"),
+                ("the header's leaves", release(0, 1), "hmget, hset, mget"),
+                ("another joins", acquire(3, 1), "hmget, hset, mget, set, xadd"),
+                ("a further one leaves", release(2, 1), "hdel, hmget 3, hset, mget"),
+                ("renewal", claim(1), "hmget 2, hset, mget"),
+                ("one of two leaves", release(1, 1), "hdel, hmget 3, hset, mget"),
+                ("another joins one", acquire(4, 3), "hmget, hset, mget, set, xadd"),
+                ("leaves", release(4, 1), "hdel, hmget 3, hset, mget"),
+                ("end", release(3, 1), "del, hmget, mget"),
             ],
         );
         check_calls(
             runner,
             &[
                 ("alone", acquire(0, 1), "set, xadd"),
-                ("second fills the lock", acquire(1, 3), "mget, pexpireat, rename, set, xadd, zadd"),
-                ("a row's leaves", release(1, 1), "mget, zadd, zrangebylex 2, zrem"),
-                ("end", release(0, 1), "del, mget, zrangebylex 2"),
+                ("second fills the lock", acquire(1, 3), "hset, mget, pexpireat, rename, set, xadd"),
+                ("a further one leaves", release(1, 1), "hdel, hmget 3, hset, mget"),
+                ("end", release(0, 1), "del, hmget, mget"),
             ],
         );
     });
@@ -310,15 +348,12 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "del 278, mget 6761, pexpireat 292, publish 786, \
-         pubsub|numsub 339, rename 161, set 455, xadd 996, zadd 1870, \
-         zlexcount 1606, zrangebylex 29817, zrem 1709, zrevrangebylex 741",
-        "del 280, mget 6762, pexpireat 310, publish 843, \
-         pubsub|numsub 744, rename 169, set 479, xadd 1251, zadd 2015, \
-         zlexcount 1597, zrangebylex 34323, zrem 1846, zrevrangebylex 1145",
-        "del 355, mget 5896, pexpireat 238, publish 310, \
-         pubsub|numsub 134, rename 190, set 674, xadd 858, zadd 881, \
-         zlexcount 467, zrangebylex 14058, zrem 691, zrevrangebylex 316",
+        "del 278, hdel 749, hgetall 2499, hmget 15215, hset 2008, mget 6400, pexpireat 281, publish 786, \
+         pubsub|numsub 339, rename 161, set 365, xadd 911",
+        "del 280, hdel 827, hgetall 2410, hmget 17744, hset 2163, mget 6394, pexpireat 300, publish 843, \
+         pubsub|numsub 744, rename 169, set 383, xadd 1240",
+        "del 355, hdel 256, hgetall 850, hmget 7614, hset 900, mget 5756, pexpireat 228, publish 310, \
+         pubsub|numsub 134, rename 190, set 656, xadd 848",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }

@@ -52,7 +52,7 @@ fn commands_leave_a_foreign_value_alone() {
         let now = now();
         let soon = now.time + Duration::from_millis(500);
         // Also a value that resembles a lease, without an acquisition before the mark.
-        for value_of_another in [b"theirs".as_slice(), b"theirs leasehold:3@1-1"] {
+        for value_of_another in [b"theirs".as_slice(), b"theirs leasehold:4@1-1"] {
             for expires_at in [None, Some(soon), Some(now.time + TTL)] {
                 set(runner, value_of_another, expires_at);
                 let repoll_at = expires_at.map_or(now.time + Duration::from_secs(1), |time| {
@@ -118,16 +118,13 @@ fn first_lines_answer_an_attempt_that_does_not_wait() {
 }
 
 #[test]
-fn sorted_set_of_another_program_is_an_error() {
+fn hash_of_another_program_is_an_error() {
     with_scripts(|runner| {
         let key = resource_key(&resource());
-        // Without a row that could be a header, with one that is too short, and with rows that could be behind a header.
-        let long = ["i", "ii"].map(|start| start.repeat(200));
-        for members in [vec!["theirs"], vec!["hers"], long.iter().map(String::as_str).collect()] {
+        // Without a field that could be a header, and with one that is too short.
+        for field in ["theirs", "h"] {
             redis::cmd("DEL").arg(&key).exec(runner.commands).unwrap();
-            for member in &members {
-                redis::cmd("ZADD").arg(&key).arg(0).arg(member).exec(runner.commands).unwrap();
-            }
+            redis::cmd("HSET").arg(&key).arg(field).arg("value").exec(runner.commands).unwrap();
             for command in [
                 Command::from(Acquire::exclusive(ACQUISITION, TTL)),
                 wait(),
@@ -137,13 +134,25 @@ fn sorted_set_of_another_program_is_an_error() {
                 Command::ForceRelease,
             ] {
                 let error = runner.value_of(&resource(), &command, now()).expect_err("not a lock");
-                let expected = "WRONGTYPE the key has a sorted set of another program";
+                let expected = "WRONGTYPE the key has a hash of another program";
                 let detail = error.detail().unwrap_or_default();
                 assert!(detail.starts_with(expected), "{command:?}: {error}");
-                let left: Vec<String> =
-                    redis::cmd("ZRANGE").arg(&key).arg(0).arg(-1).query(runner.commands).unwrap();
-                assert_eq!(left, members);
+                let left: Vec<String> = redis::cmd("HGETALL").arg(&key).query(runner.commands).unwrap();
+                assert_eq!(left, [field, "value"]);
             }
+        }
+    });
+}
+
+/// The server's own error.
+#[test]
+fn sorted_set_of_another_program_is_an_error() {
+    with_scripts(|runner| {
+        redis::cmd("ZADD").arg(resource_key(&resource())).arg(0).arg("theirs").exec(runner.commands).unwrap();
+        for command in [Command::from(Acquire::exclusive(ACQUISITION, TTL)), wait(), release(Duration::ZERO)]
+        {
+            let error = runner.value_of(&resource(), &command, now()).expect_err("not a lock");
+            assert_eq!(error.code(), Some("WRONGTYPE"), "{command:?}: {error}");
         }
     });
 }

@@ -314,7 +314,7 @@ fn last_millisecond_of_a_plain_lease_is_shared_in_the_usual_way() {
             let granted = runner.run(&resource, &share(1, seconds(10)), now).reply;
             assert!(matches!(granted, Reply::Granted(_)), "{granted:?}");
         });
-        assert_eq!(calls, "mget, pexpireat, rename, set, xadd, zadd");
+        assert_eq!(calls, "hmget, hset, mget, pexpireat, rename, set, xadd");
     });
 }
 

@@ -70,10 +70,10 @@ impl Path {
     const fn calls(self) -> &'static str {
         match self {
             // Only ids of this century are granted in the first lines.
-            Self::Free => "mget, set, xadd, zrangebylex 2",
+            Self::Free => "hmget, mget, set, xadd",
             Self::FreeAtVoter => "set, xadd",
-            Self::Shared => "mget, pexpireat, rename, xadd, zadd",
-            Self::HandOff => "mget, publish, pubsub|numsub, xadd, zadd, zrangebylex 3, zrem",
+            Self::Shared => "hset, mget, pexpireat, rename, xadd",
+            Self::HandOff => "hdel, hmget 2, hset, mget, publish, pubsub|numsub, xadd",
         }
     }
 

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::{SOON, calls, client_of, reset, until_waiting};
 
-const KEY: &str = "leasehold:3:{mutex:a}";
+const KEY: &str = "leasehold:4:{mutex:a}";
 
 /// The servers with a conditional delete, each with the name of its command.
 const DELETES: [(Flavor, &str); 2] = [(Flavor::Valkey9, "delifeq"), (Flavor::Redis86, "delex")];

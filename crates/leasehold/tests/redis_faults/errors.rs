@@ -13,17 +13,17 @@ async fn key_of_another_type_is_a_clear_error() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let mut admin = server.admin();
-    let _: () = admin.lpush("leasehold:3:{mutex:a}", "mine").unwrap();
+    let _: () = admin.lpush("leasehold:4:{mutex:a}", "mine").unwrap();
     let error = client.mutex("a").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
-    let kept: Vec<String> = admin.lrange("leasehold:3:{mutex:a}", 0, -1).unwrap();
+    let kept: Vec<String> = admin.lrange("leasehold:4:{mutex:a}", 0, -1).unwrap();
     assert_eq!(kept, ["mine"]);
     assert!(client.mutex("b").try_lock().await.unwrap().is_some());
-    // Also a sorted set, which is a type of leasehold's own.
-    server.run(&["ZADD", "leasehold:3:{mutex:c}", "7", "mine"]);
+    // Also a hash, which is a type of leasehold's own.
+    server.run(&["HSET", "leasehold:4:{mutex:c}", "h", "mine"]);
     let error = client.mutex("c").lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("another program uses"), "{error}");
-    assert_eq!(server.query::<i64>(&["ZCARD", "leasehold:3:{mutex:c}"]), Ok(1));
+    assert_eq!(server.query::<i64>(&["HLEN", "leasehold:4:{mutex:c}"]), Ok(1));
 }
 
 #[tokio::test]

@@ -8,8 +8,8 @@ use tokio::time::timeout;
 
 use super::{SOON, client_of, until_waiting};
 
-const KEY: &str = "leasehold:3:{mutex:a}";
-const CLOCK: &str = "leasehold:3:clock";
+const KEY: &str = "leasehold:4:{mutex:a}";
+const CLOCK: &str = "leasehold:4:clock";
 
 fn key_type(server: &Server) -> String {
     server.query(&["TYPE", KEY]).unwrap()
@@ -55,7 +55,7 @@ async fn released_locks_leave_only_the_clock_and_the_client() {
     }
     let is_left = |keys: &[String]| {
         let [client, clock, layout] = keys else { return false };
-        client.starts_with("leasehold:3:client:{") && clock == CLOCK && layout == "leasehold:layout"
+        client.starts_with("leasehold:4:client:{") && clock == CLOCK && layout == "leasehold:layout"
     };
     until(async || is_left(&keys(&server))).await;
 }
@@ -73,7 +73,7 @@ async fn key_has_the_form_of_what_it_holds() {
         async move { mutex.lock().await }
     });
     until_waiting(&client, 1).await;
-    assert_eq!(key_type(&server), "zset");
+    assert_eq!(key_type(&server), "hash");
     gives_up.abort();
     until(async || key_type(&server) == "string").await;
     let waiting = tokio::spawn({
@@ -90,7 +90,7 @@ async fn key_has_the_form_of_what_it_holds() {
     assert_eq!(key_type(&server), "none");
     let held = client.mutex("a").min_hold(Duration::from_secs(600)).lock().await.unwrap();
     held.release().await.unwrap();
-    assert_eq!(key_type(&server), "zset", "a retained lease is no plain one");
+    assert_eq!(key_type(&server), "hash", "a retained lease is no plain one");
     client.mutex("a").force_release().await.unwrap();
     assert_eq!(key_type(&server), "none");
 }
@@ -150,13 +150,13 @@ async fn tombstone_finds_its_place_once_another_programs_value_is_gone() {
     until(async || has_arrived()).await;
     assert_eq!(server.query::<String>(&["GET", KEY]).unwrap(), "mine");
     server.run(&["DEL", KEY]);
-    until(async || key_type(&server) == "zset").await;
+    until(async || key_type(&server) == "hash").await;
 }
 
 /// Its rows have expiries of their own. When one of them has passed, the key gets its expiry again.
 #[tokio::test]
 async fn contended_key_that_lost_its_expiry_gets_it_again() {
-    const KEY: &str = "leasehold:3:{semaphore:s}";
+    const KEY: &str = "leasehold:4:{semaphore:s}";
     let server = Server::on_socket();
     let client = client_of(&server).await;
     let semaphore = client.semaphore("s", 3);
@@ -231,7 +231,7 @@ async fn tokens_of_every_kind_rise_while_the_servers_clock_is_behind() {
         }
         server.run(&[
             "EVAL",
-            "for _, key in ipairs(redis.call('KEYS', 'leasehold:3:{*')) do redis.call('DEL', key) end",
+            "for _, key in ipairs(redis.call('KEYS', 'leasehold:4:{*')) do redis.call('DEL', key) end",
             "0",
         ]);
     }
@@ -410,11 +410,11 @@ async fn renewed_lease_whose_key_lost_its_expiry_is_held_and_expires() {
 async fn values_that_only_look_like_a_lock_are_those_of_another_program() {
     let server = Server::on_socket();
     let client = client_of(&server).await;
-    server.run(&["SET", KEY, "job leasehold:3@1-1"]);
+    server.run(&["SET", KEY, "job leasehold:4@1-1"]);
     assert!(client.mutex("a").try_lock().await.unwrap().is_none());
     assert!(client.mutex("a").inspect().await.unwrap().foreign.is_some());
     server.run(&["DEL", KEY]);
-    server.run(&["ZADD", KEY, "1", "hello"]);
+    server.run(&["HSET", KEY, "h", "hello"]);
     let error = client.mutex("a").try_lock().await.unwrap_err();
     assert!(error.is_unavailable() && error.to_string().contains("another program"), "{error}");
 }

@@ -137,7 +137,7 @@ async fn delayed_acquire_after_its_release_is_cancelled() {
     for is_released in [false, true] {
         if is_released {
             // What the release has left, which refuses the acquire.
-            until(async || server.query::<i64>(&["EXISTS", "leasehold:3:{mutex:a}"]) == Ok(1)).await;
+            until(async || server.query::<i64>(&["EXISTS", "leasehold:4:{mutex:a}"]) == Ok(1)).await;
             proxy.release_held();
         }
         let began = Instant::now();

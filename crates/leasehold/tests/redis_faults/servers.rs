@@ -42,7 +42,7 @@ async fn unused_resources_are_swept_by_other_commands() {
     let keys: Vec<String> = connection.keys("*").unwrap();
     assert!(keys.len() > 12, "{keys:?}");
     // Two keys belong to the server and to no lock.
-    for key in keys.into_iter().filter(|key| !["leasehold:layout", "leasehold:3:clock"].contains(&&**key)) {
+    for key in keys.into_iter().filter(|key| !["leasehold:layout", "leasehold:4:clock"].contains(&&**key)) {
         let left: i64 = connection.pttl(&key).unwrap();
         assert!((1..=3 * 3_600_000).contains(&left), "{key} expires in {left} ms");
     }
@@ -97,7 +97,7 @@ async fn deleted_key_loses_the_lease_at_the_next_renewal() {
     let client = client_of(&server).await;
     let ttl = Duration::from_secs(12);
     let guard = client.mutex("a").ttl(ttl).lock().await.unwrap();
-    assert_eq!(server.query::<i64>(&["DEL", "leasehold:3:{mutex:a}"]), Ok(1));
+    assert_eq!(server.query::<i64>(&["DEL", "leasehold:4:{mutex:a}"]), Ok(1));
     // A renewal is due after a third of the ttl, well before the lease would have expired.
     let loss = timeout(SOON, guard.lost()).await.expect("the loss is noticed");
     assert_eq!(loss, Loss::Gone, "by a renewal, and not by its expiry");

@@ -46,7 +46,7 @@ async fn lock_all(client: &Client, count: usize) -> Vec<Guard> {
 
 /// Locks that a client left behind.
 fn keys(server: &Server) -> Vec<String> {
-    server.query(&["KEYS", "leasehold:3:{*"]).unwrap()
+    server.query(&["KEYS", "leasehold:4:{*"]).unwrap()
 }
 
 #[tokio::test]
@@ -122,7 +122,7 @@ async fn key_of_another_type_fails_its_own_lock_only() {
     for flavor in [Flavor::Redis62, Flavor::Redis7, Flavor::Valkey9] {
         let server = Server::builder().flavor(flavor).start();
         let client = client_of(&server).await;
-        server.run(&["HSET", "leasehold:3:{mutex:7}", "field", "value"]);
+        server.run(&["HSET", "leasehold:4:{mutex:7}", "field", "value"]);
         let mut failed = Vec::new();
         let mut guards = Vec::new();
         for (name, locked) in names(TASKS).zip(lock_each(&client, names(TASKS)).await) {
@@ -136,7 +136,7 @@ async fn key_of_another_type_fails_its_own_lock_only() {
             "{failed:?}"
         );
         release_each(guards).await;
-        assert_eq!(keys(&server), ["leasehold:3:{mutex:7}"], "{flavor:?}");
+        assert_eq!(keys(&server), ["leasehold:4:{mutex:7}"], "{flavor:?}");
     }
 }
 
@@ -146,10 +146,10 @@ async fn user_may_not_use_the_key_of_one_lock() {
     let server = Server::on_port();
     let rule = [
         "~leasehold:layout",
-        "~leasehold:3:clock",
-        "~leasehold:3:scratch",
-        "~leasehold:3:client:*",
-        "~leasehold:3:{mutex:ours:*",
+        "~leasehold:4:clock",
+        "~leasehold:4:scratch",
+        "~leasehold:4:client:*",
+        "~leasehold:4:{mutex:ours:*",
         "&*",
         "+@all",
     ];

@@ -362,7 +362,7 @@ async fn forced_release_succeeds_though_two_of_three_nodes_have_foreign_values()
     let _guard = client.mutex("a").lock().await.unwrap();
     until(async || nodes.holding("a").await == 3).await;
     for server in &nodes.0[..2] {
-        server.run(&["SET", "leasehold:3:{mutex:a}", "mine"]);
+        server.run(&["SET", "leasehold:4:{mutex:a}", "mine"]);
     }
     client.mutex("a").force_release().await.unwrap();
     assert!(!holds(&nodes.0[2], "a").await);

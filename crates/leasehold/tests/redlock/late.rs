@@ -156,7 +156,7 @@ async fn node_that_is_always_late_gets_back_a_lease_that_it_has_lost() {
     proxies[0].delay_requests(LATE);
     let guard = client.mutex("a").ttl(Duration::from_secs(9)).lock().await.unwrap();
     until(async || holds(&nodes.0[2], "a").await).await;
-    nodes.0[2].run(&["DEL", "leasehold:3:{mutex:a}"]);
+    nodes.0[2].run(&["DEL", "leasehold:4:{mutex:a}"]);
     until(async || holds(&nodes.0[2], "a").await).await;
     guard.release().await.unwrap();
     until(async || nodes.holding("a").await == 0).await;

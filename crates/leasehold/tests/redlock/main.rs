@@ -104,7 +104,7 @@ async fn full_queue_is_reported_as_that_of_the_lock() {
 
 #[tokio::test]
 async fn value_of_another_program_at_a_majority_is_shown() {
-    const KEY: &str = "leasehold:3:{mutex:a}";
+    const KEY: &str = "leasehold:4:{mutex:a}";
     let nodes = Nodes::start(3);
     let client = nodes.client().await;
     for server in &nodes.0[..2] {

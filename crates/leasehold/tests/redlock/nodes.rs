@@ -124,7 +124,7 @@ pub(crate) async fn holds(server: &Server, name: &str) -> bool {
 
 /// Number of tokens that this server has given. A released lock leaves no other trace.
 pub(crate) fn tokens_given(server: &Server) -> u64 {
-    const CLOCK: &str = "leasehold:3:clock";
+    const CLOCK: &str = "leasehold:4:clock";
     if server.query::<i64>(&["EXISTS", CLOCK]).unwrap() == 0 {
         return 0;
     }
@@ -134,18 +134,19 @@ pub(crate) fn tokens_given(server: &Server) -> u64 {
 
 /// Whether the admission queue of the lock has a holder or waiter at this server.
 pub(crate) fn has_queue(server: &Server, name: &str) -> bool {
-    let key = format!("leasehold:3:{{queue:mutex:{name}}}");
+    let key = format!("leasehold:4:{{queue:mutex:{name}}}");
     if server.query::<String>(&["TYPE", &key]).unwrap() == "string" {
         return true;
     }
-    // The header of `rows.lua` has the numbers of holders and waiters at 41.
-    let header = server.query::<Vec<Vec<u8>>>(&["ZRANGEBYLEX", &key, "[h", "(i"]);
+    let header = server.query::<Option<Vec<u8>>>(&["HGET", &key, "h"]);
     // Its form may have changed since.
     let header = match header {
         Err(error) if error.code() == Some("WRONGTYPE") => return true,
         header => header.unwrap(),
     };
-    header.first().is_some_and(|header| header[41..57].iter().any(|byte| *byte != 0))
+    // The header of `table.lua` has the number of leases at 24, and that of waiters at 96.
+    let is_not_zero = |header: &[u8], at| header[at..at + 8].iter().any(|byte| *byte != 0);
+    header.is_some_and(|header| is_not_zero(&header, 24) || is_not_zero(&header, 96))
 }
 
 /// Acquires a lock at one server alone.

@@ -233,7 +233,7 @@ async fn restored_node_with_old_snapshot_abstains_until_lost_leases_have_expired
     .await;
 }
 
-const BORN_KEY: &str = "leasehold:3:born";
+const BORN_KEY: &str = "leasehold:4:born";
 
 /// In how many seconds the server forgets since when it may vote.
 fn born_expires_in(server: &Server) -> i64 {

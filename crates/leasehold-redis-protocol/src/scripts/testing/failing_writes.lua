@@ -3,8 +3,8 @@
 
 local able, number, writes = redis, tonumber(failing), 0
 
-local WRITES = { DEL = 1, PEXPIRE = 1, PEXPIREAT = 1, PUBLISH = 1, RENAME = 1, SET = 1, SPUBLISH = 1, XADD = 1,
-  XTRIM = 1, ZADD = 1, ZREM = 1 }
+local WRITES = { DEL = 1, HDEL = 1, HSET = 1, PEXPIRE = 1, PEXPIREAT = 1, PUBLISH = 1, RENAME = 1, SET = 1, SPUBLISH = 1,
+  XADD = 1, XTRIM = 1 }
 
 local function failing_at_writes(run)
   return function(command, ...)
