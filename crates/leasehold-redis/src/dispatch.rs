@@ -465,7 +465,12 @@ impl ClusterBatch<'_> {
         let answers =
             run_on(&endpoint, options, self.replicas, &calls, Some((self.client, self.tasks))).await;
         // It may be cut off from the other nodes, and not know that it was replaced.
-        let is_unsure = |answer| matches!(answer, &Err(CallError::TryAgain(_) | CallError::Timeout(_)));
+        let is_unsure = |answer| {
+            matches!(
+                answer,
+                &Err(CallError::TryAgain(_) | CallError::Timeout(_) | CallError::NotConnected(_))
+            )
+        };
         if let Some(host) = to.filter(|_| answers.iter().any(is_unsure)) {
             self.cluster.doubt(host);
         }

@@ -18,10 +18,8 @@ use tokio::time::{sleep, timeout};
 use super::CONNECT_TIMEOUT;
 use super::connect::{self, Credentials, Dial};
 use super::error::{AddressState, store_error};
+use super::limits::SENTINEL_POLL_INTERVAL;
 use crate::url::Host;
-
-/// Poll interval, besides the subscription.
-const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Min time between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -197,7 +195,7 @@ where
             NO_ANSWER_PAUSE
         } else if named.iter().all(|named| named == master) {
             disagreement_pause = MIN_POLL_INTERVAL;
-            POLL_INTERVAL
+            SENTINEL_POLL_INTERVAL
         } else {
             // The others are about to agree, or one of them is behind for longer.
             disagreement_pause = (disagreement_pause * 2).min(MAX_DISAGREEMENT_PAUSE);

@@ -10,7 +10,7 @@ use leasehold_core::Failure;
 use leasehold_store::StoreError;
 use tokio::time::{Instant, timeout_at};
 
-use super::POLL_INTERVAL;
+use crate::limits::SENTINEL_POLL_INTERVAL;
 use crate::url::Host;
 
 /// How long those that do not answer are waited for if the others name the master that is used already: to stay there risks nothing new.
@@ -22,7 +22,8 @@ const GRACE: Duration = Duration::from_millis(100);
 const LONG_GRACE: Duration = Duration::from_secs(3);
 
 /// How long a silence is remembered: a connected client asks again before that, and so knows at any time which sentinels hang.
-const MEMORY: Duration = POLL_INTERVAL.saturating_add(LONG_GRACE).saturating_add(Duration::from_secs(2));
+const MEMORY: Duration =
+    SENTINEL_POLL_INTERVAL.saturating_add(LONG_GRACE).saturating_add(Duration::from_secs(2));
 
 /// What is known from earlier questions.
 #[derive(Default)]
