@@ -18,14 +18,13 @@ use leasehold_core::{Failure, Resource};
 use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
 use leasehold_store::StoreError;
 use leasehold_store::tasks::Tasks;
-use redis::Value;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::{self, Credentials};
 use super::connections::Connections;
 use super::endpoint::{ClusterNode, Endpoint, EndpointConfig, Target};
-use super::error::{explain, store_error};
+use super::error::explain;
 use super::limits::{MAX_REFRESH_PAUSE, REFRESH_INTERVAL, REFRESH_PAUSE};
 use super::pushes::ReconnectHandler;
 use super::slot_map::{
@@ -207,8 +206,7 @@ impl Cluster {
         self.slots().masters()
     }
 
-    /// Whether the nodes support sharded channels (since Redis 7.0). A master that does not answer soon is not waited for, but the others
-    /// are asked, too.
+    /// The channels of the first master that is connected. One that does not answer soon is not waited for, but the others are asked, too.
     async fn channels(&self) -> Result<Channels, StoreError> {
         let (mut masters, mut asked) = (self.masters().into_iter(), FuturesUnordered::new());
         let mut last_error = slot_unassigned();
@@ -231,15 +229,7 @@ impl Cluster {
 
     async fn channels_of(&self, host: Host) -> Result<Channels, StoreError> {
         let connections = self.endpoint(&host, &Tasks::current())?.connections().await?;
-        let mut question = redis::cmd("PUBSUB");
-        let answer = connections.driver_conn().send_packed_command(question.arg("SHARDNUMSUB")).await;
-        match answer.and_then(Value::extract_error) {
-            Ok(_) => Ok(Channels::Sharded),
-            // NOPERM means that the command exists.
-            Err(error) if error.code() == Some("NOPERM") => Ok(Channels::Sharded),
-            Err(error) if error.to_string().to_lowercase().contains("unknown") => Ok(Channels::Plain),
-            Err(error) => Err(store_error(&error)),
-        }
+        Ok(connections.channels().unwrap_or(Channels::Sharded))
     }
 
     /// Handles a MOVED redirect. The slot's waiters re-check, so that they do not measure the new node's pushes by the old

@@ -176,7 +176,12 @@ pub(super) async fn settle(
 /// The options with what is known of the connected server.
 fn for_server<'a>(options: CallOptions<'a>, connections: &'a Connections) -> CallOptions<'a> {
     let vote_args = VoteArgs { run_id: connections.run_id(), ..options.vote_args };
-    CallOptions { vote_args, deletes: connections.deletes(), ..options }
+    let variant = match (options.variant, connections.channels()) {
+        // The node may have another version than the one that was asked when the client was opened.
+        (ScriptVariant::Cluster(_), Some(channels)) => ScriptVariant::Cluster(channels),
+        (variant, _) => variant,
+    };
+    CallOptions { variant, vote_args, deletes: connections.deletes(), ..options }
 }
 
 fn is_lost(answer: &Result<Answer, CallError>) -> bool {

@@ -112,7 +112,7 @@ fn map_denied(user: Option<&str>) -> String {
 
 /// Configuration and callbacks of an endpoint.
 pub(super) struct EndpointConfig {
-    /// Subscribed to at once. None in a cluster, where each hash slot has a channel.
+    /// Subscribed to at once. None at a node of a cluster, where each hash slot has a channel.
     pub(super) channel: Option<String>,
     /// Handles a published message.
     pub(super) on_message: MessageHandler,
@@ -533,13 +533,10 @@ impl Reconnector {
         user: Option<&str>,
     ) -> Result<ServerFacts, RedisError> {
         let warn = &*self.endpoint_config.warn;
-        let facts = handshake::handshake(driver_conn, is_resp2, warn).await?;
+        let has_slots = self.endpoint_config.channel.is_none();
+        let facts = handshake::handshake(driver_conn, is_resp2, has_slots, warn).await?;
         // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
-        let place = match self.endpoint_config.channel {
-            Some(_) => rights::Place::Server,
-            // A cluster has a channel for each slot.
-            None => rights::Place::ClusterNode,
-        };
+        let place = if has_slots { rights::Place::ClusterNode } else { rights::Place::Server };
         rights::check(driver_conn, place, user).await?;
         if self.endpoint_config.is_voter && facts.run_id.is_none() {
             let error = handshake::missing_run_id(user);

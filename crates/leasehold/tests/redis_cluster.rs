@@ -540,6 +540,36 @@ async fn addresses_of_different_clusters_are_refused_although_one_is_far() {
     .await;
 }
 
+/// The channels of hash slots are sharded since Redis 7: a client goes by the node that has the slot, and not by the one at which it was opened.
+#[tokio::test]
+async fn waiters_of_clients_from_before_an_upgrade_are_told_of_a_release() {
+    let node = Server::builder().setting("cluster-enabled", "yes");
+    let (old, new) = (node.clone().flavor(Flavor::Redis62).start(), node.flavor(Flavor::Redis7).start());
+    let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
+    old.run(&["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect::<Vec<_>>());
+    new.run(&["CLUSTER", "MEET", "127.0.0.1", &old.port().to_string()]);
+    until(async || new.query::<()>(&["CLUSTER", "REPLICATE", &id_of(&old)]).is_ok()).await;
+    until(async || serves(&old) && old.query::<i64>(&["WAIT", "1", "100"]) == Ok(1)).await;
+    let url = |node: &Server| format!("redis-cluster://127.0.0.1:{}", node.port());
+    let before = Client::connect(&url(&old)).await.unwrap();
+    before.mutex("a").lock().await.unwrap().release().await.unwrap();
+    new.run(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+    until(async || serves(&new) && new.query::<(String, redis::Value, redis::Value)>(&["ROLE"]).is_ok())
+        .await;
+    let after = Client::connect(&url(&new)).await.unwrap();
+    for (holder, waiter) in [(&before, &after), (&after, &before)] {
+        let long = Duration::from_secs(600);
+        let guard = until_some(async || holder.mutex("a").ttl(long).lock().await.ok()).await;
+        let mutex = waiter.mutex("a").ttl(long);
+        let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        until(async || after.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
+        guard.release_timeout(SOON).await.unwrap();
+        // Without a push it would ask when the lease would have ended, or after 25 s.
+        let granted = timeout(Duration::from_secs(15), waiting).await.expect("it is told").unwrap();
+        granted.release_timeout(SOON).await.unwrap();
+    }
+}
+
 /// A master and one of its replicas are cut off from the other nodes, where another replica has become the master. Clients reach all of
 /// them, and these two sooner than the others.
 #[tokio::test]
