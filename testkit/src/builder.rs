@@ -54,7 +54,7 @@ impl Builder {
     }
 
     /// Runs as a Sentinel.
-    pub(crate) fn sentinel(mut self) -> Self {
+    pub fn sentinel(mut self) -> Self {
         self.is_sentinel = true;
         self
     }

@@ -18,17 +18,19 @@ use leasehold_core::{Failure, Resource};
 use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
 use leasehold_store::StoreError;
 use leasehold_store::tasks::Tasks;
-use redis::Value;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::connect::{self, Credentials};
 use super::connections::Connections;
 use super::endpoint::{ClusterNode, Endpoint, EndpointConfig, Target};
-use super::error::{explain, store_error};
+use super::error::explain;
 use super::limits::{MAX_REFRESH_PAUSE, REFRESH_INTERVAL, REFRESH_PAUSE};
 use super::pushes::ReconnectHandler;
-use super::slot_map::{self, Membership, OTHER_CLUSTER, SlotMap, SlotRange, UNCLEAR, membership};
+use super::slot_map::{
+    self, Membership, OTHER_CLUSTER, SlotMap, SlotRange, UNCLEAR, Votes, membership, names_as_master,
+    same_masters,
+};
 use super::slot_unassigned;
 use crate::url::Host;
 
@@ -62,8 +64,10 @@ pub(super) struct Cluster {
     asked: AtomicUsize,
     /// Since when only another cluster has answered.
     gone_since: Mutex<Option<Instant>>,
-    /// Nodes that the next refresh does not ask.
+    /// Nodes whose word does not count at the next refresh.
     doubted: Mutex<BTreeSet<Host>>,
+    /// When all nodes were last asked for the slot map.
+    surveyed: Mutex<Option<Instant>>,
 }
 
 impl Cluster {
@@ -85,37 +89,46 @@ impl Cluster {
             asked: AtomicUsize::new(0),
             gone_since: Mutex::default(),
             doubted: Mutex::default(),
+            surveyed: Mutex::default(),
         };
         let channels = cluster.ask_seeds().await?;
         Ok((cluster, channels))
     }
 
-    /// Adopts the slot map of the first seed that answers. Refuses addresses of several clusters: the other seeds are compared until all
-    /// have answered or failed, or until [`straggler_limit`]. Meanwhile the first master is connected.
+    /// Adopts the slot map on which most of the seeds that answer agree: one may be cut off from the others. Refuses addresses of several
+    /// clusters. The seeds are compared until all have answered or failed, or until [`straggler_limit`]; meanwhile the first master of the
+    /// first map is connected.
     async fn ask_seeds(&self) -> Result<Channels, StoreError> {
         let began = Instant::now();
-        let mut asked: FuturesUnordered<_> =
-            self.seeds.iter().cloned().map(|seed| self.map_of(seed)).collect();
+        let mut asked: FuturesUnordered<_> = self.seeds.iter().cloned().map(|seed| self.ask(seed)).collect();
         let mut failure = slot_unassigned();
-        let first = loop {
+        let (seed, first) = loop {
             match asked.next().await {
-                Some(Ok(ranges)) => break ranges,
-                Some(Err(message)) => failure = not_sent(message),
+                Some((seed, Ok(ranges))) => break (seed, ranges),
+                Some((_, Err(message))) => failure = not_sent(message),
                 None => return Err(failure),
             }
         };
         let until = straggler_limit(began);
         self.adopt(first.clone());
         let compare = async {
-            while let Ok(Some(answer)) = timeout_at(until, asked.next()).await {
-                if answer.is_ok_and(|other| membership(&first, &other) == Membership::Stranger) {
+            let mut votes = Votes::new(self.seeds.clone(), BTreeSet::new());
+            votes.add(seed, first.clone());
+            while let Ok(Some((seed, answer))) = timeout_at(until, asked.next()).await {
+                let Ok(other) = answer else { continue };
+                if membership(&first, &other) == Membership::Stranger {
                     let what = "the addresses are of nodes of different clusters: name nodes of one";
                     return Err(not_sent(what.to_owned()));
                 }
+                votes.add(seed, other);
             }
-            Ok(())
+            Ok(votes.best().cloned())
         };
-        Ok(try_join(self.channels(), compare).await?.0)
+        let (channels, best) = try_join(self.channels(), compare).await?;
+        if let Some(ranges) = best {
+            self.adopt(ranges);
+        }
+        Ok(channels)
     }
 
     fn slots(&self) -> std::sync::RwLockReadGuard<'_, SlotMap> {
@@ -193,8 +206,7 @@ impl Cluster {
         self.slots().masters()
     }
 
-    /// Whether the nodes support sharded channels (since Redis 7.0). A master that does not answer soon is not waited for, but the others
-    /// are asked, too.
+    /// The channels of the first master that is connected. One that does not answer soon is not waited for, but the others are asked, too.
     async fn channels(&self) -> Result<Channels, StoreError> {
         let (mut masters, mut asked) = (self.masters().into_iter(), FuturesUnordered::new());
         let mut last_error = slot_unassigned();
@@ -217,15 +229,7 @@ impl Cluster {
 
     async fn channels_of(&self, host: Host) -> Result<Channels, StoreError> {
         let connections = self.endpoint(&host, &Tasks::current())?.connections().await?;
-        let mut question = redis::cmd("PUBSUB");
-        let answer = connections.driver_conn().send_packed_command(question.arg("SHARDNUMSUB")).await;
-        match answer.and_then(Value::extract_error) {
-            Ok(_) => Ok(Channels::Sharded),
-            // NOPERM means that the command exists.
-            Err(error) if error.code() == Some("NOPERM") => Ok(Channels::Sharded),
-            Err(error) if error.to_string().to_lowercase().contains("unknown") => Ok(Channels::Plain),
-            Err(error) => Err(store_error(&error)),
-        }
+        Ok(connections.channels().unwrap_or(Channels::Sharded))
     }
 
     /// Handles a MOVED redirect. The slot's waiters re-check, so that they do not measure the new node's pushes by the old
@@ -277,25 +281,34 @@ impl Cluster {
 
     async fn refresh(&self) -> Result<(), StoreError> {
         let doubted = take(&mut *self.doubted.lock().unwrap_or_else(PoisonError::into_inner));
-        let ranges = match self.query_connected_node(&doubted).await {
+        let found = self.query_connected_nodes(&doubted).await;
+        let ranges = match found.filter(|ranges| !names_as_master(ranges, &doubted) || !self.must_survey()) {
             Some(ranges) => ranges,
-            None => self.survey(&doubted).await?,
+            None => self.survey(doubted).await?,
         };
         self.adopt(ranges);
         Ok(())
     }
 
-    /// The slot map, from new connections to all known nodes and the seeds. A map with few of the known shards counts only if most of the
-    /// known nodes that answer agree on it. A seed may be one of them by another name, so that seeds count only while no known node answers.
-    async fn survey(&self, doubted: &BTreeSet<Host>) -> Result<Vec<SlotRange>, StoreError> {
+    /// Whether all nodes are asked for a node that is doubted, although connected ones name it as a master, too: these may be cut off
+    /// together with it, unless they are most of the masters. Not always, since that costs connections to all nodes.
+    fn must_survey(&self) -> bool {
+        let (masters, connected) = (self.masters().len(), self.connected(&BTreeSet::new()).len());
+        let surveyed = self.surveyed.lock().unwrap_or_else(PoisonError::into_inner);
+        connected <= masters / 2 && surveyed.is_none_or(|surveyed| surveyed.elapsed() >= MAX_REFRESH_PAUSE)
+    }
+
+    /// The slot map, from new connections to all known nodes and the seeds: the one on which most of the known masters agree. If these do
+    /// not answer, others count, too. A map with few of the known shards counts only if most of the known nodes that answer agree on it.
+    /// A seed may be one of them by another name, so that seeds count only while no known node answers.
+    async fn survey(&self, doubted: BTreeSet<Host>) -> Result<Vec<SlotRange>, StoreError> {
         let began = Instant::now();
-        let known = &self.slots().nodes() - doubted;
-        let seeds = self.seeds.iter().filter(|seed| !known.contains(seed) && !doubted.contains(seed));
-        let ask = async |host: Host| {
-            let answer = self.map_of(host.clone()).await;
-            (host, answer)
-        };
-        let mut asked: FuturesUnordered<_> = known.iter().chain(seeds).cloned().map(ask).collect();
+        *self.surveyed.lock().unwrap_or_else(PoisonError::into_inner) = Some(began);
+        let known = self.slots().nodes();
+        let seeds = self.seeds.iter().filter(|seed| !known.contains(seed));
+        let mut asked: FuturesUnordered<_> =
+            known.iter().chain(seeds).cloned().map(|host| self.ask(host)).collect();
+        let mut votes = Votes::new(self.masters(), doubted);
         let (mut maps, mut maps_of_seeds, mut failure) = (Vec::new(), Vec::new(), slot_unassigned());
         let mut strangers = Vec::new();
         let mut until = None;
@@ -310,7 +323,7 @@ impl Cluster {
                 until.get_or_insert_with(|| straggler_limit(began));
             }
             match answer.map(|ranges| (self.slots().membership_of(&ranges), ranges)) {
-                Ok((Membership::Member, ranges)) => return Ok(ranges),
+                Ok((Membership::Member, ranges)) => votes.add(host, ranges),
                 Ok((Membership::Unclear, ranges)) if known.contains(&host) => maps.push(ranges),
                 Ok((Membership::Unclear, ranges)) => maps_of_seeds.push(ranges),
                 Ok((Membership::Stranger, ranges)) => {
@@ -319,9 +332,12 @@ impl Cluster {
                 }
                 Err(message) => failure = not_sent(message),
             }
-            if let Some(ranges) = slot_map::agreed(&maps, known.len()) {
+            if let Some(ranges) = votes.agreed().or_else(|| slot_map::agreed(&maps, known.len())) {
                 return Ok(ranges.clone());
             }
+        }
+        if let Some(ranges) = votes.best() {
+            return Ok(ranges.clone());
         }
         if maps.is_empty() && maps_of_seeds.is_empty() {
             return self.made_anew(&strangers).ok_or(failure);
@@ -361,28 +377,39 @@ impl Cluster {
         }
     }
 
-    /// The slot map of a connected node that is surely of the cluster; of a different one each time, because one may be wrong.
-    async fn query_connected_node(&self, doubted: &BTreeSet<Host>) -> Option<Vec<SlotRange>> {
-        let mut friends: Vec<(Host, Arc<Connections>)> = {
-            let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-            endpoints
-                .iter()
-                .filter(|(host, _)| !doubted.contains(host))
-                .filter_map(|(host, endpoint)| Some((host.clone(), endpoint.current()?)))
-                .collect()
-        };
+    /// The slot map of connected nodes that are surely of the cluster: of one, if that knows of no change, or else of two that agree. Begins
+    /// with a different one each time, because one may be wrong.
+    async fn query_connected_nodes(&self, doubted: &BTreeSet<Host>) -> Option<Vec<SlotRange>> {
+        let mut friends = self.connected(doubted);
         friends.sort_by(|(a, _), (b, _)| a.cmp(b));
         let first = self.asked.fetch_add(1, Ordering::Relaxed) % friends.len().max(1);
         friends.rotate_left(first);
+        let mut changed = None;
         for (host, connections) in friends {
             let ranges = slot_map::query(&mut connections.driver_conn(), &host).await.ok();
             let is_member =
                 |ranges: &Vec<SlotRange>| self.slots().membership_of(ranges) == Membership::Member;
-            if let Some(ranges) = ranges.filter(is_member) {
-                return Some(ranges);
+            let Some(ranges) = ranges.filter(is_member) else { continue };
+            match changed {
+                None if self.slots().has_masters_of(&ranges) => return Some(ranges),
+                None => changed = Some(ranges),
+                Some(changed) => return same_masters(&changed, &ranges).then_some(ranges),
             }
         }
         None
+    }
+
+    /// The nodes that are connected, but for these.
+    fn connected(&self, doubted: &BTreeSet<Host>) -> Vec<(Host, Arc<Connections>)> {
+        let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = endpoints.iter().filter(|(host, _)| !doubted.contains(host));
+        others.filter_map(|(host, endpoint)| Some((host.clone(), endpoint.current()?))).collect()
+    }
+
+    /// The same as [`Self::map_of`], and the host.
+    async fn ask(&self, host: Host) -> (Host, Result<Vec<SlotRange>, String>) {
+        let answer = self.map_of(host.clone()).await;
+        (host, answer)
     }
 
     /// The slot map of a node, over a new connection.
@@ -450,6 +477,7 @@ mod tests {
             asked: AtomicUsize::new(0),
             gone_since: Mutex::default(),
             doubted: Mutex::default(),
+            surveyed: Mutex::default(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use leasehold_redis_protocol::Channels;
 use leasehold_store::tasks::TaskGroup;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
@@ -38,6 +39,7 @@ pub(super) struct Connections {
     caller_gatherings: Gatherings,
     driver_gatherings: Gatherings,
     is_cluster_node: bool,
+    channels: Option<Channels>,
     /// None while the subscriber connection is being opened.
     subscription: Mutex<Option<Arc<Subscription>>>,
     /// Aborted with the connections: those that keep the subscriber and the caller connection open.
@@ -65,6 +67,7 @@ impl Connections {
             caller_gatherings: Gatherings::default(),
             driver_gatherings: Gatherings::default(),
             is_cluster_node: facts.is_cluster_node,
+            channels: facts.channels,
             subscription: Mutex::default(),
             tasks: Mutex::default(),
         }
@@ -82,6 +85,11 @@ impl Connections {
     /// Whether the server is a node of a cluster. Unknown if the user may not ask.
     pub(super) fn is_cluster_node(&self) -> bool {
         self.is_cluster_node
+    }
+
+    /// The channels of the inboxes of hash slots at this node of a cluster; none at another server.
+    pub(super) fn channels(&self) -> Option<Channels> {
+        self.channels
     }
 
     /// How this server releases a plain lease without a script.

@@ -174,9 +174,14 @@ pub(super) async fn settle(
 /// The options with what is known of the connected server.
 fn for_server<'a>(options: CallOptions<'a>, connections: &'a Connections) -> CallOptions<'a> {
     let vote_args = VoteArgs { run_id: connections.run_id(), ..options.vote_args };
+    let variant = match (options.variant, connections.channels()) {
+        // The node may have another version than the one that was asked when the client was opened.
+        (ScriptVariant::Cluster(_), Some(channels)) => ScriptVariant::Cluster(channels),
+        (variant, _) => variant,
+    };
     // A voter's scripts have other first lines.
-    let contended = (!options.variant.is_voter()).then(|| connections.contended());
-    CallOptions { vote_args, deletes: connections.deletes(), contended, ..options }
+    let contended = (!variant.is_voter()).then(|| connections.contended());
+    CallOptions { variant, vote_args, deletes: connections.deletes(), contended, ..options }
 }
 
 fn is_lost(answer: &Result<Answer, CallError>) -> bool {
@@ -459,7 +464,12 @@ impl ClusterBatch<'_> {
         let answers =
             run_on(&endpoint, options, self.replicas, &calls, Some((self.client, self.tasks))).await;
         // It may be cut off from the other nodes, and not know that it was replaced.
-        let is_unsure = |answer| matches!(answer, &Err(CallError::TryAgain(_) | CallError::Timeout(_)));
+        let is_unsure = |answer| {
+            matches!(
+                answer,
+                &Err(CallError::TryAgain(_) | CallError::Timeout(_) | CallError::NotConnected(_))
+            )
+        };
         if let Some(host) = to.filter(|_| answers.iter().any(is_unsure)) {
             self.cluster.doubt(host);
         }

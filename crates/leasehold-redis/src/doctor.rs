@@ -20,6 +20,7 @@ use leasehold_redis_protocol::ScriptVariant;
 use leasehold_store::{Component, Diagnosis, OpenError, StoreError};
 use redis::{ConnectionAddr, ConnectionInfo};
 
+use super::CONNECT_TIMEOUT;
 use super::cluster::Cluster;
 use super::connect::Credentials;
 use super::error::AddressState;
@@ -127,7 +128,7 @@ impl Doctor {
     }
 
     async fn probe_sentinels(&mut self, sentinels: &Sentinels, is_resp2: bool) -> Result<(), StoreError> {
-        let (_, dial) = sentinels.find_master(AddressState::Unproven).await?;
+        let (_, dial) = sentinels.find_master(AddressState::Unproven, CONNECT_TIMEOUT).await?;
         let info = dial.latest().map_err(|error| not_sent(&error))?;
         let target = |info| target_for(info, FailoverMode::Sentinels, is_resp2);
         let master = probe::at(target(info)).await.map_err(failed)?;

@@ -112,7 +112,7 @@ fn map_denied(user: Option<&str>) -> String {
 
 /// Configuration and callbacks of an endpoint.
 pub(super) struct EndpointConfig {
-    /// Subscribed to at once. None in a cluster, where each hash slot has a channel.
+    /// Subscribed to at once. None at a node of a cluster, where each hash slot has a channel.
     pub(super) channel: Option<String>,
     /// Handles a published message.
     pub(super) on_message: MessageHandler,
@@ -162,6 +162,8 @@ pub(super) struct Endpoint {
     health_check: Arc<Notify>,
     skip_backoff: Arc<Notify>,
     keeper: AbortHandle,
+    /// Those that name the server.
+    sentinels: Option<Sentinels>,
 }
 
 #[derive(Clone)]
@@ -180,6 +182,10 @@ impl Endpoint {
         let (tell, state) = watch::channel(State::Connecting { is_first: true });
         let (health_check, skip_backoff) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let is_resp2 = endpoint_config.is_resp2;
+        let sentinels = match &target {
+            Target::Master(sentinels) => Some(sentinels.clone()),
+            Target::Server(_) | Target::Node(_) => None,
+        };
         let keeper = Reconnector {
             target,
             endpoint_config,
@@ -190,7 +196,8 @@ impl Endpoint {
             skip_backoff: skip_backoff.clone(),
             last_connect: None,
         };
-        Self { state, health_check, skip_backoff, keeper: tasks::spawn(gate::in_turn(keeper.keep_on())) }
+        let keeper = tasks::spawn(gate::in_turn(keeper.keep_on()));
+        Self { state, health_check, skip_backoff, keeper, sentinels }
     }
 
     /// The connections, if established.
@@ -236,6 +243,9 @@ impl Endpoint {
 
     /// The server is no longer the master: reconnects to find the new one.
     pub(super) fn invalidate(&self) {
+        if let Some(sentinels) = &self.sentinels {
+            sentinels.forget_master();
+        }
         if let Some(connections) = self.current() {
             connections.close();
         }
@@ -314,13 +324,9 @@ impl Reconnector {
         loop {
             let began = Instant::now();
             let limit = connect_timeout(self.last_connect, (self.endpoint_config.shortest_ttl)());
-            let connected = match timeout(limit, self.connect()).await {
-                Ok(connected) => connected,
-                Err(_) => Err(not_sent(self.address().no_answer(limit))),
-            };
-            match connected {
-                Ok(connections) => {
-                    let is_first = self.last_connect.replace(began.elapsed()).is_none();
+            match self.connect(limit).await {
+                Ok((connections, took)) => {
+                    let is_first = self.last_connect.replace(took).is_none();
                     failures = 0;
                     self.publish(&connections, is_first);
                     let was_redirected = self.is_redirected.load(Ordering::SeqCst);
@@ -395,21 +401,27 @@ impl Reconnector {
         }
     }
 
-    async fn connect(&mut self) -> Result<Arc<Connections>, StoreError> {
+    /// Connects, and says how long that took, without the question which server is the master.
+    async fn connect(&mut self, limit: Duration) -> Result<(Arc<Connections>, Duration), StoreError> {
+        let address = self.address();
         let sentinels = match &self.target {
             Target::Server(dial) => {
                 let dial = dial.clone();
-                return self.connect_any_protocol(&dial, self.address()).await;
+                return within(limit, address, self.connect_any_protocol(&dial, address)).await;
             }
             Target::Node(node) => {
                 let node = node.clone();
-                let connections = self.connect_any_protocol(&node.dial, self.address()).await?;
-                return node.confirm(&connections).await.map(|()| connections);
+                let connected = async {
+                    let connections = self.connect_any_protocol(&node.dial, address).await?;
+                    node.confirm(&connections).await.map(|()| connections)
+                };
+                return within(limit, address, connected).await;
             }
             Target::Master(sentinels) => sentinels.clone(),
         };
         loop {
-            let (master, dial) = sentinels.find_master(self.address()).await?;
+            // That has limits of its own: sentinels that hang are waited for longer than the attempt may take after that.
+            let (master, dial) = sentinels.find_master(address, limit).await?;
             let mut switched = Box::pin(sentinels.clone().until_switched(master.clone()));
             let connected = async {
                 // The sentinels name this address, so it is proven.
@@ -419,10 +431,12 @@ impl Reconnector {
                 sentinels.confirm(&master, &mut connections.driver_conn()).await.map(|()| connections)
             };
             tokio::select! {
-                connections = connected => {
-                    let connections = connections?;
-                    connections.close_after(switched);
-                    return Ok(connections);
+                connected = within(limit, address, connected) => {
+                    match &connected {
+                        Ok((connections, _)) => connections.close_after(switched),
+                        Err(_) => sentinels.forget_master(),
+                    }
+                    return connected;
                 }
                 // The replaced master may be frozen: do not wait for it.
                 () = &mut switched => {}
@@ -519,13 +533,10 @@ impl Reconnector {
         user: Option<&str>,
     ) -> Result<ServerFacts, RedisError> {
         let warn = &*self.endpoint_config.warn;
-        let facts = handshake::handshake(driver_conn, is_resp2, warn).await?;
+        let has_slots = self.endpoint_config.channel.is_none();
+        let facts = handshake::handshake(driver_conn, is_resp2, has_slots, warn).await?;
         // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
-        let place = match self.endpoint_config.channel {
-            Some(_) => rights::Place::Server,
-            // A cluster has a channel for each slot.
-            None => rights::Place::ClusterNode,
-        };
+        let place = if has_slots { rights::Place::ClusterNode } else { rights::Place::Server };
         rights::check(driver_conn, place, user).await?;
         if self.endpoint_config.is_voter && facts.run_id.is_none() {
             let error = handshake::missing_run_id(user);
@@ -554,6 +565,18 @@ async fn beside<T>(
         opened = timeout(began.elapsed().min(MAX_WAIT_FOR_SUBSCRIBER), opening).await.ok();
     }
     (done, opened)
+}
+
+/// Fails if that takes longer. Says how long it took.
+async fn within<T>(
+    limit: Duration,
+    address: AddressState,
+    connecting: impl Future<Output = Result<T, StoreError>>,
+) -> Result<(T, Duration), StoreError> {
+    let began = Instant::now();
+    let connected = timeout(limit, connecting).await;
+    let connected = connected.unwrap_or_else(|_| Err(not_sent(address.no_answer(limit))));
+    connected.map(|connections| (connections, began.elapsed()))
 }
 
 /// How long an attempt to connect may take, where the last one took `last_connect`. An attempt that began during an outage may not

@@ -1,6 +1,6 @@
 //! First commands on a new connection: layout check, settings check, run id, and which conditional delete the server allows.
 
-use leasehold_redis_protocol::{ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL};
+use leasehold_redis_protocol::{Channels, ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 
@@ -15,19 +15,25 @@ pub(super) struct ServerFacts {
     pub(super) delete: Option<ConditionalDelete>,
     /// The server is a node of a cluster, whatever the address says.
     pub(super) is_cluster_node: bool,
+    /// The channels of the inboxes of hash slots, if the server was asked: while a cluster is upgraded, its nodes differ.
+    pub(super) channels: Option<Channels>,
 }
 
-/// Checks a new connection. Fails if clients with another key layout
+/// Checks a new connection, which is one to a node with hash slots, or not. Fails if clients with another key layout
 /// use this server, because they would not see this client's locks.
 pub(super) async fn handshake(
     connection: &mut MultiplexedConnection,
     is_resp2: bool,
+    has_slots: bool,
     warn: &(dyn Fn(String) + Send + Sync),
 ) -> Result<ServerFacts, RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
     questions.cmd("INFO").arg("memory");
     questions.cmd("INFO").arg("server");
+    if has_slots {
+        questions.cmd("PUBSUB").arg("SHARDNUMSUB");
+    }
     if !is_resp2 {
         // With OPTIN and no CLIENT CACHING command, the server tracks no key. It only reports FLUSHALL and FLUSHDB. Without
         // the right to do this, a flush is noticed by the next renewal.
@@ -44,14 +50,21 @@ pub(super) async fn handshake(
             "maxmemory-policy is {policy}: a server that is short of memory evicts locks. Set it to noeviction"
         ));
     }
-    let Some(info) = info(1) else { return Ok(ServerFacts::default()) };
+    let channels = facts.get(2).filter(|_| has_slots).map(channels_by);
+    let Some(info) = info(1) else { return Ok(ServerFacts { channels, ..ServerFacts::default() }) };
     let delete = match ConditionalDelete::of_server(&info) {
         Some(delete) if may_delete(connection, delete).await? => Some(delete),
         _ => None,
     };
     // Redis calls it redis_mode, and Valkey server_mode.
     let is_cluster_node = info.lines().any(|line| line.trim_end().ends_with("_mode:cluster"));
-    Ok(ServerFacts { run_id: run_id_in(&info), delete, is_cluster_node })
+    Ok(ServerFacts { run_id: run_id_in(&info), delete, is_cluster_node, channels })
+}
+
+/// Sharded channels (since Redis 7.0), unless the server does not know the command. An error otherwise is a right that is missing.
+fn channels_by(reply: &Result<Value, RedisError>) -> Channels {
+    let is_unknown = |error: &RedisError| error.to_string().to_lowercase().contains("unknown");
+    if reply.as_ref().is_err_and(is_unknown) { Channels::Plain } else { Channels::Sharded }
 }
 
 /// The server has answered before: it executes no writes.

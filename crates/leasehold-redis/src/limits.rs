@@ -24,6 +24,9 @@ pub(super) const MAX_REFRESH_PAUSE: Duration = Duration::from_secs(2);
 /// Refresh interval without a reason.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Interval at which the sentinels are asked for the master without a reason, besides the subscription to their messages.
+pub(super) const SENTINEL_POLL_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Long intervals, because re-checks cost the server work and pushes are seldom lost.
 pub(super) const POLL_INTERVALS: PollIntervals =
     PollIntervals::new(Duration::from_secs(25), Duration::from_secs(80));

@@ -2,9 +2,12 @@
 //!
 //! WAIT counts the writes of its own connection, so these commands have a connection of their own. The grant of a push or of an
 //! earlier command was written by another connection. A granted `Acquire` is therefore followed by a claim, which is a
-//! write of this connection.
+//! write of this connection. A release that retains the lease leaves a tombstone for the same reason.
 
-use leasehold_core::{Answer, Command, Failure, Grant, Renew, Reply, Resource};
+use std::borrow::Cow;
+use std::time::Duration;
+
+use leasehold_core::{Answer, Command, Effect, Failure, Grant, Release, Renew, Reply, Resource};
 use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
@@ -16,6 +19,9 @@ use super::exec::{self, Call, CallOptions};
 use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
 use super::wire::Wire;
 use super::{codec, rights, wire};
+
+/// Lifetime of a tombstone that is not needed as one.
+const BRIEF_TOMBSTONE: Duration = Duration::from_millis(1);
 
 /// Runs calls, and fails those that too few replicas acknowledge.
 pub(super) async fn run(
@@ -55,10 +61,12 @@ async fn run_over(
     calls: &[Call<'_>],
 ) -> Vec<Result<Answer, CallError>> {
     let claims: Vec<Option<Command>> = calls.iter().map(|(_, command)| claim_of(command)).collect();
+    let commands: Vec<Cow<'_, Command>> = calls.iter().map(|(_, command)| write_of(command)).collect();
     let payloads: Vec<Payload<'_>> = calls
         .iter()
+        .zip(&commands)
         .zip(&claims)
-        .map(|((resource, command), claim)| Payload { resource, command, claim: claim.as_ref() })
+        .map(|(((resource, _), command), claim)| Payload { resource, command, claim: claim.as_ref() })
         .collect();
     let (mut values, mut reached) = pipeline(connection, options, replicas, &payloads, false).await;
     let unknown = |at: &usize| values[*at].iter().any(exec::is_noscript);
@@ -122,13 +130,20 @@ fn counted(
             reached.map_err(after_grant)?;
         }
         Reply::Renewed { .. } => reached?,
+        // The lease is retained, and keeps others out.
+        Reply::Released if retains(payload.command) => reached.map_err(after_grant)?,
+        // So it may be since an earlier release, whose reply did not count. This one had no effect.
+        Reply::NotHeld if retains(payload.command) => reached.map_err(|error| {
+            let without_effect = Failure::Transient(Effect::None);
+            CallError::Failed(StoreError::from(error).known_as(without_effect))
+        })?,
         // Nothing that a failover could undo.
         _ => {}
     }
     Ok(answer)
 }
 
-/// An error after a grant. A server that refused the claim or WAIT, for example to a user who may not run it, would do it again,
+/// An error after a grant, or a release that retains. A server that refused the claim or WAIT, for example to a user who may not run it, would do it again,
 /// so the lease is released. After a lost connection it may be repeated.
 fn after_grant(error: CallError) -> CallError {
     match error {
@@ -146,6 +161,22 @@ fn after_grant(error: CallError) -> CallError {
 fn claim_of(command: &Command) -> Option<Command> {
     let Command::Acquire(acquire) = command else { return None };
     Some(Command::Renew(Renew { acquisition: acquire.acquisition, ttl: acquire.ttl, reserve: 0 }))
+}
+
+/// The command, so that it writes: a release that is repeated finds no lease any more.
+fn write_of(command: &Command) -> Cow<'_, Command> {
+    match command {
+        Command::Release(release) if retains(command) => {
+            let tombstone = release.tombstone.max(BRIEF_TOMBSTONE);
+            Cow::Owned(Command::Release(Release { tombstone, ..release.clone() }))
+        }
+        _ => Cow::Borrowed(command),
+    }
+}
+
+/// Whether it may retain the lease.
+fn retains(command: &Command) -> bool {
+    matches!(command, Command::Release(release) if !release.min_hold.is_zero())
 }
 
 /// Sends the commands and one WAIT in one pipeline. Returns the replies to the commands of each, and that to WAIT.

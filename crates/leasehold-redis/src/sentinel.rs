@@ -15,12 +15,11 @@ use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
+use super::CONNECT_TIMEOUT;
 use super::connect::{self, Credentials, Dial};
 use super::error::{AddressState, store_error};
+use super::limits::SENTINEL_POLL_INTERVAL;
 use crate::url::Host;
-
-/// Poll interval, besides the subscription.
-const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Min time between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -48,9 +47,14 @@ impl Sentinels {
         Self { hosts, service, credentials, known: Arc::default() }
     }
 
-    /// The master that most answering sentinels name. The master itself is not asked: see [`Sentinels::confirm`].
-    pub(super) async fn find_master(&self, address: AddressState) -> Result<(Host, Dial), StoreError> {
-        let named = self.named(address, Awaited::Enough).await?;
+    /// The master that most answering sentinels name. The first answer is waited for until `limit`, and the others by the rules of
+    /// [`gather`]. The master itself is not asked: see [`Sentinels::confirm`].
+    pub(super) async fn find_master(
+        &self,
+        address: AddressState,
+        limit: Duration,
+    ) -> Result<(Host, Dial), StoreError> {
+        let named = self.named(address, Awaited::Enough, limit).await?;
         let master = most_named(&named).ok_or_else(|| not_sent(disagreement(&named)))?;
         let dial = self.credentials.at(master).map_err(|error| not_sent(format!("{error:#}")))?;
         Ok((master.clone(), dial))
@@ -78,7 +82,7 @@ impl Sentinels {
                 return Err(say(&failed.message).known_as(failure).caused_by(error));
             }
         }
-        let (named, _) = self.find_master(AddressState::Proven).await?;
+        let (named, _) = self.find_master(AddressState::Proven, CONNECT_TIMEOUT).await?;
         if named != *master {
             return Err(say("it was replaced while the connection was made"));
         }
@@ -86,9 +90,20 @@ impl Sentinels {
         Ok(())
     }
 
+    /// The master in use may have been replaced: the next question waits for a majority.
+    pub(super) fn forget_master(&self) {
+        self.known.forget_master();
+    }
+
     /// The masters that the sentinels name.
-    async fn named(&self, address: AddressState, awaited: Awaited) -> Result<Vec<Host>, StoreError> {
-        gather(self.hosts.iter().map(|sentinel| self.ask(sentinel, address)), &self.known, awaited).await
+    async fn named(
+        &self,
+        address: AddressState,
+        awaited: Awaited,
+        limit: Duration,
+    ) -> Result<Vec<Host>, StoreError> {
+        let answers = self.hosts.iter().map(|sentinel| self.ask(sentinel, address));
+        gather(answers, &self.known, awaited, limit).await
     }
 
     async fn ask(&self, sentinel: &Dial, address: AddressState) -> Result<Host, StoreError> {
@@ -117,7 +132,8 @@ impl Sentinels {
     /// Returns when most of all sentinels name another master, possibly before that server knows it.
     pub(super) async fn until_switched(self, master: Host) {
         let received = Arc::new(Notify::new());
-        let ask = || self.named(AddressState::Proven, Awaited::All).map(Result::unwrap_or_default);
+        let ask =
+            || self.named(AddressState::Proven, Awaited::All, CONNECT_TIMEOUT).map(Result::unwrap_or_default);
         // All of them: one that is cut off from the others does not hear of a failover.
         let listening = self.hosts.iter().map(|sentinel| self.listen(sentinel, &received).boxed());
         let listening = join_all(listening);
@@ -125,6 +141,7 @@ impl Sentinels {
             () = until_other_is_named(&master, self.hosts.len(), ask, &received) => {}
             _ = listening => unreachable!("it listens again and again"),
         }
+        self.forget_master();
     }
 
     /// Stays subscribed to a sentinel's failover messages, and signals each of them. A new subscription, too: something may have been
@@ -178,7 +195,7 @@ where
             NO_ANSWER_PAUSE
         } else if named.iter().all(|named| named == master) {
             disagreement_pause = MIN_POLL_INTERVAL;
-            POLL_INTERVAL
+            SENTINEL_POLL_INTERVAL
         } else {
             // The others are about to agree, or one of them is behind for longer.
             disagreement_pause = (disagreement_pause * 2).min(MAX_DISAGREEMENT_PAUSE);

@@ -65,6 +65,67 @@ pub(super) fn agreed(maps: &[Vec<SlotRange>], voters: usize) -> Option<&Vec<Slot
     maps.iter().find(|map| votes(map) > voters / 2)
 }
 
+/// Whether both maps say the same master of each slot.
+pub(super) fn same_masters(one: &[SlotRange], other: &[SlotRange]) -> bool {
+    // By their ids, since not all nodes name another one by the same address. The master's is the first.
+    let same = |(one, other): (&SlotRange, &SlotRange)| match (one.ids.first(), other.ids.first()) {
+        (Some(id), Some(other_id)) => id == other_id,
+        _ => one.master == other.master,
+    };
+    let slots =
+        |ranges: &[SlotRange]| ranges.iter().map(|range| (range.first, range.last)).collect::<Vec<_>>();
+    slots(one) == slots(other) && one.iter().zip(other).all(same)
+}
+
+/// Maps of nodes of one cluster, of which some may be cut off from the others, and name masters that were replaced.
+pub(super) struct Votes {
+    /// Whose maps count.
+    voters: Vec<Host>,
+    /// Nodes that may be cut off: nothing speaks for a map in which they are masters, or that they have sent.
+    doubted: BTreeSet<Host>,
+    maps: Vec<(Host, Vec<SlotRange>)>,
+}
+
+impl Votes {
+    pub(super) fn new(voters: Vec<Host>, doubted: BTreeSet<Host>) -> Self {
+        Self { voters, doubted, maps: Vec::new() }
+    }
+
+    /// Adds the map of a node.
+    pub(super) fn add(&mut self, host: Host, map: Vec<SlotRange>) {
+        self.maps.push((host, map));
+    }
+
+    /// The map on which most of all voters agree.
+    pub(super) fn agreed(&self) -> Option<&Vec<SlotRange>> {
+        let found = self.maps.iter().find(|(_, map)| self.votes_for(map) > self.voters.len() / 2);
+        found.map(|(_, map)| map)
+    }
+
+    /// The map that counts if no further one comes: the first of those for which most speaks.
+    pub(super) fn best(&self) -> Option<&Vec<SlotRange>> {
+        let rank = |(sender, map): &&(Host, Vec<SlotRange>)| {
+            let is_safe = !self.doubted.contains(sender) && !names_as_master(map, &self.doubted);
+            let all = self.maps.iter().filter(|(_, other)| same_masters(map, other)).count();
+            (is_safe, self.votes_for(map), all)
+        };
+        // The last of equal ones is the maximum.
+        self.agreed().or_else(|| self.maps.iter().rev().max_by_key(rank).map(|(_, map)| map))
+    }
+
+    fn votes_for(&self, map: &[SlotRange]) -> usize {
+        let votes = |(sender, other): &&(Host, Vec<SlotRange>)| {
+            self.voters.contains(sender) && !self.doubted.contains(sender) && same_masters(map, other)
+        };
+        self.maps.iter().filter(votes).count()
+    }
+}
+
+/// Whether one of these nodes is a master in this map.
+pub(super) fn names_as_master(map: &[SlotRange], nodes: &BTreeSet<Host>) -> bool {
+    map.iter().any(|range| nodes.contains(&range.master))
+}
+
 /// The master of each slot.
 #[derive(Default)]
 pub(super) struct SlotMap {
@@ -93,6 +154,11 @@ impl SlotMap {
     /// Whether a node with this map is one of this cluster. Another server may have got the address of a node.
     pub(super) fn membership_of(&self, ranges: &[SlotRange]) -> Membership {
         membership(&self.ranges, ranges)
+    }
+
+    /// Whether this map says the same masters as the last one that was adopted.
+    pub(super) fn has_masters_of(&self, ranges: &[SlotRange]) -> bool {
+        same_masters(&self.ranges, ranges)
     }
 
     /// The masters, each once.
@@ -311,6 +377,37 @@ mod tests {
             let maps: Vec<_> = maps.iter().map(|ids| shards(ids)).collect();
             assert_eq!(agreed(&maps, voters), expected.map(shards).as_ref());
         }
+    }
+
+    /// Three shards at the ports 1 to 3, or 4 in the place of 1, whose replica it was.
+    #[test]
+    fn map_of_most_masters_counts_and_not_that_of_nodes_that_are_cut_off() {
+        let map = |masters: [u16; 3]| -> Vec<SlotRange> {
+            let ids = |port: u16| vec![port.to_string()];
+            let shard = |(slot, port)| SlotRange { ids: ids(port), ..range(slot, slot, host(port)) };
+            (0..).zip(masters).map(shard).collect()
+        };
+        let (old, new) = (map([1, 2, 3]), map([4, 2, 3]));
+        // Who has answered with which map, in this order.
+        for (answers, doubted, agreed, best) in [
+            (&[(1, &old), (2, &new), (3, &new)][..], &[][..], Some(&new), Some(&new)),
+            (&[(1, &old), (2, &old)], &[], Some(&old), Some(&old)),
+            // A replica that is cut off with its master answers first.
+            (&[(5, &old), (2, &new), (3, &new)], &[1], Some(&new), Some(&new)),
+            (&[(5, &old), (6, &old), (2, &new)], &[1], None, Some(&new)),
+            (&[(1, &old), (5, &old), (4, &new)], &[1], None, Some(&new)),
+            (&[(1, &old), (2, &old)], &[1], None, Some(&old)),
+            (&[(5, &old), (6, &new), (2, &new)], &[], None, Some(&new)),
+            (&[(5, &old), (4, &new)], &[], None, Some(&old)),
+            (&[], &[1], None, None),
+        ] {
+            let doubted = doubted.iter().copied().map(host).collect();
+            let mut votes = Votes::new([1, 2, 3].map(host).into(), doubted);
+            answers.iter().for_each(|(port, map)| votes.add(host(*port), (*map).clone()));
+            assert_eq!(votes.agreed(), agreed);
+            assert_eq!(votes.best(), best);
+        }
+        assert!(same_masters(&old, &old) && !same_masters(&old, &new) && !same_masters(&old, &old[..2]));
     }
 
     #[test]

@@ -457,6 +457,25 @@ async fn waiters_are_granted_in_the_order_of_their_requests() {
     }
 }
 
+/// The store forgets the lease before the request looks at its grant: all of this is one thread, and the calls in between do not wait.
+#[tokio::test]
+async fn wait_goes_on_after_a_grant_of_which_the_store_knows_nothing() {
+    let store = TestStore::new();
+    let other = store.client().unwrap();
+    let place = Place::of(store.client().unwrap()).await;
+    let held = other.mutex("a").lock().await.unwrap();
+    let (stream, path) = (place.unix().await, format!("{LOCK}/acquire"));
+    let wait = json!({ "wait_ms": 60_000, "ttl_ms": 60_000 });
+    let request = tokio::spawn(async move { send(stream, "POST", &path, Some(wait), &[]).await });
+    place.until_waiting("a", 1).await;
+    held.release().await.unwrap();
+    let void = other.mutex("a").force_release().await.unwrap();
+    assert_eq!(void.len(), 1, "it was granted to the request");
+    let grant = request.await.unwrap().expect(200).json();
+    assert!(grant["token"].as_u64() > Some(void[0].token.get()), "{grant}");
+    assert_eq!(place.state("a").await["holders"][0]["token"], grant["token"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn wait_ends_in_time_and_a_dropped_request_leaves_the_queue() {
     let place = Place::new().await;

@@ -75,6 +75,7 @@ mod tests {
             let sql = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < ?)
                 INSERT OR REPLACE INTO meta SELECT 'large ' || i, hex(randomblob(?)) FROM n";
             first
+                .limited()
                 .execute(sql, [VERY_LARGE / 4 / BYTES, BYTES].map(|number| i64::try_from(number).unwrap()))
                 .unwrap();
         };

@@ -1,9 +1,7 @@
 //! Others may write the file, and its schema with it: their triggers, views, indices and columns do not run in this process, or not for
 //! long.
 
-use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -21,113 +19,69 @@ const MAX_LENGTH: i32 = 64 << 10;
 const STEPS: i32 = 100;
 
 /// After this time SQLite gives up, if it is not waiting. Its own statements take some microseconds, and a second in a very large file.
-const TIME_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// As [`TIME_LIMIT`], to read the whole file.
 const WHOLE_TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// A connection to the file.
-pub(super) struct FileConnection {
-    sqlite: Connection,
-    clock: RunClock,
-    /// The version of the schema that was checked last. SQLite has read the schema of that version.
-    checked: Cell<Option<i64>>,
-    /// Whether SQLite has read a schema that is not leasehold's, which may run later, even if the file is mended.
-    is_spoiled: Cell<bool>,
-}
-
-impl FileConnection {
-    /// Nothing was read over the connection yet.
-    pub(super) fn new(mut sqlite: Connection) -> rusqlite::Result<Self> {
-        let clock = run_no_code_of_others(&mut sqlite, TIME_LIMIT)?;
-        Ok(Self { sqlite, clock, checked: Cell::new(None), is_spoiled: Cell::new(false) })
-    }
-
-    /// For each use.
-    pub(super) fn restart_clock(&self) {
-        self.clock.restart();
-    }
-
-    /// Whether it must be closed.
-    pub(super) fn is_spoiled(&self) -> bool {
-        self.is_spoiled.get()
-    }
-
-    /// Says what another person has changed since the schema was checked, if it was changed. It stays as it is until the transaction ends.
-    pub(super) fn changed_by_others(&self) -> rusqlite::Result<Option<String>> {
-        let mut version = self.sqlite.prepare_cached("PRAGMA schema_version")?;
-        let version: i64 = version.query_row([], |row| row.get(0))?;
-        if self.checked.get() == Some(version) {
-            return Ok(None);
-        }
-        // Until it is known to be sound.
-        self.is_spoiled.set(true);
-        let changed = changed_by_others(&self.sqlite)?;
-        if changed.is_none() {
-            self.is_spoiled.set(false);
-            self.checked.set(Some(version));
-        }
-        Ok(changed)
-    }
-}
-
-impl Deref for FileConnection {
-    type Target = Connection;
-
-    fn deref(&self) -> &Connection {
-        &self.sqlite
-    }
-}
-
-/// When the connection was used last, for the handler that ends what takes too long.
+/// Until when the present use of a connection may take, for the handler that ends what takes too long.
 #[derive(Clone)]
-struct RunClock {
+pub(super) struct TimeLimit {
     base: Instant,
-    since: Arc<AtomicU64>,
+    /// In nanoseconds since `base`; `NONE` while the connection is not in use.
+    until: Arc<AtomicU64>,
 }
 
-impl RunClock {
+impl TimeLimit {
+    const NONE: u64 = u64::MAX;
+
     fn new() -> Self {
-        Self { base: Instant::now(), since: Arc::default() }
+        Self { base: Instant::now(), until: Arc::new(AtomicU64::new(Self::NONE)) }
     }
 
-    fn restart(&self) {
-        self.since.store(self.now(), Ordering::Relaxed);
+    /// Ends what takes longer than this from now on. Returns what was set before, for `set`.
+    pub(super) fn start(&self, limit: Duration) -> u64 {
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(Self::NONE);
+        self.until.swap(self.now().saturating_add(limit), Ordering::Relaxed)
     }
 
-    fn is_over(&self, limit: Duration) -> bool {
-        let since = self.since.load(Ordering::Relaxed);
-        Duration::from_nanos(self.now().saturating_sub(since)) > limit
+    pub(super) fn set(&self, until: u64) {
+        self.until.store(until, Ordering::Relaxed);
+    }
+
+    fn is_over(&self) -> bool {
+        self.now() > self.until.load(Ordering::Relaxed)
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(Self::NONE - 1)
     }
 }
 
 /// For a connection over which `doctor` reads the whole file.
 pub(super) fn prepare_to_read_all(sqlite: &mut Connection) -> rusqlite::Result<()> {
-    run_no_code_of_others(sqlite, WHOLE_TIME_LIMIT).map(drop)
+    run_no_code_of_others(sqlite)?.start(WHOLE_TIME_LIMIT);
+    Ok(())
 }
 
 /// No trigger and no view runs. SQLite reads the schema and the statistics of `ANALYZE` before anything can be checked, and evaluates what
-/// stands in them: it has little to work with, and is ended after some time.
-fn run_no_code_of_others(sqlite: &mut Connection, limit: Duration) -> rusqlite::Result<RunClock> {
-    let clock = RunClock::new();
-    let handler = clock.clone();
+/// stands in them: it has little to work with, and is ended once the limit is over.
+pub(super) fn run_no_code_of_others(sqlite: &mut Connection) -> rusqlite::Result<TimeLimit> {
+    let limit = TimeLimit::new();
+    let handler = limit.clone();
     // What they return depends on rusqlite's version. They fail for a connection of others only.
-    let _ = sqlite.progress_handler(STEPS, Some(move || handler.is_over(limit)));
+    let _ = sqlite.progress_handler(STEPS, Some(move || handler.is_over()));
     let _ = sqlite.set_limit(Limit::SQLITE_LIMIT_LENGTH, MAX_LENGTH);
     let _ = sqlite.set_limit(Limit::SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1);
     sqlite.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
     sqlite.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
     sqlite.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
     sqlite.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
-    Ok(clock)
+    Ok(limit)
 }
 
 /// Says what was added to the schema, or replaced: another person's constraint, index or generated column would run with each command.
-fn changed_by_others(connection: &Connection) -> rusqlite::Result<Option<String>> {
+pub(super) fn changed_by_others(connection: &Connection) -> rusqlite::Result<Option<String>> {
     static OWN: OnceLock<Schema> = OnceLock::new();
     let own = match OWN.get() {
         Some(own) => own,

@@ -30,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 mod checkpoint;
+mod connection;
 mod doctor;
 mod files;
 mod foreign_code;
@@ -61,8 +62,8 @@ use leasehold_store::{
 };
 use tokio::sync::oneshot;
 
+use connection::FileConnection;
 use files::Files;
-use foreign_code::FileConnection;
 use jobs::Job;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
 use mailbox::{Mailbox, Mailboxes};

@@ -12,7 +12,7 @@ use leasehold_store::{OpenError, StoreError};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction, TransactionBehavior};
 
-use super::foreign_code::FileConnection;
+use super::connection::{FileConnection, Limited};
 use super::mailbox::Mailboxes;
 use super::tables::TABLES;
 use super::{BUSY_TIMEOUT, checkpoint, files, location};
@@ -46,8 +46,10 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileCon
             return Err(TransactionError::Stale);
         }
         let connection = open(path, is_durable)?;
-        make_ours(&connection, path, &boot_id)?;
-        checkpoint::truncate_leftover_log(path, &connection);
+        let limited = connection.limited();
+        make_ours(&limited, path, &boot_id)?;
+        checkpoint::truncate_leftover_log(path, &limited);
+        drop(limited);
         Ok((path.to_path_buf(), connection))
     })
 }
@@ -88,7 +90,8 @@ fn open(path: &Path, is_durable: bool) -> rusqlite::Result<FileConnection> {
     // The path has no link, and another user may put one there.
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let connection = FileConnection::new(Connection::open_with_flags(path, flags)?)?;
+    let opened = FileConnection::new(Connection::open_with_flags(path, flags)?)?;
+    let connection = opened.limited();
     // Callers decide how long they wait.
     connection.busy_timeout(Duration::ZERO)?;
     // A checkpoint waits for the disk, so the worker runs it, and never a process that ends.
@@ -96,7 +99,8 @@ fn open(path: &Path, is_durable: bool) -> rusqlite::Result<FileConnection> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(64);
     connection.pragma_update(None, "synchronous", if is_durable { "FULL" } else { "NORMAL" })?;
-    Ok(connection)
+    drop(connection);
+    Ok(opened)
 }
 
 /// Why a file cannot be used.
@@ -113,7 +117,7 @@ impl From<rusqlite::Error> for TransactionError {
     }
 }
 
-fn make_ours(connection: &FileConnection, path: &Path, boot_id: &str) -> Result<(), TransactionError> {
+fn make_ours(connection: &Limited<'_>, path: &Path, boot_id: &str) -> Result<(), TransactionError> {
     // Nothing is written before the owner is known.
     check_owner(connection)?;
     // Each command writes some rows of a hundred bytes, and each write is a page: a new file gets small ones.
@@ -179,7 +183,7 @@ fn count_tables(connection: &Connection) -> rusqlite::Result<i64> {
 }
 
 /// Refuses a database of another program or of another version of this one. A database without tables counts as new.
-fn check_owner(connection: &FileConnection) -> Result<(), TransactionError> {
+fn check_owner(connection: &Limited<'_>) -> Result<(), TransactionError> {
     // In one transaction, because another client may create the schema meanwhile.
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Deferred)?;
     let number = |pragma| transaction.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));

@@ -14,8 +14,8 @@ use leasehold_store::digest::client_name;
 use leasehold_store::{CallResult, Inbox, StoreError};
 use rusqlite::Connection;
 
+use super::connection::{FileConnection, Transaction};
 use super::files::{self, Files};
-use super::foreign_code::FileConnection;
 use super::limits::{BUSY_TIMEOUT, MAX_BUSY_PAUSE};
 use super::mailbox::{Mailboxes, PipeWriter, Reached};
 use super::rows::SqliteRows;
@@ -90,8 +90,8 @@ impl Shared {
         until: Instant,
         (resource, command): (&Resource, &Command),
     ) -> Result<(Answer, PendingPushes), TransactionError> {
-        self.transact_as(connection, now, until, 1, |now, pending| {
-            self.apply(connection, now, (resource, command), pending)
+        self.transact_as(connection, now, until, 1, |transaction, now, pending| {
+            self.apply(transaction, now, (resource, command), pending)
         })
     }
 
@@ -103,9 +103,9 @@ impl Shared {
         commands: &[(Arc<Resource>, Command)],
     ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
         let now = || self.clock.embedded();
-        self.transact_as(connection, now, until, commands.len(), |now, pending| {
+        self.transact_as(connection, now, until, commands.len(), |transaction, now, pending| {
             let apply = |(resource, command): &(Arc<Resource>, Command)| {
-                self.apply(connection, now, (resource, command), pending)
+                self.apply(transaction, now, (resource, command), pending)
             };
             commands.iter().map(apply).collect()
         })
@@ -141,19 +141,20 @@ impl Shared {
     }
 
     /// Runs attempts in one transaction: all are granted, or none.
-    pub(super) fn transact_all<'a>(
+    pub(super) fn transact_all(
         &self,
-        connection: &'a FileConnection,
+        connection: &FileConnection,
         until: Instant,
-        attempts: &'a [(Arc<Resource>, Arc<Acquire>)],
+        attempts: &[(Arc<Resource>, Arc<Acquire>)],
     ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
         let now = || self.clock.embedded();
-        self.transact_as(connection, now, until, attempts.len(), |now, pending| {
+        self.transact_as(connection, now, until, attempts.len(), |transaction, now, pending| {
             let PendingPushes { pushes, reached, created_rows } = pending;
             let mut is_reachable = |client| self.is_reachable(client, reached);
-            let rows =
-                |(resource, _): &'a (Arc<Resource>, _)| SqliteRows::new(connection, resource, now.wall);
-            let mut rows: Vec<_> = attempts.iter().map(rows).collect();
+            let mut rows: Vec<_> = attempts
+                .iter()
+                .map(|(resource, _)| SqliteRows::new(transaction, resource, now.wall))
+                .collect();
             let acquires = attempts.iter().map(|(_, acquire)| acquire);
             let mut steps: Vec<_> = rows.iter_mut().zip(acquires).collect();
             let answers =
@@ -169,7 +170,7 @@ impl Shared {
         now: impl Fn() -> Now,
         until: Instant,
         count: usize,
-        step: impl FnOnce(Now, &mut PendingPushes) -> rusqlite::Result<T>,
+        step: impl FnOnce(&Connection, Now, &mut PendingPushes) -> rusqlite::Result<T>,
     ) -> Result<(T, PendingPushes), TransactionError> {
         let transaction = self.begin(connection, until)?;
         let mut pending = PendingPushes::default();
@@ -178,10 +179,10 @@ impl Shared {
         // Rows that contradict each other were not written by leasehold, and the model refuses them by a panic. It must not end the program: the
         // guard that is dropped then would run into the same.
         let stepped = catch_unwind(AssertUnwindSafe(|| {
-            let answer = step(now, &mut pending)?;
+            let answer = step(&transaction, now, &mut pending)?;
             // Old rows are removed at least as fast as new ones are inserted.
             if pending.created_rows > 0 {
-                self.sweep(connection, now, 2 * pending.created_rows, &mut pending)?;
+                self.sweep(&transaction, now, 2 * pending.created_rows, &mut pending)?;
             }
             Ok(answer)
         }));
@@ -190,7 +191,7 @@ impl Shared {
             TransactionError::Failed(StoreError::new(Failure::Permanent(Effect::None), what))
         })?;
         let answer = stepped.map_err(|error| TransactionError::Failed(schema::not_done(error)))?;
-        transaction.commit()?;
+        commit(transaction)?;
         self.commands.fetch_add(u32::try_from(count).unwrap_or(u32::MAX), Ordering::Relaxed);
         Ok((answer, pending))
     }
@@ -201,10 +202,9 @@ impl Shared {
         until: Instant,
     ) -> Result<Transaction<'c>, TransactionError> {
         let mut pause = Duration::from_micros(20);
-        loop {
-            let begun = connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
-            match begun {
-                Ok(_) => break,
+        let transaction = loop {
+            match connection.begin() {
+                Ok(begun) => break begun,
                 Err(error) if !schema::is_busy(&error) => {
                     return Err(TransactionError::Failed(schema::not_done(error)));
                 }
@@ -215,9 +215,7 @@ impl Shared {
                     pause = (pause * 2).min(MAX_BUSY_PAUSE);
                 }
             }
-        }
-        connection.restart_clock();
-        let transaction = Transaction(connection);
+        };
         if !self.files.are_in_place() {
             return Err(TransactionError::Gone);
         }
@@ -225,7 +223,7 @@ impl Shared {
         if self.has_own_schema.load(Ordering::Relaxed) {
             return Ok(transaction);
         }
-        match connection.changed_by_others() {
+        match transaction.changed_by_others() {
             Ok(None) => Ok(transaction),
             Ok(Some(what)) => {
                 Err(TransactionError::Failed(StoreError::new(Failure::Permanent(Effect::None), what)))
@@ -275,28 +273,12 @@ impl Shared {
     }
 }
 
-/// An open transaction. Dropped, it is rolled back, in a panic too.
-pub(super) struct Transaction<'c>(&'c Connection);
-
-impl Transaction<'_> {
-    pub(super) fn commit(self) -> Result<(), TransactionError> {
-        let committed = self.0.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([]));
-        committed.map(drop).map_err(|error| {
-            let message = schema::explain(&error);
-            // A full disk fails before COMMIT has any effect. After another error it may have been written.
-            let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
-            let failure = Failure::Transient(if is_full { Effect::None } else { Effect::Possible });
-            TransactionError::Failed(StoreError::new(failure, message).caused_by(error))
-        })
-    }
-}
-
-impl Drop for Transaction<'_> {
-    fn drop(&mut self) {
-        if !self.0.is_autocommit()
-            && let Err(error) = self.0.execute_batch("ROLLBACK")
-        {
-            tracing::error!(%error, "a transaction could not be rolled back");
-        }
-    }
+pub(super) fn commit(transaction: Transaction<'_>) -> Result<(), TransactionError> {
+    transaction.commit().map_err(|error| {
+        let message = schema::explain(&error);
+        // A full disk fails before COMMIT has any effect. After another error it may have been written.
+        let is_full = error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull);
+        let failure = Failure::Transient(if is_full { Effect::None } else { Effect::Possible });
+        TransactionError::Failed(StoreError::new(failure, message).caused_by(error))
+    })
 }

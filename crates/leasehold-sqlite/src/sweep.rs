@@ -6,8 +6,9 @@ use leasehold_core::model::{CommandContext, TOKEN_RETENTION, sweep};
 use leasehold_core::{Kind, Name, Now, Resource};
 use rusqlite::{Connection, params};
 
-use super::foreign_code::FileConnection;
+use super::connection::FileConnection;
 use super::rows::SqliteRows;
+use super::shared::commit;
 use super::{PendingPushes, Shared, TransactionError, schema};
 
 /// Max number of rows in a transaction that only sweeps.
@@ -53,13 +54,13 @@ impl Shared {
     ) -> Result<(bool, PendingPushes), TransactionError> {
         let failed = |error: rusqlite::Error| TransactionError::Failed(schema::not_done(error));
         // Usually there is nothing to do: check without the write lock first.
-        if due(connection, self.clock.embedded(), 1).map_err(failed)?.is_empty() {
+        if due(&connection.limited(), self.clock.embedded(), 1).map_err(failed)?.is_empty() {
             return Ok((false, PendingPushes::default()));
         }
         let transaction = self.begin(connection, until)?;
         let mut pending = PendingPushes::default();
-        let visited = self.sweep(connection, self.clock.embedded(), BATCH, &mut pending).map_err(failed)?;
-        transaction.commit()?;
+        let visited = self.sweep(&transaction, self.clock.embedded(), BATCH, &mut pending).map_err(failed)?;
+        commit(transaction)?;
         Ok((visited == BATCH, pending))
     }
 }

@@ -436,7 +436,7 @@ fn unused_resources_are_swept_by_other_commands() {
     let left = |name: &str| {
         let connection = store.connection.lock().unwrap();
         let sql = "SELECT count(*) FROM resource WHERE instr(name, ?) = 1";
-        connection.query_row(sql, [name], |row| row.get::<_, u32>(0)).unwrap()
+        connection.limited().query_row(sql, [name], |row| row.get::<_, u32>(0)).unwrap()
     };
     for number in 0..OLD {
         let reply =
@@ -487,7 +487,10 @@ fn rows_in_use_are_rarely_visited() {
     run_at(&store, at(FUTURE, 0), "long", &Acquire::exclusive(id(1, 1), month).into());
     let connection = store.connection.lock().unwrap();
     let sweep = |minute: u64| {
-        store.shared.sweep(&connection, at(FUTURE, 60 * minute), 10, &mut PendingPushes::default()).unwrap()
+        store
+            .shared
+            .sweep(&connection.limited(), at(FUTURE, 60 * minute), 10, &mut PendingPushes::default())
+            .unwrap()
     };
     let visits: u32 = (0..600).map(sweep).sum();
     assert!((8..=11).contains(&visits), "visited {visits} times in ten hours");

@@ -17,7 +17,7 @@ use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::foreign_code::FileConnection;
+use super::connection::FileConnection;
 use super::jobs::{Job, JobQueue, are_of_holders};
 use super::mailbox::{Mailbox, MailboxName, Mailboxes};
 use super::{
@@ -318,7 +318,7 @@ impl WorkerThread {
             return Err(TransactionError::Gone.into_error());
         }
         let connection = self.connection().map_err(TransactionError::into_error)?;
-        read_resources(connection, sql).map_err(schema::not_done)
+        read_resources(&connection.limited(), sql).map_err(schema::not_done)
     }
 
     fn connection(&mut self) -> Result<&FileConnection, TransactionError> {
@@ -326,9 +326,9 @@ impl WorkerThread {
         if self.connection.is_none() {
             self.connection = Some(self.shared.connect()?);
         }
-        let connection = self.connection.as_ref();
-        connection.inspect(|connection| connection.restart_clock());
-        connection.ok_or_else(|| TransactionError::Failed(not_sent("there is no connection to the file")))
+        self.connection
+            .as_ref()
+            .ok_or_else(|| TransactionError::Failed(not_sent("there is no connection to the file")))
     }
 
     // --- Keeping the file small ------------------------------------------------------------------
@@ -352,7 +352,7 @@ impl WorkerThread {
         if shared.files.are_in_place()
             && let Ok(connection) = self.connection()
         {
-            checkpoint::truncate_log(&shared.path, connection);
+            checkpoint::truncate_log(&shared.path, &connection.limited());
         }
     }
 

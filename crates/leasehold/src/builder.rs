@@ -143,7 +143,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the default number of replicas that must confirm each grant and renewal, 0 by default. Redis only.
+    /// Sets the default number of replicas that must confirm each grant, each renewal and each release that retains the lock, 0 by default.
+    /// Redis only.
     ///
     /// ```no_run
     /// # leasehold::doc_test(async {

@@ -132,7 +132,7 @@ macro_rules! inspection {
             /// Makes each grant and each renewal wait until this many replicas have it; 0 by default, Redis only. A failover
             /// to one of these replicas keeps the lease. It costs a round trip to the replicas. If they do not confirm a
             /// grant within 0.5 s, the lease is released and the attempt fails. If they do not confirm a renewal, the client
-            /// retries it until the lease has expired.
+            /// retries it until the lease has expired. So it does with a release that keeps the lock busy for its minimum hold.
             ///
             /// ```
             /// # leasehold::doc_test(async {

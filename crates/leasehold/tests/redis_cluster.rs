@@ -540,6 +540,94 @@ async fn addresses_of_different_clusters_are_refused_although_one_is_far() {
     .await;
 }
 
+/// The channels of hash slots are sharded since Redis 7: a client goes by the node that has the slot, and not by the one at which it was opened.
+#[tokio::test]
+async fn waiters_of_clients_from_before_an_upgrade_are_told_of_a_release() {
+    let node = Server::builder().setting("cluster-enabled", "yes");
+    let (old, new) = (node.clone().flavor(Flavor::Redis62).start(), node.flavor(Flavor::Redis7).start());
+    let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
+    old.run(&["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect::<Vec<_>>());
+    new.run(&["CLUSTER", "MEET", "127.0.0.1", &old.port().to_string()]);
+    until(async || new.query::<()>(&["CLUSTER", "REPLICATE", &id_of(&old)]).is_ok()).await;
+    until(async || serves(&old) && old.query::<i64>(&["WAIT", "1", "100"]) == Ok(1)).await;
+    let url = |node: &Server| format!("redis-cluster://127.0.0.1:{}", node.port());
+    let before = Client::connect(&url(&old)).await.unwrap();
+    before.mutex("a").lock().await.unwrap().release().await.unwrap();
+    new.run(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+    until(async || serves(&new) && new.query::<(String, redis::Value, redis::Value)>(&["ROLE"]).is_ok())
+        .await;
+    let after = Client::connect(&url(&new)).await.unwrap();
+    for (holder, waiter) in [(&before, &after), (&after, &before)] {
+        let long = Duration::from_secs(600);
+        let guard = until_some(async || holder.mutex("a").ttl(long).lock().await.ok()).await;
+        let mutex = waiter.mutex("a").ttl(long);
+        let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+        until(async || after.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
+        guard.release_timeout(SOON).await.unwrap();
+        // Without a push it would ask when the lease would have ended, or after 25 s.
+        let granted = timeout(Duration::from_secs(15), waiting).await.expect("it is told").unwrap();
+        granted.release_timeout(SOON).await.unwrap();
+    }
+}
+
+/// A master and one of its replicas are cut off from the other nodes, where another replica has become the master. Clients reach all of
+/// them, and these two sooner than the others.
+#[tokio::test]
+async fn clients_leave_a_master_that_is_cut_off_with_one_of_its_replicas() {
+    let node = Server::builder().flavor(Flavor::Valkey9).setting("enable-debug-command", "yes");
+    let cluster = Cluster::of(&node);
+    let old = cluster.owner_of(slot(&cluster));
+    let others: Vec<usize> = (0..3).filter(|master| *master != old).collect();
+    let (stale, new) = (cluster.replica_of(old), cluster.replica_of(others[0]));
+    let far = [others[0], others[1], cluster.replica_of(others[1]), new].map(|number| &cluster.nodes[number]);
+    let (old, stale, new) = (&cluster.nodes[old], &cluster.nodes[stale], &cluster.nodes[new]);
+    new.run(&["CLUSTER", "REPLICATE", &id_of(old)]);
+    let proxies = far.map(|node| {
+        let proxy = Proxy::before(node);
+        node.run(&["CONFIG", "SET", "cluster-announce-port", &proxy.port().to_string()]);
+        proxy
+    });
+    let replicas = |node: &Server| {
+        let nodes = node.query::<String>(&["CLUSTER", "NODES"]).unwrap();
+        let of_old = nodes.lines().filter(|line| line.contains(&format!("slave {}", id_of(old)))).count();
+        (of_old, proxies.iter().filter(|proxy| nodes.contains(&format!(":{}@", proxy.port()))).count())
+    };
+    until(async || cluster.nodes.iter().all(|node| replicas(node) == (2, 4) && serves(node))).await;
+    until(async || old.query::<i64>(&["WAIT", "2", "100"]) == Ok(2)).await;
+
+    // One that is connected to the old master only: its record, too, is in a slot of this one.
+    let is_used =
+        |node: &Server| node.query::<String>(&["CLIENT", "LIST"]).unwrap().contains("lib-name=leasehold");
+    let client = until_some(async || {
+        let client = Client::connect(&format!("redis-cluster://127.0.0.1:{}", old.port())).await.unwrap();
+        client.mutex("a").lock().await.unwrap().release().await.unwrap();
+        let is_recorded = async || old.query::<Vec<String>>(&["KEYS", "*client*"]).unwrap().len() == 1;
+        let _ = timeout(Duration::from_secs(1), until(is_recorded)).await;
+        let is_apart = !far.iter().any(|node| is_used(node)) && is_recorded().await;
+        if is_apart {
+            return Some(client);
+        }
+        client.close().await.unwrap();
+        cluster.nodes[..3].iter().for_each(|master| drop(master.run(&["FLUSHALL"])));
+        None
+    })
+    .await;
+
+    proxies.iter().for_each(|proxy| proxy.delay_replies(Duration::from_millis(20)));
+    [old, stale].iter().for_each(|node| drop(node.run(&["DEBUG", "DROP-CLUSTER-PACKET-FILTER", "-2"])));
+    until(async || far.iter().all(|node| serves(node)) && !serves(old) && !serves(stale)).await;
+
+    until(async || client.mutex("a").try_lock().await.is_ok_and(|granted| granted.is_some())).await;
+    // A new one compares the maps of its addresses.
+    unless_paused(Duration::from_millis(100), async || {
+        let seeds =
+            [old.port(), proxies[0].port(), proxies[1].port()].map(|port| format!("127.0.0.1:{port}"));
+        let client = Client::connect(&format!("redis-cluster://{}", seeds.join(","))).await.unwrap();
+        client.mutex("a").try_lock().await.unwrap();
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn hung_cluster_node_delays_no_new_client() {
     let cluster = Cluster::start();

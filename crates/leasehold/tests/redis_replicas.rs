@@ -3,15 +3,19 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, Loss};
-use leasehold_testkit::{Server, unless_paused, until, until_some};
+use leasehold_testkit::{Builder, Flavor, Proxy, Server, unless_paused, until, until_some};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
 
 /// A master and its synchronized replica.
 async fn master_and_replica() -> (Server, Server) {
-    let master = Server::builder().setting("repl-diskless-sync-delay", "0").start();
-    let replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", master.port())).start();
+    master_and_replica_of(&Server::builder()).await
+}
+
+async fn master_and_replica_of(server: &Builder) -> (Server, Server) {
+    let master = server.clone().setting("repl-diskless-sync-delay", "0").start();
+    let replica = server.clone().setting("replicaof", &format!("127.0.0.1 {}", master.port())).start();
     until(async || master.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
     (master, replica)
 }
@@ -80,6 +84,40 @@ async fn missing_replica_releases_the_lease_and_voids_renewals() {
         until(async || one.mutex("a").replicas(1).try_lock().await.is_ok_and(|guard| guard.is_some())).await;
     })
     .await;
+}
+
+/// How often the server was asked to wait for its replicas.
+fn waits(server: &Server) -> usize {
+    let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
+    let line = stats.lines().find(|line| line.starts_with("cmdstat_wait:calls="));
+    line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0)
+}
+
+/// The lock stays busy after it, so a failover must not forget it. The release is repeated over another connection, where it changes
+/// nothing any more. Newer servers count nothing but the writes of a connection.
+#[tokio::test]
+async fn release_that_retains_the_lease_counts_once_the_replica_has_it() {
+    for flavor in [Flavor::Redis7, Flavor::Valkey9] {
+        let (master, replica) = master_and_replica_of(&Server::builder().flavor(flavor)).await;
+        let proxy = Proxy::before(&master);
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        let long = Duration::from_secs(60);
+        let mutex = client.mutex("a").ttl(long).min_hold(long * 10).replicas(1);
+        let guard = until_some(async || mutex.lock().await.ok()).await;
+        replica.signal("STOP");
+        let error = guard.release().await.unwrap_err();
+        assert!(error.to_string().contains("only 0 of the 1 replicas"), "{error}");
+        // It goes on in the background.
+        proxy.cut();
+        let before = waits(&master);
+        until(async || waits(&master) >= before + 6).await;
+        replica.signal("CONT");
+        until(async || has_it(&replica)).await;
+        drop(master);
+        replica.run(&["REPLICAOF", "NO", "ONE"]);
+        let other = Client::connect(&replica.url()).await.unwrap();
+        assert!(other.mutex("a").try_lock().await.unwrap().is_none(), "it is retained");
+    }
 }
 
 #[tokio::test]

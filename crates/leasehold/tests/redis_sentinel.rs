@@ -1,11 +1,12 @@
 //! A master that is replaced while locks are held and waited for.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Kind};
-use leasehold_testkit::{Proxy, Sentinels, until};
+use leasehold_testkit::{Proxy, Sentinels, Server, until};
 use tokio::time::timeout;
 
 /// What a failover may take, until the clients have followed it.
@@ -31,13 +32,9 @@ async fn holder_and_waiter_follow_a_planned_failover() {
     let new = sentinels.fail_over();
     // Much sooner than the old master learns that it is none any more.
     let new = &sentinels.servers[new];
-    let heard = |server: &leasehold_testkit::Server| {
-        let channels: Vec<String> = server.query(&["PUBSUB", "CHANNELS", "leasehold:*"]).unwrap();
-        channels.len()
-    };
-    until(async || heard(new) == 2).await;
+    until(async || listening(new) == 2).await;
     // Pushes of the old master are ignored from now on: the client is not subscribed there.
-    until(async || heard(&sentinels.servers[old]) == 0).await;
+    until(async || listening(&sentinels.servers[old]) == 0).await;
     guard.renew().await.unwrap();
     let token = guard.token();
     guard.release_timeout(SOON).await.unwrap();
@@ -95,12 +92,95 @@ async fn sentinels_that_hang_keep_no_client_from_the_master_that_the_others_name
     sentinels.sentinels[1..].iter().for_each(|sentinel| sentinel.signal("CONT"));
 }
 
+/// Sentinels that do not know each other: each names what it is told to. Two of three are far.
+struct Apart {
+    sentinels: Vec<Server>,
+    /// In front of the sentinels.
+    proxies: Vec<Proxy>,
+}
+
+impl Apart {
+    fn start(master: &Server) -> Self {
+        let monitor = format!("sentinel monitor {}", Sentinels::SERVICE);
+        let sentinel =
+            Server::builder().sentinel().setting(&monitor, &format!("127.0.0.1 {} 2", master.port()));
+        let sentinels: Vec<Server> = (0..3).map(|_| sentinel.clone().start()).collect();
+        let proxies: Vec<Proxy> = sentinels.iter().map(Proxy::before).collect();
+        Self { sentinels, proxies }
+    }
+
+    fn url(&self) -> String {
+        let hosts: Vec<String> =
+            self.proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
+        format!("redis-sentinel://{}/{}", hosts.join(","), Sentinels::SERVICE)
+    }
+
+    /// These sentinels name this master from now on.
+    fn name(&self, sentinels: Range<usize>, master: &Server) {
+        for sentinel in &self.sentinels[sentinels] {
+            sentinel.run(&["SENTINEL", "REMOVE", Sentinels::SERVICE]);
+            let port = master.port().to_string();
+            sentinel.run(&["SENTINEL", "MONITOR", Sentinels::SERVICE, "127.0.0.1", &port, "2"]);
+            // Its clients connect again, and so learn of it at once.
+            sentinel.run(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+        }
+    }
+}
+
+/// How many clients of leasehold listen at this server.
+fn listening(server: &Server) -> usize {
+    server.query::<Vec<String>>(&["PUBSUB", "CHANNELS", "leasehold:*"]).unwrap().len()
+}
+
+/// The near sentinel is cut off from the others, together with the old master. That goes on, or has died.
+#[tokio::test]
+async fn client_moves_to_the_master_of_far_sentinels_although_a_near_one_is_behind() {
+    for is_dead in [false, true] {
+        let (mut old, new) = (Server::on_port(), Server::on_port());
+        let sentinels = Apart::start(&old);
+        // More than an answer may take if the near ones name the master in use.
+        for proxy in &sentinels.proxies[1..] {
+            proxy.delay_replies(Duration::from_millis(150));
+        }
+        let client = Client::connect(&sentinels.url()).await.unwrap();
+        let guard = client.mutex("a").ttl(Duration::from_secs(3)).lock().await.unwrap();
+        sentinels.name(1..3, &new);
+        if is_dead {
+            old.stop();
+        }
+        until(async || listening(&new) == 1).await;
+        // It is another server: the lease is not there.
+        timeout(SOON, guard.lost()).await.unwrap();
+        client.mutex("a").lock_timeout(SOON).await.unwrap().unwrap().release().await.unwrap();
+        assert_eq!(listening(&new), 1);
+    }
+}
+
+/// The client reaches a minority only when the master dies: an attempt to connect may take a quarter of the ttl, and silent sentinels are
+/// waited for longer.
+#[tokio::test]
+async fn lease_outlasts_a_failover_that_only_one_sentinel_reports() {
+    let mut old = Server::on_port();
+    let new = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", old.port())).start();
+    let sentinels = Apart::start(&old);
+    let client = Client::connect(&sentinels.url()).await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(11)).lock().await.unwrap();
+    until(async || old.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
+    sentinels.proxies[1..].iter().for_each(|proxy| proxy.hold_requests(true));
+    old.stop();
+    new.run(&["REPLICAOF", "NO", "ONE"]);
+    sentinels.name(0..1, &new);
+    until(async || guard.renew().await.is_ok()).await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
 /// One of them may be cut off from the others, and hear of no failover.
 #[tokio::test]
 async fn client_listens_to_every_sentinel() {
     let sentinels = Sentinels::start();
     let _client = Client::connect(&sentinels.url(Sentinels::SERVICE)).await.unwrap();
-    let listens = |sentinel: &leasehold_testkit::Server| {
+    let listens = |sentinel: &Server| {
         let listeners = sentinel.query::<String>(&["CLIENT", "LIST", "TYPE", "pubsub"]);
         listeners.is_ok_and(|listeners| !listeners.trim().is_empty())
     };

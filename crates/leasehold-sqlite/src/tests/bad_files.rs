@@ -143,10 +143,45 @@ fn what_takes_too_long_is_ended() {
     let path = folder.path().join("locks.db");
     drop(open(&path, 1).unwrap());
     let connection = schema::connect(&path, false).unwrap();
-    let ended = connection.query_row(ENDLESS, [], |_| Ok(())).unwrap_err();
+    let ended = connection.limited().query_row(ENDLESS, [], |_| Ok(())).unwrap_err();
     assert!(schema::explain(&ended).contains("took too long"), "{ended}");
-    connection.restart_clock();
-    connection.query_row("SELECT 1", [], |_| Ok(())).unwrap();
+    connection.limited().query_row("SELECT 1", [], |_| Ok(())).unwrap();
+}
+
+/// SQLite looks at the limit after some steps of a statement, which it counts over all runs: the first one is over at any moment of a command.
+#[test]
+fn command_that_is_ended_leaves_no_transaction_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    let other = Connection::open(&path).unwrap();
+    // The schema is read and checked.
+    assert!(matches!(granted(&store, id(9, 1)), Reply::Granted(_)));
+    store.connection.lock().unwrap().limit = Duration::ZERO;
+    let mut ended = 0;
+    for number in 0..100 {
+        // BEGIN and COMMIT are never ended, however long ago the connection was used.
+        let answered = store.try_call_inline(&resource("a"), &acquire(id(1, number), false)).unwrap();
+        ended += u32::from(answered.is_err_and(|error| error.message.contains("took too long")));
+        drop(store.connection.lock().unwrap().begin().expect("no transaction is open"));
+        other.execute_batch("BEGIN IMMEDIATE; ROLLBACK").expect("the file is free");
+    }
+    assert!(ended > 5, "{ended} of 100 were ended");
+    store.connection.lock().unwrap().limit = foreign_code::TIME_LIMIT;
+    assert!(store.try_call_inline(&resource("b"), &acquire(id(9, 2), false)).unwrap().is_ok());
+}
+
+/// The transaction of a BEGIN that was reported as ended. A connection that a caller uses next has none.
+#[test]
+fn open_transaction_is_rolled_back_by_the_next_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    store.connection.lock().unwrap().limited().execute_batch("BEGIN IMMEDIATE").unwrap();
+    let failed = store.try_call_inline(&resource("a"), &acquire(id(1, 1), false)).unwrap();
+    assert!(failed.is_err(), "{failed:?}");
+    assert!(matches!(granted(&store, id(1, 2)), Reply::Granted(_)));
+    Connection::open(&path).unwrap().execute_batch("BEGIN IMMEDIATE; ROLLBACK").expect("the file is free");
 }
 
 /// What is at the name of the log when SQLite opens it would be overwritten, and become the property of the owner of the database.
@@ -292,6 +327,7 @@ fn full_disk_is_an_error_and_changes_nothing() {
     let store = open(&folder.path().join("locks.db"), 1).unwrap();
     {
         let connection = store.connection.lock().unwrap();
+        let connection = connection.limited();
         let pages: i64 = connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
         connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(())).unwrap();
     }
@@ -312,6 +348,8 @@ fn full_disk_is_an_error_and_changes_nothing() {
         }
     }
     assert!(failed > 0, "the disk was never full");
-    store.connection.lock().unwrap().query_row("PRAGMA max_page_count = 100000", [], |_| Ok(())).unwrap();
+    let connection = store.connection.lock().unwrap();
+    connection.limited().query_row("PRAGMA max_page_count = 100000", [], |_| Ok(())).unwrap();
+    drop(connection);
     assert!(matches!(granted(&store, id(1, 1_000)), Reply::Granted(_)));
 }

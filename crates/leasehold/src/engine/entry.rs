@@ -183,8 +183,10 @@ impl Entry {
             Stage::Releasing(releasing) => releasing.poll_transmit(now, self.terms.ttl)?,
             Stage::Ended(_) => return None,
         };
-        let replicas = match command {
+        let replicas = match &command {
             Command::Acquire(_) | Command::Renew(_) => self.terms.replicas,
+            // What it retains keeps others out. If it ends the lease, a failover only delays the next holder.
+            Command::Release(release) if !release.min_hold.is_zero() => self.terms.replicas,
             _ => 0,
         };
         Some(Transmit { sequence, sent_at: now, command, replicas })

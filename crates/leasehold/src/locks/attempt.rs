@@ -27,6 +27,10 @@ use crate::handle::Handle;
 /// bounds how late a caller learns that no confirmation comes.
 pub(crate) const CANCEL_LIMIT: Duration = Duration::from_secs(2);
 
+/// Why a lease has ended that was to be exchanged, at the limit of that.
+const UNDONE: &str = "the lease was lost: the store exchanged it at the limit, and the new one was released; or it was revoked or \
+     expired there";
+
 impl Lock {
     /// One attempt in the store's queue, outside of local queues and admission.
     pub(crate) async fn attempt(
@@ -51,7 +55,11 @@ impl Lock {
                 match (released, replaces) {
                     (Some(_), Some(held)) if needs_release => {
                         // A command that came late may have exchanged `held`, and the release has ended that. A renewal finds out.
-                        held.renew().await?;
+                        let renewed = held.renew().await;
+                        let is_gone = held.loss() == Some(Loss::Gone);
+                        renewed.map_err(|error| {
+                            if is_gone { self.handle.error(ErrorKind::Lost, resource, UNDONE) } else { error }
+                        })?;
                         Ok(None)
                     }
                     (Some(released), _) if released != ReleaseOutcome::Unconfirmed => Ok(None),

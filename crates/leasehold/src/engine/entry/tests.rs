@@ -151,7 +151,7 @@ fn each_task_has_one_waker() {
 }
 
 #[test]
-fn grants_and_renewals_wait_for_replicas_and_releases_do_not() {
+fn what_keeps_others_out_waits_for_replicas_and_other_releases_do_not() {
     let mut entry = entry(false);
     let acquire = sent(&mut entry, at(0));
     entry.handle_response(&acquire, at(0), &answer(Reply::Granted(grant(true))));
@@ -159,6 +159,9 @@ fn grants_and_renewals_wait_for_replicas_and_releases_do_not() {
     let renewal = renew(&mut entry, at(1), &renewed(false, None));
     let (_, release) = release_of(&mut entry, at(2));
     assert_eq!([acquire.replicas, renewal.replicas, release.replicas], [REPLICAS, REPLICAS, 0]);
+    let mut entry = held();
+    entry.min_hold.length = TTL * 2;
+    assert_eq!(release_of(&mut entry, at(2)).1.replicas, REPLICAS);
 }
 
 /// Only then may its key be deleted by its value.
