@@ -14,11 +14,20 @@ repeat
     or holder ~= released or holder_flags % 4 > 1 or stays <= now + CLAIM_WINDOW + 1000000 then break end
   local number = head - FIRST_WAITER_PLACE
   local field = string.format('%.0f', number)
-  local waiter, following = nil, ''
+  local waiter, following, following_number = nil, '', number + 1
   if waiters > 1 then
-    local both = call('HMGET', KEYS[1], field, string.format('%.0f', number + 1))
+    local both = call('HMGET', KEYS[1], field, string.format('%.0f', following_number))
     waiter, following = both[1], both[2] or ''
-    -- The one behind it has left.
+    -- Those right behind it have left.
+    local ahead, fields = {}, {}
+    if following == '' then
+      for i = 1, 50 do fields[i] = string.format('%.0f', number + 1 + i) end
+      ahead = call('HMGET', KEYS[1], unpack(fields))
+    end
+    while following == '' and following_number <= number + #ahead do
+      following = ahead[following_number - number] or ''
+      following_number = following_number + 1
+    end
     if following == '' then break end
   else
     waiter = call('HMGET', KEYS[1], field)[1]
@@ -45,8 +54,8 @@ repeat
     call('XADD', KEYS[2], 'MAXLEN', '0', last_id, 't', '')
   end
   local ends, own_field = now + valid_for, 'i' .. id
-  local lease = struct.pack(TABLE, capacity, capacity, last_token, 1, 0, ends, stays, 0, 0, next_place, number + 1,
-    waiters > 1 and head + 1 or 0, waiters - 1, next_deadline, token, now, ends, 0, 0) .. string.sub(waiter, WAITER_SIZE + 1)
+  local lease = struct.pack(TABLE, capacity, capacity, last_token, 1, 0, ends, stays, 0, 0, next_place, following_number,
+    waiters > 1 and FIRST_WAITER_PLACE + following_number or 0, waiters - 1, next_deadline, token, now, ends, 0, 0) .. string.sub(waiter, WAITER_SIZE + 1)
   call('HSET', KEYS[1], 'h', lease, field, '', own_field, '')
   -- As `publish` does.
   local numbers = struct.pack('>dddd', now, token, last_token, valid_for)

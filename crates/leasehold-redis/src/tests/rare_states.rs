@@ -456,3 +456,16 @@ fn full_memory_refuses_only_what_needs_memory() {
         }
     });
 }
+
+/// Waiters behind the head have left, so that the next one is some or many places behind it.
+#[test]
+fn lease_goes_to_the_waiter_behind_those_that_left() {
+    compare_each([1, 2, 50, 51, 52, 200], |comparison, leaving| {
+        run(comparison, [acquire_or_queue(0, 1, 1, 1), acquire_or_queue(1, 1, 1, 1)]);
+        run(comparison, (1..=leaving).map(|sequence| acquire_or_queue(2, sequence, 1, 1)));
+        run(comparison, [acquire_or_queue(3, 1, 1, 1)]);
+        run(comparison, (1..=leaving).map(|sequence| release(2, sequence)));
+        run(comparison, [release(0, 1), release(1, 1), release(3, 1)]);
+        assert!(comparison.view().holders.is_empty());
+    });
+}
