@@ -91,7 +91,7 @@ mod tests {
     use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Renew, Resource};
 
     use super::*;
-    use crate::encode::VoteArgs;
+    use crate::encode::{Expectation, VoteArgs};
     use crate::variant::Channels;
 
     const ACQUISITION: Acquisition = Acquisition { client: ClientId::new(7), sequence: 1 };
@@ -136,7 +136,10 @@ mod tests {
         let acquire = Command::from(Acquire { metadata, ..Acquire::exclusive(ACQUISITION, TTL) });
         let run_id = "r".repeat(2_000);
         let vote_args = VoteArgs { floor: None, abstains_for: Some(TTL), run_id: &run_id };
-        assert_allocated_once(&ScriptVariant::Voter.encode(&resource, &acquire, vote_args, false), 1);
+        assert_allocated_once(
+            &ScriptVariant::Voter.encode(&resource, &acquire, vote_args, Expectation::default()),
+            1,
+        );
 
         let attempts = [(&resource, &acquire); 5];
         let cluster = ScriptVariant::Cluster(Channels::Sharded);

@@ -22,18 +22,26 @@ pub struct VoteArgs<'a> {
     pub run_id: &'a str,
 }
 
+/// What a client expects of a lock. It changes what a command costs the server, and never what it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Expectation {
+    /// The lock is free, or has one holder and no waiter.
+    #[default]
+    Uncontended,
+    /// The lock has waiters or several holders: the script looks first where it is stored then. If it is not there, that costs the
+    /// server one command more. Quorum nodes ignore it.
+    Contended,
+}
+
 impl ScriptVariant {
     /// Encodes a command. [`decode_answer`](crate::decode_answer) decodes the reply.
-    ///
-    /// If the lock is expected to be contended or shared, the script looks there first; it costs one more command of the server if it
-    /// is not. Quorum nodes ignore that.
     #[must_use]
     pub fn encode(
         self,
         resource: &Resource,
         command: &Command,
         vote_args: VoteArgs<'_>,
-        expects_contention: bool,
+        expectation: Expectation,
     ) -> ScriptCall {
         let script = script_of(command);
         let abstains_for = vote_args.abstains_for.filter(|_| self.is_voter() && script == Script::Acquire);
@@ -43,7 +51,7 @@ impl ScriptVariant {
         if abstains_for.is_some() {
             call.push_key(RESTART_GUARD_KEY.as_bytes());
         }
-        push_args(&mut call, command, expects_contention && !self.is_voter());
+        push_args(&mut call, command, if self.is_voter() { Expectation::Uncontended } else { expectation });
         if let Some(span) = abstains_for {
             call.push_arg(|bytes| {
                 bytes.extend(number(micros(span)));
@@ -125,7 +133,7 @@ impl ScriptVariant {
             self.push_clock(&mut call, resource);
         }
         for (_, command) in commands {
-            push_args(&mut call, command, false);
+            push_args(&mut call, command, Expectation::Uncontended);
         }
         call
     }
@@ -179,8 +187,8 @@ fn room_for(resource: &Resource, command: &Command) -> usize {
 
 /// Appends the first argument of the command's script, and the second and third one of `acquire.lua`. A hyphen says that the lock is
 /// expected to be contended or shared.
-fn push_args(call: &mut ScriptCall, command: &Command, expects_contention: bool) {
-    let hyphen: &[u8] = if expects_contention { b"-" } else { b"" };
+fn push_args(call: &mut ScriptCall, command: &Command, expectation: Expectation) {
+    let hyphen: &[u8] = if expectation == Expectation::Contended { b"-" } else { b"" };
     let is_plain_release = matches!(command, Command::Release(release) if is_plain(release));
     call.push_arg(|bytes| {
         push_command(bytes, command);
@@ -311,7 +319,7 @@ mod tests {
     }
 
     fn encode(variant: ScriptVariant, command: &Command, vote_args: VoteArgs<'_>) -> ScriptCall {
-        let call = variant.encode(&resource("a"), command, vote_args, false);
+        let call = variant.encode(&resource("a"), command, vote_args, Expectation::default());
         let keys: Vec<&[u8]> = call.keys().collect();
         let clock = clock_key(variant.is_cluster().then(|| slot_of(&resource("a"))));
         assert_eq!(keys[..2], [resource_key(&resource("a")).as_bytes(), clock.as_bytes()]);
@@ -475,7 +483,12 @@ mod tests {
         let clock: &[u8] = b"leasehold:4:clock";
         assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes(), clock]);
         let alone = |resource, command| {
-            args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default(), false))
+            args(&ScriptVariant::Server.encode(
+                resource,
+                command,
+                VoteArgs::default(),
+                Expectation::default(),
+            ))
         };
         assert_eq!(
             (call.script(), args(&call)),
@@ -492,7 +505,12 @@ mod tests {
         let release = |sequence| Command::Release(Release::now(Acquisition { sequence, ..acquisition() }));
         let (a, b) = (resource("a"), resource("b"));
         let alone = |resource: &Resource, command: &Command| {
-            args(&ScriptVariant::Server.encode(resource, command, VoteArgs::default(), false))
+            args(&ScriptVariant::Server.encode(
+                resource,
+                command,
+                VoteArgs::default(),
+                Expectation::default(),
+            ))
         };
         for (script, first, second) in
             [(Script::AcquireEach, acquire(3), acquire(4)), (Script::ReleaseEach, release(3), release(4))]

@@ -7,14 +7,14 @@
 //! ```
 //! use std::time::Duration;
 //! use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Reply, Resource};
-//! use leasehold_redis_protocol::{ScriptVariant, Value, VoteArgs, decode_answer};
+//! use leasehold_redis_protocol::{Expectation, ScriptVariant, Value, VoteArgs, decode_answer};
 //!
 //! let resource = Resource { kind: Kind::Mutex, name: Name::new("orders:42")? };
 //! let acquisition = Acquisition { client: ClientId::new(7), sequence: 1 };
 //! let command = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
 //!
 //! // EVALSHA sha1 2 KEY KEY ARG; after NOSCRIPT the same with EVAL and the text.
-//! let call = ScriptVariant::Server.encode(&resource, &command, VoteArgs::default(), false);
+//! let call = ScriptVariant::Server.encode(&resource, &command, VoteArgs::default(), Expectation::default());
 //! assert_eq!(call.sha1().len(), 40);
 //! assert_eq!(
 //!     call.keys().collect::<Vec<_>>(),
@@ -56,7 +56,7 @@ mod variant;
 pub use call::ScriptCall;
 pub use decode::{ProtocolError, decode_answer, decode_push, decode_renewals};
 pub use delete::{ConditionalDelete, plain_value};
-pub use encode::{VoteArgs, may_share_a_call};
+pub use encode::{Expectation, VoteArgs, may_share_a_call};
 pub use keys::{
     RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, private_channel_of, probe_key_of,
     resource_key, resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox,

@@ -11,8 +11,8 @@ use leasehold_core::{
     StoreTime, Token, TokenRange, WaitFor,
 };
 use leasehold_redis_protocol::{
-    Channels, ConditionalDelete, Script, ScriptCall, ScriptVariant, Value, VoteArgs, client_key, clock_key,
-    decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key, slot_of,
+    Channels, ConditionalDelete, Expectation, Script, ScriptCall, ScriptVariant, Value, VoteArgs, client_key,
+    clock_key, decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key, slot_of,
     slot_of_client,
 };
 
@@ -183,13 +183,17 @@ fn commands() -> String {
         let floor = variant.is_voter().then(|| Token::new(1_700_000_000_000 * 2_048 + 7)).flatten();
         let vote_args = VoteArgs { floor, ..VoteArgs::default() };
         for (what, command) in each_command() {
-            lines.push(call(what, variant, &variant.encode(&resource, &command, vote_args, false)));
+            lines.push(call(
+                what,
+                variant,
+                &variant.encode(&resource, &command, vote_args, Expectation::Uncontended),
+            ));
         }
     }
     let server = ScriptVariant::Server;
     for (what, command) in each_command() {
-        let expecting = server.encode(&resource, &command, VoteArgs::default(), true);
-        let usual = server.encode(&resource, &command, VoteArgs::default(), false);
+        let expecting = server.encode(&resource, &command, VoteArgs::default(), Expectation::Contended);
+        let usual = server.encode(&resource, &command, VoteArgs::default(), Expectation::Uncontended);
         if expecting != usual {
             lines.push(call(&format!("{what}, where contention is expected"), server, &expecting));
         }
@@ -200,7 +204,7 @@ fn commands() -> String {
     lines.push(call(
         "an attempt at a node that may abstain",
         ScriptVariant::Voter,
-        &ScriptVariant::Voter.encode(&resource, &attempt, vote_args, false),
+        &ScriptVariant::Voter.encode(&resource, &attempt, vote_args, Expectation::Uncontended),
     ));
     let other = Resource { kind: Kind::Mutex, name: Name::new("orders:43").expect("a valid name") };
     let both = [(&resource, &attempt), (&other, &attempt)];

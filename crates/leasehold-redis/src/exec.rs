@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource};
 use leasehold_redis_protocol::{
-    MAX_EACH, MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs, decode_answer,
-    decode_renewals, inbox_of, may_share_a_call, resource_key, resource_of, slot_of,
+    Expectation, MAX_EACH, MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs,
+    decode_answer, decode_renewals, inbox_of, may_share_a_call, resource_key, resource_of, slot_of,
 };
 use leasehold_store::StoreError;
 use redis::{RedisError, Value};
@@ -52,7 +52,9 @@ impl<'a> CallOptions<'a> {
 
     /// The call of a script for one command.
     pub(super) fn encode(self, resource: &Resource, command: &Command) -> ScriptCall {
-        self.variant.encode(resource, command, self.vote_args, self.expects_contention(resource))
+        let expectation =
+            if self.expects_contention(resource) { Expectation::Contended } else { Expectation::Uncontended };
+        self.variant.encode(resource, command, self.vote_args, expectation)
     }
 
     /// The answer to a command, from which is learned whether the lock is contended.

@@ -18,7 +18,7 @@ use leasehold_core::{
     Acquire, Acquisition, Command, Kind, Name, PushKind, Release, Renew, Reply, Resource, WaitFor,
 };
 use leasehold_redis_protocol::{
-    Channels, ScriptVariant, VoteArgs, clock_key, decode_answer, decode_push, inbox_of, slot_of,
+    Channels, Expectation, ScriptVariant, VoteArgs, clock_key, decode_answer, decode_push, inbox_of, slot_of,
 };
 use leasehold_store::histories::{
     CLIENTS, Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps,
@@ -328,7 +328,10 @@ fn every_script_variant_reaches_the_waiters_inbox() {
         inbox.send_packed_command(&subscribe).unwrap();
         inbox.recv_response().unwrap();
         let mut run = |command: &Command| {
-            let call = codec::command(&variant.encode(&resource, command, VoteArgs::default(), false), true);
+            let call = codec::command(
+                &variant.encode(&resource, command, VoteArgs::default(), Expectation::default()),
+                true,
+            );
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{variant:?}: {error}"));
             decode_answer(command, &value).unwrap().reply
         };

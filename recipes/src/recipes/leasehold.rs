@@ -12,7 +12,7 @@ use leasehold_core::{
     LeaseTerms, LocalTime, Name, Outcome, Owner, Release, Reply, Resource, SecretKey, WaitFor, WaitPolicy,
 };
 use leasehold_redis_protocol::{
-    Script, ScriptVariant, VIRTUAL_TIME, VoteArgs, decode_answer, decode_push, inbox_of, weight,
+    Expectation, Script, ScriptVariant, VIRTUAL_TIME, VoteArgs, decode_answer, decode_push, inbox_of, weight,
 };
 use redis::{RedisResult, Value};
 
@@ -155,7 +155,12 @@ impl Leasehold {
     }
 
     async fn send(&self, command: &Command) -> RedisResult<leasehold_core::Answer> {
-        let call = ScriptVariant::Server.encode(&self.resource, command, VoteArgs::default(), false);
+        let call = ScriptVariant::Server.encode(
+            &self.resource,
+            command,
+            VoteArgs::default(),
+            Expectation::default(),
+        );
         let text = self.texts[&call.script()].clone();
         let words: Vec<_> = call.keys().chain(call.args()).map(<[u8]>::to_vec).collect();
         let request = Request::Script { text, keys: call.keys().len(), words };

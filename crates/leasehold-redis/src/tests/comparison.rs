@@ -10,8 +10,8 @@ use leasehold_core::{
     Resource, StoreTime, Token, View,
 };
 use leasehold_redis_protocol::{
-    ConditionalDelete, FAILING_WRITES, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME, VoteArgs, clock_key,
-    decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key,
+    ConditionalDelete, Expectation, FAILING_WRITES, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME,
+    VoteArgs, clock_key, decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key,
 };
 use leasehold_store::histories::{CLIENTS, Step, client_id};
 use leasehold_testkit::{Flavor, Server};
@@ -156,6 +156,7 @@ impl<'c> ScriptRunner<'c> {
             *calls += 1;
             calls.is_multiple_of(3)
         });
+        let expects = if expects { Expectation::Contended } else { Expectation::Uncontended };
         let call = self.call(variant, &variant.encode(resource, command, vote_args, expects), now);
         self.commands.req_command(&call).and_then(redis::Value::extract_error)
     }
@@ -169,7 +170,8 @@ impl<'c> ScriptRunner<'c> {
         now: Now,
     ) -> Reply {
         let variant = ScriptVariant::Voter;
-        let call = self.call(variant, &variant.encode(resource, command, vote_args, false), now);
+        let call =
+            self.call(variant, &variant.encode(resource, command, vote_args, Expectation::default()), now);
         let value = self.commands.req_command(&call).unwrap();
         decode_answer(command, &value).unwrap().reply
     }
