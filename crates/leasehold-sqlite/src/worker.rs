@@ -12,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Acquire, Command, Kind, Name, Resource};
+use leasehold_store::identity::Identity;
 use leasehold_store::{CallResult, StoreError};
 use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,9 +21,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use super::connection::FileConnection;
 use super::jobs::{Job, JobQueue, are_of_holders};
 use super::mailbox::{Mailbox, MailboxName, Mailboxes};
-use super::{
-    CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, identity, not_sent, schema,
-};
+use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent, schema};
 
 /// Max number of commands in one transaction.
 const MAX_TRANSACTION_COMMANDS: usize = 256;
@@ -46,19 +45,26 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Worker {
     queue: Arc<JobQueue>,
     mailbox: MailboxName,
+    identity: Identity,
 }
 
 impl Worker {
-    pub(super) fn start(shared: Arc<Shared>, mailbox: Mailbox) -> io::Result<Self> {
+    /// The thread has the rights of the one that calls this. `connection`: its first one.
+    pub(super) fn start(
+        shared: Arc<Shared>,
+        mailbox: Mailbox,
+        connection: Option<FileConnection>,
+    ) -> io::Result<Self> {
         let (wake_reader, wake_pipe) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let queue = Arc::new(JobQueue::new(File::from(wake_pipe)));
-        let worker = Self { queue: queue.clone(), mailbox: mailbox.name.clone() };
+        let (identity, name) = (shared.identity.clone(), mailbox.name.clone());
+        let worker = Self { queue: queue.clone(), mailbox: name, identity };
         let thread = WorkerThread {
             shared,
             mailbox,
             queue,
             wake_pipe: wake_reader,
-            connection: None,
+            connection,
             chunk: MAX_TRANSACTION_COMMANDS / 8,
             maintained: Instant::now(),
             is_behind: false,
@@ -82,7 +88,9 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.queue.end();
         // At once, because the process may end before the thread does.
-        self.mailbox.remove();
+        if let Err(error) = self.identity.run(|| self.mailbox.remove()) {
+            tracing::debug!(%error, "this client's pipe is left to its thread");
+        }
     }
 }
 
@@ -115,7 +123,6 @@ impl Drop for WorkerThread {
 
 impl WorkerThread {
     fn work(mut self) {
-        identity::become_owner_of(&self.shared.path);
         self.maintain();
         while !self.queue.is_ending() {
             self.sleep();
