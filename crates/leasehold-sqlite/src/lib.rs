@@ -36,6 +36,7 @@ mod files;
 mod foreign_code;
 mod jobs;
 mod limits;
+mod list;
 mod location;
 mod mailbox;
 mod rows;
@@ -265,7 +266,17 @@ impl Store for Sqlite {
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
-        self.submit(Job::List, Err)
+        let (sender, receiver) = oneshot::channel();
+        let shared = self.shared.clone();
+        // The worker's renewals do not wait for it.
+        let started = thread::Builder::new()
+            .name("leasehold-list".to_owned())
+            .spawn(move || sender.send(shared.list()));
+        Box::pin(async move {
+            started
+                .map_err(|error| not_sent(format!("no thread could be started: {error}")).caused_by(error))?;
+            receiver.await.unwrap_or_else(|_| Err(not_sent("the thread that lists the locks has ended")))
+        })
     }
 
     fn shard(&self, _resource: &Resource, command: &Command) -> u64 {

@@ -11,17 +11,16 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Acquire, Command, Kind, Name, Resource};
+use leasehold_core::{Acquire, Command, Resource};
+use leasehold_store::CallResult;
 use leasehold_store::identity::Identity;
-use leasehold_store::{CallResult, StoreError};
-use rusqlite::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::connection::FileConnection;
 use super::jobs::{Job, JobQueue, are_of_holders};
 use super::mailbox::{Mailbox, MailboxName, Mailboxes};
-use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent, schema};
+use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent};
 
 /// Max number of commands in one transaction.
 const MAX_TRANSACTION_COMMANDS: usize = 256;
@@ -236,9 +235,6 @@ impl WorkerThread {
             Job::AcquireAll(attempts, sender) => {
                 let _ = sender.send(self.run_all(&attempts, until));
             }
-            Job::List(sender) => {
-                let _ = sender.send(self.list());
-            }
         }
     }
 
@@ -319,15 +315,6 @@ impl WorkerThread {
         Ok(done)
     }
 
-    fn list(&mut self) -> Result<Vec<Resource>, StoreError> {
-        let sql = "SELECT kind, name FROM resource WHERE leases > 0 OR waiters > 0 ORDER BY name, kind";
-        if !self.shared.files.are_in_place() {
-            return Err(TransactionError::Gone.into_error());
-        }
-        let connection = self.connection().map_err(TransactionError::into_error)?;
-        read_resources(&connection.limited(), sql).map_err(schema::not_done)
-    }
-
     fn connection(&mut self) -> Result<&FileConnection, TransactionError> {
         self.connection = self.connection.take_if(|connection| !connection.is_spoiled());
         if self.connection.is_none() {
@@ -372,19 +359,4 @@ impl WorkerThread {
             is_busy
         });
     }
-}
-
-/// Kinds and names as stored. A kind that only another version knows is left alone.
-fn read_resources(connection: &Connection, sql: &str) -> rusqlite::Result<Vec<Resource>> {
-    let mut statement = connection.prepare_cached(sql)?;
-    let mut rows = statement.query([])?;
-    let mut resources = Vec::new();
-    while let Some(row) = rows.next()? {
-        let kind = Kind::parse(row.get_ref(0)?.as_str()?);
-        let name = Name::new(row.get_ref(1)?.as_str()?);
-        if let (Some(kind), Ok(name)) = (kind, name) {
-            resources.push(Resource { kind, name });
-        }
-    }
-    Ok(resources)
 }

@@ -316,6 +316,39 @@ fn rows_that_contradict_each_other_are_an_error() {
 }
 
 #[test]
+fn sweep_passes_over_rows_that_contradict_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, change) in ["in_use = 255", "in_use = 0", "parked = 3", "capacity = 'text'", "kind = x'00'"]
+        .into_iter()
+        .enumerate()
+    {
+        let path = folder.path().join(number.to_string());
+        let store = open(&path, 1).unwrap();
+        assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+        let other = Connection::open(&path).unwrap();
+        let make_due =
+            format!("UPDATE resource SET {change}, visit = 0, remember_until = 0, next_expiry = 0");
+        other.execute_batch(&make_due).unwrap();
+        // A command that makes a row sweeps those that are due.
+        let answered = store.try_call_inline(&resource("b"), &acquire(id(1, 2), false)).unwrap();
+        assert!(matches!(&answered, Ok(Answer { reply: Reply::Granted(_), .. })), "{change}: {answered:?}");
+        let visit = "SELECT visit > 0 FROM resource ORDER BY id LIMIT 1";
+        assert!(other.query_row(visit, [], |row| row.get::<_, bool>(0)).unwrap(), "{change}");
+        // So does the worker of a client that comes.
+        other.execute_batch("UPDATE resource SET visit = 0").unwrap();
+        let next = open(&path, 2).unwrap();
+        leasehold_testkit::wait_until("the row is swept", || {
+            other.query_row("SELECT min(visit) > 0 FROM resource", [], |row| row.get::<_, bool>(0)).unwrap()
+        });
+        let listed = pollster::block_on(next.list()).unwrap();
+        assert!(listed.contains(&resource("b")), "{listed:?}");
+        let answers =
+            pollster::block_on(next.call_batch(vec![(Arc::new(resource("c")), acquire(id(2, 1), false))], 0));
+        assert!(matches!(&answers[..], [Ok(_)]), "{change}: {answers:?}");
+    }
+}
+
+#[test]
 fn file_without_permission_is_reported() {
     if rustix::process::geteuid().is_root() {
         // Nothing is forbidden to root; a file on a device that can't be written is as good.
