@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use etcetera::BaseStrategy as _;
 use leasehold::Client;
+use leasehold_store::identity::Identity;
 
 use crate::duration;
 use crate::exit::Stop;
@@ -162,10 +163,14 @@ pub(crate) fn own_folder() -> Result<PathBuf, Stop> {
         let what = "is not an absolute path: set HOME to one, or set LEASEHOLD_STORE or --store";
         return Err(Stop::failure(format!("the folder of the default store, {}, {what}", folder.display())));
     }
-    DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(|error| {
+    let failed = |error: std::io::Error| {
         let shown = folder.display();
         Stop::failure(format!("{shown}: it can't be created: {error}; set LEASEHOLD_STORE or --store"))
-    })?;
+    };
+    // Root may have another user's home.
+    let identity = Identity::for_folder_of(&folder.join("locks.db")).map_err(failed)?;
+    let make = || DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    identity.run(make).flatten().map_err(failed)?;
     if let Some(link) = link_of_another_user(&folder) {
         let shown = link.display();
         return Err(Stop::failure(format!(

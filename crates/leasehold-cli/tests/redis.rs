@@ -52,6 +52,24 @@ fn cluster_is_diagnosed() {
     is_used_as_any_other(&cluster.url());
 }
 
+/// The read-write lock of the same name is on a node that hangs: a run of the mutex looks there, and goes on.
+#[test]
+fn run_warns_if_the_other_kind_of_its_lock_cannot_be_looked_up() {
+    let cluster = Cluster::of(&Server::builder().setting("cluster-require-full-coverage", "no"));
+    let nodes_of = |name: &str| ["mutex", "rw"].map(|kind| cluster.node_of(&format!("{{{kind}:{name}}}")));
+    let is_apart = |name: &String| nodes_of(name)[0] != nodes_of(name)[1];
+    let name = (0..).map(|number: u32| number.to_string()).find(is_apart).expect("there are many names");
+    let [used, hung] = nodes_of(&name);
+    for node in [hung, cluster.replica_of(hung)] {
+        cluster.nodes[node].signal("STOP");
+    }
+    let place = Place::on(&format!("redis-cluster://127.0.0.1:{}", cluster.nodes[used].port()));
+    let (code, stderr) = place.code(&["run", &name, "--", "true"]);
+    assert_eq!(code, 0, "{stderr}");
+    let what = format!("whether \"{name}\" is also in use as a ");
+    assert!(stderr.contains(&what) && stderr.contains(" is not known: "), "{stderr}");
+}
+
 #[test]
 fn candidate_campaigns_at_a_store_that_starts_later() {
     let mut server = Server::on_port();

@@ -175,6 +175,30 @@ fn default_store_is_created_on_first_use_with_mode_0700() {
     assert!(state.join("leasehold/locks.db").exists());
 }
 
+/// As with `sudo -E`. The user's programs could not use a `~/.local` of root's.
+#[test]
+#[cfg(target_os = "linux")]
+fn root_makes_the_default_store_in_another_user_s_home_as_that_user() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+
+    const ALICE: u32 = 12_345;
+    let place = Place::new();
+    let home = place.path("alice");
+    fs::create_dir(&home).unwrap();
+    if chown(&home, Some(ALICE), Some(ALICE)).is_err() {
+        // Only root has another user's home.
+        return;
+    }
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = place.leasehold(&["run", "a", "--", "id", "-u"]);
+    command.env_remove("LEASEHOLD_STORE").env_remove("XDG_STATE_HOME").env("HOME", &home);
+    let output = command.output().unwrap();
+    assert_eq!((output.status.success(), output.stdout.as_slice()), (true, b"0\n".as_slice()), "{output:?}");
+    for made in [".local", ".local/state/leasehold", ".local/state/leasehold/locks.db"] {
+        assert_eq!(fs::metadata(home.join(made)).unwrap().uid(), ALICE, "{made}");
+    }
+}
+
 #[test]
 fn concurrent_first_uses_create_one_store() {
     for _ in 0..5 {

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Place, SOON, Started, until};
+use leasehold_testkit::Certificates;
 use serde_json::{Value, json};
 
 const WRITE: &str = "write-0123456789abcdef";
@@ -428,6 +429,47 @@ fn hup_reads_tokens_certificate_and_configuration_again() {
     assert_eq!((status(READ), status(WRITE)), (200, 401));
     server.signal("TERM");
     assert_eq!(server.end(), 0, "with the drain of the start");
+}
+
+/// It would wait for who writes, and the server would hear no further signal.
+#[test]
+fn hup_reads_no_pipe_in_the_place_of_tokens_or_certificate() {
+    let place = Place::new();
+    let made = Certificates::new();
+    let text = |path: &Path| fs::read_to_string(path).unwrap();
+    let files = [
+        ("tokens", format!("read {READ}\n")),
+        ("cert", text(&made.server.certificate)),
+        ("key", text(&made.server.key)),
+    ];
+    let write = |name: &str, text: &str| {
+        let path = place.path(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    files.iter().for_each(|(name, text)| write(name, text));
+    let [tokens, cert, key] = ["tokens", "cert", "key"].map(|name| place.path(name).display().to_string());
+    let tls = ["--tls-cert", &cert, "--tls-key", &key];
+    let mut server = place.leasehold(&["serve", "--listen", "127.0.0.1:0", "--tokens", &tokens]);
+    server.args(tls).stderr(fs::File::create(place.path("stderr")).unwrap());
+    let mut server = Started(server.spawn().unwrap());
+    server.line();
+    let count = |text: &str| fs::read_to_string(place.path("stderr")).unwrap().matches(text).count();
+    for (name, text) in &files {
+        let before = (count("this is a pipe"), count("a pipe is not read again"));
+        fs::remove_file(place.path(name)).unwrap();
+        assert!(Command::new("mkfifo").arg(place.path(name)).status().unwrap().success());
+        server.signal("HUP");
+        let now = || (count("this is a pipe"), count("a pipe is not read again"));
+        until(|| (now() != before).then_some(()));
+        fs::remove_file(place.path(name)).unwrap();
+        write(name, text);
+    }
+    let before = count("HUP: the certificate was read again");
+    server.signal("HUP");
+    until(|| (count("HUP: the certificate was read again") > before).then_some(()));
+    server.signal("TERM");
+    assert_eq!(server.end(), 0);
 }
 
 #[test]

@@ -4,11 +4,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use leasehold_store::identity::Identity;
 use leasehold_store::{Check, Component, Diagnosis, StoreError};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::files::find_strays;
-use super::{BUSY_TIMEOUT, checkpoint, foreign_code, identity, location, schema};
+use super::{BUSY_TIMEOUT, checkpoint, foreign_code, location, schema};
 
 /// How large the log may be while its users move it into the file as they should.
 const LARGE_LOG: u64 = 64 << 20;
@@ -16,8 +17,8 @@ const LARGE_LOG: u64 = 64 << 20;
 /// With less free space than this on its disk, writes to the file are about to fail.
 const LITTLE_ROOM: u64 = 64 << 20;
 
-pub(super) fn diagnose(path: &Path, is_durable: bool) -> Result<Diagnosis, StoreError> {
-    let snapshot = probe(path, is_durable)?;
+pub(super) fn diagnose(path: &Path, identity: &Identity, is_durable: bool) -> Result<Diagnosis, StoreError> {
+    let snapshot = probe(path, identity, is_durable)?;
     Ok(Diagnosis::new(vec![check_file(&snapshot)]))
 }
 
@@ -38,8 +39,8 @@ struct FileSnapshot {
     strays: Vec<u32>,
 }
 
-fn probe(path: &Path, is_durable: bool) -> Result<FileSnapshot, StoreError> {
-    let checked = identity::as_owner_of(path, || quick_check(path));
+fn probe(path: &Path, identity: &Identity, is_durable: bool) -> Result<FileSnapshot, StoreError> {
+    let checked = identity.run(|| quick_check(path));
     let checked =
         checked.map_err(|error| schema::not_sent(format!("no thread could be started: {error}")))?;
     let damage = match checked {
@@ -97,8 +98,9 @@ fn check_file(snapshot: &FileSnapshot) -> Component {
         component.advice(
             Check::Rights,
             "users who may not write the file may read it",
-            "a reader can keep a lock of the file, and so keep everyone from writing",
-            Some(format!("chmod {which}-r {shown} {shown}-wal {shown}-shm")),
+            "a reader can keep a lock of the file, and so keep everyone from writing, and learns the clients' ids; one that has the file open \
+             keeps it so: fuser -v names the processes to root",
+            Some(format!("chmod {which}-rx {shown} {shown}-wal {shown}-shm {shown}-inbox")),
         );
     }
     component.fact("synchronous", if snapshot.is_durable { "full" } else { "normal" });
@@ -221,7 +223,7 @@ mod tests {
         let apart = FileSnapshot { strays: vec![7, 8], ..sound() };
         let what = "2 processes use another log than the one beside the file";
         assert_eq!(troubles(&apart), only(Severity::Danger, what));
-        for (mode, chmod) in [(0o644, "chmod go-r "), (0o640, "chmod g-r "), (0o664, "chmod o-r ")] {
+        for (mode, chmod) in [(0o644, "chmod go-rx "), (0o640, "chmod g-rx "), (0o664, "chmod o-rx ")] {
             let open = FileSnapshot { mode, ..sound() };
             assert_eq!(
                 troubles(&open),

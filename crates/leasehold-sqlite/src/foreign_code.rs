@@ -22,7 +22,7 @@ const STEPS: i32 = 100;
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// As [`TIME_LIMIT`], to read the whole file.
-const WHOLE_TIME_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const WHOLE_TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Until when the present use of a connection may take, for the handler that ends what takes too long.
 #[derive(Clone)]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use leasehold_core::{Acquire, Command, Resource};
-use leasehold_store::{Batch, CallResult, StoreError};
+use leasehold_store::{Batch, CallResult};
 use tokio::sync::oneshot;
 
 use super::BUSY_TIMEOUT;
@@ -21,7 +21,6 @@ pub(super) enum Job {
     Batch(Batch, oneshot::Sender<Vec<CallResult>>),
     /// All attempts are granted, or none is.
     AcquireAll(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<CallResult>>),
-    List(oneshot::Sender<Result<Vec<Resource>, StoreError>>),
 }
 
 /// The thread's job queue.
@@ -60,7 +59,7 @@ impl Job {
         match self {
             Self::Command(_, command, _) => is_of_holder(command),
             Self::Batch(batch, _) => are_of_holders(batch),
-            Self::AcquireAll(..) | Self::List(_) => false,
+            Self::AcquireAll(..) => false,
         }
     }
 }

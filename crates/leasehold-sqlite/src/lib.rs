@@ -34,9 +34,9 @@ mod connection;
 mod doctor;
 mod files;
 mod foreign_code;
-mod identity;
 mod jobs;
 mod limits;
+mod list;
 mod location;
 mod mailbox;
 mod rows;
@@ -56,6 +56,7 @@ use std::time::Instant;
 
 use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
 use leasehold_store::clock::Clock;
+use leasehold_store::identity::Identity;
 use leasehold_store::{
     Batch, BoxFuture, CallResult, Capabilities, Diagnose, Diagnosis, EMBEDDED_POLL_INTERVALS, Inbox,
     OpenError, Store, StoreError, trial,
@@ -80,8 +81,9 @@ pub use mailbox::fuzz as fuzz_pipe_record;
 /// The lease tables of one file, for one client.
 pub struct Sqlite {
     shared: Arc<Shared>,
-    /// The connection of callers' threads. The worker has its own.
-    connection: Mutex<FileConnection>,
+    /// The connection of callers' threads. The worker has its own. `None` if root uses the file with another user's rights, which only the
+    /// worker's thread has.
+    connection: Option<Mutex<FileConnection>>,
     worker: Worker,
 }
 
@@ -122,14 +124,35 @@ impl Sqlite {
         client: ClientId,
         inbox: Weak<dyn Inbox>,
     ) -> Result<Arc<Self>, OpenError> {
+        let failed = |error: std::io::Error| {
+            let what = format!("sqlite:{}: {error}", url.path().display());
+            OpenError::unavailable(what).with_source(error)
+        };
+        let identity = Identity::for_file(url.path()).map_err(failed)?;
+        let opened = identity.run(|| Self::open_as(identity.clone(), url, clock, client, inbox));
+        opened.map_err(failed)?.map_err(|mut error| {
+            let note = identity.note().map(|note| format!(" ({note})"));
+            error.message.extend(note);
+            error
+        })
+    }
+
+    /// On a thread with these rights, which its own threads get.
+    fn open_as(
+        identity: Identity,
+        url: &SqliteUrl,
+        clock: Clock,
+        client: ClientId,
+        inbox: Weak<dyn Inbox>,
+    ) -> Result<Arc<Self>, OpenError> {
         let is_durable = url.is_durable();
-        let opened = identity::as_owner_of(url.path(), || Opened::new(url, client));
-        let no_thread = |path: &Path, error| failed(path, "no thread could be started", error);
-        let Opened { path, connection, files, mailboxes, mailbox } =
-            opened.map_err(|error| no_thread(url.path(), error))??;
+        let Opened { path, connection, files, mailboxes, mailbox } = Opened::new(url, client)?;
+        let (of_callers, of_worker) =
+            if identity.is_other() { (None, Some(connection)) } else { (Some(connection), None) };
         let commands = AtomicU32::new(0);
         let shared = Arc::new(Shared {
             path,
+            identity,
             files,
             is_durable,
             clock,
@@ -140,15 +163,16 @@ impl Sqlite {
             has_own_schema: std::sync::atomic::AtomicBool::new(false),
             commands,
         });
-        let worker =
-            Worker::start(shared.clone(), mailbox).map_err(|error| no_thread(&shared.path, error))?;
-        Ok(Arc::new(Self { shared, connection: Mutex::new(connection), worker }))
+        let worker = Worker::start(shared.clone(), mailbox, of_worker)
+            .map_err(|error| failed(&shared.path, "no thread could be started", error))?;
+        Ok(Arc::new(Self { shared, connection: of_callers.map(Mutex::new), worker }))
     }
 
-    /// The callers' connection; `None` if it is in use for too long.
+    /// The callers' connection; `None` if it is in use for too long, or if there is none.
     fn connection(&self, until: Instant) -> Option<MutexGuard<'_, FileConnection>> {
+        let connection = self.connection.as_ref()?;
         loop {
-            match self.connection.try_lock() {
+            match connection.try_lock() {
                 Ok(connection) => return Some(connection),
                 // A panic inside the model has rolled its transaction back.
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
@@ -158,15 +182,18 @@ impl Sqlite {
         }
     }
 
-    /// Runs on this thread; `None` if the file is busy for too long.
+    /// Runs on this thread; `None` if the file is busy for too long, or only the worker may use it.
     fn run_inline<T>(
         &self,
         transact: impl FnOnce(&FileConnection, Instant) -> Result<(T, PendingPushes), TransactionError>,
     ) -> Option<Result<T, TransactionError>> {
         let until = Instant::now() + INLINE_TIMEOUT;
         let mut connection = self.connection(until)?;
-        if let Err(error) = self.replace_spoiled(&mut connection) {
-            return Some(Err(error));
+        if connection.is_spoiled() {
+            match self.shared.connect() {
+                Ok(sound) => *connection = sound,
+                Err(error) => return Some(Err(error)),
+            }
         }
         let (answer, pending) = match transact(&connection, until) {
             Ok(done) => done,
@@ -179,16 +206,6 @@ impl Sqlite {
             self.worker.wake();
         }
         Some(Ok(answer))
-    }
-
-    fn replace_spoiled(&self, connection: &mut FileConnection) -> Result<(), TransactionError> {
-        if !connection.is_spoiled() {
-            return Ok(());
-        }
-        let opened = identity::as_owner_of(&self.shared.path, || self.shared.connect());
-        *connection =
-            opened.unwrap_or_else(|error| Err(TransactionError::Failed(not_sent(error.to_string()))))?;
-        Ok(())
     }
 
     /// Runs on the worker, which may wait for the file. `otherwise` makes the answer if the worker gives none.
@@ -249,7 +266,17 @@ impl Store for Sqlite {
     }
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
-        self.submit(Job::List, Err)
+        let (sender, receiver) = oneshot::channel();
+        let shared = self.shared.clone();
+        // The worker's renewals do not wait for it.
+        let started = thread::Builder::new()
+            .name("leasehold-list".to_owned())
+            .spawn(move || sender.send(shared.list()));
+        Box::pin(async move {
+            started
+                .map_err(|error| not_sent(format!("no thread could be started: {error}")).caused_by(error))?;
+            receiver.await.unwrap_or_else(|_| Err(not_sent("the thread that lists the locks has ended")))
+        })
     }
 
     fn shard(&self, _resource: &Resource, command: &Command) -> u64 {
@@ -265,11 +292,11 @@ impl Store for Sqlite {
 impl Diagnose for Sqlite {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (sender, receiver) = oneshot::channel();
-        let (path, is_durable) = (self.shared.path.clone(), self.shared.is_durable);
+        let shared = self.shared.clone();
         // It reads the whole file, which would delay the worker's other jobs.
         let started = thread::Builder::new()
             .name("leasehold-doctor".to_owned())
-            .spawn(move || sender.send(doctor::diagnose(&path, is_durable)));
+            .spawn(move || sender.send(doctor::diagnose(&shared.path, &shared.identity, shared.is_durable)));
         let tried = self.call_batch(trial::commands(false), 0);
         Box::pin(async move {
             started

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -76,7 +76,7 @@ fn resolve(path: &Path) -> Result<PathBuf, OpenError> {
     Err(refused("it leads through too many links".to_owned()))
 }
 
-/// Whether it is root or the user who runs this, whose rights the thread may have laid down (`identity.rs`).
+/// Whether it is root or the user who runs this, whose rights the thread may have laid down.
 fn is_trusted(user: u32) -> bool {
     user == 0 || user == rustix::process::getuid().as_raw()
 }
@@ -107,11 +107,19 @@ fn refuse_files_of_others(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Lets only those read the file who may write it: a reader can keep a lock of the file, or of those beside it, which have its mode, and
-/// so keep everyone from writing.
-fn hide_from_readers(file: &File) -> io::Result<()> {
-    let mode = file.metadata()?.mode() & 0o777;
-    file.set_permissions(Permissions::from_mode(mode & !readers(mode)))
+/// The mode with which a file is made. At no moment may those read it who may not write it: a reader can keep a lock of the file, or of those
+/// beside it, which have its mode, and so keep everyone from writing.
+const NEW: u32 = 0o622;
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(NEW).open(path)
+}
+
+/// Lets those who may write a new file read it.
+fn show_to_writers(file: &File) -> io::Result<()> {
+    let mode = file.metadata()?.mode();
+    let writers = mode & 0o022;
+    file.set_permissions(Permissions::from_mode(0o600 | writers | (writers << 1)))
 }
 
 /// The rights to read of those who may not write.
@@ -134,9 +142,8 @@ fn touch(path: &Path) -> Result<(), OpenError> {
     // this process, holds on it. That client does not open a new file before it is closed here.
     static CREATING: Mutex<()> = Mutex::new(());
     let _creating = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
-    let created = OpenOptions::new().read(true).write(true).create_new(true).open(path);
     let created =
-        created.and_then(|file| share_with_group(&file, &folder).and_then(|()| hide_from_readers(&file)));
+        create(path).and_then(|file| share_with_group(&file, &folder).and_then(|()| show_to_writers(&file)));
     let usable = match created {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK).map_err(io::Error::from)
@@ -266,6 +273,16 @@ fn refuse_network(_path: &Path) -> Result<(), OpenError> {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn new_file_is_hidden_from_readers_from_its_first_moment() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = create(&folder.path().join("locks.db")).unwrap();
+        let mode = file.metadata().unwrap().mode();
+        assert_eq!((mode & 0o044, mode & 0o600), (0, 0o600), "{mode:o}");
+        show_to_writers(&file).unwrap();
+        assert_eq!(readers(file.metadata().unwrap().mode()), 0);
+    }
 
     #[test]
     fn bind_mounted_file_is_refused() {

@@ -11,6 +11,7 @@ use leasehold_core::model::{CommandContext, apply, apply_all};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Effect, Failure, Now, Push, Reply, Resource};
 use leasehold_store::clock::Clock;
 use leasehold_store::digest::client_name;
+use leasehold_store::identity::Identity;
 use leasehold_store::{CallResult, Inbox, StoreError};
 use rusqlite::Connection;
 
@@ -24,6 +25,8 @@ use super::schema;
 /// State shared by callers and the worker.
 pub(super) struct Shared {
     pub(super) path: PathBuf,
+    /// With whose rights the file is used. The worker's thread has them.
+    pub(super) identity: Identity,
     pub(super) files: Arc<Files>,
     pub(super) is_durable: bool,
     pub(super) clock: Clock,

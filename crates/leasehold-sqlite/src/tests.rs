@@ -67,6 +67,22 @@ fn open(path: &Path, client: u128) -> Result<Arc<Sqlite>, OpenError> {
     opened
 }
 
+fn callers_connection(store: &Sqlite) -> MutexGuard<'_, FileConnection> {
+    store.connection.as_ref().expect("not root in another user's directory").lock().unwrap()
+}
+
+/// A user without root's rights.
+const ALICE: u32 = 12_345;
+
+/// Only root can give files away: whether this is root.
+fn give_to_alice(path: &Path) -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if is_root {
+        std::os::unix::fs::chown(path, Some(ALICE), Some(ALICE)).unwrap();
+    }
+    is_root
+}
+
 fn refusal(path: &Path) -> String {
     let Err(error) = open(path, 1) else { panic!("{} was opened", path.display()) };
     let message = error.to_string();
@@ -419,7 +435,7 @@ fn at(base: u64, seconds: u64) -> Now {
 
 fn run_at(store: &Sqlite, now: Now, name: &str, command: &Command) -> Reply {
     let (until, resource) = (Instant::now() + BUSY_TIMEOUT, resource(name));
-    let connection = store.connection.lock().unwrap();
+    let connection = callers_connection(store);
     let done = store.shared.transact_one(&connection, || now, until, (&resource, command));
     drop(connection);
     let Ok((answer, pending)) = done else { panic!("the file is free") };
@@ -434,7 +450,7 @@ fn unused_resources_are_swept_by_other_commands() {
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
     let left = |name: &str| {
-        let connection = store.connection.lock().unwrap();
+        let connection = callers_connection(&store);
         let sql = "SELECT count(*) FROM resource WHERE instr(name, ?) = 1";
         connection.limited().query_row(sql, [name], |row| row.get::<_, u32>(0)).unwrap()
     };
@@ -485,7 +501,7 @@ fn rows_in_use_are_rarely_visited() {
     let store = open(&path, 1).unwrap();
     let month = Duration::from_secs(30 * 24 * 3_600);
     run_at(&store, at(FUTURE, 0), "long", &Acquire::exclusive(id(1, 1), month).into());
-    let connection = store.connection.lock().unwrap();
+    let connection = callers_connection(&store);
     let sweep = |minute: u64| {
         store
             .shared

@@ -11,18 +11,16 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold_core::{Acquire, Command, Kind, Name, Resource};
-use leasehold_store::{CallResult, StoreError};
-use rusqlite::Connection;
+use leasehold_core::{Acquire, Command, Resource};
+use leasehold_store::CallResult;
+use leasehold_store::identity::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::connection::FileConnection;
 use super::jobs::{Job, JobQueue, are_of_holders};
 use super::mailbox::{Mailbox, MailboxName, Mailboxes};
-use super::{
-    CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, identity, not_sent, schema,
-};
+use super::{CHECKPOINT_AFTER, PendingPushes, Shared, TransactionError, checkpoint, files, not_sent};
 
 /// Max number of commands in one transaction.
 const MAX_TRANSACTION_COMMANDS: usize = 256;
@@ -46,19 +44,26 @@ const SWEEP_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Worker {
     queue: Arc<JobQueue>,
     mailbox: MailboxName,
+    identity: Identity,
 }
 
 impl Worker {
-    pub(super) fn start(shared: Arc<Shared>, mailbox: Mailbox) -> io::Result<Self> {
+    /// The thread has the rights of the one that calls this. `connection`: its first one.
+    pub(super) fn start(
+        shared: Arc<Shared>,
+        mailbox: Mailbox,
+        connection: Option<FileConnection>,
+    ) -> io::Result<Self> {
         let (wake_reader, wake_pipe) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
         let queue = Arc::new(JobQueue::new(File::from(wake_pipe)));
-        let worker = Self { queue: queue.clone(), mailbox: mailbox.name.clone() };
+        let (identity, name) = (shared.identity.clone(), mailbox.name.clone());
+        let worker = Self { queue: queue.clone(), mailbox: name, identity };
         let thread = WorkerThread {
             shared,
             mailbox,
             queue,
             wake_pipe: wake_reader,
-            connection: None,
+            connection,
             chunk: MAX_TRANSACTION_COMMANDS / 8,
             maintained: Instant::now(),
             is_behind: false,
@@ -82,7 +87,9 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.queue.end();
         // At once, because the process may end before the thread does.
-        self.mailbox.remove();
+        if let Err(error) = self.identity.run(|| self.mailbox.remove()) {
+            tracing::debug!(%error, "this client's pipe is left to its thread");
+        }
     }
 }
 
@@ -115,7 +122,6 @@ impl Drop for WorkerThread {
 
 impl WorkerThread {
     fn work(mut self) {
-        identity::become_owner_of(&self.shared.path);
         self.maintain();
         while !self.queue.is_ending() {
             self.sleep();
@@ -229,9 +235,6 @@ impl WorkerThread {
             Job::AcquireAll(attempts, sender) => {
                 let _ = sender.send(self.run_all(&attempts, until));
             }
-            Job::List(sender) => {
-                let _ = sender.send(self.list());
-            }
         }
     }
 
@@ -312,15 +315,6 @@ impl WorkerThread {
         Ok(done)
     }
 
-    fn list(&mut self) -> Result<Vec<Resource>, StoreError> {
-        let sql = "SELECT kind, name FROM resource WHERE leases > 0 OR waiters > 0 ORDER BY name, kind";
-        if !self.shared.files.are_in_place() {
-            return Err(TransactionError::Gone.into_error());
-        }
-        let connection = self.connection().map_err(TransactionError::into_error)?;
-        read_resources(&connection.limited(), sql).map_err(schema::not_done)
-    }
-
     fn connection(&mut self) -> Result<&FileConnection, TransactionError> {
         self.connection = self.connection.take_if(|connection| !connection.is_spoiled());
         if self.connection.is_none() {
@@ -365,19 +359,4 @@ impl WorkerThread {
             is_busy
         });
     }
-}
-
-/// Kinds and names as stored. A kind that only another version knows is left alone.
-fn read_resources(connection: &Connection, sql: &str) -> rusqlite::Result<Vec<Resource>> {
-    let mut statement = connection.prepare_cached(sql)?;
-    let mut rows = statement.query([])?;
-    let mut resources = Vec::new();
-    while let Some(row) = rows.next()? {
-        let kind = Kind::parse(row.get_ref(0)?.as_str()?);
-        let name = Name::new(row.get_ref(1)?.as_str()?);
-        if let (Some(kind), Ok(name)) = (kind, name) {
-            resources.push(Resource { kind, name });
-        }
-    }
-    Ok(resources)
 }

@@ -14,6 +14,8 @@ pub mod digest;
 pub mod gate;
 #[cfg(any(test, feature = "testing"))]
 pub mod histories;
+#[cfg(unix)]
+pub mod identity;
 pub mod memory;
 mod metadata;
 mod open_error;

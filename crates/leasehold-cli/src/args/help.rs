@@ -69,8 +69,9 @@ The command line takes precedence over the environment, and the environment over
 the file.
 An option of the file is ignored if it can't be used together with what is typed
 or in the environment. An option that is repeatable may be a list.
-For locks that several users share, create a directory for their group once:
-  install -d -m 2770 -o root -g GROUP /var/lib/leasehold
+For locks that several users share, create a directory for their group once, with
+an owner who is not root:
+  install -d -m 2770 -o USER -g GROUP /var/lib/leasehold
 Then name the file in each job, also in crontabs:
   LEASEHOLD_STORE=sqlite:/var/lib/leasehold/locks.db leasehold run ...
 leasehold ls, show and doctor print the address of their store.";

@@ -157,17 +157,17 @@ fn command_that_is_ended_leaves_no_transaction_open() {
     let other = Connection::open(&path).unwrap();
     // The schema is read and checked.
     assert!(matches!(granted(&store, id(9, 1)), Reply::Granted(_)));
-    store.connection.lock().unwrap().limit = Duration::ZERO;
+    callers_connection(&store).limit = Duration::ZERO;
     let mut ended = 0;
     for number in 0..100 {
         // BEGIN and COMMIT are never ended, however long ago the connection was used.
         let answered = store.try_call_inline(&resource("a"), &acquire(id(1, number), false)).unwrap();
         ended += u32::from(answered.is_err_and(|error| error.message.contains("took too long")));
-        drop(store.connection.lock().unwrap().begin().expect("no transaction is open"));
+        drop(callers_connection(&store).begin().expect("no transaction is open"));
         other.execute_batch("BEGIN IMMEDIATE; ROLLBACK").expect("the file is free");
     }
     assert!(ended > 5, "{ended} of 100 were ended");
-    store.connection.lock().unwrap().limit = foreign_code::TIME_LIMIT;
+    callers_connection(&store).limit = foreign_code::TIME_LIMIT;
     assert!(store.try_call_inline(&resource("b"), &acquire(id(9, 2), false)).unwrap().is_ok());
 }
 
@@ -177,7 +177,7 @@ fn open_transaction_is_rolled_back_by_the_next_use() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     let store = open(&path, 1).unwrap();
-    store.connection.lock().unwrap().limited().execute_batch("BEGIN IMMEDIATE").unwrap();
+    callers_connection(&store).limited().execute_batch("BEGIN IMMEDIATE").unwrap();
     let failed = store.try_call_inline(&resource("a"), &acquire(id(1, 1), false)).unwrap();
     assert!(failed.is_err(), "{failed:?}");
     assert!(matches!(granted(&store, id(1, 2)), Reply::Granted(_)));
@@ -186,39 +186,70 @@ fn open_transaction_is_rolled_back_by_the_next_use() {
 
 /// What is at the name of the log when SQLite opens it would be overwritten, and become the property of the owner of the database.
 #[test]
-fn root_uses_the_file_with_the_rights_of_its_owner() {
-    const OTHER: Option<u32> = Some(12_345);
-    if !rustix::process::geteuid().is_root() {
-        // Only root has other users' files.
+fn root_uses_the_file_with_the_rights_of_the_directory_s_owner() {
+    let folder = tempfile::tempdir().unwrap();
+    let of_alice = folder.path().join("alice");
+    fs::create_dir(&of_alice).unwrap();
+    if !give_to_alice(&of_alice) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::chown(folder.path(), OTHER, OTHER).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let path = folder.path().join("locks.db");
+    let path = of_alice.join("locks.db");
     let store = open(&path, 1).unwrap();
-    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    let attempt = acquire(id(1, 1), false);
+    assert!(store.try_call_inline(&resource("a"), &attempt).is_none(), "this thread has root's rights");
+    let answer = pollster::block_on(store.call(Arc::new(resource("a")), attempt, 0)).unwrap();
+    assert!(matches!(answer.reply, Reply::Granted(_)));
+    let set = [(Arc::new(resource("b")), Arc::new(Acquire::exclusive(id(1, 2), TTL)))];
+    let answers = pollster::block_on(store.acquire_all(&set).unwrap());
+    assert!(answers[0].is_ok(), "{answers:?}");
+    pollster::block_on(store.diagnose()).unwrap();
     for suffix in ["", "-wal", "-shm", "-inbox"] {
         let found = fs::metadata(format!("{}{suffix}", path.display())).unwrap();
-        assert_eq!((found.uid(), found.gid()), (12_345, 12_345), "{suffix}");
+        assert_eq!((found.uid(), found.gid()), (ALICE, ALICE), "{suffix}");
     }
     drop(store);
+    leasehold_testkit::wait_until("the pipe is removed", || {
+        fs::read_dir(files::beside(&path, "-inbox")).unwrap().next().is_none()
+    });
     // What a check beforehand can't see in time.
-    for mode in [0o600, 0o660] {
-        let (private, log) = (folder.path().join("private"), folder.path().join("locks.db-wal"));
-        let _ = fs::remove_file(&log);
-        fs::write(&private, "private").unwrap();
-        fs::set_permissions(&private, fs::Permissions::from_mode(mode)).unwrap();
-        fs::rename(&private, &log).unwrap();
-        let opened = identity::as_owner_of(&path, || {
-            Connection::open(&path).unwrap().execute_batch("SELECT * FROM lease")
-        });
-        let opened = opened.unwrap();
-        assert!(opened.is_err(), "{mode:o} {opened:?}");
-        assert!(refusal(&path).contains("is not SQLite's"), "{mode:o}");
-        let found = fs::metadata(&log).unwrap();
-        assert_eq!((found.uid(), fs::read_to_string(&log).unwrap().as_str()), (0, "private"));
+    let (private, log) = (of_alice.join("private"), of_alice.join("locks.db-wal"));
+    fs::remove_file(&log).unwrap();
+    fs::write(&private, "private").unwrap();
+    fs::set_permissions(&private, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::rename(&private, &log).unwrap();
+    let identity = Identity::for_file(&path).unwrap();
+    let opened =
+        identity.run(|| Connection::open(&path).unwrap().execute_batch("SELECT * FROM lease")).unwrap();
+    assert!(opened.is_err(), "{opened:?}");
+    assert!(refusal(&path).contains("is not SQLite's"));
+    let found = fs::metadata(&log).unwrap();
+    assert_eq!((found.uid(), fs::read_to_string(&log).unwrap().as_str()), (0, "private"));
+}
+
+/// The name of the directory that root was given, or the one above it, is in another user's hands.
+#[test]
+fn root_makes_no_file_where_the_owner_of_a_link_may_make_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let [of_alice, of_root, shared] = ["alice", "root", "shared"].map(|name| folder.path().join(name));
+    for folder in [&of_alice, &of_root, &shared] {
+        fs::create_dir(folder).unwrap();
     }
+    if !give_to_alice(&of_alice) {
+        return;
+    }
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink(&of_root, of_alice.join("run")).unwrap();
+    let Err(refused) = open(&of_alice.join("run/jobs"), 1) else { panic!("alice may make no file there") };
+    let refused = refused.to_string();
+    assert!(refused.contains("no permission") && refused.contains("uid 12345"), "{refused}");
+    assert_eq!(fs::read_dir(&of_root).unwrap().count(), 0);
+    for mode in [0o2770, 0o1777] {
+        fs::set_permissions(&shared, fs::Permissions::from_mode(mode)).unwrap();
+        assert!(refusal(&shared.join("locks.db")).contains("may write the directory"), "{mode:o}");
+    }
+    assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
+    drop(open(&of_root.join("locks.db"), 1).unwrap());
 }
 
 #[test]
@@ -285,6 +316,39 @@ fn rows_that_contradict_each_other_are_an_error() {
 }
 
 #[test]
+fn sweep_passes_over_rows_that_contradict_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    for (number, change) in ["in_use = 255", "in_use = 0", "parked = 3", "capacity = 'text'", "kind = x'00'"]
+        .into_iter()
+        .enumerate()
+    {
+        let path = folder.path().join(number.to_string());
+        let store = open(&path, 1).unwrap();
+        assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+        let other = Connection::open(&path).unwrap();
+        let make_due =
+            format!("UPDATE resource SET {change}, visit = 0, remember_until = 0, next_expiry = 0");
+        other.execute_batch(&make_due).unwrap();
+        // A command that makes a row sweeps those that are due.
+        let answered = store.try_call_inline(&resource("b"), &acquire(id(1, 2), false)).unwrap();
+        assert!(matches!(&answered, Ok(Answer { reply: Reply::Granted(_), .. })), "{change}: {answered:?}");
+        let visit = "SELECT visit > 0 FROM resource ORDER BY id LIMIT 1";
+        assert!(other.query_row(visit, [], |row| row.get::<_, bool>(0)).unwrap(), "{change}");
+        // So does the worker of a client that comes.
+        other.execute_batch("UPDATE resource SET visit = 0").unwrap();
+        let next = open(&path, 2).unwrap();
+        leasehold_testkit::wait_until("the row is swept", || {
+            other.query_row("SELECT min(visit) > 0 FROM resource", [], |row| row.get::<_, bool>(0)).unwrap()
+        });
+        let listed = pollster::block_on(next.list()).unwrap();
+        assert!(listed.contains(&resource("b")), "{listed:?}");
+        let answers =
+            pollster::block_on(next.call_batch(vec![(Arc::new(resource("c")), acquire(id(2, 1), false))], 0));
+        assert!(matches!(&answers[..], [Ok(_)]), "{change}: {answers:?}");
+    }
+}
+
+#[test]
 fn file_without_permission_is_reported() {
     if rustix::process::geteuid().is_root() {
         // Nothing is forbidden to root; a file on a device that can't be written is as good.
@@ -326,7 +390,7 @@ fn full_disk_is_an_error_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder.path().join("locks.db"), 1).unwrap();
     {
-        let connection = store.connection.lock().unwrap();
+        let connection = callers_connection(&store);
         let connection = connection.limited();
         let pages: i64 = connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
         connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(())).unwrap();
@@ -348,7 +412,7 @@ fn full_disk_is_an_error_and_changes_nothing() {
         }
     }
     assert!(failed > 0, "the disk was never full");
-    let connection = store.connection.lock().unwrap();
+    let connection = callers_connection(&store);
     connection.limited().query_row("PRAGMA max_page_count = 100000", [], |_| Ok(())).unwrap();
     drop(connection);
     assert!(matches!(granted(&store, id(1, 1_000)), Reply::Granted(_)));

@@ -170,9 +170,12 @@ fn mode(path: &Path) -> u32 {
 #[test]
 fn files_in_a_group_directory_get_group_permissions() {
     let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     for (directory, is_shared) in [(0o2775, true), (0o2755, false), (0o775, false), (0o2770, true)] {
         let here = folder.path().join(format!("{directory:o}"));
         fs::create_dir(&here).unwrap();
+        // Root uses none of its own that others may write.
+        give_to_alice(&here);
         fs::set_permissions(&here, fs::Permissions::from_mode(directory)).unwrap();
         // What the umask leaves of a new file.
         fs::write(here.join("plain"), "").unwrap();
@@ -212,9 +215,11 @@ fn new_file_is_hidden_from_those_who_may_only_read_it() {
 #[test]
 fn existing_file_keeps_its_mode() {
     let folder = tempfile::tempdir().unwrap();
+    give_to_alice(folder.path());
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o2775)).unwrap();
     let path = folder.path().join("locks.db");
     fs::write(&path, "").unwrap();
+    give_to_alice(&path);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let _store = open(&path, 1).unwrap();
     assert_eq!(mode(&path), 0o600);

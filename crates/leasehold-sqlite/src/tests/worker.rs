@@ -141,3 +141,19 @@ fn failed_commit_is_unknown_for_all_its_commands() {
     let replies: Vec<_> = answers.into_iter().map(|answered| answered.unwrap().reply).collect();
     assert!(matches!(&replies[..], [Reply::Released, Reply::Granted(_)]), "{replies:?}");
 }
+
+/// A list may take seconds, and a renewal may not wait for it.
+#[test]
+fn list_and_the_worker_do_not_wait_for_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let store = open(&path, 1).unwrap();
+    assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let waiting = store.call(Arc::new(resource("b")), acquire(id(1, 2), false), 0);
+    let listed = pollster::block_on(store.list()).unwrap();
+    assert_eq!(listed, [resource("a")]);
+    other.execute_batch("ROLLBACK").unwrap();
+    assert!(matches!(pollster::block_on(waiting).unwrap().reply, Reply::Granted(_)));
+}

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::Token;
+use leasehold_store::identity::Identity;
 
 use super::{check_ahead, stale};
 use crate::error::{Error, ErrorKind};
@@ -40,6 +41,10 @@ const MAX_LINKS: usize = 40;
 ///
 /// **Other users.** Where all users may create files, as in `/tmp`, a `.fence` file that another user made is refused, unless that user
 /// may write the file: its owner, a member of its group, or all.
+///
+/// **Root** writes in a directory that another user owns with that user's rights, so that a name which this user exchanges leads nowhere
+/// where this user may not go: a new file is that user's, and a file there that belongs to someone else, root included, is refused. A directory
+/// of root's that a group or all users may write is refused, also one on the way, unless it is sticky. Write such files as another user.
 ///
 /// **A writer that is stopped** in the middle of a write, for example by SIGSTOP, can't be overtaken, because it may
 /// continue at any time. Other writers wait for 10 s, or for the limit of [`write_timeout`](Self::write_timeout), and then
@@ -106,7 +111,7 @@ impl FencedFile {
     ///
     /// `is_stale` for a token lower than the highest, `is_ahead` for one that is a day or more ahead of this machine's clock, and
     /// `is_timeout` if another writer did not finish in time; nothing is changed in these cases. `is_unavailable` if a file can't be read or written, with the system's error as its source; also
-    /// for a hard link, too many symbolic links and a damaged `.fence` file.
+    /// for a hard link, too many symbolic links, a damaged `.fence` file, and as root for a directory that others may write.
     /// The old content is then kept, unless only the last step failed, which syncs the folder. In both cases tokens lower than this one
     /// may be refused from now on.
     pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {
@@ -165,19 +170,38 @@ impl FencedFile {
         };
         // `None` if the limit overflows: no deadline.
         let deadline = Instant::now().checked_add(limit);
-        let Some((target, mut fence)) = self.lock(deadline).map_err(failed)? else {
-            let what = format!(
-                "{}: another writer has held it for {limit:?}: is that process stopped?",
-                self.path.display()
-            );
-            return Err(Error::new(ErrorKind::Timeout, what));
-        };
-        let highest = read_token(&mut fence).map_err(failed)?;
+        let identity = Identity::for_folder_of(&self.path).map_err(failed)?;
+        let written = identity.run(|| self.write_as(&identity, token, content, deadline)).flatten();
+        match written.map_err(failed)? {
+            Written::Done => Ok(()),
+            Written::Stale(highest) => Err(stale(self.path.display(), token, highest)),
+            Written::Late => {
+                let what = format!(
+                    "{}: another writer has held it for {limit:?}: is that process stopped?",
+                    self.path.display()
+                );
+                Err(Error::new(ErrorKind::Timeout, what))
+            }
+        }
+    }
+
+    /// On a thread with these rights.
+    fn write_as(
+        &self,
+        identity: &Identity,
+        token: Token,
+        content: &[u8],
+        deadline: Option<Instant>,
+    ) -> io::Result<Written> {
+        Target::find(&self.path)?.refuse_other_owner(identity)?;
+        let Some((target, mut fence)) = self.lock(deadline)? else { return Ok(Written::Late) };
+        target.refuse_other_owner(identity)?;
+        let highest = read_token(&mut fence)?;
         if highest > token.get() {
-            return Err(stale(self.path.display(), token, highest));
+            return Ok(Written::Stale(highest));
         }
         // The token first: a crash in between leaves the old content with a fence that is too high, never too low.
-        write_token(&mut fence, token).and_then(|()| target.replace(content)).map_err(failed)
+        write_token(&mut fence, token).and_then(|()| target.replace(content)).map(|()| Written::Done)
     }
 
     /// The file that the path leads to, and its fence, which stays locked until it is closed. `None` after the deadline.
@@ -195,6 +219,15 @@ impl FencedFile {
             }
         }
     }
+}
+
+/// What became of a write.
+enum Written {
+    Done,
+    /// The highest token is this one.
+    Stale(u64),
+    /// Another writer held the file for too long.
+    Late,
 }
 
 /// The file that is written, with symbolic links resolved in its last component.
@@ -227,13 +260,24 @@ impl Target {
         Err(io::Error::other("it leads through too many symbolic links"))
     }
 
+    /// With the rights of the directory's owner, another user's file could only become that owner's, with the content.
+    fn refuse_other_owner(&self, identity: &Identity) -> io::Result<()> {
+        let Some(found) = self.found.as_ref().filter(|_| identity.is_other()) else { return Ok(()) };
+        let (uid, of_folder) = (found.uid(), rustix::process::geteuid().as_raw());
+        if uid == of_folder {
+            return Ok(());
+        }
+        Err(io::Error::other(format!(
+            "it belongs to the user with uid {uid}, and its directory to the one with uid {of_folder}, who could exchange it: give it to that \
+             user (chown), or move it to a directory that only root may write"
+        )))
+    }
+
     /// Those who may write the file may read and write the fence, because a writer must be able to open and lock it, and no others: a
     /// reader could keep it locked.
     fn open_fence(&self) -> io::Result<File> {
         let path = self.beside(".fence");
-        let mut options = OpenOptions::new();
-        options.read(true).write(true);
-        match options.clone().create_new(true).open(&path) {
+        match self.create_fence(&path) {
             Ok(fence) => {
                 let created = fence.metadata()?;
                 let mode = self.found.as_ref().unwrap_or(&created).mode();
@@ -246,7 +290,7 @@ impl Target {
                 Ok(fence)
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let fence = options.open(&path)?;
+                let fence = OpenOptions::new().read(true).write(true).open(&path)?;
                 let (named, opened) = (fs::symlink_metadata(&path)?, fence.metadata()?);
                 if (named.dev(), named.ino()) != (opened.dev(), opened.ino()) {
                     return Err(io::Error::other("the fence is a link: its target is not written to"));
@@ -266,6 +310,12 @@ impl Target {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// At no moment may others read it, who could lock it then and for good. Those who may write a new file are as the umask says.
+    fn create_fence(&self, path: &Path) -> io::Result<File> {
+        let mode = if self.found.is_some() { 0o600 } else { 0o622 };
+        OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(path)
     }
 
     /// Whether the fence was made by one who may write the file. Where all users may create files, as in `/tmp`, another one could make
@@ -468,6 +518,20 @@ mod tests {
     }
 
     #[test]
+    fn fence_is_hidden_from_readers_from_its_first_moment() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let made = || {
+            let _ = fs::remove_file(folder.path().join("fence"));
+            let fence = Target::find(&path).unwrap().create_fence(&folder.path().join("fence")).unwrap();
+            fence.metadata().unwrap().mode() & 0o777
+        };
+        assert_eq!((made() & 0o044, made() & 0o600), (0, 0o600));
+        fs::write(&path, "").unwrap();
+        assert_eq!(made(), 0o600, "who may write it is as with the file");
+    }
+
+    #[test]
     fn fence_that_another_user_made_first_is_refused() {
         const OTHER: Option<u32> = Some(12_345);
         if !rustix::process::geteuid().is_root() {
@@ -478,17 +542,30 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (path, fence) = (folder.path().join("a"), folder.path().join("a.fence"));
         let file = FencedFile::new(&path);
+        // Root writes no file where all may.
+        let user = rustix::process::Uid::from_raw(12_000);
+        chown(folder.path(), Some(12_000), None).unwrap();
+        let write = |number: u64, content: &[u8]| {
+            thread::scope(|scope| {
+                let writing = scope.spawn(|| {
+                    rustix::thread::set_thread_res_uid(None, user, None).unwrap();
+                    file.write(token(number), content)
+                });
+                writing.join().unwrap()
+            })
+        };
         let made_by_other = || {
             let _ = fs::remove_file(&fence);
             fs::write(&fence, "").unwrap();
+            fs::set_permissions(&fence, Permissions::from_mode(0o666)).unwrap();
             chown(&fence, OTHER, OTHER).unwrap();
         };
         // Who may create files here is trusted, unless all are.
         made_by_other();
-        file.write(token(1), b"new").unwrap();
+        write(1, b"new").unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
         let refused = |number| {
-            let error = file.write(token(number), b"other").unwrap_err();
+            let error = write(number, b"other").unwrap_err();
             assert!(error.is_unavailable() && error.to_string().contains("uid 12345"), "{error}");
         };
         refused(2);
@@ -507,8 +584,45 @@ mod tests {
             fs::write(&path, "").unwrap();
             chown(&path, owner.or(Some(0)), group.or(Some(0))).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            assert_eq!(file.write(token(4), b"x").is_ok(), is_trusted, "{owner:?} {group:?} {mode:o}");
+            assert_eq!(write(4, b"x").is_ok(), is_trusted, "{owner:?} {group:?} {mode:o}");
         }
+    }
+
+    /// The owner of a directory exchanges it for a link while root writes a file in it.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn root_writes_in_the_directory_of_another_user_with_that_user_s_rights() {
+        use std::os::unix::fs::{chown, symlink};
+
+        const ALICE: u32 = 12_345;
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let [of_alice, of_root] = ["alice", "root"].map(|name| folder.path().join(name));
+        for folder in [&of_alice, &of_root] {
+            fs::create_dir(folder).unwrap();
+        }
+        chown(&of_alice, Some(ALICE), Some(ALICE)).unwrap();
+        let path = of_alice.join("report");
+        let file = FencedFile::new(&path);
+        file.write(token(1), b"new").unwrap();
+        for path in [&path, &of_alice.join("report.fence")] {
+            assert_eq!(fs::metadata(path).unwrap().uid(), ALICE);
+        }
+        // Root's own would become alice's.
+        fs::write(of_alice.join("secret"), "").unwrap();
+        let error = FencedFile::new(of_alice.join("secret")).write(token(1), b"x").unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("chown"), "{error}");
+        symlink(&of_root, of_alice.join("link")).unwrap();
+        assert!(
+            FencedFile::new(of_alice.join("link/report")).write(token(1), b"x").unwrap_err().is_unavailable()
+        );
+        assert_eq!(fs::read_dir(&of_root).unwrap().count(), 0);
+        fs::set_permissions(&of_root, Permissions::from_mode(0o2770)).unwrap();
+        let error = FencedFile::new(of_root.join("report")).write(token(1), b"x").unwrap_err();
+        assert!(error.is_unavailable() && error.to_string().contains("may write the directory"), "{error}");
     }
 
     #[test]
