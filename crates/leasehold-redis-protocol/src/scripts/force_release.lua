@@ -20,6 +20,7 @@ table.sort(taken, function(a, b)
 end)
 for i = 1, #taken do
   local l = taken[i]
+  store_part()
   remove_lease(l)
   push(l.id, 3)
   taken[i] = shown(l)

@@ -73,7 +73,10 @@ local function expire()
         next_expiry = math.min(next_expiry, l.expires_at)
       else
         remove_lease(l)
-        if l.claimed == 0 then set_parked(l.id, 1) end
+        if l.claimed == 0 then
+          set_parked(l.id, 1)
+          may_be_without = true
+        end
       end
     end
     h.next_expiry = math.min(next_expiry, end_tombstones())
@@ -292,6 +295,7 @@ end
 local function store()
   if has_ready_waiter() and not had_ready_waiter then notify_holder() end
   if queue_moved then notify_head() end
+  unpark_clients_without_waiters()
   local only = h.waiters + h.tombstones == 0 and only_lease()
   local plain = only and pack_plain(only)
   if h.leases + h.waiters + h.tombstones == 0 then

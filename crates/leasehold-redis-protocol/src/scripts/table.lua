@@ -146,6 +146,7 @@ local h = {
 local first, further = nil, 0 -- the lease that is kept with the header, and how many others there are
 local early = {} -- the places of the waiters before those in line, in order
 local passed = {} -- by client, if it is parked, the places of its waiters that were passed over; else false
+local may_be_without = false -- a client that is parked may have no waiter any more
 local has_table, stayed = false, 0 -- the key is a hash, and until when it stays
 local is_complete = false -- all of its fields are known
 local stored, changed, pending = {}, {}, 0 -- what is known of the hash, what is to change, and how many fields that are
@@ -407,13 +408,23 @@ local function only_lease()
   if h.leases == 1 then return first or unpack_lease(get('l1'), 1) end
 end
 
-local function heaviest_lease_of(owner)
-  local owned, most, id = get('o' .. owner) or '', -1, nil
-  for at = 1, #owned, 28 do
-    local weight, of = struct.unpack('>I4c24', owned, at)
-    if weight > most then most, id = weight, of end
+-- Whether one text sorts before another of its length. The operator of Lua follows the server's locale.
+local function precedes(a, b)
+  for at = 1, #a do
+    local x, y = string.byte(a, at), string.byte(b, at)
+    if x ~= y then return x < y end
   end
-  return id and lease(id)
+  return false
+end
+
+-- Of equally heavy ones the one with the greatest acquisition.
+local function heaviest_lease_of(owner)
+  local owned, heaviest = get('o' .. owner) or '', string.rep('\0', 28)
+  for at = 1, #owned, 28 do
+    local one = string.sub(owned, at, at + 27)
+    if precedes(heaviest, one) then heaviest = one end
+  end
+  return owned ~= '' and lease(string.sub(heaviest, 5))
 end
 
 -- A waiter's field, and the place that it stands for.
@@ -475,7 +486,9 @@ local function passed_of(client)
 end
 
 local function drop_waiter(w)
-  for _, places in ipairs({ early, passed_of(client_of(w.id)) or nil }) do
+  local skipped = passed_of(client_of(w.id))
+  may_be_without = may_be_without or skipped and true
+  for _, places in ipairs({ early, skipped or nil }) do
     local at = index_of(places, w.place)
     if places[at] == w.place then table.remove(places, at) end
   end
@@ -487,6 +500,7 @@ end
 local function park(client, parked)
   local places = passed_of(client)
   if (places and 1 or 0) == parked then return false end
+  pending = pending + 1
   if parked == 1 then
     passed[client] = {}
     h.parked = h.parked + 1
@@ -497,6 +511,27 @@ local function park(client, parked)
     h.parked = h.parked - 1
   end
   return true
+end
+
+-- A client without waiters is not parked.
+local function unpark_clients_without_waiters()
+  if not may_be_without or h.parked == 0 then return end
+  may_be_without = false
+  local waiting, parked = {}, {}
+  for field, value in pairs(all_fields()) do
+    if value ~= '' and string.find(field, '^u?%d+$') then
+      waiting[string.sub(value, WAITER_SIZE + 1, WAITER_SIZE + 16)] = true
+    elseif value ~= '' and string.byte(field) == 112 then -- a p
+      parked[string.sub(field, 2)] = true
+    end
+  end
+  for client, places in pairs(passed) do parked[client] = places and true or nil end
+  for client in pairs(parked) do
+    if not waiting[client] then
+      passed[client] = false
+      h.parked = h.parked - 1
+    end
+  end
 end
 
 -- Moves the line's beginning to the first waiter in it, if there is one. Many places are read together, and all fields instead of very
@@ -561,6 +596,7 @@ local function end_tombstones()
       if ends > now then
         next_end = math.min(next_end, ends)
       else
+        store_part()
         set(field, nil)
         h.tombstones = h.tombstones - 1
       end

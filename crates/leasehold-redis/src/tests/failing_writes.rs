@@ -173,8 +173,7 @@ impl<'l, 'c> FailingRun<'l, 'c> {
         let (waiters, further) = (view.waiters.len(), count('l'));
         let found = [count('h'), count('w'), count('i'), count('o')];
         let is_known = further + 1 == view.holders.len() || further == view.holders.len();
-        // A client without waiters may be parked.
-        if found != [1, waiters, waiters + further, owners.len()] || !is_known || count('p') < parked {
+        if found != [1, waiters, waiters + further, owners.len()] || !is_known || count('p') != parked {
             return Err(format!("{view:?} has the fields {counts:?}"));
         }
         Ok(())

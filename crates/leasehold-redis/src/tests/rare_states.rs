@@ -469,3 +469,92 @@ fn lease_goes_to_the_waiter_behind_those_that_left() {
         assert!(comparison.view().holders.is_empty());
     });
 }
+
+fn waiter(number: u128) -> Command {
+    acquire_or_queue(1_000 + number, 1, 1, 1)
+}
+
+/// A step of more changes than one command can have is made in parts.
+#[test]
+fn thousands_of_clients_that_do_not_listen_are_passed_over_at_once() {
+    with_scripts(|runner| {
+        let resource = resource("a");
+        runner.run(&resource, &acquire_or_queue(0, 1, 1, 1), now());
+        (0..5_000).for_each(|number| drop(runner.run(&resource, &waiter(number), now())));
+        runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now());
+        assert_eq!(runner.run(&resource, &release(0, 1), now()).reply, Reply::Released);
+        let Reply::View(view) = runner.run(&resource, &Command::Inspect, now()).reply else { panic!() };
+        assert_eq!(view.holders[0].acquisition, id(1, 1));
+        assert_eq!(view.waiters.iter().filter(|waiter| waiter.skipped).count(), 5_000);
+    });
+}
+
+#[test]
+fn thousands_of_tombstones_end_at_once() {
+    with_scripts(|runner| {
+        let resource = resource("a");
+        runner.run(&resource, &acquire_or_queue(0, 1, 1, 1), now());
+        (0..5_000).for_each(|number| drop(runner.run(&resource, &cancel(1, number), now())));
+        runner.run(&resource, &renew(0, 1, 0), now());
+        let later = Now::same(now().time + TTL / 2);
+        assert!(matches!(runner.run(&resource, &renew(0, 1, 0), later).reply, Reply::Renewed { .. }));
+        let much_later = Now::same(now().time + Duration::from_secs(2_000));
+        let reply = runner.run(&resource, &acquire_or_queue(2, 1, 1, 1), much_later).reply;
+        assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
+        assert_eq!(runner.run(&resource, &release(2, 1), much_later).reply, Reply::Released);
+        assert_eq!(runner.key_type(&resource), "none");
+    });
+}
+
+#[test]
+fn thousands_of_holders_are_revoked_at_once() {
+    with_scripts(|runner| {
+        let resource = resource("a");
+        let holder = |number: u128| acquire_or_queue(1_000 + number, 1, 10_000, 1);
+        (0..3_000).for_each(|number| drop(runner.run(&resource, &holder(number), now())));
+        runner.run(&resource, &acquire_or_queue(1, 1, 10_000, 10_000), now());
+        let reply = runner.run(&resource, &Command::ForceRelease, now()).reply;
+        assert!(matches!(reply, Reply::Forced(holders) if holders.len() == 3_000));
+        let Reply::View(view) = runner.run(&resource, &Command::Inspect, now()).reply else { panic!() };
+        assert_eq!(view.holders.iter().map(|holder| holder.acquisition).collect::<Vec<_>>(), [id(1, 1)]);
+    });
+}
+
+/// Otherwise the shortcuts would be left for as long as the queue is never empty.
+#[test]
+fn client_whose_waiters_are_gone_is_not_parked() {
+    with_scripts(|runner| {
+        let resource = resource("a");
+        let parked = |runner: &mut ScriptRunner<'_>| -> usize {
+            let fields: Vec<Vec<u8>> =
+                redis::cmd("HKEYS").arg(resource_key(&resource)).query(runner.commands).unwrap();
+            fields.iter().filter(|field| field[0] == b'p').count()
+        };
+        runner.run(&resource, &acquire_or_queue(0, 1, 1, 1), now());
+        runner.run(&resource, &waiter(1), now());
+        runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now());
+        runner.run(&resource, &acquire_or_queue(2, 1, 1, 1), now());
+        runner.run(&resource, &release(0, 1), now());
+        assert_eq!(parked(runner), 1, "it does not listen");
+        runner.run(&resource, &release(1_001, 1), now());
+        assert_eq!(parked(runner), 0, "its only waiter has left");
+        // The granted lease of client 1 is not claimed.
+        let later = Now::same(now().time + Duration::from_secs(4));
+        runner.run(&resource, &acquire_or_queue(3, 1, 1, 1), later);
+        assert_eq!(parked(runner), 0, "it has no other waiter");
+    });
+}
+
+/// Of leases that are equally heavy, and of which one is retained.
+#[test]
+fn owner_reenters_by_the_lease_with_the_greatest_acquisition() {
+    for (first, second) in [(0, 1), (1, 0)] {
+        compare_mutex(|comparison| {
+            let own = |client, sequence| {
+                let attempt = acquire_or_queue(client, sequence, 3, 1);
+                changed(attempt, |acquire| acquire.owner = Some(Owner::new("o")))
+            };
+            run(comparison, [own(first, 1), retain(first, 1), own(second, 1), renew(second, 1, 0), own(2, 1)]);
+        });
+    }
+}
