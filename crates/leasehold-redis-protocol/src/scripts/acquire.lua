@@ -105,6 +105,10 @@ local function known_attempt()
     return { now, 1, l.token, l.token, math.min(l.expires_at - now, ttl) }
   end
   local w = waiter(id)
+  if w and w.deadline <= now then
+    remove_waiter(w)
+    w = nil
+  end
   if w then return recheck(w) end
 end
 

@@ -25,7 +25,7 @@ local replies = {}
 for i = 1, count do
   local request, ttl = ARGV[3 * i - 2], ARGV[3 * i - 1]
   local own = ms and ms .. '-' .. sequence + i - 1
-  if own and call('SET', KEYS[i], request .. ' leasehold:4@' .. own, 'NX', 'PX', ttl) then
+  if own and string.byte(ttl) ~= 45 and call('SET', KEYS[i], request .. ' leasehold:4@' .. own, 'NX', 'PX', ttl) then
     replies[i] = own
   else
     -- With an id of its own, because the rules may move the clock on from that, and it is further already.

@@ -32,10 +32,11 @@ repeat
   else
     waiter = call('HMGET', KEYS[1], field)[1]
   end
-  local _, _, secret, id, flags, ttl, at = struct.unpack('<ddc8c24>BI8', waiter)
+  if not waiter or waiter == '' then break end
+  local _, deadline, secret, id, flags, ttl, at = struct.unpack('<ddc8c24>BI8', waiter)
   local weight, reserve = 1, 0
   if flags > 7 then _, weight, reserve = struct.unpack(EXTENT, waiter, at) end
-  if weight ~= capacity or flags % 8 > 1 then break end
+  if weight ~= capacity or flags % 8 > 1 or deadline <= now then break end
   local inbox = INBOX .. redis.sha1hex(string.sub(id, 1, 16))
   if call('PUBSUB', NUMSUB, inbox)[2] == 0 then break end
   -- Should memory be full, the rules know what to do.

@@ -13,7 +13,6 @@
 
 local requester = nil
 local requester_parked = 0 -- its client was found absent in this step
-local queue_moved = false
 local had_ready_waiter = false
 local loaded = nil -- the plain form as it was
 local pushes = {}
@@ -52,20 +51,20 @@ end
 local function remove_waiter(w)
   drop_waiter(w)
   h.waiters = h.waiters - 1
-  queue_moved = true
+  queue.has_moved = true
 end
 
 local function set_parked(id, parked)
   local client = client_of(id)
   local is_changed = park(client, parked)
-  queue_moved = queue_moved or is_changed
+  queue.has_moved = queue.has_moved or is_changed
   if requester and client_of(requester) == client then requester_parked = is_changed and parked or 0 end
 end
 
 local function expire()
   if h.next_expiry <= now then
     -- Once in a while the key's expiry is set again, in case that another program took it away.
-    stayed = 0
+    key.stays = 0
     local next_expiry = NEVER
     for _, l in ipairs(each_lease()) do
       store_part()
@@ -73,10 +72,7 @@ local function expire()
         next_expiry = math.min(next_expiry, l.expires_at)
       else
         remove_lease(l)
-        if l.claimed == 0 then
-          set_parked(l.id, 1)
-          may_be_without = true
-        end
+        if l.claimed == 0 then set_parked(l.id, 1) end
       end
     end
     h.next_expiry = math.min(next_expiry, end_tombstones())
@@ -85,10 +81,12 @@ local function expire()
     local expired, next_deadline = expired_waiters()
     for i = 1, #expired do
       store_part()
-      remove_waiter(expired[i])
+      remove_waiter(waiter_in(expired[i]))
     end
-    h.next_deadline = next_deadline
+    -- Of many waiters those that have left are looked for every second; until then they may be counted, and are granted nothing.
+    h.next_deadline = h.waiters > 100 and math.max(next_deadline, now + 1000000) or next_deadline
   end
+  queue.is_current = true
 end
 
 --@layer
@@ -135,7 +133,7 @@ end
 
 local function invalidate_head_hint()
   h.head = 0
-  queue_moved = true
+  queue.has_moved = true
 end
 
 -- The clock's next id, which follows the server's time and never falls, or this later one.
@@ -294,15 +292,15 @@ end
 
 local function store()
   if has_ready_waiter() and not had_ready_waiter then notify_holder() end
-  if queue_moved then notify_head() end
+  if queue.has_moved then notify_head() end
   unpark_clients_without_waiters()
   local only = h.waiters + h.tombstones == 0 and only_lease()
   local plain = only and pack_plain(only)
   if h.leases + h.waiters + h.tombstones == 0 then
-    if raw or has_table then redis.call('DEL', KEYS[1]) end
+    if raw or key.is_table then redis.call('DEL', KEYS[1]) end
   elseif not plain then
     return store_table(publish_all)
-  elseif has_table or plain ~= loaded then
+  elseif key.is_table or plain ~= loaded then
     write('SET', KEYS[1], plain, 'PXAT', math.ceil(only.expires_at / 1000))
   end
   publish_all()

@@ -144,12 +144,14 @@ local h = {
   head = 0, waiters = 0, early = 0, parked = 0, next_deadline = NEVER,
 }
 local first, further = nil, 0 -- the lease that is kept with the header, and how many others there are
-local early = {} -- the places of the waiters before those in line, in order
-local passed = {} -- by client, if it is parked, the places of its waiters that were passed over; else false
-local may_be_without = false -- a client that is parked may have no waiter any more
-local has_table, stayed = false, 0 -- the key is a hash, and until when it stays
-local is_complete = false -- all of its fields are known
-local stored, changed, pending = {}, {}, 0 -- what is known of the hash, what is to change, and how many fields that are
+-- The places of the waiters before those in line, in order, as they are stored, from the one of the number `first` on; and what has become of
+-- the queue in this step: these places have changed, some of those who left had one of them, the head may be another one, and what has
+-- expired was removed.
+local queue = { early = '', first = 1, is_changed = false, has_gaps = false, has_moved = false, is_current = false }
+local passed, touched = {}, {} -- by client, if it is parked, the places of its waiters that were passed over, else false; which changed
+-- Whether the key is a hash, until when it stays, whether all of its fields are known, and how many are to change.
+local key = { is_table = false, stays = 0, is_complete = false, changes = 0 }
+local stored, changed = {}, {} -- what is known of the hash, and what is to change
 local foreign = nil -- how many milliseconds another program's value stays, or -1 for ever
 local is_unbounded = false -- the plain form has lost its expiry
 
@@ -177,14 +179,14 @@ end
 
 -- Reads fields that are needed together.
 local function fetch(fields)
-  if not has_table then return end
+  if not key.is_table then return end
   local values = read(unpack(fields))
   for i = 1, #fields do stored[fields[i]] = values[i] or '' end
 end
 
 local function get(field)
   local value = changed[field] or stored[field]
-  if not value and not is_complete then
+  if not value and not key.is_complete then
     fetch({ field })
     value = stored[field]
   end
@@ -192,14 +194,14 @@ local function get(field)
 end
 
 local function set(field, value)
-  if not changed[field] then pending = pending + 1 end
+  if not changed[field] then key.changes = key.changes + 1 end
   changed[field] = value or ''
 end
 
--- All fields as they will be.
-local function all_fields()
-  if has_table and not is_complete then
-    is_complete = true
+-- Reads all fields.
+local function read_all()
+  if key.is_table and not key.is_complete then
+    key.is_complete = true
     local all, empty = redis.call('HGETALL', KEYS[1]), {}
     for i = 1, #all, 2 do
       if all[i + 1] == '' then empty[#empty + 1] = all[i] else stored[all[i]] = all[i + 1] end
@@ -207,6 +209,11 @@ local function all_fields()
     -- The HDEL of a step has failed.
     for i = 1, #empty, 1000 do redis.call('HDEL', KEYS[1], unpack(empty, i, math.min(i + 999, #empty))) end
   end
+end
+
+-- All fields as they will be.
+local function all_fields()
+  read_all()
   local fields = {}
   for field, value in pairs(stored) do fields[field] = value end
   for field, value in pairs(changed) do fields[field] = value end
@@ -223,6 +230,39 @@ local function pack_places(places)
   local packed = {}
   for i = 1, #places do packed[i] = struct.pack('<d', places[i]) end
   return table.concat(packed)
+end
+
+-- The first of the early places, if there is one.
+local function early_place()
+  local at = 8 * queue.first - 7
+  if #queue.early > at then return (struct.unpack('<d', queue.early, at)) end
+end
+
+local function early_places()
+  return unpack_places(queue.early, 8 * queue.first - 7)
+end
+
+local function set_early_places(places)
+  queue.early, queue.first, queue.is_changed = pack_places(places), 1, true
+end
+
+-- A waiter's field, and the place that it stands for.
+local function field_at(place)
+  if place > FIRST_WAITER_PLACE then return string.format('%.0f', place - FIRST_WAITER_PLACE) end
+  return 'u' .. place
+end
+
+local function place_of(field)
+  return tonumber(field) and FIRST_WAITER_PLACE + field or tonumber(string.sub(field, 2))
+end
+
+-- These places without those whose waiters leave in this step.
+local function still_there(places)
+  local there = {}
+  for i = 1, #places do
+    if changed[field_at(places[i])] ~= '' then there[#there + 1] = places[i] end
+  end
+  return there
 end
 
 local function pack_lease(l)
@@ -271,12 +311,12 @@ local function load()
     if redis.call('EXISTS', KEYS[1]) == 1 then error('WRONGTYPE the key has a hash of another program', 0) end
     return
   end
-  has_table, stored.h = true, header
+  key.is_table, stored.h = true, header
   h.capacity, h.in_use, h.last_token, h.leases, h.tombstones, h.next_expiry, h.stays, h.early, h.parked, h.next_place,
     h.first, h.head, h.waiters, h.next_deadline = struct.unpack(HEADER, header)
   if #header > HEADER_SIZE then first = unpack_lease(header, HEADER_SIZE + 1) end
-  further, stayed = h.leases - (first and 1 or 0), h.stays
-  if h.early > 0 then early = unpack_places(get('e'), 1) end
+  further, key.stays = h.leases - (first and 1 or 0), h.stays
+  if h.early > 0 then queue.early = get('e') end
 end
 
 -- Of the only lease, if that tells all.
@@ -294,29 +334,40 @@ end
 -- The header, and which waiters come before the line or were passed over, among the changes.
 local function collect()
   if h.leases == 1 and h.tombstones == 0 and first then h.next_expiry = first.expires_at end
-  if h.early + #early > 0 then set('e', pack_places(early)) end
-  h.early = #early
+  if queue.has_gaps then
+    set_early_places(still_there(early_places()))
+    queue.has_gaps = false
+  end
+  if queue.is_changed then
+    queue.early, queue.first, queue.is_changed = string.sub(queue.early, 8 * queue.first - 7), 1, false
+    if h.early + #queue.early > 0 then set('e', queue.early) end
+    h.early = #queue.early / 8
+  end
   local header = struct.pack(HEADER, h.capacity, h.in_use, h.last_token, h.leases, h.tombstones, h.next_expiry, h.stays,
     h.early, h.parked, h.next_place, h.first, h.head, h.waiters, h.next_deadline)
   set('h', header .. (first and pack_lease(first) or ''))
-  for client, places in pairs(passed) do set('p' .. client, places and '-' .. pack_places(places)) end
+  for client in pairs(touched) do
+    local places = passed[client]
+    set('p' .. client, places and '-' .. pack_places(still_there(places)))
+  end
+  touched = {}
 end
 
 -- Makes the collected changes, calls `publish_all` as soon as they are made, and then removes the fields that are empty.
 local function store_table(publish_all)
   collect()
-  if has_table and h.stays ~= stayed then redis.call('PEXPIREAT', KEYS[1], math.ceil(h.stays / 1000)) end
-  stayed = h.stays
+  if key.is_table and h.stays ~= key.stays then redis.call('PEXPIREAT', KEYS[1], math.ceil(h.stays / 1000)) end
+  key.stays = h.stays
   local fields, removed = {}, {}
   for field, value in pairs(changed) do
-    if value ~= (stored[field] or not has_table and '') then
+    if value ~= (stored[field] or not key.is_table and '') then
       fields[#fields + 1], fields[#fields + 2] = field, value
       if value == '' then removed[#removed + 1] = field end
       stored[field] = value
     end
   end
-  changed, pending = {}, 0
-  if not has_table then
+  changed, key.changes = {}, 0
+  if not key.is_table then
     create_table(write, fields, h.stays)
     return publish_all()
   end
@@ -328,7 +379,7 @@ end
 -- A command has a limited number of arguments, so a step of very many changes takes effect in parts. It calls this where a part
 -- may end: each is a step of its own.
 local function store_part()
-  if pending > 1000 and has_table then store_table(function() end) end
+  if key.changes > 1000 and key.is_table then store_table(function() end) end
 end
 
 --@layer
@@ -427,16 +478,7 @@ local function heaviest_lease_of(owner)
   return owned ~= '' and lease(string.sub(heaviest, 5))
 end
 
--- A waiter's field, and the place that it stands for.
-local function field_at(place)
-  if place > FIRST_WAITER_PLACE then return string.format('%.0f', place - FIRST_WAITER_PLACE) end
-  return 'u' .. place
-end
-
-local function place_of(field)
-  return tonumber(field) and FIRST_WAITER_PLACE + field or tonumber(string.sub(field, 2))
-end
-
+--@layer
 local function waiter_in(field)
   local text = get(field)
   if not text then return nil end
@@ -462,18 +504,33 @@ end
 
 -- Where a place is in a list in order, or would be.
 local function index_of(places, place)
-  local at = #places
-  while at > 0 and places[at] > place do at = at - 1 end
-  return places[at] == place and at or at + 1
+  local low, high = 1, #places + 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if places[middle] < place then low = middle + 1 else high = middle end
+  end
+  return low
 end
 
 local function put_waiter(w)
   outlive(w.deadline)
   h.next_deadline = math.min(h.next_deadline, w.deadline)
   local field = field_at(w.place)
-  if w.place < FIRST_WAITER_PLACE and not get(field) then table.insert(early, index_of(early, w.place), w.place) end
+  if w.place < FIRST_WAITER_PLACE and not get(field) then
+    local places = early_places()
+    table.insert(places, index_of(places, w.place), w.place)
+    set_early_places(places)
+  end
   set(field, struct.pack(WAITER, w.since, w.deadline, w.secret) .. w.text)
   set('i' .. w.id, field)
+end
+
+-- Notes that the client's list changes.
+local function touch(client)
+  if not touched[client] then
+    touched[client] = true
+    key.changes = key.changes + 1
+  end
 end
 
 -- The places of a parked client's waiters that were passed over; nothing if it is not parked.
@@ -486,11 +543,11 @@ local function passed_of(client)
 end
 
 local function drop_waiter(w)
-  local skipped = passed_of(client_of(w.id))
-  may_be_without = may_be_without or skipped and true
-  for _, places in ipairs({ early, skipped or nil }) do
-    local at = index_of(places, w.place)
-    if places[at] == w.place then table.remove(places, at) end
+  if passed_of(client_of(w.id)) then touch(client_of(w.id)) end
+  if w.place == early_place() then
+    queue.first, queue.is_changed = queue.first + 1, true
+  else
+    queue.has_gaps = queue.has_gaps or w.place < FIRST_WAITER_PLACE + h.first
   end
   set(field_at(w.place), nil)
   set('i' .. w.id, nil)
@@ -500,23 +557,26 @@ end
 local function park(client, parked)
   local places = passed_of(client)
   if (places and 1 or 0) == parked then return false end
-  pending = pending + 1
+  touch(client)
   if parked == 1 then
     passed[client] = {}
     h.parked = h.parked + 1
   else
-    for i = 1, #places do early[#early + 1] = places[i] end
-    table.sort(early)
+    if places[1] then
+      local both = early_places()
+      for i = 1, #places do both[#both + 1] = places[i] end
+      table.sort(both)
+      set_early_places(both)
+    end
     passed[client] = false
     h.parked = h.parked - 1
   end
   return true
 end
 
--- A client without waiters is not parked.
+-- A client without waiters is not parked. That is seen where all fields are read.
 local function unpark_clients_without_waiters()
-  if not may_be_without or h.parked == 0 then return end
-  may_be_without = false
+  if h.parked == 0 or not key.is_complete and h.waiters > 0 then return end
   local waiting, parked = {}, {}
   for field, value in pairs(all_fields()) do
     if value ~= '' and string.find(field, '^u?%d+$') then
@@ -528,6 +588,8 @@ local function unpark_clients_without_waiters()
   for client, places in pairs(passed) do parked[client] = places and true or nil end
   for client in pairs(parked) do
     if not waiting[client] then
+      store_part()
+      touch(client)
       passed[client] = false
       h.parked = h.parked - 1
     end
@@ -539,7 +601,7 @@ end
 local read_to, width = 0, 1
 local function first_in_line()
   while h.first < h.next_place do
-    if h.first <= read_to or is_complete then
+    if h.first <= read_to or key.is_complete then
       if get(string.format('%.0f', h.first)) then return FIRST_WAITER_PLACE + h.first end
       h.first = h.first + 1
     elseif width > 64 and h.next_place - h.first > 8 * h.waiters then
@@ -553,24 +615,42 @@ local function first_in_line()
   end
 end
 
--- The first waiter whose client is not parked. Those before it are passed over.
+-- The first waiter whose client is not parked. Those before it are passed over, and removed if their deadline has passed.
 local function first_ready_waiter()
   while h.waiters > 0 do
-    local place = early[1] or first_in_line()
+    local is_early = early_place()
+    local place = is_early or first_in_line()
     if not place then return nil end
     local w = waiter_in(field_at(place))
-    local places = passed_of(client_of(w.id))
-    if not places then return w end
-    if early[1] then table.remove(early, 1) else h.first = h.first + 1 end
-    table.insert(places, index_of(places, place), place)
+    local places = w and passed_of(client_of(w.id))
+    if w and not places and (w.deadline > now or not queue.is_current) then return w end
+    store_part()
+    if is_early then queue.first, queue.is_changed = queue.first + 1, true else h.first = h.first + 1 end
+    if places then
+      touch(client_of(w.id))
+      table.insert(places, index_of(places, place), place)
+    elseif w then
+      drop_waiter(w)
+      h.waiters = h.waiters - 1
+      queue.has_moved = true
+    end
   end
 end
 
 -- The waiters whose deadline has passed, and when that of the next one will have.
 local function expired_waiters()
+  read_all()
   local expired, next_deadline = {}, NEVER
-  for _, w in ipairs(waiters_in(all_fields())) do
-    if w.deadline <= now then expired[#expired + 1] = w else next_deadline = math.min(next_deadline, w.deadline) end
+  for field, value in pairs(stored) do
+    local first = string.byte(field)
+    if value ~= '' and changed[field] ~= '' and (first < 58 or first == 117 and #field < 17) and string.find(field, '^u?%d+$') then -- a digit, or a u
+      local deadline = struct.unpack('<d', value, 9)
+      if deadline > now then
+        next_deadline = math.min(next_deadline, deadline)
+      else
+        expired[#expired + 1] = field
+      end
+    end
   end
   return expired, next_deadline
 end

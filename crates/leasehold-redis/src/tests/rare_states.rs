@@ -486,6 +486,52 @@ fn thousands_of_clients_that_do_not_listen_are_passed_over_at_once() {
         let Reply::View(view) = runner.run(&resource, &Command::Inspect, now()).reply else { panic!() };
         assert_eq!(view.holders[0].acquisition, id(1, 1));
         assert_eq!(view.waiters.iter().filter(|waiter| waiter.skipped).count(), 5_000);
+        // All of them have ended.
+        let later = Now::same(now().time + Duration::from_secs(100_000));
+        assert!(matches!(
+            runner.run(&resource, &acquire_or_queue(2, 1, 1, 1), later).reply,
+            Reply::Granted(_)
+        ));
+        assert_eq!(runner.run(&resource, &release(2, 1), later).reply, Reply::Released);
+        assert_eq!(runner.key_type(&resource), "none");
+    });
+}
+
+/// Each client has a place before and one behind those of all others.
+#[test]
+fn second_waiters_of_thousands_of_clients_are_passed_over_at_once() {
+    with_scripts(|runner| {
+        let resource = resource("a");
+        runner.run(&resource, &acquire_or_queue(0, 1, 1, 1), now());
+        for sequence in 1..3 {
+            for client in 0..5_000 {
+                runner.run(&resource, &acquire_or_queue(1_000 + client, sequence, 1, 1), now());
+            }
+        }
+        runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now());
+        assert_eq!(runner.run(&resource, &release(0, 1), now()).reply, Reply::Released);
+        let Reply::View(view) = runner.run(&resource, &Command::Inspect, now()).reply else { panic!() };
+        assert_eq!((view.holders[0].acquisition, view.waiters.len()), (id(1, 1), 10_000));
+    });
+}
+
+/// A client that has the lease renews it meanwhile.
+#[test]
+fn waiters_that_end_by_thousands_end_no_lease() {
+    with_scripts(|runner| {
+        let resource = resource("a");
+        let hour = Duration::from_secs(3_600);
+        let holder = changed(acquire_or_queue(0, 1, 1, 1), |acquire| acquire.ttl = 1_000 * hour);
+        runner.run(&resource, &holder, now());
+        (0..5_000).for_each(|number| drop(runner.run(&resource, &waiter(number), now())));
+        let later = Now::same(now().time + 100 * hour);
+        let renewal = Command::Renew(Renew { acquisition: id(0, 1), ttl: 1_000 * hour, reserve: 0 });
+        assert!(matches!(
+            runner.run(&resource, &renewal, later).reply,
+            Reply::Renewed { contended: false, .. }
+        ));
+        assert_eq!(runner.run(&resource, &release(0, 1), later).reply, Reply::Released);
+        assert_eq!(runner.key_type(&resource), "none");
     });
 }
 
@@ -537,10 +583,12 @@ fn client_whose_waiters_are_gone_is_not_parked() {
         runner.run(&resource, &release(0, 1), now());
         assert_eq!(parked(runner), 1, "it does not listen");
         runner.run(&resource, &release(1_001, 1), now());
+        runner.run(&resource, &Command::Inspect, now());
         assert_eq!(parked(runner), 0, "its only waiter has left");
         // The granted lease of client 1 is not claimed.
         let later = Now::same(now().time + Duration::from_secs(4));
         runner.run(&resource, &acquire_or_queue(3, 1, 1, 1), later);
+        runner.run(&resource, &Command::Inspect, later);
         assert_eq!(parked(runner), 0, "it has no other waiter");
     });
 }
@@ -554,7 +602,10 @@ fn owner_reenters_by_the_lease_with_the_greatest_acquisition() {
                 let attempt = acquire_or_queue(client, sequence, 3, 1);
                 changed(attempt, |acquire| acquire.owner = Some(Owner::new("o")))
             };
-            run(comparison, [own(first, 1), retain(first, 1), own(second, 1), renew(second, 1, 0), own(2, 1)]);
+            run(
+                comparison,
+                [own(first, 1), retain(first, 1), own(second, 1), renew(second, 1, 0), own(2, 1)],
+            );
         });
     }
 }
