@@ -325,7 +325,7 @@ fn machine_without_a_clock_uses_its_file_after_a_boot() {
     let path = folder.path().join("locks.db");
     drop(open(&path, 1).unwrap());
     let is_refused = |change: &str| {
-        leasehold_testkit::wait_until("the client has ended", || !mailbox::Mailboxes::are_read(&path));
+        leasehold_testkit::wait_until("the client has ended", || !Mailboxes::are_read(&path));
         let connection = Connection::open(&path).unwrap();
         connection.execute_batch("UPDATE meta SET value = 'another' WHERE key = 'boot'").unwrap();
         connection.execute_batch(change).unwrap();
