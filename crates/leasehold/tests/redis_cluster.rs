@@ -626,7 +626,13 @@ async fn clients_leave_a_master_that_is_cut_off_with_one_of_its_replicas() {
         let seeds: Vec<String> =
             proxies[..3].iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
         let client = Client::connect(&format!("redis-cluster://{}", seeds.join(","))).await.unwrap();
+        let scripts = || {
+            let stats: String = old.query(&["INFO", "commandstats"]).unwrap();
+            stats.lines().filter(|line| line.contains("evalsha")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let before = scripts();
         client.mutex("a").try_lock().await.unwrap();
+        assert_eq!(scripts(), before, "the old master was not asked for it");
     })
     .await;
 }
