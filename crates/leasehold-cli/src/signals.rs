@@ -25,8 +25,11 @@ pub(crate) fn unblock() -> io::Result<()> {
 }
 
 /// A file that reaches the limit of `ulimit -f`, such as the log of a database, makes its write fail, and does not end this program. The
-/// command has the default again, because the handler is this program's.
+/// command has the default again, because the handler is this program's. If it was ignored when this program started, it stays so.
 pub(crate) fn let_writes_fail() {
+    if is_ignored(Signal::SIGXFSZ) {
+        return;
+    }
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
 }
 

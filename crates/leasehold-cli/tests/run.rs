@@ -420,3 +420,20 @@ fn limit_of_file_sizes_is_an_error_of_the_store() {
     // SIGXFSZ.
     assert_eq!(code(ended.status), 128 + 25, "{ended:?}");
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn signal_that_was_ignored_stays_ignored_in_the_command() {
+    let place = Place::new();
+    let script = format!(
+        "trap '' XFSZ TERM; exec {} run a -- grep SigIgn /proc/self/status",
+        env!("CARGO_BIN_EXE_leasehold")
+    );
+    let output =
+        Command::new("sh").args(["-c", &script]).env("LEASEHOLD_STORE", place.store()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let ignored = u64::from_str_radix(text.trim().trim_start_matches("SigIgn:").trim(), 16).unwrap();
+    for signal in [15, 25] {
+        assert_ne!(ignored & 1 << (signal - 1), 0, "{signal}: {text}");
+    }
+}

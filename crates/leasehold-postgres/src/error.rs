@@ -128,6 +128,14 @@ pub(super) fn late(limit: Duration, may_be_done: bool) -> StoreError {
 }
 
 /// A row has a value that no store writes.
+/// Nothing was changed.
+pub(super) fn contradictory() -> StoreError {
+    StoreError::new(
+        Failure::Permanent(Effect::None),
+        "the rows of a lock in the tables contradict each other: find out who writes them besides leasehold",
+    )
+}
+
 pub(super) fn damaged(what: &str) -> StoreError {
     StoreError::new(
         Failure::NotSent,

@@ -8,7 +8,6 @@ use leasehold_store::StoreError;
 use leasehold_store::sql::stored_number;
 
 use super::cache::{CachedRows, Missing};
-use super::error;
 use super::exec::Executor;
 use super::limits::{MAIL_MICROS, SWEEP_ROWS, SWEEP_TIME};
 use super::params::{Param, Reader};
@@ -17,11 +16,11 @@ use super::pool::Class;
 use super::transaction::Progress;
 
 impl Executor {
-    /// The locks with a lease, a waiter or a tombstone.
+    /// The locks with a lease, a waiter or a tombstone, without those of a kind that this version does not know.
     pub(super) async fn list(&self) -> Result<Vec<Resource>, StoreError> {
         let list = async |progress: &Progress| self.resources(progress, &self.sql().list, Vec::new()).await;
         let rows = self.in_time(Class::Command, list).await?;
-        rows.into_iter().map(|resource| resource.ok_or_else(|| error::damaged("a resource's name"))).collect()
+        Ok(rows.into_iter().flatten().collect())
     }
 
     /// The resources that a statement finds; `None` for one of a kind that this version does not know.

@@ -422,6 +422,31 @@ fn sweep_goes_on_while_there_is_more_and_passes_over_rows_that_it_cannot_have() 
 }
 
 #[test]
+fn rows_that_contradict_each_other_fail_their_lock_only() {
+    let mut harness = Harness::new();
+    let resources = ["a", "b"].map(|name| Resource { kind: Kind::Mutex, name: Name::new(name).unwrap() });
+    let mut comparison = Comparison::new(&mut harness, &resources);
+    (0..2).for_each(|at| drop(comparison.run(at, &acquire(0, at as u64))));
+    comparison.sql("UPDATE leasehold.resource SET in_use = 255, visit = 0 WHERE name = 'a'");
+    comparison.sql("UPDATE leasehold.clock SET now = now + 7200000000");
+    // Until its next visit it is passed over, and the other is swept.
+    comparison.sweep_in_store();
+    let leased =
+        |name: &str| format!("SELECT count(*) FROM leasehold.resource WHERE name = '{name}' AND leases > 0");
+    assert_eq!((comparison.column(&leased("a")), comparison.column(&leased("b"))), (1, 0));
+    let release = Command::Release(Release::now(Acquisition { client: client_id(0), sequence: 0 }));
+    for command in [&release, &acquire(1, 9)] {
+        let refused = comparison.call(&resources[0], command).unwrap_err();
+        assert!(
+            refused.message.contains("contradict each other") && refused.failure.is_refusal(),
+            "{refused:?}"
+        );
+    }
+    assert!(matches!(comparison.call(&resources[1], &acquire(1, 8)).unwrap().reply, Reply::Granted(_)));
+    assert_eq!(comparison.list(), resources);
+}
+
+#[test]
 fn set_of_many_new_locks_is_acquired_at_once() {
     let mut harness = Harness::new();
     let resource =
@@ -523,6 +548,8 @@ fn no_command_reads_a_whole_table_however_small_it_was_when_it_was_planned() {
         let plan = harness.plan(statement.as_str());
         assert!(!plan.contains("Seq Scan"), "{statement:?}\n{plan}");
     }
+    // A list reads all rows in their own order: by an index each of a million would be a read of its own.
+    assert!(harness.plan(sql.list.as_str()).contains("Seq Scan"));
     // The check sees one.
     assert!(harness.plan("SELECT metadata FROM leasehold.clock, leasehold.resource").contains("Seq Scan"));
 }

@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -118,7 +119,9 @@ impl<'s> Transaction<'s> {
     ) -> Result<Option<(T, Vec<Push>)>, Failed> {
         self.begin(access, plan).await?;
         for _ in 0..MAX_READS {
-            match self.attempt(step) {
+            // Rows that contradict each other were not written by leasehold, and the model refuses them by a panic, which would end the client.
+            let attempted = catch_unwind(AssertUnwindSafe(|| self.attempt(step)));
+            match attempted.map_err(|_| Failed::Final(error::contradictory()))? {
                 Ok(_) if access == Access::Read && self.rows.iter().any(|rows| !rows.changes.is_empty()) => {
                     return Ok(None);
                 }

@@ -83,22 +83,30 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// A message that names the file and the line, or why the file can't be read. A file that all users may read, or its group may
-    /// change, is an error.
+    /// A message that names the file and the line, or why the file can't be read. A file that all users may read, its group may
+    /// change, or another user than root and this one owns, is an error.
     pub fn from_file(path: &Path) -> Result<Self, String> {
         let shown = path.display();
         let unreadable = |error: std::io::Error| format!("{shown}: it can't be read: {error}");
+        let mut file = std::fs::File::open(path).map_err(unreadable)?;
         #[cfg(unix)]
         {
-            use std::os::unix::fs::PermissionsExt as _;
-            let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode();
-            if mode & 0o026 != 0 {
+            use std::os::unix::fs::MetadataExt as _;
+            let found = file.metadata().map_err(unreadable)?;
+            let (owner, own) = (found.uid(), rustix::process::geteuid().as_raw());
+            if ![0, own].contains(&owner) {
+                return Err(format!(
+                    "{shown}: another user (uid {owner}) owns it, and can change the tokens: run chown {own} {shown}"
+                ));
+            }
+            if found.mode() & 0o026 != 0 {
                 return Err(format!(
                     "{shown}: other users can read or change the tokens: run chmod 600 {shown}, or 640 for a group that reads"
                 ));
             }
         }
-        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut file, &mut text).map_err(unreadable)?;
         Self::parse(&text).map_err(|what| format!("{shown}: {what}"))
     }
 
@@ -240,6 +248,11 @@ mod tests {
                 Err(error) => assert!(is_refused && error.contains("chmod 600"), "{mode:o}: {error}"),
                 Ok(_) => assert!(!is_refused, "{mode:o}"),
             }
+        }
+        // Only root can give a file away.
+        if std::os::unix::fs::chown(&path, Some(12_345), None).is_ok() {
+            let Err(error) = Tokens::from_file(&path) else { panic!("its owner can change the tokens") };
+            assert!(error.contains("uid 12345") && error.contains("chown"), "{error}");
         }
     }
 

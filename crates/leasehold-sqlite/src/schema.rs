@@ -169,8 +169,22 @@ fn why_same_boot(
     let known = connection.query_row("SELECT value FROM meta WHERE key = 'booted_at'", [], |row| row.get(0));
     let known: Option<String> = known.optional()?;
     let known = known.and_then(|known| known.parse::<i64>().ok());
-    let is_same = known.is_some_and(|known| known.abs_diff(booted_at) < SAME);
-    Ok(is_same.then_some("that boot began at the same moment as this one"))
+    // A machine without a clock that runs while it is off begins with the same time at each boot.
+    let is_same = known.is_some_and(|known| known.abs_diff(booted_at) < SAME) && may_have_leases(connection)?;
+    Ok(is_same.then_some(
+        "that boot began at the same moment as this one, and a lease or a waiter of it has not expired",
+    ))
+}
+
+/// Whether something in the file counts if it is of this boot. The clock of leases never goes back within one, so what began later than now is
+/// of another.
+fn may_have_leases(connection: &Connection) -> rusqlite::Result<bool> {
+    let now = Clock::System.embedded().time.as_micros().cast_signed();
+    let sql = "SELECT coalesce(max(began) <= ?1 AND max(ends) > ?1, 0) FROM (
+        SELECT granted_at AS began, expires_at AS ends FROM lease
+        UNION ALL SELECT since, deadline FROM waiter
+        UNION ALL SELECT 0, until FROM tombstone)";
+    connection.query_row(sql, [now], |row| row.get(0))
 }
 
 /// The boot of the file's leases; `None` for a new file.

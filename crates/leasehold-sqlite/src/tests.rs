@@ -318,6 +318,33 @@ fn release_reaches_the_next_client_and_skips_a_dead_one() {
     assert!(view.waiters.len() == 1 && view.waiters[0].skipped, "the dead one keeps its place: {view:?}");
 }
 
+/// Each of its boots begins with the same time.
+#[test]
+fn machine_without_a_clock_uses_its_file_after_a_boot() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    drop(open(&path, 1).unwrap());
+    let is_refused = |change: &str| {
+        leasehold_testkit::wait_until("the client has ended", || !Mailboxes::are_read(&path));
+        let connection = Connection::open(&path).unwrap();
+        connection.execute_batch("UPDATE meta SET value = 'another' WHERE key = 'boot'").unwrap();
+        connection.execute_batch(change).unwrap();
+        open(&path, 1).is_err_and(|error| error.to_string().contains("began at the same moment"))
+    };
+    assert!(!is_refused(""), "nothing in it could be of this boot");
+    let lease = |granted_at: i64, expires_at: i64| {
+        format!(
+            "INSERT OR REPLACE INTO resource VALUES (1, 'mutex', 'a', 1, 1, 1, 1, 0, 1, 0, 0, 0, {expires_at}, 0, 1);
+            INSERT OR REPLACE INTO lease VALUES (1, zeroblob(16), 1, NULL, 1, 1, {granted_at}, {expires_at}, 1, 0, '', 0)"
+        )
+    };
+    let now = Clock::System.embedded().time.as_micros().cast_signed();
+    let (earlier, later) = (now - 1_000_000, now + 600_000_000);
+    assert!(!is_refused(&lease(earlier - 1_000_000, earlier)), "it has expired");
+    assert!(!is_refused(&lease(later, later + 1)), "it was granted at a time that this boot has not reached");
+    assert!(is_refused(&lease(earlier, later)));
+}
+
 #[test]
 fn tokens_rise_over_restarts_and_a_reboot_ends_leases() {
     let folder = tempfile::tempdir().unwrap();

@@ -582,24 +582,27 @@ async fn clients_leave_a_master_that_is_cut_off_with_one_of_its_replicas() {
     let far = [others[0], others[1], cluster.replica_of(others[1]), new].map(|number| &cluster.nodes[number]);
     let (old, stale, new) = (&cluster.nodes[old], &cluster.nodes[stale], &cluster.nodes[new]);
     new.run(&["CLUSTER", "REPLICATE", &id_of(old)]);
-    let proxies = far.map(|node| {
-        let proxy = Proxy::before(node);
+    // A new client connects to the master with the lowest port first.
+    let mut proxies: Vec<Proxy> = (0..5).map(|_| Proxy::before(old)).collect();
+    proxies.sort_by_key(Proxy::port);
+    for (proxy, node) in proxies.iter().zip([old].into_iter().chain(far)) {
+        proxy.redirect_to(node.port());
         node.run(&["CONFIG", "SET", "cluster-announce-port", &proxy.port().to_string()]);
-        proxy
-    });
+    }
     let replicas = |node: &Server| {
         let nodes = node.query::<String>(&["CLUSTER", "NODES"]).unwrap();
         let of_old = nodes.lines().filter(|line| line.contains(&format!("slave {}", id_of(old)))).count();
         (of_old, proxies.iter().filter(|proxy| nodes.contains(&format!(":{}@", proxy.port()))).count())
     };
-    until(async || cluster.nodes.iter().all(|node| replicas(node) == (2, 4) && serves(node))).await;
+    until(async || cluster.nodes.iter().all(|node| replicas(node) == (2, 5) && serves(node))).await;
     until(async || old.query::<i64>(&["WAIT", "2", "100"]) == Ok(2)).await;
 
     // One that is connected to the old master only: its record, too, is in a slot of this one.
     let is_used =
         |node: &Server| node.query::<String>(&["CLIENT", "LIST"]).unwrap().contains("lib-name=leasehold");
     let client = until_some(async || {
-        let client = Client::connect(&format!("redis-cluster://127.0.0.1:{}", old.port())).await.unwrap();
+        let client =
+            Client::connect(&format!("redis-cluster://127.0.0.1:{}", proxies[0].port())).await.unwrap();
         client.mutex("a").lock().await.unwrap().release().await.unwrap();
         let is_recorded = async || old.query::<Vec<String>>(&["KEYS", "*client*"]).unwrap().len() == 1;
         let _ = timeout(Duration::from_secs(1), until(is_recorded)).await;
@@ -613,17 +616,23 @@ async fn clients_leave_a_master_that_is_cut_off_with_one_of_its_replicas() {
     })
     .await;
 
-    proxies.iter().for_each(|proxy| proxy.delay_replies(Duration::from_millis(20)));
+    proxies[1..].iter().for_each(|proxy| proxy.delay_replies(Duration::from_millis(20)));
     [old, stale].iter().for_each(|node| drop(node.run(&["DEBUG", "DROP-CLUSTER-PACKET-FILTER", "-2"])));
     until(async || far.iter().all(|node| serves(node)) && !serves(old) && !serves(stale)).await;
 
     until(async || client.mutex("a").try_lock().await.is_ok_and(|granted| granted.is_some())).await;
     // A new one compares the maps of its addresses.
     unless_paused(Duration::from_millis(100), async || {
-        let seeds =
-            [old.port(), proxies[0].port(), proxies[1].port()].map(|port| format!("127.0.0.1:{port}"));
+        let seeds: Vec<String> =
+            proxies[..3].iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
         let client = Client::connect(&format!("redis-cluster://{}", seeds.join(","))).await.unwrap();
+        let scripts = || {
+            let stats: String = old.query(&["INFO", "commandstats"]).unwrap();
+            stats.lines().filter(|line| line.contains("evalsha")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let before = scripts();
         client.mutex("a").try_lock().await.unwrap();
+        assert_eq!(scripts(), before, "the old master was not asked for it");
     })
     .await;
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Renew, Reply, Resource, StoreTime};
-use leasehold_store::StoreError;
 use leasehold_store::histories::{CLIENTS, Step, client_id};
+use leasehold_store::{CallResult, StoreError};
 use leasehold_testkit::{Postgres as Server, Session as ServerSession, wait_until};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -378,6 +378,15 @@ impl<'h> Comparison<'h> {
     /// The same, without the model.
     pub(super) fn sweep_in_store(&self) {
         self.harness.runtime.block_on(self.harness.executor.sweep()).unwrap();
+    }
+
+    /// A command without the model.
+    pub(super) fn call(&self, resource: &Resource, command: &Command) -> CallResult {
+        self.harness.runtime.block_on(self.harness.executor.call(resource, command))
+    }
+
+    pub(super) fn list(&self) -> Vec<Resource> {
+        self.harness.runtime.block_on(self.harness.executor.list()).unwrap()
     }
 
     pub(super) fn sql(&self, sql: &str) {
