@@ -353,9 +353,9 @@ const SPECIMENS: [(&str, &str, &str); 7] = [
     ),
     (
         "a shared lease is removed before the header tells it",
-        "    set = redis.pcall('HSET', KEYS[1], 'h', header, own, '', last_field, '')\n",
+        "    set = redis.pcall('HSET', KEYS[1], 'h', changed, own, '', last_field, '')\n",
         "    call('HDEL', KEYS[1], own, last_field)
-             set = redis.pcall('HSET', KEYS[1], 'h', header)\n",
+             set = redis.pcall('HSET', KEYS[1], 'h', changed)\n",
     ),
 ];
 
