@@ -322,7 +322,7 @@ fn script_that_fails_half_way_is_a_whole_step_or_none_on_redis_8_6() {
 }
 
 /// Scripts whose writes are in an order that does harm, each with what is wrong in it.
-const SPECIMENS: [(&str, &str, &str); 7] = [
+const SPECIMENS: [(&str, &str, &str); 6] = [
     (
         "old fields are removed first",
         "  if #fields > 0 then write('HSET', KEYS[1], unpack(fields)) end\n",
@@ -350,12 +350,6 @@ const SPECIMENS: [(&str, &str, &str); 7] = [
         "the plain lease is deleted first",
         "  set('HSET', SCRATCH, unpack(fields))\n",
         "  redis.call('DEL', KEYS[1])\n  set('HSET', SCRATCH, unpack(fields))\n",
-    ),
-    (
-        "a shared lease is removed before the header tells it",
-        "    set = redis.pcall('HSET', KEYS[1], 'h', changed, own, '', last_field, '')\n",
-        "    call('HDEL', KEYS[1], own, last_field)
-             set = redis.pcall('HSET', KEYS[1], 'h', changed)\n",
     ),
 ];
 
