@@ -256,11 +256,12 @@ local function place_of(field)
   return tonumber(field) and FIRST_WAITER_PLACE + field or tonumber(string.sub(field, 2))
 end
 
--- These places without those whose waiters leave in this step.
+-- These places without those whose waiters have left in this step.
 local function still_there(places)
   local there = {}
   for i = 1, #places do
-    if changed[field_at(places[i])] ~= '' then there[#there + 1] = places[i] end
+    local field = field_at(places[i])
+    if (changed[field] or stored[field]) ~= '' then there[#there + 1] = places[i] end
   end
   return there
 end
