@@ -1,6 +1,6 @@
 //! Runs commands in the model and in the scripts on a real server, and compares the answers and pushes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -199,8 +199,13 @@ impl<'c> ScriptRunner<'c> {
         value
     }
 
-    fn dump(&mut self, resource: &Resource) -> Option<Vec<u8>> {
-        redis::cmd("DUMP").arg(resource_key(resource)).query(self.commands).unwrap()
+    /// What the key has. The fields of a hash have no order.
+    fn dump(&mut self, resource: &Resource) -> (Option<Vec<u8>>, BTreeMap<Vec<u8>, Vec<u8>>) {
+        let key = resource_key(resource);
+        if self.key_type(resource) == "hash" {
+            return (None, redis::cmd("HGETALL").arg(key).query(self.commands).unwrap());
+        }
+        (redis::cmd("DUMP").arg(key).query(self.commands).unwrap(), BTreeMap::new())
     }
 
     /// The server does not know that the key has expired by the clock of the test.
