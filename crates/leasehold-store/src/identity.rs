@@ -67,7 +67,11 @@ impl Identity {
             return Ok(Self { other: None });
         }
         let mut walk = Walk { owner: None };
-        let found = walk.walk(file)?;
+        let found = match walk.walk(file) {
+            // Root without its usual capabilities: those who open the file say it better, and with the rights that were found so far.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            found => found?,
+        };
         let owner = walk.owner.map(|(uid, _)| uid);
         let of_file = found.map(|found| found.st_uid).filter(|uid| does_owner_count && *uid != 0);
         Ok(Self { other: owner.or(of_file).map(User::find).transpose()? })

@@ -50,13 +50,13 @@ pub fn unmodified(script: &str) -> String {
 /// A release that does not compare its acquisition with the holder's: the explorer must catch it.
 #[must_use]
 pub fn releasing_any_holder(script: &str) -> String {
-    script.replace("raw and string.sub(raw, 1, #ARGV[1]) == ARGV[1]", "raw")
+    script.replace("raw and string.sub(raw, 1, #released) == released", "raw")
 }
 
 /// A grant that is published to the wrong channel: the explorer must catch it.
 #[must_use]
 pub fn publishing_to_wrong_channel(script: &str) -> String {
-    script.replace("redis.call(PUBLISH, ", "redis.call(PUBLISH, 'wrong' .. ")
+    script.replace("call(PUBLISH, ", "call(PUBLISH, 'wrong' .. ")
 }
 
 /// A grant with the token of the previous one if no time has passed: the explorer must catch it.
