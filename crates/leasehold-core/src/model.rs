@@ -78,9 +78,6 @@ const REPOLL_JITTER_MICROS: u64 = 1_500_000;
 /// Average spacing of re-checks at one resource: at most 40 a second, with any number of clients and waiters.
 const REPOLL_SPACING: Duration = Duration::from_millis(25);
 
-/// More waiters than these do not look more seldom, since one of another client must soon notice that those before it are gone.
-const MAX_SPACED: u32 = 200;
-
 /// First place of ordinary waiters; lower places are for holders that wait for an upgrade.
 const FIRST_WAITER_PLACE: u64 = 1 << 40;
 

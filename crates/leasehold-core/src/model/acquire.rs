@@ -4,8 +4,7 @@
 use core::time::Duration;
 
 use super::{
-    CLAIM_WINDOW, FIRST_WAITER_PLACE, Lease, MAX_SPACED, REPOLL_JITTER_MICROS, REPOLL_SPACING, Rows, Step,
-    Waiter,
+    CLAIM_WINDOW, FIRST_WAITER_PLACE, Lease, REPOLL_JITTER_MICROS, REPOLL_SPACING, Rows, Step, Waiter,
 };
 use crate::command::{Acquire, Grant, Queued, Refusal, Reply, WaitFor};
 use crate::id::ClientId;
@@ -210,7 +209,7 @@ impl<R: Rows> Step<'_, '_, R> {
         // The lower half of a random number.
         #[allow(clippy::cast_possible_truncation, reason = "any bits of it will do")]
         let apart = Duration::from_micros(u64::from(client.get() as u32) % REPOLL_JITTER_MICROS);
-        let spacing = REPOLL_SPACING * self.header.waiters.min(MAX_SPACED);
+        let spacing = REPOLL_SPACING * self.header.waiters;
         Ok((ends + head_start + apart).max(now + spacing))
     }
 }

@@ -30,7 +30,7 @@ repeat
   if waiters > 0 then
     -- As follower_repoll_at.
     if ends - now > CLAIM_WINDOW then repoll_at = ends + CLAIM_WINDOW end
-    local spacing = REPOLL_SPACING * math.min(own == '' and waiters + 1 or waiters, MAX_SPACED)
+    local spacing = REPOLL_SPACING * (own == '' and waiters + 1 or waiters)
     repoll_at = math.max(repoll_at + struct.unpack('>I4', id, 13) % REPOLL_JITTER, now + spacing)
   end
   if own ~= '' then

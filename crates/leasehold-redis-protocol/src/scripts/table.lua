@@ -42,7 +42,7 @@ local SPARE = 3600000000
 
 local CLAIM_WINDOW = 3000000
 local REPOLL_JITTER = 1500000
-local REPOLL_SPACING, MAX_SPACED = 25000, 200
+local REPOLL_SPACING = 25000
 local FIRST_WAITER_PLACE = 1099511627776
 local MAX_LEAD = 100 -- milliseconds
 local USUAL_ENTRY_TTL, USUAL_MAX_QUEUE = 80000000, 100000
@@ -103,7 +103,7 @@ end
 local function follower_repoll_at(id, ends, waiters)
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
   ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % REPOLL_JITTER
-  return math.max(ends, now + REPOLL_SPACING * math.min(waiters, MAX_SPACED))
+  return math.max(ends, now + REPOLL_SPACING * waiters)
 end
 
 -- The acquisition, flags, ttl, capacity, weight and reserve of an `Acquire` that begins at `at`, and where the rest of it begins.
