@@ -199,13 +199,16 @@ impl<'c> ScriptRunner<'c> {
         value
     }
 
-    /// What the key has. The fields of a hash have no order.
-    fn dump(&mut self, resource: &Resource) -> (Option<Vec<u8>>, BTreeMap<Vec<u8>, Vec<u8>>) {
+    /// What the key has: the fields of a hash in their order, since the server keeps none.
+    fn dump(&mut self, resource: &Resource) -> Vec<Vec<u8>> {
         let key = resource_key(resource);
         if self.key_type(resource) == "hash" {
-            return (None, redis::cmd("HGETALL").arg(key).query(self.commands).unwrap());
+            let fields: BTreeMap<Vec<u8>, Vec<u8>> =
+                redis::cmd("HGETALL").arg(key).query(self.commands).unwrap();
+            return fields.into_iter().flat_map(<[_; 2]>::from).collect();
         }
-        (redis::cmd("DUMP").arg(key).query(self.commands).unwrap(), BTreeMap::new())
+        let dumped: Option<Vec<u8>> = redis::cmd("DUMP").arg(key).query(self.commands).unwrap();
+        dumped.into_iter().collect()
     }
 
     /// The server does not know that the key has expired by the clock of the test.
