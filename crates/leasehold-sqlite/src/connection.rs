@@ -1,7 +1,7 @@
 //! A connection to the file. What others have put into the file does not run over it for long: each use has a time limit.
 //!
 //! The limit is set only within a [`Limited`] or an open [`Transaction`], and never while a transaction begins or ends. These steps run
-//! nobody's code, and SQLite may ask for the limit when they are done already: BEGIN would be reported as ended, with its transaction open.
+//! no other user's code, and SQLite may ask for the limit when they are done already: BEGIN would be reported as ended, with its transaction open.
 
 use std::cell::Cell;
 use std::ops::Deref;

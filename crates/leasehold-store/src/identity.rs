@@ -1,7 +1,7 @@
 //! With whose rights root uses a file.
 //!
 //! Who may write a directory can exchange what is in it at any moment, also between a look and an open, and files beside a file are opened by
-//! their names. So the directories on the way to the file decide, and not the file: if all of them are root's and nobody else may write them,
+//! their names. So the directories on the way to the file decide, and not the file: if all of them are root's and no other user may write them,
 //! root uses the file as root. If the way leads through directories of one other user, root uses the file with that user's rights, so that an
 //! exchanged name leads nowhere where this user may not go. Anything else is refused. Other users than root use files as themselves.
 
@@ -272,7 +272,7 @@ impl Folder {
         Ok(Self { opened, found, shown })
     }
 
-    /// In a sticky directory nobody exchanges the entries of others, but everybody may make those beside the file that are missing.
+    /// In a sticky directory no user exchanges the entries of others, but each may make those beside the file that are missing.
     fn refuse_sticky(&self) -> io::Result<()> {
         let is_for_others = self.found.uid() == 0 && self.found.mode() & WRITABLE_FOR_OTHERS != 0;
         if is_for_others { Err(self.refusal()) } else { Ok(()) }
@@ -368,7 +368,7 @@ mod tests {
             refused(shared.join("file"), word);
             let below = folder(&shared.join("of_root"), 0, 0o700);
             if mode == 0o1777 {
-                assert_eq!(decide(&below.join("file")), Ok(None), "nobody may exchange it");
+                assert_eq!(decide(&below.join("file")), Ok(None), "no other user may exchange it");
                 let of_alice = folder(&shared.join("alice"), ALICE, 0o700);
                 assert_eq!(decide(&of_alice.join("file")), Ok(Some(ALICE)));
                 symlink(&below, shared.join("link")).unwrap();

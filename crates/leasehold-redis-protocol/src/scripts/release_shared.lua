@@ -1,4 +1,4 @@
--- Before the rules in release.lua: a lease is given back that nobody waits for. Does what the rules would do, at a fraction of their
+-- Before the rules in release.lua: a lease is given back that no attempt waits for. Does what the rules would do, at a fraction of their
 -- price.
 --
 -- KEYS, ARGV and replies are those of release.lua; without a reply the rules follow. The lease has no owner. Nothing has expired, and
