@@ -58,6 +58,7 @@ pub(super) fn keep(
             let mut reader = Reader::new(one(rows)?);
             base.counts.insert(*client, (reader.count()?, reader.flag()?));
         }
+        Query::ReadyClients => base.ready_clients = Some(Reader::new(one(rows)?).count()?),
         Query::Tombstone(key) => {
             base.tombstone.insert(*key, tombstones(rows)?.remove(key));
         }

@@ -48,6 +48,7 @@ pub(super) struct Base {
     pub(super) of_client: HashMap<ClientId, Window<Waiter>>,
     /// The number of a client's entries, and whether they are parked.
     pub(super) counts: HashMap<ClientId, (u32, bool)>,
+    pub(super) ready_clients: Option<u32>,
     pub(super) all_waiters: Option<Vec<Waiter>>,
     pub(super) tombstone: HashMap<Acquisition, Option<StoreTime>>,
     pub(super) all_tombstones: Option<BTreeMap<Acquisition, StoreTime>>,

@@ -22,6 +22,8 @@ pub(super) enum Query {
     OfClient(ClientId, i64),
     /// The number of this client's entries, and whether they are parked.
     CountOf(ClientId),
+    /// The number of clients with entries that are not parked.
+    ReadyClients,
     AllWaiters,
     /// The tombstone of this acquisition.
     Tombstone(Acquisition),
@@ -84,6 +86,9 @@ fn of_acquire(acquire: &Acquire, is_shared: bool) -> Vec<Query> {
     }
     if let Some(owner) = &acquire.owner {
         queries.push(Query::OfOwner(owner.clone(), WINDOW));
+    }
+    if acquire.wait.is_some() {
+        queries.extend([Query::CountOf(acquire.acquisition.client), Query::ReadyClients]);
     }
     queries
 }

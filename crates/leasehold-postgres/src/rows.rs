@@ -1,6 +1,7 @@
 //! The model's interface to the rows of a transaction.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use leasehold_core::model::{Header, Lease, Rows, Waiter};
 use leasehold_core::{Acquisition, ClientId, Owner, StoreTime};
@@ -201,6 +202,30 @@ impl Rows for CachedRows {
         let own = self.changes.waiters.values_mut().filter_map(Option::as_mut);
         own.filter(|waiter| waiter.acquisition.client == client).for_each(|waiter| waiter.parked = parked);
         Ok(count)
+    }
+
+    fn ready_clients(&mut self) -> Found<u32> {
+        let mut count = if self.base.has_no_waiters() {
+            0
+        } else {
+            match self.base.ready_clients {
+                Some(count) => count,
+                None => return self.lack(Query::ReadyClients),
+            }
+        };
+        let changed = self.changes.waiters.keys().map(|acquisition| acquisition.client);
+        let changed: BTreeSet<_> = changed.chain(self.changes.parked.keys().copied()).collect();
+        for client in changed {
+            let (now, is_parked) = self.count_of(client)?;
+            let before = self.base.counts.get(&client).copied().unwrap_or_default();
+            count += u32::from(now > 0 && !is_parked);
+            count -= u32::from(before.0 > 0 && !before.1);
+        }
+        Ok(count)
+    }
+
+    fn waiters_of(&mut self, client: ClientId) -> Found<u32> {
+        Ok(self.count_of(client)?.0)
     }
 
     fn each_waiter(&mut self, see: &mut dyn FnMut(Waiter)) -> Found<()> {

@@ -81,6 +81,19 @@ const PEEK: &str = "
 SELECT {now}, {header}, {lease} FROM (SELECT 1) AS one
 LEFT JOIN (SELECT {header}, {lease} FROM {s}.resource WHERE name = $1 AND kind = $2) AS r ON true";
 
+/// Steps from client to client in the index, so the cost does not depend on the number of entries per client. All entries of a
+/// client are parked together.
+const READY_CLIENTS: &str = "
+WITH RECURSIVE resource (id) AS (SELECT {id}), each (client) AS (
+    (SELECT client FROM {s}.waiter WHERE resource = (SELECT id FROM resource) ORDER BY client LIMIT 1)
+    UNION ALL
+    SELECT (SELECT w.client FROM {s}.waiter AS w WHERE w.resource = (SELECT id FROM resource) AND w.client > each.client
+        ORDER BY w.client LIMIT 1)
+    FROM each WHERE each.client IS NOT NULL
+)
+SELECT count(*) FROM each WHERE client IS NOT NULL AND NOT (SELECT parked FROM {s}.waiter AS w
+    WHERE w.resource = (SELECT id FROM resource) AND w.client = each.client LIMIT 1)";
+
 /// Mail for the clients of which `$3` says that they cannot listen, and for those that do not listen now.
 const POST: &str = "
 INSERT INTO {s}.mail (client, message, at) SELECT client, message, {now}
@@ -156,6 +169,7 @@ struct Queries {
     deadlines: Pinned,
     of_client: Pinned,
     count_of: Pinned,
+    ready_clients: Pinned,
     all_waiters: Pinned,
     tombstone: Pinned,
     all_tombstones: Pinned,
@@ -275,6 +289,7 @@ impl Sql {
             Query::Deadlines(_) => &queries.deadlines,
             Query::OfClient(..) => &queries.of_client,
             Query::CountOf(_) => &queries.count_of,
+            Query::ReadyClients => &queries.ready_clients,
             Query::AllWaiters => &queries.all_waiters,
             Query::Tombstone(_) => &queries.tombstone,
             Query::AllTombstones => &queries.all_tombstones,
@@ -305,6 +320,7 @@ impl Queries {
             count_of: text(
                 "SELECT count(*), coalesce(bool_or(parked), false) FROM {s}.waiter WHERE resource = {id} AND client = $3",
             ),
+            ready_clients: text(READY_CLIENTS),
             all_waiters: waiter("ORDER BY place"),
             tombstone: text(
                 "SELECT client, sequence, until FROM {s}.tombstone WHERE resource = {id} AND client = $3 AND sequence = $4",

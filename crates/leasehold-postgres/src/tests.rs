@@ -539,6 +539,7 @@ fn no_command_reads_a_whole_table_however_small_it_was_when_it_was_planned() {
         Query::Deadlines(WINDOW),
         Query::OfClient(client_id(0), WINDOW),
         Query::CountOf(client_id(0)),
+        Query::ReadyClients,
         Query::Tombstone(acquisition),
     ];
     let commands =

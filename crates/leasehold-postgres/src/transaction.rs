@@ -238,7 +238,11 @@ impl<'s> Transaction<'s> {
             Query::OfOwner(owner, limit) => params.extend([Some(owner).into(), (*limit).into()]),
             Query::OfClient(client, limit) => params.extend([(*client).into(), (*limit).into()]),
             Query::CountOf(client) | Query::Present(client) => params.push((*client).into()),
-            Query::AllLeases | Query::AllWaiters | Query::AllTombstones | Query::Create => {}
+            Query::AllLeases
+            | Query::ReadyClients
+            | Query::AllWaiters
+            | Query::AllTombstones
+            | Query::Create => {}
         }
         Request::new(self.session.sql.of(query), params)
     }

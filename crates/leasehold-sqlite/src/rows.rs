@@ -46,6 +46,10 @@ impl<'c> SqliteRows<'c> {
         self.connection.prepare_cached(sql)?.query_row(params, read).optional()
     }
 
+    fn count(&self, sql: &str, params: impl Params) -> Result<u32> {
+        Ok(self.one(sql, params, |row| row.get(0))?.unwrap_or(0))
+    }
+
     /// The resource's key for look-ups. If the resource is not stored, a key that no row has.
     fn known_id(&self) -> i64 {
         self.id.unwrap_or(0)
@@ -85,6 +89,18 @@ macro_rules! select_waiter {
         )
     };
 }
+
+/// Steps from client to client in the index, so the cost does not depend on the number of entries per client. All entries of a
+/// client are parked together.
+const COUNT_READY_CLIENTS: &str = "
+    WITH RECURSIVE each (client) AS (
+        SELECT MIN(client) FROM waiter WHERE resource = ?1
+        UNION ALL
+        SELECT (SELECT MIN(client) FROM waiter WHERE resource = ?1 AND client > each.client)
+        FROM each WHERE each.client IS NOT NULL
+    )
+    SELECT COUNT(*) FROM each
+    WHERE (SELECT parked FROM waiter WHERE resource = ?1 AND client = each.client LIMIT 1) = 0";
 
 impl Rows for SqliteRows<'_> {
     type Error = rusqlite::Error;
@@ -267,6 +283,15 @@ impl Rows for SqliteRows<'_> {
         let sql = "UPDATE waiter SET parked = ? WHERE resource = ? AND client = ? AND parked <> ?";
         let changed = self.run(sql, params![parked, id, client.get().to_be_bytes(), parked])?;
         Ok(u32::try_from(changed).unwrap_or(u32::MAX))
+    }
+
+    fn ready_clients(&mut self) -> Result<u32> {
+        self.count(COUNT_READY_CLIENTS, [self.known_id()])
+    }
+
+    fn waiters_of(&mut self, client: ClientId) -> Result<u32> {
+        let sql = "SELECT COUNT(*) FROM waiter WHERE resource = ? AND client = ?";
+        self.count(sql, params![self.known_id(), client.get().to_be_bytes()])
     }
 
     fn each_waiter(&mut self, see: &mut dyn FnMut(Waiter)) -> Result<()> {

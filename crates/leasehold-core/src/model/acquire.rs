@@ -199,7 +199,8 @@ impl<R: Rows> Step<'_, '_, R> {
     /// The head re-checks when the lease ends. If both holder and head are gone, the followers find out: after the time that
     /// a head may need, spread over an interval.
     ///
-    /// With more waiters each one re-checks less often.
+    /// With more clients each one re-checks less often, and so does each waiter of a client with several waiters. The waiters
+    /// of one client therefore do not delay the re-checks of other clients.
     fn follower_repoll_at(&mut self) -> Result<StoreTime, R::Error> {
         let now = self.now();
         let ends = self.head_hint()?.repoll_at;
@@ -209,7 +210,7 @@ impl<R: Rows> Step<'_, '_, R> {
         // The lower half of a random number.
         #[allow(clippy::cast_possible_truncation, reason = "any bits of it will do")]
         let apart = Duration::from_micros(u64::from(client.get() as u32) % REPOLL_JITTER_MICROS);
-        let spacing = REPOLL_SPACING * self.header.waiters;
+        let spacing = REPOLL_SPACING * self.rows.ready_clients()? * self.rows.waiters_of(client)?;
         Ok((ends + head_start + apart).max(now + spacing))
     }
 }

@@ -211,6 +211,16 @@ pub trait Rows {
     /// # Errors
     /// The store's.
     fn set_parked(&mut self, client: ClientId, parked: bool) -> Result<u32, Self::Error>;
+    /// Number of clients that have waiters and are not parked.
+    ///
+    /// # Errors
+    /// The store's.
+    fn ready_clients(&mut self) -> Result<u32, Self::Error>;
+    /// Number of this client's queue entries.
+    ///
+    /// # Errors
+    /// The store's.
+    fn waiters_of(&mut self, client: ClientId) -> Result<u32, Self::Error>;
     /// Every queue entry, in queue order.
     ///
     /// # Errors

@@ -220,6 +220,15 @@ impl Rows for Table {
         }))
     }
 
+    fn ready_clients(&mut self) -> Result<u32, Infallible> {
+        Ok(u32::try_from(self.ready.len()).unwrap_or(u32::MAX))
+    }
+
+    fn waiters_of(&mut self, client: ClientId) -> Result<u32, Infallible> {
+        let places = self.clients.get(&client).map_or(0, |entries| entries.places.len());
+        Ok(u32::try_from(places).unwrap_or(u32::MAX))
+    }
+
     fn each_waiter(&mut self, see: &mut dyn FnMut(Waiter)) -> Result<(), Infallible> {
         self.queue.values().map(|waiter| self.entry(waiter)).for_each(see);
         Ok(())

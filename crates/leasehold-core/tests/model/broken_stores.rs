@@ -113,6 +113,12 @@ impl Rows for BrokenStore {
     fn set_parked(&mut self, client: ClientId, parked: bool) -> Result<u32, Infallible> {
         self.table.set_parked(client, parked)
     }
+    fn ready_clients(&mut self) -> Result<u32, Infallible> {
+        self.table.ready_clients()
+    }
+    fn waiters_of(&mut self, client: ClientId) -> Result<u32, Infallible> {
+        self.table.waiters_of(client)
+    }
     fn each_waiter(&mut self, see: &mut dyn FnMut(Waiter)) -> Result<(), Infallible> {
         self.table.each_waiter(see)
     }

@@ -31,7 +31,7 @@
 local plain_ttl, found, raw = ARGV[2], nil, nil
 if string.byte(plain_ttl) == 45 then -- a hyphen
   plain_ttl = string.sub(plain_ttl, 2)
-  found = redis.pcall('HMGET', KEYS[1], 'h', 'i' .. string.sub(ARGV[1], 1, 24))
+  found = redis.pcall('HMGET', KEYS[1], 'h', 'i' .. string.sub(ARGV[1], 1, 24), 'c' .. string.sub(ARGV[1], 1, 16))
   if found.err or not found[1] then found = nil end
 end
 local LONGEST_ID, FIRST_LATE_ID, DIGITS, HYPHEN = #'1700000000000-999', '4', #'1700000000000', 45
@@ -76,10 +76,10 @@ end
 local function queued(place)
   local w = first_ready_waiter()
   if w and w.place == place then
-    h.head = place
+    h.head, h.head_client = place, client_of(w.id)
     return { now, 2, 1, head_hint() }
   end
-  return { now, 2, 0, follower_repoll_at(id, head_hint(), h.waiters) }
+  return { now, 2, 0, follower_repoll_at(id, head_hint(), h.clients, waiters_of(client_of(id))) }
 end
 
 local function recheck(w)
@@ -118,7 +118,6 @@ local function enqueue()
   local place = replaces ~= '' and number or FIRST_WAITER_PLACE + number
   request.place, request.since, request.deadline, request.secret = place, now, now + entry_ttl, secret
   h.next_place = number + 1
-  h.waiters = h.waiters + 1
   put_waiter(request)
   return queued(place)
 end

@@ -27,7 +27,7 @@ repeat
     local first_ends = math.floor(now / 1000) * 1000 + left * 1000
     first = struct.pack(LEASE, first_token, tonumber(granted_at) or first_ms * 1000, first_ends, 1, 0) .. request
     stays, more = math.max(first_ends, ends) + SPARE, 'l1'
-    changed = struct.pack(HEADER, capacity, in_use + weight, token, 2, 0, math.min(first_ends, ends), stays, 0, 0, 1, 1, 0, 0, NEVER)
+    changed = struct.pack(HEADER, capacity, in_use + weight, token, 2, 0, math.min(first_ends, ends), stays, 0, 0, 1, 1, 0, 0, 0, NEVER, NO_CLIENT)
   else
     if not header or #header < HEADER_SIZE or own ~= '' then break end
     local of_lock, in_use, last, leases, tombstones, next_expiry, until_when, _, _, _, _, _, waiters = struct.unpack(HEADER, header)

@@ -5,14 +5,14 @@
 -- attempt was cancelled, and nothing is free. Should memory be full, the rules know what to do.
 
 local id = string.sub(ARGV[1], 1, 24)
-local own_field = 'i' .. id
-if not raw and not found then found = call('HMGET', KEYS[1], 'h', own_field) end
+local own_field, client_field = 'i' .. id, 'c' .. string.sub(id, 1, 16)
+if not raw and not found then found = call('HMGET', KEYS[1], 'h', own_field, client_field) end
 local own = found and found[2] or ''
 if found then header = found[1] end
 repeat
   if not header or #header <= HEADER_SIZE + LEASE_SIZE then break end
-  local of_lock, in_use, last, leases, tombstones, next_expiry, stays, _, parked, next_place, first, head, waiters, next_deadline,
-    token, _, ends, _, _, holder = struct.unpack(LAYOUT, header)
+  local of_lock, in_use, last, leases, tombstones, next_expiry, stays, _, parked, next_place, first, head, waiters, clients,
+    next_deadline, head_client, token, _, ends, _, _, holder = struct.unpack(LAYOUT, header)
   local flags, capacity, weight = string.byte(ARGV[1], 25), 1, 1
   if flags > 7 then capacity, weight = struct.unpack('>I4I4', ARGV[1], 34) end
   if flags % 8 > 1 or leases ~= 1 or parked + tombstones > 0 or next_expiry <= now or next_deadline <= now or capacity ~= of_lock
@@ -26,11 +26,15 @@ repeat
   if #secret > 8 then secret, entry_ttl, max_queue = struct.unpack(WAIT, secret) end
   local deadline = now + entry_ttl
   if stays <= deadline + 1000000 then break end
-  local repoll_at = ends
+  local repoll_at, of_client = ends, tonumber(found[3] or '') or 0
+  if own == '' then
+    if of_client == 0 then clients = clients + 1 end
+    of_client = of_client + 1
+  end
   if waiters > 0 then
     -- As follower_repoll_at.
     if ends - now > CLAIM_WINDOW then repoll_at = ends + CLAIM_WINDOW end
-    local spacing = REPOLL_SPACING * (own == '' and waiters + 1 or waiters)
+    local spacing = REPOLL_SPACING * clients * of_client
     repoll_at = math.max(repoll_at + struct.unpack('>I4', id, 13) % REPOLL_JITTER, now + spacing)
   end
   if own ~= '' then
@@ -44,11 +48,11 @@ repeat
   end
   -- A holder with reserved tokens must be notified of the first waiter.
   if waiters >= max_queue or waiters == 0 and token ~= last then break end
-  if waiters == 0 then first, head = next_place, FIRST_WAITER_PLACE + next_place end
+  if waiters == 0 then first, head, head_client = next_place, FIRST_WAITER_PLACE + next_place, string.sub(id, 1, 16) end
   local field = string.format('%.0f', next_place)
-  local queue = struct.pack('<ddddd', next_place + 1, first, head, waiters + 1, math.min(next_deadline, deadline))
-  local changed = string.sub(header, 1, HEADER_SIZE - 40) .. queue .. string.sub(header, HEADER_SIZE + 1)
+  local queue = struct.pack('<ddddddc16', next_place + 1, first, head, waiters + 1, clients, math.min(next_deadline, deadline), head_client)
+  local changed = string.sub(header, 1, HEADER_SIZE - 64) .. queue .. string.sub(header, HEADER_SIZE + 1)
   local entry = struct.pack(WAITER, now, deadline, secret) .. ARGV[1]
-  if type(redis.pcall('HSET', KEYS[1], 'h', changed, field, entry, own_field, field)) ~= 'number' then break end
+  if type(redis.pcall('HSET', KEYS[1], 'h', changed, field, entry, own_field, field, client_field, of_client .. '')) ~= 'number' then break end
   return { now, 2, waiters == 0 and 1 or 0, repoll_at }
 until true

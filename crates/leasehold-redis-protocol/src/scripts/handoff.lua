@@ -8,16 +8,17 @@ if floor == 0 and not raw and not found then found = call('HMGET', KEYS[1], 'h')
 if found then header = found[1] end
 repeat
   if not header or #header <= HEADER_SIZE + LEASE_SIZE then break end
-  local capacity, _, last, leases, tombstones, next_expiry, stays, early, parked, next_place, _, head, waiters, next_deadline,
-    _, _, _, _, retained, holder, holder_flags = struct.unpack(LAYOUT, header)
+  local capacity, _, last, leases, tombstones, next_expiry, stays, early, parked, next_place, _, head, waiters, clients, next_deadline,
+    head_client, _, _, _, _, retained, holder, holder_flags = struct.unpack(LAYOUT, header)
   if leases ~= 1 or tombstones + parked + early + retained > 0 or head == 0 or next_expiry <= now or next_deadline <= now
     or holder ~= released or holder_flags % 4 > 1 or stays <= now + CLAIM_WINDOW + 1000000 then break end
   local number = head - FIRST_WAITER_PLACE
   local field = string.format('%.0f', number)
-  local waiter, following, following_number = nil, '', number + 1
+  local client_field = 'c' .. head_client
+  local waiter, count, following, following_number = nil, nil, '', number + 1
   if waiters > 1 then
-    local both = call('HMGET', KEYS[1], field, string.format('%.0f', following_number))
-    waiter, following = both[1], both[2] or ''
+    local three = call('HMGET', KEYS[1], field, client_field, string.format('%.0f', following_number))
+    waiter, count, following = three[1], three[2], three[3] or ''
     -- Those right behind it have left.
     local ahead, fields = {}, {}
     if following == '' then
@@ -30,9 +31,10 @@ repeat
     end
     if following == '' then break end
   else
-    waiter = call('HMGET', KEYS[1], field)[1]
+    local both = call('HMGET', KEYS[1], field, client_field)
+    waiter, count = both[1], both[2]
   end
-  if not waiter or waiter == '' then break end
+  if not waiter or waiter == '' or not count or count == '' then break end
   local _, deadline, secret, id, flags, ttl, at = struct.unpack('<ddc8c24>BI8', waiter)
   local weight, reserve = 1, 0
   if flags > 7 then _, weight, reserve = struct.unpack(EXTENT, waiter, at) end
@@ -54,18 +56,21 @@ repeat
     local last_id = string.format('%.0f-%.0f', math.floor(last_token / TOKENS_PER_MS), last_token % TOKENS_PER_MS)
     call('XADD', KEYS[2], 'MAXLEN', '0', last_id, 't', '')
   end
-  local ends, own_field = now + valid_for, 'i' .. id
+  local ends, own_field, next_client = now + valid_for, 'i' .. id, NO_CLIENT
+  if following ~= '' then next_client = string.sub(following, WAITER_SIZE + 1, WAITER_SIZE + 16) end
+  local is_last = count == '1'
+  if is_last then clients, count = clients - 1, '' else count = count - 1 .. '' end
   local lease = struct.pack(TABLE, capacity, capacity, last_token, 1, 0, ends, stays, 0, 0, next_place, following_number,
-    waiters > 1 and FIRST_WAITER_PLACE + following_number or 0, waiters - 1, next_deadline, token, now, ends, 0, 0) .. string.sub(waiter, WAITER_SIZE + 1)
-  call('HSET', KEYS[1], 'h', lease, field, '', own_field, '')
+    waiters > 1 and FIRST_WAITER_PLACE + following_number or 0, waiters - 1, clients, next_deadline, next_client, token, now, ends, 0, 0) .. string.sub(waiter, WAITER_SIZE + 1)
+  call('HSET', KEYS[1], 'h', lease, field, '', own_field, '', client_field, count)
   -- As `publish` does.
   local numbers = struct.pack('>dddd', now, token, last_token, valid_for)
   local proof = string.sub(redis.sha1hex(secret .. numbers), 1, 16)
   call(PUBLISH, inbox, struct.pack('>Bc8', 1, string.sub(id, 17)) .. numbers .. proof)
   if following ~= '' then
-    local client, sequence = struct.unpack('c16c8', following, WAITER_SIZE + 1)
-    call(PUBLISH, INBOX .. redis.sha1hex(client), struct.pack('>Bc8dddd', 2, sequence, now, ends, 0, 0))
+    local sequence = string.sub(following, WAITER_SIZE + 17, WAITER_SIZE + 24)
+    call(PUBLISH, INBOX .. redis.sha1hex(next_client), struct.pack('>Bc8dddd', 2, sequence, now, ends, 0, 0))
   end
-  call('HDEL', KEYS[1], field, own_field)
+  if is_last then call('HDEL', KEYS[1], field, own_field, client_field) else call('HDEL', KEYS[1], field, own_field) end
   return now
 until true

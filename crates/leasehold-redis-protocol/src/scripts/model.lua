@@ -50,7 +50,6 @@ end
 
 local function remove_waiter(w)
   drop_waiter(w)
-  h.waiters = h.waiters - 1
   queue.has_moved = true
 end
 
@@ -267,9 +266,9 @@ end
 local function notify_head()
   local w = first_ready_waiter()
   if not w then
-    h.head = 0
+    h.head, h.head_client = 0, NO_CLIENT
   elseif w.place ~= h.head then
-    h.head = w.place
+    h.head, h.head_client = w.place, client_of(w.id)
     push(w.id, 2, head_hint())
   end
 end
@@ -293,7 +292,6 @@ end
 local function store()
   if has_ready_waiter() and not had_ready_waiter then notify_holder() end
   if queue.has_moved then notify_head() end
-  unpark_clients_without_waiters()
   local only = h.waiters + h.tombstones == 0 and only_lease()
   local plain = only and pack_plain(only)
   if h.leases + h.waiters + h.tombstones == 0 then

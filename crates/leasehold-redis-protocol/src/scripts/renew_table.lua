@@ -10,7 +10,7 @@ repeat
   local field = found[2] or ''
   header = found[1]
   if not header or #header < HEADER_SIZE then break end
-  local capacity, in_use, _, leases, tombstones, next_expiry, stays, _, parked, _, _, _, waiters, next_deadline =
+  local capacity, in_use, _, leases, tombstones, next_expiry, stays, _, parked, _, _, _, waiters, _, next_deadline =
     struct.unpack(HEADER, header)
   local ends = now + ttl
   if parked > 0 or next_expiry <= now or next_deadline <= now or stays <= ends + 1000000 or waiters > 0 and in_use < capacity

@@ -23,6 +23,7 @@
 --   l1, l2, …  the further leases
 --   i ID       where an acquisition is: the field of a waiter or of a further lease
 --   o OWNER    weight and acquisition of each lease of a named owner
+--   c CLIENT   how many waiters a client has
 --   p CLIENT   the client is parked: a hyphen, and the places of its waiters that were passed over
 --   t ID       when the tombstone of an acquisition ends
 -- A lease is five numbers and the argument of its `Acquire`, a waiter two numbers, its secret and that argument.
@@ -51,12 +52,13 @@ local PLAIN = '^(.*) leasehold:4@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
 local ACQUIRE, EXTENT, WAIT = '>c24BI8', '>I4I4I4', '>c8I8I4'
 -- Capacity, weight in use, last token, leases, tombstones, the next expiry of these two, until when the key stays, waiters before those
 -- in line, parked clients; and of the queue the number of the next waiter, that of the first one in line, the place of the head,
--- all waiters, and the next deadline.
-local HEADER, HEADER_SIZE = '<dddddddddddddd', 112
+-- all waiters, clients that are not parked, the next deadline, and the client of the head.
+local HEADER, HEADER_SIZE = '<dddddddddddddddc16', 136
+local NO_CLIENT = string.rep('\0', 16)
 -- Token, when it was granted, when it ends, whether it is claimed, whether it is retained.
 local LEASE, LEASE_SIZE = '<dddBB', 26
 -- A header with a lease, and with the lease's acquisition and flags.
-local TABLE, LAYOUT = '<dddddddddddddddddBB', '<dddddddddddddddddBBc24B'
+local TABLE, LAYOUT = '<dddddddddddddddc16dddBB', '<dddddddddddddddc16dddBBc24B'
 -- Since when it waits, until when, and the secret.
 local WAITER, WAITER_SIZE = '<ddc8', 24
 
@@ -99,16 +101,16 @@ local function publish(id, kind, a, b, c, secret)
 end
 
 -- When a waiter looks again that is not the head: after the time that a head may need once the lease ends, in case that it is
--- gone too. With many waiters each looks the more seldom.
-local function follower_repoll_at(id, ends, waiters)
+-- gone too. With many clients that wait each looks the more seldom, and so does each of a client's many waiters.
+local function follower_repoll_at(id, ends, clients, waiters_of_client)
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
   ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % REPOLL_JITTER
-  return math.max(ends, now + REPOLL_SPACING * waiters)
+  return math.max(ends, now + REPOLL_SPACING * clients * waiters_of_client)
 end
 
--- The acquisition, flags, ttl, capacity, weight and reserve of an `Acquire` that begins at `at`, and where the rest of it begins.
-local function unpack_request(text, at)
-  local id, flags, ttl, rest = struct.unpack(ACQUIRE, text, at)
+-- The acquisition, flags, ttl, capacity, weight and reserve of an `Acquire`, and where the rest of it begins.
+local function unpack_request(text)
+  local id, flags, ttl, rest = struct.unpack(ACQUIRE, text)
   if flags < 8 then return id, flags, ttl, 1, 1, 0, rest end
   return id, flags, ttl, struct.unpack(EXTENT, text, rest)
 end
@@ -129,7 +131,7 @@ end
 local function unpack_acquire(text)
   local a = { text = text, owner = '', has_owner = 0, replaces = '' }
   local flags, at
-  a.id, flags, a.ttl, a.capacity, a.weight, a.reserve, at = unpack_request(text, 1)
+  a.id, flags, a.ttl, a.capacity, a.weight, a.reserve, at = unpack_request(text)
   if flags % 4 > 1 then
     a.has_owner = 1
     a.owner, at = struct.unpack('>I4c0', text, at)
@@ -141,7 +143,7 @@ end
 
 local h = {
   capacity = 0, in_use = 0, last_token = 0, leases = 0, tombstones = 0, next_expiry = NEVER, stays = 0, next_place = 1, first = 1,
-  head = 0, waiters = 0, early = 0, parked = 0, next_deadline = NEVER,
+  head = 0, waiters = 0, early = 0, parked = 0, clients = 0, next_deadline = NEVER, head_client = NO_CLIENT,
 }
 local first, further = nil, 0 -- the lease that is kept with the header, and how many others there are
 -- The places of the waiters before those in line, in order, as they are stored, from the one of the number `first` on; and what has become of
@@ -314,7 +316,7 @@ local function load()
   end
   key.is_table, stored.h = true, header
   h.capacity, h.in_use, h.last_token, h.leases, h.tombstones, h.next_expiry, h.stays, h.early, h.parked, h.next_place,
-    h.first, h.head, h.waiters, h.next_deadline = struct.unpack(HEADER, header)
+    h.first, h.head, h.waiters, h.clients, h.next_deadline, h.head_client = struct.unpack(HEADER, header)
   if #header > HEADER_SIZE then first = unpack_lease(header, HEADER_SIZE + 1) end
   further, key.stays = h.leases - (first and 1 or 0), h.stays
   if h.early > 0 then queue.early = get('e') end
@@ -345,7 +347,7 @@ local function collect()
     h.early = #queue.early / 8
   end
   local header = struct.pack(HEADER, h.capacity, h.in_use, h.last_token, h.leases, h.tombstones, h.next_expiry, h.stays,
-    h.early, h.parked, h.next_place, h.first, h.head, h.waiters, h.next_deadline)
+    h.early, h.parked, h.next_place, h.first, h.head, h.waiters, h.clients, h.next_deadline, h.head_client)
   set('h', header .. (first and pack_lease(first) or ''))
   for client in pairs(touched) do
     local places = passed[client]
@@ -513,19 +515,6 @@ local function index_of(places, place)
   return low
 end
 
-local function put_waiter(w)
-  outlive(w.deadline)
-  h.next_deadline = math.min(h.next_deadline, w.deadline)
-  local field = field_at(w.place)
-  if w.place < FIRST_WAITER_PLACE and not get(field) then
-    local places = early_places()
-    table.insert(places, index_of(places, w.place), w.place)
-    set_early_places(places)
-  end
-  set(field, struct.pack(WAITER, w.since, w.deadline, w.secret) .. w.text)
-  set('i' .. w.id, field)
-end
-
 -- Notes that the client's list changes.
 local function touch(client)
   if not touched[client] then
@@ -543,6 +532,40 @@ local function passed_of(client)
   return passed[client]
 end
 
+local function waiters_of(client)
+  return h.waiters > 0 and tonumber(get('c' .. client) or '') or 0
+end
+
+-- One waiter more, or less. A client without waiters is not parked.
+local function count_waiter(client, by)
+  local before = waiters_of(client)
+  local count = before + by
+  set('c' .. client, count > 0 and string.format('%.0f', count))
+  local is_parked = passed_of(client)
+  if count == 0 and is_parked then
+    touch(client)
+    passed[client] = false
+    h.parked = h.parked - 1
+  elseif not is_parked and before * count == 0 then
+    h.clients = h.clients + by
+  end
+  h.waiters = h.waiters + by
+end
+
+local function put_waiter(w)
+  outlive(w.deadline)
+  h.next_deadline = math.min(h.next_deadline, w.deadline)
+  local field = field_at(w.place)
+  if w.place < FIRST_WAITER_PLACE and not get(field) then
+    local places = early_places()
+    table.insert(places, index_of(places, w.place), w.place)
+    set_early_places(places)
+  end
+  if not get('i' .. w.id) then count_waiter(client_of(w.id), 1) end
+  set(field, struct.pack(WAITER, w.since, w.deadline, w.secret) .. w.text)
+  set('i' .. w.id, field)
+end
+
 local function drop_waiter(w)
   if passed_of(client_of(w.id)) then touch(client_of(w.id)) end
   if w.place == early_place() then
@@ -552,16 +575,17 @@ local function drop_waiter(w)
   end
   set(field_at(w.place), nil)
   set('i' .. w.id, nil)
+  count_waiter(client_of(w.id), -1)
 end
 
 -- Says whether that changes anything.
 local function park(client, parked)
   local places = passed_of(client)
-  if (places and 1 or 0) == parked then return false end
+  if (places and 1 or 0) == parked or waiters_of(client) == 0 then return false end
   touch(client)
   if parked == 1 then
     passed[client] = {}
-    h.parked = h.parked + 1
+    h.parked, h.clients = h.parked + 1, h.clients - 1
   else
     if places[1] then
       local both = early_places()
@@ -570,31 +594,9 @@ local function park(client, parked)
       set_early_places(both)
     end
     passed[client] = false
-    h.parked = h.parked - 1
+    h.parked, h.clients = h.parked - 1, h.clients + 1
   end
   return true
-end
-
--- A client without waiters is not parked. That is seen where all fields are read.
-local function unpark_clients_without_waiters()
-  if h.parked == 0 or not key.is_complete and h.waiters > 0 then return end
-  local waiting, parked = {}, {}
-  for field, value in pairs(all_fields()) do
-    if value ~= '' and string.find(field, '^u?%d+$') then
-      waiting[string.sub(value, WAITER_SIZE + 1, WAITER_SIZE + 16)] = true
-    elseif value ~= '' and string.byte(field) == 112 then -- a p
-      parked[string.sub(field, 2)] = true
-    end
-  end
-  for client, places in pairs(passed) do parked[client] = places and true or nil end
-  for client in pairs(parked) do
-    if not waiting[client] then
-      store_part()
-      touch(client)
-      passed[client] = false
-      h.parked = h.parked - 1
-    end
-  end
 end
 
 -- Moves the line's beginning to the first waiter in it, if there is one. Many places are read together, and all fields instead of very
@@ -606,7 +608,7 @@ local function first_in_line()
       if get(string.format('%.0f', h.first)) then return FIRST_WAITER_PLACE + h.first end
       h.first = h.first + 1
     elseif width > 64 and h.next_place - h.first > 8 * h.waiters then
-      all_fields()
+      read_all()
     else
       local fields = {}
       for number = h.first, math.min(h.first + width, h.next_place) - 1 do fields[#fields + 1] = string.format('%.0f', number) end
@@ -632,7 +634,6 @@ local function first_ready_waiter()
       table.insert(places, index_of(places, place), place)
     elseif w then
       drop_waiter(w)
-      h.waiters = h.waiters - 1
       queue.has_moved = true
     end
   end

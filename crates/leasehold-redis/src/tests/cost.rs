@@ -348,11 +348,11 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "del 278, hdel 581, hgetall 2509, hmget 15079, hset 1848, mget 6400, pexpireat 281, publish 786, \
+        "del 278, hdel 573, hgetall 2499, hmget 16238, hset 1840, mget 6400, pexpireat 281, publish 786, \
          pubsub|numsub 339, rename 161, set 365, xadd 911",
-        "del 280, hdel 641, hgetall 2423, hmget 17435, hset 1991, mget 6394, pexpireat 300, publish 843, \
+        "del 280, hdel 631, hgetall 2410, hmget 18822, hset 1981, mget 6394, pexpireat 300, publish 843, \
          pubsub|numsub 744, rename 169, set 383, xadd 1240",
-        "del 355, hdel 225, hgetall 852, hmget 7594, hset 870, mget 5756, pexpireat 228, publish 310, \
+        "del 355, hdel 224, hgetall 850, hmget 7992, hset 869, mget 5756, pexpireat 228, publish 310, \
          pubsub|numsub 134, rename 190, set 656, xadd 848",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
