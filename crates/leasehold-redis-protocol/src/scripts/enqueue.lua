@@ -26,11 +26,8 @@ repeat
   if #secret > 8 then secret, entry_ttl, max_queue = struct.unpack(WAIT, secret) end
   local deadline = now + entry_ttl
   if stays <= deadline + 1000000 then break end
-  local repoll_at, of_client = ends, tonumber(found[3] or '') or 0
-  if own == '' then
-    if of_client == 0 then clients = clients + 1 end
-    of_client = of_client + 1
-  end
+  local repoll_at, count, of_client = ends, found[3] or '', 1
+  if count ~= '' then of_client = own == '' and count + 1 or tonumber(count) else clients = clients + 1 end
   if waiters > 0 then
     -- As follower_repoll_at.
     if ends - now > CLAIM_WINDOW then repoll_at = ends + CLAIM_WINDOW end
@@ -53,6 +50,6 @@ repeat
   local queue = struct.pack('<ddddddc16', next_place + 1, first, head, waiters + 1, clients, math.min(next_deadline, deadline), head_client)
   local changed = string.sub(header, 1, HEADER_SIZE - 64) .. queue .. string.sub(header, HEADER_SIZE + 1)
   local entry = struct.pack(WAITER, now, deadline, secret) .. ARGV[1]
-  if type(redis.pcall('HSET', KEYS[1], 'h', changed, field, entry, own_field, field, client_field, of_client .. '')) ~= 'number' then break end
+  if type(redis.pcall('HSET', KEYS[1], 'h', changed, field, entry, own_field, field, client_field, count == '' and '1' or of_client .. '')) ~= 'number' then break end
   return { now, 2, waiters == 0 and 1 or 0, repoll_at }
 until true

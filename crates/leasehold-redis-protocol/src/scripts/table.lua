@@ -54,7 +54,7 @@ local ACQUIRE, EXTENT, WAIT = '>c24BI8', '>I4I4I4', '>c8I8I4'
 -- in line, parked clients; and of the queue the number of the next waiter, that of the first one in line, the place of the head,
 -- all waiters, clients that are not parked, the next deadline, and the client of the head.
 local HEADER, HEADER_SIZE = '<dddddddddddddddc16', 136
-local NO_CLIENT = string.rep('\0', 16)
+local NO_CLIENT = '----------------'
 -- Token, when it was granted, when it ends, whether it is claimed, whether it is retained.
 local LEASE, LEASE_SIZE = '<dddBB', 26
 -- A header with a lease, and with the lease's acquisition and flags.
