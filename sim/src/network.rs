@@ -5,7 +5,7 @@
 mod connections;
 mod keys;
 
-use leasehold::simulation::{Answered, CallFailed};
+use leasehold::simulation::{Answered, Call, CallFailed};
 use leasehold_core::{Command, Failure, Push, PushKind};
 
 use crate::checks::Promise;
@@ -13,7 +13,7 @@ use crate::executor::{ProcessId, Thread};
 use crate::plan::{MS, Micros, SECOND};
 use crate::planted::Planted;
 use crate::serving::short;
-use crate::world::{Call, Content, Event, Line, World};
+use crate::world::{Content, Event, Line, PendingCall, World};
 
 /// How long a call waits for its answer, and for a connection.
 const ANSWER_TIMEOUT: Micros = SECOND;
@@ -52,7 +52,7 @@ impl World {
     pub(crate) fn call(&mut self, process: ProcessId, thread: Thread, content: Content) -> u64 {
         let number = self.number();
         let sent_at = self.now;
-        let call = Call {
+        let call = PendingCall {
             process,
             thread,
             content,
@@ -149,7 +149,7 @@ impl World {
         let Some(call) = self.calls.get(&number) else { return };
         let can_repeat = match &call.content {
             Content::Batch(batch, _) => {
-                batch.iter().all(|(_, command)| !matches!(command, Command::Acquire(_)))
+                batch.iter().all(|Call { command, .. }| !matches!(command, Command::Acquire(_)))
             }
             Content::All(_) => false,
         };

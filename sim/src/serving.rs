@@ -5,7 +5,7 @@ mod keys;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::simulation::{Answered, CallFailed};
+use leasehold::simulation::{Answered, Call, CallFailed};
 use leasehold_core::{
     Acquire, Answer, Command, Effect, Failure, Push, PushKind, Reply, Resource, TokenRange,
 };
@@ -69,7 +69,7 @@ impl World {
         match content {
             Content::Batch(batch, replicas) => batch
                 .iter()
-                .map(|(resource, command)| {
+                .map(|Call { resource, command }| {
                     let is_durable = self.is_durable(server, *replicas);
                     let answer = self.run_one(server, process, resource, command, is_durable)?;
                     self.acknowledged(server, *replicas, answer)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold::simulation::{Answered, KeyHost, Pending, Transport};
+use leasehold::simulation::{Answered, Call, KeyHost, Pending, Transport};
 use leasehold_core::{Acquire, Command, LocalTime, Resource};
 
 use crate::executor::{ProcessId, Thread};
@@ -21,16 +21,11 @@ use keys::KeyWire;
 pub(crate) struct Wire(pub(crate) ProcessId);
 
 impl Transport for Wire {
-    fn call(
-        &self,
-        batch: Vec<(Arc<Resource>, Command)>,
-        by_driver: bool,
-        replicas: u32,
-    ) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<Call>, by_driver: bool, replicas: u32) -> Pending<Vec<Answered>> {
         let thread = if by_driver { Thread::Driver } else { Thread::Callers };
         let mut batch = batch;
         if with(|world| world.planted) == Some(Planted::TombstonesUnasked) {
-            for (_, command) in &mut batch {
+            for Call { command, .. } in &mut batch {
                 if let Command::Release(release) = command {
                     release.tombstone = Duration::ZERO;
                 }

@@ -138,7 +138,7 @@ pub struct Process {
 
 /// A call that has no answer yet, or whose answer was not taken yet.
 #[derive(Debug)]
-pub struct Call {
+pub struct PendingCall {
     /// Whose.
     pub process: ProcessId,
     /// From which thread.
@@ -193,7 +193,7 @@ pub struct World {
     /// All connections.
     pub connections: BTreeMap<u64, Connection>,
     /// All calls.
-    pub calls: BTreeMap<u64, Call>,
+    pub calls: BTreeMap<u64, PendingCall>,
     /// All sleeps.
     pub sleeps: BTreeMap<u64, Sleeping>,
     /// Answers and pushes are lost: this many of a thousand, only pushes, until then.

@@ -12,7 +12,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold::Client;
-use leasehold::simulation::{Answered, Pending, SimulatedInbox, ThreadClock, Transport, client, set_clock};
+use leasehold::simulation::{
+    Answered, Call, Pending, SimulatedInbox, ThreadClock, Transport, client, set_clock,
+};
 use leasehold_core::model::{CommandContext, Table, apply};
 use leasehold_core::{Acquire, ClientId, Command, LocalTime, Now, Push, Reply, Resource, StoreTime};
 use shuttle::future::block_on;
@@ -58,12 +60,12 @@ impl Store {
 struct Wire(Arc<Store>);
 
 impl Transport for Wire {
-    fn call(&self, batch: Vec<(Arc<Resource>, Command)>, _: bool, _: u32) -> Pending<Vec<Answered>> {
+    fn call(&self, batch: Vec<Call>, _: bool, _: u32) -> Pending<Vec<Answered>> {
         let store = self.0.clone();
         Box::pin(async move {
             // Another thread may run between the request, the command and the answer.
             thread::yield_now();
-            let answers = batch.iter().map(|(_, command)| store.run(command)).collect();
+            let answers = batch.iter().map(|Call { command, .. }| store.run(command)).collect();
             thread::yield_now();
             answers
         })

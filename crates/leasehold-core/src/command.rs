@@ -33,6 +33,24 @@ impl From<Acquire> for Command {
     }
 }
 
+impl From<Arc<Acquire>> for Command {
+    fn from(acquire: Arc<Acquire>) -> Self {
+        Self::Acquire(acquire)
+    }
+}
+
+impl From<Renew> for Command {
+    fn from(renew: Renew) -> Self {
+        Self::Renew(renew)
+    }
+}
+
+impl From<Release> for Command {
+    fn from(release: Release) -> Self {
+        Self::Release(release)
+    }
+}
+
 /// Acquires a lease, or enqueues the attempt.
 ///
 /// A repeat with the same acquisition id only restarts the waiter's deadline and marks its client as alive. A waiter

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use leasehold_core::model::{CommandContext, Rows, apply, apply_all};
 use leasehold_core::{Acquire, Answer, Command, Now, Renew, Resource};
-use leasehold_store::{Batch, CallResult, StoreError};
+use leasehold_store::{Batch, Call, CallResult, StoreError};
 
 use super::cache::{CachedRows, Missing};
 use super::exec::{Executor, renewal_timeout, renewals_timeout, without_answer};
@@ -19,23 +19,23 @@ use super::transaction::{Access, Progress};
 impl Executor {
     /// Runs the commands: those of one resource in order, and renewals together.
     pub(super) async fn call_batch(&self, batch: &Batch) -> Vec<CallResult> {
-        if let [(resource, command)] = &batch[..] {
+        if let [Call { resource, command }] = &batch[..] {
             return vec![self.call(resource, command).await];
         }
         let until = Instant::now() + longest(batch);
         let mut results: Vec<Option<CallResult>> = batch.iter().map(|_| None).collect();
         self.renew_batch(batch, &mut results).await;
         let mut of_resource: HashMap<&Resource, Vec<usize>> = HashMap::new();
-        for (at, (resource, _)) in batch.iter().enumerate().filter(|(at, _)| results[*at].is_none()) {
+        for (at, Call { resource, .. }) in batch.iter().enumerate().filter(|(at, _)| results[*at].is_none()) {
             of_resource.entry(resource).or_default().push(at);
         }
         let groups = of_resource.into_values().map(async |group| {
             let mut done = Vec::with_capacity(group.len());
-            let kind = |at: &usize| Together::of(&batch[*at].1);
+            let kind = |at: &usize| Together::of(&batch[*at].command);
             for run in group.chunk_by(|one, next| kind(one).is_some() && kind(one) == kind(next)) {
                 for some in run.chunks(MAX_TOGETHER) {
-                    let commands: Vec<_> = some.iter().map(|at| &batch[*at].1).collect();
-                    let answers = self.call_some(&batch[some[0]].0, &commands, until).await;
+                    let commands: Vec<_> = some.iter().map(|at| &batch[*at].command).collect();
+                    let answers = self.call_some(&batch[some[0]].resource, &commands, until).await;
                     done.extend(some.iter().copied().zip(answers));
                 }
             }
@@ -108,14 +108,14 @@ impl Executor {
     async fn renew_batch(&self, batch: &Batch, results: &mut [Option<CallResult>]) {
         // A resource with other commands keeps their order.
         let mut count: HashMap<&Resource, usize> = HashMap::with_capacity(batch.len());
-        for (resource, _) in batch {
+        for Call { resource, .. } in batch {
             *count.entry(resource).or_default() += 1;
         }
         let is_only = |resource: &Resource| count.get(resource) == Some(&1);
         let renewals: Vec<(usize, (&Resource, &Renew))> = batch
             .iter()
             .enumerate()
-            .filter_map(|(at, (resource, command))| match command {
+            .filter_map(|(at, Call { resource, command })| match command {
                 Command::Renew(renew) if is_only(resource) => Some((at, (&**resource, renew))),
                 _ => None,
             })
@@ -129,7 +129,7 @@ impl Executor {
             Ok(answers) => {
                 for ((at, _), answer) in renewals.iter().zip(answers) {
                     if let Some(answer) = &answer {
-                        self.session.mailbox.note(&batch[*at].1, &answer.reply);
+                        self.session.mailbox.note(&batch[*at].command, &answer.reply);
                     }
                     results[*at] = answer.map(Ok);
                 }
@@ -196,7 +196,7 @@ impl Together {
 
 /// Max time until all commands of a batch have got their turns.
 fn longest(batch: &Batch) -> Duration {
-    shortest_ttl(batch.iter().map(|(_, command)| command)).map_or(QUEUE_TIMEOUT, renewals_timeout)
+    shortest_ttl(batch.iter().map(|Call { command, .. }| command)).map_or(QUEUE_TIMEOUT, renewals_timeout)
 }
 
 /// The shortest ttl of renewals, if there are any.

@@ -1,7 +1,7 @@
 //! Checks the server that locks depend on.
 
 use leasehold_core::{Command, Failure};
-use leasehold_store::{CallResult, Check, Component, Diagnosis, StoreError, trial};
+use leasehold_store::{Call, CallResult, Check, Component, Diagnosis, StoreError, trial};
 
 use super::conn::Conn;
 use super::dialer::Dialer;
@@ -36,7 +36,7 @@ impl Executor {
     /// Acquires and releases a test lock, and removes its row.
     async fn try_lock(&self) -> Vec<CallResult> {
         let mut results = Vec::new();
-        for (resource, command) in trial::commands(true) {
+        for Call { resource, command } in trial::commands(true) {
             results.push(self.call(&resource, &command).await);
             if matches!(command, Command::Release(_)) {
                 let forget = async |progress: &Progress| {

@@ -57,7 +57,8 @@ use std::time::Duration;
 use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
 use leasehold_store::tasks::{self, Tasks};
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, Diagnose, Diagnosis, Inbox, OpenError, Store, StoreError,
+    Batch, BoxFuture, Call, CallResult, Capabilities, Diagnose, Diagnosis, Inbox, OpenError, Store,
+    StoreError,
 };
 use tokio::task::AbortHandle;
 
@@ -265,9 +266,9 @@ impl Store for Postgres {
         capabilities()
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
         let executor = self.executor.clone();
-        self.spawn(async move { executor.call(&resource, &command).await }, Err)
+        self.spawn(async move { executor.call(&call.resource, &call.command).await }, Err)
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use leasehold_core::{ClientId, Command, Resource};
+use leasehold_core::{ClientId, Command};
 use leasehold_redis_protocol::{client_key, slot_of_client};
+use leasehold_store::Call;
 use tokio::sync::Notify;
 
 use super::limits::RECORD_REFRESH;
@@ -75,7 +76,7 @@ impl ClientRecord {
 
     /// Whether the record must be written, because these commands store something for longer than before. Returns true once per
     /// such extension.
-    pub(super) fn must_cover(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
+    pub(super) fn must_cover(&self, batch: &[Call]) -> bool {
         if self.covers_own(batch) {
             return false;
         }
@@ -84,20 +85,21 @@ impl ClientRecord {
     }
 
     /// Whether the records outlast what these commands store.
-    pub(super) fn covers(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
-        self.covers_own(batch) && batch.iter().all(|(_, command)| self.lease_of_other(command).is_none())
+    pub(super) fn covers(&self, batch: &[Call]) -> bool {
+        self.covers_own(batch)
+            && batch.iter().all(|Call { command, .. }| self.lease_of_other(command).is_none())
     }
 
-    fn covers_own(&self, batch: &[(Arc<Resource>, Command)]) -> bool {
+    fn covers_own(&self, batch: &[Call]) -> bool {
         let longest = self.longest(batch);
         longest.is_zero() || longest.as_secs() < self.covered.load(Ordering::Relaxed)
     }
 
     /// The other clients whose records must be kept, because these commands renew their leases, each with the span that the
     /// record must last. A record is kept for so long that it need not be kept again with each renewal.
-    pub(super) fn take_others(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<(ClientId, Duration)> {
+    pub(super) fn take_others(&self, batch: &[Call]) -> Vec<(ClientId, Duration)> {
         let mut others = BTreeMap::<ClientId, Duration>::new();
-        for (client, span) in batch.iter().filter_map(|(_, command)| self.lease_of_other(command)) {
+        for (client, span) in batch.iter().filter_map(|Call { command, .. }| self.lease_of_other(command)) {
             let longest = others.entry(client).or_default();
             *longest = span.max(*longest);
         }
@@ -131,14 +133,14 @@ impl ClientRecord {
     }
 
     /// The longest time for which one of these commands stores something of this client.
-    fn longest(&self, batch: &[(Arc<Resource>, Command)]) -> Duration {
+    fn longest(&self, batch: &[Call]) -> Duration {
         let span = |command: &Command| match command {
             Command::Acquire(acquire) => acquire.ttl,
             Command::Renew(renew) if renew.acquisition.client == self.client => renew.ttl,
             Command::Release(release) => release.min_hold,
             Command::Renew(_) | Command::Inspect | Command::ForceRelease => Duration::ZERO,
         };
-        batch.iter().map(|(_, command)| span(command)).max().unwrap_or_default()
+        batch.iter().map(|Call { command, .. }| span(command)).max().unwrap_or_default()
     }
 
     /// The span in seconds that the record must cover.
@@ -199,7 +201,7 @@ fn lifetime(covered: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, Acquisition, Kind, Name, Release, Renew};
+    use leasehold_core::{Acquire, Acquisition, Kind, Name, Release, Renew, Resource};
 
     use super::*;
 
@@ -210,7 +212,7 @@ mod tests {
         let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
         let release = |seconds| {
             let release = Release { min_hold: Duration::from_secs(seconds), ..Release::now(acquisition) };
-            [(resource.clone(), Command::Release(release))]
+            [Call::new(resource.clone(), Command::Release(release))]
         };
         assert!(!record.must_cover(&release(0)));
         assert!(record.must_cover(&release(3_600)) && record.covers(&release(3_600)));
@@ -228,7 +230,7 @@ mod tests {
         let record = ClientRecord::new(ClientId::new(1));
         record.publish(Arc::from("{}"));
         let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
-        let must_cover = |command: Command| record.must_cover(&[(resource.clone(), command)]);
+        let must_cover = |command: Command| record.must_cover(&[Call::new(resource.clone(), command)]);
         let acquire = |seconds| {
             let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
             Command::from(Acquire::exclusive(acquisition, Duration::from_secs(seconds)))
@@ -251,7 +253,7 @@ mod tests {
         let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
         let acquire = Command::from(Acquire::exclusive(acquisition, Duration::from_secs(10)));
         let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
-        assert!(record.must_cover(&[(resource, acquire)]) && !record.is_written());
+        assert!(record.must_cover(&[Call::new(resource, acquire)]) && !record.is_written());
         record.set_written(record.begin_write());
         assert!(record.is_written());
         let before = record.begin_write();
@@ -270,7 +272,7 @@ mod tests {
         let renew = |client| {
             let acquisition = Acquisition { client: ClientId::new(client), sequence: 1 };
             let renew = Renew { acquisition, ttl: Duration::from_secs(3_600), reserve: 0 };
-            [(resource.clone(), Command::Renew(renew))]
+            [Call::new(resource.clone(), Command::Renew(renew))]
         };
         assert!(record.take_others(&renew(1)).is_empty());
         let other = (ClientId::new(2), Duration::from_secs(3_961));
@@ -280,9 +282,9 @@ mod tests {
         record.retry_other(other.0);
         assert_eq!(record.take_others(&renew(2)), [other]);
         // A longer lease of the same client needs its record for longer.
-        let [(_, Command::Renew(mut long))] = renew(2) else { unreachable!() };
-        long.ttl = Duration::from_secs(7_200);
-        let long = (resource.clone(), Command::Renew(long));
+        let [mut long] = renew(2);
+        let Command::Renew(renewal) = &mut long.command else { unreachable!() };
+        renewal.ttl = Duration::from_secs(7_200);
         let both = [renew(2)[0].clone(), long.clone()];
         assert_eq!(record.take_others(&both), [(other.0, Duration::from_secs(7_561))]);
         assert!(record.take_others(&both).is_empty());

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Resource, Token};
+use leasehold_core::{Answer, ClientId, Command, Failure, Reply, Token};
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs, slot_of};
 use leasehold_store::tasks::{Task, TaskEnded, Tasks};
-use leasehold_store::{CallResult, StoreError};
+use leasehold_store::{Call, CallResult, StoreError};
 use tokio::time::{Instant, timeout};
 
 use super::cluster::Cluster;
 use super::connections::Connections;
 use super::endpoint::Endpoint;
 use super::error::{CallError, lost};
-use super::exec::{self, Call, CallOptions};
+use super::exec::{self, CallOptions};
 use super::subscriptions::{self, require_subscription, subscribe};
 use super::{ANSWER_TIMEOUT, Nodes, replicas, slot_unassigned};
 use crate::url::Host;
@@ -30,8 +30,8 @@ const TTL_FRACTION: u32 = 20;
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long the renewals in a batch wait for the records of other clients: only as long as their leases can bear.
-fn record_limit(batch: &[(Arc<Resource>, Command)]) -> Duration {
-    let limit = |(_, command): &(_, Command)| match command {
+fn record_limit(batch: &[Call]) -> Duration {
+    let limit = |call: &Call| match &call.command {
         Command::Renew(renew) if !renew.only_asks() => Some(renew.ttl / TTL_FRACTION),
         _ => None,
     };
@@ -40,17 +40,12 @@ fn record_limit(batch: &[(Arc<Resource>, Command)]) -> Duration {
 
 impl Nodes {
     /// Runs commands in order. Returns one result per command, in the same order.
-    pub(super) async fn run(
-        &self,
-        batch: &[(Arc<Resource>, Command)],
-        replicas: u32,
-        floor: Option<Token>,
-    ) -> Vec<CallResult> {
+    pub(super) async fn run(&self, batch: &[Call], replicas: u32, floor: Option<Token>) -> Vec<CallResult> {
         self.dispatch(batch, replicas, floor, false).await
     }
 
     /// Runs attempts at resources of one hash slot as one atomic command.
-    pub(super) async fn run_all(&self, batch: &[(Arc<Resource>, Command)]) -> Vec<CallResult> {
+    pub(super) async fn run_all(&self, batch: &[Call]) -> Vec<CallResult> {
         self.dispatch(batch, 0, None, true).await
     }
 
@@ -58,7 +53,7 @@ impl Nodes {
     /// on a node that does not answer. The records of other clients whose leases they renew are kept at the same time.
     async fn dispatch(
         &self,
-        batch: &[(Arc<Resource>, Command)],
+        batch: &[Call],
         replicas: u32,
         floor: Option<Token>,
         is_atomic: bool,
@@ -83,14 +78,14 @@ impl Nodes {
 
     async fn send(
         &self,
-        batch: &[(Arc<Resource>, Command)],
+        batch: &[Call],
         replicas: u32,
         floor: Option<Token>,
         is_atomic: bool,
     ) -> Vec<CallResult> {
         match self {
             Self::Server { endpoint, voting, .. } => {
-                let calls: Vec<Call<'_>> = batch.iter().collect();
+                let calls: Vec<&Call> = batch.iter().collect();
                 let variant = if voting.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
                 let abstains_for = voting.and_then(|voting| voting.abstains_for);
                 let vote_args = VoteArgs { floor, abstains_for, run_id: "" };
@@ -120,13 +115,13 @@ async fn run_on(
     endpoint: &Endpoint,
     options: CallOptions<'_>,
     replicas: u32,
-    calls: &[Call<'_>],
+    calls: &[&Call],
     inboxes: Option<(ClientId, &Tasks)>,
 ) -> Vec<Result<Answer, CallError>> {
     let connections = match endpoint.connections().await {
         Ok(connections) => connections,
         Err(error) => {
-            if calls.iter().any(|(_, command)| matches!(command, Command::Renew(_))) {
+            if calls.iter().any(|Call { command, .. }| matches!(command, Command::Renew(_))) {
                 endpoint.skip_backoff();
             }
             return calls.iter().map(|_| Err(CallError::NotConnected(error.clone()))).collect();
@@ -149,7 +144,7 @@ pub(super) async fn settle(
     connections: &Arc<Connections>,
     options: CallOptions<'_>,
     replicas: u32,
-    calls: &[Call<'_>],
+    calls: &[&Call],
     answers: &mut [Result<Answer, CallError>],
 ) {
     if connections.is_closed() {
@@ -197,24 +192,24 @@ async fn repeat_lost(
     endpoint: &Endpoint,
     options: CallOptions<'_>,
     replicas: u32,
-    calls: &[Call<'_>],
+    calls: &[&Call],
     answers: &mut [Result<Answer, CallError>],
 ) {
     let Some(connections) = endpoint.current() else { return };
     let repeats =
         |command: &Command| matches!(command, Command::Renew(_) | Command::Release(_) | Command::Inspect);
     let lost: Vec<usize> =
-        (0..calls.len()).filter(|at| is_lost(&answers[*at]) && repeats(&calls[*at].1)).collect();
+        (0..calls.len()).filter(|at| is_lost(&answers[*at]) && repeats(&calls[*at].command)).collect();
     if lost.is_empty() {
         return;
     }
-    let again: Vec<Call<'_>> = lost.iter().map(|at| calls[*at]).collect();
+    let again: Vec<&Call> = lost.iter().map(|at| calls[*at]).collect();
     let options = for_server(options, &connections);
     let repeated = run_over(&connections, options, replicas, &again).await;
     if connections.is_closed() {
         return;
     }
-    for ((at, (_, command)), mut answer) in lost.into_iter().zip(again).zip(repeated) {
+    for ((at, Call { command, .. }), mut answer) in lost.into_iter().zip(again).zip(repeated) {
         if let (Command::Release(release), Ok(Answer { reply: reply @ Reply::NotHeld, .. })) =
             (command, &mut answer)
         {
@@ -234,7 +229,7 @@ async fn run_over(
     connections: &Connections,
     options: CallOptions<'_>,
     replicas: u32,
-    calls: &[Call<'_>],
+    calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
     if replicas > 0 {
         return Box::pin(replicas::run(connections, options, replicas, calls)).await;
@@ -258,15 +253,16 @@ async fn subscribe_and_run(
     connections: &Arc<Connections>,
     options: CallOptions<'_>,
     replicas: u32,
-    calls: &[Call<'_>],
+    calls: &[&Call],
     inboxes: (ClientId, &Tasks),
 ) -> Vec<Result<Answer, CallError>> {
     let subscribing = subscribe_to(connections, options, calls, inboxes);
     let mut answers = run_over(connections, options, replicas, calls).await;
     let mut asks_again = vec![false; calls.len()];
     for (slot, subscribed) in subscribing {
-        let is_concerned =
-            |at: &usize| slot_of(&calls[*at].0) == slot && waits(&calls[*at].1) && is_queued(&answers[*at]);
+        let is_concerned = |at: &usize| {
+            slot_of(&calls[*at].resource) == slot && waits(&calls[*at].command) && is_queued(&answers[*at])
+        };
         let queued: Vec<usize> = (0..calls.len()).filter(is_concerned).collect();
         if queued.is_empty() {
             continue;
@@ -285,7 +281,7 @@ async fn subscribe_and_run(
     }
     let again: Vec<usize> = (0..calls.len()).filter(|at| asks_again[*at]).collect();
     if !again.is_empty() {
-        let queued: Vec<Call<'_>> = again.iter().map(|at| calls[*at]).collect();
+        let queued: Vec<&Call> = again.iter().map(|at| calls[*at]).collect();
         let later = run_over(connections, options, replicas, &queued).await;
         again.into_iter().zip(later).for_each(|(at, answer)| answers[at] = answer);
     }
@@ -296,13 +292,16 @@ async fn subscribe_and_run(
 fn subscribe_to(
     connections: &Arc<Connections>,
     options: CallOptions<'_>,
-    calls: &[Call<'_>],
+    calls: &[&Call],
     (client, tasks): (ClientId, &Tasks),
 ) -> Vec<(u16, Task<subscriptions::Outcome>)> {
     let Some(subscription) = connections.subscription() else { return Vec::new() };
     let is_told = |command: &Command| matches!(command, Command::Acquire(_) | Command::Renew(_));
-    let mut slots: Vec<u16> =
-        calls.iter().filter(|(_, command)| is_told(command)).map(|(resource, _)| slot_of(resource)).collect();
+    let mut slots: Vec<u16> = calls
+        .iter()
+        .filter(|Call { command, .. }| is_told(command))
+        .map(|call| slot_of(&call.resource))
+        .collect();
     slots.sort_unstable();
     slots.dedup();
     slots.retain(|slot| !subscription.has_slot(*slot));
@@ -330,7 +329,7 @@ struct ClusterBatch<'a> {
     variant: ScriptVariant,
     client: ClientId,
     tasks: &'a Tasks,
-    batch: &'a [(Arc<Resource>, Command)],
+    batch: &'a [Call],
     replicas: u32,
     is_atomic: bool,
 }
@@ -361,7 +360,7 @@ impl ClusterBatch<'_> {
     async fn run(&self) -> Vec<CallResult> {
         let give_up = Instant::now() + ANSWER_TIMEOUT;
         let mut answers: Vec<Option<CallResult>> = self.batch.iter().map(|_| None).collect();
-        let pending = |(index, (resource, _)): (usize, &(Arc<Resource>, Command))| PendingCall {
+        let pending = |(index, Call { resource, .. }): (usize, &Call)| PendingCall {
             index,
             slot: slot_of(resource),
             asked: None,
@@ -459,7 +458,7 @@ impl ClusterBatch<'_> {
                     .collect();
             }
         };
-        let calls: Vec<Call<'_>> = pending_calls.iter().map(|pending| &self.batch[pending.index]).collect();
+        let calls: Vec<&Call> = pending_calls.iter().map(|pending| &self.batch[pending.index]).collect();
         let options = CallOptions { is_asking, is_atomic: self.is_atomic, ..CallOptions::of(self.variant) };
         let answers =
             run_on(&endpoint, options, self.replicas, &calls, Some((self.client, self.tasks))).await;
@@ -483,7 +482,7 @@ fn redirect_loop() -> StoreError {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, Acquisition, Kind, Name, Renew};
+    use leasehold_core::{Acquire, Acquisition, Kind, Name, Renew, Resource};
     use leasehold_redis_protocol::Channels;
     use leasehold_testkit::{Proxy, Server, retry_if_paused};
     use redis::IntoConnectionInfo as _;
@@ -519,7 +518,7 @@ mod tests {
             let acquire = Command::Acquire(Arc::new(Acquire::exclusive(acquisition, ttl)));
             let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
             for command in [acquire, renew] {
-                let call = (resource.clone(), command);
+                let call = Call::new(resource.clone(), command);
                 let inboxes = (client, &Tasks::current());
                 let answers = subscribe_and_run(&connections, options, 0, &[&call], inboxes).await;
                 // Without an answer within a second it would be given up.
@@ -541,12 +540,15 @@ mod tests {
         let renew = |ttl_ms| {
             let acquisition = Acquisition { client: ClientId::new(2), sequence: 1 };
             let ttl = Duration::from_millis(ttl_ms);
-            (resource.clone(), Command::Renew(Renew { acquisition, ttl, reserve: 0 }))
+            Call::new(resource.clone(), Command::Renew(Renew { acquisition, ttl, reserve: 0 }))
         };
         let limit_ms = |batch: &[_]| record_limit(batch).as_millis();
         assert_eq!(limit_ms(&[renew(100)]), 5);
         assert_eq!(limit_ms(&[renew(10_000)]), 500, "two round trips of a slow link");
         assert_eq!(limit_ms(&[renew(3_600_000)]), 1_000, "no longer than an answer takes");
-        assert_eq!(limit_ms(&[renew(10_000), renew(1_000), (resource.clone(), Command::Inspect)]), 50);
+        assert_eq!(
+            limit_ms(&[renew(10_000), renew(1_000), Call::new(resource.clone(), Command::Inspect)]),
+            50
+        );
     }
 }

@@ -8,7 +8,7 @@ use leasehold_redis_protocol::{
     Expectation, MAX_EACH, MAX_RENEWALS, RESOURCE_PATTERN, ScriptCall, ScriptVariant, VoteArgs,
     decode_answer, decode_renewals, inbox_of, may_share_a_call, resource_key, resource_of, slot_of,
 };
-use leasehold_store::StoreError;
+use leasehold_store::{Call, StoreError};
 use redis::{RedisError, Value};
 
 use super::codec;
@@ -17,9 +17,6 @@ use super::deletes::{Deletes, NO_DELETES};
 use super::error::{CallError, store_error};
 use super::rights;
 use super::wire::Wire;
-
-/// A command and its resource.
-pub(super) type Call<'a> = &'a (Arc<Resource>, Command);
 
 /// Fewer attempts or releases are sent one by one, which costs the server no more.
 const MIN_EACH: usize = 4;
@@ -58,13 +55,9 @@ impl<'a> CallOptions<'a> {
     }
 
     /// The answer to a command, from which is learned whether the lock is contended.
-    fn noted(
-        self,
-        (resource, command): Call<'_>,
-        answer: Result<Answer, CallError>,
-    ) -> Result<Answer, CallError> {
+    fn noted(self, call: &Call, answer: Result<Answer, CallError>) -> Result<Answer, CallError> {
         if let (Some(contended), Ok(answer)) = (self.contended, &answer) {
-            contended.note(resource, command, answer);
+            contended.note(&call.resource, &call.command, answer);
         }
         answer
     }
@@ -76,7 +69,7 @@ impl<'a> CallOptions<'a> {
 pub(super) async fn run(
     mut connection: Wire,
     options: CallOptions<'_>,
-    calls: &[Call<'_>],
+    calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
     if let ([call], false, false) = (calls, options.is_asking, options.is_atomic) {
         return vec![run_one(&mut connection, options, call).await];
@@ -87,10 +80,10 @@ pub(super) async fn run(
 async fn run_several(
     connection: Wire,
     options: CallOptions<'_>,
-    calls: &[Call<'_>],
+    calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
     let order = by_ttl(calls);
-    let sorted: Vec<Call<'_>> = order.iter().map(|at| calls[*at]).collect();
+    let sorted: Vec<&Call> = order.iter().map(|at| calls[*at]).collect();
     in_given_order(order, run_in_order(connection, options, &sorted).await)
 }
 
@@ -102,7 +95,7 @@ fn in_given_order<T>(order: Vec<usize>, answers: Vec<T>) -> Vec<T> {
 }
 
 /// The order in which commands are sent: neighbouring renewals by their ttl, because a batch of renewals has one ttl.
-fn by_ttl(calls: &[Call<'_>]) -> Vec<usize> {
+fn by_ttl(calls: &[&Call]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..calls.len()).collect();
     let ttl = |at: &usize| shared_ttl(calls[*at]);
     for renewals in order.chunk_by_mut(|one, next| ttl(one).is_some() && ttl(next).is_some()) {
@@ -112,8 +105,8 @@ fn by_ttl(calls: &[Call<'_>]) -> Vec<usize> {
 }
 
 /// The ttl of a renewal that may share a command with others of that ttl.
-fn shared_ttl((_, command): Call<'_>) -> Option<Duration> {
-    match command {
+fn shared_ttl(call: &Call) -> Option<Duration> {
+    match &call.command {
         Command::Renew(renew) if renew.reserve == 0 && !renew.only_asks() => Some(renew.ttl),
         _ => None,
     }
@@ -122,7 +115,7 @@ fn shared_ttl((_, command): Call<'_>) -> Option<Duration> {
 async fn run_in_order(
     mut connection: Wire,
     options: CallOptions<'_>,
-    calls: &[Call<'_>],
+    calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
     let sent = WireCommand::from_calls(options, calls);
     let values = send(&mut connection, options, &sent).await;
@@ -139,7 +132,8 @@ async fn run_in_order(
     let mut explained = Vec::new();
     for (answer, call) in answers.into_iter().zip(calls) {
         let answer = answer.unwrap_or_else(|| Err(failed("the server sent fewer replies than commands")));
-        explained.push(with_reason(options.noted(call, answer), &mut connection, options, &call.0).await);
+        explained
+            .push(with_reason(options.noted(call, answer), &mut connection, options, &call.resource).await);
     }
     explained
 }
@@ -148,9 +142,9 @@ async fn run_in_order(
 pub(super) async fn run_one(
     connection: &mut Wire,
     options: CallOptions<'_>,
-    call: Call<'_>,
+    call: &Call,
 ) -> Result<Answer, CallError> {
-    let (resource, command) = call;
+    let Call { resource, command } = call;
     if let Some(delete) = options.deletes.encode(resource, command)
         && let Some(value) = options.deletes.result(connection.send(&delete).await)
     {
@@ -196,15 +190,15 @@ enum Company {
 }
 
 impl Company {
-    fn of(options: CallOptions<'_>, call: Call<'_>) -> Option<Self> {
+    fn of(options: CallOptions<'_>, call: &Call) -> Option<Self> {
         if let Some(ttl) = shared_ttl(call) {
             return Some(Self::Renewals(ttl));
         }
         // Together the scripts look first for plain leases.
         let may_share = options.variant == ScriptVariant::Server
-            && may_share_a_call(&call.1)
-            && !options.expects_contention(&call.0);
-        match &call.1 {
+            && may_share_a_call(&call.command)
+            && !options.expects_contention(&call.resource);
+        match &call.command {
             Command::Acquire(_) if may_share => Some(Self::Attempts),
             // A conditional delete takes its place.
             Command::Release(release)
@@ -220,23 +214,23 @@ impl Company {
 
 /// One command on the wire.
 enum WireCommand<'a> {
-    One(Call<'a>),
+    One(&'a Call),
     /// A release by a conditional delete.
-    Delete(Call<'a>, redis::Cmd, &'a Deletes),
+    Delete(&'a Call, redis::Cmd, &'a Deletes),
     /// An atomic batch of attempts.
-    Attempts(&'a [Call<'a>]),
+    Attempts(&'a [&'a Call]),
     /// A batch of independent renewals by one ttl.
-    Renewals(&'a [Call<'a>]),
+    Renewals(&'a [&'a Call]),
     /// A batch of independent attempts, or of releases.
-    Each(&'a [Call<'a>]),
+    Each(&'a [&'a Call]),
 }
 
 impl<'a> WireCommand<'a> {
-    fn from_calls(options: CallOptions<'a>, calls: &'a [Call<'a>]) -> Vec<Self> {
+    fn from_calls(options: CallOptions<'a>, calls: &'a [&'a Call]) -> Vec<Self> {
         if options.is_atomic {
             return vec![Self::Attempts(calls)];
         }
-        let one = |call: Call<'a>| match options.deletes.encode(&call.0, &call.1) {
+        let one = |call: &'a Call| match options.deletes.encode(&call.resource, &call.command) {
             Some(delete) => Self::Delete(call, delete, options.deletes),
             None => Self::One(call),
         };
@@ -253,7 +247,7 @@ impl<'a> WireCommand<'a> {
             Some(_) if calls.len() >= MIN_EACH => calls.chunks(MAX_EACH),
             _ => calls.chunks(1),
         });
-        let some = |calls: &'a [Call<'a>]| match (calls, &calls[0].1) {
+        let some = |calls: &'a [&'a Call]| match (calls, &calls[0].command) {
             ([call], _) => one(call),
             (calls, Command::Renew(_)) => Self::Renewals(calls),
             (calls, _) => Self::Each(calls),
@@ -272,22 +266,22 @@ impl<'a> WireCommand<'a> {
     fn script_call(&self, options: CallOptions<'_>) -> ScriptCall {
         let CallOptions { variant, vote_args, .. } = options;
         match self {
-            Self::One((resource, command)) | Self::Delete((resource, command), ..) => {
+            Self::One(Call { resource, command }) | Self::Delete(Call { resource, command }, ..) => {
                 options.encode(resource, command)
             }
             Self::Attempts(calls) => {
-                let attempts = calls.iter().map(|(resource, command)| (&**resource, command));
+                let attempts = calls.iter().map(|Call { resource, command }| (&**resource, command));
                 variant.encode_acquire_all(attempts)
             }
             Self::Renewals(calls) => {
-                let renewals = calls.iter().filter_map(|(resource, command)| match command {
+                let renewals = calls.iter().filter_map(|Call { resource, command }| match command {
                     Command::Renew(renew) => Some((&**resource, renew)),
                     _ => None,
                 });
                 variant.encode_renewals(&renewals.collect::<Vec<_>>(), vote_args)
             }
             Self::Each(calls) => {
-                variant.encode_each(calls.iter().map(|(resource, command)| (&**resource, command)))
+                variant.encode_each(calls.iter().map(|Call { resource, command }| (&**resource, command)))
             }
         }
     }
@@ -295,21 +289,23 @@ impl<'a> WireCommand<'a> {
     /// Decodes one answer per call; `None` for a call that must be sent alone.
     fn read(&self, value: Result<Value, RedisError>) -> Vec<Option<Result<Answer, CallError>>> {
         match self {
-            Self::One((_, command)) => vec![Some(read(command, value))],
-            Self::Delete((_, command), _, deletes) => {
+            Self::One(Call { command, .. }) => vec![Some(read(command, value))],
+            Self::Delete(Call { command, .. }, _, deletes) => {
                 vec![deletes.result(value).map(|value| read(command, value))]
             }
             Self::Attempts(calls) => match value {
                 Ok(Value::Array(values)) if values.len() == calls.len() => {
                     let pairs = calls.iter().zip(values);
-                    pairs.map(|((_, command), value)| Some(read(command, Ok(value)))).collect()
+                    pairs.map(|(Call { command, .. }, value)| Some(read(command, Ok(value)))).collect()
                 }
                 // One reply for all: an error, or an unexpected reply.
-                value => calls.iter().map(|(_, command)| Some(read(command, value.clone()))).collect(),
+                value => {
+                    calls.iter().map(|Call { command, .. }| Some(read(command, value.clone()))).collect()
+                }
             },
             Self::Renewals(calls) => {
                 let value = value.and_then(Value::extract_error).map_err(|error| CallError::from(&error));
-                let commands = calls.iter().map(|(_, command)| command);
+                let commands = calls.iter().map(|Call { command, .. }| command);
                 match value.map(|value| decode_renewals(commands, &value)) {
                     Ok(Ok(answers)) => answers.into_iter().map(|answer| answer.map(Ok)).collect(),
                     // One failed renewal must not fail the others.
@@ -322,10 +318,10 @@ impl<'a> WireCommand<'a> {
             Self::Each(calls) => match value {
                 Ok(Value::Array(values)) if values.len() == calls.len() => {
                     let pairs = calls.iter().zip(values);
-                    pairs.map(|((_, command), value)| Some(read(command, Ok(value)))).collect()
+                    pairs.map(|(Call { command, .. }, value)| Some(read(command, Ok(value)))).collect()
                 }
                 Ok(all @ Value::Int(_)) => {
-                    calls.iter().map(|(_, command)| Some(read(command, Ok(all.clone())))).collect()
+                    calls.iter().map(|Call { command, .. }| Some(read(command, Ok(all.clone())))).collect()
                 }
                 value => {
                     match value.and_then(Value::extract_error).map_err(|error| CallError::from(&error)) {
@@ -399,11 +395,10 @@ pub(super) async fn inspect_all(
     loop {
         let later = page.split_off(page.len().min(MAX_INSPECTS));
         let has_scan = later.is_empty() && cursor != 0;
-        let calls: Vec<(Arc<Resource>, Command)> =
-            page.into_iter().map(|resource| (Arc::new(resource), Command::Inspect)).collect();
-        let inspect = |(resource, command): &(Arc<Resource>, Command)| {
-            codec::command(&options.encode(resource, command), false)
-        };
+        let calls: Vec<Call> =
+            page.into_iter().map(|resource| Call::new(Arc::new(resource), Command::Inspect)).collect();
+        let inspect =
+            |Call { resource, command }: &Call| codec::command(&options.encode(resource, command), false);
         let mut commands: Vec<redis::Cmd> = calls.iter().map(inspect).collect();
         if has_scan {
             commands.push(scan(cursor));
@@ -413,11 +408,10 @@ pub(super) async fn inspect_all(
         if values.iter().any(is_noscript) {
             // At most once: the server then knows the script.
             let answers = run_several(connection.clone(), options, &calls.iter().collect::<Vec<_>>()).await;
-            found.extend(calls.into_iter().map(|(resource, _)| (*resource).clone()).zip(answers));
+            found.extend(calls.into_iter().map(|Call { resource, .. }| (*resource).clone()).zip(answers));
         } else {
-            let read = |((resource, command), value): ((Arc<Resource>, Command), _)| {
-                ((*resource).clone(), read(&command, value))
-            };
+            let read =
+                |(Call { resource, command }, value): (Call, _)| ((*resource).clone(), read(&command, value));
             found.extend(calls.into_iter().zip(values).map(read));
         }
         (cursor, page) = match next {
@@ -473,13 +467,13 @@ mod tests {
 
     const ACQUISITION: Acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
 
-    fn to_resource(command: Command) -> (Arc<Resource>, Command) {
-        (Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() }), command)
+    fn to_resource(command: Command) -> Call {
+        Call::new(Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() }), command)
     }
 
     /// The number of commands in each call. A negative number is that of a call for one command only.
-    fn sizes(options: CallOptions<'_>, commands: &[(Arc<Resource>, Command)]) -> Vec<i32> {
-        let calls: Vec<Call<'_>> = commands.iter().collect();
+    fn sizes(options: CallOptions<'_>, commands: &[Call]) -> Vec<i32> {
+        let calls: Vec<&Call> = commands.iter().collect();
         let size = |sent: &WireCommand<'_>| match sent {
             WireCommand::Renewals(calls) | WireCommand::Each(calls) => i32::try_from(calls.len()).unwrap(),
             _ => -1,
@@ -494,7 +488,7 @@ mod tests {
             to_resource(Command::Renew(Renew { acquisition: ACQUISITION, ttl, reserve }))
         };
         let commands = [(10, 0), (10, 0), (20, 0), (20, 0), (20, 1), (10, 0)].map(renew);
-        let calls: Vec<Call<'_>> = commands.iter().collect();
+        let calls: Vec<&Call> = commands.iter().collect();
         let order = by_ttl(&[calls[2], calls[0], calls[3], calls[4], calls[3], calls[1]]);
         assert_eq!(order, [1, 0, 2, 3, 5, 4]);
         let sent = order.clone();
@@ -550,7 +544,7 @@ mod tests {
     fn call_that_the_server_refuses_is_repeated_by_each_command() {
         let release = || to_resource(Command::Release(Release::now(ACQUISITION)));
         let commands = [(); 4].map(|()| release());
-        let calls: Vec<Call<'_>> = commands.iter().collect();
+        let calls: Vec<&Call> = commands.iter().collect();
         let sent = WireCommand::Each(&calls);
         let read = |line: &str| sent.read(redis::parse_redis_value(format!("{line}\r\n").as_bytes()));
         for line in ["-NOPERM No permissions to access a key", "-ERR any", "*1\r\n:1", "$-1"] {

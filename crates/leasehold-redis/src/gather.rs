@@ -9,9 +9,9 @@ use std::mem::{replace, take};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leasehold_core::{Answer, Command, Failure, Resource};
+use leasehold_core::{Answer, Command, Failure};
 use leasehold_redis_protocol::{MAX_EACH, may_share_a_call};
-use leasehold_store::{StoreError, tasks};
+use leasehold_store::{Call, StoreError, tasks};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::Instant;
@@ -19,7 +19,6 @@ use tokio::time::Instant;
 use super::error::{CallError, lost};
 use super::limits::MAX_WAIT_FOR_COMPANY;
 
-type Call = (Arc<Resource>, Command);
 type Answered = Result<Answer, CallError>;
 
 /// Runs commands on a server.
@@ -52,7 +51,7 @@ impl Gatherings {
     /// Runs a command, with others if there are some. Dropping the future cancels the command if it was not sent.
     pub(super) async fn run(&self, carrier: &Arc<impl Carrier>, call: &Call) -> Answered {
         let (_in_flight, others) = InFlight::enter(&self.in_flight);
-        match self.gathering(&call.1) {
+        match self.gathering(&call.command) {
             Some(gathering) if others > 0 => gather(gathering, carrier, call).await,
             _ => carrier.run_one(call).await,
         }
@@ -149,7 +148,7 @@ async fn send(carrier: Arc<impl Carrier>, mut waiting: Vec<Waiting>) {
 /// given up meanwhile, and even the tombstone be gone that would refuse it: it asks again if it was not. A release harms none.
 fn refuse_late(leaving: &mut Vec<Waiting>, now: Instant) {
     let is_late = |waiting: &mut Waiting| {
-        let is_attempt = matches!(waiting.call.1, Command::Acquire(_));
+        let is_attempt = matches!(waiting.call.command, Command::Acquire(_));
         is_attempt && now.duration_since(waiting.since) > MAX_WAIT_FOR_COMPANY
     };
     for late in leaving.extract_if(.., is_late) {
@@ -171,7 +170,7 @@ mod tests {
     use std::task::Poll;
     use std::time::Duration;
 
-    use leasehold_core::{Acquire, Acquisition, ClientId, Kind, Name, Release, Reply, StoreTime};
+    use leasehold_core::{Acquire, Acquisition, ClientId, Kind, Name, Release, Reply, Resource, StoreTime};
     use tokio::sync::Notify;
     use tokio::task::JoinHandle;
 
@@ -183,7 +182,7 @@ mod tests {
         let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
         let release = Release::now(Acquisition { client: ClientId::new(1), sequence });
         let (answer, receiver) = oneshot::channel();
-        let call = (Arc::new(resource), Command::Release(release));
+        let call = Call::new(Arc::new(resource), Command::Release(release));
         (Waiting { call, since: Instant::now(), answer }, receiver)
     }
 
@@ -191,11 +190,11 @@ mod tests {
         let (waiting, _) = waiting(sequence);
         let acquire =
             Acquire::exclusive(Acquisition { client: ClientId::new(1), sequence }, Duration::from_secs(9));
-        (waiting.call.0, Command::from(acquire))
+        Call::new(waiting.call.resource, acquire)
     }
 
-    fn sequence((_, command): &Call) -> u64 {
-        match command {
+    fn sequence(call: &Call) -> u64 {
+        match &call.command {
             Command::Release(release) => release.acquisition.sequence,
             Command::Acquire(acquire) => acquire.acquisition.sequence,
             other => panic!("{other:?}"),

@@ -57,8 +57,8 @@ use leasehold_core::{Acquire, Answer, Command, Resource};
 use leasehold_redis_protocol::slot_of;
 use leasehold_store::tasks::Tasks;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ForeignKeys, ListResult,
-    QuorumNode, SharedBatch, Store, StoreError, only,
+    Batch, BoxFuture, Call, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ForeignKeys,
+    ListResult, QuorumNode, SharedBatch, Store, StoreError, only,
 };
 
 use caller_conn::Caller;
@@ -137,12 +137,12 @@ impl Store for Redis {
         capabilities()
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
+    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
         if let Some(caller) = self.caller.as_ref().filter(|caller| caller.is_here()) {
-            return Box::pin(self.calls.call(caller, (resource, command), replicas));
+            return Box::pin(self.calls.call(caller, call, replicas));
         }
         let nodes = self.nodes.clone();
-        let work = async move { nodes.run_single(&(resource, command), replicas).await };
+        let work = async move { nodes.run_single(&call, replicas).await };
         self.run_on_runtime(work, || Err(StoreError::runtime_ended()))
     }
 
@@ -161,7 +161,7 @@ impl Store for Redis {
             }
         }
         let payload = |(resource, acquire): &(Arc<Resource>, Arc<Acquire>)| {
-            (resource.clone(), Command::Acquire(acquire.clone()))
+            Call::new(resource.clone(), Command::Acquire(acquire.clone()))
         };
         let batch: Vec<_> = attempts.iter().map(payload).collect();
         let (nodes, count) = (self.nodes.clone(), batch.len());
@@ -271,9 +271,9 @@ impl QuorumNode for Redis {
         (!run_id.is_empty()).then_some(run_id)
     }
 
-    fn vote(&self, resource: Arc<Resource>, command: Command, floor: Option<Token>) -> BoxFuture<CallResult> {
+    fn vote(&self, call: Call, floor: Option<Token>) -> BoxFuture<CallResult> {
         let nodes = self.nodes.clone();
-        Box::pin(async move { only(nodes.run(&[(resource, command)], 0, floor).await) })
+        Box::pin(async move { only(nodes.run(&[call], 0, floor).await) })
     }
 
     fn vote_batch(&self, batch: SharedBatch) -> BoxFuture<Vec<CallResult>> {

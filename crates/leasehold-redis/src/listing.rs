@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use leasehold_core::{Answer, Command, Resource};
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs};
-use leasehold_store::StoreError;
+use leasehold_store::{Call, StoreError};
 
 use super::Nodes;
 use super::connections::Connections;
@@ -45,13 +45,13 @@ impl Nodes {
             match answer {
                 // SCAN may return a key twice, and a slot may have moved meanwhile.
                 Ok(answer) => drop(listed.insert((resource.name.clone(), resource.kind), answer)),
-                Err(_) => failed.push((Arc::new(resource), Command::Inspect)),
+                Err(_) => failed.push(Call::new(Arc::new(resource), Command::Inspect)),
             }
         }
         // A redirect, or a lost connection: the usual path follows the one and repeats after the other.
         for page in failed.chunks(MAX_INSPECTS) {
             let retried = self.run(page, 0, None).await;
-            for ((resource, _), answer) in page.iter().zip(retried) {
+            for (Call { resource, .. }, answer) in page.iter().zip(retried) {
                 listed.insert((resource.name.clone(), resource.kind), answer?);
             }
         }

@@ -8,14 +8,14 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Effect, Failure, Grant, Release, Renew, Reply, Resource};
-use leasehold_store::StoreError;
+use leasehold_store::{Call, StoreError};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
 use super::connections::Connections;
 use super::error::{AddressState, CallError, lost};
-use super::exec::{self, Call, CallOptions};
+use super::exec::{self, CallOptions};
 use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
 use super::wire::Wire;
 use super::{codec, rights, wire};
@@ -28,7 +28,7 @@ pub(super) async fn run(
     connections: &Connections,
     options: CallOptions<'_>,
     replicas: u32,
-    calls: &[Call<'_>],
+    calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
     // While one task opens the connection, the others wait for it: no longer than for a reply over it.
     let Ok(replica_conn) = timeout(REPLICA_RESPONSE_TIMEOUT, connections.replica_conn()).await else {
@@ -58,15 +58,16 @@ async fn run_over(
     connection: &mut MultiplexedConnection,
     options: CallOptions<'_>,
     replicas: u32,
-    calls: &[Call<'_>],
+    calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
-    let claims: Vec<Option<Command>> = calls.iter().map(|(_, command)| claim_of(command)).collect();
-    let commands: Vec<Cow<'_, Command>> = calls.iter().map(|(_, command)| write_of(command)).collect();
+    let claims: Vec<Option<Command>> = calls.iter().map(|Call { command, .. }| claim_of(command)).collect();
+    let commands: Vec<Cow<'_, Command>> =
+        calls.iter().map(|Call { command, .. }| write_of(command)).collect();
     let payloads: Vec<Payload<'_>> = calls
         .iter()
         .zip(&commands)
         .zip(&claims)
-        .map(|(((resource, _), command), claim)| Payload { resource, command, claim: claim.as_ref() })
+        .map(|((Call { resource, .. }, command), claim)| Payload { resource, command, claim: claim.as_ref() })
         .collect();
     let (mut values, mut reached) = pipeline(connection, options, replicas, &payloads, false).await;
     let unknown = |at: &usize| values[*at].iter().any(exec::is_noscript);

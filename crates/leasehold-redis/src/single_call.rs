@@ -13,9 +13,9 @@ use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use leasehold_core::{Answer, Command, Resource};
+use leasehold_core::Answer;
 use leasehold_redis_protocol::{ScriptVariant, VoteArgs};
-use leasehold_store::{CallResult, StoreError, only};
+use leasehold_store::{Call, CallResult, StoreError, only};
 
 use super::caller_conn::Caller;
 use super::connections::Connections;
@@ -26,7 +26,6 @@ use super::exec::{self, CallOptions};
 use super::gather::Carrier;
 use super::nodes::Nodes;
 
-type Call = (Arc<Resource>, Command);
 type Answered = Result<Answer, CallError>;
 
 impl Nodes {

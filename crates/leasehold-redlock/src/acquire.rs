@@ -11,7 +11,7 @@ use leasehold_core::{
     Verdict, Vote, quorum_of,
 };
 use leasehold_redis_protocol::token_at;
-use leasehold_store::{BoxFuture, CallResult, StoreError};
+use leasehold_store::{BoxFuture, Call, CallResult, StoreError};
 
 use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial, at_node};
 use super::heard::Heard;
@@ -96,7 +96,7 @@ impl Quorum {
             let secret = at_node(acquire.secret, node);
             let own = waits.then(|| Arc::new(Acquire { secret, ..(*acquire).clone() }));
             let command = Command::Acquire(own.unwrap_or_else(|| acquire.clone()));
-            let call = (sent.resource.clone(), command);
+            let call = Call::new(sent.resource.clone(), command);
             responses.push(self.request_vote(node, sent.requests.clone(), call, floor));
         }
         let mut collector = VoteCollector {
@@ -258,7 +258,7 @@ impl Quorum {
         self: &Arc<Self>,
         node: usize,
         requests: Arc<[NodeRequests]>,
-        (resource, command): (Arc<Resource>, Command),
+        call: Call,
         floor: Option<Token>,
     ) -> BoxFuture<(usize, NodeResponse)> {
         let quorum = self.clone();
@@ -267,7 +267,7 @@ impl Quorum {
             let to = quorum.nodes[node].clone();
             let answered = match to.lags(usual) {
                 Some(error) => Err(error),
-                None => to.call(resource, command, floor).await,
+                None => to.call(call, floor).await,
             };
             if !is_unknown(&answered) {
                 let has = matches!(&answered, Ok(answer) if keeps_something(&answer.reply));

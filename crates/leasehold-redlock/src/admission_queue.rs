@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold_core::{Acquire, Acquisition, Command, Failure, Release, Renew, Resource, TOMBSTONE_TTL};
 use leasehold_redis_protocol::slot_of;
-use leasehold_store::{CallResult, StoreError};
+use leasehold_store::{Call, CallResult, StoreError};
 
 use super::Quorum;
 use super::admission_state::{AdmissionNodes, ContendedLocks, is_admission_queue};
@@ -41,7 +41,7 @@ impl Quorum {
             Command::Release(release) => release.acquisition,
             Command::Inspect | Command::ForceRelease => {
                 let node = self.admission_node(&resource);
-                return self.nodes[node].clone().call(resource, command, None).await;
+                return self.nodes[node].clone().call(Call::new(resource, command), None).await;
             }
         };
         // An attempt moves on at most once to each node.
@@ -76,7 +76,7 @@ impl Quorum {
             (_, None) => (self.admission_node(resource), attempt),
         };
         let sent = with_acquisition(command.clone(), acquisition);
-        let call = self.nodes[node].clone().call(resource.clone(), sent, None);
+        let call = self.nodes[node].clone().call(Call::new(resource.clone(), sent), None);
         let answered = self.unless_passed_over(node, resource, call).await;
         self.admission_nodes().handle_answered(attempt, (node, acquisition), command, &answered, self.now());
         answered

@@ -9,7 +9,7 @@ use leasehold_core::{
     Acquisition, Answer, Command, Failure, Holder, NodeReplies, NodeReply, QueueEntry, Release, Reply,
     Resource, Round, StoreTime, TOMBSTONE_TTL, Token, View, Vote, quorum_of,
 };
-use leasehold_store::{CallResult, StoreError, admission_queue_of};
+use leasehold_store::{Call, CallResult, StoreError, admission_queue_of};
 
 use super::Quorum;
 use super::admission_state::is_admission_queue;
@@ -207,7 +207,7 @@ impl Quorum {
     /// Each node's answer or error.
     async fn call_each(&self, resource: &Arc<Resource>, command: &Command) -> Vec<Result<Answer, String>> {
         let requests = self.nodes.iter().map(|node| {
-            let call = node.clone().call(resource.clone(), command.clone(), None);
+            let call = node.clone().call(Call::new(resource.clone(), command.clone()), None);
             async { self.runtime.timeout(INSPECT_TIMEOUT, call).await }
         });
         let answered = join_all(requests).await.into_iter().map(|answered| match answered {

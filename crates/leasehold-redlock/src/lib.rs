@@ -41,7 +41,7 @@ use leasehold_core::{
 use leasehold_redis_protocol::slot_of;
 use leasehold_store::clock::Clock;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ForeignKeys, Inbox,
+    Batch, BoxFuture, Call, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ForeignKeys, Inbox,
     QuorumNode, Store, StoreError, VotedAttempts, missing_response, only,
 };
 use tokio::sync::{Notify, oneshot};
@@ -277,12 +277,14 @@ impl Quorum {
     }
 
     /// Runs commands, in the caller's runtime or that of the client's thread.
-    async fn run(self: Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<CallResult> {
-        if let [(resource, command)] = &batch[..] {
-            return vec![self.run_one(resource.clone(), command.clone()).await];
+    async fn run(self: Arc<Self>, batch: Vec<Call>) -> Vec<CallResult> {
+        if let [call] = &batch[..] {
+            return vec![self.run_one(call.clone()).await];
         }
         let renewals: Vec<usize> = (0..batch.len())
-            .filter(|at| matches!(batch[*at].1, Command::Renew(_)) && !is_admission_queue(&batch[*at].0))
+            .filter(|at| {
+                matches!(batch[*at].command, Command::Renew(_)) && !is_admission_queue(&batch[*at].resource)
+            })
             .collect();
         let renewed = async {
             if renewals.is_empty() {
@@ -292,8 +294,7 @@ impl Quorum {
             }
         };
         let others: Vec<usize> = (0..batch.len()).filter(|at| !renewals.contains(at)).collect();
-        let answered =
-            join_all(others.iter().map(|at| self.run_one(batch[*at].0.clone(), batch[*at].1.clone())));
+        let answered = join_all(others.iter().map(|at| self.run_one(batch[*at].clone())));
         let (renewed, answered) = futures_util::future::join(renewed, answered).await;
         let mut answers: Vec<Option<CallResult>> = batch.iter().map(|_| None).collect();
         for (at, answer) in renewals.into_iter().zip(renewed).chain(others.into_iter().zip(answered)) {
@@ -302,13 +303,14 @@ impl Quorum {
         answers.into_iter().map(|answer| answer.unwrap_or_else(missing_response)).collect()
     }
 
-    async fn run_one(self: &Arc<Self>, resource: Arc<Resource>, command: Command) -> CallResult {
+    async fn run_one(self: &Arc<Self>, call: Call) -> CallResult {
+        let Call { resource, command } = call;
         if is_admission_queue(&resource) {
             return self.call_admission_queue(resource, command).await;
         }
         match command {
             Command::Acquire(acquire) => self.acquire(resource, acquire).await,
-            Command::Renew(_) => only(self.renew(vec![(resource, command)]).await),
+            Command::Renew(_) => only(self.renew(vec![Call { resource, command }]).await),
             Command::Release(release) => self.release(resource, release).await,
             Command::Inspect => self.inspect(resource).await,
             Command::ForceRelease => self.force_release(resource).await,
@@ -398,9 +400,9 @@ impl Store for Redlock {
         self.first_node().foreign_keys(servers)
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
         let quorum = self.quorum.clone();
-        let work = async move { quorum.run_one(resource, command).await };
+        let work = async move { quorum.run_one(call).await };
         run_on_runtime(self.node_on_caller(), work, || Err(StoreError::runtime_ended()))
     }
 

@@ -10,7 +10,7 @@ use leasehold_core::{
     Token,
 };
 use leasehold_store::clock::Clock;
-use leasehold_store::{Batch, CallResult, Diagnose, QuorumNode, SharedBatch, StoreError};
+use leasehold_store::{Batch, Call, CallResult, Diagnose, QuorumNode, SharedBatch, StoreError};
 
 use super::MIN_NODE_TIMEOUT;
 use super::attempts::NodeRequests;
@@ -111,14 +111,9 @@ impl Node {
     }
 
     /// Runs a command, with no token below `floor`.
-    pub(super) async fn call(
-        self: Arc<Self>,
-        resource: Arc<Resource>,
-        command: Command,
-        floor: Option<Token>,
-    ) -> CallResult {
+    pub(super) async fn call(self: Arc<Self>, call: Call, floor: Option<Token>) -> CallResult {
         let (_unanswered, sent_at) = self.count_request()?;
-        let answered = self.store.vote(resource, command, floor).await;
+        let answered = self.store.vote(call, floor).await;
         if let Ok(answer) = &answered {
             let received_at = self.note_answer();
             // The usual answer to a release does not tell the time.
@@ -175,7 +170,8 @@ impl Node {
     pub(super) async fn learn_clock(self: Arc<Self>) {
         let Ok(name) = Name::new("clock") else { return };
         let runtime = self.runtime.clone();
-        let call = self.call(Arc::new(Resource { kind: Kind::Admission, name }), Command::Inspect, None);
+        let call =
+            self.call(Call::new(Arc::new(Resource { kind: Kind::Admission, name }), Command::Inspect), None);
         // Without an answer the first acquire has no floor.
         let _ = runtime.timeout(MIN_NODE_TIMEOUT, call).await;
     }
@@ -254,10 +250,10 @@ impl Node {
             let mut pending_releases = self.pending_releases();
             let now = self.now();
             pending_releases.retain(|_, pending| pending.until > now);
-            let command = |pending: &PendingRelease| {
-                (pending.resource.clone(), Command::Release(pending.release.clone()))
+            let call = |pending: &PendingRelease| {
+                Call::new(pending.resource.clone(), Command::Release(pending.release.clone()))
             };
-            pending_releases.iter().take(BATCH).map(|(attempt, pending)| (*attempt, command(pending))).unzip()
+            pending_releases.iter().take(BATCH).map(|(attempt, pending)| (*attempt, call(pending))).unzip()
         };
         if due.is_empty() {
             return;

@@ -11,7 +11,7 @@ use leasehold_core::{
     Acquisition, Command, Effect, Failure, NodeReplies, NodeReply, Release, Reply, Resource, TOMBSTONE_TTL,
     Tally, quorum_of,
 };
-use leasehold_store::{CallResult, StoreError};
+use leasehold_store::{Call, CallResult, StoreError};
 
 use super::acquire::failure_without_quorum;
 use super::attempts::{NodeAttempt, RequestCounts};
@@ -209,7 +209,8 @@ impl ReleaseGuard {
     async fn send(&self, tombstone: Duration) -> Result<NodeReply, StoreError> {
         let PendingRelease { resource, release, .. } = &self.pending;
         let command = Command::Release(Release { tombstone, ..release.clone() });
-        let answer = self.quorum.nodes[self.node].clone().call(resource.clone(), command, None).await?;
+        let answer =
+            self.quorum.nodes[self.node].clone().call(Call::new(resource.clone(), command), None).await?;
         Ok(self.pending.handle_answer(&answer.reply))
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use leasehold_core::{Acquire, Command, Failure, NodeReplies, NodeReply, Renew, Reply, Resource, Tally};
-use leasehold_store::{BoxFuture, CallResult, StoreError, missing_response};
+use leasehold_core::{Acquire, Command, Failure, NodeReplies, NodeReply, Renew, Reply, Tally};
+use leasehold_store::{BoxFuture, Call, CallResult, StoreError, missing_response};
 
 use super::attempts::NodeAttempt;
 use super::gather::{fail, gather};
@@ -16,10 +16,10 @@ type NodeAnswers = (usize, Vec<CallResult>);
 
 impl Quorum {
     /// Renews several leases, with one batch per node.
-    pub(super) async fn renew(self: &Arc<Self>, batch: Vec<(Arc<Resource>, Command)>) -> Vec<CallResult> {
+    pub(super) async fn renew(self: &Arc<Self>, batch: Vec<Call>) -> Vec<CallResult> {
         let known: Vec<Option<(Renew, NodeAttempt)>> = batch
             .into_iter()
-            .map(|(_, command)| match command {
+            .map(|call| match call.command {
                 Command::Renew(renew) => {
                     let known = self.attempts.get(renew.acquisition).filter(|known| known.token.is_some())?;
                     Some((renew, known))
@@ -32,11 +32,11 @@ impl Quorum {
         if requests.is_empty() {
             return is_known.iter().map(|_| answer(self.now(), Reply::NotHeld)).collect();
         }
-        let commands: Arc<[(Arc<Resource>, Command)]> = requests
+        let commands: Arc<[Call]> = requests
             .iter()
             .map(|(renew, known)| {
                 let renew = Renew { acquisition: known.acquisition, ttl: renew.ttl, reserve: 0 };
-                (known.resource.clone(), Command::Renew(renew))
+                Call::new(known.resource.clone(), Command::Renew(renew))
             })
             .collect();
         let (replies, errors, late) = self.renew_at_nodes(&requests, &commands).await;
@@ -75,7 +75,7 @@ impl Quorum {
     async fn renew_at_nodes(
         &self,
         requests: &[(Renew, NodeAttempt)],
-        commands: &Arc<[(Arc<Resource>, Command)]>,
+        commands: &Arc<[Call]>,
     ) -> (Vec<NodeReplies>, Vec<Option<String>>, FuturesUnordered<BoxFuture<NodeAnswers>>) {
         let mut replies = vec![NodeReplies::new(self.nodes.len()); requests.len()];
         let mut errors = self.duplicate_nodes();
@@ -122,7 +122,7 @@ impl Quorum {
             metadata: known.request.metadata.clone(),
             ..Acquire::exclusive(known.acquisition, renew.ttl)
         };
-        let call = (known.resource.clone(), Command::from(acquire));
+        let call = Call::new(known.resource.clone(), acquire);
         let voting = self.request_vote(node, known.requests.clone(), call, known.token);
         self.runtime.spawn_here(async move { drop(voting.await) });
     }

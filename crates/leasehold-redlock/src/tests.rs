@@ -11,7 +11,7 @@ use leasehold_core::{
     NodeReply, Push, PushKind, QueueEntry, Release, Renew, Reply, Resource, StoreTime, Token, View, WaitFor,
 };
 use leasehold_store::clock::Clock;
-use leasehold_store::{Inbox, Store as _, VotedAttempts as _, admission_queue_of};
+use leasehold_store::{Call, Inbox, Store as _, VotedAttempts as _, admission_queue_of};
 use leasehold_testkit::{Proxy, Server, until};
 
 use super::inspect::{merge_holder, on_one_clock};
@@ -95,7 +95,7 @@ impl QuorumClient {
 
     async fn at_node(&self, node: usize, command: Command) -> Reply {
         let node = &self.quorum().nodes[node].store;
-        node.call_batch(vec![(self.resource.clone(), command)], 0).await.remove(0).unwrap().reply
+        node.call_batch(vec![Call::new(self.resource.clone(), command)], 0).await.remove(0).unwrap().reply
     }
 
     async fn release(&self, sequence: u64, tombstone: Duration) -> Reply {
@@ -109,7 +109,8 @@ impl QuorumClient {
         for node in &self.quorum().nodes {
             let mut holders = None;
             until(async || {
-                let answers = node.store.call_batch(vec![(self.resource.clone(), Command::Inspect)], 0).await;
+                let answers =
+                    node.store.call_batch(vec![Call::new(self.resource.clone(), Command::Inspect)], 0).await;
                 if let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) {
                     holders = Some(view.holders.len());
                 }

@@ -8,7 +8,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{
     Acquire, Answer, Command, Failure, Renew, Reply, Resource, Round, Token, Verdict, Vote, quorum_of,
 };
-use leasehold_store::{BoxFuture, CallResult, StoreError};
+use leasehold_store::{BoxFuture, Call, CallResult, StoreError};
 
 use super::attempts::{NodeRequests, at_node};
 use super::heard::Heard;
@@ -118,7 +118,7 @@ impl VoteCollector {
             }
             let secret = at_node(self.acquire.secret, node);
             let acquire = Acquire { secret, ..(*self.acquire).clone() };
-            let call = (self.resource.clone(), Command::from(acquire));
+            let call = Call::new(self.resource.clone(), acquire);
             self.responses.push(self.quorum.request_vote(node, self.requests.clone(), call, self.floor));
         }
     }
@@ -143,7 +143,8 @@ impl VoteCollector {
     fn propagate(&self, node: usize, token: Token) {
         let renew = Renew { acquisition: self.acquire.acquisition, ttl: self.acquire.ttl, reserve: 0 };
         let command = Command::Renew(renew);
-        let call = self.quorum.nodes[node].clone().call(self.resource.clone(), command, Some(token));
+        let call =
+            self.quorum.nodes[node].clone().call(Call::new(self.resource.clone(), command), Some(token));
         self.responses.push(Box::pin(async move { (node, NodeResponse::Propagated(call.await)) }));
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use leasehold_core::{Acquire, Command, Resource};
-use leasehold_store::{Batch, CallResult};
+use leasehold_store::{Batch, Call, CallResult};
 use tokio::sync::oneshot;
 
 use super::BUSY_TIMEOUT;
@@ -17,7 +17,7 @@ use super::BUSY_TIMEOUT;
 const MAX_JOBS: usize = 65_536;
 
 pub(super) enum Job {
-    Command(Arc<Resource>, Command, oneshot::Sender<CallResult>),
+    Call(Call, oneshot::Sender<CallResult>),
     Batch(Batch, oneshot::Sender<Vec<CallResult>>),
     /// All attempts are granted, or none is.
     AcquireAll(Vec<(Arc<Resource>, Arc<Acquire>)>, oneshot::Sender<Vec<CallResult>>),
@@ -57,7 +57,7 @@ impl Jobs {
 impl Job {
     fn is_of_holders(&self) -> bool {
         match self {
-            Self::Command(_, command, _) => is_of_holder(command),
+            Self::Call(call, _) => is_of_holder(&call.command),
             Self::Batch(batch, _) => are_of_holders(batch),
             Self::AcquireAll(..) => false,
         }
@@ -68,8 +68,8 @@ fn is_of_holder(command: &Command) -> bool {
     matches!(command, Command::Renew(_) | Command::Release(_))
 }
 
-pub(super) fn are_of_holders(batch: &[(Arc<Resource>, Command)]) -> bool {
-    batch.iter().all(|(_, command)| is_of_holder(command))
+pub(super) fn are_of_holders(batch: &[Call]) -> bool {
+    batch.iter().all(|Call { command, .. }| is_of_holder(command))
 }
 
 impl JobQueue {

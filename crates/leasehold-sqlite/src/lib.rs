@@ -58,7 +58,7 @@ use leasehold_core::{Acquire, ClientId, Command, Failure, Resource};
 use leasehold_store::clock::Clock;
 use leasehold_store::identity::Identity;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, Diagnose, Diagnosis, EMBEDDED_POLL_INTERVALS, Inbox,
+    Batch, BoxFuture, Call, CallResult, Capabilities, Diagnose, Diagnosis, EMBEDDED_POLL_INTERVALS, Inbox,
     OpenError, Store, StoreError, trial,
 };
 use tokio::sync::oneshot;
@@ -256,8 +256,8 @@ impl Store for Sqlite {
         })
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        self.submit(|sender| Job::Command(resource, command, sender), Err)
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
+        self.submit(|sender| Job::Call(call, sender), Err)
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {

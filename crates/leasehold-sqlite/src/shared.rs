@@ -12,7 +12,7 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Effect, Failure, Now, P
 use leasehold_store::clock::Clock;
 use leasehold_store::digest::client_name;
 use leasehold_store::identity::Identity;
-use leasehold_store::{CallResult, Inbox, StoreError};
+use leasehold_store::{Call, CallResult, Inbox, StoreError};
 use rusqlite::Connection;
 
 use super::connection::{FileConnection, Transaction};
@@ -103,11 +103,11 @@ impl Shared {
         &self,
         connection: &FileConnection,
         until: Instant,
-        commands: &[(Arc<Resource>, Command)],
+        commands: &[Call],
     ) -> Result<(Vec<Answer>, PendingPushes), TransactionError> {
         let now = || self.clock.embedded();
         self.transact_as(connection, now, until, commands.len(), |transaction, now, pending| {
-            let apply = |(resource, command): &(Arc<Resource>, Command)| {
+            let apply = |Call { resource, command }: &Call| {
                 self.apply(transaction, now, (resource, command), pending)
             };
             commands.iter().map(apply).collect()

@@ -386,8 +386,8 @@ fn busy_file_blocks_the_worker_and_not_the_caller() {
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     assert!(store.try_call_inline(&resource("a"), &acquire(id(1, 1), false)).is_none());
     let batch = vec![
-        (Arc::new(resource("a")), acquire(id(1, 1), false)),
-        (Arc::new(resource("b")), acquire(id(1, 2), false)),
+        Call::new(Arc::new(resource("a")), acquire(id(1, 1), false)),
+        Call::new(Arc::new(resource("b")), acquire(id(1, 2), false)),
     ];
     let pending = store.call_batch(batch, 0);
     thread::scope(|scope| {
@@ -436,7 +436,9 @@ fn write_ahead_log_stays_bounded_while_the_worker_is_never_idle() {
             let (store, path, largest) = (&store, &path, &largest);
             scope.spawn(move || {
                 let resource = Arc::new(resource(&format!("a {client}")));
-                let call = |command| pollster::block_on(store.call(resource.clone(), command, 0)).unwrap();
+                let call = |command| {
+                    pollster::block_on(store.call(Call::new(resource.clone(), command), 0)).unwrap()
+                };
                 for number in 0..300 {
                     let acquisition = id(1, client * 1_000 + number);
                     call(acquire(acquisition, false));

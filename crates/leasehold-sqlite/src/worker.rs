@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::{Acquire, Command, Resource};
-use leasehold_store::CallResult;
 use leasehold_store::identity::Identity;
+use leasehold_store::{Call, CallResult};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -223,7 +223,7 @@ impl WorkerThread {
         self.receive_pushes();
         // If the receiver is gone, the client releases what the answers may have granted.
         match job {
-            Job::Command(resource, command, sender) => {
+            Job::Call(Call { resource, command }, sender) => {
                 let began = Instant::now();
                 let answer = self.run_one(&resource, &command, until);
                 self.measure(1, began.elapsed());
@@ -246,7 +246,7 @@ impl WorkerThread {
         answered.or_else(|error| self.shared.answer_to(error, command))
     }
 
-    fn run(&mut self, batch: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
+    fn run(&mut self, batch: &[Call], until: Instant) -> Vec<CallResult> {
         let mut answers = Vec::with_capacity(batch.len());
         loop {
             let rest = &batch[answers.len()..];
@@ -283,7 +283,7 @@ impl WorkerThread {
 
     /// Runs all in one transaction. If it fails, runs each in its own, so that one command's error does not fail the others.
     /// Not if the COMMIT may have taken effect, because a repeat would then answer for the first run.
-    fn run_chunk(&mut self, chunk: &[(Arc<Resource>, Command)], until: Instant) -> Vec<CallResult> {
+    fn run_chunk(&mut self, chunk: &[Call], until: Instant) -> Vec<CallResult> {
         self.receive_pushes();
         match self.transact(|shared, connection| shared.transact(connection, until, chunk)) {
             Ok(answers) => answers.into_iter().map(Ok).collect(),
@@ -291,8 +291,11 @@ impl WorkerThread {
                 vec![Err(error); chunk.len()]
             }
             Err(error) => match chunk {
-                [(_, command)] => vec![self.shared.answer_to(error, command)],
-                _ => chunk.iter().map(|(resource, command)| self.run_one(resource, command, until)).collect(),
+                [Call { command, .. }] => vec![self.shared.answer_to(error, command)],
+                _ => chunk
+                    .iter()
+                    .map(|Call { resource, command }| self.run_one(resource, command, until))
+                    .collect(),
             },
         }
     }

@@ -55,8 +55,24 @@ pub trait Inbox: Send + Sync {
 pub type ListResult = Result<Vec<(Resource, Answer)>, StoreError>;
 /// The answer to one command.
 pub type CallResult = Result<Answer, StoreError>;
-/// Commands that are sent together, each with its resource.
-pub type Batch = Vec<(Arc<Resource>, Command)>;
+/// A command and the resource that it is for.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The lock, semaphore, … that the command is about.
+    pub resource: Arc<Resource>,
+    /// What to do there.
+    pub command: Command,
+}
+
+impl Call {
+    /// A command for this resource.
+    pub fn new(resource: Arc<Resource>, command: impl Into<Command>) -> Self {
+        Self { resource, command: command.into() }
+    }
+}
+
+/// Commands that are sent together.
+pub type Batch = Vec<Call>;
 /// A future that may be awaited on any executor.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -153,7 +169,7 @@ pub trait Store: Send + Sync {
 
     /// Runs one command. It fails with `Failure::NotDurable` unless this many replicas acknowledge, which only a store with
     /// replicas is asked for.
-    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult>;
+    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult>;
 
     /// As `call`, for the driver. Returns one result per command, in the same order. A store may run them side by side, also those of
     /// one attempt: a release that may overtake its attempt has a tombstone.
@@ -219,7 +235,8 @@ pub async fn inspect_all(store: &dyn Store) -> ListResult {
     let resources = store.list().await?;
     let mut listed = Vec::with_capacity(resources.len());
     for page in resources.chunks(INSPECT_BATCH) {
-        let batch = page.iter().map(|resource| (Arc::new(resource.clone()), Command::Inspect)).collect();
+        let batch =
+            page.iter().map(|resource| Call::new(Arc::new(resource.clone()), Command::Inspect)).collect();
         let answers = store.call_batch(batch, 0).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         let answers = match store.client_records() {
             Some(records) => records.add_to(answers).await,

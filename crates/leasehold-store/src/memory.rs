@@ -19,8 +19,8 @@ use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, St
 
 use crate::clock::Clock;
 use crate::{
-    Batch, BoxFuture, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError,
-    trial,
+    Batch, BoxFuture, Call, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store,
+    StoreError, trial,
 };
 use crate::{Check, Component, Diagnosis};
 
@@ -275,13 +275,13 @@ impl Store for Memory {
         Some(self.call_inline(resource, command))
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        Box::pin(std::future::ready(self.call_inline(&resource, &command)))
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
+        Box::pin(std::future::ready(self.call_inline(&call.resource, &call.command)))
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let answers: Vec<_> =
-            batch.iter().map(|(resource, command)| self.call_inline(resource, command)).collect();
+            batch.iter().map(|Call { resource, command }| self.call_inline(resource, command)).collect();
         Box::pin(std::future::ready(answers))
     }
 
@@ -311,7 +311,7 @@ impl Diagnose for Memory {
         );
         let tried = trial::commands(false);
         let results: Vec<_> =
-            tried.iter().map(|(resource, command)| self.call_inline(resource, command)).collect();
+            tried.iter().map(|Call { resource, command }| self.call_inline(resource, command)).collect();
         trial::judge(&results, &mut component);
         Box::pin(std::future::ready(Ok(Diagnosis { components: vec![component] })))
     }

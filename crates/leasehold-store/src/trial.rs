@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource};
 
 use crate::digest::client_name;
-use crate::{Batch, CallResult};
+use crate::{Batch, Call, CallResult};
 use crate::{Check, Component};
 
 /// How long the lock stays if its release fails.
@@ -27,8 +27,8 @@ pub fn commands(is_new: bool) -> Batch {
     let resource = Arc::new(Resource { kind: Kind::Mutex, name });
     let acquisition = Acquisition { client, sequence: 1 };
     vec![
-        (resource.clone(), Command::from(Acquire::exclusive(acquisition, TTL))),
-        (resource, Command::Release(Release::now(acquisition))),
+        Call::new(resource.clone(), Acquire::exclusive(acquisition, TTL)),
+        Call::new(resource, Command::Release(Release::now(acquisition))),
     ]
 }
 

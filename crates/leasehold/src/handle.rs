@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_core::{
     Acquire, Answer, Command, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource, Token, View,
 };
-use leasehold_store::{Capabilities, HolderMetadata, Store, StoreError};
+use leasehold_store::{Call, Capabilities, HolderMetadata, Store, StoreError};
 
 use crate::engine::Session;
 use crate::error::{Error, ErrorKind};
@@ -123,7 +123,7 @@ impl Handle {
         let resource = Arc::new(resource);
         let answered = match self.store.try_call_inline(&resource, &command) {
             Some(answered) => answered,
-            None => self.store.call(resource.clone(), command, 0).await,
+            None => self.store.call(Call::new(resource.clone(), command), 0).await,
         };
         answered.map_err(|error| self.store_error(&resource, &error))
     }

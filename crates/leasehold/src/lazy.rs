@@ -8,7 +8,7 @@ use std::sync::Arc;
 use leasehold_core::{Acquire, Command, Effect, Failure, Resource};
 use leasehold_store::tasks::Tasks;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ListResult, Store,
+    Batch, BoxFuture, Call, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ListResult, Store,
     StoreError, VotedAttempts, diagnose, inspect_all,
 };
 use tokio::sync::OnceCell;
@@ -89,8 +89,8 @@ impl Store for Lazy {
         self.opened()?.try_call_inline(resource, command)
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
-        self.with(move |store| store.call(resource, command, replicas), Err)
+    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
+        self.with(move |store| store.call(call, replicas), Err)
     }
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {

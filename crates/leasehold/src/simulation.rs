@@ -18,11 +18,12 @@ use std::time::Duration;
 mod instant;
 
 use leasehold_core::Failure;
-use leasehold_core::{Acquire, Acquisition, ClientId, Command, LocalTime, Push, Resource, SecretKey};
+use leasehold_core::{Acquire, Acquisition, ClientId, LocalTime, Push, Resource, SecretKey};
 #[cfg(feature = "redlock")]
 use leasehold_redlock::runtime::Runtime;
 #[cfg(feature = "redlock")]
 use leasehold_redlock::{Redlock, VoteOptions};
+pub use leasehold_store::Call;
 #[cfg(feature = "redlock")]
 use leasehold_store::QuorumNode;
 use leasehold_store::clock::Clock;
@@ -52,12 +53,7 @@ pub use instant::instant_client;
 pub trait Transport: Send + Sync {
     /// Sends commands together, from a caller's task or from the driver. One answer for each. Grants and renewals count only if so many
     /// replicas have them.
-    fn call(
-        &self,
-        batch: Vec<(Arc<Resource>, Command)>,
-        by_driver: bool,
-        replicas: u32,
-    ) -> Pending<Vec<Answered>>;
+    fn call(&self, batch: Vec<Call>, by_driver: bool, replicas: u32) -> Pending<Vec<Answered>>;
 
     /// Attempts that are granted together or not at all.
     fn acquire_all(&self, attempts: Vec<(Arc<Resource>, Arc<Acquire>)>) -> Pending<Vec<Answered>>;
@@ -266,8 +262,8 @@ impl Store for SimulatedStore {
         Capabilities::new(intervals).with_replicas().with_foreign_keys(self.keys.is_some())
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
-        let answered = self.transport.call(vec![(resource, command)], false, replicas);
+    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
+        let answered = self.transport.call(vec![call], false, replicas);
         Box::pin(async move { leasehold_store::only(answered.await.into_iter().map(call_result).collect()) })
     }
 

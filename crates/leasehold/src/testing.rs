@@ -33,7 +33,7 @@ use leasehold_store::clock::Clock;
 use leasehold_store::clock::manual::ManualClock;
 use leasehold_store::memory::Memory;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, Diagnose, Diagnosis, Inbox, Store, StoreError,
+    Batch, BoxFuture, Call, CallResult, Capabilities, Diagnose, Diagnosis, Inbox, Store, StoreError,
 };
 
 use crate::client::Client;
@@ -282,12 +282,13 @@ impl Store for Linked {
         Some(self.run(resource, command))
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        Box::pin(ready(self.run(&resource, &command)))
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
+        Box::pin(ready(self.run(&call.resource, &call.command)))
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        let results = batch.iter().map(|(resource, command)| self.run(resource, command)).collect::<Vec<_>>();
+        let results =
+            batch.iter().map(|Call { resource, command }| self.run(resource, command)).collect::<Vec<_>>();
         Box::pin(ready(results))
     }
 

@@ -18,8 +18,8 @@ use leasehold_core::{
 };
 use leasehold_store::memory::Memory;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store, StoreError,
-    only,
+    Batch, BoxFuture, Call, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store,
+    StoreError, only,
 };
 use pollster::block_on;
 
@@ -163,14 +163,14 @@ impl Store for Scripted {
         Capabilities::new(EMBEDDED_POLL_INTERVALS)
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
-        let answers = self.call_batch(vec![(resource, command)], replicas);
+    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
+        let answers = self.call_batch(vec![call], replicas);
         Box::pin(async { only(answers.await) })
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         self.run_with_fault(batch.len(), move |memory| {
-            let run = |(resource, command): &(Arc<Resource>, Command)| {
+            let run = |Call { resource, command }: &Call| {
                 memory.try_call_inline(resource, command).expect("memory answers at once")
             };
             batch.iter().map(run).collect()

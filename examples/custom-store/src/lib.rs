@@ -27,8 +27,8 @@ use leasehold_core::model::{CommandContext, Table, apply};
 use leasehold_core::{ClientId, Command, Push, Resource};
 use leasehold_store::clock::Clock;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, OpenError, Store, StoreError,
-    StoreFactory,
+    Batch, BoxFuture, Call, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Inbox, OpenError, Store,
+    StoreError, StoreFactory,
 };
 
 /// Lease tables that the clients of this process share. Clones are the same store.
@@ -117,12 +117,12 @@ impl Store for MapStore {
         StoreFactory::capabilities(self)
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        Box::pin(ready(self.run(&resource, &command)))
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
+        Box::pin(ready(self.run(&call.resource, &call.command)))
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        let answers = batch.iter().map(|(resource, command)| self.run(resource, command)).collect();
+        let answers = batch.iter().map(|Call { resource, command }| self.run(resource, command)).collect();
         Box::pin(ready(answers))
     }
 

@@ -12,7 +12,7 @@ use leasehold_store::clock::Clock;
 use leasehold_store::clock::manual::ManualClock;
 use leasehold_store::testing;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, Inbox, OpenError, Store, StoreError, StoreFactory,
+    Batch, BoxFuture, Call, CallResult, Capabilities, Inbox, OpenError, Store, StoreError, StoreFactory,
 };
 
 #[test]
@@ -218,30 +218,32 @@ impl Broken {
         Self { store, fault, kept: Arc::default() }
     }
 
-    async fn run(self, resource: Arc<Resource>, command: Command) -> CallResult {
-        match (self.fault, &command) {
+    async fn run(self, call: Call) -> CallResult {
+        let lookup = Call::new(call.resource.clone(), Command::Inspect);
+        let revocation = Call::new(call.resource.clone(), Command::ForceRelease);
+        match (self.fault, &call.command) {
             (Fault::KeepsReleased, Command::Release(_)) => {
-                let answer = self.store.call(resource, Command::Inspect, 0).await?;
+                let answer = self.store.call(lookup, 0).await?;
                 Ok(leasehold_core::Answer { reply: Reply::Released, ..answer })
             }
             (Fault::GrantsTwice, Command::Acquire(_)) => {
-                self.store.call(resource.clone(), Command::ForceRelease, 0).await?;
-                self.store.call(resource, command, 0).await
+                self.store.call(revocation, 0).await?;
+                self.store.call(call, 0).await
             }
             (Fault::Overlaps, Command::Acquire(acquire)) => {
                 // As a store that reads, and writes later what it has made of it.
-                let before = self.store.call(resource.clone(), Command::Inspect, 0).await?;
+                let before = self.store.call(lookup, 0).await?;
                 tokio::task::yield_now().await;
                 let was_free = matches!(before.reply, Reply::View(view) if view.holders.is_empty());
-                let answer = self.store.call(resource.clone(), command.clone(), 0).await?;
+                let answer = self.store.call(call.clone(), 0).await?;
                 let is_refused = matches!(answer.reply, Reply::Busy);
                 if was_free && is_refused && acquire.wait.is_none() {
-                    self.store.call(resource.clone(), Command::ForceRelease, 0).await?;
-                    return self.store.call(resource, command, 0).await;
+                    self.store.call(revocation, 0).await?;
+                    return self.store.call(call, 0).await;
                 }
                 Ok(answer)
             }
-            _ => self.store.call(resource, command, 0).await,
+            _ => self.store.call(call, 0).await,
         }
     }
 }
@@ -251,16 +253,16 @@ impl Store for Broken {
         StoreFactory::capabilities(self)
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        Box::pin(self.clone().run(resource, command))
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
+        Box::pin(self.clone().run(call))
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let this = self.clone();
         Box::pin(async move {
             let mut answers = Vec::new();
-            for (resource, command) in batch {
-                answers.push(this.clone().run(resource, command).await);
+            for call in batch {
+                answers.push(this.clone().run(call).await);
             }
             answers
         })

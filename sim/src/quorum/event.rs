@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use leasehold::simulation::Answered;
-use leasehold_core::{Command, Push, Resource, Token};
+use leasehold::simulation::{Answered, Call};
+use leasehold_core::{Push, Token};
 
 use crate::executor::{ProcessId, Thread};
 use crate::plan::Micros;
@@ -52,6 +52,6 @@ pub(super) enum Event {
 /// What a call consists of.
 #[derive(Clone, Debug)]
 pub(super) struct Content {
-    pub(super) batch: Arc<[(Arc<Resource>, Command)]>,
+    pub(super) batch: Arc<[Call]>,
     pub(super) floor: Option<Token>,
 }

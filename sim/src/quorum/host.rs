@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold::simulation::{Answered, Pending, QuorumHost};
-use leasehold_core::{Command, LocalTime, Resource, Token};
+use leasehold::simulation::{Answered, Call, Pending, QuorumHost};
+use leasehold_core::{LocalTime, Token};
 
 use super::event::Content;
 use super::planted::Planted;
@@ -36,12 +36,7 @@ impl QuorumHost for Host {
         })?
     }
 
-    fn call(
-        &self,
-        node: usize,
-        batch: Vec<(Arc<Resource>, Command)>,
-        floor: Option<Token>,
-    ) -> Pending<Vec<Answered>> {
+    fn call(&self, node: usize, batch: Vec<Call>, floor: Option<Token>) -> Pending<Vec<Answered>> {
         let content = Some(Content { batch: batch.into(), floor });
         Box::pin(CallFuture { process: self.process, node, content, number: 0 })
     }

@@ -1,12 +1,12 @@
 //! The network between processes and nodes: one connection for each process and node, which keeps the order of its messages, and a
 //! limit for answers. A connection that was cut is made again, and the client is told.
 
-use leasehold::simulation::{Answered, CallFailed};
+use leasehold::simulation::{Answered, Call, CallFailed};
 use leasehold_core::{ClientId, Command, Failure, Grant, Push, Reply, Token};
 
 use super::event::{Content, Event};
 use super::planted::Planted;
-use super::world::{Call, Link, World};
+use super::world::{Link, PendingCall, World};
 use crate::executor::{ProcessId, Thread};
 use crate::history::Column;
 use crate::plan::{MS, Micros, SECOND};
@@ -87,7 +87,7 @@ impl World {
         let number = self.number();
         let link = self.processes[process].slots[node].link.filter(|_| self.processes[process].is_alive);
         let count = content.batch.len();
-        self.calls.insert(number, Call { process, link, count, result: None, waker: None });
+        self.calls.insert(number, PendingCall { process, link, count, result: None, waker: None });
         match link {
             Some(link) => {
                 self.after(ANSWER_TIMEOUT, Event::Timeout { call: number });
@@ -180,7 +180,7 @@ impl World {
             return;
         }
         let mut answers = Vec::new();
-        for (resource, command) in content.batch.iter() {
+        for Call { resource, command } in content.batch.iter() {
             if let Command::Acquire(acquire) = command {
                 self.stranger.note(acquire);
             }

@@ -78,7 +78,7 @@ pub(super) struct Process {
 }
 
 /// A call that has no answer yet, or whose answer was not taken yet.
-pub(super) struct Call {
+pub(super) struct PendingCall {
     pub(super) process: ProcessId,
     pub(super) link: Option<u64>,
     /// How many answers it needs.
@@ -116,7 +116,7 @@ pub(super) struct World {
     pub(super) processes: Vec<Process>,
     pub(super) nodes: Vec<Node>,
     pub(super) links: BTreeMap<u64, Link>,
-    pub(super) calls: BTreeMap<u64, Call>,
+    pub(super) calls: BTreeMap<u64, PendingCall>,
     sleeps: BTreeMap<u64, Sleeping>,
     /// Messages between a client and a node wait until then: those to the node, and those to the client.
     pub(super) silence: BTreeMap<(usize, usize), (Micros, Micros)>,

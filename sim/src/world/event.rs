@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use leasehold::simulation::{Answered, KeyAnswered, KeyCommand};
-use leasehold_core::{Acquire, Command, Push, Resource};
+use leasehold::simulation::{Answered, Call, KeyAnswered, KeyCommand};
+use leasehold_core::{Acquire, Push, Resource};
 
 use crate::executor::{ProcessId, Thread};
 use crate::plan::Micros;
@@ -85,7 +85,7 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub enum Content {
     /// Commands in this order, and how many replicas must have them.
-    Batch(Arc<[(Arc<Resource>, Command)]>, u32),
+    Batch(Arc<[Call]>, u32),
     /// Attempts that are granted together.
     All(Arc<[(Arc<Resource>, Arc<Acquire>)]>),
 }

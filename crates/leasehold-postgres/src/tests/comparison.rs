@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Renew, Reply, Resource, StoreTime};
 use leasehold_store::histories::{CLIENTS, Step, client_id};
-use leasehold_store::{CallResult, StoreError};
+use leasehold_store::{Call, CallResult, StoreError};
 use leasehold_testkit::{Postgres as Server, Session as ServerSession, wait_until};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -252,7 +252,7 @@ impl<'h> Comparison<'h> {
             let (answer, mut pushes) = self.model(*at, &command, now);
             expected.push(answer);
             theirs.append(&mut pushes);
-            batch.push((Arc::new(self.resources[*at].0.clone()), command));
+            batch.push(Call::new(Arc::new(self.resources[*at].0.clone()), command));
         }
         let harness = &self.harness;
         let found = harness.runtime.block_on(harness.executor.call_batch(&batch));
@@ -278,7 +278,8 @@ impl<'h> Comparison<'h> {
             theirs.append(&mut pushes);
         }
         let resource = Arc::new(self.resources[at].0.clone());
-        let batch: Vec<_> = commands.iter().map(|command| (resource.clone(), command.clone())).collect();
+        let batch: Vec<_> =
+            commands.iter().map(|command| Call::new(resource.clone(), command.clone())).collect();
         let harness = &self.harness;
         let found = harness.runtime.block_on(harness.executor.call_batch(&batch));
         let found: Vec<_> = found.into_iter().map(|found| harness.answered(found)).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Renew, Resource, Token};
 use leasehold_store::histories::{CLIENTS, Step, client_id, steps};
-use leasehold_store::{Diagnose as _, Inbox, Store};
+use leasehold_store::{Call, Diagnose as _, Inbox, Store};
 use leasehold_testkit::{PgBouncer, Postgres as Server};
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
@@ -30,7 +30,7 @@ pub(super) fn address(url: &str) -> PostgresUrl {
 async fn answered(store: &Postgres, resource: &Arc<Resource>, command: &Command) {
     let mut error = None;
     for _ in 0..10 {
-        match store.call(resource.clone(), command.clone(), 0).await {
+        match store.call(Call::new(resource.clone(), command.clone()), 0).await {
             Ok(_) => return,
             Err(failed) => error = Some(failed),
         }
@@ -75,7 +75,7 @@ async fn use_the_store(url: &str, round: &str) {
     answers.into_iter().for_each(|answer| drop(answer.unwrap()));
     let renewals = set.iter().map(|(resource, acquire)| {
         let renew = Renew { acquisition: acquire.acquisition, ttl: Duration::from_secs(10), reserve: 0 };
-        (resource.clone(), Command::Renew(renew))
+        Call::new(resource.clone(), renew)
     });
     let answers = stores[0].call_batch(renewals.collect(), 0).await;
     answers.into_iter().for_each(|answer| drop(answer.unwrap()));

@@ -9,7 +9,7 @@ use leasehold_core::{
 use leasehold_redis_protocol::{
     RESOURCE_PATTERN, ScriptVariant, clock_key, inbox_of, resource_key, slot_of, token_time,
 };
-use leasehold_store::{OpenError, StoreError};
+use leasehold_store::{Call, OpenError, StoreError};
 use redis::Value;
 use redis::aio::MultiplexedConnection;
 
@@ -156,7 +156,7 @@ async fn lock_and_release(
     let acquisition = Acquisition { client: probe.client, sequence: u64::from(round) };
     let acquire = Arc::new(Acquire::exclusive(acquisition, Duration::from_secs(1)));
     let run = async |command: Command| {
-        let call = (probe.resource.clone(), command);
+        let call = Call::new(probe.resource.clone(), command);
         let options = CallOptions { deletes, ..CallOptions::of(variant) };
         match exec::run(connection.clone().into(), options, &[&call]).await.pop() {
             Some(Ok(answer)) => Ok(answer.reply),

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::{Acquire, Command, LocalTime, Renew, Reply, Token};
+use leasehold_store::Call;
 use leasehold_testkit::{Proxy, retry_if_paused};
 
 use super::{QuorumClient, servers};
@@ -53,7 +54,7 @@ async fn batch_of_renewals_waits_no_longer_than_its_shortest_lease_allows() {
         let batch =
             [(1, Duration::from_secs(600)), (2, Duration::from_millis(300))].map(|(sequence, ttl)| {
                 let renew = Renew { acquisition: client.attempt(sequence), ttl, reserve: 0 };
-                (client.resource.clone(), Command::Renew(renew))
+                Call::new(client.resource.clone(), Command::Renew(renew))
             });
         let began = quorum.now();
         let answers = quorum.renew(batch.to_vec()).await;

@@ -7,7 +7,7 @@ use leasehold_core::{
     Acquire, Answer, Command, Failure, Grant, Release, Renew, Reply, Round, StoreTime, TokenRange, Verdict,
     Vote,
 };
-use leasehold_store::StoreError;
+use leasehold_store::{Call, StoreError};
 use leasehold_testkit::{Proxy, Server, until};
 
 use super::super::attempts::NodeRequests;
@@ -112,7 +112,7 @@ async fn server_that_was_heard_as_a_node_that_is_cut_off_renews_once() {
         proxies[1..].iter().for_each(Proxy::cut);
         until(async || !is_connected(1) && !is_connected(2)).await;
         let renew = Renew { acquisition, ttl: Duration::from_secs(600), reserve: 0 };
-        let renewing = quorum.renew(vec![(client.resource.clone(), Command::Renew(renew))]);
+        let renewing = quorum.renew(vec![Call::new(client.resource.clone(), Command::Renew(renew))]);
         let moving = async {
             // The first node answers meanwhile.
             tokio::time::sleep(Duration::from_millis(100)).await;

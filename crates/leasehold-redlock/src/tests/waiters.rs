@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold_core::{Acquire, Acquisition, Command, Release, Reply};
-use leasehold_store::admission_queue_of;
+use leasehold_store::{Call, admission_queue_of};
 use leasehold_testkit::{Proxy, until};
 
 use super::{QuorumClient, servers};
@@ -18,14 +18,14 @@ async fn inspect_includes_waiters_queued_at_another_node() {
         for (number, node) in (1..).zip(&client.quorum().nodes) {
             let request = client.request(10 * position + number);
             expected.push(request.acquisition);
-            let answers = node.store.call_batch(vec![(queue.clone(), Command::Acquire(request))], 0).await;
+            let answers = node.store.call_batch(vec![Call::new(queue.clone(), request)], 0).await;
             let is_first = matches!(answers[0].as_ref().unwrap().reply, Reply::Granted(_));
             assert_eq!(is_first, position == 1, "{answers:?}");
         }
     }
     // An attempt may be queued at two nodes, until its release at the first one has arrived.
     let moved = client.request(expected[3].sequence);
-    drop(client.quorum().nodes[1].store.call_batch(vec![(queue, Command::Acquire(moved))], 0).await);
+    drop(client.quorum().nodes[1].store.call_batch(vec![Call::new(queue, moved)], 0).await);
     let seen = client.quorum().inspect(client.resource.clone()).await.unwrap().reply;
     let Reply::View(view) = seen else { panic!("{seen:?}") };
     let mut waiters: Vec<_> = view.waiters.iter().map(|waiting| waiting.acquisition).collect();
@@ -101,7 +101,7 @@ async fn waiter_that_moves_to_another_admission_queue_leaves_no_entry() {
         }
     };
     let clients_at = async |node: usize| {
-        let inspect = vec![(queue.clone(), Command::Inspect)];
+        let inspect = vec![Call::new(queue.clone(), Command::Inspect)];
         let answers = holder.quorum().nodes[node].store.call_batch(inspect, 0).await;
         let Ok(Reply::View(view)) = answers[0].as_ref().map(|answer| &answer.reply) else {
             return Vec::new();

@@ -100,7 +100,8 @@ fn index_that_is_taken_back_does_not_run() {
     let command = |client| acquire(id(client, 1), false);
     // Over the connection of the callers, and that of the worker.
     let inline = |client| store.try_call_inline(&resource("b"), &command(client)).unwrap();
-    let worker = |client| pollster::block_on(store.call(Arc::new(resource("c")), command(client), 0));
+    let worker =
+        |client| pollster::block_on(store.call(Call::new(Arc::new(resource("c")), command(client)), 0));
     for call in [&inline as &dyn Fn(u128) -> CallResult, &worker] {
         other
             .execute_batch("CREATE INDEX i ON tombstone (abs(until * 0 - 9223372036854775807 - 1))")
@@ -198,7 +199,7 @@ fn root_uses_the_file_with_the_rights_of_the_directory_s_owner() {
     let store = open(&path, 1).unwrap();
     let attempt = acquire(id(1, 1), false);
     assert!(store.try_call_inline(&resource("a"), &attempt).is_none(), "this thread has root's rights");
-    let answer = pollster::block_on(store.call(Arc::new(resource("a")), attempt, 0)).unwrap();
+    let answer = pollster::block_on(store.call(Call::new(Arc::new(resource("a")), attempt), 0)).unwrap();
     assert!(matches!(answer.reply, Reply::Granted(_)));
     let set = [(Arc::new(resource("b")), Arc::new(Acquire::exclusive(id(1, 2), TTL)))];
     let answers = pollster::block_on(store.acquire_all(&set).unwrap());
@@ -307,8 +308,9 @@ fn rows_that_contradict_each_other_are_an_error() {
         Connection::open(&path).unwrap().execute_batch(&format!("UPDATE resource SET {change}")).unwrap();
         let refused = store.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap().unwrap_err();
         assert!(refused.message.contains("contradict each other"), "{change}: {refused:?}");
-        let answers =
-            pollster::block_on(store.call_batch(vec![(Arc::new(resource("a")), release(id(1, 1)))], 0));
+        let answers = pollster::block_on(
+            store.call_batch(vec![Call::new(Arc::new(resource("a")), release(id(1, 1)))], 0),
+        );
         assert!(matches!(&answers[..], [Err(error)] if error.failure.is_refusal()), "{answers:?}");
         // Another lock is not affected.
         assert!(store.try_call_inline(&resource("b"), &acquire(id(1, 2), false)).unwrap().is_ok());
@@ -342,8 +344,9 @@ fn sweep_passes_over_rows_that_contradict_each_other() {
         });
         let listed = pollster::block_on(next.list()).unwrap();
         assert!(listed.contains(&resource("b")), "{listed:?}");
-        let answers =
-            pollster::block_on(next.call_batch(vec![(Arc::new(resource("c")), acquire(id(2, 1), false))], 0));
+        let answers = pollster::block_on(
+            next.call_batch(vec![Call::new(Arc::new(resource("c")), acquire(id(2, 1), false))], 0),
+        );
         assert!(matches!(&answers[..], [Ok(_)]), "{change}: {answers:?}");
     }
 }

@@ -44,7 +44,7 @@ fn removed_or_replaced_files_lose_all_leases() {
             assert!(is_gone(&ask(acquire(id(1, 2), true))), "after {suffix:?}");
             assert!(is_gone(&ask(Command::Inspect)));
             let batch = [acquire(id(1, 3), true), renew(id(1, 1)), release(id(1, 1))];
-            let batch = batch.map(|command| (Arc::new(resource("a")), command)).to_vec();
+            let batch = batch.map(|command| Call::new(Arc::new(resource("a")), command)).to_vec();
             let answers = pollster::block_on(store.call_batch(batch, 0));
             assert!(is_gone(&answers[0]));
             for answered in &answers[1..] {

@@ -39,7 +39,8 @@ fn client_with_a_panicked_worker_is_unreachable() {
         matches!(ask(&first, id(1, 3)), Reply::Granted(_)),
         "the unreachable client is not granted the lock"
     );
-    let answers = pollster::block_on(second.call_batch(vec![(Arc::new(other.clone()), Command::Inspect)], 0));
+    let answers =
+        pollster::block_on(second.call_batch(vec![Call::new(Arc::new(other.clone()), Command::Inspect)], 0));
     assert!(matches!(&answers[..], [Err(error)] if error.failure == Failure::NotSent), "{answers:?}");
 }
 
@@ -53,8 +54,8 @@ fn commands_of_a_worker_that_panics_are_unknown() {
     assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
     assert!(matches!(granted(&store, id(1, 2)), Reply::Queued(_)));
     let batch = vec![
-        (Arc::new(resource("a")), release(id(1, 1))),
-        (Arc::new(resource("b")), acquire(id(1, 3), false)),
+        Call::new(Arc::new(resource("a")), release(id(1, 1))),
+        Call::new(Arc::new(resource("b")), acquire(id(1, 3), false)),
     ];
     let answers = pollster::block_on(store.call_batch(batch, 0));
     let is_unknown = |answer: &CallResult| matches!(answer, Err(error) if error.failure == Failure::Unknown);
@@ -99,9 +100,9 @@ fn pushes_are_delivered_during_a_long_batch() {
     assert!(matches!(granted(&store, id(1, 2)), Reply::Queued(_)));
     assert!(matches!(granted(&store, id(1, 3)), Reply::Queued(_)));
     // The batch begins with a release that grants to the second, and ends with one that grants to the third.
-    let mut batch = vec![(Arc::new(resource("a")), Command::Inspect); 1_000];
-    batch.first_mut().unwrap().1 = release(id(1, 1));
-    batch.last_mut().unwrap().1 = release(id(1, 2));
+    let mut batch = vec![Call::new(Arc::new(resource("a")), Command::Inspect); 1_000];
+    batch.first_mut().unwrap().command = release(id(1, 1));
+    batch.last_mut().unwrap().command = release(id(1, 2));
     assert!(pollster::block_on(store.call_batch(batch, 0)).iter().all(Result::is_ok));
     let received = inbox.received.lock().unwrap();
     let at = |sequence| received.iter().rposition(|(of, _)| *of == sequence);
@@ -129,8 +130,8 @@ fn failed_commit_is_unknown_for_all_its_commands() {
     let alone = store.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap();
     assert!(matches!(alone, Err(error) if error.failure.may_have_effect()));
     let batch = vec![
-        (Arc::new(resource("a")), release(id(1, 1))),
-        (Arc::new(resource("b")), acquire(id(1, 2), false)),
+        Call::new(Arc::new(resource("a")), release(id(1, 1))),
+        Call::new(Arc::new(resource("b")), acquire(id(1, 2), false)),
     ];
     for answered in pollster::block_on(store.call_batch(batch.clone(), 0)) {
         assert!(matches!(&answered, Err(error) if error.failure.may_have_effect()), "{answered:?}");
@@ -151,7 +152,7 @@ fn list_and_the_worker_do_not_wait_for_each_other() {
     assert!(matches!(granted(&store, id(1, 1)), Reply::Granted(_)));
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let waiting = store.call(Arc::new(resource("b")), acquire(id(1, 2), false), 0);
+    let waiting = store.call(Call::new(Arc::new(resource("b")), acquire(id(1, 2), false)), 0);
     let listed = pollster::block_on(store.list()).unwrap();
     assert_eq!(listed, [resource("a")]);
     other.execute_batch("ROLLBACK").unwrap();

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use leasehold_core::{Command, Resource, Token};
+use leasehold_core::Token;
 
-use super::{BoxFuture, CallResult, Store, StoreError};
+use super::{BoxFuture, Call, CallResult, Store, StoreError};
 
 /// Commands that are sent together, to one node or to several.
-pub type SharedBatch = Arc<[(Arc<Resource>, Command)]>;
+pub type SharedBatch = Arc<[Call]>;
 
 /// A store that is one of several, which vote.
 pub trait QuorumNode: Store {
@@ -21,7 +21,7 @@ pub trait QuorumNode: Store {
     fn run_id(&self) -> Option<Arc<str>>;
 
     /// As `Store::call`, without a token below `floor`. It runs where it is polled, on no other runtime.
-    fn vote(&self, resource: Arc<Resource>, command: Command, floor: Option<Token>) -> BoxFuture<CallResult>;
+    fn vote(&self, call: Call, floor: Option<Token>) -> BoxFuture<CallResult>;
 
     /// As `Store::call_batch`, of commands that several nodes may be sent. It runs where it is polled, on no other runtime.
     fn vote_batch(&self, batch: SharedBatch) -> BoxFuture<Vec<CallResult>>;

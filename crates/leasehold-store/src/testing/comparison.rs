@@ -14,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::Place;
 use crate::histories::{CLIENTS, Joint, Step, client_id};
-use crate::{CallResult, Inbox, Store};
+use crate::{Call, CallResult, Inbox, Store};
 
 /// Limit of a wait that must end, for a busy machine.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
@@ -180,8 +180,8 @@ impl Comparison {
         let inline = if way == 0 { store.try_call_inline(&resource, command) } else { None };
         let found = match inline {
             Some(answer) => answer,
-            None if way == 1 => self.wait(store.call(resource, command.clone(), 0))?,
-            None => self.batch(&store, vec![(resource, command.clone())])?.remove(0),
+            None if way == 1 => self.wait(store.call(Call::new(resource, command.clone()), 0))?,
+            None => self.batch(&store, vec![Call::new(resource, command.clone())])?.remove(0),
         };
         let expected = self.model(at, command);
         compare(found, expected, command)
@@ -254,7 +254,8 @@ impl Comparison {
     /// The renewals of one client in a batch.
     fn renew_all(&mut self, renewals: &[(usize, Renew)]) -> Result<bool, TestCaseError> {
         let command = |renew: &Renew| Command::Renew(renew.clone());
-        let batch = renewals.iter().map(|(at, renew)| (self.resource(*at), command(renew))).collect();
+        let batch =
+            renewals.iter().map(|(at, renew)| Call::new(self.resource(*at), command(renew))).collect();
         let sender = renewals.first().map(|(_, renew)| self.sender(&command(renew)));
         let Some(sender) = sender else { return Ok(false) };
         let found = self.batch(&sender, batch)?;

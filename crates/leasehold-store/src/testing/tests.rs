@@ -9,6 +9,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::comparison::{Comparison, Observed, fail, until};
 use super::{Place, Run, Test};
+use crate::Call;
 use crate::histories::{CLIENTS, Joint, RESOURCES, client_id, joint_steps, release_of, steps};
 
 /// All tests. Their names say what a store does that passes them.
@@ -162,7 +163,7 @@ fn attempts_at_the_same_time_follow_each_other(place: Place) {
                 let (store, resource) = (member.store.clone(), Arc::clone(&resource));
                 Some((
                     client,
-                    comparison.runtime.spawn(async move { store.call(resource, command, 0).await }),
+                    comparison.runtime.spawn(async move { store.call(Call { resource, command }, 0).await }),
                 ))
             });
             let mut holders = Vec::new();
@@ -180,7 +181,7 @@ fn attempts_at_the_same_time_follow_each_other(place: Place) {
             let release = release_of(Acquisition { client: client_id(holder), sequence: round });
             let store = comparison.member(client_id(holder)).map(|member| member.store.clone());
             if let Some(store) = store {
-                let released = comparison.wait(store.call(resource.clone(), release, 0))?;
+                let released = comparison.wait(store.call(Call::new(resource.clone(), release), 0))?;
                 if !matches!(&released, Ok(answer) if answer.reply == Reply::Released) {
                     return fail(format!("the release of the holder has the answer {released:?}"));
                 }

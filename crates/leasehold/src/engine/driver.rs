@@ -16,11 +16,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use leasehold_core::{Command, LocalTime};
 use leasehold_store::clock::manual::{Driven, ManualClock};
 use leasehold_store::tasks::TaskScope;
-use leasehold_store::{BoxFuture, Store, VotedAttempts, gate};
+use leasehold_store::{BoxFuture, Call, Store, VotedAttempts, gate};
 use tokio::task::coop::consume_budget;
 use tracing::{Instrument as _, Span};
 
-use super::outbox::{Outbox, Transmits};
+use super::outbox::{Outbox, Outgoing, Transmits};
 use super::session::Session;
 use super::threads::{self, Drive};
 use super::timer::Timer;
@@ -161,8 +161,8 @@ fn poll_some<T>(future: &mut Option<BoxFuture<T>>, context: &mut Context<'_>) ->
 
 /// Sends a batch and steps its entries with the answers. Returns the shard.
 async fn send(session: &Session, store: &dyn Store, shard: u64, transmits: Transmits, replicas: u32) -> u64 {
-    let batch =
-        transmits.iter().map(|(resource, transmit)| (resource.clone(), transmit.command.clone())).collect();
+    let call = |(resource, transmit): &Outgoing| Call::new(resource.clone(), transmit.command.clone());
+    let batch = transmits.iter().map(call).collect();
     let renews = transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_)));
     let span = if renews { spans::renew(transmits.len()) } else { Span::none() };
     let answers = store.call_batch(batch, replicas).instrument(span.clone()).await;

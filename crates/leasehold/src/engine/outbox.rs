@@ -13,7 +13,7 @@ use super::entry::Transmit;
 /// it can answer in time would look like a lost connection.
 const MAX_IN_FLIGHT: usize = 16;
 
-type Outgoing = (Arc<Resource>, Transmit);
+pub(super) type Outgoing = (Arc<Resource>, Transmit);
 pub(super) type Transmits = Vec<Outgoing>;
 
 /// What is due. While a shard has [`MAX_IN_FLIGHT`] batches, its commands wait here, and the oldest ones are the next batch.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use leasehold_core::{Command, Outcome, Resource};
-use leasehold_store::{BoxFuture, CallResult, Store, StoreError};
+use leasehold_store::{BoxFuture, Call, CallResult, Store, StoreError};
 
 use super::entry::Transmit;
 use super::local_queue::Ticket;
@@ -58,7 +58,8 @@ impl<'a> Request<'a> {
             Some(transmit) => match store.try_call_inline(resource, &transmit.command) {
                 Some(answered) => State::Answered(step(session, &transmit, answered, None)),
                 None => {
-                    let sent = store.call(resource.clone(), transmit.command.clone(), transmit.replicas);
+                    let sent =
+                        store.call(Call::new(resource.clone(), transmit.command.clone()), transmit.replicas);
                     State::InFlight(transmit, sent)
                 }
             },

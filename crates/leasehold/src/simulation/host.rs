@@ -4,11 +4,11 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Command, LocalTime, Resource, Token};
+use leasehold_core::{LocalTime, Resource, Token};
 use leasehold_redlock::runtime::Host;
 use leasehold_store::clock::Clock;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, QuorumNode, SharedBatch, Store, StoreError, only,
+    Batch, BoxFuture, Call, CallResult, Capabilities, QuorumNode, SharedBatch, Store, StoreError, only,
 };
 
 use super::answer::{Answered, Pending, call_result};
@@ -25,12 +25,7 @@ pub trait QuorumHost: Send + Sync {
     fn run_id(&self, node: usize) -> Option<Arc<str>>;
 
     /// Sends commands together to a node, which grants no token below `floor`. One answer for each.
-    fn call(
-        &self,
-        node: usize,
-        batch: Vec<(Arc<Resource>, Command)>,
-        floor: Option<Token>,
-    ) -> Pending<Vec<Answered>>;
+    fn call(&self, node: usize, batch: Vec<Call>, floor: Option<Token>) -> Pending<Vec<Answered>>;
 
     /// Runs a task of the process.
     fn spawn(&self, task: Pending<()>);
@@ -62,8 +57,8 @@ impl Store for SimulatedNode {
         leasehold_redlock::capabilities(None)
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        self.vote(resource, command, None)
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
+        self.vote(call, None)
     }
 
     fn call_batch(&self, batch: Batch, _replicas: u32) -> BoxFuture<Vec<CallResult>> {
@@ -88,8 +83,8 @@ impl QuorumNode for SimulatedNode {
         self.host.run_id(self.node)
     }
 
-    fn vote(&self, resource: Arc<Resource>, command: Command, floor: Option<Token>) -> BoxFuture<CallResult> {
-        let answered = self.host.call(self.node, vec![(resource, command)], floor);
+    fn vote(&self, call: Call, floor: Option<Token>) -> BoxFuture<CallResult> {
+        let answered = self.host.call(self.node, vec![call], floor);
         Box::pin(async move { only(answered.await.into_iter().map(call_result).collect()) })
     }
 

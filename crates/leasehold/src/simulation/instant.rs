@@ -10,7 +10,7 @@ use leasehold_core::{
 };
 use leasehold_store::clock::Clock;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Store, StoreError,
+    Batch, BoxFuture, Call, CallResult, Capabilities, EMBEDDED_POLL_INTERVALS, Store, StoreError,
 };
 
 use crate::client::Client;
@@ -62,11 +62,11 @@ impl Store for InstantStore {
         Capabilities::new(EMBEDDED_POLL_INTERVALS)
     }
 
-    fn call(&self, _: Arc<Resource>, command: Command, _: u32) -> BoxFuture<CallResult> {
+    fn call(&self, call: Call, _: u32) -> BoxFuture<CallResult> {
         let (next, mut is_sent) = (self.0.clone(), false);
         Box::pin(poll_fn(move |context| {
             if std::mem::replace(&mut is_sent, true) {
-                return Poll::Ready(answer(&next, &command));
+                return Poll::Ready(answer(&next, &call.command));
             }
             context.waker().wake_by_ref();
             Poll::Pending
@@ -74,7 +74,7 @@ impl Store for InstantStore {
     }
 
     fn call_batch(&self, batch: Batch, _: u32) -> BoxFuture<Vec<CallResult>> {
-        let answers = batch.iter().map(|(_, command)| answer(&self.0, command)).collect();
+        let answers = batch.iter().map(|Call { command, .. }| answer(&self.0, command)).collect();
         Box::pin(std::future::ready(answers))
     }
 

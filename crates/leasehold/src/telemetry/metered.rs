@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Answer, Command, LocalTime, Resource, StoreTime};
 use leasehold_store::clock::Clock;
 use leasehold_store::{
-    Batch, BoxFuture, CallResult, Capabilities, ClientRecords, Diagnose, ListResult, Store, StoreError,
+    Batch, BoxFuture, Call, CallResult, Capabilities, ClientRecords, Diagnose, ListResult, Store, StoreError,
     VotedAttempts,
 };
 use metrics::{Gauge, Histogram, gauge, histogram};
@@ -113,9 +113,10 @@ impl Store for Metered {
         self.store.try_call_inline(resource, command)
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
-        let (in_flight, histogram) = (InFlight::begin(&self.handles, 1), self.handles.of(&command).clone());
-        let sent = self.store.call(resource, command, replicas);
+    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
+        let (in_flight, histogram) =
+            (InFlight::begin(&self.handles, 1), self.handles.of(&call.command).clone());
+        let sent = self.store.call(call, replicas);
         Box::pin(async move {
             let answered = sent.await;
             in_flight.answered(&histogram, answered.iter());
@@ -124,7 +125,7 @@ impl Store for Metered {
     }
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        let first = batch.first().map(|(_, command)| self.handles.of(command));
+        let first = batch.first().map(|call| self.handles.of(&call.command));
         let histogram = first.unwrap_or(&self.handles.other).clone();
         let in_flight = InFlight::begin(&self.handles, batch.len());
         let sent = self.store.call_batch(batch, replicas);

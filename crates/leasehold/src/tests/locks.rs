@@ -373,8 +373,8 @@ impl Store for Distant {
         Capabilities::new(EMBEDDED_POLL_INTERVALS)
     }
 
-    fn call(&self, resource: Arc<Resource>, command: Command, replicas: u32) -> BoxFuture<CallResult> {
-        let answers = self.call_batch(vec![(resource, command)], replicas);
+    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
+        let answers = self.call_batch(vec![call], replicas);
         Box::pin(async { only(answers.await) })
     }
 

@@ -4,7 +4,7 @@ use std::future::{pending, ready};
 use std::pin::pin;
 use std::sync::Mutex;
 
-use leasehold_store::{Batch, BoxFuture, Capabilities, EMBEDDED_POLL_INTERVALS, Store};
+use leasehold_store::{Batch, BoxFuture, Call, Capabilities, EMBEDDED_POLL_INTERVALS, Store};
 
 use super::super::{End, ReleaseOutcome, RenewalError, Request, Sleep, release_dropped, with_deadline};
 use super::queues::key;
@@ -38,8 +38,8 @@ impl Store for Fixed {
         Some(answer)
     }
 
-    fn call(&self, _resource: Arc<Resource>, command: Command, _replicas: u32) -> BoxFuture<CallResult> {
-        self.record(&command);
+    fn call(&self, call: Call, _replicas: u32) -> BoxFuture<CallResult> {
+        self.record(&call.command);
         match self.answer.clone() {
             Some(answer) => Box::pin(ready(answer)),
             None => Box::pin(pending()),
