@@ -4,6 +4,9 @@
 //! their names. So the directories on the way to the file decide, and not the file: if all of them are root's and no other user may write them,
 //! root uses the file as root. If the way leads through directories of one other user, root uses the file with that user's rights, so that an
 //! exchanged name leads nowhere where this user may not go. Anything else is refused. Other users than root use files as themselves.
+//!
+//! The way is looked at once, and files are opened by their names afterwards. That is safe because only root can change a way for which root's
+//! rights are used: every other user who may mount something has a directory on it, or the way is refused.
 
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
@@ -67,11 +70,7 @@ impl Identity {
             return Ok(Self { other: None });
         }
         let mut walk = Walk { owner: None };
-        let found = match walk.walk(file) {
-            // Root without its usual capabilities: those who open the file say it better, and with the rights that were found so far.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
-            found => found?,
-        };
+        let found = walk.walk(file)?;
         let owner = walk.owner.map(|(uid, _)| uid);
         let of_file = found.map(|found| found.st_uid).filter(|uid| does_owner_count && *uid != 0);
         Ok(Self { other: owner.or(of_file).map(User::find).transpose()? })
@@ -177,7 +176,7 @@ impl Walk {
                 // What is behind this can't be used, or is made with the rights that are known.
                 Err(_) if self.owner.is_some() => return Ok(None),
                 Err(Errno::NOENT) => return folder.refuse_missing(&next).map(|()| None),
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(folder.unseen(&next, error.into())),
             };
             match FileType::from_raw_mode(found.st_mode) {
                 FileType::Symlink => {
@@ -198,7 +197,7 @@ impl Walk {
                 }
                 FileType::Directory => match folder.open(&next) {
                     Err(_) if self.owner.is_some() => return Ok(None),
-                    opened => folder = opened?,
+                    opened => folder = opened.map_err(|error| folder.unseen(&next, error))?,
                 },
                 _ if rest.is_empty() => return folder.refuse_sticky().map(|()| Some(found)),
                 _ => return Ok(None),
@@ -243,6 +242,20 @@ fn components(path: &Path) -> Vec<PathBuf> {
     names.collect()
 }
 
+/// Opens a directory in another one, to look at it and at what is in it. With the flag `NOFOLLOW`, a link is an error.
+///
+/// # Errors
+///
+/// It is missing, no directory, or closed to this user.
+pub fn open_folder(at: impl AsFd, name: &Path, flags: OFlags) -> io::Result<File> {
+    #[cfg(target_os = "linux")]
+    let access = OFlags::PATH;
+    #[cfg(not(target_os = "linux"))]
+    let access = OFlags::RDONLY;
+    let flags = flags | access | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(File::from(openat(at, name, flags, Mode::empty())?))
+}
+
 /// A directory on the way.
 struct Folder {
     opened: File,
@@ -262,12 +275,7 @@ impl Folder {
     }
 
     fn open_at(at: impl AsFd, name: &Path, shown: PathBuf) -> io::Result<Self> {
-        #[cfg(target_os = "linux")]
-        let access = OFlags::PATH;
-        #[cfg(not(target_os = "linux"))]
-        let access = OFlags::RDONLY;
-        let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = File::from(openat(at, name, flags, Mode::empty())?);
+        let opened = open_folder(at, name, OFlags::NOFOLLOW)?;
         let found = opened.metadata()?;
         Ok(Self { opened, found, shown })
     }
@@ -286,6 +294,21 @@ impl Folder {
             "{who} may write the directory {shown}, and could put other files in the place of root's: run this as a user who is not \
              root (su), name a file in a directory that only root may write, or run chmod {what}-w {shown}"
         ))
+    }
+
+    /// Local file systems close nothing to root, unless it lacks its usual capabilities. A user may mount one in user space (FUSE) on an own
+    /// directory, which is closed to root: whose the directory is can't be seen, and it is back in the next moment.
+    fn unseen(&self, name: &Path, error: io::Error) -> io::Error {
+        if error.kind() != io::ErrorKind::PermissionDenied {
+            return error;
+        }
+        let (closed, shown) = (self.shown.display(), self.shown.join(name));
+        let what = format!(
+            "permission denied: the directory {closed} does not let you in (x is missing), or another user's file system (FUSE) is mounted on \
+             {}, so root can't see whose that is: run this as its user (su), or name another file",
+            shown.display()
+        );
+        io::Error::new(error.kind(), what)
     }
 
     /// What is missing here could be made by another user in the next moment.
@@ -384,6 +407,39 @@ mod tests {
         let of_bob = folder(&of_alice.join("bob"), BOB, 0o700);
         refused(of_bob.join("file"), "uid 12345");
         refused(folder(&of_alice.join("all"), ALICE, 0o777).join("file"), "chmod o-w");
+    }
+
+    /// Without its capabilities, root is kept out of a closed directory as it is kept out of another user's FUSE.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn directory_whose_owner_root_cannot_see_is_refused() {
+        use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+        if !geteuid().is_root() {
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let closed = folder(&place.path().join("closed"), 0, 0);
+        let below = folder(&closed.join("below"), ALICE, 0o755);
+        let of_alice = folder(&place.path().join("alice"), ALICE, 0o700);
+        // The capabilities are those of a thread.
+        thread::scope(|scope| {
+            let without_capabilities = scope.spawn(|| {
+                let mut sets = capabilities(None).unwrap();
+                sets.effective -= CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+                set_capabilities(None, sets).unwrap();
+                (decide(&below.join("file")), decide(&closed.join("file")), decide(&of_alice.join("no/file")))
+            });
+            let (hidden, in_closed, known) = without_capabilities.join().unwrap();
+            for said in [hidden.unwrap_err(), in_closed.unwrap_err()] {
+                assert!(
+                    said.contains("root can't see whose") && said.contains("does not let you in"),
+                    "{said}"
+                );
+            }
+            assert_eq!(known, Ok(Some(ALICE)), "the rights of a known owner can't be too many");
+        });
+        assert_eq!(decide(&below.join("file")), Ok(Some(ALICE)));
     }
 
     #[test]
