@@ -5,27 +5,21 @@
 //! option is left out if it can't be used together with what the command line and the environment set (`applies.rs`).
 
 mod applies;
+mod file;
 mod option;
 
 use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
 
 use applies::Set;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches as _};
-use etcetera::BaseStrategy as _;
+use file::File;
 use option::FileOption;
 use toml::{Table, Value};
 
 use crate::args::{self, Args, LogFormat, complaint};
 use crate::exit::Stop;
 use crate::output::{self, Level, message};
-
-/// The variable that names another file.
-const VARIABLE: &str = "LEASEHOLD_CONFIG";
 
 /// Commands that use no defaults: an invalid file must not affect them.
 const WITHOUT_FILE: [&str; 4] = ["completions", "help", "man", crate::watchdog::COMMAND];
@@ -115,102 +109,6 @@ fn syntax_error(error: &toml::de::Error, text: &str) -> String {
         Some(before) => format!("line {}: {message}", before.matches('\n').count() + 1),
         None => message,
     }
-}
-
-struct File {
-    path: PathBuf,
-    text: String,
-    /// Whether users may read it that are neither its owner nor in its group.
-    is_for_others: bool,
-    /// Who may change it besides this user and root.
-    changed_by: Option<String>,
-}
-
-impl File {
-    /// The file, if there is one. A file that was named must be there. The usual one may also be in a home directory that is none, or
-    /// that this user may not enter, as that of another user.
-    fn read() -> Result<Option<Self>, Stop> {
-        let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
-        let is_named = named.is_some();
-        let usual = || {
-            let home = etcetera::base_strategy::Xdg::new().ok()?;
-            let found = home.config_dir().join("leasehold/config.toml");
-            // A relative path would lead to a file of the folder in which the command happens to run.
-            found.is_absolute().then(|| (found, home.home_dir().to_owned()))
-        };
-        let Some((path, home)) = named.map(|path| (path, PathBuf::new())).or_else(usual) else {
-            return Ok(None);
-        };
-        let refused = |what: String| Stop::usage(format!("{}: {what}", Path::display(&path)));
-        if !is_named {
-            if fs::symlink_metadata(&path).is_err() {
-                return Ok(None);
-            }
-            if let Some(others) = changed_by(&path, &home) {
-                return Err(refused(format!(
-                    "{others}, and it may name commands that run as you: chown or chmod it, or name it in {VARIABLE}"
-                )));
-            }
-            if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
-                return Err(refused("this is no file".to_owned()));
-            }
-        }
-        match read_limited(&path) {
-            Ok((text, _)) if text.len() as u64 > MAX_SIZE => {
-                Err(refused(format!("it has more than {MAX_SIZE} bytes, so it is no file of options")))
-            }
-            Ok((text, found)) => {
-                const READABLE_BY_OTHERS: u32 = 0o004;
-                let is_for_others = found.mode() & READABLE_BY_OTHERS != 0;
-                let changed_by = if is_named { who_changes(&path, &found) } else { None };
-                Ok(Some(Self { path, text, is_for_others, changed_by }))
-            }
-            Err(error) => Err(refused(format!("it can't be read: {error}"))),
-        }
-    }
-}
-
-/// Who may change what the usual file says besides this user and root: the file, what it leads to, and the folders up to the home
-/// directory, in which it could be replaced.
-fn changed_by(path: &Path, home: &Path) -> Option<String> {
-    let folders =
-        path.ancestors().skip(1).take_while(|folder| folder.starts_with(home) && *folder != Path::new(""));
-    // With `XDG_CONFIG_HOME`, the file may be elsewhere.
-    let folders = folders.chain(path.ancestors().skip(1).take(2));
-    let followed = |path: &Path| who_changes(path, &fs::metadata(path).ok()?);
-    let itself = || who_changes(path, &fs::symlink_metadata(path).ok()?);
-    itself().or_else(|| followed(path)).or_else(|| folders.into_iter().find_map(followed))
-}
-
-/// Who may change it besides this user and root. The user's own group is trusted: where files are made writable for it by default, it
-/// is this user's alone.
-fn who_changes(path: &Path, found: &fs::Metadata) -> Option<String> {
-    const WRITABLE_BY_OTHERS: u32 = 0o002;
-    const WRITABLE_BY_GROUP: u32 = 0o020;
-    let shown = path.display();
-    let is_trusted = found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw();
-    if !is_trusted {
-        return Some(format!("{shown} belongs to another user (uid {})", found.uid()));
-    }
-    let is_writable = |rights| (found.is_file() || found.is_dir()) && found.mode() & rights != 0;
-    if is_writable(WRITABLE_BY_OTHERS) {
-        return Some(format!("every user of this machine may change {shown}"));
-    }
-    // A group of one user usually has that user's number.
-    let is_own_group = [rustix::process::getegid().as_raw(), found.uid()].contains(&found.gid());
-    (!is_own_group && is_writable(WRITABLE_BY_GROUP))
-        .then(|| format!("the group {} may change {shown}", found.gid()))
-}
-
-/// The size of the largest file of options.
-const MAX_SIZE: u64 = 1 << 20;
-
-/// The text, or a little more of it than [`MAX_SIZE`]: the path may lead to a device that never ends.
-fn read_limited(path: &Path) -> io::Result<(String, fs::Metadata)> {
-    let file = fs::File::open(path)?;
-    let (found, mut text) = (file.metadata()?, String::new());
-    file.take(MAX_SIZE + 1).read_to_string(&mut text)?;
-    Ok((text, found))
 }
 
 /// The options of the file that hold for a command and what is set already.
