@@ -101,8 +101,8 @@ async fn act(args: Args) -> Result<Exit, Stop> {
     }
     let store = || Store::find(args.store);
     match args.action {
-        Action::Run(args) => run::run(store, args).await,
-        Action::Elect(args) => elect::elect(store, args).await,
+        Action::Run(args) => run::run(|| store()?.usable_by_commands(), args).await,
+        Action::Elect(args) => elect::elect(|| store()?.usable_by_commands(), args).await,
         Action::Ls(args) => ls::ls(&store()?, args).await,
         Action::Show(args) => inspect::show(&store()?, args).await,
         Action::Acquire(args) => lease::acquire(store, args).await,

@@ -110,13 +110,28 @@ impl Store {
 
     /// The address for a command that may run in another directory: without secrets, and with an absolute path.
     pub(crate) fn for_command(&self) -> String {
-        match self.url.strip_prefix("sqlite:") {
-            Some(path) if !path.starts_with('/') => match std::env::current_dir() {
-                Ok(folder) => format!("sqlite:{}/{path}", folder.display()),
+        match self.relative_path() {
+            Some(path) => match std::env::current_dir() {
+                Ok(folder) => address_of(&folder.join(path)),
                 Err(_) => self.url.clone(),
             },
-            _ => self.public_url(),
+            None => self.public_url(),
         }
+    }
+
+    /// That of a file below the working directory, with its parameter.
+    fn relative_path(&self) -> Option<&str> {
+        self.url.strip_prefix("sqlite:").filter(|path| !path.starts_with('/'))
+    }
+
+    /// Refuses a store whose address a command could not use.
+    pub(crate) fn usable_by_commands(self) -> Result<Self, Stop> {
+        let folder = self.relative_path().and_then(|_| std::env::current_dir().ok());
+        if folder.is_none_or(|folder| folder.to_str().is_some()) {
+            return Ok(self);
+        }
+        let what = "the path of the working directory is not UTF-8, so the command could not use this store: name a file by an absolute path";
+        Err(Stop::usage(format!("{}: {what}", self.public_url())))
     }
 }
 
@@ -146,10 +161,21 @@ fn print_warnings(client: &Client) {
 /// `$XDG_STATE_HOME/leasehold/locks.db`.
 fn users_own() -> Result<String, Stop> {
     let path = own_folder()?.join("locks.db");
-    let path = path
-        .to_str()
-        .ok_or_else(|| Stop::failure("the home directory's path is not UTF-8: set LEASEHOLD_STORE"))?;
-    Ok(format!("sqlite:{path}"))
+    if path.to_str().is_none() {
+        return Err(Stop::failure("the home directory's path is not UTF-8: set LEASEHOLD_STORE"));
+    }
+    Ok(address_of(&path))
+}
+
+/// The address of a file with an absolute path, which may end in a parameter.
+fn address_of(path: &Path) -> String {
+    let path = path.display().to_string();
+    // Two slashes would begin a host.
+    let path = path.trim_start_matches('/');
+    // What looks like a parameter in the name of a directory is none.
+    let is_in_folder =
+        path.rsplit_once('?').is_some_and(|(_, last)| last.contains('=') && last.contains('/'));
+    format!("sqlite:/{path}{}", if is_in_folder { "?synchronous=normal" } else { "" })
 }
 
 /// `$XDG_STATE_HOME/leasehold`. It is created on first use, with access for the user only.
@@ -289,6 +315,23 @@ mod tests {
         ] {
             assert_eq!(without_passwords(given), shown);
         }
+    }
+
+    #[test]
+    fn path_of_any_directory_is_an_address() {
+        let of = |path: &str| address_of(Path::new(path));
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.db", "what?.db", "sub?x=y/a.db", "a=b/a.db"] {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let address = address_of(&path);
+            let opened = leasehold::blocking::Client::connect(&address);
+            opened.unwrap_or_else(|error| panic!("{address}: {error}"));
+            assert!(path.exists(), "{address}");
+        }
+        assert_eq!(of("/a.db?synchronous=full"), "sqlite:/a.db?synchronous=full");
+        assert_eq!(of("/x?x=y/a.db?synchronous=full"), "sqlite:/x?x=y/a.db?synchronous=full");
+        assert_eq!(of("//tmp/a.db"), "sqlite:/tmp/a.db");
     }
 
     #[test]

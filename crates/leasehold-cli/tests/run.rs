@@ -356,6 +356,32 @@ fn command_gets_the_store_s_address_without_its_password() {
 }
 
 #[test]
+fn command_in_a_folder_of_any_name_gets_an_address_of_the_same_store() {
+    let place = Place::new();
+    let nested = format!("'{}' show a", env!("CARGO_BIN_EXE_leasehold"));
+    let run = |folder: &std::path::Path, store: &str| {
+        let mut command = place.leasehold(&["run", "--store", store, "a", "-c", &nested]);
+        let output = command.current_dir(folder).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (code(output.status), said.concat())
+    };
+    let folder = place.path("a?x=y");
+    std::fs::create_dir(&folder).unwrap();
+    let below_root = place.path("locks.db").display().to_string();
+    let below_root = format!("sqlite:{}", below_root.trim_start_matches('/'));
+    for (folder, store) in [(folder.as_path(), "sqlite:other.db"), (std::path::Path::new("/"), &below_root)] {
+        let (code, said) = run(folder, store);
+        assert!(code == 0 && said.contains("token"), "{store}: {code} {said}");
+    }
+    // macOS has no such names.
+    let folder = place.path("").join(OsStr::from_bytes(b"\xff"));
+    if std::fs::create_dir(&folder).is_ok() {
+        let (code, said) = run(&folder, "sqlite:other.db");
+        assert!(code == 2 && said.contains("is not UTF-8") && said.contains("absolute"), "{code} {said}");
+    }
+}
+
+#[test]
 fn memory_store_warns_that_it_excludes_no_other_process() {
     let place = Place::on("memory:");
     for args in [&["run", "a", "--", "true"][..], &["run", "-n", "a", "--", "true"]] {
