@@ -43,9 +43,10 @@ impl Known {
         self.locked().master = Some(master.clone());
     }
 
-    /// The master in use may have been replaced: one that a few sentinels name is none that is used already, and waits for a majority.
+    /// The master in use may have been replaced: one that a few sentinels name is none that is used already, and waits for a majority. What
+    /// kept the others silent may be over, so they are waited for again.
     pub(super) fn forget_master(&self) {
-        self.locked().master = None;
+        *self.locked() = Facts::default();
     }
 
     fn is_silent(&self, sentinel: usize) -> bool {
@@ -232,6 +233,21 @@ mod tests {
         assert_eq!(gathered(&hung, &known).await.0, 3_001, "one of them has answered again");
         tokio::time::sleep(MEMORY).await;
         assert_eq!(gathered(&hung, &known).await.0, 3_001);
+    }
+
+    /// What made them silent is over, and the near one is behind: it would lead to the server that restarts.
+    #[tokio::test(start_paused = true)]
+    async fn silent_sentinels_are_waited_for_again_once_the_master_in_use_is_in_doubt() {
+        let known = Known::default();
+        known.uses(&host(1));
+        let hung = [(1, Some(1)), (99_000, None), (99_000, None)].map(async |(after, port): (u64, _)| {
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            port.map(host).ok_or_else(|| not_sent("it fails".to_owned()))
+        });
+        assert_eq!(gather(hung.into_iter(), &known, Awaited::All, LIMIT).await.unwrap(), [host(1)]);
+        known.forget_master();
+        let again = [(1, Some(1)), (1_000, Some(2)), (1_010, Some(2))];
+        assert_eq!(gathered(&again, &known).await, (1_010, vec![1, 2, 2]));
     }
 
     #[test]
