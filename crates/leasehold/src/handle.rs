@@ -147,6 +147,19 @@ impl Handle {
         self.view(&resource, answer)
     }
 
+    /// Fails unless so many replicas have what was read of the resource before. A store waits for them after a write only: this one is a
+    /// release of nothing, which would retain the lease.
+    pub(crate) async fn confirm_replicated(
+        &self,
+        resource: Arc<Resource>,
+        replicas: u32,
+    ) -> Result<(), Error> {
+        let release =
+            Release { min_hold: Duration::from_millis(1), ..Release::now(self.session.next_acquisition()) };
+        let answered = self.store.call(Call::new(resource.clone(), release), replicas).await;
+        answered.map(drop).map_err(|error| self.store_error(&resource, &error))
+    }
+
     /// What an answer to `Inspect` shows.
     pub(crate) fn view(&self, resource: &Resource, answer: Answer) -> Result<LockInfo, Error> {
         match answer.reply {

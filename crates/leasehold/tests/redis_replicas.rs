@@ -120,6 +120,32 @@ async fn release_that_retains_the_lease_counts_once_the_replica_has_it() {
     }
 }
 
+/// A failover would undo a count that the master alone has. So it counts for no call before the replica has it: neither for the same call
+/// again, nor for that of another client, nor for one that waits.
+#[tokio::test]
+async fn count_of_a_latch_counts_for_no_call_before_the_replica_has_it() {
+    unless_paused(Duration::from_millis(300), async || {
+        let (master, replica) = master_and_replica().await;
+        let client = Client::connect(&master.url()).await.unwrap();
+        let latch = client.latch("a", 1).replicas(1);
+        // The replica connection is open, and the replica hangs.
+        until(async || client.latch("b", 1).replicas(1).count_down().await.is_ok()).await;
+        replica.signal("STOP");
+        client.latch("a", 1).count_down_as("host").await.unwrap();
+        let unconfirmed = |error: leasehold::Error| {
+            assert!(error.to_string().contains("only 0 of the 1 replicas"), "{error}");
+        };
+        unconfirmed(latch.count_down_as("host").await.unwrap_err());
+        unconfirmed(latch.count_down_as("other").await.unwrap_err());
+        unconfirmed(latch.count_down().await.unwrap_err());
+        unconfirmed(latch.wait_timeout(SOON).await.unwrap_err());
+        replica.signal("CONT");
+        until(async || latch.count_down_as("host").await.is_ok_and(|left| left == 0)).await;
+        assert!(latch.wait_timeout(SOON).await.unwrap());
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn store_without_replicas_refuses_wait_for_replicas() {
     let client = Client::connect("memory:").await.unwrap();

@@ -152,7 +152,7 @@ impl Barrier {
             let view = self.view().await?;
             party.check_held()?;
             if let Some(round) = Round::passed(&view, party.token) {
-                return Ok(Some(party.pass(&round).await));
+                return party.pass(&round).await.map(Some);
             }
             let is_late = deadline.is_none_or(|deadline| self.0.handle.now() >= deadline);
             let all = Round::present(&view, party.token, self.1);
@@ -163,7 +163,7 @@ impl Barrier {
             {
                 match party.claim(round).await? {
                     Claim::Confirmed(view) => return party.mark(round, &view).await.map(Some),
-                    Claim::Late(passed) => return Ok(Some(party.pass(&passed).await)),
+                    Claim::Late(passed) => return party.pass(&passed).await.map(Some),
                     Claim::Void => {}
                 }
             }
@@ -298,12 +298,13 @@ impl Party<'_> {
     }
 
     /// Releases after the round has passed, and returns whether this party is the leader. A failed release changes nothing about
-    /// that: the client repeats it.
-    async fn pass(self, round: &Round) -> bool {
+    /// that: the client repeats it. The mark must outlast a failover, as the party's lease would have.
+    async fn pass(self, round: &Round) -> Result<bool, Error> {
+        self.lock.confirm_replicated().await?;
         if let Err(error) = self.guard.release().await {
             tracing::debug!(%error, "release of a party that has passed not confirmed; it is repeated");
         }
-        round.first == self.token
+        Ok(round.first == self.token)
     }
 
     /// Departs at the deadline, unless the round has passed before.
@@ -314,7 +315,7 @@ impl Party<'_> {
             let view = self.barrier.view().await?;
             self.check_held()?;
             if let Some(round) = Round::passed(&view, self.token) {
-                return Ok(Some(self.pass(&round).await));
+                return self.pass(&round).await.map(Some);
             }
             self.guard.run(Sleep::until(session, session.now() + self.barrier.poll_interval())).await?;
         }
@@ -322,7 +323,7 @@ impl Party<'_> {
         loop {
             let view = self.barrier.view().await?;
             if let Some(round) = Round::passed_before(&view, self.token, departed) {
-                return Ok(Some(self.pass(&round).await));
+                return self.pass(&round).await.map(Some);
             }
             if session.is_closed() {
                 return Err(self.barrier.0.handle.closed());

@@ -142,6 +142,7 @@ impl Latch {
             }
             let remaining = self.remaining_in(&view);
             if has_counted || remaining == 0 {
+                lock.confirm_replicated().await?;
                 return Ok(remaining);
             }
             Sleep::until(&self.0.handle.session, self.0.handle.now() + POLL_INTERVAL).await;
@@ -237,6 +238,7 @@ impl Latch {
                 return Err(self.0.handle.closed());
             }
             if self.remaining().await? == 0 {
+                self.0.confirm_replicated().await?;
                 return Ok(true);
             }
             let now = session.now();

@@ -175,6 +175,16 @@ impl Lock {
         self.handle.look_up((**resource).clone()).await
     }
 
+    /// Waits until the replicas that this lock asks for have what was read of it before: what another client has written, or an own
+    /// command that failed, may be at the master only.
+    pub(crate) async fn confirm_replicated(&self) -> Result<(), Error> {
+        if self.terms.replicas == 0 {
+            return Ok(());
+        }
+        let resource = self.checked_resource()?;
+        self.handle.confirm_replicated(resource.clone(), self.terms.replicas).await
+    }
+
     pub(crate) async fn force_release(&self) -> Result<Vec<HolderInfo>, Error> {
         let resource = self.checked_resource()?;
         self.handle.force_release((**resource).clone()).await

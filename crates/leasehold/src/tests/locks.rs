@@ -365,12 +365,13 @@ fn party_whose_arrival_is_not_answered_is_not_counted() {
     stage.assert_nothing_is_left("two parties that have left");
 }
 
-/// A shared memory store whose commands and answers are each in flight for one poll.
+/// A shared memory store whose commands and answers are each in flight for one poll. Its replicas have what their own client has written,
+/// and nothing of the others.
 struct Distant(Arc<Memory>);
 
 impl Store for Distant {
     fn capabilities(&self) -> Capabilities {
-        Capabilities::new(EMBEDDED_POLL_INTERVALS)
+        Capabilities::new(EMBEDDED_POLL_INTERVALS).with_replicas()
     }
 
     fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
@@ -380,9 +381,18 @@ impl Store for Distant {
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let memory = self.0.clone();
+        let is_of_others =
+            |command: &Command| matches!(command, Command::Release(release) if !release.min_hold.is_zero());
+        let of_others: Vec<bool> = batch.iter().map(|call| is_of_others(&call.command)).collect();
         Box::pin(async move {
             yield_once().await;
-            let answers = memory.call_batch(batch, replicas).await;
+            let mut answers = memory.call_batch(batch, replicas).await;
+            for (answered, is_of_others) in answers.iter_mut().zip(of_others) {
+                let is_not_held = answered.as_ref().is_ok_and(|answer| answer.reply == Reply::NotHeld);
+                if replicas > 0 && is_of_others && is_not_held {
+                    *answered = Err(StoreError::new(Failure::NotDurable, "no replica has it"));
+                }
+            }
             yield_once().await;
             answers
         })
@@ -462,6 +472,41 @@ fn all_parties_of_a_round_pass_or_none_in_every_schedule() {
     }
     // Both outcomes must occur.
     assert!(passed > 100 && failed > 100, "{passed} rounds passed, {failed} did not");
+}
+
+/// A party that passes because of another one's mark has not written it, and a failover may forget it.
+#[test]
+fn party_passes_by_a_mark_of_another_one_once_the_replicas_have_it() {
+    for replicas in [0, 1] {
+        let memory = Memory::open("");
+        let clients = [distant_client(&memory), distant_client(&memory)];
+        let (first, second) = (clients[0].barrier("a", 2), clients[1].barrier("a", 2).replicas(replicas));
+        let (mut first, mut second) = (Box::pin(first.wait()), Box::pin(second.wait()));
+        let arrived = || memory.call_inline(&resource_of_barrier(), &Command::Inspect).unwrap().reply;
+        let is_there = |holder: &leasehold_core::Holder| holder.weight == crate::barrier_rounds::ARRIVAL;
+        let holders = || matches!(arrived(), Reply::View(view) if view.holders.iter().filter(|holder| is_there(holder)).count() == 2);
+        assert!(poll_once(first.as_mut()).is_pending());
+        wait_until("both have arrived", || {
+            poll_once(first.as_mut()).is_pending() && poll_once(second.as_mut()).is_pending() && holders()
+        });
+        let mut passed = None;
+        wait_until("the first passes", || {
+            if let Poll::Ready(is_leader) = poll_once(first.as_mut()) {
+                passed = Some(is_leader.unwrap());
+            }
+            passed.is_some()
+        });
+        assert_eq!(passed, Some(true));
+        let follows = block_on(second);
+        match replicas {
+            0 => assert!(!follows.unwrap()),
+            _ => assert!(follows.unwrap_err().to_string().contains("no replica has it")),
+        }
+    }
+}
+
+fn resource_of_barrier() -> Resource {
+    Resource { kind: Kind::Barrier, name: Name::new("a").unwrap() }
 }
 
 fn distant_client(memory: &Arc<Memory>) -> Client {
