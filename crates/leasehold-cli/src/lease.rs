@@ -17,8 +17,8 @@ use crate::lock::{LeaseOptions, Lock};
 use crate::output;
 use crate::progress;
 use crate::run::{
-    Acquired, Connected, MIN_CONNECT_TIMEOUT, RELEASE_TIMEOUT, acquire as wait_for, cannot_catch, close,
-    connect, left_of,
+    Acquired, Connected, RELEASE_TIMEOUT, acquire as wait_for, cannot_catch, close, connect, connect_limit,
+    left_of,
 };
 use crate::signals::Signals;
 use crate::store::Store;
@@ -35,7 +35,7 @@ pub(crate) async fn acquire(
     if store.is_memory() {
         return Err(Stop::usage("memory: ends with this process, and so does the lease: name another store"));
     }
-    let client = match connect(&store, limit.max(MIN_CONNECT_TIMEOUT), &mut signals).await? {
+    let client = match connect(&store, connect_limit(&store, limit), &mut signals).await? {
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };

@@ -36,7 +36,16 @@ pub(crate) const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The minimum time limit for connecting: `-w 0.1` limits the wait for the lock, and not that for the store.
-pub(crate) const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The same behind sentinels: those that hang are waited for during 3 s.
+const MIN_SENTINEL_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The time limit for connecting, if the lock is waited for during `limit`.
+pub(crate) fn connect_limit(store: &Store, limit: Duration) -> Duration {
+    let has_sentinels = store.url().contains("redis-sentinel:");
+    limit.max(if has_sentinels { MIN_SENTINEL_CONNECT_TIMEOUT } else { MIN_CONNECT_TIMEOUT })
+}
 
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {
     let work = &args.work;
@@ -54,7 +63,7 @@ pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArg
     let mut signals = Signals::catch().map_err(|error| cannot_catch(&error))?;
     let limit = if args.no_wait { Duration::ZERO } else { args.wait.unwrap_or(Duration::MAX) };
     let (store, began) = (find()?, Instant::now());
-    let client = match connect(&store, limit.max(MIN_CONNECT_TIMEOUT), &mut signals).await? {
+    let client = match connect(&store, connect_limit(&store, limit), &mut signals).await? {
         Connected::Yes(client) => client,
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };

@@ -204,6 +204,19 @@ fn program_that_starts_while_the_server_takes_no_writes_waits_as_it_was_told() {
     assert!(output.status.code() == Some(125) && said.contains("no connection within 2s"), "{said}");
 }
 
+/// Each program asks the sentinels anew, and waits 3 s for those that hang.
+#[test]
+fn program_that_does_not_wait_gets_a_lock_although_two_sentinels_hang() {
+    let sentinels = Sentinels::start();
+    let place = Place::on(&sentinels.url(Sentinels::SERVICE));
+    sentinels.sentinels[1..].iter().for_each(|sentinel| sentinel.signal("STOP"));
+    for limit in [&["-n"][..], &["-w", "2s"]] {
+        let (code, said) = place.code(&[&["run"], limit, &["a", "--", "true"]].concat());
+        assert_eq!(code, 0, "{limit:?}: {said}");
+    }
+    sentinels.sentinels[1..].iter().for_each(|sentinel| sentinel.signal("CONT"));
+}
+
 #[test]
 fn list_and_detached_leases_outlast_a_failover() {
     let server = Server::on_port();
