@@ -209,7 +209,9 @@ pub(super) fn strange(schema: &str) -> Pinned {
 /// The tables and views, and the functions, in the schema.
 pub(super) const RELATIONS: &str =
     "layout,resource,lease,waiter,tombstone,mail,fence,transaction_lock,holders,waiters";
-const FUNCTIONS: &str = "check_fence,lock_transaction,try_lock_transaction";
+/// With the numbers of their argument types, as `pg_proc` has them: 25 is text, and 20 is int8. A function of the same name with other
+/// arguments is not leasehold's, and no statement calls it.
+const FUNCTIONS: &str = "check_fence 25 20,lock_transaction 25,try_lock_transaction 25";
 
 /// The query for what belongs to a role that this one cannot trust, and for triggers and rules, which run with the rights of this role and may
 /// be of any role with a right to the tables: one text, or NULL. It reads nothing of the schema's own, where such code could be. Trusted are
@@ -230,7 +232,7 @@ pub fn foreign_owners(schema: &str, owner: Option<&str>) -> Pinned {
             UNION ALL
             SELECT 'the function {schema}.' || proname::text, proowner FROM pg_catalog.pg_proc
                 WHERE pronamespace = to_regnamespace('{schema}')::oid
-                AND proname::text = ANY ('{{{FUNCTIONS}}}'::text[])
+                AND (proname::text || ' ' || proargtypes::text) = ANY ('{{{FUNCTIONS}}}'::text[])
         ) AS o JOIN pg_catalog.pg_roles AS r ON r.oid = o.owner
         JOIN pg_catalog.pg_roles AS own ON own.rolname::text = current_user::text
         JOIN pg_catalog.pg_database AS d ON d.datname::text = current_database()::text
@@ -286,7 +288,10 @@ mod tests {
                 let what =
                     line.strip_prefix("CREATE ")?.replace("OR REPLACE ", "").replace("IF NOT EXISTS ", "");
                 let (kind, rest) = what.split_once(" s.")?;
-                kinds.contains(&kind).then(|| rest.split([' ', '(']).next().unwrap().to_owned())
+                let (name, arguments) = rest.split_once([' ', '(']).unwrap();
+                let types = arguments.split(')').next().unwrap().replace("text", "25").replace("int8", "20");
+                let signature = format!("{name} {}", types.replace(',', ""));
+                kinds.contains(&kind).then(|| if kind == "FUNCTION" { signature } else { name.to_owned() })
             });
             after.collect()
         };

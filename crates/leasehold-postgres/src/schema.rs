@@ -62,7 +62,7 @@ pub(super) async fn migrate(conn: &Conn, home: Home<'_>) -> Result<(), StoreErro
             None => Ok(()),
             Some(limit) => {
                 let keep = format!(
-                    "ALTER FUNCTION {schema}.check_fence SET lock_timeout = '{}'",
+                    "ALTER FUNCTION {schema}.check_fence(pg_catalog.text, pg_catalog.int8) SET lock_timeout = '{}'",
                     limit.replace('\'', "''")
                 );
                 conn.run(&Pinned::transaction(&format!("{keep};")))

@@ -73,7 +73,7 @@ impl TransactionLock {
     ///
     /// If the future is dropped, the server goes on waiting: roll the transaction back.
     pub async fn lock(&self, transaction: &Transaction<'_>) -> Result<(), Error> {
-        self.ask(transaction, "SELECT leasehold.lock_transaction($1)").await.map(drop)
+        self.ask(transaction, "SELECT leasehold.lock_transaction($1::pg_catalog.text)").await.map(drop)
     }
 
     /// Acquires the lock if it is free. Returns whether the transaction holds it.
@@ -92,7 +92,8 @@ impl TransactionLock {
     ///
     /// If the future is dropped, the transaction may hold the lock.
     pub async fn try_lock(&self, transaction: &Transaction<'_>) -> Result<bool, Error> {
-        let rows = self.ask(transaction, "SELECT leasehold.try_lock_transaction($1)").await?;
+        let rows =
+            self.ask(transaction, "SELECT leasehold.try_lock_transaction($1::pg_catalog.text)").await?;
         let held = rows.first().map(|row| row.try_get(0)).transpose().map_err(|error| self.failed(error))?;
         Ok(held.unwrap_or(false))
     }

@@ -38,10 +38,14 @@ use leasehold_postgres::{Present, create_for_transactions, foreign_owners, stran
 /// The statement of the check: the resource as text, and the token as a 64-bit integer. A stale token raises an error with the
 /// SQLSTATE `LH001`.
 ///
+/// Whatever types a driver gives its parameters, the statement calls no function of this name with other arguments, which another role may
+/// have created in the schema.
+///
 /// ```
-/// assert_eq!(leasehold::fence::postgres::CHECK_SQL, "SELECT leasehold.check_fence($1, $2)");
+/// let check = "SELECT leasehold.check_fence($1::pg_catalog.text, $2::pg_catalog.int8)";
+/// assert_eq!(leasehold::fence::postgres::CHECK_SQL, check);
 /// ```
-pub const CHECK_SQL: &str = "SELECT leasehold.check_fence($1, $2)";
+pub const CHECK_SQL: &str = "SELECT leasehold.check_fence($1::pg_catalog.text, $2::pg_catalog.int8)";
 
 const SCHEMA: &str = "leasehold";
 

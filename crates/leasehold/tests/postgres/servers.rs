@@ -336,6 +336,70 @@ async fn code_of_a_stranger_does_not_run_while_a_client_connects() {
     }
 }
 
+/// Where others may create objects in the schema, as in `public` up to PostgreSQL 14.
+#[tokio::test]
+async fn overload_of_another_role_is_neither_called_nor_refused() {
+    let server = Postgres::on_port();
+    server.run(
+        "CREATE ROLE stranger LOGIN; CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app;
+        CREATE TABLE public.ran (who text); GRANT ALL ON public.ran TO PUBLIC",
+    );
+    let url = server.url().replace("postgres@", "app@");
+    lock(&Client::connect(&url).await.unwrap(), "a").await.release().await.unwrap();
+    server.run("GRANT CREATE, USAGE ON SCHEMA leasehold TO stranger");
+    for signature in [
+        "check_fence(varchar, int8)",
+        "check_fence(text, int4)",
+        "check_fence(text, numeric)",
+        "check_fence(anyelement, int8)",
+        "check_fence(text, VARIADIC int8[])",
+        "lock_transaction(int4)",
+        "lock_transaction(varchar)",
+        "lock_transaction(anyelement)",
+        "lock_transaction(VARIADIC text[])",
+        "try_lock_transaction(varchar)",
+        "try_lock_transaction(text, int4)",
+    ] {
+        server.run(&format!(
+            "SET ROLE stranger; CREATE FUNCTION leasehold.{signature} RETURNS bool LANGUAGE plpgsql AS
+                $$ BEGIN INSERT INTO public.ran VALUES (current_user || ': {signature}'); RETURN true; END $$"
+        ));
+    }
+    let client = Client::connect(&url).await.unwrap();
+    let guard = lock(&client, "a").await;
+    let (mut database, connection) = connect(&url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    leasehold::fence::postgres::create(&database).await.unwrap();
+    let transaction = database.transaction().await.unwrap();
+    leasehold::fence::postgres::check(&transaction, &guard).await.unwrap();
+    let of_transaction = leasehold::postgres::TransactionLock::new("b").unwrap();
+    of_transaction.lock(&transaction).await.unwrap();
+    assert!(of_transaction.try_lock(&transaction).await.unwrap());
+    // A driver that leaves the types to the server, and what the page of PostgreSQL says for other languages.
+    transaction.execute(leasehold::fence::postgres::CHECK_SQL, &[&"c", &1_i64]).await.unwrap();
+    let documented =
+        "SELECT leasehold.check_fence('d'::text, 1::int8), leasehold.lock_transaction('e'::text),
+        leasehold.try_lock_transaction('f'::text)";
+    transaction.batch_execute(documented).await.unwrap();
+    transaction.commit().await.unwrap();
+    guard.release().await.unwrap();
+    server.run("ALTER FUNCTION leasehold.check_fence(text, int8) SET lock_timeout = '2s'");
+    leasehold::postgres::migrate(&url).await.unwrap();
+    // The server does not choose between the two. It says so, and calls neither; leases need none of them.
+    server.run(
+        "SET ROLE stranger; CREATE FUNCTION leasehold.check_fence(text, int8, bool DEFAULT true) RETURNS bool LANGUAGE sql AS
+            $$ INSERT INTO public.ran VALUES ('default') RETURNING true $$",
+    );
+    let guard = lock(&Client::connect(&url).await.unwrap(), "a").await;
+    let transaction = database.transaction().await.unwrap();
+    let error = leasehold::fence::postgres::check(&transaction, &guard).await.unwrap_err().to_string();
+    assert!(error.contains("not unique"), "{error}");
+    guard.release().await.unwrap();
+    assert_eq!(server.run("SELECT string_agg(who, ', ') FROM public.ran"), "");
+    let kept = "SELECT proconfig::text ~ 'lock_timeout=2s' FROM pg_proc WHERE proargtypes = '25 20'";
+    assert_eq!(server.run(kept), "t");
+}
+
 /// A stranger exchanges what is checked while a client connects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schema_that_a_stranger_exchanges_meanwhile_runs_none_of_its_code() {
