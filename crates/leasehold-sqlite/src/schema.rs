@@ -1,7 +1,10 @@
 //! Opens the file: checks that it is leasehold's, intact, and from this boot.
 
+#[cfg(target_os = "linux")]
 use std::fs;
 use std::io;
+#[cfg(target_os = "linux")]
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -40,14 +43,14 @@ const NEW_BOOT: &str = "
 pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileConnection), OpenError> {
     let path = location::check(path)?;
     let path = path.as_path();
-    let boot_id = boot_id(path)?;
+    let boot = Boot::read(path)?;
     retry_while_busy(path, || {
         if files::are_stale_in_process(path) {
             return Err(TransactionError::Stale);
         }
         let connection = open(path, is_durable)?;
         let limited = connection.limited();
-        make_ours(&limited, path, &boot_id)?;
+        make_ours(&limited, path, &boot)?;
         checkpoint::truncate_leftover_log(path, &limited);
         drop(limited);
         Ok((path.to_path_buf(), connection))
@@ -117,13 +120,13 @@ impl From<rusqlite::Error> for TransactionError {
     }
 }
 
-fn make_ours(connection: &Limited<'_>, path: &Path, boot_id: &str) -> Result<(), TransactionError> {
+fn make_ours(connection: &Limited<'_>, path: &Path, boot: &Boot) -> Result<(), TransactionError> {
     // Nothing is written before the owner is known.
     check_owner(connection)?;
     // Each command writes some rows of a hundred bytes, and each write is a page: a new file gets small ones.
     connection.pragma_update(None, "page_size", PAGE)?;
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
-    if count_tables(connection)? > 0 && boot_of(connection)?.is_some_and(|boot| boot == boot_id) {
+    if count_tables(connection)? > 0 && boot_of(connection)?.is_some_and(|known| known == boot.id) {
         return Ok(());
     }
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
@@ -133,19 +136,23 @@ fn make_ours(connection: &Limited<'_>, path: &Path, boot_id: &str) -> Result<(),
         transaction.pragma_update(None, "user_version", LAYOUT)?;
     }
     let (known, booted_at) = (boot_of(&transaction)?, booted_at());
-    if known.as_deref() != Some(boot_id) {
-        if known.is_some()
-            && let Some(why) = why_same_boot(&transaction, path, booted_at)?
+    if known.as_deref() != Some(&boot.id) {
+        if let Some(known) = known
+            && let Some(why) = why_same_boot(&transaction, path, &known, boot, booted_at)?
         {
             return Err(TransactionError::Foreign(format!(
                 "it is from another boot, by its boot id, but {why}: a container that has a boot id of its own (LXC, systemd-nspawn) needs the \
-                 host's, mounted over /proc/sys/kernel/random/boot_id"
+                 host's, mounted over /proc/sys/kernel/random/boot_id; on a machine without a clock, whose boots all begin at the same \
+                 moment, set the clock first"
             )));
         }
         transaction.execute_batch(NEW_BOOT)?;
         let mut set = transaction.prepare("INSERT OR REPLACE INTO meta VALUES (?, ?)")?;
-        set.execute(["boot", boot_id])?;
+        set.execute(["boot", &boot.id])?;
         set.execute(["booted_at", &booted_at.to_string()])?;
+        if boot.is_of_kernel {
+            set.execute([KERNEL_BOOT, &boot.id])?;
+        }
     }
     Ok(transaction.commit()?)
 }
@@ -156,15 +163,23 @@ fn booted_at() -> i64 {
     now.wall.as_micros().cast_signed() - now.time.as_micros().cast_signed()
 }
 
-/// Why this is the same boot as that of the file, although the ids differ, if it is.
+/// Why this may be the same boot as that of the file, although the ids differ. Those of one kernel differ only if the boots do.
 fn why_same_boot(
     connection: &Connection,
     path: &Path,
+    known_id: &str,
+    boot: &Boot,
     booted_at: i64,
 ) -> rusqlite::Result<Option<&'static str>> {
     const SAME: u64 = 1_000_000;
     if Mailboxes::are_read(path) {
         return Ok(Some("a client that uses it is running"));
+    }
+    let of_kernel =
+        connection.query_row("SELECT value FROM meta WHERE key = ?", [KERNEL_BOOT], |row| row.get(0));
+    let of_kernel: Option<String> = of_kernel.optional()?;
+    if boot.is_of_kernel && of_kernel.as_deref() == Some(known_id) {
+        return Ok(None);
     }
     let known = connection.query_row("SELECT value FROM meta WHERE key = 'booted_at'", [], |row| row.get(0));
     let known: Option<String> = known.optional()?;
@@ -216,28 +231,47 @@ fn check_owner(connection: &Limited<'_>) -> Result<(), TransactionError> {
     }
 }
 
-/// Names this boot of this machine: the clock of leases starts anew with each. A guess could end the leases of others, so
-/// without a name there is no store.
-fn boot_id(path: &Path) -> Result<String, OpenError> {
-    read_boot_id().map(|id| id.trim().to_owned()).map_err(|error| {
-        let shown = path.display();
-        let what = format!("sqlite:{shown}: this system reports no boot id, which the store needs: {error}");
-        OpenError::unsupported(what).with_source(error)
-    })
+/// The key of the file's boot id if it is the kernel's own.
+const KERNEL_BOOT: &str = "kernel_boot";
+
+/// Names this boot of this machine: the clock of leases starts anew with each.
+pub(super) struct Boot {
+    id: String,
+    /// Whether the kernel says so itself, and not a file that a container has in its place.
+    pub(super) is_of_kernel: bool,
 }
 
+impl Boot {
+    /// A guess could end the leases of others, so without an id there is no store.
+    pub(super) fn read(path: &Path) -> Result<Self, OpenError> {
+        read_boot_id().map(|(id, is_of_kernel)| Self { id: id.trim().to_owned(), is_of_kernel }).map_err(
+            |error| {
+                let shown = path.display();
+                let what =
+                    format!("sqlite:{shown}: this system reports no boot id, which the store needs: {error}");
+                OpenError::unsupported(what).with_source(error)
+            },
+        )
+    }
+}
+
+/// The id, and whether it is the kernel's own.
 #[cfg(target_os = "linux")]
-fn read_boot_id() -> io::Result<String> {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+fn read_boot_id() -> io::Result<(String, bool)> {
+    let mut file = fs::File::open("/proc/sys/kernel/random/boot_id")?;
+    let mut id = String::new();
+    file.read_to_string(&mut id)?;
+    let is_of_kernel = rustix::fs::fstatfs(&file)?.f_type == rustix::fs::PROC_SUPER_MAGIC;
+    Ok((id, is_of_kernel))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn read_boot_id() -> io::Result<String> {
+fn read_boot_id() -> io::Result<(String, bool)> {
     let output =
         std::process::Command::new("/usr/sbin/sysctl").args(["-n", "kern.bootsessionuuid"]).output()?;
     let id = String::from_utf8(output.stdout).map_err(io::Error::other)?;
     if output.status.success() {
-        Ok(id)
+        Ok((id, true))
     } else {
         Err(io::Error::other("sysctl knows no kern.bootsessionuuid"))
     }

@@ -21,6 +21,7 @@ use rusqlite::Connection;
 
 use super::mailbox::Reached;
 use super::rows::SqliteRows;
+use super::schema::Boot;
 use super::*;
 
 const TTL: Duration = Duration::from_secs(10);
@@ -343,6 +344,10 @@ fn machine_without_a_clock_uses_its_file_after_a_boot() {
     assert!(!is_refused(&lease(earlier - 1_000_000, earlier)), "it has expired");
     assert!(!is_refused(&lease(later, later + 1)), "it was granted at a time that this boot has not reached");
     assert!(is_refused(&lease(earlier, later)));
+    // Where the kernel itself names the boots, as outside of containers, nothing has to be guessed.
+    let of_kernel = "UPDATE meta SET value = 'another' WHERE key = 'kernel_boot'";
+    let Boot { is_of_kernel, .. } = Boot::read(&path).unwrap();
+    assert_eq!(is_refused(&format!("{}; {of_kernel}", lease(earlier, later))), !is_of_kernel);
 }
 
 #[test]
