@@ -19,6 +19,9 @@ use crate::store::Store;
 /// The longest pause after the store was unavailable.
 const MAX_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 
+/// After an outage of this length the store is opened anew: a file may have been removed, or tables dropped, which the client had opened.
+const LONG_OUTAGE: Duration = Duration::from_secs(10);
+
 pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: ElectArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work, false)?;
@@ -26,16 +29,21 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
     let command = Command::find(work)?;
     let mut signals = Signals::catch_of_a_service().map_err(|error| cannot_catch(&error))?;
     let store = find()?;
-    let client = match connect_repeatedly(&store, &args, &mut signals).await? {
-        Connected::Yes(client) => client,
-        Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
-    };
     let label = work.label.clone().unwrap_or_else(|| command.label());
-    let lock = Lock::leadership(&client, args.name()?, work, &label)?;
     let job = Job { command: &command, work, grace, store: &store };
-    let exit = campaign_repeatedly(&lock, &job, &args, &mut signals).await;
-    close(client).await;
-    exit
+    let mut pauses = Pauses::new(&args);
+    loop {
+        let client = match connect_repeatedly(&store, &args, &mut signals).await? {
+            Connected::Yes(client) => client,
+            Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
+        };
+        let lock = Lock::leadership(&client, args.name()?, work, &label)?;
+        let exit = campaign_repeatedly(&lock, &job, &mut pauses, &mut signals).await;
+        close(client).await;
+        if let Some(exit) = exit? {
+            return Ok(exit);
+        }
+    }
 }
 
 /// Connects to a store that may be started after this program.
@@ -71,38 +79,57 @@ async fn pause(what: &str, pause: Duration, signals: &mut Signals) -> Option<Sig
     }
 }
 
+/// The pauses between two campaigns.
+struct Pauses {
+    outages: Backoff,
+    failures: Backoff,
+    /// The command could be started before, so its file may just be being replaced when it can't be.
+    has_run: bool,
+}
+
+impl Pauses {
+    fn new(args: &ElectArgs) -> Self {
+        let failures = Backoff::new(args.backoff, args.backoff_max);
+        Self { outages: outages(args), failures, has_run: false }
+    }
+}
+
+/// Campaigns until the program ends, or until the client has failed for so long that a new one may do better: then there is no exit.
 async fn campaign_repeatedly(
     lock: &Lock,
     job: &Job<'_>,
-    args: &ElectArgs,
+    pauses: &mut Pauses,
     signals: &mut Signals,
-) -> Result<Exit, Stop> {
-    let mut outages = outages(args);
-    let mut failures = Backoff::new(args.backoff, args.backoff_max);
-    let mut has_run = false;
+) -> Result<Option<Exit>, Stop> {
+    let mut failing_since = None;
     loop {
         let (wait, what) = match campaign(lock, job, signals).await {
-            Ok(Term::Interrupted(exit)) => return Ok(exit),
+            Ok(Term::Interrupted(exit)) => return Ok(Some(exit)),
             Ok(Term::Served { exit, ran_for }) => {
-                has_run = true;
+                pauses.has_run = true;
+                failing_since = None;
                 if signals.is_end_requested() {
-                    return Ok(exit);
+                    return Ok(Some(exit));
                 }
-                let backoff = if exit == Exit::Lost { &mut outages } else { &mut failures };
+                let backoff = if exit == Exit::Lost { &mut pauses.outages } else { &mut pauses.failures };
                 (backoff.after(ran_for), format!("the command ended: {exit}"))
             }
             Err(stop) => match stop.exit {
-                Exit::Failure => (outages.after(Duration::ZERO), stop.message),
-                // It could be started before, so its file may just be being replaced.
-                Exit::NotFound | Exit::NotExecutable if has_run => {
-                    (failures.after(Duration::ZERO), stop.message)
+                Exit::Failure => {
+                    if failing_since.get_or_insert_with(Instant::now).elapsed() > LONG_OUTAGE {
+                        return Ok(None);
+                    }
+                    (pauses.outages.after(Duration::ZERO), stop.message)
+                }
+                Exit::NotFound | Exit::NotExecutable if pauses.has_run => {
+                    (pauses.failures.after(Duration::ZERO), stop.message)
                 }
                 // An error at the first start is permanent.
                 _ => return Err(stop),
             },
         };
         if let Some(signal) = pause(&what, wait, signals).await {
-            return Ok(Exit::Signal(signal as i32));
+            return Ok(Some(Exit::Signal(signal as i32)));
         }
     }
 }

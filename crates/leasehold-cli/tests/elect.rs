@@ -68,6 +68,27 @@ fn alert_of_a_running_elect_leaves_no_zombie() {
     assert_eq!(elect.end(), 128 + 15);
 }
 
+/// A client that had the file open uses no other one, so a new client is made.
+#[test]
+fn elect_goes_on_after_its_file_was_removed() {
+    let place = Place::new();
+    let log = place.path("log");
+    let script = format!("echo $$ >> {}; exec sleep 60", log.display());
+    let starts = || fs::read_to_string(&log).unwrap_or_default().lines().count();
+    let mut elected = place.start(&["elect", "--ttl", "2s", "a", "-c", &script]);
+    until(|| (starts() == 1).then_some(()));
+    for entry in fs::read_dir(place.path("")).unwrap().flatten() {
+        let is_of_the_file = entry.file_name().to_string_lossy().contains(".db");
+        if is_of_the_file && entry.path().is_file() {
+            fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    until(|| (starts() == 2).then_some(()));
+    until(|| (holders(&place) == 1).then_some(()));
+    elected.signal("TERM");
+    assert_eq!(elected.end(), 128 + 15);
+}
+
 #[test]
 fn elect_restarts_the_command_on_the_only_host() {
     let place = Place::new();
