@@ -55,7 +55,7 @@ impl FileConnection {
 /// The connection during one use.
 pub(super) struct Limited<'c> {
     connection: &'c FileConnection,
-    before: u64,
+    before: (u64, u64),
 }
 
 impl Limited<'_> {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use rusqlite::config::DbConfig;
 use rusqlite::limits::Limit;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::tables::TABLES;
 
@@ -18,7 +19,7 @@ const MAX_LENGTH: i32 = 64 << 10;
 /// Steps of SQLite between two looks at the clock. A step may be a call of a function, which takes long with long values.
 const STEPS: i32 = 100;
 
-/// After this time SQLite gives up, if it is not waiting. Its own statements take some microseconds, and a second in a very large file.
+/// After this time of the processor SQLite gives up. Its own statements take some microseconds, and a second in a very large file.
 pub(super) const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// As [`TIME_LIMIT`], to read the whole file.
@@ -28,34 +29,56 @@ pub(super) const WHOLE_TIME_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(super) struct TimeLimit {
     base: Instant,
-    /// In nanoseconds since `base`; `NONE` while the connection is not in use.
-    until: Arc<AtomicU64>,
+    until: Arc<Until>,
+}
+
+/// Both must be over: a process that is paused, or a machine that is busy, is no reason to end a use, but the processor's time costs a system
+/// call to read. In nanoseconds; the highest number while the connection is not in use.
+struct Until {
+    /// Since `base`.
+    time: AtomicU64,
+    /// For which the thread has run that uses the connection.
+    thread_time: AtomicU64,
 }
 
 impl TimeLimit {
-    const NONE: u64 = u64::MAX;
-
     fn new() -> Self {
-        Self { base: Instant::now(), until: Arc::new(AtomicU64::new(Self::NONE)) }
+        let until = Until { time: AtomicU64::new(u64::MAX), thread_time: AtomicU64::new(u64::MAX) };
+        Self { base: Instant::now(), until: Arc::new(until) }
     }
 
     /// Ends what takes longer than this from now on. Returns what was set before, for `set`.
-    pub(super) fn start(&self, limit: Duration) -> u64 {
-        let limit = u64::try_from(limit.as_nanos()).unwrap_or(Self::NONE);
-        self.until.swap(self.now().saturating_add(limit), Ordering::Relaxed)
+    pub(super) fn start(&self, limit: Duration) -> (u64, u64) {
+        let limit = nanos(limit);
+        let before = (&self.until.time, &self.until.thread_time);
+        let before = (before.0.load(Ordering::Relaxed), before.1.load(Ordering::Relaxed));
+        self.set((self.time().saturating_add(limit), thread_time().saturating_add(limit)));
+        before
     }
 
-    pub(super) fn set(&self, until: u64) {
-        self.until.store(until, Ordering::Relaxed);
+    pub(super) fn set(&self, until: (u64, u64)) {
+        self.until.time.store(until.0, Ordering::Relaxed);
+        self.until.thread_time.store(until.1, Ordering::Relaxed);
     }
 
     fn is_over(&self) -> bool {
-        self.now() > self.until.load(Ordering::Relaxed)
+        self.time() > self.until.time.load(Ordering::Relaxed)
+            && thread_time() > self.until.thread_time.load(Ordering::Relaxed)
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.base.elapsed().as_nanos()).unwrap_or(Self::NONE - 1)
+    fn time(&self) -> u64 {
+        nanos(self.base.elapsed())
     }
+}
+
+/// For how long this thread has run, in nanoseconds.
+fn thread_time() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    nanos(Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0)))
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX - 1)
 }
 
 /// For a connection over which `doctor` reads the whole file.
@@ -113,4 +136,24 @@ fn schema_of(connection: &Connection) -> rusqlite::Result<Schema> {
     )?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
     rows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn pause_of_the_process_ends_no_use() {
+        let limit = TimeLimit::new();
+        let before = limit.start(Duration::from_millis(20));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!limit.is_over());
+        let began = thread_time();
+        while thread_time() - began < nanos(Duration::from_millis(30)) {}
+        assert!(limit.is_over());
+        limit.set(before);
+        assert!(!limit.is_over());
+    }
 }
