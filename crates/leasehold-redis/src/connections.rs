@@ -16,6 +16,7 @@ use super::gather::Gatherings;
 use super::handshake::ServerFacts;
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
+use super::replicas::ReplicaConn;
 use super::wire::Wire;
 
 /// Max number of commands that wait to be written.
@@ -27,8 +28,9 @@ pub(super) struct Connections {
     status: Arc<ConnectionStatus>,
     caller_conn: Mutex<Option<Wire>>,
     caller: Option<Id>,
-    /// For commands that wait for replicas; opened on first use.
-    replica_conn: tokio::sync::Mutex<Option<MultiplexedConnection>>,
+    /// For commands that wait for replicas, of the caller's runtime and of all others; opened on first use.
+    caller_replica_conn: ReplicaConn,
+    driver_replica_conn: ReplicaConn,
     /// For further connections to the same server.
     dial: (Dial, bool),
     /// The server's run id; empty if the user may not ask.
@@ -59,7 +61,8 @@ impl Connections {
             status,
             caller_conn: Mutex::new(None),
             caller,
-            replica_conn: tokio::sync::Mutex::new(None),
+            caller_replica_conn: ReplicaConn::default(),
+            driver_replica_conn: ReplicaConn::default(),
             dial,
             run_id: facts.run_id.unwrap_or_default().into(),
             deletes: Deletes::new(facts.delete),
@@ -158,9 +161,14 @@ impl Connections {
         self.caller_conn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// That of this runtime.
+    pub(super) fn replica_conn(&self) -> &ReplicaConn {
+        if self.is_callers_runtime() { &self.caller_replica_conn } else { &self.driver_replica_conn }
+    }
+
     /// The connection for waiting on replicas. None if it leads to another server than the others; they are closed then.
-    pub(super) async fn replica_conn(&self) -> Result<Option<MultiplexedConnection>, RedisError> {
-        let mut replica_conn = self.replica_conn.lock().await;
+    pub(super) async fn open_replica_conn(&self) -> Result<Option<MultiplexedConnection>, RedisError> {
+        let mut replica_conn = self.replica_conn().connection.lock().await;
         if let Some(connection) = &*replica_conn {
             return Ok(Some(connection.clone()));
         }
@@ -179,7 +187,7 @@ impl Connections {
     }
 
     pub(super) async fn drop_replica_conn(&self) {
-        *self.replica_conn.lock().await = None;
+        *self.replica_conn().connection.lock().await = None;
     }
 
     /// The open subscriber connection. Without it waiters ask, and no push arrives.

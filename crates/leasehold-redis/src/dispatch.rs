@@ -167,7 +167,7 @@ pub(super) async fn settle(
 }
 
 /// The options with what is known of the connected server.
-fn for_server<'a>(options: CallOptions<'a>, connections: &'a Connections) -> CallOptions<'a> {
+pub(super) fn for_server<'a>(options: CallOptions<'a>, connections: &'a Connections) -> CallOptions<'a> {
     let vote_args = VoteArgs { run_id: connections.run_id(), ..options.vote_args };
     let variant = match (options.variant, connections.channels()) {
         // The node may have another version than the one that was asked when the client was opened.
@@ -226,7 +226,7 @@ async fn repeat_lost(
 
 /// Runs calls on the preferred connection. A lost caller connection is dropped.
 async fn run_over(
-    connections: &Connections,
+    connections: &Arc<Connections>,
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[&Call],

@@ -3,35 +3,178 @@
 //! WAIT counts the writes of its own connection, so these commands have a connection of their own. The grant of a push or of an
 //! earlier command was written by another connection. A granted `Acquire` is therefore followed by a claim, which is a
 //! write of this connection. A release that retains the lease leaves a tombstone for the same reason.
+//!
+//! While the server waits for the replicas it runs nothing else of this connection. So the commands that come meanwhile wait here, and
+//! go out together with one WAIT: none of them, least of all a renewal, waits for more than one round trip to the replicas before its own.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::mem::take;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Effect, Failure, Grant, Release, Renew, Reply, Resource};
-use leasehold_store::{Call, StoreError};
+use leasehold_redis_protocol::ScriptVariant;
+use leasehold_store::{Call, StoreError, tasks};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
-use tokio::time::timeout;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
 
 use super::connections::Connections;
+use super::dispatch::for_server;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, CallOptions};
-use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
+use super::limits::{MAX_WAIT_FOR_COMPANY, REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
 use super::wire::Wire;
 use super::{codec, rights, wire};
 
 /// Lifetime of a tombstone that is not needed as one.
 const BRIEF_TOMBSTONE: Duration = Duration::from_millis(1);
 
+/// Max number of calls that go out with one WAIT: the server must run them within the time limit of a reply.
+const MAX_CALLS: usize = 200;
+
+type Answers = Vec<Result<Answer, CallError>>;
+
+/// The connection, once it is open, and the commands that wait for it.
+#[derive(Default)]
+pub(super) struct ReplicaConn {
+    pub(super) connection: tokio::sync::Mutex<Option<MultiplexedConnection>>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Waiting>,
+    /// A task sends them.
+    is_sending: bool,
+}
+
+/// Calls of one sender.
+struct Waiting {
+    terms: Terms,
+    calls: Vec<Call>,
+    since: Instant,
+    answers: oneshot::Sender<Answers>,
+}
+
+/// What calls have in common that may share a WAIT.
+#[derive(Clone, Copy, PartialEq)]
+struct Terms {
+    replicas: u32,
+    variant: ScriptVariant,
+    is_asking: bool,
+}
+
+impl ReplicaConn {
+    /// Returns whether a task must be started that sends what waits.
+    fn push(&self, waiting: Waiting) -> bool {
+        let mut queue = self.queue();
+        queue.waiting.push_back(waiting);
+        !std::mem::replace(&mut queue.is_sending, true)
+    }
+
+    /// The next calls to be sent together; `None` if none waits, and the task that sends them ends.
+    fn pop(&self) -> Option<(Terms, Vec<Waiting>)> {
+        let mut queue = self.queue();
+        let Some(terms) = queue.waiting.front().map(|waiting| waiting.terms) else {
+            queue.is_sending = false;
+            return None;
+        };
+        let (mut next, mut count) = (Vec::new(), 0);
+        for waiting in take(&mut queue.waiting) {
+            if waiting.terms == terms && (next.is_empty() || count + waiting.calls.len() <= MAX_CALLS) {
+                count += waiting.calls.len();
+                next.push(waiting);
+            } else {
+                queue.waiting.push_back(waiting);
+            }
+        }
+        Some((terms, next))
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The task that sends what waits. If it is dropped, with its runtime, what waits has no answer.
+struct Sender(Arc<Connections>);
+
+impl Sender {
+    async fn run(self) {
+        while let Some((terms, waiting)) = self.0.replica_conn().pop() {
+            self.send(terms, waiting).await;
+        }
+    }
+
+    async fn send(&self, terms: Terms, mut waiting: Vec<Waiting>) {
+        // The receiver is gone if the caller's future was dropped.
+        waiting.retain(|waiting| !waiting.answers.is_closed());
+        for late in waiting.extract_if(.., |waiting| is_late(waiting)) {
+            let error =
+                StoreError::new(Failure::Paused, "the program was paused before it could ask the store");
+            let error = CallError::NotConnected(error);
+            let _ = late.answers.send(late.calls.iter().map(|_| Err(error.clone())).collect());
+        }
+        let calls: Vec<&Call> = waiting.iter().flat_map(|waiting| &waiting.calls).collect();
+        if calls.is_empty() {
+            return;
+        }
+        let Terms { replicas, variant, is_asking } = terms;
+        let options = for_server(CallOptions { is_asking, ..CallOptions::of(variant) }, &self.0);
+        let mut answers = send(&self.0, options, replicas, &calls).await.into_iter();
+        for waiting in waiting {
+            let own = answers.by_ref().take(waiting.calls.len()).collect();
+            let _ = waiting.answers.send(own);
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let mut queue = self.0.replica_conn().queue();
+        // Otherwise the task has ended by itself, and another one may send already.
+        if queue.is_sending {
+            let unsent = take(&mut *queue);
+            drop(queue);
+            drop(unsent);
+        }
+    }
+}
+
+/// As for commands that wait for others to be sent with: an attempt may have been given up meanwhile.
+fn is_late(waiting: &Waiting) -> bool {
+    let has_attempt = waiting.calls.iter().any(|call| matches!(call.command, Command::Acquire(_)));
+    has_attempt && waiting.since.elapsed() > MAX_WAIT_FOR_COMPANY
+}
+
 /// Runs calls, and fails those that too few replicas acknowledge.
 pub(super) async fn run(
+    connections: &Arc<Connections>,
+    options: CallOptions<'_>,
+    replicas: u32,
+    calls: &[&Call],
+) -> Answers {
+    let terms = Terms { replicas, variant: options.variant, is_asking: options.is_asking };
+    let (answers, receiver) = oneshot::channel();
+    let own = calls.iter().map(|call| (*call).clone()).collect();
+    if connections.replica_conn().push(Waiting { terms, calls: own, since: Instant::now(), answers }) {
+        tasks::spawn(Sender(connections.clone()).run());
+    }
+    receiver
+        .await
+        .unwrap_or_else(|_| calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect())
+}
+
+async fn send(
     connections: &Connections,
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[&Call],
-) -> Vec<Result<Answer, CallError>> {
-    // While one task opens the connection, the others wait for it: no longer than for a reply over it.
-    let Ok(replica_conn) = timeout(REPLICA_RESPONSE_TIMEOUT, connections.replica_conn()).await else {
+) -> Answers {
+    let Ok(replica_conn) = timeout(REPLICA_RESPONSE_TIMEOUT, connections.open_replica_conn()).await else {
         let message = AddressState::Proven.no_answer(REPLICA_RESPONSE_TIMEOUT);
         let error = StoreError::new(Failure::NotSent, message);
         return calls.iter().map(|_| Err(CallError::Timeout(error.clone()))).collect();

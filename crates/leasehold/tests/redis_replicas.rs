@@ -146,6 +146,32 @@ async fn count_of_a_latch_counts_for_no_call_before_the_replica_has_it() {
     .await;
 }
 
+/// The server runs nothing of a connection while it waits for the replicas: one round trip for each of many commands would delay a renewal
+/// until its lease has expired.
+#[tokio::test]
+async fn commands_of_one_client_wait_for_the_replicas_together() {
+    let master = Server::builder().setting("repl-diskless-sync-delay", "0").start();
+    let proxy = Proxy::before(&master);
+    let _replica = Server::builder().setting("replicaof", &format!("127.0.0.1 {}", proxy.port())).start();
+    until(async || master.query::<i64>(&["WAIT", "1", "100"]).is_ok_and(|count| count == 1)).await;
+    let client = Client::connect(&master.url()).await.unwrap();
+    until(async || client.mutex("a").replicas(1).try_lock().await.is_ok()).await;
+    proxy.delay_replies(Duration::from_millis(200));
+    let guard = until_some(async || client.mutex("held").ttl(SOON).replicas(1).lock().await.ok()).await;
+    let before = waits(&master);
+    let attempts = (0..40).map(|number| {
+        let mutex = client.mutex(format!("b{number}")).replicas(1);
+        tokio::spawn(async move { mutex.try_lock().await })
+    });
+    for attempt in attempts.collect::<Vec<_>>() {
+        // On a busy machine one may fail. What counts is that none of them has waited for all others.
+        let _ = attempt.await.unwrap();
+    }
+    let waited = waits(&master) - before;
+    assert!(waited < 20, "{waited} times for 40 commands");
+    assert!(guard.is_held());
+}
+
 #[tokio::test]
 async fn store_without_replicas_refuses_wait_for_replicas() {
     let client = Client::connect("memory:").await.unwrap();
