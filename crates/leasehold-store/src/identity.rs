@@ -178,15 +178,15 @@ impl Walk {
                 Err(Errno::NOENT) => return folder.refuse_missing(&next).map(|()| None),
                 Err(error) => return Err(folder.unseen(&next, error.into())),
             };
+            if folder.found.mode() & WRITABLE_FOR_OTHERS != 0 {
+                // The directory is sticky: only its own owner can exchange this for something else, whatever it is now.
+                self.see_owner(found.st_uid, &folder.shown.join(&next))?;
+            }
             match FileType::from_raw_mode(found.st_mode) {
                 FileType::Symlink => {
                     links += 1;
                     if links > MAX_LINKS {
                         return Err(io::Error::other("it leads through too many symbolic links"));
-                    }
-                    if folder.found.mode() & WRITABLE_FOR_OTHERS != 0 {
-                        // In a sticky directory it is its owner's.
-                        self.see_owner(found.st_uid, &folder.shown.join(&next))?;
                     }
                     let target = readlinkat(&folder.opened, &next, Vec::new())?.into_bytes();
                     let target = PathBuf::from(OsString::from_vec(target));
@@ -200,7 +200,12 @@ impl Walk {
                     opened => folder = opened.map_err(|error| folder.unseen(&next, error))?,
                 },
                 _ if rest.is_empty() => return folder.refuse_sticky().map(|()| Some(found)),
-                _ => return Ok(None),
+                _ if self.owner.is_some() => return Ok(None),
+                _ => {
+                    let what =
+                        format!("{} is no directory: name a file in one", folder.shown.join(&next).display());
+                    return Err(io::Error::new(io::ErrorKind::NotADirectory, what));
+                }
             }
         }
     }
@@ -372,6 +377,25 @@ mod tests {
         assert_eq!(decide(&own.join("of_bob")), Ok(None));
         assert_eq!(Identity::for_file(&own.join("of_bob")).unwrap().other.unwrap().uid, BOB);
         assert_eq!(Identity::for_file(&of_alice.join("of_root")).unwrap().other.unwrap().uid, ALICE);
+    }
+
+    /// Whatever is there when it is looked at, it may be a directory with links in the next moment.
+    #[test]
+    fn owner_of_anything_in_a_sticky_directory_decides() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let shared = folder(&place.path().join("shared"), 0, 0o1777);
+        let file = shared.join("file");
+        fs::write(&file, "").unwrap();
+        let said = decide(&file.join("below/it")).unwrap_err();
+        assert!(said.contains("is no directory"), "root's own file: {said}");
+        chown(&file, Some(ALICE), None).unwrap();
+        assert_eq!(decide(&file.join("below/it")), Ok(Some(ALICE)));
+        let own = folder(&place.path().join("own"), 0, 0o755);
+        fs::write(own.join("file"), "").unwrap();
+        assert!(decide(&own.join("file/it")).unwrap_err().contains("is no directory"));
     }
 
     #[test]
