@@ -8,6 +8,8 @@
 //! The way is looked at once, and files are opened by their names afterwards. That is safe because only root can change a way for which root's
 //! rights are used: every other user who may mount something has a directory on it, or the way is refused.
 
+mod mounter;
+
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io;
@@ -212,7 +214,7 @@ impl Walk {
 
     /// Looks at a directory on the way.
     fn enter(&mut self, folder: &Folder) -> io::Result<()> {
-        let (uid, mode) = (folder.found.uid(), folder.found.mode());
+        let (uid, mode) = (folder.owner, folder.found.mode());
         self.see_owner(uid, &folder.shown)?;
         // The directory of another user is in the hands of a group by this user's own will, whose rights are used.
         let is_for_others = mode & if uid == 0 { WRITABLE_FOR_OTHERS } else { WRITABLE_FOR_ALL } != 0;
@@ -261,10 +263,21 @@ pub fn open_folder(at: impl AsFd, name: &Path, flags: OFlags) -> io::Result<File
     Ok(File::from(openat(at, name, flags, Mode::empty())?))
 }
 
+/// Who decides what is in an opened file or directory: the user who has mounted a file system in user space (FUSE), which may say anything
+/// about its owners, or else its owner.
+///
+/// # Errors
+///
+/// This system does not say who has mounted it.
+pub fn owner_of(opened: &File, found: &Metadata) -> io::Result<u32> {
+    Ok(mounter::mounter(opened)?.unwrap_or(found.uid()))
+}
+
 /// A directory on the way.
 struct Folder {
     opened: File,
     found: Metadata,
+    owner: u32,
     shown: PathBuf,
 }
 
@@ -282,12 +295,13 @@ impl Folder {
     fn open_at(at: impl AsFd, name: &Path, shown: PathBuf) -> io::Result<Self> {
         let opened = open_folder(at, name, OFlags::NOFOLLOW)?;
         let found = opened.metadata()?;
-        Ok(Self { opened, found, shown })
+        let owner = owner_of(&opened, &found)?;
+        Ok(Self { opened, found, owner, shown })
     }
 
     /// In a sticky directory no user exchanges the entries of others, but each may make those beside the file that are missing.
     fn refuse_sticky(&self) -> io::Result<()> {
-        let is_for_others = self.found.uid() == 0 && self.found.mode() & WRITABLE_FOR_OTHERS != 0;
+        let is_for_others = self.owner == 0 && self.found.mode() & WRITABLE_FOR_OTHERS != 0;
         if is_for_others { Err(self.refusal()) } else { Ok(()) }
     }
 

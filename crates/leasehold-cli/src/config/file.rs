@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use etcetera::BaseStrategy as _;
-use leasehold_store::identity::open_folder;
+use leasehold_store::identity::{open_folder, owner_of};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 
 use crate::exit::Stop;
@@ -36,8 +36,10 @@ impl File {
     pub(super) fn read() -> Result<Option<Self>, Stop> {
         let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         if let Some(path) = named {
-            let found = fs::File::open(&path).and_then(read_limited).map_err(|error| unreadable(&error));
-            return Self::new(path, found, true).map(Some);
+            let read = fs::File::open(&path)
+                .and_then(|file| Ok((who_changes(&path, &file)?, read_limited(file)?)))
+                .map_err(|error| unreadable(&error));
+            return Self::new(path, read).map(Some);
         }
         let Ok(home) = etcetera::base_strategy::Xdg::new() else { return Ok(None) };
         let path = home.config_dir().join("leasehold/config.toml");
@@ -45,25 +47,27 @@ impl File {
             // It would lead to a file of the folder in which the command happens to run.
             return Ok(None);
         }
-        let found = read_usual(&path, home.home_dir()).transpose();
-        found.map(|found| Self::new(path, found, false)).transpose()
+        let read = read_usual(&path, home.home_dir()).transpose();
+        read.map(|read| Self::new(path, read.map(|read| (None, read)))).transpose()
     }
 
-    fn new(path: PathBuf, read: Result<(String, Metadata), String>, is_named: bool) -> Result<Self, Stop> {
+    fn new(path: PathBuf, read: Result<(Option<String>, Text), String>) -> Result<Self, Stop> {
         const READABLE_BY_OTHERS: u32 = 0o004;
         let refused = |what: String| Stop::usage(format!("{}: {what}", path.display()));
-        let (text, found) = read.map_err(refused)?;
+        let (changed_by, (text, found)) = read.map_err(refused)?;
         if text.len() as u64 > MAX_SIZE {
             return Err(refused(format!("it has more than {MAX_SIZE} bytes, so it is no file of options")));
         }
         let is_for_others = found.mode() & READABLE_BY_OTHERS != 0;
-        let changed_by = if is_named { who_changes(&path, &found) } else { None };
         Ok(Self { path, text, is_for_others, changed_by })
     }
 }
 
+/// What a file says, and what the system says about it.
+type Text = (String, Metadata);
+
 /// The text, or a little more of it than [`MAX_SIZE`]: the path may lead to a device that never ends.
-fn read_limited(file: fs::File) -> io::Result<(String, Metadata)> {
+fn read_limited(file: fs::File) -> io::Result<Text> {
     let (found, mut text) = (file.metadata()?, String::new());
     file.take(MAX_SIZE + 1).read_to_string(&mut text)?;
     Ok((text, found))
@@ -75,7 +79,7 @@ fn unreadable(error: &io::Error) -> String {
 
 /// The text of the usual file, if there is one. It is refused if others than this user and root may change it: the file, a link on the way, or
 /// a folder in which the next name could be replaced, from the home directory on.
-fn read_usual(path: &Path, home: &Path) -> Result<Option<(String, Metadata)>, String> {
+fn read_usual(path: &Path, home: &Path) -> Result<Option<Text>, String> {
     // With `XDG_CONFIG_HOME`, the folder may be elsewhere.
     let config = path.ancestors().nth(2).unwrap_or(path);
     let start = if home.is_absolute() && config.starts_with(home) { home } else { config };
@@ -123,11 +127,11 @@ impl Way {
         let shown = self.at.join(name);
         let found = self.judge_link(name).and_then(|()| {
             let folder = open_folder(self.place(), name, OFlags::empty())?;
-            let found = folder.metadata()?;
-            Ok((folder, found))
+            let others = who_changes(&shown, &folder)?;
+            Ok((folder, others))
         });
-        let (folder, found) = found.map_err(|error| self.closed(&shown, &error))?;
-        self.note(who_changes(&shown, &found));
+        let (folder, others) = found.map_err(|error| self.closed(&shown, &error))?;
+        self.note(others);
         (self.folder, self.at) = (Some(folder), shown);
         Ok(())
     }
@@ -141,13 +145,14 @@ impl Way {
         }
         // Neither a pipe without a writer nor a terminal is waited for, nor does the latter become that of this process.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let opened = openat(self.place(), name, flags, Mode::empty()).map(fs::File::from);
-        let opened = opened.map_err(io::Error::from);
-        let opened = opened.and_then(|file| file.metadata().map(|found| (file, found)));
-        let (file, found) = opened.map_err(|error| Closed::Refused(unreadable(&error)))?;
-        match who_changes(&shown, &found) {
+        let unread = |error: io::Error| Closed::Refused(unreadable(&error));
+        let file = openat(self.place(), name, flags, Mode::empty()).map_err(|error| unread(error.into()))?;
+        let file = fs::File::from(file);
+        match who_changes(&shown, &file).map_err(unread)? {
             Some(others) => Err(refused(&others)),
-            None if !found.is_file() => Err(Closed::Refused("this is no file".to_owned())),
+            None if !file.metadata().map_err(unread)?.is_file() => {
+                Err(Closed::Refused("this is no file".to_owned()))
+            }
             None => Ok(file),
         }
     }
@@ -187,21 +192,22 @@ fn refused(what: &str) -> Closed {
 
 /// Who may change it besides this user and root. The user's own group is trusted: where files are made writable for it by default, it
 /// is this user's alone.
-fn who_changes(path: &Path, found: &Metadata) -> Option<String> {
+fn who_changes(path: &Path, opened: &fs::File) -> io::Result<Option<String>> {
     const WRITABLE_BY_OTHERS: u32 = 0o002;
     const WRITABLE_BY_GROUP: u32 = 0o020;
-    if let Some(owner) = other_owner(path, found.uid()) {
-        return Some(owner);
+    let found = opened.metadata()?;
+    if let Some(owner) = other_owner(path, owner_of(opened, &found)?) {
+        return Ok(Some(owner));
     }
     let shown = path.display();
     let is_writable = |rights| (found.is_file() || found.is_dir()) && found.mode() & rights != 0;
     if is_writable(WRITABLE_BY_OTHERS) {
-        return Some(format!("every user of this machine may change {shown}"));
+        return Ok(Some(format!("every user of this machine may change {shown}")));
     }
     // A group of one user usually has that user's number.
     let is_own_group = [rustix::process::getegid().as_raw(), found.uid()].contains(&found.gid());
-    (!is_own_group && is_writable(WRITABLE_BY_GROUP))
-        .then(|| format!("the group {} may change {shown}", found.gid()))
+    let is_of_group = !is_own_group && is_writable(WRITABLE_BY_GROUP);
+    Ok(is_of_group.then(|| format!("the group {} may change {shown}", found.gid())))
 }
 
 fn other_owner(path: &Path, uid: u32) -> Option<String> {
@@ -213,7 +219,6 @@ fn other_owner(path: &Path, uid: u32) -> Option<String> {
 mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::{PermissionsExt as _, chown};
-    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
     use rustix::fs::{RenameFlags, renameat_with};
@@ -238,27 +243,31 @@ mod tests {
             all.iter().for_each(|path| chown(path, Some(owner), None).unwrap());
         }
         let path = home.join(".config/leasehold/config.toml");
-        let is_over = AtomicBool::new(false);
-        let (mut own, mut refused) = (0, 0);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) {
-                    renameat_with(CWD, &home, CWD, &other, RenameFlags::EXCHANGE).unwrap();
+        let (config, folder) = (Path::new(".config"), Path::new("leasehold"));
+        // Whenever it is exchanged: what is read was judged.
+        for steps in 0..4 {
+            let mut way = Way { folder: None, at: PathBuf::new(), others: None };
+            let exchange = || renameat_with(CWD, &home, CWD, &other, RenameFlags::EXCHANGE).unwrap();
+            for (step, name) in [home.as_path(), config, folder].into_iter().enumerate() {
+                if step == steps {
+                    exchange();
                 }
-            });
-            for _ in 0..20_000 {
-                match read_usual(&path, &home) {
-                    Ok(Some((text, _))) if text == "own" => own += 1,
-                    Ok(found) => {
-                        is_over.store(true, Ordering::Relaxed);
-                        panic!("{found:?}");
-                    }
-                    Err(_) => refused += 1,
-                }
+                way.enter(name).ok().unwrap();
             }
-            is_over.store(true, Ordering::Relaxed);
-        });
-        assert!(own > 0 && refused > 0, "{own} {refused}");
+            if steps == 3 {
+                exchange();
+            }
+            let read = way.open_file(Path::new("config.toml")).map(|file| read_limited(file).unwrap().0);
+            match read {
+                Ok(text) => assert!(text == "own" && steps > 0, "{steps}: {text}"),
+                Err(Closed::Refused(what)) => {
+                    assert!(what.contains("uid 12345") && steps == 0, "{steps}: {what}")
+                }
+                Err(Closed::Missing) => panic!("{steps}: there is a file"),
+            }
+            exchange();
+        }
+        assert_eq!(read_usual(&path, &home).unwrap().unwrap().0, "own");
     }
 
     /// Without its capabilities, root is kept out of a closed directory as it is kept out of another user's FUSE.
