@@ -366,7 +366,7 @@ fn command_in_a_folder_of_any_name_gets_an_address_of_the_same_store() {
         (code(output.status), said.concat())
     };
     let folder = place.path("a?x=y");
-    std::fs::create_dir(&folder).unwrap();
+    fs::create_dir(&folder).unwrap();
     let below_root = place.path("locks.db").display().to_string();
     let below_root = format!("sqlite:{}", below_root.trim_start_matches('/'));
     for (folder, store) in [(folder.as_path(), "sqlite:other.db"), (std::path::Path::new("/"), &below_root)] {
@@ -375,7 +375,7 @@ fn command_in_a_folder_of_any_name_gets_an_address_of_the_same_store() {
     }
     // macOS has no such names.
     let folder = place.path("").join(OsStr::from_bytes(b"\xff"));
-    if std::fs::create_dir(&folder).is_ok() {
+    if fs::create_dir(&folder).is_ok() {
         let (code, said) = run(&folder, "sqlite:other.db");
         assert!(code == 2 && said.contains("is not UTF-8") && said.contains("absolute"), "{code} {said}");
     }
