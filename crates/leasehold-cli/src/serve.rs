@@ -2,6 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 use std::fs;
+use std::future::pending;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
@@ -23,6 +24,7 @@ use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::notify;
 use crate::output::{Level, message};
+use crate::signals::is_ignored;
 use crate::store::{Store, own_folder};
 
 /// The variables that hold a token. A process list shows arguments, so no option does.
@@ -101,13 +103,14 @@ fn announce(addresses: &[String]) {
     let _ = io::stdout().write_all(announced.as_bytes()).and_then(|()| io::stdout().flush());
 }
 
-/// The signals of a server: TERM and INT stop it, HUP reloads.
+/// The signals of a server: TERM and INT stop it, HUP reloads. If INT was ignored when the program started, it stays so, as for a job of a
+/// script that runs in the background.
 struct Signals {
     terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+    interrupt: Option<tokio::signal::unix::Signal>,
     hang_up: tokio::signal::unix::Signal,
-    /// Whether stderr was a terminal when the server started.
-    had_terminal: bool,
+    /// Whether the server ends with the terminal that stderr is: it does not under `nohup`.
+    ends_with_terminal: bool,
 }
 
 impl Signals {
@@ -116,9 +119,9 @@ impl Signals {
             |kind| signal(kind).map_err(|error| Stop::failure(format!("signals can't be caught: {error}")));
         Ok(Self {
             terminate: caught(SignalKind::terminate())?,
-            interrupt: caught(SignalKind::interrupt())?,
+            interrupt: (!is_ignored(Signal::SIGINT)).then(|| caught(SignalKind::interrupt())).transpose()?,
+            ends_with_terminal: io::stderr().is_terminal() && !is_ignored(Signal::SIGHUP),
             hang_up: caught(SignalKind::hangup())?,
-            had_terminal: io::stderr().is_terminal(),
         })
     }
 
@@ -127,15 +130,22 @@ impl Signals {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return Signal::SIGTERM,
-                _ = self.interrupt.recv() => return Signal::SIGINT,
+                _ = received(&mut self.interrupt) => return Signal::SIGINT,
                 _ = self.hang_up.recv() => {}
             }
             // The terminal of the server was closed.
-            if self.had_terminal && !io::stderr().is_terminal() {
+            if self.ends_with_terminal && !io::stderr().is_terminal() {
                 return Signal::SIGHUP;
             }
             reload();
         }
+    }
+}
+
+async fn received(signal: &mut Option<tokio::signal::unix::Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => pending().await,
     }
 }
 

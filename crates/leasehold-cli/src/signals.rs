@@ -149,7 +149,7 @@ async fn next_of(streams: &mut [(Signal, Stream)]) -> Signal {
 
 /// Asking the kernel directly would need unsafe code.
 #[cfg(target_os = "linux")]
-fn is_ignored(number: Signal) -> bool {
+pub(crate) fn is_ignored(number: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
@@ -157,6 +157,6 @@ fn is_ignored(number: Signal) -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn is_ignored(_number: Signal) -> bool {
+pub(crate) fn is_ignored(_number: Signal) -> bool {
     false
 }

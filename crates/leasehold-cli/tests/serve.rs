@@ -10,9 +10,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Place, SOON, Started, until};
+use common::{Place, SOON, Started, as_from_terminal, until};
 use leasehold_testkit::Certificates;
 use serde_json::{Value, json};
 
@@ -625,4 +626,31 @@ fn unit_and_container_start_the_server() {
     assert!(unit.contains("\n[Service]\n") && unit.contains("\n[Install]\n"));
     // Longer than the drain.
     assert!(start.contains("--drain 10s") && unit.contains("TimeoutStopSec=20s"));
+}
+
+/// As a script's job in the background, which the script's Ctrl-C does not end.
+#[test]
+fn server_ignores_an_interrupt_that_was_ignored_when_it_started() {
+    let place = Place::new();
+    let socket = format!("unix:{}", place.path("socket").display());
+    let mut shell = as_from_terminal("sh");
+    shell.args([
+        "-c",
+        "trap '' INT; exec \"$0\" serve --listen \"$1\"",
+        env!("CARGO_BIN_EXE_leasehold"),
+        &socket,
+    ]);
+    shell
+        .env("LEASEHOLD_STORE", place.store())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut server = Started(shell.spawn().unwrap());
+    assert_eq!(server.line(), format!("listening on {socket}"));
+    server.signal("INT");
+    // It would end at once, since it has no lease.
+    thread::sleep(Duration::from_millis(500));
+    assert!(server.0.try_wait().unwrap().is_none());
+    server.signal("TERM");
+    assert_eq!(server.end(), 0);
 }
