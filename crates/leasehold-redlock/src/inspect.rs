@@ -18,7 +18,7 @@ use super::admission_state::is_admission_queue;
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Text for a node that had no time to answer.
-const NOT_WAITED_FOR: &str = "not waited for: the other nodes had decided";
+const NOT_WAITED_FOR: &str = "not waited for: it could not change the outcome";
 
 /// The views in these answers, with their times on the clock that is furthest ahead, and the time of that clock.
 pub(super) fn on_one_clock(answers: Vec<Answer>) -> (StoreTime, Vec<View>) {
