@@ -261,7 +261,7 @@ mod tests {
             match read {
                 Ok(text) => assert!(text == "own" && steps > 0, "{steps}: {text}"),
                 Err(Closed::Refused(what)) => {
-                    assert!(what.contains("uid 12345") && steps == 0, "{steps}: {what}")
+                    assert!(what.contains("uid 12345") && steps == 0, "{steps}: {what}");
                 }
                 Err(Closed::Missing) => panic!("{steps}: there is a file"),
             }
@@ -283,7 +283,7 @@ mod tests {
         let (closed, of_alice) = (place.path().join("closed"), place.path().join("alice"));
         for (folder, owner) in [(&closed, 0), (&of_alice, 12_345)] {
             fs::create_dir(folder).unwrap();
-            fs::set_permissions(folder, Permissions::from_mode(0)).unwrap();
+            fs::set_permissions(folder, Permissions::from_mode(0o000)).unwrap();
             chown(folder, Some(owner), None).unwrap();
         }
         let read = |home: &Path| {
