@@ -8,6 +8,7 @@ pub(crate) mod driver;
 mod due;
 mod entries;
 mod entry;
+mod ids;
 mod leases;
 mod local_queue;
 mod log_event;
@@ -27,6 +28,7 @@ mod waiting;
 mod watch;
 
 pub(crate) use entry::{AttemptEnd, MinHold, RenewalError, Transmit};
+pub(crate) use ids::{EntryId, QueueId};
 pub(crate) use leases::{AttachedLease, DetachedLease, EndedHold, QueuedGrant};
 pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, ResourceHash, Ticket, WaitOutcome};
 pub(crate) use releasing::ReleaseOutcome;

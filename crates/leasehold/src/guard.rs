@@ -14,7 +14,9 @@ use leasehold_core::{Acquisition, LocalTime, Loss, Resource, Token};
 use leasehold_store::Store;
 use tracing::Span;
 
-use crate::engine::{DetachedLease, QueuedGrant, RenewalError, Request, Transmit, with_deadline};
+use crate::engine::{
+    DetachedLease, EntryId, QueueId, QueuedGrant, RenewalError, Request, Transmit, with_deadline,
+};
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::options::MAX_TTL;
@@ -39,11 +41,11 @@ use crate::telemetry::{Hold, spans};
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard {
     handle: Arc<Handle>,
-    sequence: u64,
+    entry: EntryId,
     resource: Arc<Resource>,
     token: Token,
     /// The local queue that owns the lease, if there is one.
-    local_queue: Option<u64>,
+    local_queue: Option<QueueId>,
     /// The lease was released, replaced or handed off.
     is_over: bool,
     /// Counts the hold.
@@ -59,14 +61,14 @@ pub struct Guard {
 impl Guard {
     pub(crate) fn new(
         handle: Arc<Handle>,
-        sequence: u64,
+        entry: EntryId,
         resource: Arc<Resource>,
         token: Token,
-        local_queue: Option<u64>,
+        local_queue: Option<QueueId>,
     ) -> Self {
         Self {
             handle,
-            sequence,
+            entry,
             resource,
             token,
             local_queue,
@@ -80,7 +82,7 @@ impl Guard {
 
     /// The grant, if the attempt waited for it.
     pub(crate) fn queued_grant(&self) -> Option<QueuedGrant> {
-        let queued = self.handle.session.queued_grant(self.sequence, self.token);
+        let queued = self.handle.session.queued_grant(self.entry, self.token);
         queued.or(self.was_admitted.then_some(QueuedGrant { granted_at: None }))
     }
 
@@ -107,8 +109,8 @@ impl Guard {
         &self.handle.session
     }
 
-    pub(crate) fn sequence(&self) -> u64 {
-        self.sequence
+    pub(crate) fn entry_id(&self) -> EntryId {
+        self.entry
     }
 
     pub(crate) fn resource(&self) -> &Resource {
@@ -118,7 +120,7 @@ impl Guard {
     /// Lets the client forget the lease, which stays in the store. Returns its terms, and the attempt that the store knows.
     pub(crate) fn forget_lease(&mut self) -> Result<(DetachedLease, Acquisition), Loss> {
         let now = self.handle.now();
-        let lease = self.handle.session.detach(self.sequence, self.local_queue, now)?;
+        let lease = self.handle.session.detach(self.entry, self.local_queue, now)?;
         self.end_hold("detached", Some(now));
         self.is_over = true;
         let attempts = self.handle.store.voted_attempts();
@@ -132,14 +134,14 @@ impl Guard {
 
     /// From now on the guard releases its attached lease.
     pub(crate) fn own(&self) {
-        self.handle.session.own(self.sequence, self.handle.now());
+        self.handle.session.own(self.entry, self.handle.now());
     }
 
     /// Another lease has replaced this one.
     pub(crate) fn mark_replaced(mut self) {
         let now = self.handle.now();
         self.end_hold("replaced", Some(now));
-        self.handle.session.mark_replaced(self.sequence, now);
+        self.handle.session.mark_replaced(self.entry, now);
         self.is_over = true;
     }
 
@@ -172,7 +174,7 @@ impl Guard {
         if self.leg.is_some() && !min_hold.is_zero() {
             return Err(self.handle.error(ErrorKind::Invalid, &self.resource, crate::bridge::NO_MIN_HOLD));
         }
-        self.handle.session.set_min_hold(self.sequence, min_hold, self.handle.now());
+        self.handle.session.set_min_hold(self.entry, min_hold, self.handle.now());
         Ok(())
     }
 
@@ -224,7 +226,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn lease_token(&self) -> Token {
-        self.handle.session.lease_token(self.sequence).unwrap_or(self.token)
+        self.handle.session.lease_token(self.entry).unwrap_or(self.token)
     }
 
     /// The time for which the lease may be trusted if no further renewal succeeds. It is measured by the local clock, which
@@ -240,7 +242,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.handle.session.remaining(self.sequence, self.handle.now()).unwrap_or(Duration::ZERO)
+        self.handle.session.remaining(self.entry, self.handle.now()).unwrap_or(Duration::ZERO)
     }
 
     /// Whether the lease may be trusted now. If the process is stopped right after this call, the answer may be outdated
@@ -280,7 +282,7 @@ impl Guard {
     /// Cancel safe: it changes nothing.
     pub async fn lost(&self) -> Loss {
         let session = &self.handle.session;
-        let mut watch = session.watch(self.sequence);
+        let mut watch = session.watch(self.entry);
         poll_fn(|context| session.poll_lost(&mut watch, context)).await
     }
 
@@ -300,7 +302,7 @@ impl Guard {
     /// ```
     #[must_use]
     pub fn renewal_error(&self) -> Option<Error> {
-        self.handle.session.renewal_error(self.sequence).map(|error| Error::of_store(&error))
+        self.handle.session.renewal_error(self.entry).map(|error| Error::of_store(&error))
     }
 
     /// Waits until [`Self::remaining`] is at most `left`, or until the lease is lost. `remaining` falls that low if renewals
@@ -362,8 +364,8 @@ impl Guard {
     /// background.
     pub async fn renew(&self) -> Result<(), Error> {
         let session = &self.handle.session;
-        let mut request = self.send(session.begin_renewal(self.sequence, self.handle.now()));
-        let mut watch = session.watch(self.sequence);
+        let mut request = self.send(session.begin_renewal(self.entry, self.handle.now()));
+        let mut watch = session.watch(self.entry);
         let renewed = poll_fn(|context| {
             request.poll_response(context);
             session.poll_renewed(&mut watch, context)
@@ -415,12 +417,12 @@ impl Guard {
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.handle.session.remaining(self.sequence, self.handle.now()).err()
+        self.handle.session.remaining(self.entry, self.handle.now()).err()
     }
 
     /// The error of the lost lease. If it has expired, its last renewal's error is the reason.
     pub(crate) fn lost_error(&self, loss: Loss) -> Error {
-        let reason = self.handle.session.loss_reason(self.sequence, loss);
+        let reason = self.handle.session.loss_reason(self.entry, loss);
         self.handle.lost(&self.resource, loss, reason.as_ref())
     }
 

@@ -205,7 +205,7 @@ fn drive_client(
 #[derive(Clone)]
 pub struct LeaseProbe {
     session: Arc<Session>,
-    sequence: u64,
+    entry: crate::engine::EntryId,
     acquisition: Acquisition,
 }
 
@@ -213,10 +213,10 @@ impl LeaseProbe {
     /// The lease of this guard.
     #[must_use]
     pub fn of(guard: &Guard) -> Self {
-        let (session, sequence) = (guard.session().clone(), guard.sequence());
-        let own = Acquisition { client: session.id, sequence };
-        let acquisition = session.acquisition(sequence).unwrap_or(own);
-        Self { session, sequence, acquisition }
+        let (session, entry) = (guard.session().clone(), guard.entry_id());
+        let own = entry.acquisition(session.id);
+        let acquisition = session.acquisition(entry).unwrap_or(own);
+        Self { session, entry, acquisition }
     }
 
     /// The attempt that was granted; that of another client if the lease was attached.
@@ -228,7 +228,7 @@ impl LeaseProbe {
     /// As [`Guard::remaining`], by the clock of this thread.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.session.remaining(self.sequence, self.session.now()).unwrap_or(Duration::ZERO)
+        self.session.remaining(self.entry, self.session.now()).unwrap_or(Duration::ZERO)
     }
 }
 

@@ -12,7 +12,7 @@ use super::commands::{is_silent, is_yes};
 use super::foreign::Foreign;
 use super::holders::Holders;
 use super::turns::TurnTable;
-use crate::engine::{Session, with_deadline};
+use crate::engine::{EntryId, Session, with_deadline};
 
 /// The ttl of a leg until its first renewal. A command to take it leaves no tombstone, so one that arrives late, after its attempt
 /// has been given up, may take the foreign lock without a holder: for this long at most.
@@ -37,7 +37,7 @@ pub(crate) enum LegEnd {
 /// The lease of the own leg, and its token.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnLease {
-    pub(crate) sequence: u64,
+    pub(crate) entry: EntryId,
     pub(crate) token: Token,
 }
 
@@ -152,7 +152,7 @@ impl Leg {
             state.is_ending
         };
         if !is_ending {
-            self.session.limit_trust(self.own.sequence, trusted_until, self.session.now());
+            self.session.limit_trust(self.own.entry, trusted_until, self.session.now());
         }
         self.changed.notify_one();
     }
@@ -161,7 +161,7 @@ impl Leg {
     pub(crate) async fn renew(&self) -> Result<bool, StoreError> {
         let renewed = self.try_to_renew().await;
         if let Err(error) = &renewed {
-            self.session.fail_companion(self.own.sequence, error);
+            self.session.fail_companion(self.own.entry, error);
         }
         renewed
     }
@@ -194,12 +194,12 @@ impl Leg {
     }
 
     fn lost(&self, why: &str) -> Result<bool, StoreError> {
-        let is_held = self.session.remaining(self.own.sequence, self.session.now()).is_ok();
+        let is_held = self.session.remaining(self.own.entry, self.session.now()).is_ok();
         if is_held {
             tracing::warn!(foreign = %self.foreign, why, "the lock of the other library was lost");
         }
         self.state().trusted_until = LocalTime::default();
-        self.session.lose_companion(self.own.sequence, self.session.now());
+        self.session.lose_companion(self.own.entry, self.session.now());
         Ok(false)
     }
 
@@ -213,7 +213,7 @@ impl Leg {
             state.was_trusted = now < state.trusted_until;
         }
         // From now on its expiry is no loss: an answer may take longer.
-        self.session.lift_trust_limit(self.own.sequence, now);
+        self.session.lift_trust_limit(self.own.entry, now);
         self.changed.notify_one();
         let ended = end.wait_for(Option::is_some).await;
         ended.ok().and_then(|end| *end).unwrap_or(LegEnd::Unconfirmed)
@@ -261,7 +261,7 @@ impl Leg {
     /// Ends when the leg is to be released, or is lost.
     async fn hold(&self) {
         let key = self.keys.watch(&self.foreign.keys());
-        let mut own = self.session.watch(self.own.sequence);
+        let mut own = self.session.watch(self.own.entry);
         loop {
             let renew_at = {
                 let state = self.state();

@@ -5,8 +5,8 @@ use leasehold_core::LocalTime;
 use leasehold_store::StoreError;
 
 use super::entry::Entry;
+use super::ids::EntryId;
 use super::session::Session;
-use super::table::Effects;
 
 impl Session {
     /// A companion begins. The client's thread does not end before it has.
@@ -16,35 +16,32 @@ impl Session {
 
     /// A companion has ended. `is_confirmed`: nothing of it is left.
     pub(crate) fn end_companion(&self, is_confirmed: bool) {
-        let mut effects = Effects::default();
-        {
-            let mut table = self.table();
+        self.act(|table, effects| {
             table.companions -= 1;
             table.unconfirmed += u64::from(!is_confirmed);
-            table.check_settled(&mut effects);
-        }
-        self.apply_effects(effects);
+            table.check_settled(effects);
+        });
     }
 
     /// The companion of this lease was confirmed until then.
-    pub(crate) fn limit_trust(&self, sequence: u64, until: LocalTime, now: LocalTime) {
-        self.step(sequence, now, |entry: &mut Entry| entry.limit_trust(until, now));
+    pub(crate) fn limit_trust(&self, entry_id: EntryId, until: LocalTime, now: LocalTime) {
+        self.step(entry_id, now, |entry: &mut Entry| entry.limit_trust(until, now));
     }
 
     /// The companion of this lease was not renewed.
-    pub(crate) fn fail_companion(&self, sequence: u64, error: &StoreError) {
-        if let Some(entry) = self.table().entries.get_mut(&sequence) {
+    pub(crate) fn fail_companion(&self, entry_id: EntryId, error: &StoreError) {
+        if let Some(entry) = self.table().entries.get_mut(&entry_id) {
             entry.companion_error = Some(error.clone());
         }
     }
 
     /// The companion of this lease is about to be released. If it is not lost yet, it can't be lost any more by its expiry.
-    pub(crate) fn lift_trust_limit(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry: &mut Entry| entry.lift_trust_limit(now));
+    pub(crate) fn lift_trust_limit(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, |entry: &mut Entry| entry.lift_trust_limit(now));
     }
 
     /// The companion of this lease is lost.
-    pub(crate) fn lose_companion(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, Entry::lose_companion);
+    pub(crate) fn lose_companion(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, Entry::lose_companion);
     }
 }

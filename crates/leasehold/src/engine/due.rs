@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold_core::{Command, LocalTime, Resource};
 
 use super::entry::Transmit;
+use super::ids::EntryId;
 use super::table::{Effects, Table};
 
 /// The largest number of commands in one batch.
@@ -35,10 +36,10 @@ impl Table {
         }
         let mut transmits = Vec::new();
         while transmits.len() < MAX_BATCH
-            && let Some(&(time, sequence)) = self.timers.first()
+            && let Some(&(time, entry_id)) = self.timers.first()
             && time <= now
         {
-            transmits.extend(self.fire(sequence, now, effects));
+            transmits.extend(self.fire(entry_id, now, effects));
         }
         if transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_))) {
             self.renew_early(now, &mut transmits, effects);
@@ -52,16 +53,16 @@ impl Table {
 
     fn fire(
         &mut self,
-        sequence: u64,
+        entry_id: EntryId,
         now: LocalTime,
         effects: &mut Effects,
     ) -> Option<(Arc<Resource>, Transmit)> {
-        let entry = self.entries.get_mut(&sequence)?;
+        let entry = self.entries.get_mut(&entry_id)?;
         if let Some(set) = entry.timer.take() {
-            self.timers.remove(&(set, sequence));
+            self.timers.remove(&(set, entry_id));
         }
-        let transmit = entry.poll_transmit(sequence, now).map(|transmit| (entry.resource.clone(), transmit));
-        self.reconcile(sequence, now, effects);
+        let transmit = entry.poll_transmit(entry_id, now).map(|transmit| (entry.resource.clone(), transmit));
+        self.reconcile(entry_id, now, effects);
         transmit
     }
 
@@ -73,19 +74,19 @@ impl Table {
         transmits: &mut Vec<(Arc<Resource>, Transmit)>,
         effects: &mut Effects,
     ) {
-        let soon = self.timers.range(..=(now + EARLY_RENEWAL_MAX, u64::MAX));
-        let early: Vec<u64> = soon
-            .map(|(_, sequence)| *sequence)
-            .filter(|sequence| {
-                self.entries.get(sequence).is_some_and(|entry| entry.renews_within(now, EARLY_RENEWAL_PART))
+        let soon = self.timers.range(..=(now + EARLY_RENEWAL_MAX, EntryId::LAST));
+        let early: Vec<EntryId> = soon
+            .map(|(_, entry_id)| *entry_id)
+            .filter(|entry_id| {
+                self.entries.get(entry_id).is_some_and(|entry| entry.renews_within(now, EARLY_RENEWAL_PART))
             })
             .take(MAX_BATCH.saturating_sub(transmits.len()))
             .collect();
-        for sequence in early {
-            if let Some(entry) = self.entries.get_mut(&sequence) {
+        for entry_id in early {
+            if let Some(entry) = self.entries.get_mut(&entry_id) {
                 entry.renew_now(now);
             }
-            transmits.extend(self.fire(sequence, now, effects));
+            transmits.extend(self.fire(entry_id, now, effects));
         }
     }
 }

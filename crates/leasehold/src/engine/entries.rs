@@ -8,18 +8,19 @@ use std::sync::Arc;
 use leasehold_core::{Owner, Resource};
 
 use super::entry::Entry;
+use super::ids::EntryId;
 use super::number_map::NumberMap;
 
-/// The entries by sequence number. An entry never changes its owner or resource.
+/// The entries by their ids. An entry never changes its owner or resource.
 #[derive(Default)]
 pub(super) struct Entries {
-    by_number: NumberMap<Box<Entry>>,
+    by_number: NumberMap<EntryId, Box<Entry>>,
     /// The numbers of an owner's entries for a resource. None is empty.
-    by_owner: HashMap<Owner, HashMap<Arc<Resource>, BTreeSet<u64>>>,
+    by_owner: HashMap<Owner, HashMap<Arc<Resource>, BTreeSet<EntryId>>>,
 }
 
 impl Entries {
-    pub(super) fn insert(&mut self, number: u64, entry: Box<Entry>) {
+    pub(super) fn insert(&mut self, number: EntryId, entry: Box<Entry>) {
         if let Some(owner) = &entry.owner {
             let resources = self.by_owner.entry(owner.clone()).or_default();
             resources.entry(entry.resource.clone()).or_default().insert(number);
@@ -27,7 +28,7 @@ impl Entries {
         self.by_number.insert(number, entry);
     }
 
-    pub(super) fn remove(&mut self, number: u64) -> Option<Box<Entry>> {
+    pub(super) fn remove(&mut self, number: EntryId) -> Option<Box<Entry>> {
         let entry = self.by_number.remove(number)?;
         if let Some(owner) = &entry.owner {
             self.forget(owner, &entry.resource, number);
@@ -35,7 +36,7 @@ impl Entries {
         Some(entry)
     }
 
-    fn forget(&mut self, owner: &Owner, resource: &Resource, number: u64) {
+    fn forget(&mut self, owner: &Owner, resource: &Resource, number: EntryId) {
         let Some(resources) = self.by_owner.get_mut(owner) else { return };
         let Some(numbers) = resources.get_mut(resource) else { return };
         numbers.remove(&number);
@@ -47,20 +48,24 @@ impl Entries {
         }
     }
 
-    pub(super) fn get_mut(&mut self, number: &u64) -> Option<&mut Box<Entry>> {
+    pub(super) fn get_mut(&mut self, number: &EntryId) -> Option<&mut Box<Entry>> {
         self.by_number.get_mut(number)
     }
 
     /// The owner's entries for this resource, in the order of their numbers.
-    pub(super) fn of_owner(&self, resource: &Resource, owner: &Owner) -> impl Iterator<Item = (u64, &Entry)> {
+    pub(super) fn of_owner(
+        &self,
+        resource: &Resource,
+        owner: &Owner,
+    ) -> impl Iterator<Item = (EntryId, &Entry)> {
         let numbers = self.by_owner.get(owner).and_then(|resources| resources.get(resource));
-        let entry = |number: &u64| Some((*number, &**self.by_number.get(number)?));
+        let entry = |number: &EntryId| Some((*number, &**self.by_number.get(number)?));
         numbers.into_iter().flatten().filter_map(entry)
     }
 }
 
 impl Deref for Entries {
-    type Target = NumberMap<Box<Entry>>;
+    type Target = NumberMap<EntryId, Box<Entry>>;
 
     fn deref(&self) -> &Self::Target {
         &self.by_number
@@ -89,7 +94,7 @@ mod tests {
         Box::new(Entry::new(resource(name), owner.map(Owner::new), terms, MinHold::default(), machine))
     }
 
-    fn of(entries: &Entries, name: &str, owner: &str) -> Vec<u64> {
+    fn of(entries: &Entries, name: &str, owner: &str) -> Vec<EntryId> {
         entries.of_owner(&resource(name), &Owner::new(owner)).map(|(number, _)| number).collect()
     }
 
@@ -104,13 +109,13 @@ mod tests {
             ("a", Some("this")),
         ];
         for (number, (name, owner)) in (10..).zip(all) {
-            entries.insert(number, entry(name, owner));
+            entries.insert(number.into(), entry(name, owner));
         }
         assert_eq!(of(&entries, "a", "this"), [10, 14]);
         assert_eq!(of(&entries, "b", "this"), [12]);
         assert_eq!(of(&entries, "a", "other"), [11]);
-        assert_eq!(of(&entries, "b", "other"), [0; 0]);
-        assert!(entries.remove(10).is_some() && entries.remove(10).is_none());
+        assert!(of(&entries, "b", "other").is_empty());
+        assert!(entries.remove(10.into()).is_some() && entries.remove(10.into()).is_none());
         assert_eq!(of(&entries, "a", "this"), [14]);
     }
 
@@ -118,12 +123,12 @@ mod tests {
     fn owner_without_entries_is_forgotten() {
         let mut entries = Entries::default();
         for (number, name) in [(1, "a"), (2, "a"), (3, "b")] {
-            entries.insert(number, entry(name, Some("this")));
+            entries.insert(number.into(), entry(name, Some("this")));
         }
-        entries.remove(1);
-        entries.remove(3);
+        entries.remove(1.into());
+        entries.remove(3.into());
         assert_eq!(entries.by_owner[&Owner::new("this")].len(), 1);
-        entries.remove(2);
+        entries.remove(2.into());
         assert!(entries.by_owner.is_empty() && entries.is_empty());
     }
 }

@@ -18,6 +18,7 @@ use leasehold_core::{
 };
 use leasehold_store::{CallResult, StoreError};
 
+use super::ids::{EntryId, QueueId, WakerId};
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOf, ReleaseOutcome, Releasing};
 use super::trust_limit::TrustLimit;
@@ -25,7 +26,7 @@ use super::trust_limit::TrustLimit;
 /// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
 pub(crate) struct Transmit {
-    pub(crate) sequence: u64,
+    pub(crate) entry: EntryId,
     pub(crate) sent_at: LocalTime,
     pub(crate) command: Command,
     /// How many replicas must have the write before its response counts.
@@ -89,13 +90,13 @@ pub(super) struct Entry {
     /// The lease belongs to an id and is only renewed here: it ends without a release.
     is_borrowed: bool,
     /// The local queue that owns the entry, and its hand-off limits.
-    pub(super) local_queue: Option<(u64, HandoffLimits)>,
+    pub(super) local_queue: Option<(QueueId, HandoffLimits)>,
     /// Not logged yet.
     pub(super) log_events: Vec<LogEvent>,
     /// The time at which the entry stands in the table's timers.
     pub(super) timer: Option<LocalTime>,
     /// The tasks that wait for this entry, by the key of their watch.
-    pub(super) wakers: Vec<(u64, Waker)>,
+    pub(super) wakers: Vec<(WakerId, Waker)>,
     /// Of a lease with a companion.
     trust_limit: TrustLimit,
 }
@@ -156,7 +157,7 @@ impl Entry {
     }
 
     /// Registers the task's waker and returns the one it replaces, which the caller must drop with the mutex free.
-    pub(super) fn register(&mut self, key: u64, context: &mut Context<'_>) -> Option<Waker> {
+    pub(super) fn register(&mut self, key: WakerId, context: &mut Context<'_>) -> Option<Waker> {
         match self.wakers.iter_mut().find(|(known, _)| *known == key) {
             Some((_, waker)) if waker.will_wake(context.waker()) => None,
             Some((_, waker)) => Some(std::mem::replace(waker, context.waker().clone())),
@@ -167,14 +168,14 @@ impl Entry {
         }
     }
 
-    pub(super) fn unregister(&mut self, key: u64) -> Option<Waker> {
+    pub(super) fn unregister(&mut self, key: WakerId) -> Option<Waker> {
         let at = self.wakers.iter().position(|(known, _)| *known == key)?;
         Some(self.wakers.swap_remove(at).1)
     }
 
     // --- Requests --------------------------------------------------------------------------------
 
-    pub(super) fn poll_transmit(&mut self, sequence: u64, now: LocalTime) -> Option<Transmit> {
+    pub(super) fn poll_transmit(&mut self, entry_id: EntryId, now: LocalTime) -> Option<Transmit> {
         self.end_attempt(now);
         let late = self.poll_late_release(now);
         let command = match &mut self.stage {
@@ -189,7 +190,7 @@ impl Entry {
             Command::Release(release) if !release.min_hold.is_zero() => self.terms.replicas,
             _ => 0,
         };
-        Some(Transmit { sequence, sent_at: now, command, replicas })
+        Some(Transmit { entry: entry_id, sent_at: now, command, replicas })
     }
 
     pub(super) fn poll_timeout(&self) -> Option<LocalTime> {

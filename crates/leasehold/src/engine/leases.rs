@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold_core::{Acquisition, LocalTime, Loss, Outcome, Owner, Resource, Token, TokenRange};
 
 use super::entry::{Entry, Transmit};
+use super::ids::{EntryId, QueueId};
 use super::session::{Closed, Session};
-use super::table::Effects;
 
 /// How a task's hold of a lease ended.
 pub(crate) enum EndedHold {
@@ -52,23 +52,19 @@ impl Session {
     /// Takes a held lease out of the table, without a release. A local queue begins a new attempt for its other tasks.
     pub(crate) fn detach(
         &self,
-        sequence: u64,
-        queue: Option<u64>,
+        entry_id: EntryId,
+        queue: Option<QueueId>,
         now: LocalTime,
     ) -> Result<DetachedLease, Loss> {
-        let mut effects = Effects::default();
-        let detached = {
-            let mut table = self.table();
-            let entry = table.entries.get_mut(&sequence).ok_or(Loss::Closed)?;
+        self.act(|table, effects| {
+            let entry = table.entries.get_mut(&entry_id).ok_or(Loss::Closed)?;
             let detached = entry.detach(now)?;
             if let Some(queue) = queue {
-                table.hand_off_held(queue, sequence, now, &mut effects);
+                table.hand_off_held(queue, entry_id, now, effects);
             }
-            table.reconcile(sequence, now, &mut effects);
-            detached
-        };
-        self.apply_effects(effects);
-        Ok(detached)
+            table.reconcile(entry_id, now, effects);
+            Ok(detached)
+        })
     }
 
     /// Adds a lease that the store has. It was valid for this time when the store looked, which was not before `asked_at`.
@@ -78,24 +74,21 @@ impl Session {
         lease: AttachedLease,
         asked_at: LocalTime,
         valid_for: Duration,
-    ) -> Result<u64, Closed> {
-        let sequence = self.next_acquisition().sequence;
+    ) -> Result<EntryId, Closed> {
+        let entry_id = self.ids.entry();
         let entry = Box::new(Entry::attached(resource, lease, asked_at, valid_for));
-        let mut effects = Effects::default();
-        {
-            let mut table = self.table();
+        self.act(|table, effects| {
             if table.is_closed {
                 return Err(Closed);
             }
-            table.insert(sequence, entry, self.now(), &mut effects);
-        }
-        self.apply_effects(effects);
-        Ok(sequence)
+            table.insert(entry_id, entry, self.now(), effects);
+            Ok(entry_id)
+        })
     }
 
     /// The store has answered that it does not have this lease of the owner any more.
     pub(crate) fn lose(&self, resource: &Resource, owner: &Owner, acquisition: Acquisition, now: LocalTime) {
-        // An attached lease has another sequence here.
+        // An attached lease has another id here.
         self.lose_where(resource, owner, now, |entry| entry.is_attempt(acquisition));
     }
 
@@ -129,39 +122,39 @@ impl Session {
         now: LocalTime,
         is_lost: impl Fn(&Entry) -> bool,
     ) {
-        let sequences: Vec<u64> = {
+        let entry_ids: Vec<EntryId> = {
             let table = self.table();
             let theirs = table.entries.of_owner(resource, owner);
-            theirs.filter(|(_, entry)| is_lost(entry)).map(|(sequence, _)| sequence).collect()
+            theirs.filter(|(_, entry)| is_lost(entry)).map(|(entry_id, _)| entry_id).collect()
         };
-        for sequence in sequences {
-            self.step(sequence, now, |entry| entry.lose(now));
+        for entry_id in entry_ids {
+            self.step(entry_id, now, |entry| entry.lose(now));
         }
     }
 
     /// The token by which the store knows the lease.
-    pub(crate) fn lease_token(&self, sequence: u64) -> Option<Token> {
-        match self.table().entries.get(&sequence)?.outcome? {
+    pub(crate) fn lease_token(&self, entry_id: EntryId) -> Option<Token> {
+        match self.table().entries.get(&entry_id)?.outcome? {
             Outcome::Granted { grant, .. } => Some(grant.tokens.first),
             _ => None,
         }
     }
 
     /// How long the store keeps the lock after a release; `None` once the lease is gone.
-    pub(crate) fn min_hold(&self, sequence: u64) -> Option<Duration> {
-        self.table().entries.get(&sequence).map(|entry| entry.min_hold.length)
+    pub(crate) fn min_hold(&self, entry_id: EntryId) -> Option<Duration> {
+        self.table().entries.get(&entry_id).map(|entry| entry.min_hold.length)
     }
 
     /// The attempt that the store knows as the holder of this lease.
     #[cfg(feature = "_simulation")]
-    pub(crate) fn acquisition(&self, sequence: u64) -> Option<Acquisition> {
-        self.table().entries.get(&sequence)?.acquisition()
+    pub(crate) fn acquisition(&self, entry_id: EntryId) -> Option<Acquisition> {
+        self.table().entries.get(&entry_id)?.acquisition()
     }
 
     /// The grant that gave a lease this token; none if the lease was granted without a wait.
-    pub(crate) fn queued_grant(&self, sequence: u64, token: Token) -> Option<QueuedGrant> {
+    pub(crate) fn queued_grant(&self, entry_id: EntryId, token: Token) -> Option<QueuedGrant> {
         let table = self.table();
-        let entry = table.entries.get(&sequence)?;
+        let entry = table.entries.get(&entry_id)?;
         match entry.outcome {
             Some(Outcome::Granted { grant, since, .. }) if grant.tokens.first == token => {
                 entry.has_waited.then_some(QueuedGrant { granted_at: Some(since) })
@@ -171,8 +164,8 @@ impl Session {
     }
 
     /// How much longer a held lease may be trusted, or why it was lost.
-    pub(crate) fn remaining(&self, sequence: u64, now: LocalTime) -> Result<Duration, Loss> {
-        self.table().entries.get(&sequence).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
+    pub(crate) fn remaining(&self, entry_id: EntryId, now: LocalTime) -> Result<Duration, Loss> {
+        self.table().entries.get(&entry_id).map_or(Err(Loss::Closed), |entry| entry.remaining(now))
     }
 
     /// The loss of a lease of this owner that still has a guard. `granted`: a token of a later grant, which implies a loss.
@@ -189,58 +182,53 @@ impl Session {
     }
 
     /// Whether an attempt that has ended without a grant was not refused at once, but needs a release, or needed one.
-    pub(crate) fn needs_release(&self, sequence: u64) -> bool {
-        self.table().entries.get(&sequence).is_some_and(|entry| entry.needs_release)
+    pub(crate) fn needs_release(&self, entry_id: EntryId) -> bool {
+        self.table().entries.get(&entry_id).is_some_and(|entry| entry.needs_release)
     }
 
     /// Begins a renewal, unless one is in flight.
-    pub(crate) fn begin_renewal(&self, sequence: u64, now: LocalTime) -> Option<Transmit> {
-        self.step(sequence, now, |entry| entry.begin_renewal(sequence, now))?
+    pub(crate) fn begin_renewal(&self, entry_id: EntryId, now: LocalTime) -> Option<Transmit> {
+        self.step(entry_id, now, |entry| entry.begin_renewal(entry_id, now))?
     }
 
     /// The future that awaited the renewal's response was dropped.
-    pub(crate) fn abandon_renewal(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.abandon_renewal(now));
+    pub(crate) fn abandon_renewal(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, |entry| entry.abandon_renewal(now));
     }
 
     /// As `abandon_renewal`, for the `Acquire` of a local queue.
-    pub(crate) fn abandon_acquire(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.abandon_acquire(now));
+    pub(crate) fn abandon_acquire(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, |entry| entry.abandon_acquire(now));
     }
 
     /// Ends a task's hold of a lease: hands the lease off to the next task of its local queue, or begins to release it.
-    pub(crate) fn end_hold(&self, queue: Option<u64>, lease: u64, now: LocalTime) -> EndedHold {
-        let mut effects = Effects::default();
-        let ended = {
-            let mut table = self.table();
-            if queue.is_some_and(|queue| table.hand_off_held(queue, lease, now, &mut effects)) {
-                table.reconcile(lease, now, &mut effects);
-                EndedHold::HandedOff
-            } else {
-                let began = table.step(lease, now, &mut effects, |entry| {
-                    let loss = entry.end_hold(now);
-                    EndedHold::Releasing { transmit: entry.poll_transmit(lease, now), loss }
-                });
-                began.unwrap_or(EndedHold::Releasing { transmit: None, loss: Some(Loss::Closed) })
+    pub(crate) fn end_hold(&self, queue: Option<QueueId>, lease: EntryId, now: LocalTime) -> EndedHold {
+        self.act(|table, effects| {
+            if queue.is_some_and(|queue| table.hand_off_held(queue, lease, now, effects)) {
+                table.reconcile(lease, now, effects);
+                return EndedHold::HandedOff;
             }
-        };
-        self.apply_effects(effects);
-        ended
+            let began = table.step(lease, now, effects, |entry| {
+                let loss = entry.end_hold(now);
+                EndedHold::Releasing { transmit: entry.poll_transmit(lease, now), loss }
+            });
+            began.unwrap_or(EndedHold::Releasing { transmit: None, loss: Some(Loss::Closed) })
+        })
     }
 
     /// When the maximum hold of this lease ends; `NEVER` without one.
-    pub(crate) fn ends_at(&self, sequence: u64) -> LocalTime {
-        self.table().entries.get(&sequence).map_or(LocalTime::NEVER, |entry| entry.ends_at())
+    pub(crate) fn ends_at(&self, entry_id: EntryId) -> LocalTime {
+        self.table().entries.get(&entry_id).map_or(LocalTime::NEVER, |entry| entry.ends_at())
     }
 
     /// Sets the end of the hold. An exchanged lease continues the hold of the lease before it.
-    pub(crate) fn limit_hold(&self, sequence: u64, ends_at: LocalTime, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.limit_hold(ends_at));
+    pub(crate) fn limit_hold(&self, entry_id: EntryId, ends_at: LocalTime, now: LocalTime) {
+        self.step(entry_id, now, |entry| entry.limit_hold(ends_at));
     }
 
     /// Replaces the minimum hold, counted from the grant. A lease that the store does not have any more keeps none.
-    pub(crate) fn set_min_hold(&self, sequence: u64, min_hold: Duration, now: LocalTime) {
-        self.step(sequence, now, |entry| {
+    pub(crate) fn set_min_hold(&self, entry_id: EntryId, min_hold: Duration, now: LocalTime) {
+        self.step(entry_id, now, |entry| {
             if entry.remaining(now) != Err(Loss::Gone) {
                 entry.min_hold.length = min_hold;
             }
@@ -248,8 +236,8 @@ impl Session {
     }
 
     /// The lease of an attempt was never used, so its minimum hold does not apply.
-    pub(crate) fn end_unused_min_hold(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| {
+    pub(crate) fn end_unused_min_hold(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, |entry| {
             if !entry.min_hold.is_continued {
                 entry.min_hold.length = Duration::ZERO;
             }
@@ -257,39 +245,39 @@ impl Session {
     }
 
     /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is not logged as a loss.
-    pub(crate) fn set_replacing(&self, sequence: u64, is_replacing: bool, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.is_replacing = is_replacing);
+    pub(crate) fn set_replacing(&self, entry_id: EntryId, is_replacing: bool, now: LocalTime) {
+        self.step(entry_id, now, |entry| entry.is_replacing = is_replacing);
     }
 
     /// The guard of an attached lease releases it from now on.
-    pub(crate) fn own(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, Entry::own);
+    pub(crate) fn own(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, Entry::own);
     }
 
     /// Another lease has replaced this one, and no guard refers to it.
-    pub(crate) fn mark_replaced(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| {
+    pub(crate) fn mark_replaced(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, |entry| {
             entry.is_referenced = false;
             entry.mark_replaced(now);
         });
     }
 
     /// Cancels the attempt or releases the lease. The driver sends the release.
-    pub(crate) fn cancel(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.abandon(now));
+    pub(crate) fn cancel(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, |entry| entry.abandon(now));
     }
 
     /// No future or guard refers to this entry: cancels the attempt or releases the lease, and removes the entry after that.
-    pub(crate) fn release_dropped(&self, sequence: u64, now: LocalTime) -> Option<Transmit> {
-        self.step(sequence, now, |entry| {
+    pub(crate) fn release_dropped(&self, entry_id: EntryId, now: LocalTime) -> Option<Transmit> {
+        self.step(entry_id, now, |entry| {
             entry.is_referenced = false;
             entry.abandon(now);
-            entry.poll_transmit(sequence, now)
+            entry.poll_transmit(entry_id, now)
         })?
     }
 
     /// Lets the driver send this release.
-    pub(crate) fn defer_release(&self, sequence: u64, now: LocalTime) {
-        self.step(sequence, now, |entry| entry.defer_release(now));
+    pub(crate) fn defer_release(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, |entry| entry.defer_release(now));
     }
 }

@@ -16,6 +16,7 @@ use leasehold_core::{
 use leasehold_store::StoreError;
 
 use super::entry::{AttemptEnd, Entry, MinHold};
+use super::ids::{EntryId, QueueId, TicketNumber};
 use super::number_map::NumberMap;
 use super::waiting::Waiting;
 
@@ -47,8 +48,8 @@ impl ResourceHash {
 /// A task's place in a local queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
-    pub(crate) queue: u64,
-    pub(super) number: u64,
+    pub(crate) queue: QueueId,
+    pub(super) number: TicketNumber,
 }
 
 /// Why a task can't join a local queue.
@@ -60,7 +61,7 @@ pub(crate) enum EnqueueError {
 /// How the wait in a local queue ended.
 pub(crate) enum WaitOutcome {
     /// This lease is assigned to the task, with this token.
-    Granted(u64, Token),
+    Granted(EntryId, Token),
     Ended(AttemptEnd),
 }
 
@@ -71,47 +72,47 @@ pub(crate) enum CancelledWait {
     /// The attempt continues for the tasks that still wait.
     AttemptContinues,
     /// No task is left: the entry must be released. `may_be_in_store`: the store may have received the attempt.
-    LastWaiter { sequence: u64, may_be_in_store: bool },
+    LastWaiter { entry: EntryId, may_be_in_store: bool },
 }
 
 /// All local queues of a client.
 #[derive(Default)]
 pub(super) struct LocalQueues {
-    pub(super) by_id: NumberMap<LocalQueue>,
+    pub(super) by_id: NumberMap<QueueId, LocalQueue>,
     /// The newest queue of each resource hash. The others follow by [`LocalQueue::next`].
-    by_hash: NumberMap<u64>,
+    by_hash: NumberMap<u64, QueueId>,
 }
 
 pub(super) struct LocalQueue {
     pub(super) key: AcquireKey,
     /// Another queue with the same resource hash. Usually there is none: most tasks that use a lock use it with the same options.
-    next: Option<u64>,
+    next: Option<QueueId>,
     pub(super) state: QueueState,
     /// A task stays in here until it has seen its assignment.
     pub(super) waiting: Waiting,
     /// How the attempt ended, for each task that waited for it and has not been polled since.
-    pub(super) ended: BTreeMap<u64, AttemptEnd>,
+    pub(super) ended: BTreeMap<TicketNumber, AttemptEnd>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum QueueState {
     Idle,
     /// An acquire for the whole queue is in flight, or queued in the store.
-    Acquiring(u64),
+    Acquiring(EntryId),
     /// The lease is the queue's, but its token range is used up: a renewal is fetching more.
-    AwaitingTokens(u64),
+    AwaitingTokens(EntryId),
     /// The lease is assigned to the task with this ticket number, which has not been polled since.
     Assigned {
-        lease: u64,
-        number: u64,
+        lease: EntryId,
+        number: TicketNumber,
         token: Token,
     },
     /// A task holds the lease.
-    Held(u64),
+    Held(EntryId),
 }
 
 impl LocalQueues {
-    pub(super) fn find(&self, key: &AcquireKey) -> Option<u64> {
+    pub(super) fn find(&self, key: &AcquireKey) -> Option<QueueId> {
         let mut at = self.by_hash.get(&key.hash.0).copied();
         while let Some(id) = at {
             let queue = self.by_id.get(&id)?;
@@ -123,13 +124,13 @@ impl LocalQueues {
         None
     }
 
-    pub(super) fn add(&mut self, id: u64, key: AcquireKey) {
+    pub(super) fn add(&mut self, id: QueueId, key: AcquireKey) {
         let next = self.by_hash.insert(key.hash.0, id);
         let (state, waiting, ended) = (QueueState::Idle, Waiting::default(), BTreeMap::new());
         self.by_id.insert(id, LocalQueue { key, next, state, waiting, ended });
     }
 
-    pub(super) fn remove_if_empty(&mut self, id: u64) {
+    pub(super) fn remove_if_empty(&mut self, id: QueueId) {
         if !self.by_id.get(&id).is_some_and(LocalQueue::is_empty) {
             return;
         }
@@ -146,7 +147,7 @@ impl LocalQueues {
     }
 
     /// Takes a removed queue out of the list that begins at `newest`.
-    fn unlink(&mut self, newest: u64, removed: u64, next: Option<u64>) {
+    fn unlink(&mut self, newest: QueueId, removed: QueueId, next: Option<QueueId>) {
         let mut at = newest;
         while let Some(queue) = self.by_id.get_mut(&at) {
             match queue.next {
@@ -172,18 +173,18 @@ impl LocalQueue {
     }
 
     /// The table entry of the queue's attempt or lease.
-    pub(super) fn entry(&self) -> Option<u64> {
+    pub(super) fn entry(&self) -> Option<EntryId> {
         match self.state {
             QueueState::Idle => None,
-            QueueState::Acquiring(sequence)
-            | QueueState::AwaitingTokens(sequence)
-            | QueueState::Held(sequence) => Some(sequence),
+            QueueState::Acquiring(entry_id)
+            | QueueState::AwaitingTokens(entry_id)
+            | QueueState::Held(entry_id) => Some(entry_id),
             QueueState::Assigned { lease, .. } => Some(lease),
         }
     }
 
     /// Assigns the lease to the first waiting task.
-    pub(super) fn assign(&mut self, lease: u64, token: Token, wakers: &mut Vec<Waker>) {
+    pub(super) fn assign(&mut self, lease: EntryId, token: Token, wakers: &mut Vec<Waker>) {
         let Some((number, waker)) = self.waiting.first_mut() else { return };
         wakers.extend(waker.take());
         self.state = QueueState::Assigned { lease, number, token };
@@ -206,7 +207,7 @@ impl LocalQueue {
     /// A new attempt for this queue, whose caller inserts it. `max_queue`: at this length the store's queue refuses it.
     pub(super) fn start_attempt(
         &mut self,
-        id: u64,
+        id: QueueId,
         acquisition: Acquisition,
         max_queue: u32,
         now: LocalTime,
@@ -223,7 +224,7 @@ impl LocalQueue {
         let machine = AcquireMachine::new(command, Some(key.wait_policy), now);
         let mut entry = Entry::new(key.resource.clone(), None, key.terms, MinHold::default(), machine);
         entry.local_queue = Some((id, key.hand_off));
-        self.state = QueueState::Acquiring(acquisition.sequence);
+        self.state = QueueState::Acquiring(acquisition.into());
         Box::new(entry)
     }
 }
@@ -265,21 +266,21 @@ mod tests {
     fn queues_of_one_resource_are_found_by_their_options() {
         let mut queues = LocalQueues::default();
         for (id, max_queue) in [(1, 10), (2, 20), (3, 30), (4, 40)] {
-            queues.add(id, key("a", max_queue));
+            queues.add(id.into(), key("a", max_queue));
         }
-        queues.add(5, key("b", 10));
+        queues.add(5.into(), key("b", 10));
         let found =
             |queues: &LocalQueues| [10, 20, 30, 40].map(|max_queue| queues.find(&key("a", max_queue)));
-        let mut left = [Some(1), Some(2), Some(3), Some(4)];
+        let mut left = [1, 2, 3, 4].map(|id| Some(QueueId::from(id)));
         assert_eq!(found(&queues), left);
         assert_eq!(queues.find(&key("b", 20)), None);
         // The oldest one, from the middle, the newest one, and the last one.
         for removed in [1, 3, 4, 2] {
-            queues.remove_if_empty(removed);
+            queues.remove_if_empty(removed.into());
             left = left.map(|id| id.filter(|id| *id != removed));
             assert_eq!(found(&queues), left);
         }
-        queues.remove_if_empty(5);
+        queues.remove_if_empty(5.into());
         assert!(queues.by_id.is_empty() && queues.by_hash.is_empty());
     }
 

@@ -1,10 +1,10 @@
-//! A map by the numbers of the session's counter.
+//! A map by ids that are drawn from the session's counter.
 //!
 //! The client itself draws the numbers one after the other, so a multiplication is hash enough: no other program can choose
 //! numbers that collide.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::ops::{Deref, DerefMut};
 
 /// An emptied map keeps at most this many times the room that it needs.
@@ -12,18 +12,18 @@ const MAX_SPARE: usize = 8;
 /// Below this capacity a map keeps its room.
 const MIN_CAPACITY: usize = 256;
 
-/// A map from numbers of the session's counter. Its order is arbitrary.
-pub(super) struct NumberMap<T>(HashMap<u64, T, BuildHasherDefault<NumberHasher>>);
+/// A map from numbers of the session's counter, or from hashes. Its order is arbitrary.
+pub(super) struct NumberMap<K, T>(HashMap<K, T, BuildHasherDefault<NumberHasher>>);
 
-impl<T> Default for NumberMap<T> {
+impl<K, T> Default for NumberMap<K, T> {
     fn default() -> Self {
         Self(HashMap::default())
     }
 }
 
-impl<T> NumberMap<T> {
+impl<K: Copy + Eq + Hash + Ord, T> NumberMap<K, T> {
     /// Removes a value, and frees memory after many removals.
-    pub(super) fn remove(&mut self, number: u64) -> Option<T> {
+    pub(super) fn remove(&mut self, number: K) -> Option<T> {
         let removed = self.0.remove(&number);
         let capacity = self.0.capacity();
         if capacity > MIN_CAPACITY && self.0.len() < capacity / MAX_SPARE {
@@ -33,23 +33,23 @@ impl<T> NumberMap<T> {
     }
 
     /// The numbers in ascending order, for work whose order must not vary from run to run.
-    pub(super) fn sorted_numbers(&self, keep: impl Fn(&T) -> bool) -> Vec<u64> {
+    pub(super) fn sorted_numbers(&self, keep: impl Fn(&T) -> bool) -> Vec<K> {
         let kept = self.0.iter().filter(|(_, value)| keep(value));
-        let mut numbers: Vec<u64> = kept.map(|(number, _)| *number).collect();
+        let mut numbers: Vec<K> = kept.map(|(number, _)| *number).collect();
         numbers.sort_unstable();
         numbers
     }
 }
 
-impl<T> Deref for NumberMap<T> {
-    type Target = HashMap<u64, T, BuildHasherDefault<NumberHasher>>;
+impl<K, T> Deref for NumberMap<K, T> {
+    type Target = HashMap<K, T, BuildHasherDefault<NumberHasher>>;
 
     fn deref(&self) -> &Self::Target {
         &self.0
     }
 }
 
-impl<T> DerefMut for NumberMap<T> {
+impl<K, T> DerefMut for NumberMap<K, T> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }

@@ -72,14 +72,15 @@ mod tests {
             let acquisition = Acquisition { client: ClientId::new(1), sequence };
             let command = Command::Release(Release::now(acquisition));
             let sent_at = LocalTime::from_micros(sequence);
-            let transmit = Transmit { sequence, sent_at, command, replicas };
+            let transmit = Transmit { entry: sequence.into(), sent_at, command, replicas };
             let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
             self.due.entry((shard, replicas)).or_default().push_back((resource, transmit));
         }
 
         fn sent(&mut self) -> Vec<(u64, Vec<u64>)> {
             let batches = std::iter::from_fn(|| self.next_batch());
-            let numbers = |batch: Transmits| batch.iter().map(|(_, transmit)| transmit.sequence).collect();
+            let numbers =
+                |batch: Transmits| batch.iter().map(|(_, transmit)| transmit.entry.sequence()).collect();
             batches.map(|(shard, _, batch)| (shard, numbers(batch))).collect()
         }
 

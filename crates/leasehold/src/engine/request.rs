@@ -10,6 +10,7 @@ use leasehold_core::{Command, Outcome, Resource};
 use leasehold_store::{BoxFuture, Call, CallResult, Store, StoreError};
 
 use super::entry::Transmit;
+use super::ids::EntryId;
 use super::local_queue::Ticket;
 use super::releasing::ReleaseOutcome;
 use super::session::Session;
@@ -95,15 +96,15 @@ impl<'a> Request<'a> {
     /// No task polls for the answer to an `Acquire` in flight any more: the driver asks again.
     pub(crate) fn abandon(&mut self) {
         if let State::InFlight(transmit, _) = std::mem::replace(&mut self.state, State::Done) {
-            self.session.abandon_acquire(transmit.sequence, self.session.now());
+            self.session.abandon_acquire(transmit.entry, self.session.now());
         }
     }
 }
 
 impl Drop for Request<'_> {
     fn drop(&mut self) {
-        if let State::InFlight(Transmit { sequence, command: Command::Renew(_), .. }, _) = self.state {
-            self.session.abandon_renewal(sequence, self.session.now());
+        if let State::InFlight(Transmit { entry, command: Command::Renew(_), .. }, _) = self.state {
+            self.session.abandon_renewal(entry, self.session.now());
         }
     }
 }
@@ -119,10 +120,10 @@ fn step(session: &Session, transmit: &Transmit, answered: CallResult, polled_by:
 
 /// Releases an entry that no future or guard refers to: at once if the store can be called without waiting, otherwise
 /// through the driver.
-pub(crate) fn release_dropped(session: &Session, store: &dyn Store, resource: &Resource, sequence: u64) {
-    let Some(transmit) = session.release_dropped(sequence, session.now()) else { return };
+pub(crate) fn release_dropped(session: &Session, store: &dyn Store, resource: &Resource, entry: EntryId) {
+    let Some(transmit) = session.release_dropped(entry, session.now()) else { return };
     match store.try_call_inline(resource, &transmit.command) {
         Some(answered) => drop(step(session, &transmit, answered, None)),
-        None => session.defer_release(sequence, session.now()),
+        None => session.defer_release(entry, session.now()),
     }
 }

@@ -8,7 +8,6 @@
 //! expired in the store.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(shuttle))]
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[cfg(shuttle)]
@@ -29,6 +28,7 @@ use tokio::sync::Notify;
 
 use super::due::DueWork;
 use super::entry::{Entry, MinHold, Transmit};
+use super::ids::{EntryId, Ids, QueueId};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, QueueState, Ticket, WaitOutcome,
 };
@@ -43,7 +43,7 @@ pub(crate) struct Session {
     /// From which the secrets of the client's attempts are derived.
     pub(crate) secret_key: SecretKey,
     table: Mutex<Table>,
-    pub(super) sequence: Arc<AtomicU64>,
+    pub(super) ids: Ids,
     clock: Clock,
     telemetry: ClientTelemetry,
     /// Wakes the driver's thread before its own timer does.
@@ -55,9 +55,9 @@ pub(crate) struct Closed;
 
 impl Session {
     pub(crate) fn new(id: ClientId, secret_key: SecretKey, clock: Clock, telemetry: ClientTelemetry) -> Self {
-        let sequence = Arc::new(AtomicU64::new(1));
-        let table = Table::new(id, sequence.clone());
-        Self { id, secret_key, table: Mutex::new(table), sequence, clock, telemetry, alarm: Notify::new() }
+        let ids = Ids::new();
+        let table = Table::new(id, ids.clone());
+        Self { id, secret_key, table: Mutex::new(table), ids, clock, telemetry, alarm: Notify::new() }
     }
 
     /// The time by this client's clock.
@@ -85,23 +85,28 @@ impl Session {
     }
 
     pub(crate) fn next_acquisition(&self) -> Acquisition {
-        Acquisition { client: self.id, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) }
+        self.ids.entry().acquisition(self.id)
     }
 
-    /// Steps one entry, reconciles the table, and applies the effects with the mutex free.
-    pub(super) fn step<T>(
-        &self,
-        sequence: u64,
-        now: LocalTime,
-        act: impl FnOnce(&mut Entry) -> T,
-    ) -> Option<T> {
+    /// Changes the table, and applies the effects with the mutex free.
+    pub(super) fn act<T>(&self, change: impl FnOnce(&mut Table, &mut Effects) -> T) -> T {
         let mut effects = Effects::default();
-        let result = self.table().step(sequence, now, &mut effects, act);
+        let result = change(&mut self.table(), &mut effects);
         self.apply_effects(effects);
         result
     }
 
-    pub(super) fn apply_effects(&self, effects: Effects) {
+    /// Steps one entry, and reconciles the table.
+    pub(super) fn step<T>(
+        &self,
+        entry_id: EntryId,
+        now: LocalTime,
+        act: impl FnOnce(&mut Entry) -> T,
+    ) -> Option<T> {
+        self.act(|table, effects| table.step(entry_id, now, effects, act))
+    }
+
+    fn apply_effects(&self, effects: Effects) {
         // First: wakers and log subscribers are code of the program, and may panic.
         if effects.wake_driver {
             self.wake_driver();
@@ -127,24 +132,20 @@ impl Session {
         wait_policy: Option<WaitPolicy>,
         now: LocalTime,
     ) -> Result<Option<Transmit>, Closed> {
-        let sequence = command.acquisition.sequence;
+        let entry_id = EntryId::from(command.acquisition);
         let owner = command.owner.clone();
         let machine = AcquireMachine::new(command, wait_policy, now);
         let mut entry = Box::new(Entry::new(resource, owner, terms, min_hold, machine));
-        let mut effects = Effects::default();
-        let transmit = {
-            let mut table = self.table();
+        self.act(|table, effects| {
             if table.is_closed {
                 return Err(Closed);
             }
-            let transmit = entry.poll_transmit(sequence, now);
-            table.entries.insert(sequence, entry);
+            let transmit = entry.poll_transmit(entry_id, now);
+            table.entries.insert(entry_id, entry);
             table.unsettled += 1;
-            table.reconcile(sequence, now, &mut effects);
-            transmit
-        };
-        self.apply_effects(effects);
-        Ok(transmit)
+            table.reconcile(entry_id, now, effects);
+            Ok(transmit)
+        })
     }
 
     /// Steps an entry with the response to its request. Returns the attempt's outcome, which saves the caller a second look.
@@ -167,18 +168,15 @@ impl Session {
         answered: &CallResult,
     ) -> Option<Outcome> {
         self.telemetry.answered(&transmit.command, now.since(transmit.sent_at), answered);
-        let mut effects = Effects::default();
-        let (outcome, waker) = {
-            let mut table = self.table();
+        let (outcome, waker) = self.act(|table, effects| {
             let waker = polled_by.and_then(|ticket| table.local_queues.take_waker(ticket));
-            let outcome = table.step(transmit.sequence, now, &mut effects, |entry| {
+            let outcome = table.step(transmit.entry, now, effects, |entry| {
                 entry.handle_response(transmit, now, answered);
                 entry.outcome(now)
             });
             (outcome, waker)
-        };
+        });
         drop(waker);
-        self.apply_effects(effects);
         outcome?
     }
 
@@ -191,7 +189,7 @@ impl Session {
         // Only a release that failed, or found no lease, uses the time.
         let is_released = matches!(answered, Ok(Answer { reply: Reply::Released, .. }));
         let now = if is_released { transmit.sent_at } else { self.now() };
-        self.step(transmit.sequence, now, |entry| {
+        self.step(transmit.entry, now, |entry| {
             entry.handle_response(transmit, now, answered);
             // A dropped guard does not refer to it any more.
             entry.is_referenced &= entry.release_outcome().is_none();
@@ -200,28 +198,28 @@ impl Session {
     }
 
     /// Why the last renewal of this entry's lease failed, or of its companion; none if it succeeded.
-    pub(crate) fn renewal_error(&self, sequence: u64) -> Option<StoreError> {
+    pub(crate) fn renewal_error(&self, entry_id: EntryId) -> Option<StoreError> {
         let table = self.table();
-        let entry = table.entries.get(&sequence)?;
+        let entry = table.entries.get(&entry_id)?;
         entry.renewal_error.as_ref().or(entry.companion_error.as_ref()).cloned()
     }
 
     /// Why the lease of this entry was not renewed before this loss; none if that is not its cause.
-    pub(crate) fn loss_reason(&self, sequence: u64, loss: Loss) -> Option<StoreError> {
-        self.table().entries.get(&sequence)?.loss_reason(loss).cloned()
+    pub(crate) fn loss_reason(&self, entry_id: EntryId, loss: Loss) -> Option<StoreError> {
+        self.table().entries.get(&entry_id)?.loss_reason(loss).cloned()
     }
 
     /// Why the release of this entry is not confirmed yet, after its first failure.
-    pub(crate) fn release_error(&self, sequence: u64) -> Option<StoreError> {
-        self.table().entries.get(&sequence)?.release_error().cloned()
+    pub(crate) fn release_error(&self, entry_id: EntryId) -> Option<StoreError> {
+        self.table().entries.get(&entry_id)?.release_error().cloned()
     }
 
     /// The oldest attempt, lease or release whose commands the store refuses at present, and the error.
     pub(crate) fn refusal(&self) -> Option<(Arc<Resource>, StoreError)> {
         let table = self.table();
         let refused =
-            table.entries.iter().filter_map(|(sequence, entry)| Some((*sequence, entry, entry.refusal()?)));
-        let (_, entry, error) = refused.min_by_key(|(sequence, ..)| *sequence)?;
+            table.entries.iter().filter_map(|(entry_id, entry)| Some((*entry_id, entry, entry.refusal()?)));
+        let (_, entry, error) = refused.min_by_key(|(entry_id, ..)| *entry_id)?;
         Some((entry.resource.clone(), error.clone()))
     }
 
@@ -233,11 +231,8 @@ impl Session {
         key: AcquireKey,
         now: LocalTime,
     ) -> Result<(Ticket, Option<Transmit>), EnqueueError> {
-        let number = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let mut effects = Effects::default();
-        let enqueued = self.table().enqueue(key, number, now, &mut effects);
-        self.apply_effects(effects);
-        enqueued
+        let number = self.ids.ticket();
+        self.act(|table, effects| table.enqueue(key, number, now, effects))
     }
 
     /// Whether a task of this client has the lease, or is about to get it, so that an attempt without waiting need not ask the store.
@@ -283,51 +278,41 @@ impl Session {
 
     /// Takes a task out of its local queue.
     pub(crate) fn cancel_wait(&self, ticket: Ticket, now: LocalTime) -> CancelledWait {
-        let mut effects = Effects::default();
-        let (cancelled, waker) = {
-            let mut table = self.table();
+        let (cancelled, waker) = self.act(|table, effects| {
             let queue = table.local_queues.by_id.get_mut(&ticket.queue);
             let waker = queue.and_then(|queue| queue.waiting.remove(ticket.number));
-            (table.cancel_wait(ticket, now, &mut effects), waker)
-        };
+            (table.cancel_wait(ticket, now, effects), waker)
+        });
         drop(waker);
-        self.apply_effects(effects);
         cancelled
     }
 
     /// Ends a task's hold of this lease. Returns whether the queue keeps the lease for its next task.
-    pub(crate) fn hand_off(&self, queue: u64, lease: u64, now: LocalTime) -> bool {
-        let mut effects = Effects::default();
-        let is_handed_off = {
-            let mut table = self.table();
-            let is_handed_off = table.hand_off_held(queue, lease, now, &mut effects);
-            table.reconcile(lease, now, &mut effects);
+    pub(crate) fn hand_off(&self, queue: QueueId, lease: EntryId, now: LocalTime) -> bool {
+        self.act(|table, effects| {
+            let is_handed_off = table.hand_off_held(queue, lease, now, effects);
+            table.reconcile(lease, now, effects);
             is_handed_off
-        };
-        self.apply_effects(effects);
-        is_handed_off
+        })
     }
 
     // --- Closing ---------------------------------------------------------------------------------
 
     /// Refuses new attempts, and begins to release everything.
     pub(crate) fn close(&self, now: LocalTime) {
-        let mut effects = Effects::default();
-        {
-            let mut table = self.table();
+        self.act(|table, effects| {
             if !std::mem::replace(&mut table.is_closed, true) {
                 // Releases that failed before the close are not its result.
                 table.unconfirmed = 0;
             }
             effects.wake_driver = true;
-            for sequence in table.entries.sorted_numbers(|_| true) {
-                if let Some(entry) = table.entries.get_mut(&sequence) {
+            for entry_id in table.entries.sorted_numbers(|_| true) {
+                if let Some(entry) = table.entries.get_mut(&entry_id) {
                     entry.close(now);
                 }
-                table.reconcile(sequence, now, &mut effects);
+                table.reconcile(entry_id, now, effects);
             }
-        }
-        self.apply_effects(effects);
+        });
     }
 
     /// Ready once the store keeps nothing for this client: how many releases it has not confirmed.
@@ -390,12 +375,12 @@ impl Session {
 
     /// What the driver must send now, and when it must ask again.
     pub(crate) fn due(&self, now: LocalTime) -> DueWork {
-        let mut effects = Effects::default();
-        let due = self.table().due(now, &mut effects);
-        // The caller is the driver, which is awake.
-        effects.wake_driver = false;
-        self.apply_effects(effects);
-        due
+        self.act(|table, effects| {
+            let due = table.due(now, effects);
+            // The caller is the driver, which is awake.
+            effects.wake_driver = false;
+            due
+        })
     }
 }
 
@@ -403,17 +388,17 @@ impl Inbox for Session {
     fn reconnected(&self, concerns: &dyn Fn(&Resource) -> bool) {
         self.telemetry.reconnected();
         let now = self.now();
-        let mut entries: Vec<(u64, Arc<Resource>)> = self
+        let mut entries: Vec<(EntryId, Arc<Resource>)> = self
             .table()
             .entries
             .iter()
-            .map(|(sequence, entry)| (*sequence, entry.resource.clone()))
+            .map(|(entry_id, entry)| (*entry_id, entry.resource.clone()))
             .collect();
-        entries.sort_unstable_by_key(|(sequence, _)| *sequence);
-        let sequences =
-            entries.into_iter().filter(|(_, resource)| concerns(resource)).map(|(sequence, _)| sequence);
-        for sequence in sequences {
-            self.step(sequence, now, |entry| entry.handle_reconnected(now));
+        entries.sort_unstable_by_key(|(entry_id, _)| *entry_id);
+        let entry_ids =
+            entries.into_iter().filter(|(_, resource)| concerns(resource)).map(|(entry_id, _)| entry_id);
+        for entry_id in entry_ids {
+            self.step(entry_id, now, |entry| entry.handle_reconnected(now));
         }
     }
 
@@ -428,12 +413,12 @@ impl Inbox for Session {
 
     fn deliver(&self, push: Push) {
         let now = self.now();
-        self.step(push.acquisition.sequence, now, |entry| entry.handle_push(now, &push));
+        self.step(push.acquisition.into(), now, |entry| entry.handle_push(now, &push));
     }
 
     fn recheck(&self, attempt: Acquisition) {
         let now = self.now();
-        self.step(attempt.sequence, now, |entry| entry.recheck(now));
+        self.step(attempt.into(), now, |entry| entry.recheck(now));
     }
 }
 

@@ -3,24 +3,23 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
 use leasehold_core::LocalTime;
 
+use super::ids::WakerId;
 use super::session::Session;
-use super::table::Effects;
 
 /// A future that ends when the local clock reaches a point, or when the driver ends.
 pub(crate) struct Sleep {
     session: Arc<Session>,
     until: LocalTime,
-    key: u64,
+    key: WakerId,
 }
 
 impl Sleep {
     pub(crate) fn until(session: &Arc<Session>, until: LocalTime) -> Self {
-        let key = session.sequence.fetch_add(1, Ordering::Relaxed);
+        let key = session.ids.waker();
         Self { session: session.clone(), until, key }
     }
 }
@@ -32,19 +31,17 @@ impl Future for Sleep {
         if self.session.now() >= self.until {
             return Poll::Ready(());
         }
-        let mut effects = Effects::default();
-        // Dropping a waker may drop its task, and with it a guard that takes the mutex: drop it with the mutex free.
-        let replaced = {
-            let mut table = self.session.table();
+        let replaced = self.session.act(|table, effects| {
             if table.is_driver_gone {
-                // No driver is left to wake this task.
-                return Poll::Ready(());
+                return None;
             }
-            table.wake_driver_by(self.until, &mut effects);
-            table.sleepers.insert((self.until, self.key), context.waker().clone())
-        };
+            table.wake_driver_by(self.until, effects);
+            Some(table.sleepers.insert((self.until, self.key), context.waker().clone()))
+        });
+        // No driver is left to wake this task.
+        let Some(replaced) = replaced else { return Poll::Ready(()) };
+        // Dropping a waker may drop its task, and with it a guard that takes the mutex: it is dropped with the mutex free.
         drop(replaced);
-        self.session.apply_effects(effects);
         Poll::Pending
     }
 }

@@ -6,13 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Waker};
 
-use leasehold_core::{Acquisition, ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
+use leasehold_core::{ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
 
 use super::entries::Entries;
 use super::entry::{Entry, Transmit};
+use super::ids::{EntryId, Ids, QueueId, TicketNumber, WakerId};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, LocalQueues, QueueState, Ticket,
 };
@@ -21,13 +21,13 @@ use super::releasing::ReleaseOutcome;
 
 pub(super) struct Table {
     pub(super) id: ClientId,
-    /// The session's counter.
-    pub(super) sequence: Arc<AtomicU64>,
+    /// The session's.
+    pub(super) ids: Ids,
     pub(super) local_queues: LocalQueues,
-    /// By sequence number.
+    /// By their ids.
     pub(super) entries: Entries,
-    pub(super) timers: BTreeSet<(LocalTime, u64)>,
-    pub(super) sleepers: BTreeMap<(LocalTime, u64), Waker>,
+    pub(super) timers: BTreeSet<(LocalTime, EntryId)>,
+    pub(super) sleepers: BTreeMap<(LocalTime, WakerId), Waker>,
     /// When the driver wakes by itself.
     pub(super) driver_wakes_at: LocalTime,
     /// How many entries the store may still keep something for.
@@ -57,10 +57,10 @@ pub(super) struct Effects {
 }
 
 impl Table {
-    pub(super) fn new(id: ClientId, sequence: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(id: ClientId, ids: Ids) -> Self {
         Self {
             id,
-            sequence,
+            ids,
             local_queues: LocalQueues::default(),
             entries: Entries::default(),
             timers: BTreeSet::new(),
@@ -86,19 +86,19 @@ impl Table {
     /// Steps one entry, and completes the step.
     pub(super) fn step<T>(
         &mut self,
-        sequence: u64,
+        entry_id: EntryId,
         now: LocalTime,
         effects: &mut Effects,
         act: impl FnOnce(&mut Entry) -> T,
     ) -> Option<T> {
-        let result = act(self.entries.get_mut(&sequence)?);
-        self.reconcile(sequence, now, effects);
+        let result = act(self.entries.get_mut(&entry_id)?);
+        self.reconcile(entry_id, now, effects);
         Some(result)
     }
 
     /// Completes a step of one entry: advances it, updates its local queue and its timer, and removes it once it is done.
-    pub(super) fn reconcile(&mut self, sequence: u64, now: LocalTime, effects: &mut Effects) {
-        let Some(entry) = self.entries.get_mut(&sequence) else { return };
+    pub(super) fn reconcile(&mut self, entry_id: EntryId, now: LocalTime, effects: &mut Effects) {
+        let Some(entry) = self.entries.get_mut(&entry_id) else { return };
         if entry.advance(now) {
             effects.wakers.extend(entry.wakers.drain(..).map(|(_, waker)| waker));
             let resource = &entry.resource;
@@ -106,42 +106,42 @@ impl Table {
         }
         let granted = entry.take_granted_owner();
         if let Some((queue, _)) = entry.local_queue {
-            self.on_entry_changed(queue, sequence, now, effects);
+            self.on_entry_changed(queue, entry_id, now, effects);
         }
         if let Some((resource, owner)) = granted {
             self.wake_owner_attempts(&resource, &owner, now, effects);
         }
-        self.update_timer(sequence, effects);
-        self.remove_if_settled(sequence, effects);
+        self.update_timer(entry_id, effects);
+        self.remove_if_settled(entry_id, effects);
     }
 
     /// Moves the entry's timer only if it is due earlier. A timer that fires too early costs one look at the entry, which is
     /// cheaper than moving it each time.
-    fn update_timer(&mut self, sequence: u64, effects: &mut Effects) {
-        let Some(entry) = self.entries.get_mut(&sequence) else { return };
+    fn update_timer(&mut self, entry_id: EntryId, effects: &mut Effects) {
+        let Some(entry) = self.entries.get_mut(&entry_id) else { return };
         let due = entry.poll_timeout();
         if due.is_some() && entry.timer.is_some_and(|set| due >= Some(set)) {
             return;
         }
         if let Some(set) = entry.timer.take() {
-            self.timers.remove(&(set, sequence));
+            self.timers.remove(&(set, entry_id));
         }
         if let Some(due) = due {
-            self.timers.insert((due, sequence));
+            self.timers.insert((due, entry_id));
             entry.timer = Some(due);
             self.wake_driver_by(due, effects);
         }
     }
 
-    fn remove_if_settled(&mut self, sequence: u64, effects: &mut Effects) {
-        let Some(entry) = self.entries.get_mut(&sequence) else { return };
+    fn remove_if_settled(&mut self, entry_id: EntryId, effects: &mut Effects) {
+        let Some(entry) = self.entries.get_mut(&entry_id) else { return };
         if !entry.is_settled() {
             return;
         }
         let released = entry.release_outcome();
         let was_unsettled = std::mem::take(&mut entry.is_unsettled);
         if !entry.is_referenced {
-            self.entries.remove(sequence);
+            self.entries.remove(entry_id);
         }
         if was_unsettled {
             self.on_settled(released, effects);
@@ -158,13 +158,13 @@ impl Table {
         effects: &mut Effects,
     ) {
         let theirs = self.entries.of_owner(resource, owner);
-        let undecided: Vec<u64> =
-            theirs.filter(|(_, entry)| entry.outcome.is_none()).map(|(sequence, _)| sequence).collect();
-        for sequence in undecided {
-            if let Some(entry) = self.entries.get_mut(&sequence) {
+        let undecided: Vec<EntryId> =
+            theirs.filter(|(_, entry)| entry.outcome.is_none()).map(|(entry_id, _)| entry_id).collect();
+        for entry_id in undecided {
+            if let Some(entry) = self.entries.get_mut(&entry_id) {
                 entry.recheck(now);
             }
-            self.reconcile(sequence, now, effects);
+            self.reconcile(entry_id, now, effects);
         }
     }
 
@@ -201,7 +201,7 @@ impl Table {
     pub(super) fn enqueue(
         &mut self,
         key: AcquireKey,
-        number: u64,
+        number: TicketNumber,
         now: LocalTime,
         effects: &mut Effects,
     ) -> Result<(Ticket, Option<Transmit>), EnqueueError> {
@@ -209,8 +209,9 @@ impl Table {
             return Err(EnqueueError::Closed);
         }
         let id = self.local_queues.find(&key).unwrap_or_else(|| {
-            self.local_queues.add(number, key);
-            number
+            let id = number.new_queue();
+            self.local_queues.add(id, key);
+            id
         });
         let ticket = Ticket { queue: id, number };
         let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return Err(EnqueueError::Closed) };
@@ -222,11 +223,11 @@ impl Table {
         if !is_first {
             return Ok((ticket, None));
         }
-        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let acquisition = Acquisition { client: self.id, sequence };
+        let entry_id = self.ids.entry();
+        let acquisition = entry_id.acquisition(self.id);
         let mut entry = queue.start_attempt(id, acquisition, queue.key.wait.max_queue, now);
-        let transmit = entry.poll_transmit(sequence, now);
-        self.insert(sequence, entry, now, effects);
+        let transmit = entry.poll_transmit(entry_id, now);
+        self.insert(entry_id, entry, now, effects);
         Ok((ticket, transmit))
     }
 
@@ -247,7 +248,7 @@ impl Table {
                 if is_handed_off {
                     CancelledWait::LeaseInUse
                 } else {
-                    CancelledWait::LastWaiter { sequence: lease, may_be_in_store: true }
+                    CancelledWait::LastWaiter { entry: lease, may_be_in_store: true }
                 }
             }
             QueueState::Assigned { lease, .. } | QueueState::Held(lease)
@@ -257,13 +258,13 @@ impl Table {
             }
             // The lease is lost, which the driver has not seen yet.
             QueueState::Assigned { .. } | QueueState::Held(_) => CancelledWait::AttemptContinues,
-            QueueState::Acquiring(sequence) | QueueState::AwaitingTokens(sequence)
+            QueueState::Acquiring(entry_id) | QueueState::AwaitingTokens(entry_id)
                 if queue.waiting.is_empty() =>
             {
                 queue.state = QueueState::Idle;
                 let may_be_in_store =
-                    self.entries.get(&sequence).is_some_and(|entry| entry.may_be_in_store());
-                CancelledWait::LastWaiter { sequence, may_be_in_store }
+                    self.entries.get(&entry_id).is_some_and(|entry| entry.may_be_in_store());
+                CancelledWait::LastWaiter { entry: entry_id, may_be_in_store }
             }
             QueueState::Idle | QueueState::Acquiring(_) | QueueState::AwaitingTokens(_) => {
                 CancelledWait::AttemptContinues
@@ -275,27 +276,27 @@ impl Table {
 
     pub(super) fn insert(
         &mut self,
-        sequence: u64,
+        entry_id: EntryId,
         mut entry: Box<Entry>,
         now: LocalTime,
         effects: &mut Effects,
     ) {
         if let Some(renewal) = entry.first_renewal(now) {
             // If the attempt is granted at once, the timer is already where the lease needs it.
-            self.timers.insert((renewal, sequence));
+            self.timers.insert((renewal, entry_id));
             entry.timer = Some(renewal);
             self.wake_driver_by(renewal, effects);
         }
-        self.entries.insert(sequence, entry);
+        self.entries.insert(entry_id, entry);
         self.unsettled += 1;
-        self.reconcile(sequence, now, effects);
+        self.reconcile(entry_id, now, effects);
     }
 
     /// As `hand_off`, for a lease that a task holds. False if the queue has another lease or attempt by now.
     pub(super) fn hand_off_held(
         &mut self,
-        id: u64,
-        lease: u64,
+        id: QueueId,
+        lease: EntryId,
         now: LocalTime,
         effects: &mut Effects,
     ) -> bool {
@@ -305,7 +306,13 @@ impl Table {
 
     /// Gives a lease that its task no longer uses to the next task. Returns false if the lease must be released; if tasks
     /// wait then, the queue has begun a new attempt for them.
-    pub(super) fn hand_off(&mut self, id: u64, lease: u64, now: LocalTime, effects: &mut Effects) -> bool {
+    pub(super) fn hand_off(
+        &mut self,
+        id: QueueId,
+        lease: EntryId,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) -> bool {
         let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return false };
         if queue.waiting.is_empty() {
             queue.state = QueueState::Idle;
@@ -320,12 +327,12 @@ impl Table {
                 return false;
             }
             HandoffDecision::Release => {
-                let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+                let entry_id = self.ids.entry();
                 // Its tasks wait already, so that no limit refuses them now.
-                let acquisition = Acquisition { client: self.id, sequence };
+                let acquisition = entry_id.acquisition(self.id);
                 let entry = queue.start_attempt(id, acquisition, u32::MAX, now);
                 // The driver sends it.
-                self.insert(sequence, entry, now, effects);
+                self.insert(entry_id, entry, now, effects);
                 return false;
             }
         }
@@ -333,17 +340,17 @@ impl Table {
     }
 
     /// Updates a queue after its entry, the attempt or the lease, has changed.
-    fn on_entry_changed(&mut self, id: u64, sequence: u64, now: LocalTime, effects: &mut Effects) {
+    fn on_entry_changed(&mut self, id: QueueId, entry_id: EntryId, now: LocalTime, effects: &mut Effects) {
         let Some(queue) = self.local_queues.by_id.get_mut(&id) else { return };
-        let Some(entry) = self.entries.get_mut(&sequence) else { return };
-        if queue.entry() != Some(sequence) {
+        let Some(entry) = self.entries.get_mut(&entry_id) else { return };
+        if queue.entry() != Some(entry_id) {
             return;
         }
         if let QueueState::Acquiring(_) = queue.state {
             match entry.outcome {
                 None => {}
                 Some(Outcome::Granted { grant, .. }) => {
-                    queue.assign(sequence, grant.tokens.first, &mut effects.wakers);
+                    queue.assign(entry_id, grant.tokens.first, &mut effects.wakers);
                 }
                 Some(outcome) => {
                     entry.is_referenced = false;
@@ -354,14 +361,14 @@ impl Table {
         }
         let is_held = matches!(queue.state, QueueState::Held(_));
         let is_free = matches!(queue.state, QueueState::AwaitingTokens(_)) || entry.remaining(now).is_err();
-        if is_free && !self.hand_off(id, sequence, now, effects) && !is_held {
-            self.abandon(sequence, now);
+        if is_free && !self.hand_off(id, entry_id, now, effects) && !is_held {
+            self.abandon(entry_id, now);
         }
     }
 
     /// Releases a lease that no guard refers to. A guard would release it itself.
-    fn abandon(&mut self, sequence: u64, now: LocalTime) {
-        if let Some(entry) = self.entries.get_mut(&sequence) {
+    fn abandon(&mut self, entry_id: EntryId, now: LocalTime) {
+        if let Some(entry) = self.entries.get_mut(&entry_id) {
             entry.is_referenced = false;
             entry.abandon(now);
         }

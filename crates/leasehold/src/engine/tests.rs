@@ -19,6 +19,7 @@ use leasehold_store::clock::manual::{Driven, ManualClock};
 use leasehold_store::{CallResult, Inbox as _, StoreError};
 
 use super::entry::{MinHold, Transmit};
+use super::ids::EntryId;
 use super::session::Session;
 use super::table::Effects;
 use crate::telemetry::ClientTelemetry;
@@ -95,29 +96,29 @@ impl Scene {
         self.session.handle_response(transmit, self.session.now(), &answer(reply))
     }
 
-    /// The sequence number of a new lease.
-    fn lease(&self, name: &str) -> u64 {
+    /// The entry of a new lease.
+    fn lease(&self, name: &str) -> EntryId {
         let attempt = self.begin(name, None, false);
         assert!(matches!(self.answer(&attempt, granted(1, 1)), Some(Outcome::Granted { .. })));
-        attempt.sequence
+        attempt.entry
     }
 
     /// Ends the use of a lease, and returns the release.
-    fn drop_lease(&self, lease: u64) -> Transmit {
+    fn drop_lease(&self, lease: EntryId) -> Transmit {
         let release = self.session.release_dropped(lease, self.session.now()).expect("a lease is released");
         assert!(matches!(release.command, Command::Release(_)));
         release
     }
 
     /// The push of a grant to an attempt whose first `Acquire` was queued.
-    fn push_grant(&self, sequence: u64, grant: Grant) {
-        let acquisition = Acquisition { client: self.session.id, sequence };
+    fn push_grant(&self, entry_id: EntryId, grant: Grant) {
+        let acquisition = entry_id.acquisition(self.session.id);
         let proof = SECRET_KEY.secret(acquisition, 1).prove(StoreTime::ZERO, &grant);
-        self.push(sequence, PushKind::Granted(grant, proof));
+        self.push(entry_id, PushKind::Granted(grant, proof));
     }
 
-    fn push(&self, sequence: u64, kind: PushKind) {
-        let acquisition = Acquisition { client: self.session.id, sequence };
+    fn push(&self, entry_id: EntryId, kind: PushKind) {
+        let acquisition = entry_id.acquisition(self.session.id);
         self.session.deliver(Push { acquisition, at: StoreTime::ZERO, kind });
     }
 
@@ -126,8 +127,8 @@ impl Scene {
         self.session.due(now).transmits.into_iter().map(|(_, transmit)| transmit).collect()
     }
 
-    fn sent(&self, now: LocalTime) -> Vec<u64> {
-        self.due(now).iter().map(|transmit| transmit.sequence).collect()
+    fn sent(&self, now: LocalTime) -> Vec<EntryId> {
+        self.due(now).iter().map(|transmit| transmit.entry).collect()
     }
 }
 
@@ -180,11 +181,11 @@ fn granted_owners_other_attempts_ask_again() {
         scene.answer(attempt, QUEUED);
     }
     assert!(scene.sent(scene.start).is_empty());
-    scene.push_grant(first.sequence, grant(1, 1));
-    assert_eq!(scene.sent(scene.start), [same.sequence]);
+    scene.push_grant(first.entry, grant(1, 1));
+    assert_eq!(scene.sent(scene.start), [same.entry]);
     // Once per grant.
     scene.answer(&same, QUEUED);
-    scene.session.limit_hold(first.sequence, LocalTime::NEVER, scene.start);
+    scene.session.limit_hold(first.entry, LocalTime::NEVER, scene.start);
     assert!(scene.sent(scene.start).is_empty());
 }
 
@@ -210,7 +211,7 @@ fn timer_is_moved_only_to_an_earlier_time() {
     assert_eq!(timers(), [scene.after(15)], "an attempt without an answer");
     scene.answer(&attempt, granted(1, 1));
     assert_eq!(timers(), [scene.after(3)], "the renewal");
-    let renewal = scene.session.begin_renewal(attempt.sequence, scene.after(1)).unwrap();
+    let renewal = scene.session.begin_renewal(attempt.entry, scene.after(1)).unwrap();
     assert_eq!(timers(), [scene.after(3)], "the loss is later");
     assert!(scene.due(scene.after(3)).is_empty());
     // Half of the time from its sending to the end of the lease.
@@ -227,10 +228,10 @@ fn entry_stays_while_it_is_referenced() {
     let attempt = scene.begin("a", None, false);
     assert_eq!(scene.answer(&attempt, Reply::Busy), Some(Outcome::NotGranted));
     assert_eq!(scene.session.len(), 1, "its future has not seen the outcome");
-    assert!(scene.session.release_dropped(attempt.sequence, scene.start).is_none());
+    assert!(scene.session.release_dropped(attempt.entry, scene.start).is_none());
     assert_eq!(scene.session.len(), 0);
     // A lease stays until the store has released it.
-    let release = scene.drop_lease(scene.lease("a"));
+    let release = scene.drop_lease(scene.lease("a").into());
     assert_eq!(scene.session.len(), 1);
     scene.answer(&release, Reply::Released);
     assert_eq!(scene.session.len(), 0);
@@ -244,7 +245,7 @@ fn reconnect_asks_again_for_the_resources_that_it_concerns() {
         scene.answer(attempt, QUEUED);
     }
     scene.session.reconnected(&|resource| resource.name.as_str() == "a");
-    assert_eq!(scene.sent(scene.start), [first.sequence, second.sequence]);
+    assert_eq!(scene.sent(scene.start), [first.entry, second.entry]);
 }
 
 #[test]
@@ -255,7 +256,7 @@ fn shortest_ttl_is_that_of_leases_that_are_held_and_renewed() {
     assert_eq!(scene.session.shortest_ttl(), None, "an attempt");
     let lease = scene.lease("b");
     assert_eq!(scene.session.shortest_ttl(), Some(TTL));
-    scene.drop_lease(lease);
+    scene.drop_lease(lease.into());
     assert_eq!(scene.session.shortest_ttl(), None);
 }
 
@@ -266,10 +267,10 @@ fn push_reaches_its_own_attempt() {
     for attempt in [&one, &other] {
         scene.answer(attempt, QUEUED);
     }
-    scene.push_grant(one.sequence, grant(7, 7));
-    assert!(scene.session.remaining(one.sequence, scene.start).is_ok());
-    assert_eq!(scene.session.remaining(other.sequence, scene.start), Err(Loss::Closed));
-    assert_eq!(scene.session.remaining(99, scene.start), Err(Loss::Closed));
+    scene.push_grant(one.entry, grant(7, 7));
+    assert!(scene.session.remaining(one.entry, scene.start).is_ok());
+    assert_eq!(scene.session.remaining(other.entry, scene.start), Err(Loss::Closed));
+    assert_eq!(scene.session.remaining(99.into(), scene.start), Err(Loss::Closed));
 }
 
 #[test]
@@ -286,7 +287,7 @@ fn owner_lost_a_lease_only_of_the_same_lock_while_a_guard_refers_to_it() {
     assert_eq!(loss("b", &this, late), None);
     assert_eq!(loss("a", &other, late), None);
     // Its guard is gone, and the release is not confirmed.
-    scene.session.table().entries.get_mut(&attempt.sequence).unwrap().is_referenced = false;
+    scene.session.table().entries.get_mut(&attempt.entry).unwrap().is_referenced = false;
     assert_eq!(loss("a", &this, late), None);
 }
 
@@ -297,7 +298,7 @@ fn later_grant_to_the_owner_ends_its_leases_with_a_lower_token() {
     let lease = |name: &str, owner: &str, token| {
         let attempt = scene.begin(name, Some(owner), false);
         scene.answer(&attempt, granted(token, token));
-        attempt.sequence
+        attempt.entry
     };
     let earlier = lease("a", "this", 3);
     let others =
@@ -314,14 +315,14 @@ fn waited_grant_tells_when_it_was_granted() {
     let scene = Scene::new();
     let token = grant(5, 6).tokens;
     let at_once = scene.lease("a");
-    let own = scene.session.queued_grant(at_once, grant(1, 1).tokens.first);
+    let own = scene.session.queued_grant(at_once.into(), grant(1, 1).tokens.first);
     assert!(own.is_none(), "{own:?}");
     let waited = scene.begin("b", None, true);
     scene.answer(&waited, QUEUED);
-    scene.push_grant(waited.sequence, grant(5, 6));
-    let own = scene.session.queued_grant(waited.sequence, token.first);
+    scene.push_grant(waited.entry, grant(5, 6));
+    let own = scene.session.queued_grant(waited.entry, token.first);
     assert!(own.is_some_and(|grant| grant.granted_at.is_some()), "{own:?}");
-    let handed_off = scene.session.queued_grant(waited.sequence, token.last);
+    let handed_off = scene.session.queued_grant(waited.entry, token.last);
     assert!(handed_off.is_some_and(|grant| grant.granted_at.is_none()), "{handed_off:?}");
 }
 
@@ -330,19 +331,19 @@ fn lease_keeps_what_its_guard_sets() {
     let scene = Scene::new();
     let (session, start) = (&scene.session, scene.start);
     let lease = scene.lease("a");
-    assert_eq!(session.ends_at(lease), LocalTime::NEVER);
-    session.limit_hold(lease, scene.after(7), start);
-    assert_eq!(session.ends_at(lease), scene.after(7));
-    session.set_min_hold(lease, Duration::from_secs(3), start);
-    let release = scene.drop_lease(lease);
+    assert_eq!(session.ends_at(lease.into()), LocalTime::NEVER);
+    session.limit_hold(lease.into(), scene.after(7), start);
+    assert_eq!(session.ends_at(lease.into()), scene.after(7));
+    session.set_min_hold(lease.into(), Duration::from_secs(3), start);
+    let release = scene.drop_lease(lease.into());
     let Command::Release(Release { min_hold, .. }) = release.command else { panic!("{release:?}") };
     assert_eq!(min_hold, Duration::from_secs(3));
     // A lost lease has none.
     let lost = scene.begin("a", Some("this"), false);
     scene.answer(&lost, granted(1, 1));
     session.lose_before(&resource("a"), &Owner::new("this"), grant(7, 7).tokens.first, start);
-    session.set_min_hold(lost.sequence, Duration::from_secs(3), start);
-    let release = scene.drop_lease(lost.sequence);
+    session.set_min_hold(lost.entry, Duration::from_secs(3), start);
+    let release = scene.drop_lease(lost.entry);
     let Command::Release(Release { min_hold, .. }) = release.command else { panic!("{release:?}") };
     assert_eq!(min_hold, Duration::ZERO);
 }
@@ -353,15 +354,15 @@ fn replaced_lease_ends_without_a_loss() {
     let (session, start) = (&scene.session, scene.start);
     for (is_replacing, losses) in [(true, 0), (false, 1)] {
         let lease = scene.lease("a");
-        session.set_replacing(lease, is_replacing, start);
+        session.set_replacing(lease.into(), is_replacing, start);
         let mut effects = Effects::default();
-        session.table().reconcile(lease, scene.after(20), &mut effects);
+        session.table().reconcile(lease.into(), scene.after(20), &mut effects);
         assert_eq!(effects.log_events.len(), losses);
     }
     let replaced = scene.lease("b");
-    session.set_replacing(replaced, true, start);
-    session.mark_replaced(replaced, start);
-    assert!(session.table().entries.get(&replaced).is_none(), "nothing is left to release");
+    session.set_replacing(replaced.into(), true, start);
+    session.mark_replaced(replaced.into(), start);
+    assert!(session.table().entries.get(&replaced.into()).is_none(), "nothing is left to release");
 }
 
 #[test]
@@ -393,21 +394,21 @@ fn attached_lease_is_released_only_by_its_owner() {
 fn renewal_is_sent_once_at_a_time() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    let renewal = scene.session.begin_renewal(lease, scene.start).unwrap();
+    let renewal = scene.session.begin_renewal(lease.into(), scene.start).unwrap();
     assert!(matches!(renewal.command, Command::Renew(_)));
-    assert!(scene.session.begin_renewal(lease, scene.start).is_none(), "one is in flight");
+    assert!(scene.session.begin_renewal(lease.into(), scene.start).is_none(), "one is in flight");
     // The future of the renewal was dropped.
-    scene.session.abandon_renewal(lease, scene.start);
-    assert!(scene.session.begin_renewal(lease, scene.start).is_some());
+    scene.session.abandon_renewal(lease.into(), scene.start);
+    assert!(scene.session.begin_renewal(lease.into(), scene.start).is_some());
 }
 
 #[test]
 fn deferred_release_is_sent_by_the_driver() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    scene.drop_lease(lease);
+    scene.drop_lease(lease.into());
     assert!(scene.sent(scene.start).is_empty(), "it is in flight");
-    scene.session.defer_release(lease, scene.start);
+    scene.session.defer_release(lease.into(), scene.start);
     assert_eq!(scene.sent(scene.start), [lease]);
 }
 
@@ -415,7 +416,7 @@ fn deferred_release_is_sent_by_the_driver() {
 fn failed_release_is_retried_after_the_time_of_its_failure() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    let release = scene.drop_lease(lease);
+    let release = scene.drop_lease(lease.into());
     scene.clock.jump(Duration::from_secs(2));
     assert_eq!(scene.session.handle_release_response(&release, &failure()), None);
     assert!(scene.sent(scene.after(2)).is_empty());

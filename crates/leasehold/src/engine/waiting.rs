@@ -5,14 +5,16 @@
 use std::collections::BTreeMap;
 use std::task::Waker;
 
+use super::ids::TicketNumber;
+
 /// The waker of a task; none before its first poll, and once it was woken.
 type Slot = Option<Waker>;
 
 /// Waiting tasks by ticket number. `first` has the lowest number, and is absent only if there is no task.
 #[derive(Default)]
 pub(super) struct Waiting {
-    first: Option<(u64, Slot)>,
-    others: BTreeMap<u64, Slot>,
+    first: Option<(TicketNumber, Slot)>,
+    others: BTreeMap<TicketNumber, Slot>,
 }
 
 impl Waiting {
@@ -25,7 +27,7 @@ impl Waiting {
     }
 
     /// Adds a task. Numbers may come out of order, because they are drawn before the table's mutex is taken.
-    pub(super) fn insert(&mut self, number: u64) {
+    pub(super) fn insert(&mut self, number: TicketNumber) {
         let behind = match &mut self.first {
             None => {
                 self.first = Some((number, None));
@@ -37,19 +39,19 @@ impl Waiting {
         self.others.insert(behind.0, behind.1);
     }
 
-    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Slot> {
+    pub(super) fn get_mut(&mut self, number: TicketNumber) -> Option<&mut Slot> {
         match &mut self.first {
             Some((first, slot)) if *first == number => Some(slot),
             _ => self.others.get_mut(&number),
         }
     }
 
-    pub(super) fn first_mut(&mut self) -> Option<(u64, &mut Slot)> {
+    pub(super) fn first_mut(&mut self) -> Option<(TicketNumber, &mut Slot)> {
         self.first.as_mut().map(|(number, slot)| (*number, slot))
     }
 
     /// Removes a task. Returns its waker, which the caller must drop with the mutex free.
-    pub(super) fn remove(&mut self, number: u64) -> Slot {
+    pub(super) fn remove(&mut self, number: TicketNumber) -> Slot {
         if self.first.as_ref().is_some_and(|(first, _)| *first == number) {
             return std::mem::replace(&mut self.first, self.others.pop_first())?.1;
         }
@@ -57,7 +59,7 @@ impl Waiting {
     }
 
     /// Removes all tasks.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = (u64, Slot)> {
+    pub(super) fn take(&mut self) -> impl Iterator<Item = (TicketNumber, Slot)> {
         self.first.take().into_iter().chain(std::mem::take(&mut self.others))
     }
 }
@@ -71,14 +73,17 @@ mod tests {
         let mut waiting = Waiting::default();
         assert!(waiting.is_empty() && waiting.first_mut().is_none());
         for number in [5, 3, 9, 7] {
-            waiting.insert(number);
+            waiting.insert(number.into());
         }
-        assert_eq!((waiting.len(), waiting.first_mut().map(|(number, _)| number)), (4, Some(3)));
-        *waiting.get_mut(5).unwrap() = Some(Waker::noop().clone());
-        waiting.remove(3);
-        assert_eq!(waiting.first_mut().map(|(number, slot)| (number, slot.is_some())), Some((5, true)));
-        waiting.remove(9);
-        assert!(waiting.get_mut(9).is_none() && waiting.remove(9).is_none());
+        assert_eq!((waiting.len(), waiting.first_mut().map(|(number, _)| number)), (4, Some(3.into())));
+        *waiting.get_mut(5.into()).unwrap() = Some(Waker::noop().clone());
+        waiting.remove(3.into());
+        assert_eq!(
+            waiting.first_mut().map(|(number, slot)| (number, slot.is_some())),
+            Some((5.into(), true))
+        );
+        waiting.remove(9.into());
+        assert!(waiting.get_mut(9.into()).is_none() && waiting.remove(9.into()).is_none());
         assert_eq!(waiting.take().map(|(number, _)| number).collect::<Vec<_>>(), [5, 7]);
         assert!(waiting.is_empty());
     }

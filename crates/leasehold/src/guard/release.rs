@@ -83,7 +83,7 @@ impl Guard {
 
     async fn release_own(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {
         let (queue, now) = (self.local_queue.take(), self.handle.now());
-        let (transmit, loss) = match self.handle.session.end_hold(queue, self.sequence, now) {
+        let (transmit, loss) = match self.handle.session.end_hold(queue, self.entry, now) {
             EndedHold::HandedOff => {
                 self.hold.handed_off();
                 self.end_hold("handed off", Some(now));
@@ -114,7 +114,7 @@ impl Guard {
     ) -> Result<ReleaseOutcome, Error> {
         let session = &self.handle.session;
         let mut request = self.send(transmit);
-        let mut watch = session.watch(self.sequence);
+        let mut watch = session.watch(self.entry);
         let released = poll_fn(|context| {
             let Response { end, error } = request.poll_response(context).unwrap_or_default();
             if let Some(End::Release(released)) = end {
@@ -129,7 +129,7 @@ impl Guard {
                 (Poll::Ready(released), _) => Poll::Ready(Ok(released)),
                 (Poll::Pending, Some(error)) if deadline.is_none() => failed(error),
                 // What the store has said is not to be told as silence later.
-                (Poll::Pending, _) => match session.release_error(self.sequence) {
+                (Poll::Pending, _) => match session.release_error(self.entry) {
                     Some(error) if error.failure.is_refusal() => failed(error),
                     _ => Poll::Pending,
                 },
@@ -140,7 +140,7 @@ impl Guard {
 
     /// The error of a release at its time limit.
     fn unconfirmed(&self) -> Error {
-        let why = self.handle.session.release_error(self.sequence);
+        let why = self.handle.session.release_error(self.entry);
         let why = why.map_or_else(String::new, |error| format!(" ({})", error.message));
         let what = format!("release not confirmed within the limit{why}; it is retried in the background");
         self.handle.error(ErrorKind::Timeout, &self.resource, what)
@@ -153,7 +153,7 @@ impl Guard {
             return false;
         };
         let now = self.handle.now();
-        let is_handed_off = self.handle.session.hand_off(queue, self.sequence, now);
+        let is_handed_off = self.handle.session.hand_off(queue, self.entry, now);
         if is_handed_off {
             self.hold.handed_off();
         }
@@ -169,11 +169,11 @@ impl Drop for Guard {
             return;
         }
         if let Some(leg) = self.leg.take() {
-            let (handle, resource, sequence) = (self.handle.clone(), self.resource.clone(), self.sequence);
-            let release = move || release_dropped(&handle.session, &*handle.store, &resource, sequence);
+            let (handle, resource, entry) = (self.handle.clone(), self.resource.clone(), self.entry);
+            let release = move || release_dropped(&handle.session, &*handle.store, &resource, entry);
             leg.abandon(Box::new(release));
             return;
         }
-        release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.sequence);
+        release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.entry);
     }
 }

@@ -141,8 +141,8 @@ impl Lock {
         let until = self.handle.now() + CANCEL_LIMIT;
         match waiting.leave() {
             CancelledWait::LeaseInUse => return Ok(None),
-            CancelledWait::LastWaiter { sequence, may_be_in_store } => {
-                let attempt = Attempt::of_queue(&self.handle, resource, sequence);
+            CancelledWait::LastWaiter { entry, may_be_in_store } => {
+                let attempt = Attempt::of_queue(&self.handle, resource, entry);
                 if let Err(why) = attempt.cancel(until).await {
                     return Err(self.failed(resource, Outcome::TimedOut, why.as_ref()));
                 }
@@ -196,9 +196,9 @@ impl QueuedTask<'_> {
 impl Drop for QueuedTask<'_> {
     fn drop(&mut self) {
         if !self.is_over
-            && let CancelledWait::LastWaiter { sequence, .. } = self.leave()
+            && let CancelledWait::LastWaiter { entry, .. } = self.leave()
         {
-            release_dropped(&self.handle.session, &*self.handle.store, self.resource, sequence);
+            release_dropped(&self.handle.session, &*self.handle.store, self.resource, entry);
         }
     }
 }

@@ -14,7 +14,7 @@ use leasehold_store::StoreError;
 use super::lock::{Lock, WaitMode, unit};
 use crate::barrier_rounds::parties;
 use crate::engine::{
-    AttemptEnd, Closed, End, MinHold, ReleaseOutcome, Request, Response, Transmit, release_dropped,
+    AttemptEnd, Closed, End, EntryId, MinHold, ReleaseOutcome, Request, Response, Transmit, release_dropped,
     with_deadline,
 };
 use crate::error::{Error, ErrorKind};
@@ -49,9 +49,9 @@ impl Lock {
         }
         match outcome {
             Outcome::NotGranted | Outcome::TimedOut => {
-                let needs_release = self.handle.session.needs_release(attempt.sequence);
+                let needs_release = self.handle.session.needs_release(attempt.entry);
                 let until = self.handle.now() + CANCEL_LIMIT;
-                let released = await_release(&self.handle, attempt.sequence, until).await;
+                let released = await_release(&self.handle, attempt.entry, until).await;
                 match (released, replaces) {
                     (Some(_), Some(held)) if needs_release => {
                         // A command that came late may have exchanged `held`, and the release has ended that. A renewal finds out.
@@ -68,7 +68,7 @@ impl Lock {
                     (_, None) => {
                         // The attempt was not refused, but its release is.
                         let last_error =
-                            last_error.or_else(|| self.handle.session.release_error(attempt.sequence));
+                            last_error.or_else(|| self.handle.session.release_error(attempt.entry));
                         Err(self.failed(resource, outcome, last_error.as_ref()))
                     }
                     (_, Some(_)) => {
@@ -139,7 +139,7 @@ impl Lock {
             ttl: terms.ttl.max(terms.min_lifetime),
             reserve: 0,
             wait: deadline.map(|_| self.wait_for()),
-            replaces: replaces.map(Guard::sequence),
+            replaces: replaces.map(|held| held.entry_id().sequence()),
             secret: GrantSecret::UNUSED,
             metadata: self.metadata.clone(),
         };
@@ -147,7 +147,7 @@ impl Lock {
         // A writer that becomes a reader, or the reverse, keeps what `Guard::set_min_hold` has set. A party of a barrier does not.
         let continued = replaces
             .filter(|_| resource.kind == Kind::ReadWrite)
-            .and_then(|held| session.min_hold(held.sequence()));
+            .and_then(|held| session.min_hold(held.entry_id()));
         let min_hold = MinHold {
             length: continued.unwrap_or(self.min_hold),
             ends_at_close: self.min_hold_ends_at_close,
@@ -155,10 +155,7 @@ impl Lock {
         };
         let began = session.begin(resource.clone(), terms, min_hold, command, wait_policy, self.handle.now());
         let transmit = began.map_err(|Closed| self.handle.closed())?;
-        Ok((
-            Attempt { handle: &self.handle, resource, sequence: acquisition.sequence, is_taken: false },
-            transmit,
-        ))
+        Ok((Attempt { handle: &self.handle, resource, entry: acquisition.into(), is_taken: false }, transmit))
     }
 
     /// The entry that an attempt of this lock has in the store's queue.
@@ -181,7 +178,7 @@ impl Lock {
     fn terms(&self, replaces: Option<&Guard>, now: LocalTime) -> LeaseTerms {
         let mut terms = self.terms;
         if let (Some(held), Some(_)) = (replaces, terms.max_hold) {
-            terms.max_hold = Some(self.handle.session.ends_at(held.sequence()).since(now));
+            terms.max_hold = Some(self.handle.session.ends_at(held.entry_id()).since(now));
         }
         terms.ttl = terms.max_hold.map_or(terms.ttl, |hold| hold.min(terms.ttl));
         terms
@@ -202,7 +199,7 @@ fn explain(refusal: Refusal, kind: Kind) -> String {
 
 /// Waits for the end of the attempt's cancellation, so that the caller's next attempt does not compete with it. The driver sends
 /// the cancellation. Returns `None` at `until`, or when the client is closed.
-async fn await_release(handle: &Handle, attempt: u64, until: LocalTime) -> Option<ReleaseOutcome> {
+async fn await_release(handle: &Handle, attempt: EntryId, until: LocalTime) -> Option<ReleaseOutcome> {
     let session = &handle.session;
     let mut watch = session.watch(attempt);
     let is_permanent = |error: StoreError| matches!(error.failure, Failure::Permanent(_));
@@ -220,32 +217,32 @@ async fn await_release(handle: &Handle, attempt: u64, until: LocalTime) -> Optio
 pub(crate) struct Attempt<'a> {
     handle: &'a Arc<Handle>,
     pub(crate) resource: &'a Arc<Resource>,
-    pub(crate) sequence: u64,
+    pub(crate) entry: EntryId,
     is_taken: bool,
 }
 
 impl<'a> Attempt<'a> {
     /// The attempt, or the lease, of a local queue that no other task needs.
-    pub(crate) fn of_queue(handle: &'a Arc<Handle>, resource: &'a Arc<Resource>, sequence: u64) -> Self {
-        Self { handle, resource, sequence, is_taken: false }
+    pub(crate) fn of_queue(handle: &'a Arc<Handle>, resource: &'a Arc<Resource>, entry: EntryId) -> Self {
+        Self { handle, resource, entry, is_taken: false }
     }
 
     /// Cancels it. An error is the store's last word, if it has not confirmed that until `until`. Until then this refers to it: what ends
     /// without a confirmation would not be known otherwise.
     pub(crate) async fn cancel(self, until: LocalTime) -> Result<(), Option<StoreError>> {
         let (session, now) = (&self.handle.session, self.handle.now());
-        session.end_unused_min_hold(self.sequence, now);
-        session.cancel(self.sequence, now);
-        match await_release(self.handle, self.sequence, until).await {
+        session.end_unused_min_hold(self.entry, now);
+        session.cancel(self.entry, now);
+        match await_release(self.handle, self.entry, until).await {
             Some(released) if released != ReleaseOutcome::Unconfirmed => Ok(()),
-            _ => Err(session.release_error(self.sequence)),
+            _ => Err(session.release_error(self.entry)),
         }
     }
 
     /// Sends the first command, and waits for the outcome. The driver sends the following commands.
     pub(crate) async fn finish(&self, transmit: Option<Transmit>) -> AttemptEnd {
         let mut request = Request::send(&self.handle.session, &*self.handle.store, self.resource, transmit);
-        let mut watch = self.handle.session.watch(self.sequence);
+        let mut watch = self.handle.session.watch(self.entry);
         poll_fn(|context| {
             if let Some(Response { end: Some(End::Attempt(granted @ Outcome::Granted { .. })), .. }) =
                 request.poll_response(context)
@@ -261,15 +258,15 @@ impl<'a> Attempt<'a> {
     /// Turns a granted attempt into a guard.
     pub(crate) fn into_guard(mut self, token: Token) -> Guard {
         self.is_taken = true;
-        Guard::new(self.handle.clone(), self.sequence, self.resource.clone(), token, None)
+        Guard::new(self.handle.clone(), self.entry, self.resource.clone(), token, None)
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
-            self.handle.session.end_unused_min_hold(self.sequence, self.handle.now());
-            release_dropped(&self.handle.session, &*self.handle.store, self.resource, self.sequence);
+            self.handle.session.end_unused_min_hold(self.entry, self.handle.now());
+            release_dropped(&self.handle.session, &*self.handle.store, self.resource, self.entry);
         }
     }
 }

@@ -162,7 +162,7 @@ async fn take_leg(
 ) -> Result<Option<Guard>, Error> {
     let (handle, resource) = (guard.handle().clone(), guard.resource().clone());
     let failed = |guard: &Guard, error: &StoreError| leg_error(&handle, guard, foreign, error);
-    let own = OwnLease { sequence: guard.sequence(), token: guard.token() };
+    let own = OwnLease { entry: guard.entry_id(), token: guard.token() };
     let bridges = handle.bridges(foreign);
     let begun = bridges.and_then(|bridges| bridges.begin(foreign, own, ttl));
     let leg = begun.map_err(|error| failed(&guard, &error))?;

@@ -146,14 +146,14 @@ impl Lock {
         }
         self.check_exchange(self.checked_resource()?)?;
         let session = &self.handle.session;
-        session.set_replacing(held.sequence(), true, session.now());
-        let ends_at = session.ends_at(held.sequence());
+        session.set_replacing(held.entry_id(), true, session.now());
+        let ends_at = session.ends_at(held.entry_id());
         let taken = self.acquire(weight, Some(held), wait).await;
         self.handle.check_open()?;
         match &taken {
             // The exchange continues the hold, even if the attempt has waited.
-            Ok(Some(guard)) => session.limit_hold(guard.sequence(), ends_at, session.now()),
-            _ => session.set_replacing(held.sequence(), false, session.now()),
+            Ok(Some(guard)) => session.limit_hold(guard.entry_id(), ends_at, session.now()),
+            _ => session.set_replacing(held.entry_id(), false, session.now()),
         }
         if taken.as_ref().is_err_and(Error::is_unavailable)
             && let Some(loss) = held.loss()

@@ -2,7 +2,7 @@
 
 use leasehold_core::{HandoffDecision, LocalTime, Loss, Outcome};
 
-use super::{Entry, Stage, Transmit};
+use super::{Entry, EntryId, Stage, Transmit};
 
 impl Entry {
     /// Begins to release the lease, because its holder is done. Returns the loss if it was lost before.
@@ -50,11 +50,11 @@ impl Entry {
     }
 
     /// The renewal that a task sends now; none while one is in flight. A late release is the driver's.
-    pub(in crate::engine) fn begin_renewal(&mut self, sequence: u64, now: LocalTime) -> Option<Transmit> {
+    pub(in crate::engine) fn begin_renewal(&mut self, entry_id: EntryId, now: LocalTime) -> Option<Transmit> {
         self.renew_now(now);
         // Only an error from now on is the result.
         self.last_error = None;
-        let transmit = if self.late_release_at.is_none() { self.poll_transmit(sequence, now) } else { None };
+        let transmit = if self.late_release_at.is_none() { self.poll_transmit(entry_id, now) } else { None };
         if let Stage::Lease { machine, .. } = &mut self.stage
             && transmit.is_some()
         {

@@ -41,7 +41,7 @@ fn entry(waits: bool) -> Entry {
 }
 
 fn sent(entry: &mut Entry, now: LocalTime) -> Transmit {
-    entry.poll_transmit(1, now).expect("a command is due")
+    entry.poll_transmit(1.into(), now).expect("a command is due")
 }
 
 fn grant(is_plain: bool) -> Grant {
@@ -139,14 +139,17 @@ fn each_task_has_one_waker() {
         let keys: Vec<_> = entry.wakers.iter().map(|(key, _)| *key).collect();
         (replaced, keys)
     };
-    assert!(matches!(register(1, &wakers[0]), (None, keys) if keys == [1]));
-    assert!(matches!(register(2, &wakers[1]), (None, keys) if keys == [1, 2]));
-    assert!(matches!(register(1, &wakers[0]), (None, keys) if keys == [1, 2]), "the same task polls again");
-    let (replaced, keys) = register(1, &wakers[2]);
+    assert!(matches!(register(1.into(), &wakers[0]), (None, keys) if keys == [1]));
+    assert!(matches!(register(2.into(), &wakers[1]), (None, keys) if keys == [1, 2]));
+    assert!(
+        matches!(register(1.into(), &wakers[0]), (None, keys) if keys == [1, 2]),
+        "the same task polls again"
+    );
+    let (replaced, keys) = register(1.into(), &wakers[2]);
     assert!(replaced.is_some_and(|waker| waker.will_wake(&wakers[0])) && keys == [1, 2]);
-    assert!(entry.unregister(2).is_some_and(|waker| waker.will_wake(&wakers[1])));
-    assert!(entry.unregister(2).is_none());
-    assert!(entry.unregister(1).is_some_and(|waker| waker.will_wake(&wakers[2])));
+    assert!(entry.unregister(2.into()).is_some_and(|waker| waker.will_wake(&wakers[1])));
+    assert!(entry.unregister(2.into()).is_none());
+    assert!(entry.unregister(1.into()).is_some_and(|waker| waker.will_wake(&wakers[2])));
     assert!(entry.wakers.is_empty());
 }
 
@@ -181,7 +184,7 @@ fn release_names_the_granted_value_while_the_store_has_it() {
     }
     let mut entry = held();
     push(&mut entry, PushKind::Contended);
-    assert!(entry.poll_transmit(1, at(1)).is_none(), "it needs no renewal");
+    assert!(entry.poll_transmit(1.into(), at(1)).is_none(), "it needs no renewal");
     assert!(!names_value(&mut entry));
 }
 
@@ -194,7 +197,7 @@ fn forged_push_ends_no_lease() {
             let mut asked = 0;
             for _ in 0..100 {
                 push(&mut entry, kind);
-                if let Some(renewal) = entry.poll_transmit(1, at(5)) {
+                if let Some(renewal) = entry.poll_transmit(1.into(), at(5)) {
                     assert!(matches!(renewal.command, Command::Renew(_)), "{renewal:?}");
                     entry.handle_response(&renewal, at(5), &renewed(false, None));
                     asked += 1;
@@ -316,12 +319,12 @@ fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
         let release = sent(&mut entry, at(1));
         let late = Release { tombstone: TOMBSTONE_TTL, ..Release::now(acquisition) };
         assert_eq!(release.command, Command::Release(late.clone()));
-        assert!(entry.poll_transmit(1, at(1)).is_none(), "once");
+        assert!(entry.poll_transmit(1.into(), at(1)).is_none(), "once");
         entry.handle_response(&release, at(1), &failure());
-        assert!(entry.poll_transmit(1, at(1)).is_none());
+        assert!(entry.poll_transmit(1.into(), at(1)).is_none());
         let release = sent(&mut entry, at(2));
         entry.handle_response(&release, at(2), &answer(Reply::Released));
-        assert!(entry.poll_transmit(1, at(9)).is_none());
+        assert!(entry.poll_transmit(1.into(), at(9)).is_none());
         // The guard is dropped later, or the lease was replaced meanwhile.
         if is_pushed {
             entry.abandon(at(9));
@@ -348,7 +351,7 @@ fn lease_that_the_store_has_ended_leaves_a_tombstone_at_once_if_its_attempt_may_
         }
         assert_eq!(entry.remaining(at(5)), Err(Loss::Gone));
         assert_eq!(entry.poll_timeout(), (!answered_before).then_some(at(5)));
-        let due = entry.poll_transmit(1, at(5)).map(|transmit| transmit.command);
+        let due = entry.poll_transmit(1.into(), at(5)).map(|transmit| transmit.command);
         let tombstone = if answered_before { Duration::ZERO } else { TOMBSTONE_TTL };
         let late = Release { tombstone, ..Release::now(entry.acquisition().unwrap()) };
         assert_eq!(due, (!answered_before).then_some(Command::Release(late.clone())));
@@ -362,7 +365,7 @@ fn lease_that_the_store_has_ended_leaves_a_tombstone_at_once_if_its_attempt_may_
 fn renewal_by_a_task_leaves_a_late_release_to_the_driver() {
     let (mut entry, _) = granted_by_push();
     renew(&mut entry, at(5), &answer(Reply::NotHeld));
-    assert!(entry.begin_renewal(1, at(5)).is_none());
+    assert!(entry.begin_renewal(1.into(), at(5)).is_none());
     assert!(matches!(sent(&mut entry, at(5)).command, Command::Release(_)));
 }
 
@@ -398,14 +401,14 @@ fn release_is_sent_again_until_it_is_answered_or_has_expired() {
     assert!(entry.may_be_in_store() && !entry.is_settled());
     // Without a response after half of the ttl.
     assert_eq!(entry.poll_timeout(), Some(at(1) + TTL / 2));
-    assert!(entry.poll_transmit(1, at(1)).is_none());
+    assert!(entry.poll_transmit(1.into(), at(1)).is_none());
     entry.handle_response(&first, at(2), &failure());
     // After failures, with pauses that double.
     let mut now = at(2);
     for pause in [100, 200, 400, 800] {
         let retry = now + millis(pause);
         assert_eq!(entry.poll_timeout(), Some(retry));
-        assert!(entry.poll_transmit(1, retry.saturating_sub(millis(1))).is_none());
+        assert!(entry.poll_transmit(1.into(), retry.saturating_sub(millis(1))).is_none());
         let again = sent(&mut entry, retry);
         entry.handle_response(&again, retry, &failure());
         now = retry;
@@ -663,12 +666,12 @@ fn hint_asks_the_store_again() {
     let first = sent(&mut entry, at(0));
     let queued = leasehold_core::Queued { is_head: false, repoll_at: StoreTime::NEVER };
     entry.handle_response(&first, at(0), &answer(Reply::Queued(queued)));
-    assert!(entry.poll_transmit(1, at(1)).is_none());
+    assert!(entry.poll_transmit(1.into(), at(1)).is_none());
     entry.recheck(at(1));
     let again = sent(&mut entry, at(1));
     assert!(matches!(again.command, Command::Acquire(_)));
     entry.handle_response(&again, at(1), &answer(Reply::Queued(queued)));
-    assert!(entry.poll_transmit(1, at(1)).is_none());
+    assert!(entry.poll_transmit(1.into(), at(1)).is_none());
     entry.handle_reconnected(at(1));
     assert!(matches!(sent(&mut entry, at(1)).command, Command::Acquire(_)));
     assert!(entry.may_be_in_store());
@@ -696,7 +699,7 @@ fn attempt_whose_answer_was_lost_hands_off_as_one_that_has_waited() {
     let limits = HandoffLimits { max_handoffs: 64, max_duration: Duration::from_secs(1) };
     for is_lost in [true, false] {
         let mut entry = entry(true);
-        entry.local_queue = Some((1, limits));
+        entry.local_queue = Some((1.into(), limits));
         if is_lost {
             let first = sent(&mut entry, at(0));
             entry.handle_response(&first, at(0), &failure());
@@ -716,7 +719,7 @@ fn renewal_is_confirmed_by_an_answer_to_one_sent_after_the_call() {
     let mut entry = held();
     entry.renew_now(at(1));
     let older = sent(&mut entry, at(1));
-    assert!(entry.begin_renewal(1, at(2)).is_none(), "one is in flight");
+    assert!(entry.begin_renewal(1.into(), at(2)).is_none(), "one is in flight");
     entry.handle_response(&older, at(2), &renewed(false, None));
     assert!(entry.renewal_result(at(2)).is_none(), "it was sent before");
     let newer = sent(&mut entry, at(2));
@@ -726,7 +729,7 @@ fn renewal_is_confirmed_by_an_answer_to_one_sent_after_the_call() {
     // The older one fails: the newer one decides.
     entry.renew_now(at(3));
     let older = sent(&mut entry, at(3));
-    assert!(entry.begin_renewal(1, at(3)).is_none());
+    assert!(entry.begin_renewal(1.into(), at(3)).is_none());
     entry.handle_response(&older, at(3), &failure());
     assert!(entry.renewal_result(at(3)).is_none());
     let newer = sent(&mut entry, at(3));
@@ -768,5 +771,5 @@ fn release_of_a_lease_without_time_is_not_sent_over_and_over() {
     let mut entry = held();
     entry.terms.ttl = Duration::ZERO;
     release_of(&mut entry, at(1));
-    assert!(entry.poll_transmit(1, at(1)).is_none());
+    assert!(entry.poll_transmit(1.into(), at(1)).is_none());
 }

@@ -42,7 +42,7 @@ impl Scene {
     }
 
     /// The lease and the token that the task gets.
-    fn granted(&self, ticket: Ticket) -> Option<(u64, u64)> {
+    fn granted(&self, ticket: Ticket) -> Option<(EntryId, u64)> {
         match self.wait(ticket) {
             Poll::Ready(WaitOutcome::Granted(lease, token)) => Some((lease, token.get())),
             _ => None,
@@ -65,8 +65,8 @@ impl Scene {
     }
 
     /// The command of a lease whose hold ended without a hand-off, and its loss.
-    fn released(&self, ticket: Ticket, lease: u64, now: LocalTime) -> (Transmit, Option<Loss>) {
-        match self.session.end_hold(Some(ticket.queue), lease, now) {
+    fn released(&self, ticket: Ticket, lease: EntryId, now: LocalTime) -> (Transmit, Option<Loss>) {
+        match self.session.end_hold(Some(ticket.queue), lease.into(), now) {
             EndedHold::Releasing { transmit: Some(transmit), loss } => (transmit, loss),
             EndedHold::Releasing { transmit: None, .. } => panic!("no release is sent"),
             EndedHold::HandedOff => panic!("the queue has kept the lease"),
@@ -89,7 +89,7 @@ fn tasks_get_the_lease_in_their_order_with_rising_tokens() {
     assert_eq!((acquire(&attempt).reserve, &*acquire(&attempt).metadata), (0, "a task"));
     assert!(!scene.session.holds_lease(&key(), scene.start));
     scene.answer(&attempt, granted(10, 11));
-    let lease = attempt.sequence;
+    let lease = attempt.entry;
     assert!(scene.session.holds_lease(&key(), scene.start) && scene.granted(second).is_none());
     assert_eq!(scene.granted(first), Some((lease, 10)));
     assert!(scene.session.holds_lease(&key(), scene.start) && scene.granted(second).is_none());
@@ -115,19 +115,19 @@ fn contended_lease_is_released_after_its_hand_offs_and_the_other_tasks_queue_aga
     let scene = Scene::new();
     let (attempt, first, [second]) = scene.queue();
     scene.answer(&attempt, QUEUED);
-    scene.push_grant(attempt.sequence, grant(10, 19));
-    assert_eq!(scene.granted(first), Some((attempt.sequence, 10)));
-    assert!(scene.session.hand_off(first.queue, attempt.sequence, scene.start));
-    assert_eq!(scene.granted(second), Some((attempt.sequence, 11)));
+    scene.push_grant(attempt.entry, grant(10, 19));
+    assert_eq!(scene.granted(first), Some((attempt.entry, 10)));
+    assert!(scene.session.hand_off(first.queue, attempt.entry, scene.start));
+    assert_eq!(scene.granted(second), Some((attempt.entry, 11)));
     let others = [(); 2].map(|()| scene.enqueue().0);
-    let (release, loss) = scene.released(second, attempt.sequence, scene.start);
+    let (release, loss) = scene.released(second, attempt.entry, scene.start);
     assert!(matches!(release.command, Command::Release(_)) && loss.is_none());
     let again = scene.due(scene.start).pop().expect("an attempt for the other tasks");
     assert_eq!(acquire(&again).reserve, HAND_OFFS, "a range of tokens for several tasks");
     let wait = acquire(&again).wait.expect("it waits");
     assert_eq!(wait.max_queue, u32::MAX, "a full queue does not refuse tasks that wait already");
     scene.answer(&again, granted(20, 20));
-    assert_eq!(scene.granted(others[0]), Some((again.sequence, 20)));
+    assert_eq!(scene.granted(others[0]), Some((again.entry, 20)));
 }
 
 #[test]
@@ -163,10 +163,10 @@ fn attempt_is_cancelled_with_its_last_task() {
     let scene = Scene::new();
     let (attempt, first, [second]) = scene.queue();
     assert!(matches!(scene.cancel(first), CancelledWait::AttemptContinues));
-    let expected = attempt.sequence;
+    let expected = attempt.entry;
     let cancelled = scene.cancel(second);
-    let CancelledWait::LastWaiter { sequence, may_be_in_store: true } = cancelled else { panic!() };
-    assert_eq!((sequence, scene.queues()), (expected, 0));
+    let CancelledWait::LastWaiter { entry: entry_id, may_be_in_store: true } = cancelled else { panic!() };
+    assert_eq!((entry_id, scene.queues()), (expected, 0));
     // A busy store has not received the attempt.
     let (attempt, only, []) = scene.queue();
     let error = Err(StoreError::new(Failure::Busy, "busy"));
@@ -181,17 +181,19 @@ fn cancelled_task_leaves_the_lease_to_the_next_one() {
     scene.answer(&attempt, granted(10, 19));
     // The first task has the lease, and was not polled since.
     assert!(matches!(scene.cancel(second), CancelledWait::LeaseInUse));
-    assert_eq!(scene.granted(first), Some((attempt.sequence, 10)));
+    assert_eq!(scene.granted(first), Some((attempt.entry, 10)));
     assert!(matches!(scene.cancel(third), CancelledWait::LeaseInUse));
     assert!(scene.session.holds_lease(&key(), scene.start), "the first task still has the lease");
     let (fourth, fifth) = (scene.enqueue().0, scene.enqueue().0);
-    assert!(scene.session.hand_off(first.queue, attempt.sequence, scene.start));
+    assert!(scene.session.hand_off(first.queue, attempt.entry, scene.start));
     assert!(matches!(scene.cancel(fourth), CancelledWait::LeaseInUse));
-    assert_eq!(scene.granted(fifth), Some((attempt.sequence, 12)));
+    assert_eq!(scene.granted(fifth), Some((attempt.entry, 12)));
     let sixth = scene.enqueue().0;
-    assert!(scene.session.hand_off(first.queue, attempt.sequence, scene.start));
-    let CancelledWait::LastWaiter { sequence, may_be_in_store: true } = scene.cancel(sixth) else { panic!() };
-    assert_eq!((sequence, scene.queues()), (attempt.sequence, 0));
+    assert!(scene.session.hand_off(first.queue, attempt.entry, scene.start));
+    let CancelledWait::LastWaiter { entry: entry_id, may_be_in_store: true } = scene.cancel(sixth) else {
+        panic!()
+    };
+    assert_eq!((entry_id, scene.queues()), (attempt.entry, 0));
 }
 
 #[test]
@@ -202,13 +204,13 @@ fn lost_lease_of_a_task_leads_to_a_new_attempt_for_the_others() {
     assert!(scene.granted(first).is_some());
     let late = scene.after(20);
     let again = scene.due(late).pop().expect("an attempt for the other task");
-    assert_ne!(acquire(&again).acquisition.sequence, attempt.sequence);
+    assert_ne!(EntryId::from(acquire(&again).acquisition), attempt.entry);
     // The guard of the lost lease changes nothing for the queue.
-    assert!(!scene.session.hand_off(first.queue, attempt.sequence, late));
-    assert_eq!(scene.released(first, attempt.sequence, late).1, Some(Loss::Expired));
+    assert!(!scene.session.hand_off(first.queue, attempt.entry, late));
+    assert_eq!(scene.released(first, attempt.entry, late).1, Some(Loss::Expired));
     assert!(scene.due(late).is_empty());
     scene.session.handle_response(&again, late, &answer(granted(20, 20)));
-    assert_eq!(scene.granted(second), Some((again.sequence, 20)));
+    assert_eq!(scene.granted(second), Some((again.entry, 20)));
 }
 
 #[test]
@@ -219,8 +221,8 @@ fn lost_lease_that_no_task_has_seen_is_released() {
     let late = scene.after(20);
     let sent = scene.due(late);
     let releases = sent.iter().filter(|transmit| matches!(transmit.command, Command::Release(_)));
-    let releases: Vec<_> = releases.map(|transmit| transmit.sequence).collect();
-    assert_eq!((sent.len(), releases), (2, vec![attempt.sequence]), "and a new attempt: {sent:?}");
+    let releases: Vec<_> = releases.map(|transmit| transmit.entry).collect();
+    assert_eq!((sent.len(), releases), (2, vec![attempt.entry]), "and a new attempt: {sent:?}");
     assert!(scene.granted(first).is_none());
 }
 
@@ -232,7 +234,7 @@ fn closed_client_ends_the_waits_of_its_tasks() {
     assert!(scene.granted(first).is_some());
     scene.session.close(scene.start);
     assert!(matches!(scene.ended(second), Some((Outcome::Cancelled, None))));
-    assert_eq!(scene.sent(scene.start), [attempt.sequence], "only the release");
+    assert_eq!(scene.sent(scene.start), [attempt.entry], "only the release");
     assert!(matches!(scene.ended(second), Some((Outcome::Cancelled, None))), "its queue is removed");
 }
 
@@ -258,13 +260,13 @@ fn detached_lease_leaves_its_queue() {
     let (attempt, first, [second]) = scene.queue();
     scene.answer(&attempt, granted(10, 19));
     assert!(scene.granted(first).is_some());
-    let detached = scene.session.detach(attempt.sequence, Some(first.queue), scene.start).unwrap();
+    let detached = scene.session.detach(attempt.entry, Some(first.queue), scene.start).unwrap();
     assert_eq!((detached.acquisition, detached.ttl), (acquire(&attempt).acquisition, TTL));
     let sent = scene.due(scene.start);
-    assert!(sent.len() == 1 && sent[0].sequence != attempt.sequence, "no release: {sent:?}");
+    assert!(sent.len() == 1 && sent[0].entry != attempt.entry, "no release: {sent:?}");
     scene.answer(&sent[0], granted(20, 20));
-    assert_eq!(scene.granted(second), Some((sent[0].sequence, 20)));
-    assert!(matches!(scene.session.detach(attempt.sequence, None, scene.start), Err(Loss::Closed)));
+    assert_eq!(scene.granted(second), Some((sent[0].entry, 20)));
+    assert!(matches!(scene.session.detach(attempt.entry, None, scene.start), Err(Loss::Closed)));
 }
 
 #[test]
@@ -273,7 +275,7 @@ fn tasks_queue_again_if_the_store_has_no_tokens_for_them() {
     let (attempt, first, [second]) = scene.queue();
     scene.answer(&attempt, granted(10, 10));
     assert!(scene.granted(first).is_some());
-    let ended = scene.session.end_hold(Some(first.queue), attempt.sequence, scene.start);
+    let ended = scene.session.end_hold(Some(first.queue), attempt.entry, scene.start);
     assert!(matches!(ended, EndedHold::HandedOff) && scene.granted(second).is_none());
     let renewal = scene.due(scene.start).pop().expect("a renewal for tokens");
     scene.answer(&renewal, Reply::Renewed { valid_for: TTL, tokens: None, contended: false });
@@ -282,14 +284,14 @@ fn tasks_queue_again_if_the_store_has_no_tokens_for_them() {
     let again = again.unwrap_or_else(|| panic!("an attempt for the other task: {sent:?}"));
     assert!(sent.iter().any(|transmit| matches!(transmit.command, Command::Release(_))), "{sent:?}");
     scene.answer(again, granted(20, 20));
-    assert_eq!(scene.granted(second), Some((again.sequence, 20)));
+    assert_eq!(scene.granted(second), Some((again.entry, 20)));
 }
 
 #[test]
 fn cancelled_task_does_not_use_up_the_retry_of_the_others() {
     let scene = Scene::new();
     let (attempt, first, [second]) = scene.queue();
-    scene.session.abandon_acquire(attempt.sequence, scene.start);
+    scene.session.abandon_acquire(attempt.entry, scene.start);
     scene.cancel(first);
     // Its answer is lost with the connection, and so is the next one's.
     for (is_last, sent) in [(false, "the driver's"), (true, "the retry")] {

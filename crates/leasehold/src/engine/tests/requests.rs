@@ -74,12 +74,12 @@ fn request_returns_its_response_once() {
 #[test]
 fn response_to_a_release_is_its_outcome() {
     let scene = Scene::new();
-    let release = scene.drop_lease(scene.lease("a"));
+    let release = scene.drop_lease(scene.lease("a").into());
     let releases = store(Some(answer(Reply::Released)), false);
     let mut request = Request::send(&scene.session, &releases, &resource("a"), Some(release));
     let response = request.poll_response(&mut Context::from_waker(Waker::noop())).unwrap();
     assert!(matches!(response.end, Some(End::Release(ReleaseOutcome::Released))), "{response:?}");
-    let release = scene.drop_lease(scene.lease("a"));
+    let release = scene.drop_lease(scene.lease("a").into());
     let store = store(Some(failure()), false);
     let mut request = Request::send(&scene.session, &store, &resource("a"), Some(release));
     let response = request.poll_response(&mut Context::from_waker(Waker::noop())).unwrap();
@@ -90,25 +90,25 @@ fn response_to_a_release_is_its_outcome() {
 fn abandoned_request_is_sent_again_by_the_driver() {
     let scene = Scene::new();
     let attempt = scene.begin("a", None, true);
-    let (sequence, silent) = (attempt.sequence, store(None, false));
+    let (entry_id, silent) = (attempt.entry, store(None, false));
     let mut request = Request::send(&scene.session, &silent, &resource("a"), Some(attempt));
     assert!(request.poll_response(&mut Context::from_waker(Waker::noop())).is_none());
     request.abandon();
     assert!(!request.is_in_flight());
     drop(request);
-    assert_eq!(scene.sent(scene.start), [sequence]);
+    assert_eq!(scene.sent(scene.start), [entry_id]);
 }
 
 #[test]
 fn dropped_renewal_counts_as_failed() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    let renewal = scene.session.begin_renewal(lease, scene.start);
+    let renewal = scene.session.begin_renewal(lease.into(), scene.start);
     let silent = store(None, false);
     let request = Request::send(&scene.session, &silent, &resource("a"), renewal);
-    assert!(scene.session.begin_renewal(lease, scene.start).is_none());
+    assert!(scene.session.begin_renewal(lease.into(), scene.start).is_none());
     drop(request);
-    assert!(scene.session.begin_renewal(lease, scene.start).is_some());
+    assert!(scene.session.begin_renewal(lease.into(), scene.start).is_some());
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn dropped_lease_is_released_inline_or_by_the_driver() {
         let scene = Scene::new();
         let lease = scene.lease("a");
         let store = store(Some(answer(Reply::Released)), is_inline);
-        release_dropped(&scene.session, &store, &resource("a"), lease);
+        release_dropped(&scene.session, &store, &resource("a"), lease.into());
         assert_eq!(store.sent.lock().unwrap().len(), usize::from(is_inline));
         assert_eq!(scene.session.len(), usize::from(!is_inline));
         let by_driver = scene.sent(scene.start);
@@ -129,7 +129,7 @@ fn dropped_lease_is_released_inline_or_by_the_driver() {
 fn dropped_lease_whose_release_failed_inline_leaves_nothing_once_it_is_released() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    release_dropped(&scene.session, &store(Some(failure()), true), &resource("a"), lease);
+    release_dropped(&scene.session, &store(Some(failure()), true), &resource("a"), lease.into());
     assert_eq!(scene.session.len(), 1);
     let again = scene.due(scene.after(1)).pop().expect("the retry");
     scene.answer(&again, Reply::Released);
@@ -141,16 +141,16 @@ fn renewal_without_an_answer_is_repeated_by_the_driver() {
     let scene = Scene::new();
     let lease = scene.lease("a");
     // An error from before the renewal is not its result.
-    scene.session.table().entries.get_mut(&lease).unwrap().last_error = failure().err();
-    let renewal = scene.session.begin_renewal(lease, scene.start);
+    scene.session.table().entries.get_mut(&lease.into()).unwrap().last_error = failure().err();
+    let renewal = scene.session.begin_renewal(lease.into(), scene.start);
     let silent = store(None, false);
     let _request = Request::send(&scene.session, &silent, &resource("a"), renewal);
-    let mut watch = scene.session.watch(lease);
+    let mut watch = scene.session.watch(lease.into());
     let mut is_pending =
         || poll_with(Waker::noop(), |context| scene.session.poll_renewed(&mut watch, context)).is_pending();
-    let timeout = scene.session.table().entries[&lease].poll_timeout().unwrap();
+    let timeout = scene.session.table().entries[&lease.into()].poll_timeout().unwrap();
     assert!(scene.sent(timeout).is_empty() && is_pending());
-    let again = scene.session.table().entries[&lease].poll_timeout().unwrap();
+    let again = scene.session.table().entries[&lease.into()].poll_timeout().unwrap();
     assert_eq!(scene.sent(again), [lease]);
 }
 
@@ -170,10 +170,9 @@ fn response_does_not_wake_the_task_that_polls_for_it() {
 fn watch_is_woken_by_the_end_of_an_attempt() {
     let scene = Scene::new();
     let attempt = scene.begin("a", None, false);
-    let registered = || scene.session.table().entries[&attempt.sequence].wakers.len();
+    let registered = || scene.session.table().entries[&attempt.entry].wakers.len();
     let (count, waker) = task();
-    let (mut watch, mut dropped) =
-        (scene.session.watch(attempt.sequence), scene.session.watch(attempt.sequence));
+    let (mut watch, mut dropped) = (scene.session.watch(attempt.entry), scene.session.watch(attempt.entry));
     for watch in [&mut watch, &mut dropped] {
         assert!(poll_with(&waker, |context| scene.session.poll_ended(watch, context)).is_pending());
     }
@@ -184,7 +183,7 @@ fn watch_is_woken_by_the_end_of_an_attempt() {
     assert_eq!(count.take(), 1);
     let ended = poll_with(&waker, |context| scene.session.poll_ended(&mut watch, context));
     assert!(matches!(ended, Poll::Ready((Outcome::NotGranted, None))));
-    let mut gone = scene.session.watch(99);
+    let mut gone = scene.session.watch(99.into());
     let ended = poll_with(&waker, |context| scene.session.poll_ended(&mut gone, context));
     assert!(matches!(ended, Poll::Ready((Outcome::Cancelled, None))));
 }
@@ -194,14 +193,14 @@ fn watch_is_woken_by_the_loss_of_a_lease() {
     let scene = Scene::new();
     let lease = scene.lease("a");
     let (count, waker) = task();
-    let mut watch = scene.session.watch(lease);
+    let mut watch = scene.session.watch(lease.into());
     assert!(poll_with(&waker, |context| scene.session.poll_lost(&mut watch, context)).is_pending());
     scene.clock.jump(TTL);
     scene.session.due(scene.session.now());
     assert_eq!(count.take(), 1);
     let lost = poll_with(&waker, |context| scene.session.poll_lost(&mut watch, context));
     assert_eq!(lost, Poll::Ready(Loss::Expired));
-    let mut gone = scene.session.watch(99);
+    let mut gone = scene.session.watch(99.into());
     let lost = poll_with(&waker, |context| scene.session.poll_lost(&mut gone, context));
     assert_eq!(lost, Poll::Ready(Loss::Closed));
 }
@@ -211,12 +210,12 @@ fn watch_is_woken_by_the_result_of_a_renewal() {
     let scene = Scene::new();
     let lease = scene.lease("a");
     let (count, waker) = task();
-    let mut watch = scene.session.watch(lease);
+    let mut watch = scene.session.watch(lease.into());
     for (result, is_renewed) in [
         (answer(Reply::Renewed { valid_for: TTL, tokens: None, contended: false }), true),
         (failure(), false),
     ] {
-        let renewal = scene.session.begin_renewal(lease, scene.start).unwrap();
+        let renewal = scene.session.begin_renewal(lease.into(), scene.start).unwrap();
         assert!(poll_with(&waker, |context| scene.session.poll_renewed(&mut watch, context)).is_pending());
         scene.session.handle_response(&renewal, scene.start, &result);
         assert_eq!(count.take(), 1);
@@ -224,7 +223,7 @@ fn watch_is_woken_by_the_result_of_a_renewal() {
         let Poll::Ready(ended) = ended else { panic!("{ended:?}") };
         assert_eq!(ended.is_ok(), is_renewed, "{ended:?}");
     }
-    let mut gone = scene.session.watch(99);
+    let mut gone = scene.session.watch(99.into());
     let ended = poll_with(&waker, |context| scene.session.poll_renewed(&mut gone, context));
     assert!(matches!(ended, Poll::Ready(Err(RenewalError::Lost(Loss::Closed)))), "{ended:?}");
 }
@@ -234,10 +233,10 @@ fn watch_is_woken_by_the_end_of_a_release_and_takes_the_entry() {
     let scene = Scene::new();
     let attempt = scene.begin("a", None, true);
     scene.answer(&attempt, QUEUED);
-    let deadline = scene.session.release_dropped(attempt.sequence, scene.start).unwrap();
-    scene.session.table().entries.get_mut(&attempt.sequence).unwrap().is_referenced = true;
+    let deadline = scene.session.release_dropped(attempt.entry, scene.start).unwrap();
+    scene.session.table().entries.get_mut(&attempt.entry).unwrap().is_referenced = true;
     let (count, waker) = task();
-    let mut watch = scene.session.watch(attempt.sequence);
+    let mut watch = scene.session.watch(attempt.entry);
     assert!(poll_with(&waker, |context| scene.session.poll_released(&mut watch, context)).is_pending());
     scene.answer(&deadline, Reply::Released);
     assert_eq!((count.take(), scene.session.len()), (1, 1));
