@@ -170,7 +170,7 @@ impl CallerConnection {
                     let Some(connections) = self.connections.upgrade() else { return };
                     match connections.place_at(run_id.as_deref(), &mut connection).await {
                         Ok(Place::Here) => {
-                            connections.set_caller_conn(connection.into());
+                            connections.set_caller_conn(connection);
                             drop(connections);
                             self.runtime.set_usable();
                             lost.notified().await;

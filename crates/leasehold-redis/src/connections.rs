@@ -8,6 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
 use tokio::runtime::{Handle, Id};
 
+use super::answer_times::AnswerTimes;
 use super::connect;
 use super::connect::Dial;
 use super::contended::Contended;
@@ -26,6 +27,7 @@ const BUFFER: usize = 1_024;
 pub(super) struct Connections {
     driver_conn: MultiplexedConnection,
     status: Arc<ConnectionStatus>,
+    answer_times: Arc<AnswerTimes>,
     caller_conn: Mutex<Option<Wire>>,
     caller: Option<Id>,
     /// For commands that wait for replicas, of the caller's runtime and of all others; opened on first use.
@@ -59,6 +61,7 @@ impl Connections {
         Self {
             driver_conn,
             status,
+            answer_times: Arc::new(AnswerTimes::new(facts.answered_in)),
             caller_conn: Mutex::new(None),
             caller,
             caller_replica_conn: ReplicaConn::default(),
@@ -131,6 +134,11 @@ impl Connections {
         self.driver_conn.clone()
     }
 
+    /// The driver connection, for commands.
+    pub(super) fn driver_wire(&self) -> Wire {
+        Wire::Own(self.driver_conn(), self.answer_times.clone())
+    }
+
     /// The caller connection, if this runs on its runtime. From elsewhere it saves nothing, and that runtime may be idle.
     pub(super) fn caller_conn(&self) -> Option<Wire> {
         if self.is_callers_runtime() { self.caller_slot().clone() } else { None }
@@ -138,7 +146,7 @@ impl Connections {
 
     /// The caller connection if this runs on its runtime, otherwise the driver connection.
     pub(super) fn preferred_conn(&self) -> Wire {
-        self.caller_conn().unwrap_or_else(|| self.driver_conn().into())
+        self.caller_conn().unwrap_or_else(|| self.driver_wire())
     }
 
     /// Drops the caller connection if this runs on its runtime, because it was lost or does not answer.
@@ -148,7 +156,12 @@ impl Connections {
         }
     }
 
-    pub(super) fn set_caller_conn(&self, connection: Wire) {
+    pub(super) fn set_caller_conn(&self, connection: MultiplexedConnection) {
+        self.set_caller_wire(Wire::Own(connection, self.answer_times.clone()));
+    }
+
+    /// The same with a connection of the program's.
+    pub(super) fn set_caller_wire(&self, connection: Wire) {
         *self.caller_slot() = Some(connection);
     }
 

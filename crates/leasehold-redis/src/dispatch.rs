@@ -235,7 +235,7 @@ async fn run_over(
         return Box::pin(replicas::run(connections, options, replicas, calls)).await;
     }
     let Some(caller_conn) = connections.caller_conn() else {
-        return exec::run(connections.driver_conn().into(), options, calls).await;
+        return exec::run(connections.driver_wire(), options, calls).await;
     };
     let answers = exec::run(caller_conn, options, calls).await;
     if answers

@@ -467,7 +467,8 @@ impl Reconnector {
     async fn connect_server(&self, dial: &Dial) -> Result<Arc<Connections>, RedisError> {
         let status = Arc::new(ConnectionStatus::new(self.health_check.clone(), self.is_redirected.clone()));
         let mut tasks = TaskGroup::default();
-        let mut config = config();
+        // The attempt as a whole has a limit. How long the server takes is learned by its first answer.
+        let mut config = config().set_response_timeout(Some(CONNECT_TIMEOUT));
         let are_commands_resp2 = self.is_resp2 || self.is_redirected.load(Ordering::SeqCst);
         if !are_commands_resp2 {
             let on_reconnect = self.endpoint_config.on_reconnect.clone();

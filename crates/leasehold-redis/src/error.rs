@@ -309,6 +309,9 @@ pub(super) fn explain(error: &RedisError) -> String {
             "what answers there does not speak TLS: write redis://, or name the TLS port"
         }
         _ if error.kind() == ErrorKind::Parse => "what answers there is no Redis server",
+        _ if error.is_timeout() && text.contains("no answer within") => {
+            return text.get(text.find("no answer within").unwrap_or_default()..).unwrap_or(&text).to_owned();
+        }
         _ if error.is_timeout() => return format!("no answer within {ANSWER_TIMEOUT:?}"),
         _ if error.kind() == ErrorKind::AuthenticationFailed => {
             "the server does not accept this user and password"

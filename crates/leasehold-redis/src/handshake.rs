@@ -1,9 +1,13 @@
 //! First commands on a new connection: layout check, settings check, run id, and which conditional delete the server allows.
 
+use std::time::Duration;
+
 use leasehold_redis_protocol::{Channels, ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
+use tokio::time::Instant;
 
+use super::answer_times::limit_after;
 use super::deletes::is_refusal;
 use super::error::{OWN, PAUSED};
 
@@ -11,6 +15,8 @@ use super::error::{OWN, PAUSED};
 #[derive(Default)]
 pub(super) struct ServerFacts {
     pub(super) run_id: Option<String>,
+    /// How long the first answer took.
+    pub(super) answered_in: Duration,
     /// The conditional delete that the user may run.
     pub(super) delete: Option<ConditionalDelete>,
     /// The server is a node of a cluster, whatever the address says.
@@ -39,7 +45,10 @@ pub(super) async fn handshake(
         // the right to do this, a flush is noticed by the next renewal.
         questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("OPTIN");
     }
+    let asked = Instant::now();
     let facts: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
+    let answered_in = asked.elapsed();
+    connection.set_response_timeout(limit_after(answered_in));
     check_layout(connection).await.map_err(paused)?;
     let info = |at: usize| match facts.get(at) {
         Some(Ok(info)) => redis::from_redis_value_ref::<String>(info).ok(),
@@ -51,14 +60,16 @@ pub(super) async fn handshake(
         ));
     }
     let channels = facts.get(2).filter(|_| has_slots).map(channels_by);
-    let Some(info) = info(1) else { return Ok(ServerFacts { channels, ..ServerFacts::default() }) };
+    let Some(info) = info(1) else {
+        return Ok(ServerFacts { channels, answered_in, ..ServerFacts::default() });
+    };
     let delete = match ConditionalDelete::of_server(&info) {
         Some(delete) if may_delete(connection, delete).await? => Some(delete),
         _ => None,
     };
     // Redis calls it redis_mode, and Valkey server_mode.
     let is_cluster_node = info.lines().any(|line| line.trim_end().ends_with("_mode:cluster"));
-    Ok(ServerFacts { run_id: run_id_in(&info), delete, is_cluster_node, channels })
+    Ok(ServerFacts { run_id: run_id_in(&info), answered_in, delete, is_cluster_node, channels })
 }
 
 /// Sharded channels (since Redis 7.0), unless the server does not know the command. An error otherwise is a right that is missing.

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answer_times;
 mod caller_conn;
 mod client_record;
 mod cluster;

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use leasehold_store::PollIntervals;
 
-/// Max time for a reply. Whether an unanswered command took effect is unknown.
+/// Max time for a reply of a server that has answered in time so far. Whether an unanswered command took effect is unknown.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The same if its last replies were late.
+pub(super) const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Max time for which an attempt may wait for others to be sent with. Usually it is that of one round of the runtime's tasks. It is well
 /// below the lifetime of a tombstone.

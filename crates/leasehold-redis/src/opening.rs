@@ -127,7 +127,7 @@ impl Redis {
                 return Err(OpenError::unavailable(format!("{shown}: {what}")));
             };
             let wire = verified.map_err(|error| wire::refused(&shown, &error))?;
-            connections.set_caller_conn(Wire::Shared(wire));
+            connections.set_caller_wire(Wire::Shared(wire));
             opening.callers.set_usable();
         }
         let nodes = Nodes::Server { endpoint, voting: None, record: opening.record.clone() };

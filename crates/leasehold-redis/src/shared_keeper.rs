@@ -28,7 +28,7 @@ impl SharedKeeper {
             match self.connection.verify(&mut own, &self.caller).await {
                 Ok(wire) => {
                     let Some(connections) = self.connections.upgrade() else { return };
-                    connections.set_caller_conn(Wire::Shared(wire));
+                    connections.set_caller_wire(Wire::Shared(wire));
                     self.runtime.set_usable();
                     has_warned = false;
                     drop(connections);

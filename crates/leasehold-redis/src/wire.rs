@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
+use super::answer_times::AnswerTimes;
 use super::error::{OWN, explain, store_error};
 use super::limits::ANSWER_TIMEOUT;
 
@@ -32,20 +33,26 @@ type Values = RedisResult<Vec<RedisResult<Value>>>;
 
 #[derive(Clone)]
 pub(super) enum Wire {
-    Own(MultiplexedConnection),
+    Own(MultiplexedConnection, Arc<AnswerTimes>),
     Shared(SharedWire),
 }
 
 impl From<MultiplexedConnection> for Wire {
+    /// A connection of which nothing is known yet.
     fn from(connection: MultiplexedConnection) -> Self {
-        Self::Own(connection)
+        Self::Own(connection, Arc::default())
     }
 }
 
 impl Wire {
     pub(super) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
         match self {
-            Self::Own(connection) => connection.send_packed_command(command).await,
+            Self::Own(connection, times) => {
+                let (sent, limit) = (Instant::now(), times.limit());
+                connection.set_response_timeout(limit);
+                let answered = connection.send_packed_command(command).await;
+                times.note(sent, limit, answered)
+            }
             Self::Shared(wire) => Box::pin(wire.send(command.clone())).await,
         }
     }
@@ -57,7 +64,13 @@ impl Wire {
         is_asking: bool,
     ) -> Vec<Result<Value, RedisError>> {
         match self {
-            Self::Own(connection) => pipeline(connection, commands, is_asking).await,
+            Self::Own(connection, times) => {
+                let (sent, limit) = (Instant::now(), times.limit());
+                connection.set_response_timeout(limit);
+                let count = commands.len();
+                let answered = query(connection, commands, is_asking).await;
+                times.note(sent, limit, answered).unwrap_or_else(|error| vec![Err(error); count])
+            }
             Self::Shared(wire) => {
                 let count = commands.len();
                 wire.pipeline(commands).await.unwrap_or_else(|error| vec![Err(error); count])
@@ -73,6 +86,10 @@ pub(super) async fn pipeline(
     is_asking: bool,
 ) -> Vec<Result<Value, RedisError>> {
     let count = commands.len();
+    query(connection, commands, is_asking).await.unwrap_or_else(|error| vec![Err(error); count])
+}
+
+async fn query(connection: &mut MultiplexedConnection, commands: Vec<Cmd>, is_asking: bool) -> Values {
     let mut pipeline = redis::pipe();
     pipeline.ignore_errors();
     for command in commands {
@@ -81,10 +98,7 @@ pub(super) async fn pipeline(
         }
         pipeline.add_command(command);
     }
-    match pipeline.query_async::<Vec<Result<Value, RedisError>>>(connection).await {
-        Ok(values) => values,
-        Err(error) => (0..count).map(|_| Err(error.clone())).collect(),
-    }
+    pipeline.query_async(connection).await
 }
 
 /// A connection of the program's, of any type.

@@ -34,6 +34,39 @@ async fn disconnected_waiter_keeps_its_place_and_is_granted() {
     }
 }
 
+/// A server that answers late is no server that hangs: an answer is waited for twice as long as the last ones took. One that hangs is given up
+/// after a second again, once it has answered fast for a while.
+#[tokio::test]
+async fn server_that_answers_later_and_later_fails_no_command() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let lock_once = async |ms| {
+        proxy.delay_replies(Duration::from_millis(ms));
+        client.mutex("a").lock().await.map(drop)
+    };
+    for ms in [0, 800, 1_400] {
+        lock_once(ms).await.unwrap();
+    }
+    for _ in 0..30 {
+        lock_once(0).await.unwrap();
+    }
+    retry_if_paused(Duration::from_millis(300), async || {
+        lock_once(0).await.unwrap();
+        let began = Instant::now();
+        let error = lock_once(10_000).await.unwrap_err();
+        let took = began.elapsed();
+        proxy.delay_replies(Duration::ZERO);
+        until(async || lock_once(0).await.is_ok()).await;
+        // An answer, that to a health check, and a new connection. With the limit of before it would be longer by two seconds and more.
+        match error.is_unavailable() && took < Duration::from_millis(3_800) {
+            true => Ok(()),
+            false => Err(format!("after {took:?}: {error}")),
+        }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn killing_any_connection_keeps_locks_and_waiters() {
     // Each client has one for its thread and one for pushes. With RESP3 it has one for the caller's runtime, too.
