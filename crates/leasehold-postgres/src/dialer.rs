@@ -99,7 +99,7 @@ impl Dialer {
     /// notifications.
     pub(super) async fn connect(&self, on_message: Option<MessageHandler>) -> Result<Conn, StoreError> {
         let mut refused: Vec<StoreError> = Vec::new();
-        for at in in_turn(&self.next, self.hosts.len()) {
+        for at in throttled(&self.next, self.hosts.len()) {
             let host = &self.hosts[at];
             match host.addresses().await {
                 Ok(addresses) => {
@@ -127,7 +127,7 @@ impl Dialer {
     ) -> Option<Conn> {
         let is_only = self.hosts.len() == 1 && addresses.len() == 1;
         let limit = self.limit.unwrap_or(if is_only { CONNECT_TIMEOUT } else { HOST_TIMEOUT });
-        for at in in_turn(&host.next, addresses.len()) {
+        for at in throttled(&host.next, addresses.len()) {
             match self.connect_to(&addresses[at], limit, on_message.clone()).await {
                 Ok(conn) => {
                     host.next.store(at, Ordering::Relaxed);
@@ -157,7 +157,7 @@ fn random(count: usize) -> usize {
 }
 
 /// All of so many, from the last that answered on. If the command gives up during one, the next command begins with the one after it.
-fn in_turn(next: &AtomicUsize, count: usize) -> impl Iterator<Item = usize> {
+fn throttled(next: &AtomicUsize, count: usize) -> impl Iterator<Item = usize> {
     let first = next.load(Ordering::Relaxed);
     (0..count).map(move |offset| {
         let at = (first % count + offset) % count;

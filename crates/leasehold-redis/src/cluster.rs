@@ -426,7 +426,7 @@ fn not_sent(message: String) -> StoreError {
     StoreError::new(Failure::NotSent, message)
 }
 
-/// A change of the slot map that the waiters are being told of, since [`SlotMap::redirect`] or [`SlotMap::replace`] has returned true.
+/// A change of the slot map that the waiters are being notified of, since [`SlotMap::redirect`] or [`SlotMap::replace`] has returned true.
 struct Announcement<'a>(&'a RwLock<SlotMap>);
 
 impl Drop for Announcement<'_> {
@@ -520,15 +520,15 @@ mod tests {
         assert_eq!(of("a").made_anew(&all), Some(map(1, "xyz")), "a single node is replaced at once");
     }
 
-    /// As if each thread that is told ran the program's own code, which uses the cluster.
+    /// As if each thread that is notified ran the program's own code, which uses the cluster.
     #[test]
     fn waiters_of_a_moved_slot_are_told_before_its_pushes_and_with_the_map_free() {
         let slots = Arc::<RwLock<SlotMap>>::default();
-        let (tell, told) = channel();
+        let (record, events) = channel();
         let (push_of_new_node, map) = (Arc::<OnceLock<MessageHandler>>::default(), slots.clone());
-        let (pushed, pushes) = (tell.clone(), push_of_new_node.clone());
+        let (pushed, pushes) = (record.clone(), push_of_new_node.clone());
         let endpoint_config = move || {
-            let (told, pushed) = (tell.clone(), pushed.clone());
+            let (notified, pushed) = (record.clone(), pushed.clone());
             let (map, pushes) = (map.clone(), pushes.clone());
             EndpointConfig {
                 on_message: Arc::new(move |_, _| pushed.send("a push").unwrap()),
@@ -537,7 +537,7 @@ mod tests {
                         push(inbox_of(ClientId::new(1), Some(SLOT)).as_bytes(), b"granted");
                     }
                     assert!(map.try_write().is_ok(), "the map is free");
-                    told.send("the waiters").unwrap();
+                    notified.send("the waiters").unwrap();
                 }),
                 ..EndpointConfig::quiet()
             }
@@ -550,6 +550,6 @@ mod tests {
             cluster.moved(SLOT, host(2));
         }
         push(inbox_of(ClientId::new(1), Some(SLOT)).as_bytes(), b"granted");
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), ["the waiters", "a push", "a push"]);
+        assert_eq!(events.try_iter().collect::<Vec<_>>(), ["the waiters", "a push", "a push"]);
     }
 }

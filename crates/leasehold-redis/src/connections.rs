@@ -9,11 +9,11 @@ use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
 use tokio::runtime::{Handle, Id};
 
 use super::answer_times::AnswerTimes;
+use super::coalesce::Coalescer;
 use super::connect;
 use super::connect::Dial;
 use super::contended::Contended;
 use super::deletes::Deletes;
-use super::gather::Gatherings;
 use super::handshake::ServerFacts;
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
@@ -40,8 +40,8 @@ pub(super) struct Connections {
     deletes: Deletes,
     contended: Contended,
     /// Of the caller's runtime, and of all others, whose commands the client's thread sends.
-    caller_gatherings: Gatherings,
-    driver_gatherings: Gatherings,
+    caller_coalescer: Coalescer,
+    driver_coalescer: Coalescer,
     is_cluster_node: bool,
     channels: Option<Channels>,
     /// None while the subscriber connection is being opened.
@@ -70,8 +70,8 @@ impl Connections {
             run_id: facts.run_id.unwrap_or_default().into(),
             deletes: Deletes::new(facts.delete),
             contended: Contended::default(),
-            caller_gatherings: Gatherings::default(),
-            driver_gatherings: Gatherings::default(),
+            caller_coalescer: Coalescer::default(),
+            driver_coalescer: Coalescer::default(),
             is_cluster_node: facts.is_cluster_node,
             channels: facts.channels,
             subscription: Mutex::default(),
@@ -110,8 +110,8 @@ impl Connections {
 
     /// The commands of this runtime that wait to be sent together. Those of one runtime do not depend on another one, which may be
     /// blocked, or not run.
-    pub(super) fn gatherings(&self) -> &Gatherings {
-        if self.is_callers_runtime() { &self.caller_gatherings } else { &self.driver_gatherings }
+    pub(super) fn coalescer(&self) -> &Coalescer {
+        if self.is_callers_runtime() { &self.caller_coalescer } else { &self.driver_coalescer }
     }
 
     fn is_callers_runtime(&self) -> bool {
@@ -279,10 +279,10 @@ mod tests {
             let dial = (client.get_connection_info().clone().into(), true);
             Connections::new(own, status, caller, dial, ServerFacts::default())
         });
-        let gatherings =
-            |runtime: &Runtime| runtime.block_on(async { std::ptr::from_ref(connections.gatherings()) });
-        assert_eq!(gatherings(&caller), gatherings(&caller));
-        assert_ne!(gatherings(&caller), gatherings(&driver));
-        assert_eq!(gatherings(&driver), gatherings(&runtime()));
+        let coalescer =
+            |runtime: &Runtime| runtime.block_on(async { std::ptr::from_ref(connections.coalescer()) });
+        assert_eq!(coalescer(&caller), coalescer(&caller));
+        assert_ne!(coalescer(&caller), coalescer(&driver));
+        assert_eq!(coalescer(&driver), coalescer(&runtime()));
     }
 }

@@ -40,18 +40,23 @@ fn record_limit(batch: &[Call]) -> Duration {
 
 impl Nodes {
     /// Runs commands in order. Returns one result per command, in the same order.
-    pub(super) async fn run(&self, batch: &[Call], replicas: u32, floor: Option<Token>) -> Vec<CallResult> {
-        self.dispatch(batch, replicas, floor, false).await
+    pub(super) async fn run_batch(
+        &self,
+        batch: &[Call],
+        replicas: u32,
+        floor: Option<Token>,
+    ) -> Vec<CallResult> {
+        self.run_with_records(batch, replicas, floor, false).await
     }
 
     /// Runs attempts at resources of one hash slot as one atomic command.
-    pub(super) async fn run_all(&self, batch: &[Call]) -> Vec<CallResult> {
-        self.dispatch(batch, 0, None, true).await
+    pub(super) async fn run_atomic(&self, batch: &[Call]) -> Vec<CallResult> {
+        self.run_with_records(batch, 0, None, true).await
     }
 
     /// Also has the client's record written, if these commands are the first that need it. They do not wait for it, since it may be
     /// on a node that does not answer. The records of other clients whose leases they renew are kept at the same time.
-    async fn dispatch(
+    async fn run_with_records(
         &self,
         batch: &[Call],
         replicas: u32,
@@ -63,9 +68,9 @@ impl Nodes {
             self.record().request_write();
         }
         let others = self.record().take_others(batch);
-        let send = self.send(batch, replicas, floor, is_atomic);
+        let answers = self.run_at_nodes(batch, replicas, floor, is_atomic);
         if others.is_empty() {
-            return send.await;
+            return answers.await;
         }
         let limit = record_limit(batch);
         let keep = async {
@@ -73,10 +78,10 @@ impl Nodes {
                 others.iter().for_each(|(client, _)| self.record().retry_other(*client));
             }
         };
-        Box::pin(join(keep, send)).await.1
+        Box::pin(join(keep, answers)).await.1
     }
 
-    async fn send(
+    async fn run_at_nodes(
         &self,
         batch: &[Call],
         replicas: u32,
@@ -90,7 +95,7 @@ impl Nodes {
                 let abstains_for = voting.and_then(|voting| voting.abstains_for);
                 let vote_args = VoteArgs { floor, abstains_for, run_id: "" };
                 let options = CallOptions { vote_args, is_atomic, ..CallOptions::of(variant) };
-                let answers = run_on(endpoint, options, replicas, &calls, None).await;
+                let answers = run_on_node(endpoint, options, replicas, &calls, None).await;
                 // Reconnect: the sentinels, or the host name, may lead to the new master.
                 if answers.iter().any(is_refused_by_a_replica) {
                     endpoint.invalidate();
@@ -99,8 +104,11 @@ impl Nodes {
             }
             Self::Cluster { cluster, variant, client, tasks, .. } => {
                 let (variant, client) = (*variant, *client);
-                Box::pin(ClusterBatch { cluster, variant, client, tasks, batch, replicas, is_atomic }.run())
-                    .await
+                Box::pin(
+                    ClusterBatch { cluster, variant, client, tasks, batch, replicas, is_atomic }
+                        .follow_redirects(),
+                )
+                .await
             }
         }
     }
@@ -111,7 +119,7 @@ pub(super) fn is_refused_by_a_replica(answer: &Result<Answer, CallError>) -> boo
 }
 
 /// Runs calls on one node, with the subscriptions that they need.
-async fn run_on(
+async fn run_on_node(
     endpoint: &Endpoint,
     options: CallOptions<'_>,
     replicas: u32,
@@ -129,7 +137,7 @@ async fn run_on(
     };
     let options = for_server(options, &connections);
     let mut answers = match inboxes {
-        None => run_over(&connections, options, replicas, calls).await,
+        None => run_on_connection(&connections, options, replicas, calls).await,
         Some(inboxes) => Box::pin(subscribe_and_run(&connections, options, replicas, calls, inboxes)).await,
     };
     if connections.is_closed() || answers.iter().any(Result::is_err) {
@@ -205,7 +213,7 @@ async fn repeat_lost(
     }
     let again: Vec<&Call> = lost.iter().map(|at| calls[*at]).collect();
     let options = for_server(options, &connections);
-    let repeated = run_over(&connections, options, replicas, &again).await;
+    let repeated = run_on_connection(&connections, options, replicas, &again).await;
     if connections.is_closed() {
         return;
     }
@@ -225,19 +233,19 @@ async fn repeat_lost(
 }
 
 /// Runs calls on the preferred connection. A lost caller connection is dropped.
-async fn run_over(
+async fn run_on_connection(
     connections: &Arc<Connections>,
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
     if replicas > 0 {
-        return Box::pin(replicas::run(connections, options, replicas, calls)).await;
+        return Box::pin(replicas::run_replicated(connections, options, replicas, calls)).await;
     }
     let Some(caller_conn) = connections.caller_conn() else {
-        return exec::run(connections.driver_wire(), options, calls).await;
+        return exec::run_in_pipeline(connections.driver_wire(), options, calls).await;
     };
-    let answers = exec::run(caller_conn, options, calls).await;
+    let answers = exec::run_in_pipeline(caller_conn, options, calls).await;
     if answers
         .iter()
         .any(|answer| matches!(answer, Err(CallError::ConnectionLost(_) | CallError::Timeout(_))))
@@ -247,8 +255,8 @@ async fn run_over(
     answers
 }
 
-/// Also subscribes to the inboxes of attempts and holders: a holder is told that its lease was revoked. Only attempts that are queued wait
-/// for that.
+/// Also subscribes to the inboxes of attempts and holders: a holder is notified that its lease was revoked. Only attempts that are queued
+/// wait for that.
 async fn subscribe_and_run(
     connections: &Arc<Connections>,
     options: CallOptions<'_>,
@@ -257,7 +265,7 @@ async fn subscribe_and_run(
     inboxes: (ClientId, &Tasks),
 ) -> Vec<Result<Answer, CallError>> {
     let subscribing = subscribe_to(connections, options, calls, inboxes);
-    let mut answers = run_over(connections, options, replicas, calls).await;
+    let mut answers = run_on_connection(connections, options, replicas, calls).await;
     let mut asks_again = vec![false; calls.len()];
     for (slot, subscribed) in subscribing {
         let is_concerned = |at: &usize| {
@@ -277,12 +285,12 @@ async fn subscribe_and_run(
         }
     }
     if options.is_atomic && asks_again.contains(&true) {
-        return run_over(connections, options, replicas, calls).await;
+        return run_on_connection(connections, options, replicas, calls).await;
     }
     let again: Vec<usize> = (0..calls.len()).filter(|at| asks_again[*at]).collect();
     if !again.is_empty() {
         let queued: Vec<&Call> = again.iter().map(|at| calls[*at]).collect();
-        let later = run_over(connections, options, replicas, &queued).await;
+        let later = run_on_connection(connections, options, replicas, &queued).await;
         again.into_iter().zip(later).for_each(|(at, answer)| answers[at] = answer);
     }
     answers
@@ -296,10 +304,10 @@ fn subscribe_to(
     (client, tasks): (ClientId, &Tasks),
 ) -> Vec<(u16, Task<subscriptions::Outcome>)> {
     let Some(subscription) = connections.subscription() else { return Vec::new() };
-    let is_told = |command: &Command| matches!(command, Command::Acquire(_) | Command::Renew(_));
+    let has_inbox = |command: &Command| matches!(command, Command::Acquire(_) | Command::Renew(_));
     let mut slots: Vec<u16> = calls
         .iter()
-        .filter(|Call { command, .. }| is_told(command))
+        .filter(|Call { command, .. }| has_inbox(command))
         .map(|call| slot_of(&call.resource))
         .collect();
     slots.sort_unstable();
@@ -357,7 +365,7 @@ enum Outcome {
 }
 
 impl ClusterBatch<'_> {
-    async fn run(&self) -> Vec<CallResult> {
+    async fn follow_redirects(&self) -> Vec<CallResult> {
         let give_up = Instant::now() + ANSWER_TIMEOUT;
         let mut answers: Vec<Option<CallResult>> = self.batch.iter().map(|_| None).collect();
         let pending = |(index, Call { resource, .. }): (usize, &Call)| PendingCall {
@@ -461,7 +469,7 @@ impl ClusterBatch<'_> {
         let calls: Vec<&Call> = pending_calls.iter().map(|pending| &self.batch[pending.index]).collect();
         let options = CallOptions { is_asking, is_atomic: self.is_atomic, ..CallOptions::of(self.variant) };
         let answers =
-            run_on(&endpoint, options, self.replicas, &calls, Some((self.client, self.tasks))).await;
+            run_on_node(&endpoint, options, self.replicas, &calls, Some((self.client, self.tasks))).await;
         // It may be cut off from the other nodes, and not know that it was replaced.
         let is_unsure = |answer| {
             matches!(

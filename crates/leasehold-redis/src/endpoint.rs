@@ -196,7 +196,7 @@ impl Endpoint {
             skip_backoff: skip_backoff.clone(),
             last_connect: None,
         };
-        let keeper = tasks::spawn(gate::in_turn(keeper.keep_on()));
+        let keeper = tasks::spawn(gate::throttled(keeper.keep_on()));
         Self { state, health_check, skip_backoff, keeper, sentinels }
     }
 
@@ -503,7 +503,7 @@ impl Reconnector {
         {
             connections.set_subscription(Some(Arc::new(subscription)));
         }
-        tasks.spawn(gate::in_turn(subscriber.keep(Arc::downgrade(&connections), still_opening)));
+        tasks.spawn(gate::throttled(subscriber.keep(Arc::downgrade(&connections), still_opening)));
         let shared = self.endpoint_config.shared.clone();
         if let Some((connection, caller)) = shared.zip(self.endpoint_config.caller.clone()) {
             let (runtime, connections) = (self.endpoint_config.runtime.clone(), Arc::downgrade(&connections));

@@ -66,7 +66,7 @@ impl<'a> CallOptions<'a> {
 /// Runs calls in one pipeline; renewals and releases that need a script of their own follow in a second one.
 ///
 /// Futures of rare paths are boxed here, in `dispatch.rs` and in `endpoint.rs`, to keep every command's future small.
-pub(super) async fn run(
+pub(super) async fn run_in_pipeline(
     mut connection: Wire,
     options: CallOptions<'_>,
     calls: &[&Call],
@@ -74,21 +74,21 @@ pub(super) async fn run(
     if let ([call], false, false) = (calls, options.is_asking, options.is_atomic) {
         return vec![run_one(&mut connection, options, call).await];
     }
-    Box::pin(run_several(connection, options, calls)).await
+    Box::pin(run_sorted(connection, options, calls)).await
 }
 
-async fn run_several(
+async fn run_sorted(
     connection: Wire,
     options: CallOptions<'_>,
     calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
     let order = by_ttl(calls);
     let sorted: Vec<&Call> = order.iter().map(|at| calls[*at]).collect();
-    in_given_order(order, run_in_order(connection, options, &sorted).await)
+    in_call_order(order, send_in_order(connection, options, &sorted).await)
 }
 
-/// The answers in the order of the calls, of which `order` says how they were sent.
-fn in_given_order<T>(order: Vec<usize>, answers: Vec<T>) -> Vec<T> {
+/// Undoes [`by_ttl`]: answers in the order of the calls.
+fn in_call_order<T>(order: Vec<usize>, answers: Vec<T>) -> Vec<T> {
     let mut answers: Vec<_> = order.into_iter().zip(answers).collect();
     answers.sort_unstable_by_key(|(at, _)| *at);
     answers.into_iter().map(|(_, answer)| answer).collect()
@@ -112,20 +112,20 @@ fn shared_ttl(call: &Call) -> Option<Duration> {
     }
 }
 
-async fn run_in_order(
+async fn send_in_order(
     mut connection: Wire,
     options: CallOptions<'_>,
     calls: &[&Call],
 ) -> Vec<Result<Answer, CallError>> {
     let sent = WireCommand::from_calls(options, calls);
-    let values = send(&mut connection, options, &sent).await;
+    let values = send_scripts(&mut connection, options, &sent).await;
     let read = sent.iter().zip(values).flat_map(|(sent, value)| sent.read(value));
     let mut answers: Vec<Option<Result<Answer, CallError>>> = read.collect();
-    let alone: Vec<usize> = (0..answers.len()).filter(|at| answers[*at].is_none()).collect();
-    if !alone.is_empty() {
-        let sent: Vec<_> = alone.iter().map(|at| WireCommand::One(calls[*at])).collect();
-        let values = send(&mut connection, options, &sent).await;
-        for ((at, sent), value) in alone.into_iter().zip(&sent).zip(values) {
+    let unread: Vec<usize> = (0..answers.len()).filter(|at| answers[*at].is_none()).collect();
+    if !unread.is_empty() {
+        let sent: Vec<_> = unread.iter().map(|at| WireCommand::One(calls[*at])).collect();
+        let values = send_scripts(&mut connection, options, &sent).await;
+        for ((at, sent), value) in unread.into_iter().zip(&sent).zip(values) {
             answers[at] = sent.read(value).pop().flatten();
         }
     }
@@ -180,16 +180,16 @@ pub(super) async fn with_reason(
     Err(CallError::Denied(error.saying(message)))
 }
 
-/// What commands have in common that can share a script call.
+/// The kind of a batch: commands of the same kind can share a script call.
 #[derive(PartialEq)]
-enum Company {
+enum BatchKind {
     /// Renewals by this ttl.
     Renewals(Duration),
     Attempts,
     Releases,
 }
 
-impl Company {
+impl BatchKind {
     fn of(options: CallOptions<'_>, call: &Call) -> Option<Self> {
         if let Some(ttl) = shared_ttl(call) {
             return Some(Self::Renewals(ttl));
@@ -239,11 +239,11 @@ impl<'a> WireCommand<'a> {
             return calls.iter().map(|call| one(call)).collect();
         }
         let neighbours = calls.chunk_by(|one, next| {
-            let company = Company::of(options, one);
-            company.is_some() && company == Company::of(options, next)
+            let kind = BatchKind::of(options, one);
+            kind.is_some() && kind == BatchKind::of(options, next)
         });
-        let groups = neighbours.flat_map(|calls| match Company::of(options, calls[0]) {
-            Some(Company::Renewals(_)) => calls.chunks(MAX_RENEWALS),
+        let groups = neighbours.flat_map(|calls| match BatchKind::of(options, calls[0]) {
+            Some(BatchKind::Renewals(_)) => calls.chunks(MAX_RENEWALS),
             Some(_) if calls.len() >= MIN_EACH => calls.chunks(MAX_EACH),
             _ => calls.chunks(1),
         });
@@ -286,7 +286,7 @@ impl<'a> WireCommand<'a> {
         }
     }
 
-    /// Decodes one answer per call; `None` for a call that must be sent alone.
+    /// Decodes one answer per call; `None` for a call that must be sent by itself.
     fn read(&self, value: Result<Value, RedisError>) -> Vec<Option<Result<Answer, CallError>>> {
         match self {
             Self::One(Call { command, .. }) => vec![Some(read(command, value))],
@@ -337,8 +337,8 @@ impl<'a> WireCommand<'a> {
     }
 }
 
-/// Sends commands by script hash, and again with the script text after NOSCRIPT.
-async fn send(
+/// Sends the scripts by their hashes, and again with the script text after NOSCRIPT.
+async fn send_scripts(
     connection: &mut Wire,
     options: CallOptions<'_>,
     sent: &[WireCommand<'_>],
@@ -348,11 +348,11 @@ async fn send(
     let unknown: Vec<usize> = (0..values.len()).filter(|at| is_noscript(&values[*at])).collect();
     if !unknown.is_empty() {
         // Send each script text once; the server then knows it for the later commands.
-        let mut told = Vec::new();
+        let mut with_text = Vec::new();
         let commands = unknown.iter().map(|at| {
             let call = sent[*at].script_call(options);
-            let use_eval = !told.contains(&call.script());
-            told.push(call.script());
+            let use_eval = !with_text.contains(&call.script());
+            with_text.push(call.script());
             codec::command(&call, use_eval)
         });
         let again = connection.pipeline(commands.collect(), options.is_asking).await;
@@ -407,7 +407,7 @@ pub(super) async fn inspect_all(
         let next = if has_scan { values.pop() } else { None };
         if values.iter().any(is_noscript) {
             // At most once: the server then knows the script.
-            let answers = run_several(connection.clone(), options, &calls.iter().collect::<Vec<_>>()).await;
+            let answers = run_sorted(connection.clone(), options, &calls.iter().collect::<Vec<_>>()).await;
             found.extend(calls.into_iter().map(|Call { resource, .. }| (*resource).clone()).zip(answers));
         } else {
             let read =
@@ -492,7 +492,7 @@ mod tests {
         let order = by_ttl(&[calls[2], calls[0], calls[3], calls[4], calls[3], calls[1]]);
         assert_eq!(order, [1, 0, 2, 3, 5, 4]);
         let sent = order.clone();
-        assert_eq!(in_given_order(order, sent), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(in_call_order(order, sent), [0, 1, 2, 3, 4, 5]);
         assert_eq!(sizes(OPTIONS, &commands), [2, 2, -1, -1]);
     }
 

@@ -111,7 +111,7 @@ async fn count(
 ) -> Result<ForeignOutcome, StoreError> {
     let quorum = quorum_of(servers);
     let (mut votes, mut failures): (Vec<ForeignAnswers>, Vec<StoreError>) = Default::default();
-    let mut heard = HashSet::new();
+    let mut counted = HashSet::new();
     let mut answered_at: Option<Instant> = None;
     loop {
         let next = match answered_at {
@@ -125,7 +125,7 @@ async fn count(
         match next {
             None => break,
             // Two addresses may lead to one server, which votes once.
-            Some(Ok(Sent { run_id: Some(run_id), .. })) if !heard.insert(run_id.clone()) => {
+            Some(Ok(Sent { run_id: Some(run_id), .. })) if !counted.insert(run_id.clone()) => {
                 failures.push(twice());
             }
             Some(Ok(Sent { answers, .. })) => votes.push(answers),

@@ -14,6 +14,7 @@ mod answer_times;
 mod caller_conn;
 mod client_record;
 mod cluster;
+mod coalesce;
 mod codec;
 mod connect;
 mod connections;
@@ -26,7 +27,6 @@ mod error;
 mod exec;
 mod foreign;
 mod foreign_voters;
-mod gather;
 mod handshake;
 mod limits;
 mod listing;
@@ -149,7 +149,7 @@ impl Store for Redis {
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.run(&batch, replicas, None).await };
+        let work = async move { nodes.run_batch(&batch, replicas, None).await };
         self.run_on_runtime(work, move || (0..count).map(|_| Err(StoreError::runtime_ended())).collect())
     }
 
@@ -166,7 +166,7 @@ impl Store for Redis {
         };
         let batch: Vec<_> = attempts.iter().map(payload).collect();
         let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.run_all(&batch).await };
+        let work = async move { nodes.run_atomic(&batch).await };
         Some(
             self.run_on_runtime(work, move || (0..count).map(|_| Err(StoreError::runtime_ended())).collect()),
         )
@@ -274,12 +274,12 @@ impl QuorumNode for Redis {
 
     fn vote(&self, call: Call, floor: Option<Token>) -> BoxFuture<CallResult> {
         let nodes = self.nodes.clone();
-        Box::pin(async move { only(nodes.run(&[call], 0, floor).await) })
+        Box::pin(async move { only(nodes.run_batch(&[call], 0, floor).await) })
     }
 
     fn vote_batch(&self, batch: SharedBatch) -> BoxFuture<Vec<CallResult>> {
         let nodes = self.nodes.clone();
-        Box::pin(async move { nodes.run(&batch, 0, None).await })
+        Box::pin(async move { nodes.run_batch(&batch, 0, None).await })
     }
 
     fn runs_on_caller(&self) -> bool {

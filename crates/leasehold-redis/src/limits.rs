@@ -11,9 +11,9 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The same if its last replies were late.
 pub(super) const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Max time for which an attempt may wait for others to be sent with. Usually it is that of one round of the runtime's tasks. It is well
+/// Max time for which an attempt may wait in a batch that is about to be sent. Usually it is that of one round of the runtime's tasks. It is well
 /// below the lifetime of a tombstone.
-pub(super) const MAX_WAIT_FOR_COMPANY: Duration = Duration::from_secs(10);
+pub(super) const MAX_COALESCE_DELAY: Duration = Duration::from_secs(10);
 
 /// Max time to connect.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -50,7 +50,7 @@ impl Nodes {
         }
         // A redirect, or a lost connection: the usual path follows the one and repeats after the other.
         for page in failed.chunks(MAX_INSPECTS) {
-            let retried = self.run(page, 0, None).await;
+            let retried = self.run_batch(page, 0, None).await;
             for (Call { resource, .. }, answer) in page.iter().zip(retried) {
                 listed.insert((resource.name.clone(), resource.kind), answer?);
             }

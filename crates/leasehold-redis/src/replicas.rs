@@ -25,7 +25,7 @@ use super::connections::Connections;
 use super::dispatch::for_server;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, CallOptions};
-use super::limits::{MAX_WAIT_FOR_COMPANY, REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
+use super::limits::{MAX_COALESCE_DELAY, REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
 use super::wire::Wire;
 use super::{codec, rights, wire};
 
@@ -124,7 +124,7 @@ impl Sender {
         }
         let Terms { replicas, variant, is_asking } = terms;
         let options = for_server(CallOptions { is_asking, ..CallOptions::of(variant) }, &self.0);
-        let mut answers = send(&self.0, options, replicas, &calls).await.into_iter();
+        let mut answers = send_with_wait(&self.0, options, replicas, &calls).await.into_iter();
         for waiting in waiting {
             let own = answers.by_ref().take(waiting.calls.len()).collect();
             let _ = waiting.answers.send(own);
@@ -147,11 +147,11 @@ impl Drop for Sender {
 /// As for commands that wait for others to be sent with: an attempt may have been given up meanwhile.
 fn is_late(waiting: &Waiting) -> bool {
     let has_attempt = waiting.calls.iter().any(|call| matches!(call.command, Command::Acquire(_)));
-    has_attempt && waiting.since.elapsed() > MAX_WAIT_FOR_COMPANY
+    has_attempt && waiting.since.elapsed() > MAX_COALESCE_DELAY
 }
 
 /// Runs calls, and fails those that too few replicas acknowledge.
-pub(super) async fn run(
+pub(super) async fn run_replicated(
     connections: &Arc<Connections>,
     options: CallOptions<'_>,
     replicas: u32,
@@ -168,7 +168,7 @@ pub(super) async fn run(
         .unwrap_or_else(|_| calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect())
 }
 
-async fn send(
+async fn send_with_wait(
     connections: &Connections,
     options: CallOptions<'_>,
     replicas: u32,
@@ -183,7 +183,7 @@ async fn send(
         // Nothing was sent. A retry finds the right server.
         Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect(),
         Ok(Some(mut connection)) => {
-            let answers = run_over(&mut connection, options, replicas, calls).await;
+            let answers = run_on_connection(&mut connection, options, replicas, calls).await;
             if answers
                 .iter()
                 .any(|answer| matches!(answer, Err(CallError::ConnectionLost(_) | CallError::Timeout(_))))
@@ -197,7 +197,7 @@ async fn send(
 }
 
 /// All calls are followed by one WAIT: it blocks the connection until the replicas have acknowledged.
-async fn run_over(
+async fn run_on_connection(
     connection: &mut MultiplexedConnection,
     options: CallOptions<'_>,
     replicas: u32,
@@ -250,15 +250,15 @@ impl<'a> Payload<'a> {
 
 type Values = Vec<Result<Value, RedisError>>;
 
-/// The answer, if the replicas have what it tells.
+/// The answer, if the replicas have its effect.
 fn counted(
     payload: &Payload<'_>,
     values: Values,
     reached: &Result<Value, RedisError>,
     replicas: u32,
 ) -> Result<Answer, CallError> {
-    let mut told = payload.commands().zip(values).map(|(command, value)| exec::read(command, value));
-    let mut answer = told.next().unwrap_or_else(|| Err(CallError::Failed(too_few(0, replicas))))?;
+    let mut replies = payload.commands().zip(values).map(|(command, value)| exec::read(command, value));
+    let mut answer = replies.next().unwrap_or_else(|| Err(CallError::Failed(too_few(0, replicas))))?;
     let reached = match reached {
         Ok(Value::Int(reached)) if *reached >= i64::from(replicas) => Ok(()),
         Ok(Value::Int(reached)) => Err(CallError::Failed(too_few(*reached, replicas))),
@@ -268,7 +268,7 @@ fn counted(
     match &mut answer.reply {
         Reply::Granted(grant) => {
             // The server has the lease, so whatever follows was not the failure of a command that had no effect.
-            if let Some(claim) = told.next() {
+            if let Some(claim) = replies.next() {
                 *grant = claim.and_then(|claim| claimed(*grant, &claim)).map_err(after_grant)?;
             }
             reached.map_err(after_grant)?;

@@ -219,7 +219,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn failover_is_noticed_within_a_second_although_a_sentinel_is_behind() {
         let host = |port| Host { name: "h".to_owned(), port };
-        for (is_told, limit_ms) in [(true, 100), (false, 1_000)] {
+        for (is_notified, limit_ms) in [(true, 100), (false, 1_000)] {
             let received = Notify::new();
             let switch = Instant::now() + Duration::from_millis(123_456);
             let ask = || {
@@ -228,14 +228,14 @@ mod tests {
             };
             let tell = async {
                 sleep_until(switch).await;
-                if is_told {
+                if is_notified {
                     received.notify_one();
                 }
             };
             let master = host(1);
             tokio::join!(until_other_is_named(&master, 3, ask, &received), tell);
             let late = switch.elapsed();
-            assert!(late <= Duration::from_millis(limit_ms), "{late:?}, told: {is_told}");
+            assert!(late <= Duration::from_millis(limit_ms), "{late:?}, told: {is_notified}");
         }
     }
 }

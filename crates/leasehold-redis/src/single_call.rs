@@ -18,12 +18,12 @@ use leasehold_redis_protocol::{ScriptVariant, VoteArgs};
 use leasehold_store::{Call, CallResult, StoreError, only};
 
 use super::caller_conn::Caller;
+use super::coalesce::Transport;
 use super::connections::Connections;
 use super::dispatch::{is_refused_by_a_replica, settle};
 use super::endpoint::Endpoint;
 use super::error::CallError;
 use super::exec::{self, CallOptions};
-use super::gather::Carrier;
 use super::nodes::Nodes;
 
 type Answered = Result<Answer, CallError>;
@@ -36,23 +36,23 @@ impl Nodes {
             && record.covers(batch)
             && let Some(connections) = endpoint.current()
         {
-            let answered = connections.gatherings().run(&connections, call).await;
+            let answered = connections.coalescer().run(&connections, call).await;
             return match answered {
                 Ok(answer) if !connections.is_closed() => Ok(answer),
                 failed => Box::pin(settled(endpoint, &connections, call, failed)).await,
             };
         }
-        only(Box::pin(self.run(batch, replicas, None)).await)
+        only(Box::pin(self.run_batch(batch, replicas, None)).await)
     }
 }
 
-impl Carrier for Connections {
+impl Transport for Connections {
     async fn run_one(&self, call: &Call) -> Answered {
         exec::run_one(&mut self.preferred_conn(), options_of(self), call).await
     }
 
     async fn run_several(&self, calls: &[&Call]) -> Vec<Answered> {
-        exec::run(self.preferred_conn(), options_of(self), calls).await
+        exec::run_in_pipeline(self.preferred_conn(), options_of(self), calls).await
     }
 }
 
@@ -62,7 +62,7 @@ fn options_of(connections: &Connections) -> CallOptions<'_> {
     CallOptions { vote_args, deletes, contended, ..CallOptions::of(ScriptVariant::Server) }
 }
 
-/// What follows a failure, as for a batch.
+/// Handles a failed single command as [`settle`] does a batch.
 async fn settled(
     endpoint: &Endpoint,
     connections: &Arc<Connections>,

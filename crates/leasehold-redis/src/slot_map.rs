@@ -133,7 +133,7 @@ pub(super) struct SlotMap {
     ranges: Vec<SlotRange>,
     /// MOVED redirects since the last refresh.
     moved: HashMap<u16, Host>,
-    /// Changes that the waiters have not been told of yet.
+    /// Changes that the waiters have not been notified of yet.
     unannounced: usize,
     /// Pushes that came meanwhile: the waiters would measure them by the old node's clock.
     held: Mutex<Vec<HeldPush>>,
@@ -184,7 +184,7 @@ impl SlotMap {
         is_new
     }
 
-    /// Keeps a push while the waiters are told of a change. Returns whether it did.
+    /// Keeps a push while the waiters are notified of a change. Returns whether it did.
     pub(super) fn hold(&self, push: impl FnOnce() -> HeldPush) -> bool {
         let is_held = self.unannounced > 0;
         if is_held {

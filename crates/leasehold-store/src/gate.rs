@@ -1,6 +1,6 @@
 //! Renewals before handshakes: many clients that connect at once leave the thread that they share to those that are connected.
 //!
-//! Between two looks at its sockets and timers, a thread advances a few handshakes only. The others wait for their turn, in order.
+//! Between two looks at its sockets and timers, a thread advances a few handshakes only. The others wait, in order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -78,8 +78,8 @@ pub async fn keep() {
     }
 }
 
-/// Connects, or opens a store, in turn with others of this thread.
-pub async fn in_turn<T>(handshake: impl Future<Output = T>) -> T {
+/// Connects, or opens a store, a few of this thread at a time.
+pub async fn throttled<T>(handshake: impl Future<Output = T>) -> T {
     let (mut handshake, is_waiting) = (pin!(handshake), Arc::default());
     poll_fn(|context| {
         let enter =
@@ -97,19 +97,19 @@ mod tests {
 
     use super::*;
 
-    /// Each handshake takes some turns. Meanwhile a task that is ready has one turn for each few of theirs.
+    /// Each handshake needs some polls. Meanwhile a task that is ready is polled once for each few of theirs.
     #[tokio::test]
     async fn ready_task_waits_for_few_of_many_handshakes() {
         let tasks = LocalSet::new();
         tasks.spawn_local(keep());
-        let turns = Arc::new(AtomicUsize::new(0));
+        let polls = Arc::new(AtomicUsize::new(0));
         let handshakes = tasks.run_until(async {
             yield_now().await;
             let handshake = || {
-                let turns = turns.clone();
-                in_turn(async move {
+                let polls = polls.clone();
+                throttled(async move {
                     for _ in 0..3 {
-                        turns.fetch_add(1, Ordering::Relaxed);
+                        polls.fetch_add(1, Ordering::Relaxed);
                         yield_now().await;
                     }
                 })
@@ -121,8 +121,8 @@ mod tests {
             let mut before = 0;
             while handshakes.iter().any(|handshake| !handshake.is_finished()) {
                 yield_now().await;
-                let now = turns.load(Ordering::Relaxed);
-                assert!(now - before <= 4 * AT_ONCE, "{} turns of handshakes at once", now - before);
+                let now = polls.load(Ordering::Relaxed);
+                assert!(now - before <= 4 * AT_ONCE, "{} polls of handshakes at once", now - before);
                 before = now;
             }
             before
@@ -132,7 +132,7 @@ mod tests {
 
     #[tokio::test]
     async fn other_threads_have_no_gate() {
-        let many = (0..100).map(|number| in_turn(async move { number }));
+        let many = (0..100).map(|number| throttled(async move { number }));
         assert_eq!(futures_util::future::join_all(many).await.len(), 100);
     }
 }

@@ -158,7 +158,7 @@ async fn lock_and_release(
     let run = async |command: Command| {
         let call = Call::new(probe.resource.clone(), command);
         let options = CallOptions { deletes, ..CallOptions::of(variant) };
-        match exec::run(connection.clone().into(), options, &[&call]).await.pop() {
+        match exec::run_in_pipeline(connection.clone().into(), options, &[&call]).await.pop() {
             Some(Ok(answer)) => Ok(answer.reply),
             Some(Err(error)) => Err(StoreError::from(error).message),
             None => Err("it gave no answer".to_owned()),

@@ -203,7 +203,7 @@ fn check_replica(snapshot: &Snapshot, least: Option<u64>, component: &mut Compon
         component.advice(Check::ReplicaLink, "this replica has lost its master", why, None);
     }
     if least == Some(0) {
-        accepts_writes_alone(snapshot, component);
+        accepts_writes_without_replicas(snapshot, component);
     }
 }
 
@@ -225,7 +225,7 @@ fn check_master(snapshot: &Snapshot, replicas: u64, least: Option<u64>, componen
     }
     let is_replaced = snapshot.failover != FailoverMode::ByHand || snapshot.watchers > 0;
     match least {
-        Some(0) if is_replaced => accepts_writes_alone(snapshot, component),
+        Some(0) if is_replaced => accepts_writes_without_replicas(snapshot, component),
         Some(0) if replicas > 0 => {
             let what = "it has replicas, and min-replicas-to-write is 0";
             let why = format!("{ASYNCHRONOUS}. Before a replica is promoted, stop this server");
@@ -260,7 +260,7 @@ fn check_master(snapshot: &Snapshot, replicas: u64, least: Option<u64>, componen
 }
 
 /// For a server that is a master, or may become one.
-fn accepts_writes_alone(snapshot: &Snapshot, component: &mut Component) {
+fn accepts_writes_without_replicas(snapshot: &Snapshot, component: &mut Component) {
     let why = format!(
         "a master that is cut off from the others continues to grant locks, even after another server was promoted. If \
          it must reach one replica, it stops within min-replicas-max-lag seconds. {ASYNCHRONOUS}"

@@ -47,15 +47,15 @@ pub(super) fn check_sentinels(
             );
         }
     }
-    let heard: Vec<&SentinelView> =
+    let answered: Vec<&SentinelView> =
         opinions.iter().filter_map(|(_, opinion)| opinion.as_ref().ok()).collect();
-    let Some(first) = heard.first() else { return component };
+    let Some(first) = answered.first() else { return component };
     let count = first.other_sentinels + 1;
     component.fact("master", &first.master);
     component.fact("sentinels", count);
     component.fact("quorum", first.quorum);
-    if heard.iter().any(|opinion| opinion.master != first.master) {
-        let mut named: Vec<&str> = heard.iter().map(|opinion| opinion.master.as_str()).collect();
+    if answered.iter().any(|opinion| opinion.master != first.master) {
+        let mut named: Vec<&str> = answered.iter().map(|opinion| opinion.master.as_str()).collect();
         named.sort_unstable();
         named.dedup();
         let why = "clients of different sentinels acquire locks on different servers. During a failover this lasts for \
@@ -67,7 +67,7 @@ pub(super) fn check_sentinels(
             None,
         );
     }
-    if let Some(objection) = heard.iter().find_map(|opinion| opinion.objection.as_ref()) {
+    if let Some(objection) = answered.iter().find_map(|opinion| opinion.objection.as_ref()) {
         let why =
             format!("when the master fails, no server replaces it, and no lock can be acquired: {objection}");
         component.danger(Check::NoFailover, "the sentinels could not replace the master", why, None);

@@ -125,8 +125,8 @@ pub(super) fn majority(named: &[Host], all: usize) -> Option<&Host> {
 pub(super) fn most_named(named: &[Host]) -> Option<&Host> {
     let votes = |host: &Host| named.iter().filter(|other| *other == host).count();
     let first = named.iter().max_by_key(|host| votes(host))?;
-    let is_alone = named.iter().all(|host| host == first || votes(host) < votes(first));
-    is_alone.then_some(first)
+    let has_most = named.iter().all(|host| host == first || votes(host) < votes(first));
+    has_most.then_some(first)
 }
 
 pub(super) fn disagreement(named: &[Host]) -> String {

@@ -600,9 +600,9 @@ impl<'l, 'c> Comparison<'l, 'c> {
         }
         // No further push has arrived: the next message is this one.
         let inbox = inbox_of(client_id(0), None);
-        let heard: i64 =
+        let receivers: i64 =
             redis::cmd("PUBLISH").arg(&inbox).arg("the end").query(self.runner.commands).unwrap();
-        assert_eq!(heard, 1);
+        assert_eq!(receivers, 1);
         assert_eq!(self.runner.next_push(), (inbox, None));
         for (resource, _) in self.resources {
             check_swept(

@@ -89,7 +89,7 @@ impl<'l, 'c> Twins<'l, 'c> {
                 Some(Step::Do(command)) => commands.push((at, command)),
             }
         }
-        let (shared, alone): (Vec<_>, Vec<_>) =
+        let (shared, unshared): (Vec<_>, Vec<_>) =
             commands.into_iter().partition(|(_, command)| may_share_a_call(command));
         let (attempts, releases): (Vec<_>, Vec<_>) =
             shared.into_iter().partition(|(_, command)| matches!(command, Command::Acquire(_)));
@@ -100,11 +100,12 @@ impl<'l, 'c> Twins<'l, 'c> {
             let calls: Vec<_> = batch.iter().map(|(at, command)| (&self.shared[*at], *command)).collect();
             of_shared.extend(self.runner.run_each(&calls, self.now));
         }
-        of_shared
-            .extend(alone.iter().map(|(at, command)| self.runner.run(&self.shared[*at], command, self.now)));
+        of_shared.extend(
+            unshared.iter().map(|(at, command)| self.runner.run(&self.shared[*at], command, self.now)),
+        );
         let pushed_to_shared = self.runner.pushes();
 
-        let ordered: Vec<_> = attempts.into_iter().chain(releases).chain(alone).collect();
+        let ordered: Vec<_> = attempts.into_iter().chain(releases).chain(unshared).collect();
         let of_single: Vec<_> = ordered
             .iter()
             .map(|(at, command)| self.runner.run(&self.single[*at], command, self.now))

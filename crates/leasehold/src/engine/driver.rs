@@ -85,7 +85,7 @@ where
 {
     async fn open_and_drive(self: Box<Self>, timer: Timer) {
         let Self { session, open, report, .. } = *self;
-        match gate::in_turn(open()).await {
+        match gate::throttled(open()).await {
             Err(error) => {
                 report(Err(error));
             }

@@ -201,13 +201,13 @@ fn replica_is_dangerous() {
 
 #[test]
 fn isolated_master_that_accepts_writes_is_dangerous() {
-    let alone = |snapshot: &mut Snapshot| {
+    let zero_min_replicas = |snapshot: &mut Snapshot| {
         inform(snapshot, "connected_slaves:2");
         set(snapshot, "min-replicas-to-write", "0");
     };
-    finds(Severity::Advice, "it has replicas, and min-replicas-to-write is 0", alone);
+    finds(Severity::Advice, "it has replicas, and min-replicas-to-write is 0", zero_min_replicas);
     let remedy = finds(Severity::Danger, "min-replicas-to-write is 0", |snapshot| {
-        alone(snapshot);
+        zero_min_replicas(snapshot);
         snapshot.failover = FailoverMode::Cluster;
     });
     assert_eq!(remedy, "CONFIG SET min-replicas-to-write 1");
@@ -217,11 +217,11 @@ fn isolated_master_that_accepts_writes_is_dangerous() {
     });
     let no_replica = |snapshot: &mut Snapshot| inform(snapshot, "connected_slaves:0");
     finds(Severity::Danger, "fewer replicas follow than min-replicas-to-write, 1", no_replica);
-    let alone = |snapshot: &mut Snapshot| {
+    let zero_min_replicas = |snapshot: &mut Snapshot| {
         no_replica(snapshot);
         set(snapshot, "min-replicas-to-write", "0");
     };
-    assert_eq!(troubles(alone), [], "no replica could replace it");
+    assert_eq!(troubles(zero_min_replicas), [], "no replica could replace it");
 }
 
 #[test]

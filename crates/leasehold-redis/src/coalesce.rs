@@ -3,7 +3,7 @@
 //!
 //! A command that finds others in flight waits until the tasks that are ready have run once: those that send a command of its kind
 //! meanwhile join it. A task of the runtime sends them, so that none depends on a future that is not polled any more. A command without
-//! others in flight is sent at once, as if there were no gathering.
+//! others in flight is sent at once.
 
 use std::mem::{replace, take};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,47 +17,47 @@ use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::error::{CallError, lost};
-use super::limits::MAX_WAIT_FOR_COMPANY;
+use super::limits::MAX_COALESCE_DELAY;
 
 type Answered = Result<Answer, CallError>;
 
 /// Runs commands on a server.
-pub(super) trait Carrier: Send + Sync + 'static {
+pub(super) trait Transport: Send + Sync + 'static {
     fn run_one(&self, call: &Call) -> impl Future<Output = Answered> + Send;
 
     /// Returns one answer per command, in the same order.
     fn run_several(&self, calls: &[&Call]) -> impl Future<Output = Vec<Answered>> + Send;
 }
 
-/// The commands of one server's connections that wait for company.
+/// Collects the commands of one server's connections that can be sent together.
 #[derive(Default)]
-pub(super) struct Gatherings {
+pub(super) struct Coalescer {
     /// Commands that were given to `run`, and have no answer yet.
     in_flight: AtomicUsize,
-    attempts: Gathering,
-    releases: Gathering,
+    attempts: PendingBatch,
+    releases: PendingBatch,
 }
 
 /// Commands of one kind. While there are some, a task is about to send them.
-type Gathering = Arc<Mutex<Vec<Waiting>>>;
+type PendingBatch = Arc<Mutex<Vec<PendingCommand>>>;
 
-struct Waiting {
+struct PendingCommand {
     call: Call,
     since: Instant,
     answer: oneshot::Sender<Answered>,
 }
 
-impl Gatherings {
+impl Coalescer {
     /// Runs a command, with others if there are some. Dropping the future cancels the command if it was not sent.
-    pub(super) async fn run(&self, carrier: &Arc<impl Carrier>, call: &Call) -> Answered {
+    pub(super) async fn run(&self, transport: &Arc<impl Transport>, call: &Call) -> Answered {
         let (_in_flight, others) = InFlight::enter(&self.in_flight);
-        match self.gathering(&call.command) {
-            Some(gathering) if others > 0 => gather(gathering, carrier, call).await,
-            _ => carrier.run_one(call).await,
+        match self.batch_for(&call.command) {
+            Some(batch) if others > 0 => join_batch(batch, transport, call).await,
+            _ => transport.run_one(call).await,
         }
     }
 
-    fn gathering(&self, command: &Command) -> Option<&Gathering> {
+    fn batch_for(&self, command: &Command) -> Option<&PendingBatch> {
         match command {
             _ if !may_share_a_call(command) => None,
             Command::Release(_) => Some(&self.releases),
@@ -83,62 +83,63 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// Joins the commands that wait, and waits for the answer.
-async fn gather(gathering: &Gathering, carrier: &Arc<impl Carrier>, call: &Call) -> Answered {
+/// Adds the command to the batch, and waits for its answer.
+async fn join_batch(batch: &PendingBatch, transport: &Arc<impl Transport>, call: &Call) -> Answered {
     let (sender, receiver) = oneshot::channel();
-    let waiting = Waiting { call: call.clone(), since: Instant::now(), answer: sender };
+    let command = PendingCommand { call: call.clone(), since: Instant::now(), answer: sender };
     let is_first = {
-        let mut gathered = locked(gathering);
-        gathered.push(waiting);
-        gathered.len() == 1
+        let mut commands = locked(batch);
+        commands.push(command);
+        commands.len() == 1
     };
     if is_first {
-        tasks::spawn(send_gathered(Gathered(Some(gathering.clone())), carrier.clone()));
+        tasks::spawn(send_batch(UnsentBatch(Some(batch.clone())), transport.clone()));
     }
     // The sender is gone if the runtime has ended.
     receiver.await.unwrap_or_else(|_| Err(CallError::ConnectionLost(lost(None))))
 }
 
-/// Lets the tasks that are ready join, and sends what has come together.
-async fn send_gathered(gathered: Gathered, carrier: Arc<impl Carrier>) {
+/// Yields once so that the tasks that are ready can add their commands, and sends the batch.
+async fn send_batch(batch: UnsentBatch, transport: Arc<impl Transport>) {
     yield_now().await;
-    let mut first = gathered.take();
+    let mut first = batch.take();
     let mut rest = first.split_off(first.len().min(MAX_EACH));
     while !rest.is_empty() {
         let later = rest.split_off(rest.len().min(MAX_EACH));
-        tasks::spawn(send(carrier.clone(), replace(&mut rest, later)));
+        tasks::spawn(send_commands(transport.clone(), replace(&mut rest, later)));
     }
-    send(carrier, first).await;
+    send_commands(transport, first).await;
 }
 
-/// The commands that a task is about to send. If the task is dropped before, with its runtime, they have no answer, and none waits for it.
-struct Gathered(Option<Gathering>);
+/// The batch that a task is about to send. If the task is dropped before, with its runtime, its commands have no answer, and none waits
+/// for it.
+struct UnsentBatch(Option<PendingBatch>);
 
-impl Gathered {
-    fn take(mut self) -> Vec<Waiting> {
-        self.0.take().map(|gathering| take(&mut *locked(&gathering))).unwrap_or_default()
+impl UnsentBatch {
+    fn take(mut self) -> Vec<PendingCommand> {
+        self.0.take().map(|batch| take(&mut *locked(&batch))).unwrap_or_default()
     }
 }
 
-impl Drop for Gathered {
+impl Drop for UnsentBatch {
     fn drop(&mut self) {
-        if let Some(gathering) = &self.0 {
-            let unsent = take(&mut *locked(gathering));
+        if let Some(batch) = &self.0 {
+            let unsent = take(&mut *locked(batch));
             drop(unsent);
         }
     }
 }
 
-async fn send(carrier: Arc<impl Carrier>, mut waiting: Vec<Waiting>) {
+async fn send_commands(transport: Arc<impl Transport>, mut commands: Vec<PendingCommand>) {
     // The receiver is gone if the caller's future was dropped.
-    waiting.retain(|waiting| !waiting.answer.is_closed());
-    refuse_late(&mut waiting, Instant::now());
-    if waiting.is_empty() {
+    commands.retain(|command| !command.answer.is_closed());
+    refuse_late(&mut commands, Instant::now());
+    if commands.is_empty() {
         return;
     }
     let (calls, senders): (Vec<Call>, Vec<_>) =
-        waiting.into_iter().map(|waiting| (waiting.call, waiting.answer)).unzip();
-    let answers = carrier.run_several(&calls.iter().collect::<Vec<_>>()).await;
+        commands.into_iter().map(|command| (command.call, command.answer)).unzip();
+    let answers = transport.run_several(&calls.iter().collect::<Vec<_>>()).await;
     for (sender, answer) in senders.into_iter().zip(answers) {
         let _ = sender.send(answer);
     }
@@ -146,20 +147,20 @@ async fn send(carrier: Arc<impl Carrier>, mut waiting: Vec<Waiting>) {
 
 /// Takes out the attempts that have waited for long, because the runtime or the process was paused. Such an attempt may have been
 /// given up meanwhile, and even the tombstone be gone that would refuse it: it asks again if it was not. A release harms none.
-fn refuse_late(leaving: &mut Vec<Waiting>, now: Instant) {
-    let is_late = |waiting: &mut Waiting| {
-        let is_attempt = matches!(waiting.call.command, Command::Acquire(_));
-        is_attempt && now.duration_since(waiting.since) > MAX_WAIT_FOR_COMPANY
+fn refuse_late(commands: &mut Vec<PendingCommand>, now: Instant) {
+    let is_late = |pending: &mut PendingCommand| {
+        let is_attempt = matches!(pending.call.command, Command::Acquire(_));
+        is_attempt && now.duration_since(pending.since) > MAX_COALESCE_DELAY
     };
-    for late in leaving.extract_if(.., is_late) {
+    for late in commands.extract_if(.., is_late) {
         let what = "the program was paused before it could ask the store";
         let error = CallError::NotConnected(StoreError::new(Failure::Paused, what));
         let _ = late.answer.send(Err(error));
     }
 }
 
-fn locked(gathering: &Gathering) -> MutexGuard<'_, Vec<Waiting>> {
-    gathering.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(batch: &PendingBatch) -> MutexGuard<'_, Vec<PendingCommand>> {
+    batch.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -178,19 +179,19 @@ mod tests {
 
     type Receiver = oneshot::Receiver<Answered>;
 
-    fn waiting(sequence: u64) -> (Waiting, Receiver) {
+    fn pending(sequence: u64) -> (PendingCommand, Receiver) {
         let resource = Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() };
         let release = Release::now(Acquisition { client: ClientId::new(1), sequence });
         let (answer, receiver) = oneshot::channel();
         let call = Call::new(Arc::new(resource), Command::Release(release));
-        (Waiting { call, since: Instant::now(), answer }, receiver)
+        (PendingCommand { call, since: Instant::now(), answer }, receiver)
     }
 
     fn attempt(sequence: u64) -> Call {
-        let (waiting, _) = waiting(sequence);
+        let (pending, _) = pending(sequence);
         let acquire =
             Acquire::exclusive(Acquisition { client: ClientId::new(1), sequence }, Duration::from_secs(9));
-        Call::new(waiting.call.resource, acquire)
+        Call::new(pending.call.resource, acquire)
     }
 
     fn sequence(call: &Call) -> u64 {
@@ -234,7 +235,7 @@ mod tests {
         }
     }
 
-    impl Carrier for Server {
+    impl Transport for Server {
         async fn run_one(&self, call: &Call) -> Answered {
             self.answer(&[call]).await.remove(0)
         }
@@ -246,13 +247,13 @@ mod tests {
 
     /// Begins so many commands.
     fn begin(
-        gatherings: &Arc<Gatherings>,
+        coalescer: &Arc<Coalescer>,
         server: &Arc<Server>,
         numbers: std::ops::Range<u64>,
     ) -> Vec<JoinHandle<Answered>> {
         let run = |number| {
-            let (gatherings, server, call) = (gatherings.clone(), server.clone(), waiting(number).0.call);
-            tokio::spawn(async move { gatherings.run(&server, &call).await })
+            let (coalescer, server, call) = (coalescer.clone(), server.clone(), pending(number).0.call);
+            tokio::spawn(async move { coalescer.run(&server, &call).await })
         };
         numbers.map(run).collect()
     }
@@ -275,8 +276,8 @@ mod tests {
 
     #[tokio::test]
     async fn each_task_has_its_answer_from_the_call_of_several() {
-        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
-        let tasks = begin(&gatherings, &server, 0..100);
+        let (coalescer, server) = (Arc::<Coalescer>::default(), Arc::<Server>::default());
+        let tasks = begin(&coalescer, &server, 0..100);
         let_others_run().await;
         // One found no other in flight.
         assert_eq!(server.calls(), [1, MAX_EACH, MAX_EACH, MAX_EACH, 99 - 3 * MAX_EACH]);
@@ -284,15 +285,15 @@ mod tests {
         expect_answers(tasks, 0).await;
         // None is in flight now, so each goes alone.
         for number in 0..5 {
-            expect_answers(begin(&gatherings, &server, number..number + 1), number).await;
+            expect_answers(begin(&coalescer, &server, number..number + 1), number).await;
         }
         assert_eq!(server.calls()[5..], [1; 5]);
     }
 
     #[tokio::test]
     async fn task_that_is_aborted_takes_no_answer_from_others() {
-        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
-        let mut tasks = begin(&gatherings, &server, 0..20);
+        let (coalescer, server) = (Arc::<Coalescer>::default(), Arc::<Server>::default());
+        let mut tasks = begin(&coalescer, &server, 0..20);
         let_others_run().await;
         // This one has taken the others along.
         tasks.remove(1).abort();
@@ -301,15 +302,15 @@ mod tests {
         server.open();
         expect_answers(tasks, 2).await;
         // The aborted ones are not in flight any more.
-        assert_eq!(gatherings.in_flight.load(Ordering::Relaxed), 0);
+        assert_eq!(coalescer.in_flight.load(Ordering::Relaxed), 0);
     }
 
     /// Its task is not polled any more, and none of the others.
     #[tokio::test]
     async fn command_of_a_future_that_was_polled_once_is_sent() {
-        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
-        let calls = [1, 2].map(|number| waiting(number).0.call);
-        let [mut first, mut second] = calls.each_ref().map(|call| Box::pin(gatherings.run(&server, call)));
+        let (coalescer, server) = (Arc::<Coalescer>::default(), Arc::<Server>::default());
+        let calls = [1, 2].map(|number| pending(number).0.call);
+        let [mut first, mut second] = calls.each_ref().map(|call| Box::pin(coalescer.run(&server, call)));
         assert!(poll_once(first.as_mut()).await.is_pending());
         assert!(poll_once(second.as_mut()).await.is_pending());
         assert_eq!(server.calls(), [1]);
@@ -319,18 +320,18 @@ mod tests {
         assert_eq!(second.await.ok().map(|answer| answer.at.as_micros()), Some(2));
     }
 
-    /// The runtime stands still while they wait for company.
+    /// The runtime stands still before the batch is sent.
     #[tokio::test(start_paused = true)]
     async fn attempt_is_not_sent_late_and_tells_of_the_pause() {
-        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
-        let in_flight = begin(&gatherings, &server, 0..1);
+        let (coalescer, server) = (Arc::<Coalescer>::default(), Arc::<Server>::default());
+        let in_flight = begin(&coalescer, &server, 0..1);
         let_others_run().await;
-        let (early, late, release) = (attempt(1), attempt(2), waiting(3).0.call);
+        let (early, late, release) = (attempt(1), attempt(2), pending(3).0.call);
         for (call, more, is_sent) in [(early, 0, true), (late, 1, false), (release, 1, true)] {
             let before = server.calls().len();
-            let mut run = pin!(gatherings.run(&server, &call));
+            let mut run = pin!(coalescer.run(&server, &call));
             assert!(poll_once(run.as_mut()).await.is_pending());
-            tokio::time::advance(MAX_WAIT_FOR_COMPANY + Duration::from_millis(more)).await;
+            tokio::time::advance(MAX_COALESCE_DELAY + Duration::from_millis(more)).await;
             let_others_run().await;
             assert_eq!(server.calls().len() - before, usize::from(is_sent), "{call:?}");
             match poll_once(run.as_mut()).await {
@@ -348,11 +349,11 @@ mod tests {
     /// A task that was aborted before its command was sent.
     #[tokio::test]
     async fn command_of_an_aborted_task_is_not_sent() {
-        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
-        let in_flight = begin(&gatherings, &server, 0..1);
+        let (coalescer, server) = (Arc::<Coalescer>::default(), Arc::<Server>::default());
+        let in_flight = begin(&coalescer, &server, 0..1);
         let_others_run().await;
-        let calls = [1, 2, 3, 4].map(|number| waiting(number).0.call);
-        let mut runs = calls.each_ref().map(|call| Box::pin(gatherings.run(&server, call)));
+        let calls = [1, 2, 3, 4].map(|number| pending(number).0.call);
+        let mut runs = calls.each_ref().map(|call| Box::pin(coalescer.run(&server, call)));
         for run in &mut runs {
             assert!(poll_once(run.as_mut()).await.is_pending());
         }
@@ -367,13 +368,13 @@ mod tests {
 
     #[test]
     fn runtime_that_ends_leaves_the_outcome_unknown() {
-        let (gatherings, server) = (Arc::<Gatherings>::default(), Arc::<Server>::default());
+        let (coalescer, server) = (Arc::<Coalescer>::default(), Arc::<Server>::default());
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (ending, other) = (runtime(), runtime());
-        let [sent, unsent] = [8, 9].map(|number| waiting(number).0.call);
-        let [mut sent, mut unsent] = [&sent, &unsent].map(|call| Box::pin(gatherings.run(&server, call)));
+        let [sent, unsent] = [8, 9].map(|number| pending(number).0.call);
+        let [mut sent, mut unsent] = [&sent, &unsent].map(|call| Box::pin(coalescer.run(&server, call)));
         let in_flight = ending.block_on(async {
-            let in_flight = begin(&gatherings, &server, 0..1);
+            let in_flight = begin(&coalescer, &server, 0..1);
             let_others_run().await;
             assert!(poll_once(sent.as_mut()).await.is_pending());
             let_others_run().await;
@@ -389,20 +390,20 @@ mod tests {
         }
         // They are sent by the other one now.
         server.open();
-        other.block_on(async { expect_answers(begin(&gatherings, &server, 1..9), 1).await });
+        other.block_on(async { expect_answers(begin(&coalescer, &server, 1..9), 1).await });
     }
 
     #[test]
     fn attempt_that_has_waited_for_long_is_refused() {
-        let ((first, mut of_first), (second, mut of_second)) = (waiting(1), waiting(2));
+        let ((first, mut of_first), (second, mut of_second)) = (pending(1), pending(2));
         let since = first.since;
-        let first = Waiting { call: attempt(1), ..first };
-        let second = Waiting { call: attempt(2), since: since + Duration::from_millis(1), ..second };
-        let mut leaving = vec![first, second];
-        refuse_late(&mut leaving, since + MAX_WAIT_FOR_COMPANY);
-        assert_eq!(leaving.len(), 2);
-        refuse_late(&mut leaving, since + MAX_WAIT_FOR_COMPANY + Duration::from_millis(1));
-        assert_eq!(leaving.iter().map(|waiting| sequence(&waiting.call)).collect::<Vec<_>>(), [2]);
+        let first = PendingCommand { call: attempt(1), ..first };
+        let second = PendingCommand { call: attempt(2), since: since + Duration::from_millis(1), ..second };
+        let mut commands = vec![first, second];
+        refuse_late(&mut commands, since + MAX_COALESCE_DELAY);
+        assert_eq!(commands.len(), 2);
+        refuse_late(&mut commands, since + MAX_COALESCE_DELAY + Duration::from_millis(1));
+        assert_eq!(commands.iter().map(|pending| sequence(&pending.call)).collect::<Vec<_>>(), [2]);
         let Ok(Err(error)) = of_first.try_recv() else { panic!("it has an answer") };
         assert_eq!(StoreError::from(error).failure, Failure::Paused);
         assert!(of_second.try_recv().is_err());
