@@ -31,7 +31,7 @@ impl Executor {
         }
         let groups = of_resource.into_values().map(async |group| {
             let mut done = Vec::with_capacity(group.len());
-            let kind = |at: &usize| Together::of(&batch[*at].command);
+            let kind = |at: &usize| BatchKind::of(&batch[*at].command);
             for run in group.chunk_by(|one, next| kind(one).is_some() && kind(one) == kind(next)) {
                 for some in run.chunks(MAX_TOGETHER) {
                     let commands: Vec<_> = some.iter().map(|at| &batch[*at].command).collect();
@@ -54,18 +54,18 @@ impl Executor {
             return vec![Err(self.pool.busy()); commands.len()];
         }
         let kind = match commands {
-            [command] => return vec![self.call_in_turn(resource, command, until).await],
-            [first, ..] => Together::of(first),
+            [command] => return vec![self.call_with_permit(resource, command, until).await],
+            [first, ..] => BatchKind::of(first),
             [] => None,
         };
         let (class, limit, access) = match kind {
-            Some(Together::Renewals) => {
+            Some(BatchKind::Renewals) => {
                 let limit = renewal_timeout(shortest_ttl(commands.iter().copied()).unwrap_or_default());
                 let left = until.saturating_duration_since(Instant::now());
-                (Class::Renewal, limit.min(left), Access::Renew(limit / 2))
+                (Class::RenewOne, limit.min(left), Access::Renew(limit / 2))
             }
-            Some(Together::Attempts) => (Class::Attempt, ANSWER_TIMEOUT, Access::Write),
-            Some(Together::Releases) | None => (Class::Command, ANSWER_TIMEOUT, Access::Write),
+            Some(BatchKind::Attempts) => (Class::Attempt, ANSWER_TIMEOUT, Access::Write),
+            Some(BatchKind::Releases) | None => (Class::Command, ANSWER_TIMEOUT, Access::Write),
         };
         let run = async |progress: &Progress| self.run_together(progress, access, resource, commands).await;
         match self.within_until(class, limit, until, run).await {
@@ -124,7 +124,7 @@ impl Executor {
         if plain.is_empty() {
             return;
         }
-        match self.renew_alone(&plain).await {
+        match self.renew_in_statement(&plain).await {
             // What the statement leaves out takes a transaction.
             Ok(answers) => {
                 for ((at, _), answer) in renewals.iter().zip(answers) {
@@ -174,16 +174,16 @@ impl Executor {
     }
 }
 
-/// Commands that can share a transaction.
+/// The kind of a batch: commands of the same kind can share a transaction.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Together {
+enum BatchKind {
     Attempts,
     Releases,
     /// Of leases that the statement for single holders leaves out.
     Renewals,
 }
 
-impl Together {
+impl BatchKind {
     fn of(command: &Command) -> Option<Self> {
         match command {
             Command::Acquire(_) => Some(Self::Attempts),
@@ -194,7 +194,7 @@ impl Together {
     }
 }
 
-/// Max time until all commands of a batch have got their turns.
+/// Max time until all commands of a batch have got a connection.
 fn longest(batch: &Batch) -> Duration {
     shortest_ttl(batch.iter().map(|Call { command, .. }| command)).map_or(QUEUE_TIMEOUT, renewals_timeout)
 }

@@ -1,4 +1,4 @@
-//! One connection, and flights: statements that are sent together and answered together.
+//! One connection, and pipelines: statements that are sent together and answered together.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ use super::pinned::Pinned;
 use super::server::{Epoch, Server};
 
 /// Largest number of statements that are polled in the order in which they are sent.
-const MAX_FLIGHT: usize = 24;
+const MAX_PIPELINE: usize = 24;
 
 /// Handles what the server sends unasked.
 pub(super) type MessageHandler = Arc<dyn Fn(AsyncMessage) + Send + Sync>;
@@ -77,11 +77,11 @@ pub(super) const NO_SESSION_LIMITS: &str = "SELECT set_config(name, '0', false) 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
 
-/// What a flight begins or ends with.
+/// What a pipeline begins or ends with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     /// It is one statement, which is its own transaction.
-    Alone,
+    Single,
     /// It begins a transaction.
     Begin,
     /// It is in the middle of one.
@@ -92,15 +92,15 @@ pub(super) enum Frame {
     Snapshot,
 }
 
-/// The numbers of statements and of flights.
+/// The numbers of statements and of round trips.
 #[cfg(test)]
 #[derive(Default)]
 pub(super) struct Sent {
     pub(super) statements: std::sync::atomic::AtomicU64,
-    pub(super) flights: std::sync::atomic::AtomicU64,
+    pub(super) round_trips: std::sync::atomic::AtomicU64,
 }
 
-/// A connection that one flight at a time uses.
+/// A connection that one pipeline at a time uses.
 pub(super) struct Conn {
     client: Client,
     task: AbortHandle,
@@ -220,7 +220,8 @@ impl Conn {
 
     /// Runs a statement by itself, whose parameters no list of sessions shows, and returns what it says first.
     pub(super) async fn flag(&self, request: Request<'_>) -> Result<bool, StoreError> {
-        let rows = self.fly(Frame::Alone, &[request]).await.map_err(|error| error::explain(error, false))?;
+        let rows =
+            self.pipeline(Frame::Single, &[request]).await.map_err(|error| error::explain(error, false))?;
         let row =
             rows.first().and_then(|rows| rows.first()).ok_or_else(|| error::damaged("an empty answer"))?;
         Reader::new(row).flag()
@@ -245,7 +246,11 @@ impl Conn {
     }
 
     /// Sends the statements together, and returns the rows of each. An error of a statement ends the transaction.
-    pub(super) async fn fly(&self, frame: Frame, requests: &[Request<'_>]) -> Result<Vec<Vec<Row>>, Error> {
+    pub(super) async fn pipeline(
+        &self,
+        frame: Frame,
+        requests: &[Request<'_>],
+    ) -> Result<Vec<Vec<Row>>, Error> {
         #[cfg(test)]
         self.sent.statements.fetch_add(requests.len() as u64, Ordering::Relaxed);
         let (before, after) = self.frame(frame);
@@ -255,7 +260,7 @@ impl Conn {
         };
         let mut rows = Vec::with_capacity(requests.len());
         let count = requests.len();
-        let mut parts: Vec<_> = requests.chunks(MAX_FLIGHT).collect();
+        let mut parts: Vec<_> = requests.chunks(MAX_PIPELINE).collect();
         if parts.is_empty() {
             parts.push(&[]);
         }
@@ -265,7 +270,7 @@ impl Conn {
             sent += part.len();
             let before = before.filter(|_| number == 0);
             let after = after.filter(|_| number == last);
-            rows.extend(self.fly_part(before, part, part_statements, after).await?);
+            rows.extend(self.pipeline_part(before, part, part_statements, after).await?);
         }
         debug_assert_eq!(rows.len(), count, "each statement has its rows");
         Ok(rows)
@@ -278,15 +283,15 @@ impl Conn {
         };
         let is_pooled = matches!(self.settings, Settings::Transaction(_));
         match frame {
-            Frame::Alone if is_pooled => (Some(begin), Some("COMMIT")),
-            Frame::Alone | Frame::Within => (None, None),
+            Frame::Single if is_pooled => (Some(begin), Some("COMMIT")),
+            Frame::Single | Frame::Within => (None, None),
             Frame::Begin => (Some(begin), None),
             Frame::Commit => (None, Some("COMMIT")),
             Frame::Snapshot => (Some(snapshot), Some("COMMIT")),
         }
     }
 
-    async fn fly_part(
+    async fn pipeline_part(
         &self,
         before: Option<&str>,
         requests: &[Request<'_>],
@@ -294,7 +299,7 @@ impl Conn {
         after: Option<&str>,
     ) -> Result<Vec<Vec<Row>>, Error> {
         #[cfg(test)]
-        self.sent.flights.fetch_add(1, Ordering::Relaxed);
+        self.sent.round_trips.fetch_add(1, Ordering::Relaxed);
         let simple = |sql: &str| {
             let sql = sql.to_owned();
             async move { self.client.batch_execute(&sql).await.map(|()| Vec::new()) }
@@ -312,13 +317,13 @@ impl Conn {
                 }
             }
         };
-        type Flying<'f> = std::pin::Pin<Box<dyn Future<Output = Result<Vec<Row>, Error>> + Send + 'f>>;
-        let mut flying: Vec<Flying<'_>> = Vec::with_capacity(requests.len() + 2);
-        flying.extend(before.map(|sql| Box::pin(simple(sql)) as Flying<'_>));
-        flying.extend((0..requests.len()).map(|at| Box::pin(query(at)) as Flying<'_>));
-        flying.extend(after.map(|sql| Box::pin(simple(sql)) as Flying<'_>));
+        type PendingQuery<'f> = std::pin::Pin<Box<dyn Future<Output = Result<Vec<Row>, Error>> + Send + 'f>>;
+        let mut pending: Vec<PendingQuery<'_>> = Vec::with_capacity(requests.len() + 2);
+        pending.extend(before.map(|sql| Box::pin(simple(sql)) as PendingQuery<'_>));
+        pending.extend((0..requests.len()).map(|at| Box::pin(query(at)) as PendingQuery<'_>));
+        pending.extend(after.map(|sql| Box::pin(simple(sql)) as PendingQuery<'_>));
         // Each future sends its message when it is polled first, which `join_all` does in this order.
-        let mut answers = join_all(flying).await;
+        let mut answers = join_all(pending).await;
         if let Some(at) = answers.iter().position(Result::is_err) {
             let error = answers.swap_remove(at).err().unwrap_or_else(|| unreachable!("it is an error"));
             if is_wrong_session(&error) {

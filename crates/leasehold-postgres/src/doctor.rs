@@ -40,7 +40,7 @@ impl Executor {
             results.push(self.call(&resource, &command).await);
             if matches!(command, Command::Release(_)) {
                 let forget = async |progress: &Progress| {
-                    self.alone(progress, &self.sql().forget, of_resource(&resource)).await
+                    self.run_statement(progress, &self.sql().forget, of_resource(&resource)).await
                 };
                 // Otherwise it is removed as any unused row.
                 let _ = self.in_time(Class::Command, forget).await;

@@ -1,4 +1,4 @@
-//! Runs one command: an uncontended one is one statement, all others are transactions of two flights.
+//! Runs one command: an uncontended one is one statement, all others are transactions of two round trips.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -43,7 +43,7 @@ impl Executor {
         self.within(class, ANSWER_TIMEOUT, work).await
     }
 
-    /// The same within another time limit.
+    /// Runs `work` on a connection of `class` within `limit`.
     pub(super) async fn within<T>(
         &self,
         class: Class,
@@ -53,7 +53,7 @@ impl Executor {
         self.within_until(class, limit, Instant::now() + QUEUE_TIMEOUT, work).await
     }
 
-    /// The same, if a connection is free until then.
+    /// Runs `work` on a connection of `class` within `limit`, if a connection is free by `until`.
     pub(super) async fn within_until<T>(
         &self,
         class: Class,
@@ -61,8 +61,8 @@ impl Executor {
         until: Instant,
         work: impl AsyncFnOnce(&Progress) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let _turn = self.pool.turn(class, until).await?;
-        if class == Class::Renewals {
+        let _permit = self.pool.permit(class, until).await?;
+        if class == Class::RenewBatch {
             self.pool.connect_within(limit).await?;
         }
         let progress = Progress::default();
@@ -100,7 +100,7 @@ impl Executor {
         let until = match command {
             Command::Renew(renew) => {
                 let until = now + renewals_timeout(renew.ttl);
-                match self.renew_alone(&[(resource, renew)]).await?.pop().flatten() {
+                match self.renew_in_statement(&[(resource, renew)]).await?.pop().flatten() {
                     Some(answer) => {
                         self.session.mailbox.note(command, &answer.reply);
                         return Ok(answer);
@@ -110,12 +110,12 @@ impl Executor {
             }
             _ => now + QUEUE_TIMEOUT,
         };
-        self.call_in_turn(resource, command, until).await
+        self.call_with_permit(resource, command, until).await
     }
 
-    /// Runs one command that is no statement of its own, or not known to be one. `until`: its turn must have come by then, and a
+    /// Runs one command that is no statement of its own, or not known to be one. `until`: it must have a connection by then, and a
     /// renewal must have ended.
-    pub(super) async fn call_in_turn(
+    pub(super) async fn call_with_permit(
         &self,
         resource: &Resource,
         command: &Command,
@@ -126,7 +126,7 @@ impl Executor {
             Command::Renew(renew) => {
                 let left = until.saturating_duration_since(Instant::now());
                 let limit = renewal_timeout(renew.ttl).min(left);
-                self.within_until(Class::Renewal, limit, until, run).await?
+                self.within_until(Class::RenewOne, limit, until, run).await?
             }
             Command::Acquire(_) => self.within_until(Class::Attempt, ANSWER_TIMEOUT, until, run).await?,
             _ => self.within_until(Class::Command, ANSWER_TIMEOUT, until, run).await?,
@@ -136,7 +136,7 @@ impl Executor {
     }
 
     /// Renews what one statement can, in a quarter of the shortest ttl: a failed renewal can then be repeated in time.
-    pub(super) async fn renew_alone(
+    pub(super) async fn renew_in_statement(
         &self,
         renewals: &[(&Resource, &Renew)],
     ) -> Result<Vec<Option<Answer>>, StoreError> {
@@ -147,11 +147,11 @@ impl Executor {
         let ttls = renewals.iter().filter(|(_, renew)| !renew.only_asks()).map(|(_, renew)| renew.ttl);
         let shortest = ttls.min().unwrap_or(ANSWER_TIMEOUT);
         let renew = async |progress: &Progress| self.renew_all(progress, renewals).await;
-        self.within(Class::Renewals, renewal_timeout(shortest), renew).await
+        self.within(Class::RenewBatch, renewal_timeout(shortest), renew).await
     }
 
     async fn run(&self, progress: &Progress, resource: &Resource, command: &Command) -> CallResult {
-        if let Some(answer) = self.try_alone(progress, resource, command).await? {
+        if let Some(answer) = self.try_single_statement(progress, resource, command).await? {
             return Ok(answer);
         }
         let plan = [(resource, usual_queries(resource, command))];

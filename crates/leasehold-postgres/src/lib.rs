@@ -4,13 +4,13 @@
 //! (`schema.rs`). The rules are the model's: they are in no function of the database.
 //!
 //! **Round trips.** An uncontended acquire, release or renewal is one statement (`sql.rs`). All other commands are a transaction
-//! of two flights (`transaction.rs`): lock, read, run the model on what was read (`rows.rs`), write and commit. A row lock makes
+//! of two round trips (`transaction.rs`): lock, read, run the model on what was read (`rows.rs`), write and commit. A row lock makes
 //! the commands of one resource follow each other, and no other isolation is needed.
 //!
 //! **Waiting.** A release also grants, in the same transaction, and notifies the waiter's client at its commit. A client
 //! listens on one connection (`listener.rs`), whatever the number of its waiters. Behind a pooler in transaction mode nothing can
 //! listen, unless `?listen=` names a way around it: the transaction leaves its pushes in a table, where the client looks for those
-//! of all of its waiters a few times a second (`mail.rs`).
+//! of all of its waiters a few times a second (`push_table.rs`).
 //!
 //! **Time.** Leases and tokens use the server's clock, read after the row lock was granted.
 //!
@@ -19,7 +19,6 @@
 
 #![forbid(unsafe_code)]
 
-mod alone;
 mod answers;
 mod base;
 mod batch;
@@ -32,18 +31,19 @@ mod error;
 mod exec;
 mod limits;
 mod listener;
-mod mail;
 mod mailbox;
 mod params;
 mod pinned;
 mod pool;
 mod pooler;
 mod push;
+mod push_table;
 mod query;
 mod rights;
 mod rows;
 mod schema;
 mod server;
+mod single_statement;
 mod sql;
 mod sweep;
 mod tls;
@@ -136,7 +136,7 @@ impl Postgres {
         let mailbox = &executor.session.mailbox;
         let mut keepers = vec![
             sweep_regularly(Arc::downgrade(&executor), client),
-            mail::keep(Arc::downgrade(&executor), mailbox.clone()),
+            push_table::keep(Arc::downgrade(&executor), mailbox.clone()),
         ];
         if let Some((address, listening)) = listening {
             keepers.push(listener::keep(

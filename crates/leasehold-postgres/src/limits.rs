@@ -8,7 +8,7 @@ use leasehold_store::{PollIntervals, StoreError};
 
 use super::error;
 
-/// Max time for a command, with all of its flights.
+/// Max time for a command, with all of its round trips.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time for a renewal, at least and at most. In between it has a quarter of its ttl: then another one over a new connection is in
@@ -17,7 +17,7 @@ pub(super) const RENEWAL_TIMEOUT: RangeInclusive<Duration> =
     Duration::from_millis(250)..=Duration::from_millis(1_500);
 
 /// Max time that a command waits for a free connection of its client. With [`ANSWER_TIMEOUT`], less than the time after which an
-/// attempt counts as lost. One that waits for the lock asks for its turn again, as long as the others get answers.
+/// attempt counts as lost. One that waits for the lock asks for a connection again, as long as the others get answers.
 pub(super) const QUEUE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Max time to connect, unless the address names one.
@@ -31,13 +31,13 @@ pub(super) const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 pub(super) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
 pub(super) const KEEPALIVE_RETRIES: u32 = 3;
 
-/// How long the server lets a statement wait for the row lock of a resource. It is held for two flights.
+/// How long the server lets a statement wait for the row lock of a resource. It is held for two round trips.
 pub(super) const LOCK_TIMEOUT_MS: u32 = 2_000;
 
 /// How long the server lets a statement run, with its wait.
 pub(super) const STATEMENT_TIMEOUT_MS: u32 = 4_000;
 
-/// How long the server keeps the row lock of a client that has stopped between two flights. Shorter than the wait for a row lock,
+/// How long the server keeps the row lock of a client that has stopped between two round trips. Shorter than the wait for a row lock,
 /// so that the others' commands succeed.
 pub(super) const IDLE_TIMEOUT_MS: u32 = 1_000;
 
@@ -45,26 +45,26 @@ pub(super) const IDLE_TIMEOUT_MS: u32 = 1_000;
 pub(super) const POLL_INTERVALS: PollIntervals =
     PollIntervals::new(Duration::from_secs(10), Duration::from_secs(80));
 
-/// The pause between two looks for mail after an attempt was queued, and after mail has come. It grows by half each time.
-pub(super) const MAIL_PAUSE: Duration = Duration::from_millis(10);
+/// The pause between two looks for pushes after an attempt was queued, and after a push has come. It grows by half each time.
+pub(super) const PUSH_READ_PAUSE: Duration = Duration::from_millis(10);
 
-/// Max time to look for mail. A grant must be claimed within three seconds, so the next look must not be late.
-pub(super) const MAIL_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// Max time to look for pushes. A grant must be claimed within three seconds, so the next look must not be late.
+pub(super) const PUSH_READ_TIMEOUT: Duration = Duration::from_millis(1_500);
 
 /// The longest pause of a client with waiters.
-pub(super) const MAIL_PAUSE_WAITING: Duration = Duration::from_millis(250);
+pub(super) const PUSH_READ_PAUSE_WAITING: Duration = Duration::from_millis(250);
 
-/// The longest pause of a client that only holds leases, and is told that others want them.
-pub(super) const MAIL_PAUSE_HOLDING: Duration = Duration::from_secs(1);
+/// The longest pause of a client that only holds leases, and is notified that others want them.
+pub(super) const PUSH_READ_PAUSE_HOLDING: Duration = Duration::from_secs(1);
 
 /// A waiter asks again at least this often: a third of `entry_ttl`, and some time for the answer.
 pub(super) const WAITING_FOR: Duration = Duration::from_secs(32);
 
-/// How long a client that listens again goes on looking for mail: longer than its waiters take to ask again.
-pub(super) const MAIL_AFTER_POLLING: Duration = Duration::from_secs(15);
+/// How long a client that listens again goes on looking for pushes: longer than its waiters take to ask again.
+pub(super) const PUSH_READS_AFTER_POLLING: Duration = Duration::from_secs(15);
 
-/// Mail that its client has not taken is removed after this time. A grant has lapsed long before.
-pub(super) const MAIL_MICROS: u64 = 60_000_000;
+/// A push that its client has not read is removed after this time. A grant has lapsed long before.
+pub(super) const PUSH_LIFETIME_MICROS: u64 = 60_000_000;
 
 /// Backoff between failed attempts to listen again.
 pub(super) const RECONNECT_BACKOFF: RangeInclusive<Duration> =

@@ -2,7 +2,7 @@
 //!
 //! While it listens, it holds an advisory lock of its session, in shared mode. A transaction that grants to a waiter tries to lock
 //! it in exclusive mode: if that succeeds, the client does not listen, and is skipped. The lock ends with the connection. Until
-//! there is another one, the client looks for mail (`mail.rs`), and its waiters ask again, so that their entries say so.
+//! there is another one, the client polls for pushes (`push_table.rs`), and its waiters ask again, so that their entries say so.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -153,7 +153,7 @@ impl Executor {
     /// The row that a query by itself returns.
     async fn ask(&self, sql: &Pinned, client: Option<ClientId>) -> Result<Row, StoreError> {
         let params = || client.map(Into::into).into_iter().collect();
-        let ask = async |progress: &Progress| self.alone(progress, sql, params()).await;
+        let ask = async |progress: &Progress| self.run_statement(progress, sql, params()).await;
         let rows = self.within(Class::Command, ANSWER_TIMEOUT, ask).await?.unwrap_or_default();
         rows.into_iter().next().ok_or_else(|| error::damaged("an empty answer"))
     }

@@ -1,4 +1,4 @@
-//! Whether a client looks for mail, and how often.
+//! Whether a client polls the table of pushes, and how often.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use leasehold_core::{Command, Reply};
 use tokio::sync::Notify;
 
-use super::limits::{MAIL_AFTER_POLLING, MAIL_PAUSE_HOLDING, MAIL_PAUSE_WAITING, WAITING_FOR};
+use super::limits::{
+    PUSH_READ_PAUSE_HOLDING, PUSH_READ_PAUSE_WAITING, PUSH_READS_AFTER_POLLING, WAITING_FOR,
+};
 
-/// Whether the client looks for mail, and how often.
+/// Whether the client polls the table of pushes, and how often.
 #[derive(Default)]
 pub(super) struct Mailbox {
     /// The client gets no notifications. Its queue entries say so.
@@ -19,7 +21,7 @@ pub(super) struct Mailbox {
     pub(super) more: Notify,
 }
 
-/// What mail is expected for.
+/// What pushes are expected for.
 #[derive(Default)]
 struct Expected {
     /// The highest sequence number of an attempt that was queued.
@@ -30,7 +32,7 @@ struct Expected {
     held_until: Option<Instant>,
     /// When the client began to listen again.
     listens_since: Option<Instant>,
-    /// When the server that the mail comes from was started.
+    /// When the server that the pushes come from was started.
     server: Option<String>,
 }
 
@@ -44,7 +46,7 @@ impl Mailbox {
     }
 
     /// A client that listens again goes on looking for a while: queue entries say that it does not listen until it has asked again for
-    /// each, and a holder's mail may have been left before.
+    /// each, and a push to a holder may have been left before.
     pub(super) fn set_polls(&self, polls: bool) {
         self.polls.store(polls, Ordering::Relaxed);
         self.expected().listens_since = (!polls).then(Instant::now);
@@ -86,7 +88,7 @@ impl Mailbox {
         }
     }
 
-    /// Notes the server that the mail comes from. Returns whether it is another one than before, so that its clock is another one too.
+    /// Notes the server that the pushes come from. Returns whether it is another one than before, so that its clock is another one too.
     pub(super) fn note_server(&self, server: &str) -> bool {
         let mut expected = self.expected();
         if expected.server.as_deref() == Some(server) {
@@ -95,20 +97,20 @@ impl Mailbox {
         expected.server.replace(server.to_owned()).is_some()
     }
 
-    /// The longest pause between two looks; `None` while no mail is expected.
+    /// The longest pause between two looks; `None` while no push is expected.
     pub(super) fn longest_pause(&self) -> Option<Duration> {
         self.longest_pause_at(Instant::now())
     }
 
     fn longest_pause_at(&self, now: Instant) -> Option<Duration> {
         let expected = self.expected();
-        if !self.polls() && !is_recent(expected.listens_since, MAIL_AFTER_POLLING, now) {
+        if !self.polls() && !is_recent(expected.listens_since, PUSH_READS_AFTER_POLLING, now) {
             return None;
         }
         if is_recent(expected.queued, WAITING_FOR, now) {
-            return Some(MAIL_PAUSE_WAITING);
+            return Some(PUSH_READ_PAUSE_WAITING);
         }
-        expected.held_until.is_some_and(|until| now < until).then_some(MAIL_PAUSE_HOLDING)
+        expected.held_until.is_some_and(|until| now < until).then_some(PUSH_READ_PAUSE_HOLDING)
     }
 }
 
@@ -142,7 +144,7 @@ mod tests {
         mailbox.note(&renew, &Reply::Renewed { valid_for: ttl, tokens: None, contended: false });
         let after = |seconds| mailbox.longest_pause_at(Instant::now() + Duration::from_secs(seconds));
         // It is renewed every 20 minutes.
-        assert_eq!([after(0), after(62), after(1_300)], [Some(MAIL_PAUSE_HOLDING); 3]);
+        assert_eq!([after(0), after(62), after(1_300)], [Some(PUSH_READ_PAUSE_HOLDING); 3]);
         assert_eq!(after(3_601), None);
     }
 
@@ -153,8 +155,8 @@ mod tests {
         assert_eq!(mailbox.longest_pause(), None);
         mailbox.set_polls(true);
         mailbox.set_polls(false);
-        assert_eq!(mailbox.longest_pause(), Some(MAIL_PAUSE_WAITING));
-        let later = Instant::now() + MAIL_AFTER_POLLING;
+        assert_eq!(mailbox.longest_pause(), Some(PUSH_READ_PAUSE_WAITING));
+        let later = Instant::now() + PUSH_READS_AFTER_POLLING;
         assert_eq!(mailbox.longest_pause_at(later), None);
     }
 
@@ -172,13 +174,13 @@ mod tests {
         let mailbox = Mailbox::new(true);
         mailbox.note(&acquire(), &queued());
         mailbox.more.notified().await;
-        assert_eq!(mailbox.longest_pause(), Some(MAIL_PAUSE_WAITING));
+        assert_eq!(mailbox.longest_pause(), Some(PUSH_READ_PAUSE_WAITING));
         // The store has not answered for a while.
         mailbox.expected().queued = None;
         assert_eq!(mailbox.longest_pause(), None);
         mailbox.note(&acquire(), &queued());
         let notified = tokio::time::timeout(Duration::from_secs(5), mailbox.more.notified());
         notified.await.expect("nothing looks for mail");
-        assert_eq!(mailbox.longest_pause(), Some(MAIL_PAUSE_WAITING));
+        assert_eq!(mailbox.longest_pause(), Some(PUSH_READ_PAUSE_WAITING));
     }
 }

@@ -82,7 +82,7 @@ impl From<Option<&Owner>> for Param {
     }
 }
 
-/// One statement of a flight.
+/// One statement of a pipeline.
 pub(super) struct Request<'s> {
     pub(super) sql: &'s Pinned,
     pub(super) params: Vec<Param>,

@@ -59,25 +59,25 @@ struct Writer {
 
 impl Writer {
     fn write(mut self, statement: &str) -> String {
-        let mut letters = statement.char_indices().peekable();
-        while let Some((at, letter)) = letters.next() {
-            match letter {
+        let mut chars = statement.char_indices().peekable();
+        while let Some((at, char)) = chars.next() {
+            match char {
                 '\'' | '"' => {
-                    self.written.push(letter);
-                    self.written.push_str(take(statement, &mut letters, at + 1, |next| next != letter));
-                    self.written.extend(letters.next().map(|(_, end)| end));
+                    self.written.push(char);
+                    self.written.push_str(take(statement, &mut chars, at + 1, |next| next != char));
+                    self.written.extend(chars.next().map(|(_, end)| end));
                 }
                 'a'..='z' | 'A'..='Z' | '_' => {
                     let is_word = |next: char| next.is_ascii_alphanumeric() || next == '_';
-                    let word = take(statement, &mut letters, at, is_word);
-                    let is_call = letters.peek().is_some_and(|(_, next)| *next == '(');
+                    let word = take(statement, &mut chars, at, is_word);
+                    let is_call = chars.peek().is_some_and(|(_, next)| *next == '(');
                     self.word(word, is_call);
                 }
-                _ if OPERATOR.contains(letter) => {
-                    let operator = take(statement, &mut letters, at, |next| OPERATOR.contains(next));
+                _ if OPERATOR.contains(char) => {
+                    let operator = take(statement, &mut chars, at, |next| OPERATOR.contains(next));
                     self.operator(operator);
                 }
-                _ => self.other(letter),
+                _ => self.other(char),
             }
         }
         self.written
@@ -111,26 +111,26 @@ impl Writer {
         }
     }
 
-    fn other(&mut self, letter: char) {
-        match letter {
+    fn other(&mut self, char: char) {
+        match char {
             '(' => self.depth += 1,
             ')' => self.depth = self.depth.saturating_sub(1),
             ';' => self.assigns_at = None,
             _ => {}
         }
-        self.written.push(letter);
+        self.written.push(char);
     }
 }
 
 /// The text from here to the first letter that does not belong to it.
 fn take<'s>(
     text: &'s str,
-    letters: &mut Peekable<CharIndices<'_>>,
+    chars: &mut Peekable<CharIndices<'_>>,
     from: usize,
     belongs: impl Fn(char) -> bool,
 ) -> &'s str {
-    while letters.next_if(|(_, next)| belongs(*next)).is_some() {}
-    let end = letters.peek().map_or(text.len(), |(at, _)| *at);
+    while chars.next_if(|(_, next)| belongs(*next)).is_some() {}
+    let end = chars.peek().map_or(text.len(), |(at, _)| *at);
     &text[from..end]
 }
 

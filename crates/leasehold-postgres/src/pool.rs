@@ -1,4 +1,4 @@
-//! The connections for commands. A command has one for itself from its first flight to its last.
+//! The connections for commands. A command has one for itself from its first round trip to its last.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ pub(super) enum Class {
     Command,
     /// The statement that renews waits for no row, and has connections of its own: while one of them does not answer, leases with a short
     /// ttl are renewed over another one.
-    Renewals,
+    RenewBatch,
     /// The renewal of one lease as a transaction may wait for its row. It takes a free connection of commands, or else one that these
     /// transactions have for themselves.
-    Renewal,
-    /// So has the statement that reads mail: a server that does not answer it may answer a renewal.
-    Mail,
+    RenewOne,
+    /// Reading pushes has a permit of its own, so that a read that hangs blocks no renewal.
+    ReadPushes,
 }
 
 /// Opens connections for commands.
@@ -60,9 +60,9 @@ pub(super) struct Pool {
     opener: Arc<Opener>,
     commands: Semaphore,
     attempts: Semaphore,
-    renewals: Semaphore,
-    renewal: Semaphore,
-    mail: Semaphore,
+    renew_batch: Semaphore,
+    renew_one: Semaphore,
+    read_pushes: Semaphore,
     /// When a command last got an answer.
     answered: Mutex<Option<Instant>>,
     idle: Mutex<Vec<Conn>>,
@@ -90,9 +90,9 @@ impl Pool {
             opener: Arc::new(opener),
             commands: Semaphore::new(connections),
             attempts: Semaphore::new(connections.saturating_sub(1).max(1)),
-            renewals: Semaphore::new(2),
-            renewal: Semaphore::new(1),
-            mail: Semaphore::new(1),
+            renew_batch: Semaphore::new(2),
+            renew_one: Semaphore::new(1),
+            read_pushes: Semaphore::new(1),
             answered: Mutex::default(),
             idle: Mutex::default(),
             opening: Mutex::default(),
@@ -104,15 +104,15 @@ impl Pool {
         self.opener.server.question().is_some()
     }
 
-    /// What its connections have sent: statements, and flights.
+    /// What its connections have sent: statements, and round trips.
     #[cfg(test)]
     pub(super) fn sent(&self) -> (u64, u64) {
         let count = |number: &std::sync::atomic::AtomicU64| number.load(std::sync::atomic::Ordering::Relaxed);
-        (count(&self.opener.sent.statements), count(&self.opener.sent.flights))
+        (count(&self.opener.sent.statements), count(&self.opener.sent.round_trips))
     }
 
     /// Waits until the command may use a connection, for a limited time. Its own time limit begins after that.
-    pub(super) async fn turn(&self, class: Class, until: Instant) -> Result<Turn<'_>, StoreError> {
+    pub(super) async fn permit(&self, class: Class, until: Instant) -> Result<Permit<'_>, StoreError> {
         let permits = async {
             let attempt = match class {
                 Class::Attempt => Some(self.attempts.acquire().await),
@@ -120,21 +120,21 @@ impl Pool {
             };
             let permit = match class {
                 Class::Attempt | Class::Command => self.commands.acquire().await,
-                Class::Renewals => self.renewals.acquire().await,
-                Class::Mail => self.mail.acquire().await,
-                Class::Renewal => tokio::select! {
+                Class::RenewBatch => self.renew_batch.acquire().await,
+                Class::ReadPushes => self.read_pushes.acquire().await,
+                Class::RenewOne => tokio::select! {
                     biased;
-                    own = self.renewal.acquire() => own,
+                    own = self.renew_one.acquire() => own,
                     common = self.commands.acquire() => common,
                 },
             };
             let attempt = attempt.transpose().map_err(|_| closed())?;
-            Ok(Turn { _attempt: attempt, _permit: permit.map_err(|_| closed())? })
+            Ok(Permit { _attempt: attempt, _permit: permit.map_err(|_| closed())? })
         };
         timeout_at(until.into(), permits).await.unwrap_or_else(|_| Err(self.busy()))
     }
 
-    /// While others get answers, one that waits for its turn in vain can ask for it again.
+    /// While others get answers, one that waits for a connection in vain can ask for it again.
     pub(super) fn busy(&self) -> StoreError {
         let answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         let moves = answered.is_some_and(|at| at.elapsed() < QUEUE_TIMEOUT);
@@ -150,7 +150,7 @@ impl Pool {
         *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// A connection, for a command that has its turn.
+    /// A connection, for a command that has a permit.
     pub(super) async fn take(&self) -> Result<Lent<'_>, StoreError> {
         let conn = match self.pop_idle() {
             Some(conn) => conn,
@@ -159,7 +159,7 @@ impl Pool {
         Ok(Lent { conn: Some(conn), pool: self })
     }
 
-    /// Makes sure that there is a connection. A command with a short time limit has that limit for its own flights then.
+    /// Makes sure that there is a connection. A command with a short time limit has that limit for its own round trips then.
     pub(super) async fn connect_within(&self, limit: Duration) -> Result<(), StoreError> {
         if let Some(conn) = self.pop_idle() {
             self.idle().push(conn);
@@ -217,7 +217,7 @@ fn closed() -> StoreError {
 }
 
 /// The right to use one connection.
-pub(super) struct Turn<'p> {
+pub(super) struct Permit<'p> {
     _attempt: Option<SemaphorePermit<'p>>,
     _permit: SemaphorePermit<'p>,
 }

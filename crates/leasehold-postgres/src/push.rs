@@ -57,7 +57,7 @@ fn kept_pushes(client: ClientId) -> (KeptPushes, PushQueue) {
     let were_dropped = Arc::new(AtomicBool::new(false));
     let kept =
         KeptPushes { client, queue, were_dropped: were_dropped.clone(), has_warned: AtomicBool::new(false) };
-    (kept, PushQueue { pushes, were_dropped, told_at: Instant::now() })
+    (kept, PushQueue { pushes, were_dropped, reported_at: Instant::now() })
 }
 
 struct KeptPushes {
@@ -90,7 +90,7 @@ pub(super) struct PushQueue {
     pushes: Receiver<Push>,
     were_dropped: Arc<AtomicBool>,
     /// When that was returned last.
-    told_at: Instant,
+    reported_at: Instant,
 }
 
 /// What arrived.
@@ -106,8 +106,8 @@ impl PushQueue {
         if self.were_dropped.load(Ordering::SeqCst) {
             tokio::select! {
                 biased;
-                () = sleep_until(self.told_at + DROPPED_INTERVAL) => {
-                    self.told_at = Instant::now();
+                () = sleep_until(self.reported_at + DROPPED_INTERVAL) => {
+                    self.reported_at = Instant::now();
                     self.were_dropped.store(false, Ordering::SeqCst);
                     return Some(Arrival::Dropped);
                 }

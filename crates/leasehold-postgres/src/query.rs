@@ -38,7 +38,7 @@ pub(super) enum Query {
 /// one that is the first now.
 pub(super) const WINDOW: i64 = 2;
 
-/// What a command usually reads, so that one flight suffices. What is missing is read then.
+/// What a command usually reads, so that one round trip suffices. What is missing is read then.
 pub(super) fn usual_queries(resource: &Resource, command: &Command) -> Vec<Query> {
     // One holder is in the resource's row.
     let is_shared = !matches!(resource.kind, Kind::Mutex | Kind::Election);

@@ -94,18 +94,18 @@ WITH RECURSIVE resource (id) AS (SELECT {id}), each (client) AS (
 SELECT count(*) FROM each WHERE client IS NOT NULL AND NOT (SELECT parked FROM {s}.waiter AS w
     WHERE w.resource = (SELECT id FROM resource) AND w.client = each.client LIMIT 1)";
 
-/// Mail for the clients of which `$3` says that they cannot listen, and for those that do not listen now.
+/// Pushes to the clients of which `$3` says that they cannot listen, and for those that do not listen now.
 const POST: &str = "
 INSERT INTO {s}.mail (client, message, at) SELECT client, message, {now}
 FROM ROWS FROM (unnest($1::bytea[]), unnest($2::text[]), unnest($3::int8[])) AS n (client, message, polls) WHERE polls = 1 OR NOT ({present})";
 
-/// The mail of a client, and as the row 0 when the server was started: behind a pooler nothing else shows that it is another one.
-const READ_MAIL: &str = "
+/// The pushes to a client, and as the row 0 when the server was started: behind a pooler nothing else shows that it is another one.
+const READ_PUSHES: &str = "
 WITH taken AS (DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message)
 SELECT id, message FROM taken UNION ALL SELECT 0, extract(epoch FROM pg_postmaster_start_time())::text";
 
 /// The same for a role that may not ask when the server was started.
-const READ_MAIL_ONLY: &str = "DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message";
+const READ_PUSHES_ONLY: &str = "DELETE FROM {s}.mail WHERE client = $1 RETURNING id, message";
 
 /// A row is looked at `{margin}` after its visit is due. It is removed if it is unused, and was forgotten for as long: an acquire
 /// that read the clock before, and inserts the row again, has ended then.
@@ -141,9 +141,9 @@ pub(super) struct Sql {
     pub(super) remove_tombstones: Pinned,
     pub(super) notify: Pinned,
     pub(super) post: Pinned,
-    pub(super) read_mail: Pinned,
-    pub(super) read_mail_only: Pinned,
-    pub(super) remove_mail: Pinned,
+    pub(super) read_pushes: Pinned,
+    pub(super) read_pushes_only: Pinned,
+    pub(super) remove_pushes: Pinned,
     pub(super) create_all: Pinned,
     pub(super) list: Pinned,
     pub(super) due: Pinned,
@@ -240,9 +240,9 @@ impl Sql {
                 FROM ROWS FROM (unnest($1::text[]), unnest($2::text[])) AS n (channel, message)",
             ),
             post: text(POST),
-            read_mail: text(READ_MAIL),
-            read_mail_only: text(READ_MAIL_ONLY),
-            remove_mail: text("DELETE FROM {s}.mail WHERE at < ({now} - $1)"),
+            read_pushes: text(READ_PUSHES),
+            read_pushes_only: text(READ_PUSHES_ONLY),
+            remove_pushes: text("DELETE FROM {s}.mail WHERE at < ({now} - $1)"),
             create_all: text(
                 "INSERT INTO {s}.resource (name, kind, visit)
                 SELECT name, kind, {now} + {retention} FROM ROWS FROM (unnest($1::text[]), unnest($2::text[]))

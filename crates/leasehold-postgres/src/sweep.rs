@@ -9,7 +9,7 @@ use leasehold_store::sql::stored_number;
 
 use super::cache::{CachedRows, Missing};
 use super::exec::Executor;
-use super::limits::{MAIL_MICROS, SWEEP_ROWS, SWEEP_TIME};
+use super::limits::{PUSH_LIFETIME_MICROS, SWEEP_ROWS, SWEEP_TIME};
 use super::params::{Param, Reader};
 use super::pinned::Pinned;
 use super::pool::Class;
@@ -30,7 +30,7 @@ impl Executor {
         sql: &Pinned,
         params: Vec<Param>,
     ) -> Result<Vec<Option<Resource>>, StoreError> {
-        let rows = self.alone(progress, sql, params).await?;
+        let rows = self.run_statement(progress, sql, params).await?;
         let rows = rows.ok_or_else(|| StoreError::new(Failure::Busy, "the server asks for a repetition"))?;
         let resource = |row| {
             let mut reader = Reader::new(row);
@@ -40,12 +40,12 @@ impl Executor {
         rows.iter().map(resource).collect()
     }
 
-    /// Removes what has expired at resources that no client uses, rows that have been unused for long, and old mail.
+    /// Removes what has expired at resources that no client uses, rows that have been unused for long, and old pushes.
     pub(super) async fn sweep(&self) -> Result<(), StoreError> {
         let ends = Instant::now() + SWEEP_TIME;
         self.sweep_expired(ends).await?;
         let sweep = async |progress: &Progress| {
-            self.alone(progress, &self.sql().sweep, vec![SWEEP_ROWS.into()]).await
+            self.run_statement(progress, &self.sql().sweep, vec![SWEEP_ROWS.into()]).await
         };
         while Instant::now() < ends {
             let rows = self.in_time(Class::Command, sweep).await?.unwrap_or_default();
@@ -54,9 +54,10 @@ impl Executor {
                 break;
             }
         }
-        let params = || vec![stored_number(MAIL_MICROS).into()];
-        let remove =
-            async |progress: &Progress| self.alone(progress, &self.sql().remove_mail, params()).await;
+        let params = || vec![stored_number(PUSH_LIFETIME_MICROS).into()];
+        let remove = async |progress: &Progress| {
+            self.run_statement(progress, &self.sql().remove_pushes, params()).await
+        };
         self.in_time(Class::Command, remove).await.map(drop)
     }
 

@@ -191,11 +191,11 @@ fn release_that_grants_to_many_waiters_takes_few_flights() {
                 let owner = has_owners.then(|| format!("owner {sequence}"));
                 comparison.run(0, &permits(2, sequence, 1, owner));
             }
-            let (_, flights) = comparison.cost(|comparison| {
+            let (_, round_trips) = comparison.cost(|comparison| {
                 assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
             });
             // Most are those of the changes.
-            assert!(flights < 40, "{flights}");
+            assert!(round_trips < 40, "{round_trips}");
             comparison.run(0, &Command::Inspect);
         });
     }
@@ -211,19 +211,19 @@ fn attempt_after_many_grants_takes_few_flights() {
         }
         comparison.run(0, &permits(1, 1, 203, None));
         comparison.step(0, &Step::Pass(11_000));
-        // The clients need not listen: they look for mail, as behind a pooler.
+        // The clients need not listen: they poll for pushes, as behind a pooler.
         comparison.sql("UPDATE leasehold.waiter SET polls = true");
-        let (_, flights) = comparison.cost(|comparison| {
+        let (_, round_trips) = comparison.cost(|comparison| {
             assert!(matches!(comparison.run_unnotified(0, &permits(2, 1, 1, None)), Reply::Queued(_)));
         });
-        assert!(flights < 60, "{flights}");
+        assert!(round_trips < 60, "{round_trips}");
         // None of them claims its lease, and all are parked together.
         comparison.step(0, &Step::Pass(4_000));
-        let (_, flights) = comparison.cost(|comparison| {
+        let (_, round_trips) = comparison.cost(|comparison| {
             let granted = comparison.run(0, &permits(1, 1, 203, None));
             assert!(matches!(granted, Reply::Granted(_)), "{granted:?}");
         });
-        assert!(flights < 60, "{flights}");
+        assert!(round_trips < 60, "{round_trips}");
     });
 }
 
@@ -235,11 +235,11 @@ fn expiry_of_the_leases_of_many_owners_takes_few_flights() {
             comparison.run(0, &permits(client, 1, 1, Some(format!("owner {client}"))));
         }
         comparison.step(0, &Step::Pass(11_000));
-        let (_, flights) = comparison.cost(|comparison| {
+        let (_, round_trips) = comparison.cost(|comparison| {
             let granted = comparison.run(0, &permits(0, 2, 203, None));
             assert!(matches!(granted, Reply::Granted(_)), "{granted:?}");
         });
-        assert!(flights < 60, "{flights}");
+        assert!(round_trips < 60, "{round_trips}");
     });
 }
 
@@ -252,10 +252,10 @@ fn release_passes_over_many_clients_that_are_gone_in_few_flights() {
             comparison.step(0, &Step::Leave(client));
         }
         comparison.run(0, &acquire(1, 1));
-        let (_, flights) = comparison.cost(|comparison| {
+        let (_, round_trips) = comparison.cost(|comparison| {
             assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
         });
-        assert!(flights < 40, "{flights}");
+        assert!(round_trips < 40, "{round_trips}");
         assert!(matches!(comparison.run(0, &acquire(1, 1)), Reply::Granted(_)));
     });
 }
@@ -300,9 +300,9 @@ fn renewals_of_one_semaphore_share_transactions() {
         }
         comparison.step(0, &Step::Pass(5_000));
         let renewals: Vec<_> = (0..64).map(renewal).collect();
-        let (_, flights) = comparison.cost(|comparison| comparison.run_together(0, &renewals));
+        let (_, round_trips) = comparison.cost(|comparison| comparison.run_together(0, &renewals));
         // Four transactions, each of which sends its changes in two parts at most.
-        assert!(flights <= 12, "{flights}");
+        assert!(round_trips <= 12, "{round_trips}");
         comparison.run(0, &Command::Inspect);
     });
 }
@@ -497,20 +497,20 @@ async fn attempt_that_waits_for_its_turn_in_vain_asks_again_while_others_get_ans
     let url = PostgresUrl::of("postgres://a@localhost/b");
     let pool = Pool::new(Dialer::new(&url).unwrap(), settings("on"), false, 1, any_server());
     let soon = || Instant::now() + Duration::from_millis(10);
-    let _in_use = pool.turn(Class::Attempt, soon()).await.unwrap();
-    let refused = async || pool.turn(Class::Attempt, soon()).await.err().map(|error| error.failure);
+    let _in_use = pool.permit(Class::Attempt, soon()).await.unwrap();
+    let refused = async || pool.permit(Class::Attempt, soon()).await.err().map(|error| error.failure);
     assert_eq!(refused().await, Some(Failure::NotSent));
     pool.note_answer();
     assert_eq!(refused().await, Some(Failure::Busy));
     // A renewal has a connection of its own, and others wait for none of each other's.
-    let _renewal = pool.turn(Class::Renewal, soon()).await.unwrap();
-    assert!(pool.turn(Class::Renewal, soon()).await.is_err());
-    for class in [Class::Renewals, Class::Mail] {
-        pool.turn(class, soon()).await.unwrap();
+    let _renewal = pool.permit(Class::RenewOne, soon()).await.unwrap();
+    assert!(pool.permit(Class::RenewOne, soon()).await.is_err());
+    for class in [Class::RenewBatch, Class::ReadPushes] {
+        pool.permit(class, soon()).await.unwrap();
     }
     // While a renewal does not get an answer, others go on.
-    let _renewals = pool.turn(Class::Renewals, soon()).await.unwrap();
-    pool.turn(Class::Renewals, soon()).await.unwrap();
+    let _renewals = pool.permit(Class::RenewBatch, soon()).await.unwrap();
+    pool.permit(Class::RenewBatch, soon()).await.unwrap();
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! A command in a transaction of two flights.
+//! A command in a transaction of two round trips.
 //!
-//! The first flight begins the transaction, locks the rows of the resources, reads the clock and what the model usually asks
-//! for. Then the model runs. The second flight has its changes, the notifications and COMMIT. While the model lacks rows, a flight
+//! The first round trip begins the transaction, locks the rows of the resources, reads the clock and what the model usually asks
+//! for. Then the model runs. The second one has its changes, the notifications and COMMIT. While the model lacks rows, a round trip
 //! between the two reads them. The lock is held for as long as that takes, and the server ends a transaction whose client has
 //! stopped.
 
@@ -35,7 +35,7 @@ pub(super) struct Session {
     pub(super) sql: Sql,
     pub(super) client: ClientId,
     pub(super) inbox: Weak<dyn Inbox>,
-    /// Whether this client gets no notifications, and looks for mail.
+    /// Whether this client gets no notifications, and polls for pushes.
     pub(super) mailbox: Arc<Mailbox>,
     /// A crash loses no token, so tokens may be reserved.
     pub(super) may_reserve: bool,
@@ -164,7 +164,7 @@ impl<'s> Transaction<'s> {
         for (resource, queries) in plan {
             requests.extend(queries.iter().map(|query| self.request(resource, query)));
         }
-        let answers = self.conn.fly(frame, &requests).await.map_err(|error| self.failed(error))?;
+        let answers = self.conn.pipeline(frame, &requests).await.map_err(|error| self.failed(error))?;
         let mut answers = answers.into_iter().skip(skipped);
         self.rows = plan.iter().map(|_| CachedRows::new()).collect();
         for (rows, answer) in self.rows.iter_mut().zip(answers.by_ref()) {
@@ -221,7 +221,8 @@ impl<'s> Transaction<'s> {
     async fn read(&mut self, plan: &Plan<'_>, (at, query): (usize, Query)) -> Result<(), Failed> {
         let queries = with_next(&self.rows[at], &self.present, query);
         let requests: Vec<_> = queries.iter().map(|query| self.request(plan[at].0, query)).collect();
-        let answers = self.conn.fly(Frame::Within, &requests).await.map_err(|error| self.failed(error))?;
+        let answers =
+            self.conn.pipeline(Frame::Within, &requests).await.map_err(|error| self.failed(error))?;
         queries.iter().zip(&answers).try_for_each(|(query, answer)| self.keep(at, query, answer))
     }
 
@@ -269,11 +270,11 @@ impl<'s> Transaction<'s> {
         }
         self.has_notified = self.send(&others, notifies, &mut requests);
         self.progress.set(true);
-        self.conn.fly(Frame::Commit, &requests).await.map_err(|error| self.failed(error))?;
+        self.conn.pipeline(Frame::Commit, &requests).await.map_err(|error| self.failed(error))?;
         Ok(own)
     }
 
-    /// Notifies other clients, and leaves mail for those that do not listen. The queue says of waiters whether they do; of holders
+    /// Notifies other clients, and leaves pushes in the table for those that do not listen. The queue says of waiters whether they do; of holders
     /// nothing does.
     ///
     /// Returns whether it notifies.
@@ -376,7 +377,7 @@ impl<'s> Transaction<'s> {
 }
 
 /// A look-up of the model, and those that follow if it asks the same of other clients or owners: it takes the waiters, and the leases
-/// that have expired, one after the other, and each look-up by itself would be a flight.
+/// that have expired, one after the other, and each look-up by itself would be a round trip.
 fn with_next(rows: &CachedRows, present: &HashMap<ClientId, bool>, query: Query) -> Vec<Query> {
     let base = &rows.base;
     let ready = || base.ready.iter().flat_map(|window| &window.rows);

@@ -136,7 +136,7 @@ impl Harness {
         self.runtime.block_on(async {
             let look = async |conn: &Conn| {
                 conn.run(&Pinned::as_is("BEGIN")).await.unwrap();
-                let rows = conn.fly(Frame::Within, &[Request::new(sql, vec![client.into()])]).await;
+                let rows = conn.pipeline(Frame::Within, &[Request::new(sql, vec![client.into()])]).await;
                 rows.unwrap()[0][0].get::<_, bool>(0)
             };
             let (one, two) =
@@ -413,7 +413,7 @@ impl<'h> Comparison<'h> {
         ["resource", "lease", "waiter", "tombstone"].iter().map(count).sum()
     }
 
-    /// The numbers of statements and of flights that the store sends for this.
+    /// The numbers of statements and of round trips that the store sends for this.
     pub(super) fn cost(&mut self, work: impl FnOnce(&mut Self)) -> (u64, u64) {
         let before = self.harness.executor.pool.sent();
         work(self);

@@ -81,7 +81,7 @@ async fn use_the_store(url: &str, round: &str) {
     answers.into_iter().for_each(|answer| drop(answer.unwrap()));
     stores[0].list().await.unwrap();
     stores[0].executor.sweep().await.unwrap();
-    stores[0].executor.read_mail(false).await.unwrap();
+    stores[0].executor.read_pushes(false).await.unwrap();
     stores[0].diagnose().await.unwrap();
     // What it sends once entries have expired.
     let sql = stores[0].executor.sql();
@@ -91,7 +91,7 @@ async fn use_the_store(url: &str, round: &str) {
         Request::new(sql.of(&Query::Deadlines(1)), deadlines),
         Request::new(&sql.remove_tombstones, vec![1_i64.into(), 1_i64.into()]),
     ];
-    lent.conn().fly(Frame::Alone, &late).await.unwrap();
+    lent.conn().pipeline(Frame::Single, &late).await.unwrap();
     lent.give_back().unwrap();
     if !stores[0].executor.session.mailbox.polls() {
         let address =
@@ -117,12 +117,12 @@ async fn use_transactions(config: &Config) {
 /// All words and operators of a text.
 fn names(text: &str) -> (BTreeSet<String>, BTreeSet<String>) {
     let split = |belongs: fn(char) -> bool| {
-        let parts = text.split(move |letter| !belongs(letter)).filter(|part| !part.is_empty());
+        let parts = text.split(move |next| !belongs(next)).filter(|part| !part.is_empty());
         parts.map(str::to_lowercase).collect::<BTreeSet<_>>()
     };
     (
-        split(|letter| letter.is_ascii_alphanumeric() || letter == '_'),
-        split(|letter| "+-*/<>=~!@#%^&|".contains(letter)),
+        split(|next| next.is_ascii_alphanumeric() || next == '_'),
+        split(|next| "+-*/<>=~!@#%^&|".contains(next)),
     )
 }
 

@@ -15,7 +15,7 @@ use super::transaction::Progress;
 
 impl Executor {
     /// Runs the command as one statement. `None`, without effect, if it takes a transaction.
-    pub(super) async fn try_alone(
+    pub(super) async fn try_single_statement(
         &self,
         progress: &Progress,
         resource: &Resource,
@@ -23,7 +23,7 @@ impl Executor {
     ) -> Result<Option<Answer>, StoreError> {
         match command {
             Command::Acquire(acquire) if is_plain(acquire) && !self.is_contended(resource) => {
-                let answer = self.acquire_alone(progress, resource, acquire).await?;
+                let answer = self.acquire_in_statement(progress, resource, acquire).await?;
                 self.set_contended(resource, answer.is_none());
                 Ok(answer)
             }
@@ -31,14 +31,14 @@ impl Executor {
                 if self.is_contended(resource) {
                     return Ok(None);
                 }
-                self.release_alone(progress, resource, release).await
+                self.release_in_statement(progress, resource, release).await
             }
             _ => Ok(None),
         }
     }
 
     /// Runs one statement in a transaction of its own. `None` after a deadlock, or another failure that a repetition may not have.
-    pub(super) async fn alone(
+    pub(super) async fn run_statement(
         &self,
         progress: &Progress,
         sql: &Pinned,
@@ -46,7 +46,7 @@ impl Executor {
     ) -> Result<Option<Vec<tokio_postgres::Row>>, StoreError> {
         let lent = self.pool.take().await?;
         progress.set(true);
-        let done = lent.conn().fly(Frame::Alone, &[Request::new(sql, params)]).await;
+        let done = lent.conn().pipeline(Frame::Single, &[Request::new(sql, params)]).await;
         progress.set(false);
         match done {
             Ok(mut rows) => {
@@ -65,7 +65,7 @@ impl Executor {
         }
     }
 
-    async fn acquire_alone(
+    async fn acquire_in_statement(
         &self,
         progress: &Progress,
         resource: &Resource,
@@ -77,7 +77,7 @@ impl Executor {
         params.push(stored_number(micros(acquire.ttl)).into());
         params.extend(of_key(acquire.acquisition));
         params.extend([acquire.owner.as_ref().into(), acquire.metadata.as_bytes().into()]);
-        let rows = self.alone(progress, &self.sql().acquire, params).await?.unwrap_or_default();
+        let rows = self.run_statement(progress, &self.sql().acquire, params).await?.unwrap_or_default();
         let Some(row) = rows.first() else { return Ok(None) };
         let mut reader = Reader::new(row);
         let at = reader.time()?;
@@ -88,7 +88,7 @@ impl Executor {
         }))
     }
 
-    async fn release_alone(
+    async fn release_in_statement(
         &self,
         progress: &Progress,
         resource: &Resource,
@@ -96,7 +96,7 @@ impl Executor {
     ) -> Result<Option<Answer>, StoreError> {
         let mut params = of_resource(resource);
         params.extend(of_key(release.acquisition));
-        let rows = self.alone(progress, &self.sql().release, params).await?.unwrap_or_default();
+        let rows = self.run_statement(progress, &self.sql().release, params).await?.unwrap_or_default();
         let Some(row) = rows.first() else { return Ok(None) };
         Ok(Some(Answer { at: Reader::new(row).time()?, reply: Reply::Released }))
     }
@@ -135,7 +135,7 @@ impl Executor {
                 ((resource.name.as_str(), resource.kind.as_str()), (*index, *resource, renew.ttl))
             })
             .collect();
-        for row in self.alone(progress, &self.sql().renew, params).await?.unwrap_or_default() {
+        for row in self.run_statement(progress, &self.sql().renew, params).await?.unwrap_or_default() {
             let mut reader = Reader::new(&row);
             let (name, kind) = (reader.text()?, reader.text()?);
             let (at, contended) = (reader.time()?, reader.flag()?);
