@@ -3,18 +3,20 @@
 //! The checks trust neither the model nor the engine: they keep books of their own about what the server answered, and ask guards by
 //! the clock of their own machine.
 
+mod denied;
 mod lineage;
 mod promise;
 mod shadow;
 mod steps;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use leasehold::simulation::LeaseProbe;
 use leasehold_core::{Acquisition, ClientId, Command, Owner, StoreTime};
 
 use crate::executor::ProcessId;
 use crate::plan::{LockKind, LockPlan, MS, Micros};
+pub(crate) use denied::DENIED;
 pub use lineage::Lineage;
 pub use promise::{Promise, Violation};
 pub use shadow::Shadow;
@@ -159,6 +161,8 @@ pub struct Step<'a> {
 pub struct Books {
     /// All attempts.
     pub attempts: BTreeMap<Acquisition, Attempt>,
+    /// The attempts of which a client has heard that they are refused for good.
+    denied: BTreeSet<Acquisition>,
     /// By lock.
     pub locks: Vec<LockBook>,
     /// All guards, by a number.
@@ -204,6 +208,7 @@ impl Books {
         };
         Self {
             attempts: BTreeMap::new(),
+            denied: BTreeSet::new(),
             locks: locks.iter().map(book).collect(),
             records: BTreeMap::new(),
             lost_by: BTreeMap::new(),

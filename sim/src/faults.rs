@@ -41,6 +41,7 @@ impl World {
             }
             Event::StopServer(server) => self.stop_server(server),
             Event::Unfull(server) => self.servers[server].is_full = false,
+            Event::Allow(server) => self.servers[server].denies = false,
             Event::SilenceKeys { client, lasts } => {
                 self.begin(0, Fault::SilenceKeys { client, lasts });
             }
@@ -162,6 +163,10 @@ impl World {
             Fault::Full { lasts } => {
                 self.servers[master].is_full = true;
                 self.at(until(lasts, self.now), Event::Unfull(master));
+            }
+            Fault::Deny { lasts } => {
+                self.servers[master].denies = true;
+                self.at(until(lasts, self.now), Event::Allow(master));
             }
             Fault::ClockStep { by } => {
                 let server = &mut self.servers[master];
@@ -335,6 +340,7 @@ impl World {
                 self.resume_server(server);
             }
             self.servers[server].is_full = false;
+            self.servers[server].denies = false;
         }
         let half_open: Vec<u64> = self
             .servers

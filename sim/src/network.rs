@@ -50,6 +50,7 @@ impl World {
     // --- Calls -----------------------------------------------------------------------------------
 
     pub(crate) fn call(&mut self, process: ProcessId, thread: Thread, content: Content) -> u64 {
+        self.check_denied(&content);
         let number = self.number();
         let sent_at = self.now;
         let call = PendingCall {

@@ -42,6 +42,8 @@ pub enum Planted {
     RenewalRefused,
     /// The server fails some attempts that do not wait.
     ErrorForTries,
+    /// The server says of a refusal that stays that it may pass.
+    DenialMayPass,
     /// Some attempts that do not wait and were granted are told that the lock is busy.
     BusyWhileFree,
     /// A call without an answer fails 10 s late.
@@ -108,7 +110,7 @@ pub enum Planted {
 
 impl Planted {
     /// All of them.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::RenewalsForgotten,
         Self::SlowClient,
         Self::ForgedGrantBelieved,
@@ -126,6 +128,7 @@ impl Planted {
         Self::LateTimeout,
         Self::RenewalRefused,
         Self::ErrorForTries,
+        Self::DenialMayPass,
         Self::BusyWhileFree,
         Self::LateFailure,
         Self::OwnerKeepsToken,
@@ -263,6 +266,7 @@ impl Planted {
             Self::SpuriousError | Self::ErrorForTries | Self::RefusedAfterPause => Promise::NoError,
             Self::LateTimeout | Self::LateFailure | Self::SlowClose => Promise::InTime,
             Self::RenewalRefused => Promise::Kept,
+            Self::DenialMayPass => Promise::DenialEnds,
             Self::BusyWhileFree => Promise::Refused,
             Self::RetentionForgotten => Promise::Retained,
             Self::PeriodShort => Promise::OncePer,

@@ -66,6 +66,8 @@ pub struct Server {
     pub is_paused: bool,
     /// It refuses writes that need memory.
     pub is_full: bool,
+    /// A right is missing.
+    pub denies: bool,
     /// Its clock.
     pub clock: ServerClock,
     /// Its data.
@@ -92,6 +94,7 @@ impl Server {
             is_up: true,
             is_paused: false,
             is_full: false,
+            denies: false,
             clock,
             data: Data { tables, shadows, keys: Keys::default() },
             epoch,

@@ -10,7 +10,7 @@ use leasehold_core::{
     Acquire, Answer, Command, Effect, Failure, Push, PushKind, Reply, Resource, TokenRange,
 };
 
-use crate::checks::Step;
+use crate::checks::{DENIED, Step};
 use crate::executor::ProcessId;
 use crate::history::Column;
 use crate::plan::{Fault, FaultPlan, LockKind, SECOND};
@@ -102,12 +102,24 @@ impl World {
                 message: "the server's memory is full",
             });
         }
+        if is_acquire && self.servers[server].denies {
+            return Some(self.denial());
+        }
         let is_planted = match self.planted {
             Some(Planted::SpuriousError) => is_acquire && self.rng.chance(20),
             Some(Planted::ErrorForTries) => is_try(command) && self.rng.chance(20),
             _ => false,
         };
         is_planted.then_some(CallFailed { failure: Failure::NotSent, message: "a planted error" })
+    }
+
+    /// The error of an attempt while a right is missing.
+    fn denial(&self) -> CallFailed {
+        let failure = match self.planted {
+            Some(Planted::DenialMayPass) => Failure::Transient(Effect::None),
+            _ => Failure::Permanent(Effect::None),
+        };
+        CallFailed { failure, message: DENIED }
     }
 
     fn run_one(
@@ -259,6 +271,9 @@ impl World {
                 message: "the server's memory is full",
             };
             return vec![Err(full); attempts.len()];
+        }
+        if self.servers[server].denies {
+            return vec![Err(self.denial()); attempts.len()];
         }
         let now = self.now;
         let Self { servers, books, .. } = self;

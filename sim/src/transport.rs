@@ -131,7 +131,9 @@ impl Future for CallFuture {
             let Some(call) = world.calls.get_mut(&self.number) else { return Poll::Pending };
             match call.result.take() {
                 Some(answers) => {
-                    world.calls.remove(&self.number);
+                    if let Some(call) = world.calls.remove(&self.number) {
+                        world.books.note_denied(&call.content, &answers);
+                    }
                     Poll::Ready(answers)
                 }
                 None => {

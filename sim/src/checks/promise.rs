@@ -31,6 +31,8 @@ pub enum Promise {
     NoError,
     /// An attempt finds the lock not free only if the server says so.
     Refused,
+    /// An attempt that is refused for good asks no more.
+    DenialEnds,
     /// `lock_timeout` and `close` end in time.
     InTime,
     /// A command that arrives after its attempt was given up acquires nothing.
@@ -62,6 +64,7 @@ impl fmt::Display for Promise {
             Self::Kept => "a renewed lease lasts on a healthy network",
             Self::NoError => "no error on a healthy network",
             Self::Refused => "only the server refuses an attempt",
+            Self::DenialEnds => "a refusal that stays ends the attempt",
             Self::InTime => "limits are kept",
             Self::NoGhost => "a late command acquires nothing",
             Self::Retained => "a minimum hold is kept",

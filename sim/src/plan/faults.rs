@@ -60,6 +60,8 @@ pub enum Fault {
     Failover { lag: Micros, skew: i64, overlaps: Micros },
     /// The server's memory is full.
     Full { lasts: Micros },
+    /// The user of all clients lacks a right, and the server refuses attempts.
+    Deny { lasts: Micros },
     /// The server's clock is set.
     ClockStep { by: i64 },
     /// A client's clock runs slower than the stated bound allows (section "Clocks").
@@ -107,7 +109,8 @@ impl Drawing {
                 skew: self.signed(SECOND),
                 overlaps: if self.rng.chance(600) { 0 } else { lasts },
             },
-            29 => Fault::Full { lasts },
+            29 if lasts % 2 == 0 => Fault::Full { lasts },
+            29 => Fault::Deny { lasts },
             30 => Fault::ClockStep { by: self.signed(20 * SECOND) },
             _ if self.rng.chance(500) => Fault::Suspend { client, lasts },
             _ => Fault::SlowClock {

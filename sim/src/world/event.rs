@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use leasehold::simulation::{Answered, Call, KeyAnswered, KeyCommand};
-use leasehold_core::{Acquire, Push, Resource};
+use leasehold_core::{Acquire, Acquisition, Command, Push, Resource};
 
 use crate::executor::{ProcessId, Thread};
 use crate::plan::Micros;
@@ -51,6 +51,8 @@ pub enum Event {
     Replicate(usize),
     /// A server has memory again.
     Unfull(usize),
+    /// The right is granted.
+    Allow(usize),
     /// The loss of this guard must have been reported. `is_program`: to a program with another library.
     CheckReported { guard: u64, is_program: bool },
     /// Commands on keys are sent.
@@ -97,6 +99,19 @@ impl Content {
         match self {
             Self::Batch(batch, _) => batch.len(),
             Self::All(attempts) => attempts.len(),
+        }
+    }
+
+    /// The attempt of each of its commands, if it is an `Acquire`.
+    #[must_use]
+    pub fn attempts(&self) -> Vec<Option<Acquisition>> {
+        let of = |command: &Command| match command {
+            Command::Acquire(acquire) => Some(acquire.acquisition),
+            _ => None,
+        };
+        match self {
+            Self::Batch(batch, _) => batch.iter().map(|call| of(&call.command)).collect(),
+            Self::All(attempts) => attempts.iter().map(|(_, acquire)| Some(acquire.acquisition)).collect(),
         }
     }
 }
