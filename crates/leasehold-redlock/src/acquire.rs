@@ -14,7 +14,7 @@ use leasehold_redis_protocol::token_at;
 use leasehold_store::{BoxFuture, Call, CallResult, StoreError};
 
 use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial, at_node};
-use super::heard::Heard;
+use super::counted_servers::CountedServers;
 use super::limits::TRY_LIMIT;
 use super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{Quorum, STRAGGLER_GRACE, answer};
@@ -107,7 +107,7 @@ impl Quorum {
             floor,
             round,
             responses,
-            heard: Heard::default(),
+            counted: CountedServers::default(),
             node_errors,
             repoll_hints: Vec::new(),
         };
@@ -335,7 +335,7 @@ impl Quorum {
     /// Releases a failed try at all nodes that may have granted it. Waits for the nodes that did, so that their
     /// leases do not block the next try.
     async fn release_at_nodes(self: &Arc<Self>, known: &NodeAttempt, round: &Round) {
-        let (mut granted, unheard) = (FuturesUnordered::new(), FuturesUnordered::new());
+        let (mut granted, not_granted) = (FuturesUnordered::new(), FuturesUnordered::new());
         for (node, vote) in round.votes().iter().enumerate() {
             let is_granted = matches!(vote, Some(Vote::Yes(_)));
             let counts = known.requests[node].get();
@@ -344,12 +344,12 @@ impl Quorum {
                 known.request.wait.is_some() || counts.keeps_something || counts.unanswered > 0;
             if is_granted || keeps_something {
                 let giving = self.clone().release_node(node, known, Duration::ZERO, !is_granted);
-                if is_granted { granted.push(giving) } else { unheard.push(giving) }
+                if is_granted { granted.push(giving) } else { not_granted.push(giving) }
             }
         }
-        if !unheard.is_empty() {
+        if !not_granted.is_empty() {
             // Not on the caller's runtime, which may end or stall first.
-            self.runtime.spawn(unheard.for_each(|_| async {}));
+            self.runtime.spawn(not_granted.for_each(|_| async {}));
         }
         let limit = self.runtime.sleep(self.patience().min(self.node_timeout(known.request.ttl)));
         let all = async { while granted.next().await.is_some() {} };

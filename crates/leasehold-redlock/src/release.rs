@@ -15,8 +15,8 @@ use leasehold_store::{Call, CallResult, StoreError};
 
 use super::acquire::failure_without_quorum;
 use super::attempts::{NodeAttempt, RequestCounts};
+use super::counted_servers::CountedServers;
 use super::gather::gather;
-use super::heard::Heard;
 use super::limits::{SETTLE_INTERVAL, SETTLE_LIMIT};
 use super::node::PendingRelease;
 use super::{Quorum, STRAGGLER_GRACE, answer};
@@ -44,12 +44,12 @@ impl Quorum {
         }
         let mut replies = [NodeReplies::new(self.nodes.len())];
         let limit = self.node_timeout(known.request.ttl);
-        let (mut heard, mut errors) = (Heard::default(), vec![None; self.nodes.len()]);
+        let (mut servers, mut errors) = (CountedServers::default(), vec![None; self.nodes.len()]);
         let late = gather(&self.runtime, responses, limit, &mut replies, |replies, node, reply| {
-            let unheard = |why| StoreError::new(Failure::Unknown, why);
+            let not_counted = |why| StoreError::new(Failure::Unknown, why);
             let counted = reply.and_then(|reply: NodeReply| {
                 let is_counted = reply != NodeReply::Failed;
-                is_counted.then(|| heard.record(&self.nodes, node)).transpose().map_err(unheard)?;
+                is_counted.then(|| servers.record(&self.nodes, node)).transpose().map_err(not_counted)?;
                 Ok(reply)
             });
             replies[0].handle_reply(node, *counted.as_ref().unwrap_or(&NodeReply::Failed));

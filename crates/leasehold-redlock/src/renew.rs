@@ -7,8 +7,8 @@ use leasehold_core::{Acquire, Command, Failure, NodeReplies, NodeReply, Renew, R
 use leasehold_store::{BoxFuture, Call, CallResult, StoreError, missing_response};
 
 use super::attempts::NodeAttempt;
+use super::counted_servers::CountedServers;
 use super::gather::{fail, gather};
-use super::heard::Heard;
 use super::{Quorum, answer};
 
 /// A node, and its answers to a batch.
@@ -94,10 +94,10 @@ impl Quorum {
         };
         let shortest = requests.iter().map(ttl_of).min().unwrap_or_default();
         let limit = self.node_timeout(shortest);
-        let mut heard = Heard::default();
+        let mut counted = CountedServers::default();
         let late = gather(&self.runtime, responses, limit, &mut replies, |replies, node, answers| {
             let is_answered = answers.iter().any(Result::is_ok);
-            if let Err(reason) = is_answered.then(|| heard.record(&self.nodes, node)).transpose() {
+            if let Err(reason) = is_answered.then(|| counted.record(&self.nodes, node)).transpose() {
                 errors[node] = Some(reason);
                 return fail(replies, node);
             }

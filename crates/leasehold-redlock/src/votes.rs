@@ -11,7 +11,7 @@ use leasehold_core::{
 use leasehold_store::{BoxFuture, Call, CallResult, StoreError};
 
 use super::attempts::{NodeRequests, at_node};
-use super::heard::Heard;
+use super::counted_servers::CountedServers;
 use super::{MIN_PATIENCE, Quorum, SLOW_ROUND_TRIPS, STRAGGLER_GRACE};
 
 /// A node's response in a round.
@@ -33,7 +33,7 @@ pub(super) struct VoteCollector {
     pub(super) floor: Option<Token>,
     pub(super) round: Round,
     pub(super) responses: PendingResponses,
-    pub(super) heard: Heard,
+    pub(super) counted: CountedServers,
     /// Why a node did not vote.
     pub(super) node_errors: Vec<Option<StoreError>>,
     /// When nodes expect the current lease to end. A node reports that to the head of its queue.
@@ -50,7 +50,7 @@ impl VoteCollector {
         let mut pushed = Vec::new();
         let sent_at = self.quorum.now();
         let votes_end = sent_at + limit;
-        let (mut is_told, mut is_split) = (false, false);
+        let (mut has_propagated, mut is_split) = (false, false);
         loop {
             self.ask_again(&mut pushed);
             if !is_split && self.round.is_split() {
@@ -64,7 +64,7 @@ impl VoteCollector {
                 }
                 // A node that has voted within its limit has another one for this answer. So have the first ones, if the whole
                 // process was suspended.
-                if !std::mem::replace(&mut is_told, true) || self.quorum.now() <= votes_end {
+                if !std::mem::replace(&mut has_propagated, true) || self.quorum.now() <= votes_end {
                     late.set(runtime.sleep(limit));
                 }
             }
@@ -73,7 +73,7 @@ impl VoteCollector {
             }
             tokio::select! {
                 biased;
-                Some((node, heard)) = self.responses.next() => self.handle_response(node, heard),
+                Some((node, response)) = self.responses.next() => self.handle_response(node, response),
                 Some(node) = pushes.next() => pushed.push(node),
                 () = &mut patience, if is_split && self.round.is_split() => self.round.handle_timeout(),
                 () = &mut late => self.round.handle_timeout(),
@@ -133,8 +133,8 @@ impl VoteCollector {
     pub(super) async fn await_stragglers(&mut self) {
         let runtime = self.quorum.runtime.clone();
         let all = async {
-            while let Some((node, heard)) = self.responses.next().await {
-                self.handle_response(node, heard);
+            while let Some((node, response)) = self.responses.next().await {
+                self.handle_response(node, response);
             }
         };
         let _ = runtime.timeout(STRAGGLER_GRACE, all).await;
@@ -148,8 +148,8 @@ impl VoteCollector {
         self.responses.push(Box::pin(async move { (node, NodeResponse::Propagated(call.await)) }));
     }
 
-    pub(super) fn handle_response(&mut self, node: usize, heard: NodeResponse) {
-        match heard {
+    pub(super) fn handle_response(&mut self, node: usize, response: NodeResponse) {
+        match response {
             NodeResponse::Voted(answered) => {
                 let answered = self.of_a_server(node, answered);
                 let vote = answered.as_ref().map_or(Vote::Failed, Vote::of);
@@ -179,7 +179,7 @@ impl VoteCollector {
     /// The answer, or an error if it does not count.
     fn of_a_server(&mut self, node: usize, answered: CallResult) -> CallResult {
         let answer = answered?;
-        let recorded = self.heard.record(&self.quorum.nodes, node);
+        let recorded = self.counted.record(&self.quorum.nodes, node);
         recorded.map(|()| answer).map_err(|reason| StoreError::new(Failure::Unknown, reason))
     }
 }

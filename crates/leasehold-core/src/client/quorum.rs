@@ -72,7 +72,7 @@ pub struct Round {
     /// Which nodes have a token that is at least as high.
     has_token: Vec<bool>,
     /// Which nodes the token was propagated to.
-    is_told: Vec<bool>,
+    has_propagated: Vec<bool>,
 }
 
 impl Round {
@@ -85,7 +85,7 @@ impl Round {
             is_fenced,
             granted: None,
             has_token: vec![false; nodes],
-            is_told: vec![false; nodes],
+            has_propagated: vec![false; nodes],
         }
     }
 
@@ -167,18 +167,18 @@ impl Round {
     }
 
     /// The granting nodes to which the quorum's token must be propagated before the token counts, each once. `None` if a quorum
-    /// already has a token that is at least as high. A node that grants later is told at once, as another may be slow to answer.
+    /// already has a token that is at least as high. A node that grants later gets it at once, as another may be slow to answer.
     pub fn poll_propagate(&mut self) -> Option<(Vec<usize>, TokenRange)> {
         let granted = self.granted?;
         if self.is_token_at_quorum() {
             return None;
         }
-        let must_be_told = |node: &usize| {
+        let must_propagate = |node: &usize| {
             let has_granted = matches!(self.votes[*node], Some(Vote::Yes(_)));
-            has_granted && !self.has_token[*node] && !self.is_told[*node]
+            has_granted && !self.has_token[*node] && !self.has_propagated[*node]
         };
-        let nodes: Vec<usize> = (0..self.votes.len()).filter(must_be_told).collect();
-        nodes.iter().for_each(|node| self.is_told[*node] = true);
+        let nodes: Vec<usize> = (0..self.votes.len()).filter(must_propagate).collect();
+        nodes.iter().for_each(|node| self.has_propagated[*node] = true);
         (!nodes.is_empty()).then_some((nodes, granted.tokens))
     }
 

@@ -11,7 +11,7 @@ use leasehold_store::{Call, StoreError};
 use leasehold_testkit::{Proxy, Server, until};
 
 use super::super::attempts::NodeRequests;
-use super::super::heard::Heard;
+use super::super::counted_servers::CountedServers;
 use super::super::votes::{NodeResponse, PendingResponses, VoteCollector};
 use super::{QuorumClient, servers};
 
@@ -61,7 +61,7 @@ async fn granted_try(client: &QuorumClient) -> (VoteCollector, [Grant; 3]) {
         floor: None,
         round: Round::new(3, true, sent_at),
         responses: PendingResponses::new(),
-        heard: Heard::default(),
+        counted: CountedServers::default(),
         node_errors: vec![None; 3],
         repoll_hints: Vec::new(),
     };
@@ -165,7 +165,7 @@ async fn server_that_was_heard_as_another_node_releases_once() {
     until(async || release().await.is_ok()).await;
 }
 
-/// Another node was told before, and is silent.
+/// Another node was sent the token before, and is silent.
 #[tokio::test]
 async fn node_that_votes_late_has_its_own_limit_for_the_answer_to_the_token() {
     let servers = servers();

@@ -141,9 +141,9 @@ fn token_counts_once_a_quorum_has_one_as_high() {
                         last[node] = grant.tokens.last.get();
                     }
                     round.handle_vote(node, votes[node]);
-                    if let Some((told, tokens)) = round.poll_propagate() {
-                        assert_eq!(round.poll_verdict(at(1)), None, "told, but not answered yet");
-                        for node in told {
+                    if let Some((nodes, tokens)) = round.poll_propagate() {
+                        assert_eq!(round.poll_verdict(at(1)), None, "propagated, but not answered yet");
+                        for node in nodes {
                             last[node] = last[node].max(tokens.last.get());
                             round.handle_propagated(node, true);
                         }
@@ -167,11 +167,11 @@ fn token_without_a_quorum_is_no_grant() {
         let mut round = Round::new(3, true, at(0));
         round.handle_vote(0, yes(9));
         round.handle_vote(1, yes(5));
-        let (told, tokens) = round.poll_propagate().unwrap();
-        assert_eq!((told, tokens), (vec![1], range(9)));
-        assert_eq!(round.poll_propagate(), None, "it is told once");
+        let (nodes, tokens) = round.poll_propagate().unwrap();
+        assert_eq!((nodes, tokens), (vec![1], range(9)));
+        assert_eq!(round.poll_propagate(), None, "it is propagated once");
         if failing & 1 == 0 {
-            // A third one that has given a higher token does where the other one can't be told.
+            // A third one that has given a higher token does where the other one can't be reached.
             round.handle_vote(2, yes(10));
             assert_eq!(round.poll_verdict(at(1)), None);
             round.handle_propagated(1, failing & 2 == 0);
@@ -213,7 +213,7 @@ fn node_that_is_slow_to_learn_the_token_does_not_stop_the_others() {
     assert_eq!(round.poll_propagate().unwrap().0, [1]);
     round.handle_vote(2, yes(6));
     assert_eq!(round.poll_propagate(), Some((vec![2], range(9))));
-    assert_eq!(round.poll_propagate(), None, "each is told once");
+    assert_eq!(round.poll_propagate(), None, "each gets it once");
     round.handle_propagated(2, true);
     assert!(matches!(round.poll_verdict(at(1)), Some(Verdict::Granted(_))));
 }
@@ -251,11 +251,11 @@ fn late_yes_with_a_shorter_lease_shortens_the_trust() {
 
 #[test]
 fn timeout_decides_the_round() {
-    for is_told in [false, true] {
+    for is_propagated in [false, true] {
         let mut round = Round::new(3, true, at(0));
         round.handle_vote(0, yes(9));
         round.handle_vote(1, yes(5));
-        if is_told {
+        if is_propagated {
             assert!(round.poll_propagate().is_some());
         }
         assert_eq!(round.poll_verdict(at(1)), None);
