@@ -23,7 +23,7 @@ mod redisson;
 mod servers;
 mod take;
 mod text;
-mod turns;
+mod yielding;
 
 #[cfg(feature = "_simulation")]
 pub(crate) use self::commands::{RELEASE_VALUE, RENEW_VALUE};

@@ -98,7 +98,7 @@ impl Guard {
     }
 
     /// Ends the hold, once.
-    fn end_hold(&mut self, outcome: &'static str, now: Option<LocalTime>) {
+    fn record_end(&mut self, outcome: &'static str, now: Option<LocalTime>) {
         let handle = &self.handle;
         self.hold.end(|| now.unwrap_or_else(|| handle.now()));
         std::mem::replace(&mut self.span, Span::none()).record("outcome", outcome);
@@ -121,7 +121,7 @@ impl Guard {
     pub(crate) fn forget_lease(&mut self) -> Result<(DetachedLease, Acquisition), Loss> {
         let now = self.handle.now();
         let lease = self.handle.session.detach(self.entry, self.local_queue, now)?;
-        self.end_hold("detached", Some(now));
+        self.record_end("detached", Some(now));
         self.is_over = true;
         let attempts = self.handle.store.voted_attempts();
         let stored = attempts.map_or(lease.acquisition, |attempts| attempts.detach(lease.acquisition));
@@ -140,7 +140,7 @@ impl Guard {
     /// Another lease has replaced this one.
     pub(crate) fn mark_replaced(mut self) {
         let now = self.handle.now();
-        self.end_hold("replaced", Some(now));
+        self.record_end("replaced", Some(now));
         self.handle.session.mark_replaced(self.entry, now);
         self.is_over = true;
     }

@@ -15,7 +15,7 @@ use super::foreign::Foreign;
 use super::holders::Holders;
 use super::leg::{Leg, OwnLease};
 use super::servers::Servers;
-use super::turns::TurnTable;
+use super::yielding::YieldTable;
 use crate::engine::Session;
 
 /// The bridges of one client.
@@ -24,7 +24,7 @@ pub(crate) struct Bridges {
     store: Arc<dyn Store>,
     /// The connections to the servers that were used: to the client's own one, and to those of locks with several.
     keys: Mutex<HashMap<Option<Servers>, Arc<dyn ForeignKeys>>>,
-    turns: Arc<TurnTable>,
+    yields: Arc<YieldTable>,
     /// New legs. There are no more of them than leases.
     legs: UnboundedSender<Arc<Leg>>,
 }
@@ -40,7 +40,7 @@ impl Bridges {
         let (legs, new) = unbounded_channel();
         keys.spawn(Box::pin(keep_all(new)));
         let keys = Mutex::new(HashMap::from([(first.servers.clone(), keys)]));
-        Ok(Self { session, store, keys, turns: Arc::default(), legs })
+        Ok(Self { session, store, keys, yields: Arc::default(), legs })
     }
 
     fn keys(&self, foreign: &Foreign) -> Result<Arc<dyn ForeignKeys>, StoreError> {
@@ -60,9 +60,9 @@ impl Bridges {
         lease: OwnLease,
         ttl: Duration,
     ) -> Result<Arc<Leg>, StoreError> {
-        let (session, keys, turns) = (self.session.clone(), self.keys(foreign)?, self.turns.clone());
+        let (session, keys, yields) = (self.session.clone(), self.keys(foreign)?, self.yields.clone());
         let holders = Holders::new(foreign.clone(), u128::from_be_bytes(keys.random()?));
-        let leg = Arc::new(Leg::new(session, keys, turns, holders, lease, foreign.limit_ttl(ttl)));
+        let leg = Arc::new(Leg::new(session, keys, yields, holders, lease, foreign.limit_ttl(ttl)));
         self.session.begin_companion();
         if self.legs.send(leg.clone()).is_err() {
             self.session.end_companion(true);

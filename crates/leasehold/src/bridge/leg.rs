@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use super::commands::{is_silent, is_yes};
 use super::foreign::Foreign;
 use super::holders::Holders;
-use super::turns::TurnTable;
+use super::yielding::YieldTable;
 use crate::engine::{EntryId, Session, with_deadline};
 
 /// The ttl of a leg until its first renewal. A command to take it leaves no tombstone, so one that arrives late, after its attempt
@@ -45,7 +45,7 @@ pub(crate) struct Leg {
     pub(super) session: Arc<Session>,
     pub(super) keys: Arc<dyn ForeignKeys>,
     pub(super) foreign: Foreign,
-    pub(super) turns: Arc<TurnTable>,
+    pub(super) yields: Arc<YieldTable>,
     /// What the key shows as its holder.
     pub(super) holders: Holders,
     pub(super) own: OwnLease,
@@ -83,7 +83,7 @@ impl Leg {
     pub(super) fn new(
         session: Arc<Session>,
         keys: Arc<dyn ForeignKeys>,
-        turns: Arc<TurnTable>,
+        yields: Arc<YieldTable>,
         holders: Holders,
         own: OwnLease,
         ttl: Duration,
@@ -91,7 +91,7 @@ impl Leg {
         let (end, _) = watch::channel(None);
         let (state, changed) = (Mutex::default(), Notify::new());
         let foreign = holders.foreign().clone();
-        Self { session, keys, foreign, turns, holders, own, ttl, state, changed, end }
+        Self { session, keys, foreign, yields, holders, own, ttl, state, changed, end }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -302,7 +302,7 @@ impl Leg {
     async fn give_back(&self) {
         let taken_at = self.state().taken_at;
         if let Some(taken_at) = taken_at {
-            self.turns.add(&self.foreign, self.session.now().since(taken_at));
+            self.yields.record_hold(&self.foreign, self.session.now().since(taken_at));
         }
         let (mut is_confirmed, mut is_repeated) = (false, false);
         loop {

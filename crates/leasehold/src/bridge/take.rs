@@ -66,7 +66,7 @@ impl Leg {
         if let Some(deadline) = deadline.filter(|deadline| self.session.now() < *deadline) {
             let waiting = async {
                 let waited = self.session.now().since(began_at);
-                self.offer_turn(&key, waited, deadline).await;
+                self.yield_to_others(&key, waited, deadline).await;
                 self.try_to_take(&mut tries, Some(&key)).await
             };
             if let Some(taken) = with_deadline(&self.session, Some(deadline), waiting).await {
@@ -99,7 +99,7 @@ impl Leg {
                 Ok(Try::Busy(_)) if key.is_none() && is_repeated => return Ok(false),
                 Ok(Try::Busy(left)) => {
                     (failures, failing_since) = (0, None);
-                    self.turns.offered(&self.foreign, true);
+                    self.yields.record_yield(&self.foreign, true);
                     left
                 }
                 Ok(Try::Undecided) if key.is_none() && is_repeated => {
@@ -129,12 +129,13 @@ impl Leg {
                 continue;
             };
             // Several programs that vote may each have a part of the servers, and no change of a key shows when all have given up.
-            let is_told = self.keys.is_tracking() && self.foreign.servers.is_none();
+            let is_pushed = self.keys.is_tracking() && self.foreign.servers.is_none();
             // A program that takes the lock again as soon as it has released it is faster than the word of its release. A try at a
             // random moment may find the lock free between the two.
-            let [first, longest] = if is_told { WAITS } else { POLLS };
+            let [first, longest] = if is_pushed { WAITS } else { POLLS };
             let most = wait.clamp(first, longest);
-            let limit = if is_told { self.random_part(most) } else { most / 2 + self.random_part(most / 2) };
+            let limit =
+                if is_pushed { self.random_part(most) } else { most / 2 + self.random_part(most / 2) };
             wait = most * 2;
             let pause = busy_for.map_or(limit, |left| limit.min(left + Duration::from_millis(1)));
             let changed = with_deadline(&self.session, Some(self.session.now() + pause), key.changed());
@@ -215,12 +216,12 @@ impl Leg {
         time * u32::from(random) / 256
     }
 
-    /// Leaves the foreign lock to other programs for a bounded time, if it is their turn: for half of the time until the deadline at most.
-    async fn offer_turn(&self, key: &KeyWatch, waited: Duration, deadline: LocalTime) {
-        let Some(offer) = self.turns.offer(&self.foreign, waited) else { return };
-        // Noted before, because this future may be dropped: the next attempt does not begin with the same offer.
-        self.turns.offered(&self.foreign, false);
-        let offer = offer.min(deadline.since(self.session.now()) / 2);
+    /// Leaves the foreign lock to other programs for a bounded time, if they are due: for half of the time until the deadline at most.
+    async fn yield_to_others(&self, key: &KeyWatch, waited: Duration, deadline: LocalTime) {
+        let Some(yield_time) = self.yields.yield_time(&self.foreign, waited) else { return };
+        // Noted before, because this future may be dropped: the next attempt does not yield again.
+        self.yields.record_yield(&self.foreign, false);
+        let yield_time = yield_time.min(deadline.since(self.session.now()) / 2);
         let exists = ForeignCall::command(["EXISTS", self.foreign.key()]);
         let mut calls = vec![ForeignCall::Track, exists];
         calls.extend(self.foreign.count_waiters());
@@ -228,11 +229,11 @@ impl Leg {
         let Ok(ForeignOutcome { answers, .. }) = self.keys.run(calls).await else { return };
         let is_taken = matches!(answers.get(1), Some(Ok(ForeignAnswer::Int(1))));
         let has_no_waiters = matches!(answers.get(2), Some(Ok(answer)) if subscribers(answer) == Some(0));
-        let until = self.session.now() + offer;
+        let until = self.session.now() + yield_time;
         let was_taken = is_taken
             || !has_no_waiters && with_deadline(&self.session, Some(until), key.changed()).await.is_some();
         if was_taken {
-            self.turns.offered(&self.foreign, true);
+            self.yields.record_yield(&self.foreign, true);
         }
     }
 }

@@ -202,14 +202,19 @@ impl Session {
     }
 
     /// Ends a task's hold of a lease: hands the lease off to the next task of its local queue, or begins to release it.
-    pub(crate) fn end_hold(&self, queue: Option<QueueId>, lease: EntryId, now: LocalTime) -> EndedHold {
+    pub(crate) fn release_or_hand_off(
+        &self,
+        queue: Option<QueueId>,
+        lease: EntryId,
+        now: LocalTime,
+    ) -> EndedHold {
         self.act(|table, effects| {
             if queue.is_some_and(|queue| table.hand_off_held(queue, lease, now, effects)) {
                 table.reconcile(lease, now, effects);
                 return EndedHold::HandedOff;
             }
             let began = table.step(lease, now, effects, |entry| {
-                let loss = entry.end_hold(now);
+                let loss = entry.release_lease(now);
                 EndedHold::Releasing { transmit: entry.poll_transmit(lease, now), loss }
             });
             began.unwrap_or(EndedHold::Releasing { transmit: None, loss: Some(Loss::Closed) })

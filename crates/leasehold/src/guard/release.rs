@@ -83,16 +83,16 @@ impl Guard {
 
     async fn release_own(&mut self, span: &Span, deadline: Option<LocalTime>) -> Result<(), Error> {
         let (queue, now) = (self.local_queue.take(), self.handle.now());
-        let (transmit, loss) = match self.handle.session.end_hold(queue, self.entry, now) {
+        let (transmit, loss) = match self.handle.session.release_or_hand_off(queue, self.entry, now) {
             EndedHold::HandedOff => {
                 self.hold.handed_off();
-                self.end_hold("handed off", Some(now));
+                self.record_end("handed off", Some(now));
                 self.is_over = true;
                 return Ok(());
             }
             EndedHold::Releasing { transmit, loss } => (transmit, loss),
         };
-        self.end_hold("released", Some(now));
+        self.record_end("released", Some(now));
         let lost = loss.map(|loss| self.lost_error(loss));
         let given = self.send_release(transmit, deadline).instrument(span.clone()).await?;
         self.is_over = true;
@@ -149,7 +149,7 @@ impl Guard {
     /// Hands the lease to the next task of its local queue. Returns whether that was possible; then the store is not called.
     fn try_hand_off(&mut self) -> bool {
         let Some(queue) = self.local_queue.take() else {
-            self.end_hold("released", None);
+            self.record_end("released", None);
             return false;
         };
         let now = self.handle.now();
@@ -157,7 +157,7 @@ impl Guard {
         if is_handed_off {
             self.hold.handed_off();
         }
-        self.end_hold(if is_handed_off { "handed off" } else { "released" }, Some(now));
+        self.record_end(if is_handed_off { "handed off" } else { "released" }, Some(now));
         self.is_over |= is_handed_off;
         is_handed_off
     }

@@ -6,7 +6,7 @@ use super::{Entry, EntryId, Stage, Transmit};
 
 impl Entry {
     /// Begins to release the lease, because its holder is done. Returns the loss if it was lost before.
-    pub(in crate::engine) fn end_hold(&mut self, now: LocalTime) -> Option<Loss> {
+    pub(in crate::engine) fn release_lease(&mut self, now: LocalTime) -> Option<Loss> {
         // A loss that nothing has noticed yet is logged.
         self.is_changed |= self.advance(now);
         let loss = self.remaining(now).err();

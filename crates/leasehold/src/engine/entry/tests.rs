@@ -591,18 +591,18 @@ fn lease_with_a_bridge_lasts_as_long_as_both_locks() {
 fn end_of_a_hold_tells_the_loss_and_wakes_others() {
     let mut entry = held();
     entry.advance(at(0));
-    assert_eq!(entry.end_hold(at(1)), None);
+    assert_eq!(entry.release_lease(at(1)), None);
     assert!(entry.advance(at(1)));
     let mut entry = held();
     entry.advance(at(0));
-    assert_eq!(entry.end_hold(at(20)), Some(Loss::Expired));
+    assert_eq!(entry.release_lease(at(20)), Some(Loss::Expired));
     assert!(entry.advance(at(20)));
     assert_eq!(logged(&mut entry), ["lost"]);
     // The client was closed, and the release has expired since the last look.
     let mut entry = held();
     entry.close(at(1));
     entry.advance(at(1));
-    assert_eq!(entry.end_hold(at(60)), Some(Loss::Closed));
+    assert_eq!(entry.release_lease(at(60)), Some(Loss::Closed));
     assert!(entry.advance(at(60)));
 }
 

@@ -66,7 +66,7 @@ impl Scene {
 
     /// The command of a lease whose hold ended without a hand-off, and its loss.
     fn released(&self, ticket: Ticket, lease: EntryId, now: LocalTime) -> (Transmit, Option<Loss>) {
-        match self.session.end_hold(Some(ticket.queue), lease.into(), now) {
+        match self.session.release_or_hand_off(Some(ticket.queue), lease.into(), now) {
             EndedHold::Releasing { transmit: Some(transmit), loss } => (transmit, loss),
             EndedHold::Releasing { transmit: None, .. } => panic!("no release is sent"),
             EndedHold::HandedOff => panic!("the queue has kept the lease"),
@@ -98,7 +98,7 @@ fn tasks_get_the_lease_in_their_order_with_rising_tokens() {
     // No token is left: a renewal fetches more.
     let renewal = scene.due(scene.start).pop().expect("a renewal");
     assert!(matches!(renewal.command, Command::Renew(Renew { reserve: 1.., .. })), "{renewal:?}");
-    let ended = scene.session.end_hold(Some(first.queue), lease, scene.start);
+    let ended = scene.session.release_or_hand_off(Some(first.queue), lease, scene.start);
     assert!(matches!(ended, EndedHold::HandedOff) && scene.granted(third).is_none());
     let tokens = TokenRange::new(20, 30);
     scene.answer(&renewal, Reply::Renewed { valid_for: TTL, tokens, contended: false });
@@ -275,7 +275,7 @@ fn tasks_queue_again_if_the_store_has_no_tokens_for_them() {
     let (attempt, first, [second]) = scene.queue();
     scene.answer(&attempt, granted(10, 10));
     assert!(scene.granted(first).is_some());
-    let ended = scene.session.end_hold(Some(first.queue), attempt.entry, scene.start);
+    let ended = scene.session.release_or_hand_off(Some(first.queue), attempt.entry, scene.start);
     assert!(matches!(ended, EndedHold::HandedOff) && scene.granted(second).is_none());
     let renewal = scene.due(scene.start).pop().expect("a renewal for tokens");
     scene.answer(&renewal, Reply::Renewed { valid_for: TTL, tokens: None, contended: false });
