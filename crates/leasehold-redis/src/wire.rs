@@ -21,7 +21,6 @@ use tokio::time::{Instant, timeout};
 
 use super::answer_times::AnswerTimes;
 use super::error::{OWN, explain, store_error};
-use super::limits::ANSWER_TIMEOUT;
 
 /// Lifetime of the key that shows that two connections lead to one database.
 pub(super) const PROBE_TTL_SECONDS: u32 = 60;
@@ -107,6 +106,7 @@ pub struct SharedConnection {
     connection: Arc<dyn RunPipeline>,
     /// It was lost, or has reconnected.
     changed: Arc<Notify>,
+    times: Arc<AnswerTimes>,
 }
 
 trait RunPipeline: Send + Sync {
@@ -130,12 +130,12 @@ pub(super) fn random() -> RedisResult<u128> {
 impl SharedConnection {
     /// A connection that the program shares.
     pub fn new(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self { connection: Arc::new(connection), changed: Arc::default() }
+        Self { connection: Arc::new(connection), changed: Arc::default(), times: Arc::default() }
     }
 
     /// The same connection for one more client, which is notified by itself.
     pub(super) fn for_client(self) -> Self {
-        Self { changed: Arc::default(), ..self }
+        Self { changed: Arc::default(), times: Arc::default(), ..self }
     }
 
     /// Waits until the connection is lost, or has reconnected.
@@ -150,10 +150,10 @@ impl SharedConnection {
 
     async fn run(&self, pipeline: Pipeline) -> Values {
         // The program may have set no limit of its own.
-        match timeout(ANSWER_TIMEOUT, self.connection.run(pipeline)).await {
-            Ok(values) => values,
-            Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-        }
+        let (sent, limit) = (Instant::now(), self.times.limit());
+        let answered = timeout(limit, self.connection.run(pipeline)).await;
+        let answered = answered.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()));
+        self.times.note(sent, limit, answered)
     }
 
     /// Runs a pipeline in a task of `caller`. A connection that reconnects starts its new connection in the runtime of the task
