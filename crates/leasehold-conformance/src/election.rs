@@ -46,12 +46,12 @@ async fn observer_reports_each_leader_with_its_label(store: Place) {
     assert!(observer.next().await.unwrap().is_none(), "the observer reports at once that there is no leader");
     for address in ["10.0.0.7", "10.0.0.8"] {
         let leadership = one.election("a").label(address).campaign().await.unwrap();
-        let told = tokio::time::timeout(SOON, observer.next())
+        let reported = tokio::time::timeout(SOON, observer.next())
             .await
             .expect("the observer reports the change")
             .unwrap()
             .unwrap();
-        assert_eq!((told.metadata.label.as_deref(), told.token), (Some(address), leadership.token()));
+        assert_eq!((reported.metadata.label.as_deref(), reported.token), (Some(address), leadership.token()));
         let again = tokio::time::timeout(INTERVAL * 5, observer.next()).await;
         assert!(again.is_err(), "nothing has changed: {again:?}");
         leadership.release().await.unwrap();
@@ -92,13 +92,15 @@ async fn observer_stream_ends_with_its_client(store: Place) {
         "the observer reports at once that there is no leader"
     );
     let leadership = one.election("a").label("here").campaign().await.unwrap();
-    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("the observer reports the change");
-    assert_eq!(told.unwrap(), Some(Some("here".to_owned())));
+    let reported =
+        tokio::time::timeout(SOON, notes.try_next()).await.expect("the observer reports the change");
+    assert_eq!(reported.unwrap(), Some(Some("here".to_owned())));
     assert!(tokio::time::timeout(INTERVAL * 5, notes.next()).await.is_err(), "nothing has changed");
     leadership.release().await.unwrap();
     // It continues the poll whose future was dropped.
-    let told = tokio::time::timeout(SOON, notes.try_next()).await.expect("the observer reports the change");
-    assert_eq!(told.unwrap(), Some(None));
+    let reported =
+        tokio::time::timeout(SOON, notes.try_next()).await.expect("the observer reports the change");
+    assert_eq!(reported.unwrap(), Some(None));
     other.close().await.unwrap();
     let end = tokio::time::timeout(SOON, notes.next()).await.expect("the stream ends");
     assert!(end.is_some_and(|end| end.is_err_and(|error| error.is_closed())));

@@ -482,7 +482,7 @@ mod tests {
         let keys: Vec<&[u8]> = call.keys().collect();
         let clock: &[u8] = b"leasehold:4:clock";
         assert_eq!(keys, [resource_key(&a).as_bytes(), resource_key(&b).as_bytes(), clock]);
-        let alone = |resource, command| {
+        let single = |resource, command| {
             args(&ScriptVariant::Server.encode(
                 resource,
                 command,
@@ -492,7 +492,7 @@ mod tests {
         };
         assert_eq!(
             (call.script(), args(&call)),
-            (Script::AcquireAll, [alone(&a, &first), alone(&b, &second)].concat())
+            (Script::AcquireAll, [single(&a, &first), single(&b, &second)].concat())
         );
     }
 
@@ -504,7 +504,7 @@ mod tests {
         };
         let release = |sequence| Command::Release(Release::now(Acquisition { sequence, ..acquisition() }));
         let (a, b) = (resource("a"), resource("b"));
-        let alone = |resource: &Resource, command: &Command| {
+        let single = |resource: &Resource, command: &Command| {
             args(&ScriptVariant::Server.encode(
                 resource,
                 command,
@@ -520,8 +520,8 @@ mod tests {
             let own = [resource_key(&a), resource_key(&b)];
             let clock: &[u8] = b"leasehold:4:clock";
             assert_eq!(keys, [own[0].as_bytes(), own[1].as_bytes(), clock]);
-            let alone = [alone(&a, &first), alone(&b, &second)].concat();
-            assert_eq!((call.script(), args(&call)), (script, alone));
+            let single = [single(&a, &first), single(&b, &second)].concat();
+            assert_eq!((call.script(), args(&call)), (script, single));
         }
     }
 

@@ -77,14 +77,14 @@ fn created(path: &Path) -> Option<SystemTime> {
 /// Whether something else was mounted over the name of this one file: then its log and its shared memory are not beside
 /// those of other users.
 #[cfg(target_os = "linux")]
-pub(super) fn is_mounted_alone(path: &Path) -> bool {
+pub(super) fn is_mount_point(path: &Path) -> bool {
     use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
     let found = statx(CWD, path, AtFlags::empty(), StatxFlags::empty());
     found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn is_mounted_alone(_path: &Path) -> bool {
+pub(super) fn is_mount_point(_path: &Path) -> bool {
     false
 }
 

@@ -39,7 +39,7 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
     }
     refuse_files_of_others(&name)?;
     refuse_network(&name)?;
-    refuse_mounted_alone(&name)?;
+    refuse_mount_point(&name)?;
     Ok(name)
 }
 
@@ -209,8 +209,8 @@ fn share_with_group(file: &File, folder: &Path) -> io::Result<()> {
 }
 
 /// A container that mounts the file, and not its directory, has a log and shared memory of its own.
-fn refuse_mounted_alone(path: &Path) -> Result<(), OpenError> {
-    if !files::is_mounted_alone(path) {
+fn refuse_mount_point(path: &Path) -> Result<(), OpenError> {
+    if !files::is_mount_point(path) {
         return Ok(());
     }
     let what = format!(
@@ -286,10 +286,10 @@ mod tests {
 
     #[test]
     fn bind_mounted_file_is_refused() {
-        let error = refuse_mounted_alone(Path::new("/proc")).unwrap_err();
+        let error = refuse_mount_point(Path::new("/proc")).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("mount its directory"), "{error}");
         let folder = tempfile::tempdir().unwrap();
-        assert!(refuse_mounted_alone(folder.path()).is_ok());
+        assert!(refuse_mount_point(folder.path()).is_ok());
     }
 
     #[test]

@@ -325,9 +325,9 @@ mod tests {
     use leasehold_core::{Acquisition, Kind, Name, PushKind, Release, Reply, TokenRange, WaitFor};
     use std::time::Duration;
 
-    struct Letters(Mutex<Vec<Push>>);
+    struct RecordingInbox(Mutex<Vec<Push>>);
 
-    impl Inbox for Letters {
+    impl Inbox for RecordingInbox {
         fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {}
 
         fn deliver(&self, push: Push) {
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn release_delivers_the_grant_only_to_the_waiters_inbox() {
         let store = Memory::open("");
-        let inboxes: Vec<_> = (0..3).map(|_| Arc::new(Letters(Mutex::default()))).collect();
+        let inboxes: Vec<_> = (0..3).map(|_| Arc::new(RecordingInbox(Mutex::default()))).collect();
         for (client, inbox) in (0_u128..).zip(&inboxes) {
             let inbox: Arc<dyn Inbox> = inbox.clone();
             store.join(ClientId::new(client), Arc::downgrade(&inbox));
@@ -368,8 +368,8 @@ mod tests {
         assert!(matches!(store.run(|| at(0), &resource("a"), &acquire(0)).reply, Reply::Granted(_)));
         assert!(matches!(store.run(|| at(0), &resource("a"), &acquire(1)).reply, Reply::Queued(_)));
         store.run(|| at(1), &resource("a"), &release(0));
-        let letters = inboxes[1].0.lock().unwrap();
-        assert!(matches!(letters[..], [Push { kind: PushKind::Granted(..), .. }]), "{letters:?}");
+        let pushes = inboxes[1].0.lock().unwrap();
+        assert!(matches!(pushes[..], [Push { kind: PushKind::Granted(..), .. }]), "{pushes:?}");
         assert!(inboxes[0].0.lock().unwrap().is_empty() && inboxes[2].0.lock().unwrap().is_empty());
     }
 
@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn client_without_an_inbox_is_skipped() {
         let store = Memory::open("");
-        let inbox: Arc<dyn Inbox> = Arc::new(Letters(Mutex::default()));
+        let inbox: Arc<dyn Inbox> = Arc::new(RecordingInbox(Mutex::default()));
         store.join(ClientId::new(2), Arc::downgrade(&inbox));
         for client in 0..3 {
             store.run(|| at(0), &resource("a"), &acquire(client));

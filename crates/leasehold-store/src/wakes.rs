@@ -146,8 +146,8 @@ mod tests {
         }
     }
 
-    fn waker(tell: &Sender<ThreadId>, until: Option<Receiver<()>>) -> Waker {
-        Waker::from(Arc::new(Harmful(tell.clone(), until.map(Mutex::new))))
+    fn waker(report: &Sender<ThreadId>, until: Option<Receiver<()>>) -> Waker {
+        Waker::from(Arc::new(Harmful(report.clone(), until.map(Mutex::new))))
     }
 
     fn runtime() -> Runtime {
@@ -156,13 +156,13 @@ mod tests {
 
     #[test]
     fn thread_that_drives_clients_goes_on_while_a_waker_blocks_or_panics() {
-        let (tell, told) = channel();
+        let (report, reports) = channel();
         let (let_go, until) = channel();
         let driver = thread::spawn(move || {
             keep_away(&runtime());
-            wake(waker(&tell, None));
+            wake(waker(&report, None));
             let (sender, mut receiver) = oneshot::channel();
-            let waker = waker(&tell, Some(until));
+            let waker = waker(&report, Some(until));
             let polled =
                 guarded(&mut Context::from_waker(&waker), |context| Pin::new(&mut receiver).poll(context));
             assert!(polled.is_pending());
@@ -171,18 +171,18 @@ mod tests {
         });
         let driver = driver.join().expect("it did not panic");
         for _ in 0..2 {
-            assert_ne!(told.recv_timeout(LIMIT).unwrap(), driver);
+            assert_ne!(reports.recv_timeout(LIMIT).unwrap(), driver);
         }
         drop(let_go);
-        assert!(told.recv_timeout(LIMIT).is_err(), "the thread beside has ended with it");
+        assert!(reports.recv_timeout(LIMIT).is_err(), "the thread beside has ended with it");
     }
 
     #[test]
     fn waker_is_called_at_once_on_other_threads() {
-        let (tell, told) = channel();
+        let (report, reports) = channel();
         let (_, until) = channel();
-        wake(waker(&tell, Some(until)));
-        assert_eq!(told.try_recv(), Ok(thread::current().id()));
+        wake(waker(&report, Some(until)));
+        assert_eq!(reports.try_recv(), Ok(thread::current().id()));
     }
 
     /// Otherwise a lock that is handed over would come later.
@@ -202,8 +202,8 @@ mod tests {
             learn_blocking().await;
             is_known().await
         }));
-        let (tell, _told) = channel();
-        assert!(!is_harmless(&waker(&tell, None)));
+        let (report, _reports) = channel();
+        assert!(!is_harmless(&waker(&report, None)));
         assert!(!is_harmless(Waker::noop()));
     }
 }

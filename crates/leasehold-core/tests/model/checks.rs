@@ -346,8 +346,8 @@ fn attempt_passes_absent_clients<R>(world: &World<R>, command: &Command, after: 
 /// The first waiter that is not skipped was told so, because it re-checks on behalf of all.
 fn head_of_the_queue_knows<R>(world: &World<R>, after: &View) -> Result<(), String> {
     let head = after.waiters.iter().find(|waiter| !waiter.skipped).map(|waiter| waiter.acquisition);
-    if head.is_some() && head != world.told_head {
-        return Err(format!("the head is {head:?}, and {:?} was told that it is", world.told_head));
+    if head.is_some() && head != world.notified_head {
+        return Err(format!("the head is {head:?}, and {:?} was told that it is", world.notified_head));
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ struct World<R> {
     absent: Vec<ClientId>,
     pushes: Vec<Push>,
     /// The waiter that last learned, by an answer or a push, that it is the head of the queue.
-    told_head: Option<Acquisition>,
+    notified_head: Option<Acquisition>,
     /// The tombstones that have not ended.
     tombstones: BTreeMap<Acquisition, StoreTime>,
 }
@@ -79,7 +79,7 @@ impl<R: Rows<Error = Infallible>> World<R> {
             stepped_back: Duration::ZERO,
             absent: Vec::new(),
             pushes: Vec::new(),
-            told_head: None,
+            notified_head: None,
             tombstones: BTreeMap::new(),
         }
     }
@@ -95,11 +95,11 @@ impl<R: Rows<Error = Infallible>> World<R> {
             apply(&mut self.rows, context, command).unwrap_or_else(|never| match never {});
         assert_eq!(at, self.now);
         if let (Command::Acquire(acquire), Reply::Queued(Queued { is_head: true, .. })) = (command, &reply) {
-            self.told_head = Some(acquire.acquisition);
+            self.notified_head = Some(acquire.acquisition);
         }
         let is_next = |push: &&Push| matches!(push.kind, PushKind::Next(_));
         let next = self.pushes[pushed_before..].iter().rfind(is_next).map(|push| push.acquisition);
-        self.told_head = next.or(self.told_head);
+        self.notified_head = next.or(self.notified_head);
         self.tombstones.retain(|_, until| *until > self.now);
         if let Command::Release(Release { acquisition, tombstone, .. }) = command
             && !tombstone.is_zero()

@@ -171,8 +171,9 @@ fn replacing_a_lost_lease_is_refused() {
     world.run(&replace(upgradable, write, 9, 9, true));
     world.pushes.clear();
     world.run(&Command::ForceRelease);
-    let told = world.pushes.iter().any(|push| push.acquisition == write && push.kind == PushKind::Revoked);
-    assert!(told && world.view().holders.is_empty() && world.view().waiters.is_empty());
+    let is_revoked =
+        world.pushes.iter().any(|push| push.acquisition == write && push.kind == PushKind::Revoked);
+    assert!(is_revoked && world.view().holders.is_empty() && world.view().waiters.is_empty());
     assert_eq!(world.run(&replace(upgradable, write, 9, 9, true)), Reply::Refused(Refusal::NotHeld));
 }
 

@@ -156,11 +156,11 @@ fn removed_log_is_not_checkpointed_into_the_shared_file() {
 #[cfg(target_os = "linux")]
 fn bind_mounted_file_is_detected() {
     // A directory will do: whatever the kernel mounts is the root of its mount.
-    assert!(files::is_mounted_alone(Path::new("/proc")));
+    assert!(files::is_mount_point(Path::new("/proc")));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("locks.db");
     drop(open(&path, 1).unwrap());
-    assert!(!files::is_mounted_alone(&path));
+    assert!(!files::is_mount_point(&path));
 }
 
 fn mode(path: &Path) -> u32 {

@@ -127,8 +127,8 @@ fn failed_commit_is_unknown_for_all_its_commands() {
     let other = Connection::open(&path).unwrap();
     other.execute_batch(FAILS).unwrap();
     store.shared.has_own_schema.store(true, Ordering::Relaxed);
-    let alone = store.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap();
-    assert!(matches!(alone, Err(error) if error.failure.may_have_effect()));
+    let inline = store.try_call_inline(&resource("a"), &release(id(1, 1))).unwrap();
+    assert!(matches!(inline, Err(error) if error.failure.may_have_effect()));
     let batch = vec![
         Call::new(Arc::new(resource("a")), release(id(1, 1))),
         Call::new(Arc::new(resource("b")), acquire(id(1, 2), false)),

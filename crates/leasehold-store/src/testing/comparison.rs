@@ -38,12 +38,12 @@ fn equal<T: Debug + PartialEq>(what: &str, found: &T, expected: &T, after: &dyn 
 
 /// What a client was sent.
 #[derive(Default)]
-pub(super) struct Letters {
+pub(super) struct RecordingInbox {
     pushes: Mutex<Vec<Push>>,
     reconnected: Mutex<bool>,
 }
 
-impl Letters {
+impl RecordingInbox {
     pub(super) fn pushes(&self) -> Vec<Push> {
         self.pushes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -53,7 +53,7 @@ impl Letters {
     }
 }
 
-impl Inbox for Letters {
+impl Inbox for RecordingInbox {
     fn deliver(&self, push: Push) {
         self.pushes.lock().unwrap_or_else(PoisonError::into_inner).push(push);
     }
@@ -66,7 +66,7 @@ impl Inbox for Letters {
 /// A client of the store.
 pub(super) struct Member {
     pub(super) store: Arc<dyn Store>,
-    pub(super) letters: Arc<Letters>,
+    pub(super) inbox: Arc<RecordingInbox>,
     /// What the model has pushed to it.
     expected: Vec<Push>,
 }
@@ -92,7 +92,7 @@ pub(super) struct Comparison {
     resources: Vec<(Arc<Resource>, Table)>,
     members: BTreeMap<ClientId, Member>,
     operator: Arc<dyn Store>,
-    _letters: Arc<Letters>,
+    _inbox: Arc<RecordingInbox>,
     commands: usize,
 }
 
@@ -106,9 +106,9 @@ impl Comparison {
             Some((Arc::new(Resource { kind, name }), Table::new()))
         };
         let resources = (0..resources).filter_map(resource).collect();
-        let (operator, letters) = open(&place, &runtime, OPERATOR)?;
+        let (operator, inbox) = open(&place, &runtime, OPERATOR)?;
         let (members, commands) = (BTreeMap::new(), 0);
-        let mut this = Self { place, runtime, resources, members, operator, _letters: letters, commands };
+        let mut this = Self { place, runtime, resources, members, operator, _inbox: inbox, commands };
         for client in 0..CLIENTS {
             this.join(client_id(client))?;
         }
@@ -117,15 +117,15 @@ impl Comparison {
 
     /// A client connects.
     pub(super) fn join(&mut self, client: ClientId) -> Observed {
-        let (store, letters) = open(&self.place, &self.runtime, client)?;
-        self.members.insert(client, Member { store, letters, expected: Vec::new() });
+        let (store, inbox) = open(&self.place, &self.runtime, client)?;
+        self.members.insert(client, Member { store, inbox, expected: Vec::new() });
         Ok(())
     }
 
     /// A client ends.
     pub(super) fn leave(&mut self, client: ClientId) -> Observed {
         let left = self.members.remove(&client);
-        left.map_or(Ok(()), |member| equal("pushes", &member.letters.pushes(), &member.expected, &"all"))
+        left.map_or(Ok(()), |member| equal("pushes", &member.inbox.pushes(), &member.expected, &"all"))
     }
 
     pub(super) fn member(&self, client: ClientId) -> Option<&Member> {
@@ -269,9 +269,9 @@ impl Comparison {
     /// Pushes may come later than the answer, and none is missing or too many.
     pub(super) fn compare_pushes(&self, after: &dyn Debug) -> Observed {
         for member in self.members.values() {
-            let all = || (member.letters.pushes().len() >= member.expected.len()).then_some(());
+            let all = || (member.inbox.pushes().len() >= member.expected.len()).then_some(());
             let arrived = until("", all);
-            let found = member.letters.pushes();
+            let found = member.inbox.pushes();
             equal("pushes", &found, &member.expected, after)?;
             arrived?;
         }
@@ -300,13 +300,13 @@ fn open(
     place: &Place,
     runtime: &Runtime,
     client: ClientId,
-) -> Result<(Arc<dyn Store>, Arc<Letters>), TestCaseError> {
-    let letters = Arc::new(Letters::default());
-    let inbox: Weak<dyn Inbox> = Arc::<Letters>::downgrade(&letters);
-    let opening = place.factory.open(client, inbox);
+) -> Result<(Arc<dyn Store>, Arc<RecordingInbox>), TestCaseError> {
+    let inbox = Arc::new(RecordingInbox::default());
+    let shared: Weak<dyn Inbox> = Arc::<RecordingInbox>::downgrade(&inbox);
+    let opening = place.factory.open(client, shared);
     let opened = runtime.block_on(async { tokio::time::timeout(LIMIT, opening).await });
     match opened {
-        Ok(Ok(store)) => Ok((store, letters)),
+        Ok(Ok(store)) => Ok((store, inbox)),
         Ok(Err(error)) => fail(format!("the store does not open: {error}")),
         Err(_) => fail(format!("the store does not open within {LIMIT:?}")),
     }

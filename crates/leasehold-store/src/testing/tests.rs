@@ -102,7 +102,7 @@ fn queue(comparison: &mut Comparison) -> Observed {
 
 fn has_grant(comparison: &Comparison, client: ClientId) -> bool {
     comparison.member(client).is_some_and(|member| {
-        member.letters.pushes().iter().any(|push| matches!(push.kind, PushKind::Granted(..)))
+        member.inbox.pushes().iter().any(|push| matches!(push.kind, PushKind::Granted(..)))
     })
 }
 
@@ -199,9 +199,9 @@ fn lost_connection_is_told(place: Place) {
             cut();
         }
         for client in 0..CLIENTS {
-            let letters = comparison.member(client_id(client)).map(|member| member.letters.clone());
+            let inbox = comparison.member(client_id(client)).map(|member| member.inbox.clone());
             until("a client was not told that its connection was lost", || {
-                letters.as_ref().is_none_or(|letters| letters.is_reconnected()).then_some(())
+                inbox.as_ref().is_none_or(|inbox| inbox.is_reconnected()).then_some(())
             })?;
         }
         Ok(())

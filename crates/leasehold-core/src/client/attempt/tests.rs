@@ -50,7 +50,7 @@ fn queued(head: Option<u64>) -> Reply {
     Reply::Queued(Queued { is_head: head.is_some(), repoll_at })
 }
 
-fn owed(attempt: &mut AcquireMachine) -> Option<Duration> {
+fn tombstone_sent(attempt: &mut AcquireMachine) -> Option<Duration> {
     match attempt.poll_transmit(at(99_000)) {
         Some(Command::Release(release)) => Some(release.tombstone),
         other => {
@@ -60,7 +60,7 @@ fn owed(attempt: &mut AcquireMachine) -> Option<Duration> {
     }
 }
 
-fn asked(policy: Option<WaitPolicy>) -> AcquireMachine {
+fn acquiring(policy: Option<WaitPolicy>) -> AcquireMachine {
     let mut attempt = attempt(policy);
     assert!(matches!(attempt.poll_transmit(at(0)), Some(Command::Acquire(_))));
     assert_eq!(attempt.poll_transmit(at(0)), None, "one is under way");
@@ -69,16 +69,16 @@ fn asked(policy: Option<WaitPolicy>) -> AcquireMachine {
 
 #[test]
 fn answered_grant_counts_from_the_send_time() {
-    let mut attempt = asked(None);
+    let mut attempt = acquiring(None);
     attempt.handle_answer(at(0), at(400), &answer(0, Reply::Granted(grant(TTL))));
     let Some(Outcome::Granted { trusted_until, .. }) = attempt.poll_outcome() else { panic!() };
     assert_eq!(trusted_until, at(10_000 - 102));
-    assert_eq!(owed(&mut attempt), None);
+    assert_eq!(tombstone_sent(&mut attempt), None);
 }
 
 #[test]
 fn push_after_a_reconnect_is_confirmed_first() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_reconnected(at(5));
     assert!(matches!(attempt.poll_transmit(at(5)), Some(Command::Acquire(_))));
@@ -92,7 +92,7 @@ fn push_after_a_reconnect_is_confirmed_first() {
 
 #[test]
 fn response_requested_before_a_reconnect_anchors_no_later_push() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_hint(at(3));
     assert!(matches!(attempt.poll_transmit(at(3)), Some(Command::Acquire(_))));
@@ -109,7 +109,7 @@ fn response_requested_before_a_reconnect_anchors_no_later_push() {
 
 #[test]
 fn reconnect_skips_the_retry_backoff() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     let mut now = 1;
     // Enough unknown outcomes to make the pause as long as it gets.
@@ -126,27 +126,31 @@ fn reconnect_skips_the_retry_backoff() {
 
 #[test]
 fn unconfirmed_push_only_triggers_a_recheck() {
-    let mut attempt = asked(patient().map(|policy| WaitPolicy { confirms_pushes: true, ..policy }));
+    let mut attempt = acquiring(patient().map(|policy| WaitPolicy { confirms_pushes: true, ..policy }));
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_push(at(6), &pushed_grant(1, 5, TTL));
     assert_eq!(attempt.poll_outcome(), None);
     assert!(matches!(attempt.poll_transmit(at(6)), Some(Command::Acquire(_))));
     attempt.handle_failure(at(8), Failure::NotDurable);
     assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
-    assert_eq!(owed(&mut attempt), Some(Duration::ZERO), "it was granted, and all answers were seen");
+    assert_eq!(
+        tombstone_sent(&mut attempt),
+        Some(Duration::ZERO),
+        "it was granted, and all answers were seen"
+    );
 }
 
 #[test]
 fn grant_received_after_its_expiry_is_released() {
-    let mut attempt = asked(None);
+    let mut attempt = acquiring(None);
     attempt.handle_answer(at(0), at(9_900), &answer(0, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
-    assert_eq!(owed(&mut attempt), Some(Duration::ZERO));
+    assert_eq!(tombstone_sent(&mut attempt), Some(Duration::ZERO));
 }
 
 #[test]
 fn waiter_rechecks_after_a_late_grant() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(12_000), &answer(11_990, Reply::Granted(grant(TTL))));
     assert_eq!(attempt.poll_outcome(), None);
     assert!(matches!(attempt.poll_transmit(at(12_000)), Some(Command::Acquire(_))));
@@ -158,7 +162,7 @@ fn waiter_rechecks_after_a_late_grant() {
 
 #[test]
 fn rechecks_of_a_grant_that_is_about_to_expire_do_not_follow_each_other_at_once() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     let nearly_over = Reply::Granted(grant(Duration::from_micros(1)));
     attempt.handle_answer(at(0), at(0), &answer(0, nearly_over.clone()));
     assert_eq!(attempt.poll_transmit(at(0)), None, "a clock that stands still would see endless ones");
@@ -170,7 +174,7 @@ fn rechecks_of_a_grant_that_is_about_to_expire_do_not_follow_each_other_at_once(
 #[test]
 fn pushed_grant_with_little_trust_left_is_confirmed_by_an_answer() {
     for (answered_at, is_confirmed) in [(1_000, false), (2_000, true), (2_900, true)] {
-        let mut attempt = asked(patient());
+        let mut attempt = acquiring(patient());
         // The request was delayed by this much, and the store answered at once.
         attempt.handle_answer(at(0), at(answered_at), &answer(0, queued(None)));
         let now = answered_at + 1;
@@ -189,7 +193,7 @@ fn pushed_grant_with_little_trust_left_is_confirmed_by_an_answer() {
 fn late_push_during_a_request_sends_nothing_twice() {
     let window = Duration::from_secs(3);
     let push = pushed_grant(1, 1_005, window);
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(10), &answer(5, queued(None)));
     attempt.handle_hint(at(8_000));
     assert!(attempt.poll_transmit(at(8_000)).is_some());
@@ -202,7 +206,7 @@ fn late_push_during_a_request_sends_nothing_twice() {
 
 #[test]
 fn waiter_retries_when_the_store_is_busy() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_failure(at(5_000), Failure::Busy);
     let again = attempt.poll_timeout().unwrap();
     assert!(again > at(5_000) && again < at(6_000));
@@ -210,8 +214,8 @@ fn waiter_retries_when_the_store_is_busy() {
     attempt.handle_failure(at(60_000), Failure::Busy);
     attempt.handle_timeout(at(60_000));
     assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed), "the store has said nothing");
-    assert_eq!(owed(&mut attempt), None, "nothing of it has ever reached the store");
-    let mut impatient = asked(None);
+    assert_eq!(tombstone_sent(&mut attempt), None, "nothing of it has ever reached the store");
+    let mut impatient = acquiring(None);
     impatient.handle_failure(at(5_000), Failure::Busy);
     assert_eq!(impatient.poll_outcome(), Some(Outcome::Failed));
 }
@@ -220,13 +224,13 @@ fn waiter_retries_when_the_store_is_busy() {
 fn delayed_push_does_not_extend_the_lease() {
     let window = Duration::from_secs(3);
     let push = |ms| pushed_grant(1, ms, window);
-    let mut late = asked(patient());
+    let mut late = acquiring(patient());
     late.handle_answer(at(0), at(10), &answer(5, queued(None)));
     late.handle_push(at(2_000), &push(1_005));
     let Some(Outcome::Granted { trusted_until, .. }) = late.poll_outcome() else { panic!() };
     assert_eq!(trusted_until, at(1_000 + 3_000 - 40 - 2), "counted from when it was sent");
 
-    let mut stale = asked(patient());
+    let mut stale = acquiring(patient());
     stale.handle_answer(at(0), at(10), &answer(5, queued(None)));
     stale.handle_hint(at(5_000));
     assert!(stale.poll_transmit(at(5_000)).is_some());
@@ -234,7 +238,7 @@ fn delayed_push_does_not_extend_the_lease() {
     stale.handle_push(at(5_100), &push(1_005));
     assert_eq!(stale.poll_outcome(), None, "decided before the last answer, which knew nothing of it");
 
-    let mut too_late = asked(patient());
+    let mut too_late = acquiring(patient());
     too_late.handle_answer(at(0), at(10), &answer(5, queued(None)));
     too_late.handle_push(at(4_000), &push(1_005));
     assert_eq!(too_late.poll_outcome(), None, "it is not taken for a lease");
@@ -246,7 +250,7 @@ fn push_with_a_time_to_come_is_confirmed() {
     let window = Duration::from_secs(10);
     let push = |ms| pushed_grant(1, ms, window);
     let pushed = |received_at, ms| {
-        let mut attempt = asked(patient());
+        let mut attempt = acquiring(patient());
         attempt.handle_answer(at(0), at(10), &answer(5, queued(None)));
         attempt.handle_push(at(received_at), &push(ms));
         attempt
@@ -265,7 +269,7 @@ fn push_with_a_time_to_come_is_confirmed() {
         assert!(is_rechecked(&mut pushed(received_at, ms), received_at), "{received_at}, {ms}");
     }
     // Also if the push overtook the answer, which came late.
-    let mut early = asked(patient());
+    let mut early = acquiring(patient());
     early.handle_push(at(2), &push(1_000));
     early.handle_answer(at(0), at(2_900), &answer(5, queued(None)));
     assert!(is_rechecked(&mut early, 2_900));
@@ -273,12 +277,12 @@ fn push_with_a_time_to_come_is_confirmed() {
 
 #[test]
 fn head_repolls_at_the_holders_expiry_and_followers_seldom() {
-    let mut head = asked(patient());
+    let mut head = acquiring(patient());
     head.handle_answer(at(0), at(2), &answer(0, queued(Some(5_000))));
     assert_eq!(head.poll_timeout(), Some(at(5_052)));
     assert!(matches!(head.poll_transmit(at(5_052)), Some(Command::Acquire(_))));
 
-    let mut other = asked(patient());
+    let mut other = acquiring(patient());
     other.handle_answer(at(0), at(2), &answer(0, queued(None)));
     assert_eq!(other.poll_timeout(), Some(at(20_002)));
     let next = PushKind::Next(HeadHint { repoll_at: store(7_000) });
@@ -289,12 +293,12 @@ fn head_repolls_at_the_holders_expiry_and_followers_seldom() {
 
 #[test]
 fn waiter_times_out_at_its_deadline_and_leaves_the_queue() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(2), &answer(0, queued(None)));
     attempt.handle_timeout(at(60_000));
     assert_eq!(attempt.poll_outcome(), Some(Outcome::TimedOut));
-    assert_eq!(owed(&mut attempt), Some(Duration::ZERO), "all answers were seen");
-    assert_eq!(owed(&mut attempt), None, "it is owed once");
+    assert_eq!(tombstone_sent(&mut attempt), Some(Duration::ZERO), "all answers were seen");
+    assert_eq!(tombstone_sent(&mut attempt), None, "it is owed once");
 }
 
 #[test]
@@ -308,7 +312,7 @@ fn attempt_with_an_expired_deadline_asks_once() {
     let mut unheard = over();
     unheard.handle_timeout(at(0));
     assert_eq!(unheard.poll_outcome(), Some(Outcome::TimedOut), "the store may have a word to say");
-    assert_eq!(owed(&mut unheard), Some(TOMBSTONE_TTL));
+    assert_eq!(tombstone_sent(&mut unheard), Some(TOMBSTONE_TTL));
 
     let mut never_sent = over();
     never_sent.handle_failure(at(0), Failure::Busy);
@@ -318,7 +322,7 @@ fn attempt_with_an_expired_deadline_asks_once() {
 
 #[test]
 fn hint_skips_the_retry_backoff() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
     assert!(attempt.poll_transmit(at(20_000)).is_some());
     attempt.handle_failure(at(20_000), Failure::Unknown);
@@ -329,31 +333,31 @@ fn hint_skips_the_retry_backoff() {
 
 #[test]
 fn unanswered_acquire_is_released_with_a_tombstone() {
-    let mut unanswered = asked(None);
+    let mut unanswered = acquiring(None);
     unanswered.handle_cancel();
-    assert_eq!(owed(&mut unanswered), Some(TOMBSTONE_TTL));
+    assert_eq!(tombstone_sent(&mut unanswered), Some(TOMBSTONE_TTL));
 
-    let mut unknown = asked(None);
+    let mut unknown = acquiring(None);
     unknown.handle_failure(at(1), Failure::Unknown);
     assert_eq!(unknown.poll_outcome(), None);
     assert!(matches!(unknown.poll_transmit(at(1)), Some(Command::Acquire(_))), "once more");
     unknown.handle_failure(at(2), Failure::Unknown);
     assert_eq!(unknown.poll_outcome(), Some(Outcome::Failed));
-    assert_eq!(owed(&mut unknown), Some(TOMBSTONE_TTL));
+    assert_eq!(tombstone_sent(&mut unknown), Some(TOMBSTONE_TTL));
 
-    let mut never_sent = asked(None);
+    let mut never_sent = acquiring(None);
     never_sent.handle_failure(at(1), Failure::NotSent);
     assert_eq!(never_sent.poll_outcome(), Some(Outcome::Failed));
-    assert_eq!(owed(&mut never_sent), None, "nothing can be left");
+    assert_eq!(tombstone_sent(&mut never_sent), None, "nothing can be left");
 
     let mut untouched = attempt(None);
     untouched.handle_cancel();
-    assert_eq!(owed(&mut untouched), None);
+    assert_eq!(tombstone_sent(&mut untouched), None);
 }
 
 #[test]
 fn lease_pushed_during_a_recheck_needs_a_tombstone_until_the_answer() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt.handle_hint(at(5));
     assert!(attempt.poll_transmit(at(5)).is_some());
@@ -378,21 +382,21 @@ fn pushed(ms: u64, kind: PushKind) -> Push {
 
 #[test]
 fn early_push_is_measured_from_the_first_answer() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_push(at(6), &pushed_grant(1, 6, TTL));
     assert_eq!(attempt.poll_outcome(), None, "its age is not known yet");
     attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
     let Some(Outcome::Granted { trusted_until, since, .. }) = attempt.poll_outcome() else { panic!() };
     assert_eq!(since, at(1), "it was decided 1 ms after the answer, which was not before it was asked for");
     assert!(trusted_until < at(1) + TTL);
-    assert_eq!(owed(&mut attempt), None);
+    assert_eq!(tombstone_sent(&mut attempt), None);
     assert_eq!(attempt.tombstone(), Duration::ZERO);
     assert!(!attempt.recheck_pending());
 }
 
 #[test]
 fn early_push_counts_from_its_receipt_at_the_latest() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     // The store's clock is faster by less than the margin.
     attempt.handle_push(at(2), &pushed_grant(1, 4, TTL));
     attempt.handle_push(at(900), &pushed_grant(1, 4, TTL));
@@ -410,23 +414,23 @@ fn unmeasurable_early_push_triggers_a_recheck() {
         matches!(attempt.poll_transmit(at(7)), Some(Command::Acquire(_)))
     };
 
-    let mut older = asked(patient());
+    let mut older = acquiring(patient());
     older.handle_push(at(6), &granted);
     assert!(asks_again(&mut older, at(0), 8), "the answer knew of it, and it is over");
 
-    let mut elsewhere = asked(patient());
+    let mut elsewhere = acquiring(patient());
     elsewhere.handle_push(at(6), &granted);
     elsewhere.handle_reconnected(at(6));
     assert!(asks_again(&mut elsewhere, at(0), 5), "that may be by another clock");
 
-    let mut failed = asked(patient());
+    let mut failed = acquiring(patient());
     failed.handle_push(at(6), &granted);
     failed.handle_failure(at(6), Failure::Unknown);
     assert!(failed.poll_transmit(at(6)).is_some());
     failed.handle_answer(at(6), at(7), &answer(5, queued(None)));
     assert_eq!(failed.poll_outcome(), None, "the answer may be another server's");
 
-    let mut too_old = asked(patient());
+    let mut too_old = acquiring(patient());
     too_old.handle_push(at(6), &pushed_grant(1, 6, Duration::from_millis(4)));
     assert!(asks_again(&mut too_old, at(0), 5), "it took longer to arrive than it is good for");
 }
@@ -434,14 +438,14 @@ fn unmeasurable_early_push_triggers_a_recheck() {
 #[test]
 fn early_next_push_sets_the_repoll_time() {
     let next = |ms| PushKind::Next(HeadHint { repoll_at: store(ms) });
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_push(at(6), &pushed(6, next(4_000)));
     attempt.handle_answer(at(0), at(7), &answer(5, queued(None)));
     assert_eq!(attempt.poll_transmit(at(7)), None, "nothing is unclear");
     let look = attempt.poll_timeout().unwrap();
     assert!(look > at(3_990) && look < at(4_100), "{look:?}");
 
-    let mut again = asked(patient());
+    let mut again = acquiring(patient());
     again.handle_answer(at(0), at(1), &answer(0, queued(None)));
     assert!(matches!(again.poll_transmit(at(20_001)), Some(Command::Acquire(_))), "it looks again");
     again.handle_push(at(20_003), &pushed(20_003, next(24_000)));
@@ -449,7 +453,7 @@ fn early_next_push_sets_the_repoll_time() {
     let look = again.poll_timeout().unwrap();
     assert!(look > at(23_990) && look < at(24_100), "{look:?}");
 
-    let mut older = asked(patient());
+    let mut older = acquiring(patient());
     older.handle_push(at(6), &pushed(4, next(4_000)));
     older.handle_answer(at(0), at(7), &answer(5, queued(None)));
     assert_eq!(older.poll_timeout(), Some(at(20_007)), "the answer knows better");
@@ -457,7 +461,7 @@ fn early_next_push_sets_the_repoll_time() {
 
 #[test]
 fn early_revocation_makes_the_grant_unconfirmed() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_push(at(5), &pushed_grant(1, 5, TTL));
     attempt.handle_push(at(6), &pushed(6, PushKind::Revoked));
     attempt.handle_answer(at(0), at(7), &answer(4, queued(None)));
@@ -467,15 +471,15 @@ fn early_revocation_makes_the_grant_unconfirmed() {
 
 #[test]
 fn unclaimed_grant_is_released() {
-    let mut attempt = asked(None);
+    let mut attempt = acquiring(None);
     attempt.handle_answer(at(0), at(1), &answer(0, Reply::Granted(grant(TTL))));
     attempt.handle_cancel();
-    assert_eq!(owed(&mut attempt), Some(Duration::ZERO));
+    assert_eq!(tombstone_sent(&mut attempt), Some(Duration::ZERO));
 }
 
 #[test]
 fn queued_waiter_retries_with_exponential_backoff() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
     let (mut now, mut pauses) = (at(20_000), 0);
     while now < at(60_000) {
@@ -490,12 +494,12 @@ fn queued_waiter_retries_with_exponential_backoff() {
     attempt.handle_timeout(now);
     assert_eq!(attempt.poll_outcome(), Some(Outcome::TimedOut));
     assert!((5..20).contains(&pauses), "{pauses}");
-    assert_eq!(owed(&mut attempt), Some(TOMBSTONE_TTL));
+    assert_eq!(tombstone_sent(&mut attempt), Some(TOMBSTONE_TTL));
 }
 
 #[test]
 fn waiter_whose_commands_are_refused_backs_off_to_a_second() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
     let mut now = at(20_000);
     for pause in [50, 100, 200, 400, 800, 1_000, 1_000, 1_000] {
@@ -522,16 +526,16 @@ fn refused_attempts_release_nothing() {
         (Reply::Cancelled, Outcome::Cancelled),
     ];
     for (reply, outcome) in replies {
-        let mut attempt = asked(None);
+        let mut attempt = acquiring(None);
         attempt.handle_answer(at(0), at(1), &answer(0, reply));
         assert_eq!(attempt.poll_outcome(), Some(outcome));
-        assert_eq!(owed(&mut attempt), None);
+        assert_eq!(tombstone_sent(&mut attempt), None);
     }
 }
 
 #[test]
 fn attempt_has_waited_once_it_was_queued() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     assert!(!attempt.has_waited());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     assert!(attempt.has_waited());
@@ -546,7 +550,7 @@ fn queue_entry_lasts_as_long_as_the_command_says() {
     assert_eq!(attempt(None).queue_entry_ttl(), Duration::ZERO);
     // A re-check comes at least three times within it, also if the head's re-checks are more frequent.
     let mut follower =
-        asked(patient().map(|policy| WaitPolicy { repoll_interval: Duration::from_secs(1), ..policy }));
+        acquiring(patient().map(|policy| WaitPolicy { repoll_interval: Duration::from_secs(1), ..policy }));
     follower.handle_answer(at(0), at(0), &answer(0, queued(None)));
     assert_eq!(follower.poll_timeout(), Some(at(0) + TTL / 3));
 }
@@ -555,7 +559,7 @@ fn queue_entry_lasts_as_long_as_the_command_says() {
 #[test]
 fn attempt_asks_again_after_each_pause() {
     for policy in [None, patient().map(|policy| WaitPolicy { deadline: LocalTime::NEVER, ..policy })] {
-        let mut attempt = asked(policy);
+        let mut attempt = acquiring(policy);
         let mut now = 0;
         for pause in 0..20 {
             if pause < 2 {
@@ -581,30 +585,30 @@ fn attempt_asks_again_after_each_pause() {
 #[test]
 fn store_that_hangs_is_given_up() {
     for policy in [None, patient().map(|policy| WaitPolicy { deadline: LocalTime::NEVER, ..policy })] {
-        let mut attempt = asked(policy);
+        let mut attempt = acquiring(policy);
         for second in [15, 30, 45] {
             assert_eq!(attempt.poll_timeout(), Some(at(second * 1_000)));
             assert!(matches!(attempt.poll_transmit(at(second * 1_000)), Some(Command::Acquire(_))));
         }
         attempt.handle_timeout(at(60_000));
         assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
-        assert_eq!(owed(&mut attempt), Some(TOMBSTONE_TTL));
+        assert_eq!(tombstone_sent(&mut attempt), Some(TOMBSTONE_TTL));
     }
 }
 
 #[test]
 fn pause_of_an_attempt_that_has_ended_changes_nothing() {
-    let mut attempt = asked(None);
+    let mut attempt = acquiring(None);
     attempt.handle_answer(at(0), at(1), &answer(0, Reply::Busy));
     attempt.handle_failure(at(2), Failure::Paused);
     assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
-    assert_eq!(owed(&mut attempt), None);
+    assert_eq!(tombstone_sent(&mut attempt), None);
 }
 
 #[test]
 fn answer_to_a_later_request_leaves_a_lost_one_in_flight() {
     let lost_once = || {
-        let mut attempt = asked(None);
+        let mut attempt = acquiring(None);
         attempt.handle_failure(at(1), Failure::Unknown);
         assert!(attempt.poll_transmit(at(1)).is_some());
         attempt
@@ -614,27 +618,27 @@ fn answer_to_a_later_request_leaves_a_lost_one_in_flight() {
     let mut refused = lost_once();
     refused.handle_answer(at(1), at(2), &answer(1, Reply::Busy));
     assert_eq!(refused.poll_outcome(), Some(Outcome::NotGranted));
-    assert_eq!(owed(&mut refused), Some(TOMBSTONE_TTL));
+    assert_eq!(tombstone_sent(&mut refused), Some(TOMBSTONE_TTL));
 
     let mut granted = lost_once();
     granted.handle_answer(at(1), at(2), &answer(1, Reply::Granted(grant(TTL))));
     assert!(matches!(granted.poll_outcome(), Some(Outcome::Granted { .. })));
     assert_eq!(granted.tombstone(), TOMBSTONE_TTL, "the release of the lease needs one");
-    assert_eq!(owed(&mut granted), None, "the lease is held");
+    assert_eq!(tombstone_sent(&mut granted), None, "the lease is held");
 
     let mut not_sent = lost_once();
     not_sent.handle_failure(at(2), Failure::NotSent);
     assert_eq!(not_sent.poll_outcome(), Some(Outcome::Failed));
-    assert_eq!(owed(&mut not_sent), Some(TOMBSTONE_TTL));
+    assert_eq!(tombstone_sent(&mut not_sent), Some(TOMBSTONE_TTL));
 }
 
 #[test]
 fn cancelling_an_ended_attempt_changes_nothing() {
-    let mut refused = asked(None);
+    let mut refused = acquiring(None);
     refused.handle_answer(at(0), at(1), &answer(0, Reply::Busy));
     refused.handle_cancel();
     assert_eq!(refused.poll_outcome(), Some(Outcome::NotGranted));
-    assert_eq!(owed(&mut refused), None);
+    assert_eq!(tombstone_sent(&mut refused), None);
 }
 
 #[test]
@@ -646,7 +650,7 @@ fn push_between_a_reconnect_and_the_next_answer_triggers_a_recheck() {
         PushKind::Contended,
     ];
     for kind in kinds {
-        let mut attempt = asked(patient());
+        let mut attempt = acquiring(patient());
         attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
         attempt.handle_reconnected(at(5));
         assert!(attempt.poll_transmit(at(5)).is_some());
@@ -661,7 +665,7 @@ fn push_between_a_reconnect_and_the_next_answer_triggers_a_recheck() {
 #[test]
 fn newest_early_grant_counts() {
     let window = Duration::from_secs(3);
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     // The first lapsed unclaimed, and the attempt was granted again.
     attempt.handle_push(at(6), &pushed_grant(1, 6, window));
     attempt.handle_push(at(4_000), &pushed_grant(1, 4_000, window));
@@ -673,7 +677,7 @@ fn newest_early_grant_counts() {
 
 #[test]
 fn push_of_the_same_time_as_the_answer_is_newer() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     // An answer after the grant would have shown it.
     attempt.handle_answer(at(0), at(1), &answer(5, queued(None)));
     attempt.handle_push(at(2), &pushed_grant(1, 5, TTL));
@@ -685,7 +689,7 @@ fn pushed_grant_counts_if_at_least_half_of_it_is_left() {
     // A claim window, less 1 % and 2 ms, from the time of the request.
     let last = at(2_968 - 1_500);
     for (received_at, is_granted) in [(last, true), (last + Duration::from_micros(1), false)] {
-        let mut attempt = asked(patient());
+        let mut attempt = acquiring(patient());
         attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
         attempt.handle_push(received_at, &pushed_grant(1, 0, TTL));
         assert_eq!(attempt.poll_outcome().is_some(), is_granted, "received at {received_at:?}");
@@ -695,7 +699,7 @@ fn pushed_grant_counts_if_at_least_half_of_it_is_left() {
 #[test]
 fn grant_from_before_a_release_by_the_client_does_not_count() {
     for is_pushed in [false, true] {
-        let mut attempt = asked(patient());
+        let mut attempt = acquiring(patient());
         if is_pushed {
             attempt.handle_answer(at(0), at(1), &answer(1_000, queued(None)));
             attempt.handle_released(at(2));
@@ -718,24 +722,24 @@ fn grant_from_before_a_release_by_the_client_does_not_count() {
 #[test]
 fn permanent_refusal_ends_a_waiter_at_once_and_releases_its_queue_entry() {
     for effect in [Effect::None, Effect::Possible] {
-        let mut attempt = asked(patient());
+        let mut attempt = acquiring(patient());
         attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
         assert!(attempt.poll_transmit(at(20_000)).is_some());
         attempt.handle_failure(at(20_001), Failure::Permanent(effect));
         assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
         let tombstone = if effect == Effect::None { Duration::ZERO } else { TOMBSTONE_TTL };
-        assert_eq!(owed(&mut attempt), Some(tombstone));
+        assert_eq!(tombstone_sent(&mut attempt), Some(tombstone));
     }
-    let mut unknown_to_the_store = asked(patient());
+    let mut unknown_to_the_store = acquiring(patient());
     unknown_to_the_store.handle_failure(at(1), Failure::Permanent(Effect::None));
     assert_eq!(unknown_to_the_store.poll_outcome(), Some(Outcome::Failed));
-    assert_eq!(owed(&mut unknown_to_the_store), None);
+    assert_eq!(tombstone_sent(&mut unknown_to_the_store), None);
 }
 
 #[test]
 fn refusals_that_may_pass_end_a_waiter_after_their_limit() {
     let forever = patient().map(|policy| WaitPolicy { deadline: LocalTime::NEVER, ..policy });
-    let mut attempt = asked(forever);
+    let mut attempt = acquiring(forever);
     attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
     let first = attempt.poll_timeout().unwrap();
     let mut now = first;
@@ -752,13 +756,13 @@ fn refusals_that_may_pass_end_a_waiter_after_their_limit() {
     }
     assert!(now.since(first) >= REFUSAL_LIMIT);
     assert_eq!(attempt.poll_outcome(), Some(Outcome::Failed));
-    assert_eq!(owed(&mut attempt), Some(Duration::ZERO));
+    assert_eq!(tombstone_sent(&mut attempt), Some(Duration::ZERO));
 }
 
 #[test]
 fn answer_ends_the_count_of_refusals() {
     let forever = patient().map(|policy| WaitPolicy { deadline: LocalTime::NEVER, ..policy });
-    let mut attempt = asked(forever);
+    let mut attempt = acquiring(forever);
     attempt.handle_answer(at(0), at(0), &answer(0, queued(None)));
     let mut now = attempt.poll_timeout().unwrap();
     for _ in 0..3 {

@@ -213,10 +213,10 @@ fn reconnect_renews_only_renewed_leases() {
     assert!(renewed_by_itself.poll_transmit(at(10)).is_some());
 
     let by_hand = LeaseTerms { renews: false, ..terms() };
-    let mut left_alone = lease(by_hand, TTL);
-    left_alone.handle_reconnected(at(10));
-    assert_eq!(left_alone.poll_transmit(at(10)), None);
-    assert_eq!(left_alone.poll_timeout(), Some(at(8_908)), "nothing but the end is left");
+    let mut unrenewed = lease(by_hand, TTL);
+    unrenewed.handle_reconnected(at(10));
+    assert_eq!(unrenewed.poll_transmit(at(10)), None);
+    assert_eq!(unrenewed.poll_timeout(), Some(at(8_908)), "nothing but the end is left");
 
     let mut pushed = lease_after(true, by_hand, Duration::from_secs(3));
     pushed.handle_reconnected(at(10));

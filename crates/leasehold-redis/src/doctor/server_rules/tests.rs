@@ -64,18 +64,18 @@ fn set(snapshot: &mut Snapshot, name: &str, value: &str) {
 }
 
 /// What is not fine after this change.
-fn troubles(change: impl FnOnce(&mut Snapshot)) -> Vec<(Severity, String, Option<String>)> {
+fn problems(change: impl FnOnce(&mut Snapshot)) -> Vec<(Severity, String, Option<String>)> {
     let mut snapshot = sound();
     change(&mut snapshot);
     let findings = check_server(&snapshot).findings.into_iter();
-    let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
-    troubles.map(|finding| (finding.severity, finding.what, finding.remedy)).collect()
+    let problems = findings.filter(|finding| finding.severity != Severity::Fine);
+    problems.map(|finding| (finding.severity, finding.what, finding.remedy)).collect()
 }
 
 /// This change is a danger or worth an advice, and nothing else is; what is to be set instead.
 #[track_caller]
 fn finds(severity: Severity, what: &str, change: impl FnOnce(&mut Snapshot)) -> String {
-    let found = troubles(change);
+    let found = problems(change);
     let [(found_severity, found_what, remedy)] = &found[..] else { panic!("{found:?}") };
     assert_eq!((*found_severity, found_what.as_str()), (severity, what));
     remedy.clone().unwrap_or_default()
@@ -83,7 +83,7 @@ fn finds(severity: Severity, what: &str, change: impl FnOnce(&mut Snapshot)) -> 
 
 #[test]
 fn well_configured_server_has_no_trouble() {
-    assert_eq!(troubles(|_| ()), []);
+    assert_eq!(problems(|_| ()), []);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn evicting_server_is_dangerous() {
 #[test]
 fn nearly_full_memory_is_reported() {
     finds(Severity::Advice, "90 % of maxmemory is in use", |snapshot| inform(snapshot, "used_memory:900"));
-    assert_eq!(troubles(|snapshot| inform(snapshot, "maxmemory:0")), [], "there is no limit");
+    assert_eq!(problems(|snapshot| inform(snapshot, "maxmemory:0")), [], "there is no limit");
 }
 
 #[test]
@@ -119,12 +119,12 @@ fn server_without_persistence_is_dangerous() {
     finds(Severity::Danger, "its last write to disk failed", |snapshot| {
         inform(snapshot, "aof_last_write_status:err");
     });
-    assert_eq!(troubles(|snapshot| set(snapshot, "appendfsync", "everysec")), []);
+    assert_eq!(problems(|snapshot| set(snapshot, "appendfsync", "everysec")), []);
 }
 
 #[test]
 fn server_without_config_is_checked_by_info() {
-    let found = troubles(|snapshot| {
+    let found = problems(|snapshot| {
         snapshot.settings.clear();
         inform(snapshot, "maxmemory_policy:allkeys-lru");
         inform(snapshot, "aof_enabled:0");
@@ -133,7 +133,7 @@ fn server_without_config_is_checked_by_info() {
     let lines = ["ACL SETUSER locks +config|get", "maxmemory-policy noeviction", "appendonly yes"];
     assert_eq!(remedies[..3], lines.map(Some));
     assert_eq!(found[3..], [(Severity::Advice, "min-replicas-to-write is unknown".to_owned(), None)]);
-    let found = troubles(|snapshot| {
+    let found = problems(|snapshot| {
         snapshot.settings.clear();
         snapshot.info.clear();
     });
@@ -143,7 +143,7 @@ fn server_without_config_is_checked_by_info() {
 
 #[test]
 fn voter_without_info_is_dangerous() {
-    let found = troubles(|snapshot| {
+    let found = problems(|snapshot| {
         snapshot.info.clear();
         snapshot.votes = true;
     });
@@ -171,8 +171,8 @@ fn clock_of_tokens_of_a_voter_follows_the_other_nodes() {
 #[test]
 fn old_server_is_dangerous() {
     finds(Severity::Danger, "this is Redis 6.0.16", |snapshot| inform(snapshot, "redis_version:6.0.16"));
-    assert_eq!(troubles(|snapshot| inform(snapshot, "redis_version:6.2.0")), []);
-    assert_eq!(troubles(|snapshot| inform(snapshot, "redis_version:10.0.0")), []);
+    assert_eq!(problems(|snapshot| inform(snapshot, "redis_version:6.2.0")), []);
+    assert_eq!(problems(|snapshot| inform(snapshot, "redis_version:10.0.0")), []);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn replica_is_dangerous() {
         inform(snapshot, "master_link_status:up");
         snapshot.failover = FailoverMode::Sentinels;
     };
-    assert_eq!(troubles(follows), []);
+    assert_eq!(problems(follows), []);
     finds(Severity::Advice, "this replica has lost its master", |snapshot| {
         follows(snapshot);
         inform(snapshot, "master_link_status:down");
@@ -221,7 +221,7 @@ fn isolated_master_that_accepts_writes_is_dangerous() {
         no_replica(snapshot);
         set(snapshot, "min-replicas-to-write", "0");
     };
-    assert_eq!(troubles(zero_min_replicas), [], "no replica could replace it");
+    assert_eq!(problems(zero_min_replicas), [], "no replica could replace it");
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn unnamed_sentinels_are_dangerous() {
     let what = "3 sentinels watch this server, and the address does not name them";
     finds(Severity::Danger, what, |snapshot| snapshot.watchers = 3);
     assert_eq!(
-        troubles(|snapshot| {
+        problems(|snapshot| {
             snapshot.watchers = 3;
             snapshot.failover = FailoverMode::Sentinels;
         }),
@@ -260,7 +260,7 @@ fn plain_password_is_reported_unless_local() {
         snapshot.transport = Transport::Plain;
     });
     assert_eq!(
-        troubles(|snapshot| {
+        problems(|snapshot| {
             plain(snapshot);
             snapshot.is_local = true;
         }),
@@ -304,5 +304,5 @@ fn wrong_clock_is_dangerous_and_a_slow_network_is_not() {
     };
     finds(Severity::Danger, "its clock is 2.5 s behind this machine's", clock(-2_500_000, 1));
     finds(Severity::Danger, "its clock is 600.0 ms ahead of this machine's", clock(600_000, 50));
-    assert_eq!(troubles(clock(600_000, 150)), [], "it may as well be the way there");
+    assert_eq!(problems(clock(600_000, 150)), [], "it may as well be the way there");
 }

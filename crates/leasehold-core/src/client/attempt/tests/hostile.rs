@@ -8,7 +8,7 @@ use crate::secret::{GrantProof, GrantSecret};
 
 /// The attempt is queued, and has sent nothing since.
 fn waiting() -> AcquireMachine {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     attempt.handle_answer(at(0), at(1), &answer(0, queued(None)));
     attempt
 }
@@ -52,7 +52,7 @@ fn forged(ms: u64) -> Vec<Push> {
 fn forged_push_grants_nothing_and_delays_nothing() {
     for (index, push) in forged(5).into_iter().enumerate() {
         for is_first in [false, true] {
-            let mut attempt = if is_first { asked(patient()) } else { waiting() };
+            let mut attempt = if is_first { acquiring(patient()) } else { waiting() };
             let due = attempt.poll_timeout();
             attempt.handle_push(at(6), &push);
             if is_first {
@@ -87,7 +87,7 @@ fn flood_of_pushes_causes_one_question_a_second() {
 
 #[test]
 fn flood_during_an_acquire_causes_one_question_a_second() {
-    let mut attempt = asked(patient());
+    let mut attempt = acquiring(patient());
     let (mut sent_at, mut sent) = (0, Vec::new());
     for ms in 2..10_000 {
         forged(ms).iter().for_each(|push| attempt.handle_push(at(ms), push));
