@@ -64,17 +64,17 @@ enum Audience {
     /// One line of a terminal, which is updated.
     Terminal(StatusLine),
     /// A line when the place in the queue or the holder changes.
-    Log { told: Option<Result<State, String>> },
+    Log { last_reported: Option<Result<State, String>> },
     /// A line for a lock that no program holds any more, but that is retained: that may take hours, and nothing else shows why.
-    Retention { told: Option<Token> },
+    Retention { last_reported: Option<Token> },
 }
 
 impl Audience {
     fn new(is_verbose: bool) -> Self {
         match (io::stderr().is_terminal() && !is_json(), is_verbose) {
             (true, _) => Self::Terminal(StatusLine::default()),
-            (false, true) => Self::Log { told: None },
-            (false, false) => Self::Retention { told: None },
+            (false, true) => Self::Log { last_reported: None },
+            (false, false) => Self::Retention { last_reported: None },
         }
     }
 
@@ -89,22 +89,22 @@ impl Audience {
                 |error| error.to_string().chars().take(room()).collect(),
                 |wait| wait.describe_within(room()),
             )),
-            Self::Log { told } => {
+            Self::Log { last_reported } => {
                 let now = wait.as_ref().map(Wait::state).map_err(ToString::to_string);
-                if told.as_ref() != Some(&now) {
+                if last_reported.as_ref() != Some(&now) {
                     match wait {
                         Ok(wait) => wait.message(),
                         Err(error) => message(Level::Warn, "store_unavailable", error),
                     }
-                    *told = Some(now);
+                    *last_reported = Some(now);
                 }
             }
-            Self::Retention { told } => {
+            Self::Retention { last_reported } => {
                 let Ok(wait) = wait else { return };
                 let Some(token) = wait.retained().map(|holder| holder.token) else { return };
-                if *told != Some(token) {
+                if *last_reported != Some(token) {
                     wait.message();
-                    *told = Some(token);
+                    *last_reported = Some(token);
                 }
             }
         }

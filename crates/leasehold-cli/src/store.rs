@@ -59,11 +59,11 @@ impl Store {
     /// within the limit.
     async fn connect_when_ready(&self, limit: Duration) -> Result<Client, Stop> {
         let began = Instant::now();
-        let mut is_told = false;
+        let mut has_warned = false;
         loop {
             match Client::connect(&self.url).await {
                 Err(error) if error.is_busy() && began.elapsed() < limit => {
-                    if !std::mem::replace(&mut is_told, true) {
+                    if !std::mem::replace(&mut has_warned, true) {
                         message(Level::Warn, "store_busy", format_args!("{error:#}; retrying"));
                     }
                     tokio::time::sleep(BUSY_PAUSE).await;

@@ -175,8 +175,8 @@ fn elect_retries_a_command_that_can_no_longer_be_started() {
     until(|| (starts() > 0).then_some(()));
     fs::rename(&program, &away).unwrap();
     let mut said = elected.0.stderr.take().map(BufReader::new).unwrap().lines().map_while(Result::ok);
-    let told = said.find(|line| line.contains("can't be executed")).expect("it says so");
-    assert!(told.contains("campaigning again in"), "{told}");
+    let message = said.find(|line| line.contains("can't be executed")).expect("it says so");
+    assert!(message.contains("campaigning again in"), "{message}");
     let before = starts();
     fs::rename(&away, &program).unwrap();
     until(|| (starts() > before).then_some(()));
@@ -195,8 +195,8 @@ fn store_outage_pauses_the_election_only_briefly() {
     server.stop();
     let mut said = elected.0.stderr.take().map(BufReader::new).unwrap().lines().map_while(Result::ok);
     for _ in 0..2 {
-        let told = said.find(|line| line.contains("campaigning again")).expect("it says so");
-        assert!(told.contains("again in 2s"), "{told}");
+        let message = said.find(|line| line.contains("campaigning again")).expect("it says so");
+        assert!(message.contains("again in 2s"), "{message}");
     }
     server.start();
     place.until_held("a");

@@ -151,8 +151,8 @@ fn refused_release_is_told_in_the_servers_words_and_is_a_failure() {
 fn lost_lease_is_told_with_the_reason_that_it_was_not_renewed() {
     let server = Server::builder().password("s3cret").start();
     let place = Place::on(&server.url());
-    let told = place.path("told");
-    let tell = format!("printf '%s %s' \"$LEASEHOLD_LOSS\" \"$LEASEHOLD_STORE\" > {}", told.display());
+    let report = place.path("told");
+    let tell = format!("printf '%s %s' \"$LEASEHOLD_LOSS\" \"$LEASEHOLD_STORE\" > {}", report.display());
     let mut run =
         place.start(&["run", "--ttl", "3s", "--run-on-lost", &tell, "a", "--", "sh", "-c", "sleep 600"]);
     place.until_held("a");
@@ -161,7 +161,7 @@ fn lost_lease_is_told_with_the_reason_that_it_was_not_renewed() {
     BufReader::new(run.0.stderr.take().expect("it is piped")).read_line(&mut said).expect("text");
     assert!(said.contains("the user lacks rights"), "{said}");
     assert_eq!(run.end(), 124);
-    let loss = || std::fs::read_to_string(&told).unwrap_or_default();
+    let loss = || std::fs::read_to_string(&report).unwrap_or_default();
     wait_until("the command of --run-on-lost has been told", || loss().contains("the user lacks rights"));
     assert!(loss().contains(" redis://") && !loss().contains("s3cret"), "{}", loss());
 }

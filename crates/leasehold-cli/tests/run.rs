@@ -343,16 +343,16 @@ fn command_gets_the_store_s_address_without_its_password() {
     let server = Server::builder().password("s3cret").start();
     let place = Place::on(&server.url());
     assert!(place.store().contains("s3cret"));
-    let told = String::from_utf8(place.output(&["run", "a", "-c", "env"]).stdout).unwrap();
+    let environment = String::from_utf8(place.output(&["run", "a", "-c", "env"]).stdout).unwrap();
     let address = format!("LEASEHOLD_STORE=redis://127.0.0.1:{}\n", server.port());
-    assert!(told.contains(&address) && !told.contains("s3cret"), "{told}");
+    assert!(environment.contains(&address) && !environment.contains("s3cret"), "{environment}");
 
     // Also one that was named by an argument, and with its whole path.
     let place = Place::new();
     let mut command = place.leasehold(&["run", "--store", "sqlite:other.db", "a", "-c", print]);
     let output = command.current_dir(place.path(".")).output().unwrap();
-    let told = String::from_utf8(output.stdout).unwrap();
-    assert!(told.starts_with("sqlite:/") && told.ends_with("/other.db\n"), "{told}");
+    let environment = String::from_utf8(output.stdout).unwrap();
+    assert!(environment.starts_with("sqlite:/") && environment.ends_with("/other.db\n"), "{environment}");
 }
 
 #[test]

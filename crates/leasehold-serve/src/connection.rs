@@ -108,7 +108,7 @@ async fn serve_peer(
 /// Tells a connection beyond the limit that it is one.
 async fn refuse(mut stream: UnixStream, _place: OwnedSemaphorePermit) {
     let problem = Problem::new(Code::TooManyConnections, "too many connections are open");
-    turn_away(&mut stream, &problem).await;
+    close_with(&mut stream, &problem).await;
 }
 
 /// How a connection ended that the server has not just dropped.
@@ -164,7 +164,7 @@ async fn serve(
             let Some(_place) = peer.closing() else { return };
             let problem =
                 Problem::new(Code::TooManyConnections, "too many connections without a token are open");
-            turn_away(&mut stream, &problem).await;
+            close_with(&mut stream, &problem).await;
         }
     }
 }
@@ -229,7 +229,7 @@ async fn finish<S: AsyncRead + AsyncWrite + Unpin>(
             } else {
                 Problem::new(Code::InvalidRequest, format!("this is no request of HTTP/1.1: {error}"))
             };
-            turn_away(stream, &problem).await;
+            close_with(stream, &problem).await;
         }
         // The client has gone.
         Err(error) if error.is_incomplete_message() => {}
@@ -238,7 +238,7 @@ async fn finish<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Answers outside of hyper, and closes.
-async fn turn_away(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), problem: &Problem) {
+async fn close_with(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), problem: &Problem) {
     if let Ok(Ok(())) = timeout(LINGER, stream.write_all(problem.to_answer().as_bytes())).await {
         linger(stream).await;
     }

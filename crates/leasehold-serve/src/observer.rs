@@ -208,7 +208,7 @@ impl Observer {
     async fn poll_names(&self) {
         let Ok(names) = self.client.list_names().await else { return };
         let names: BTreeSet<Key> = names.into_iter().collect();
-        let _alone = self.polling.lock().await;
+        let _exclusive = self.polling.lock().await;
         let latest = self.latest.borrow().clone();
         let new = names.iter().filter(|key| !latest.rows.contains_key(*key)).take(MAX_NEW);
         let found = join_all(new.map(|(kind, name)| self.client.inspect(*kind, name))).await;
@@ -277,7 +277,7 @@ impl Observer {
     /// A snapshot with this maximum age. Several callers share one poll.
     pub(crate) async fn snapshot(&self, max_age: Duration) -> Arc<Snapshot> {
         let begin = Instant::now();
-        let _alone = self.polling.lock().await;
+        let _exclusive = self.polling.lock().await;
         let latest = self.latest.borrow().clone();
         // A poll that began while this caller waited is as good as one of its own.
         if latest.polled_at >= begin + latest.took || (latest.error.is_none() && latest.age() < max_age) {

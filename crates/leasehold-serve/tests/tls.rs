@@ -47,33 +47,33 @@ async fn rotated_certificate_is_used_at_the_next_handshake_and_a_bad_one_is_not(
     replace(&files.certificate, &first.cert.pem());
     replace(&files.key, &first.signing_key.serialize_pem());
     let notices: Arc<Mutex<Vec<String>>> = Arc::default();
-    let told = notices.clone();
+    let reported = notices.clone();
     let place = Place::with(|config| {
         config.tls = Some(files.clone());
-        config.notices = Notices::new(move |text| told.lock().unwrap().push(text.to_owned()));
+        config.notices = Notices::new(move |text| reported.lock().unwrap().push(text.to_owned()));
     })
     .await;
-    let told = || std::mem::take(&mut *notices.lock().unwrap());
+    let reported = || std::mem::take(&mut *notices.lock().unwrap());
     let old = connect(&place, &first).await.unwrap();
     // Between the two files of a rotation the pair before is in use.
     replace(&files.certificate, &second.cert.pem());
     for _ in 0..3 {
         connect(&place, &first).await.unwrap();
     }
-    let problem = told();
+    let problem = reported();
     assert!(problem.len() == 1 && problem[0].contains("stays in use"), "it is said once: {problem:?}");
     replace(&files.key, &second.signing_key.serialize_pem());
     connect(&place, &second).await.unwrap();
     assert!(connect(&place, &first).await.is_err(), "the old one is gone");
-    assert!(told().iter().any(|text| text.contains("the new certificate is in use")));
+    assert!(reported().iter().any(|text| text.contains("the new certificate is in use")));
     for broken in ["", "no certificate", "-----BEGIN CERTIFICATE-----\n"] {
         replace(&files.certificate, broken);
         connect(&place, &second).await.unwrap();
-        assert_eq!(told().len(), 1, "{broken}");
+        assert_eq!(reported().len(), 1, "{broken}");
     }
     std::fs::remove_file(&files.certificate).unwrap();
     connect(&place, &second).await.unwrap();
-    assert_eq!(told().len(), 1);
+    assert_eq!(reported().len(), 1);
     assert!(place.control.set_tls(&files).unwrap_err().contains("no certificate can be read"));
     // Other files, on request.
     let other = Tls { certificate: folder.path().join("other.pem"), key: folder.path().join("other.key") };

@@ -164,7 +164,7 @@ pub(super) async fn session(
         ready: vec![opened],
         sent_losses: 0,
         is_over: false,
-        told_stopping: false,
+        has_announced_stop: false,
         _watched: presence.watch(),
     };
     Ok(stream(unfold(stream_state, async |mut state| state.next().await.map(|event| (Ok(event), state)))))
@@ -180,7 +180,7 @@ struct SessionStream {
     /// The number of the last loss that it has sent.
     sent_losses: u64,
     is_over: bool,
-    told_stopping: bool,
+    has_announced_stop: bool,
     _watched: Watched,
 }
 
@@ -208,8 +208,8 @@ impl SessionStream {
                     self.is_over = true;
                     self.ready.push(event("ended", &json!({})));
                 }
-                () = self.app.draining.cancelled(), if !self.told_stopping => {
-                    self.told_stopping = true;
+                () = self.app.draining.cancelled(), if !self.has_announced_stop => {
+                    self.has_announced_stop = true;
                     self.ready.push(event("stopping", &json!({})));
                 }
                 () = self.app.stopping.cancelled() => return None,
