@@ -296,14 +296,14 @@ fn shows(finding: &Finding, known: &KnownProblem) -> bool {
 
 fn mark(finding: &Finding) -> String {
     let sign = if finding.is_root() { "✗" } else { "~" };
-    let letter = match finding.fault {
+    let suffix = match finding.fault {
         Fault::None => "",
         Fault::ClocksDiffer => "c",
         Fault::MasterRestarts => "r",
         Fault::MasterJumps => "j",
         Fault::SameOwner => "o",
     };
-    format!("{sign}{letter}")
+    format!("{sign}{suffix}")
 }
 
 fn holding(verdict: &Verdict, waits: bool) -> String {

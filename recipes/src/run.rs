@@ -88,9 +88,9 @@ impl Visit {
 }
 
 fn printer(name: char, start: Instant) -> Watch {
-    Box::new(move |told| {
+    Box::new(move |event| {
         let ms = start.elapsed().as_millis();
-        let line = match told {
+        let line = match event {
             TraceEvent::Step(said, Ok(answer)) => format!("{said} → {}", display_value(answer)),
             TraceEvent::Step(said, Err(error)) => format!("{said} → error: {error}"),
             TraceEvent::Note(Note::Acquired(_)) => "▸ holds the lock".to_owned(),

@@ -34,7 +34,7 @@ pub enum Act {
     /// This key has changed, or any of them may have.
     KeyChanged(ProcessId, Option<String>),
     /// A guard is asked whether it knows of its loss.
-    CheckTold(u64),
+    CheckNotified(u64),
 }
 
 /// Where a message goes.
@@ -185,7 +185,7 @@ impl World {
     fn ping(&mut self, connection: u64, asked_at: Micros) {
         let Some(known) = self.connections.get(&connection) else { return };
         let slot = &self.processes[known.process].slots[known.line as usize];
-        let is_silent = asked_at != Micros::MAX && known.heard < asked_at;
+        let is_silent = asked_at != Micros::MAX && known.received_at < asked_at;
         if slot.opening == Some(connection) || is_silent {
             self.close_at_client(connection);
         }
@@ -314,7 +314,7 @@ impl World {
     /// The process at the other end of a connection, which hears something, unless it has given the connection up.
     fn hear(&mut self, connection: u64) -> Option<ProcessId> {
         let known = self.connections.get_mut(&connection)?;
-        known.heard = self.now;
+        known.received_at = self.now;
         let (process, line) = (known.process, known.line);
         let is_open = self.processes[process].slots[line as usize].connection == Some(connection);
         is_open.then_some(process)

@@ -286,7 +286,7 @@ fn dispatch(event: Event) {
                 });
             }
         }
-        Act::CheckTold(guard) => users::check_told(guard),
+        Act::CheckNotified(guard) => users::check_notified(guard),
         Act::Reconnected(process) => {
             let inbox = with(|world| world.processes[process].inbox.clone());
             if let Some(inbox) = inbox {

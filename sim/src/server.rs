@@ -171,5 +171,5 @@ pub fn index_of_key(key: &str) -> usize {
 }
 
 fn number_in(name: &str) -> usize {
-    name.trim_start_matches(|letter: char| !letter.is_ascii_digit()).parse().unwrap_or(0)
+    name.trim_start_matches(|next: char| !next.is_ascii_digit()).parse().unwrap_or(0)
 }

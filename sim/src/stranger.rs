@@ -22,7 +22,7 @@ pub struct Stranger {
     rng: Rng,
     /// It is in about every second run.
     is_present: bool,
-    heard: VecDeque<Push>,
+    overheard: VecDeque<Push>,
     /// It does not know them: with a planted bug, clients believe what proves nothing.
     secrets: BTreeMap<Acquisition, GrantSecret>,
 }
@@ -33,7 +33,7 @@ impl Stranger {
     pub fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed, 7);
         let is_present = rng.chance(500);
-        Self { rng, is_present, heard: VecDeque::new(), secrets: BTreeMap::new() }
+        Self { rng, is_present, overheard: VecDeque::new(), secrets: BTreeMap::new() }
     }
 
     /// Whether it publishes in this run.
@@ -57,10 +57,10 @@ impl Stranger {
 
     /// Hears a push.
     pub fn hear(&mut self, push: &Push) {
-        if self.heard.len() == MEMORY {
-            self.heard.pop_front();
+        if self.overheard.len() == MEMORY {
+            self.overheard.pop_front();
         }
-        self.heard.push_back(push.clone());
+        self.overheard.push_back(push.clone());
     }
 
     /// Which of the subscribed clients gets what, now by the server's clock. `is_believed`: the planted bug.
@@ -75,8 +75,8 @@ impl Stranger {
     fn forge(&mut self, now: StoreTime, clients: &[ClientId], is_believed: bool) -> Option<Push> {
         if self.rng.chance(300) {
             // As it was, or to another attempt.
-            let index = self.rng.index(self.heard.len());
-            let push = self.heard.get(index).cloned()?;
+            let index = self.rng.index(self.overheard.len());
+            let push = self.overheard.get(index).cloned()?;
             return Some(if self.rng.chance(500) {
                 push
             } else {
@@ -115,9 +115,9 @@ impl Stranger {
 
     /// An attempt that it has heard of, or whose number it guesses.
     fn target(&mut self, clients: &[ClientId]) -> Acquisition {
-        let index = self.rng.index(self.heard.len());
+        let index = self.rng.index(self.overheard.len());
         if self.rng.chance(500)
-            && let Some(push) = self.heard.get(index)
+            && let Some(push) = self.overheard.get(index)
         {
             return push.acquisition;
         }

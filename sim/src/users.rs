@@ -22,7 +22,7 @@ use crate::transport::Sleep;
 use crate::world::with;
 use holding::{Got, Held, Registration};
 use locks::{Forcing, name};
-pub(crate) use program::{check_told, run_program};
+pub(crate) use program::{check_notified, run_program};
 use user::{User, span};
 use waiting::{SetAttempt, Waiting};
 

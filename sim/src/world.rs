@@ -93,7 +93,7 @@ pub struct Connection {
     /// When the last message to the client arrives.
     pub down: Micros,
     /// When the client last received anything.
-    pub heard: Micros,
+    pub received_at: Micros,
     /// What was in flight when it was cut arrives after this time.
     pub late: Option<Micros>,
 }
@@ -132,7 +132,7 @@ pub struct Process {
     pub messages: u64,
     /// When a server last refused or queued an attempt of it.
     pub refused_at: Micros,
-    /// When it last heard the answer to a command.
+    /// When it last received the answer to a command.
     pub answered_at: Micros,
 }
 

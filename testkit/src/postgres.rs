@@ -510,7 +510,7 @@ fn kept_data() -> PathBuf {
     let version = Command::new(program("initdb")).arg("--version").output();
     let version = version.unwrap_or_else(|error| panic!("initdb: {error}: scripts/test install")).stdout;
     let version =
-        String::from_utf8_lossy(&version).replace(|letter: char| !letter.is_ascii_alphanumeric(), "-");
+        String::from_utf8_lossy(&version).replace(|found: char| !found.is_ascii_alphanumeric(), "-");
     let name = format!("{}-{}", version.trim_end_matches('-'), geteuid().as_raw());
     target().join("postgres-data").join(name)
 }

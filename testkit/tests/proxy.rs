@@ -188,9 +188,9 @@ fn drop_messages_drops_matching_messages_only() {
         inbox.set_read_timeout(Some(TIMEOUT)).unwrap();
         inbox.subscribe("letters").unwrap();
         proxy.drop_messages(Some(b"grant"));
-        for letter in ["one", "a grant", "two", "granted", "three"] {
-            let heard: i64 = server.admin().publish("letters", letter).unwrap();
-            assert_eq!(heard, 1);
+        for message in ["one", "a grant", "two", "granted", "three"] {
+            let receivers: i64 = server.admin().publish("letters", message).unwrap();
+            assert_eq!(receivers, 1);
         }
         for expected in ["one", "two", "three"] {
             assert_eq!(inbox.get_message().unwrap().get_payload::<String>().unwrap(), expected);

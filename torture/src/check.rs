@@ -1,11 +1,11 @@
 //! The checkers: pure functions of a history. Each has a broken specimen among the tests.
 
+mod errors;
 mod exemptions;
 mod liveness;
 mod order;
 mod safety;
 mod tokens;
-mod trouble;
 mod verdict;
 
 use std::collections::BTreeSet;
@@ -33,16 +33,16 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
     }
     let locks = history.locks();
     for lock in &locks {
-        let alone = history.of(|other| other == *lock);
+        let of_lock = history.of(|other| other == *lock);
         let before = verdict.findings.len();
-        safety::overlaps(&alone, terms, &mut verdict);
-        safety::too_many_permits(&alone, terms, &mut verdict);
-        safety::early_starts(&alone, terms, &mut verdict);
-        tokens::order(&alone, terms, &mut verdict);
-        tokens::re_entries(&alone, terms, &mut verdict);
-        safety::stale_writes(&alone, terms, &mut verdict);
+        safety::overlaps(&of_lock, terms, &mut verdict);
+        safety::too_many_permits(&of_lock, terms, &mut verdict);
+        safety::early_starts(&of_lock, terms, &mut verdict);
+        tokens::order(&of_lock, terms, &mut verdict);
+        tokens::re_entries(&of_lock, terms, &mut verdict);
+        safety::stale_writes(&of_lock, terms, &mut verdict);
         if lock.has_order() {
-            order::starved(&alone, terms, &mut verdict);
+            order::starved(&of_lock, terms, &mut verdict);
         }
         name(&mut verdict, before, *lock);
     }
@@ -52,9 +52,9 @@ pub fn check(history: &History, terms: &Terms) -> Verdict {
         name(&mut verdict, before, group);
     }
     liveness::lost_waiters(history, &mut verdict);
-    trouble::losses(history, terms, &mut verdict);
-    trouble::failures(history, terms, &mut verdict);
-    trouble::slow_releases(history, terms, &mut verdict);
+    errors::losses(history, terms, &mut verdict);
+    errors::failures(history, terms, &mut verdict);
+    errors::slow_releases(history, terms, &mut verdict);
     verdict
 }
 

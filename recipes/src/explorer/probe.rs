@@ -37,7 +37,7 @@ impl Exploration<'_> {
         let mut state = state.clone();
         while state.clients[who].phase == Phase::Outside && !state.clients[who].is_done() {
             let waits = matches!(state.clients[who].state.next, Some(Op::Receive(_)));
-            if waits && state.clients[who].mail.is_empty() {
+            if waits && state.clients[who].inbox.is_empty() {
                 return false;
             }
             (state, _, _) = self.step(sandbox, state, who);

@@ -55,7 +55,7 @@ pub(super) struct Client {
     pub(super) phase: Phase,
     /// When its last attempt began.
     pub(super) attempted: u64,
-    pub(super) mail: Vec<Vec<u8>>,
+    pub(super) inbox: Vec<Vec<u8>>,
     channels: Vec<String>,
 }
 
@@ -124,7 +124,7 @@ impl Exploration<'_> {
     pub(super) fn client(&self, who: usize, now: u64) -> Client {
         let program = self.program(who);
         let (state, _) = ClientState::begin(&program, NAMES[who], self.clock(who, now));
-        Client { state, phase: Phase::Outside, attempted: now, mail: Vec::new(), channels: Vec::new() }
+        Client { state, phase: Phase::Outside, attempted: now, inbox: Vec::new(), channels: Vec::new() }
     }
 
     fn program(&self, who: usize) -> impl Fn(Redis) -> Visit + use<> {
@@ -153,7 +153,7 @@ impl Exploration<'_> {
         let client = &state.clients[who];
         match &client.state.next {
             _ if client.phase == Phase::Gone => false,
-            Some(Op::Receive(until)) => !client.mail.is_empty() || self.clock(who, state.now) >= *until,
+            Some(Op::Receive(until)) => !client.inbox.is_empty() || self.clock(who, state.now) >= *until,
             next => next.is_some(),
         }
     }
@@ -241,8 +241,8 @@ impl Exploration<'_> {
                 client.channels.push(channel);
                 (action, Value::Okay)
             }
-            Op::Receive(_) if client.mail.is_empty() => ("waits until the timeout".to_owned(), Value::Nil),
-            Op::Receive(_) => ("receives a message".to_owned(), Value::BulkString(client.mail.remove(0))),
+            Op::Receive(_) if client.inbox.is_empty() => ("waits until the timeout".to_owned(), Value::Nil),
+            Op::Receive(_) => ("receives a message".to_owned(), Value::BulkString(client.inbox.remove(0))),
             Op::Sleep(_) => ("sleeps".to_owned(), Value::Nil),
             Op::Send { node, request, label } => {
                 let start = self.start(&state, node);
@@ -359,7 +359,7 @@ impl Exploration<'_> {
         (&state.servers, state.now, state.passes, state.deaths, state.breaks).hash(&mut hasher);
         (state.last_tokens, state.broken).hash(&mut hasher);
         for client in &state.clients {
-            (client.state.hash, client.phase, client.attempted, &client.mail).hash(&mut hasher);
+            (client.state.hash, client.phase, client.attempted, &client.inbox).hash(&mut hasher);
         }
         hasher.finish()
     }
@@ -368,7 +368,7 @@ impl Exploration<'_> {
 fn deliver(state: &mut State, channel: &str, message: &[u8]) {
     for client in &mut state.clients {
         if client.channels.iter().any(|subscribed| subscribed == channel) {
-            Rc::make_mut(client).mail.push(message.to_vec());
+            Rc::make_mut(client).inbox.push(message.to_vec());
         }
     }
 }

@@ -44,8 +44,8 @@ impl World {
         let Some(known) = self.connections.get(&connection) else { return };
         let server = &mut self.servers[known.server];
         server.connections.remove(&connection);
-        for told in server.tracked.values_mut() {
-            told.remove(&connection);
+        for watchers in server.tracked.values_mut() {
+            watchers.remove(&connection);
         }
     }
 
@@ -94,7 +94,7 @@ impl World {
         let now = self.now;
         self.connections.insert(
             connection,
-            Connection { process, line, server, up: now, down: now, heard: now, late: None },
+            Connection { process, line, server, up: now, down: now, received_at: now, late: None },
         );
         self.processes[process].slots[line as usize].opening = Some(connection);
         self.up(connection, Event::Handshake { connection });
@@ -120,7 +120,7 @@ impl World {
 
     pub(super) fn connected(&mut self, connection: u64) -> Act {
         let Some(known) = self.connections.get_mut(&connection) else { return Act::None };
-        known.heard = self.now;
+        known.received_at = self.now;
         let (process, line, server) = (known.process, known.line, known.server);
         if self.processes[process].slots[line as usize].opening != Some(connection) {
             return Act::None;

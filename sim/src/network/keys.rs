@@ -191,7 +191,7 @@ impl World {
             Event::KeysMissed(process) => return Act::KeyChanged(process, None),
             Event::KeyExpiry { server, key } => self.look_for_expired(server, &key),
             Event::CheckKey { lock, holder, released_at } => self.check_key(lock, &holder, released_at),
-            Event::CheckTold { guard } => return Act::CheckTold(guard),
+            Event::CheckNotified { guard } => return Act::CheckNotified(guard),
             other => self.disturb(&other),
         }
         Act::None

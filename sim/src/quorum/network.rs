@@ -136,7 +136,7 @@ impl World {
 
     fn response(&mut self, link: u64, number: u64, answers: Vec<Answered>) -> Act {
         let Some(known) = self.links.get_mut(&link) else { return Act::None };
-        known.heard = self.now;
+        known.received_at = self.now;
         if self.processes[known.process].slots[known.node].link != Some(link) {
             return Act::None;
         }
@@ -149,7 +149,7 @@ impl World {
 
     fn push(&mut self, link: u64, push: Push) -> Act {
         let Some(known) = self.links.get_mut(&link) else { return Act::None };
-        known.heard = self.now;
+        known.received_at = self.now;
         let (process, node) = (known.process, known.node);
         if self.processes[process].slots[node].link != Some(link) {
             return Act::None;
@@ -302,7 +302,7 @@ impl World {
             return;
         }
         let (link, now) = (self.number(), self.now);
-        self.links.insert(link, Link { process, node, up: now, down: now, heard: now, late: None });
+        self.links.insert(link, Link { process, node, up: now, down: now, received_at: now, late: None });
         self.processes[process].slots[node].opening = Some(link);
         self.transmit(link, true, Event::Handshake { link });
         // A node that stands still does not answer.
@@ -327,7 +327,7 @@ impl World {
 
     fn connected(&mut self, link: u64) -> Act {
         let Some(known) = self.links.get_mut(&link) else { return Act::None };
-        known.heard = self.now;
+        known.received_at = self.now;
         let (process, node) = (known.process, known.node);
         let slot = &mut self.processes[process].slots[node];
         if slot.opening != Some(link) {
@@ -343,7 +343,7 @@ impl World {
     fn ping(&mut self, link: u64, asked_at: Micros) {
         let Some(known) = self.links.get(&link) else { return };
         let slot = &self.processes[known.process].slots[known.node];
-        let is_silent = asked_at != Micros::MAX && known.heard < asked_at;
+        let is_silent = asked_at != Micros::MAX && known.received_at < asked_at;
         if slot.opening == Some(link) || is_silent {
             self.close_at_client(link);
         }

@@ -43,7 +43,7 @@ pub(super) struct Link {
     pub(super) up: Micros,
     pub(super) down: Micros,
     /// When the client last received anything.
-    pub(super) heard: Micros,
+    pub(super) received_at: Micros,
     /// What was in flight when it was cut arrives after this time.
     pub(super) late: Option<Micros>,
 }

@@ -200,8 +200,8 @@ impl World {
 
     /// Tells those who have asked for it, except for the connection that has changed the key.
     fn report_key(&mut self, server: usize, key: &str, by: Option<u64>) {
-        let told: BTreeSet<u64> = self.servers[server].tracked.remove(key).unwrap_or_default();
-        for connection in told.into_iter().filter(|connection| Some(*connection) != by) {
+        let watchers: BTreeSet<u64> = self.servers[server].tracked.remove(key).unwrap_or_default();
+        for connection in watchers.into_iter().filter(|connection| Some(*connection) != by) {
             if !self.servers[server].connections.contains_key(&connection) {
                 continue;
             }

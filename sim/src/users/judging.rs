@@ -97,19 +97,19 @@ impl User {
         with(|world| {
             let client = world.processes[process].client;
             // Another task of the client may hold the lock.
-            let is_alone = world.plan.tasks.iter().filter(|task| task.client == client).count() == 1;
+            let is_only_task = world.plan.tasks.iter().filter(|task| task.client == client).count() == 1;
             let known = &world.processes[process];
-            let is_told = match op.mode {
+            let was_refused = match op.mode {
                 // An attempt may reach its limit before its first answer. It is given up then, and the answer to that counts.
                 Mode::Timeout(limit) => {
                     let round_trips = world.plan.round_trips(op);
-                    let is_heard = began >= world.books.calm_from
+                    let must_be_answered = began >= world.books.calm_from
                         && limit > 2 * round_trips * world.plan.network.slowest();
-                    if is_heard { known.refused_at >= began } else { known.answered_at >= began }
+                    if must_be_answered { known.refused_at >= began } else { known.answered_at >= began }
                 }
                 _ => known.refused_at >= began,
             };
-            if is_alone && !is_told {
+            if is_only_task && !was_refused {
                 world.broken(Promise::Refused, || {
                     format!("task {task}: r{} is not free, but no server said so", op.lock)
                 });

@@ -34,14 +34,14 @@ pub(crate) async fn run_program(process: ProcessId, number: usize) {
 }
 
 /// The key of this guard's lock was deleted by hand, long enough ago for the guard to know.
-pub(crate) fn check_told(guard: u64) {
+pub(crate) fn check_notified(guard: u64) {
     let probe = |world: &World| {
         let record = world.books.records.get(&guard)?;
         Some((record.process, record.probe.clone()))
     };
     if let Some((process, probe)) = with(|world| probe(world)) {
         let is_trusted = is_trusted(process, &probe);
-        with(|world| world.check_told(guard, is_trusted));
+        with(|world| world.check_notified(guard, is_trusted));
     }
 }
 

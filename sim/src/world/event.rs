@@ -71,8 +71,8 @@ pub enum Event {
     KeyExpiry { server: usize, key: String },
     /// A key must not have this holder any more.
     CheckKey { lock: usize, holder: String, released_at: Micros },
-    /// The key of this guard's lock was deleted by hand, and the guard must have been told.
-    CheckTold { guard: u64 },
+    /// The key of this guard's lock was deleted by hand, and the guard must have been notified.
+    CheckNotified { guard: u64 },
     /// Nothing gets through over the connection for keys any more.
     SilenceKeys { client: usize, lasts: Micros },
     /// An operator deletes the key of this lock, if a bridge has it.

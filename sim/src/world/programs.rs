@@ -128,12 +128,12 @@ impl World {
         let bound = longest / 3 + longest / 12 + 8 * self.plan.network.slowest() + 10 * MS;
         let guards: Vec<u64> = self.guards_of(lock).into_iter().map(|(guard, ..)| guard).collect();
         for guard in guards {
-            self.after(bound, Event::CheckTold { guard });
+            self.after(bound, Event::CheckNotified { guard });
         }
     }
 
     /// The guard whose key was deleted by hand is not trusted any more. The caller asks it by its own clock.
-    pub(crate) fn check_told(&mut self, guard: u64, is_trusted: bool) {
+    pub(crate) fn check_notified(&mut self, guard: u64, is_trusted: bool) {
         let Some(record) = self.books.records.get(&guard).filter(|_| is_trusted) else { return };
         let (resource, process) = (record.resource, record.process);
         self.broken(Promise::LossReported, || {

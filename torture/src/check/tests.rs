@@ -313,10 +313,10 @@ fn overtaken(sections: u64) -> History {
     let of = |number: u64| {
         section(u32::from(number.is_multiple_of(2)), number, number, number * 10, number * 10 + 9)
     };
-    let turns: Vec<Section> = (1..=sections).map(of).collect();
+    let sections_of_two: Vec<Section> = (1..=sections).map(of).collect();
     let end = sections * 10 + 10;
     let waiting = vec![waits(0, 0, Some(20)), waits(1, 0, Some(10)), waits(2, 0, Some(end))];
-    History { waiting, ..history(turns) }
+    History { waiting, ..history(sections_of_two) }
 }
 
 #[test]

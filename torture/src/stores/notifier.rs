@@ -40,7 +40,7 @@ pub(super) fn notify(server: &Postgres, injection: &mut Injection<'_>) -> Done {
 async fn stranger(server: &Postgres, time: Duration, rng: &mut Rng) -> Result<u64, String> {
     let url = server.url().replace("postgres@", "stranger@");
     let (role, mut notifications) = listen(&url).await.map_err(|error| error.to_string())?;
-    let (mut channels, mut heard, mut sent) = (BTreeSet::new(), Vec::<String>::new(), 0);
+    let (mut channels, mut overheard, mut sent) = (BTreeSet::new(), Vec::<String>::new(), 0);
     let ends = Instant::now() + time;
     while Instant::now() < ends {
         for client in server.try_run(CLIENTS)?.lines() {
@@ -52,13 +52,13 @@ async fn stranger(server: &Postgres, time: Duration, rng: &mut Rng) -> Result<u6
         }
         sleep(LISTENS).await;
         while let Ok(text) = notifications.try_recv() {
-            heard.push(text);
-            if heard.len() > 64 {
-                heard.remove(0);
+            overheard.push(text);
+            if overheard.len() > 64 {
+                overheard.remove(0);
             }
         }
         for channel in &channels {
-            let text = forge(&heard, rng);
+            let text = forge(&overheard, rng);
             let sending = role.execute("SELECT pg_notify($1, $2)", &[channel, &text]).await;
             sending.map_err(|error| error.to_string())?;
             sent += 1;
@@ -70,17 +70,17 @@ async fn stranger(server: &Postgres, time: Duration, rng: &mut Rng) -> Result<u6
 /// A session, and the texts that it hears.
 async fn listen(url: &str) -> Result<(Client, UnboundedReceiver<String>), Error> {
     let (role, mut connection) = connect(url, NoTls).await?;
-    let (hear, heard) = unbounded_channel();
+    let (forward, overheard) = unbounded_channel();
     tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
             if let AsyncMessage::Notification(notification) = message
-                && hear.send(notification.payload().to_owned()).is_err()
+                && forward.send(notification.payload().to_owned()).is_err()
             {
                 return;
             }
         }
     });
-    Ok((role, heard))
+    Ok((role, overheard))
 }
 
 /// The name of a client's channel.
@@ -94,12 +94,12 @@ fn channel_of(client: &str) -> String {
 }
 
 /// A message that was heard, as it was or for another attempt; or a new one.
-fn forge(heard: &[String], rng: &mut Rng) -> String {
+fn forge(overheard: &[String], rng: &mut Rng) -> String {
     // Most of the attempts that were heard of.
-    let known = heard.get(rng.index(heard.len())).and_then(|text| text.split_once(' '));
+    let known = overheard.get(rng.index(overheard.len())).and_then(|text| text.split_once(' '));
     if let (Some((_, rest)), 0) = (known, rng.index(2)) {
         return match rng.index(2) {
-            0 => heard[rng.index(heard.len())].clone(),
+            0 => overheard[rng.index(overheard.len())].clone(),
             _ => format!("{} {rest}", rng.between(1, 100)),
         };
     }

@@ -53,7 +53,7 @@ fn stranger(server: &Server, names: &Channels, time: Duration, rng: &mut Rng) ->
     let client = Client::open(address.replace("redis://", &format!("redis://{NAME}:any@")))?;
     let (mut commands, mut listening) = (client.get_connection()?, client.get_connection()?);
     listening.set_read_timeout(Some(LISTENS))?;
-    let (mut subscribed, mut heard, mut sent) = (BTreeSet::new(), Vec::<Vec<u8>>::new(), 0);
+    let (mut subscribed, mut overheard, mut sent) = (BTreeSet::new(), Vec::<Vec<u8>>::new(), 0);
     let ends = Instant::now() + time;
     while Instant::now() < ends {
         let channels: Vec<String> =
@@ -65,16 +65,16 @@ fn stranger(server: &Server, names: &Channels, time: Duration, rng: &mut Rng) ->
             }
         }
         while let Ok(reply) = listening.recv_response() {
-            heard.extend(message_of(reply));
-            if heard.len() > 64 {
-                heard.remove(0);
+            overheard.extend(message_of(reply));
+            if overheard.len() > 64 {
+                overheard.remove(0);
             }
             if Instant::now() >= ends {
                 break;
             }
         }
         for channel in &channels {
-            let message = forge(&heard, rng);
+            let message = forge(&overheard, rng);
             redis::cmd(names.publish).arg(channel).arg(message).exec(&mut commands)?;
             sent += 1;
         }
@@ -93,9 +93,9 @@ fn message_of(reply: Value) -> Option<Vec<u8>> {
 }
 
 /// A message that was heard, as it was or with another kind or number; or a new one.
-fn forge(heard: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
-    if !heard.is_empty() && rng.index(2) == 0 {
-        let mut message = heard[rng.index(heard.len())].clone();
+fn forge(overheard: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+    if !overheard.is_empty() && rng.index(2) == 0 {
+        let mut message = overheard[rng.index(overheard.len())].clone();
         if rng.index(2) == 0 && !message.is_empty() {
             let at = rng.index(message.len());
             message[at] = message[at].wrapping_add(1);
@@ -108,10 +108,11 @@ fn forge(heard: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     let token = [now / 1e3 * 2_048.0, 9_007_199_254_740_990.0][rng.index(2)].floor();
     let kind = u8::try_from(rng.between(1, 4)).unwrap_or(1);
     // Most of the attempts that were heard of.
-    let sequence = match heard.get(rng.index(heard.len().max(1))).and_then(|message| message.get(1..9)) {
-        Some(sequence) => sequence.to_vec(),
-        None => rng.between(1, 100).to_be_bytes().to_vec(),
-    };
+    let sequence =
+        match overheard.get(rng.index(overheard.len().max(1))).and_then(|message| message.get(1..9)) {
+            Some(sequence) => sequence.to_vec(),
+            None => rng.between(1, 100).to_be_bytes().to_vec(),
+        };
     let numbers: Vec<u8> = match kind {
         1 => [now, token, token, 6e8],
         _ => [now, [0.0, now, now + 3.6e9][rng.index(3)], 0.0, 0.0],
