@@ -442,16 +442,16 @@ async fn program_that_polls_gets_turns() {
         })
         .collect();
     // As redis-py does it, with its default pause.
-    let mut turns = 0;
+    let mut acquired = 0;
     until(async || {
         let taken: Value = server.run(&["SET", KEY, "other", "NX", "PX", "60000"]);
         if taken == Value::Okay {
-            turns += 1;
+            acquired += 1;
             assert_eq!(server.query::<String>(&["GET", KEY]).unwrap(), "other");
             server.run(&["DEL", KEY]);
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
-        turns == 5
+        acquired == 5
     })
     .await;
     busy.iter().for_each(tokio::task::JoinHandle::abort);
@@ -510,7 +510,7 @@ async fn short_limit_is_enough_for_a_free_lock() {
 /// a try that follows the word is always too late.
 #[tokio::test]
 async fn waiter_gets_turns_beside_a_program_that_takes_the_lock_again_at_once() {
-    const TURNS: u32 = 5;
+    const ROUNDS: u32 = 5;
     let server = Arc::new(Server::on_port());
     let proxy = Proxy::before(&server);
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -531,9 +531,9 @@ async fn waiter_gets_turns_beside_a_program_that_takes_the_lock_again_at_once() 
     });
     proxy.delay_requests(Duration::from_millis(5));
     proxy.delay_replies(Duration::from_millis(5));
-    for turn in 1..=TURNS {
+    for round in 1..=ROUNDS {
         let waiting = mutex.lock_timeout(SOON).await.unwrap();
-        waiting.unwrap_or_else(|| panic!("turn {turn}")).release().await.unwrap();
+        waiting.unwrap_or_else(|| panic!("turn {round}")).release().await.unwrap();
     }
     is_done.store(true, Ordering::SeqCst);
     other.join().unwrap();
@@ -560,19 +560,19 @@ async fn program_that_polls_gets_turns_beside_clients_without_history() {
             })
         })
         .collect();
-    let mut turns = 0;
+    let mut acquired = 0;
     until(async || {
         let taken: Value = server.run(&["SET", KEY, "other", "NX", "PX", "60000"]);
         if taken == Value::Okay {
-            turns += 1;
+            acquired += 1;
             server.run(&["DEL", KEY]);
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
-        turns == 5 || held.load(Ordering::SeqCst) > 100
+        acquired == 5 || held.load(Ordering::SeqCst) > 100
     })
     .await;
     busy.iter().for_each(tokio::task::JoinHandle::abort);
-    assert_eq!(turns, 5, "beside {held:?} turns of leasehold");
+    assert_eq!(acquired, 5, "beside {held:?} turns of leasehold");
 }
 
 #[tokio::test]

@@ -200,13 +200,13 @@ mod without_async {
     /// tokio lets a task poll its resources 128 times; a call that blocks in the task must not depend on that.
     #[test]
     fn blocking_calls_in_a_task_end_however_many_there_are() {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (result_sender, result) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let connect = || blocking::Client::connect("memory:").map(drop);
-            tell.send(runtime.block_on(async { (0..200).try_for_each(|_| connect()) }))
+            result_sender.send(runtime.block_on(async { (0..200).try_for_each(|_| connect()) }))
         });
-        told.recv_timeout(Duration::from_secs(60)).expect("the calls end").unwrap();
+        result.recv_timeout(Duration::from_secs(60)).expect("the calls end").unwrap();
     }
 
     /// A reply over the proxy takes 300 ms, so one after the other they would take 14 s.

@@ -412,7 +412,7 @@ async fn stranger_on_the_channels_grants_nothing_and_ends_nothing() {
         guard.release().await.unwrap();
         let second = timeout(SOON, waits).await.unwrap().unwrap();
         assert!(second.token() > first, "{flavor:?}");
-        let heard = loop {
+        let message = loop {
             let message = inboxes.get_message().unwrap().get_payload_bytes().to_vec();
             if message.len() == 57 && !message.ends_with(b"0000") && !message.ends_with(b"cdef") {
                 break message;
@@ -423,7 +423,7 @@ async fn stranger_on_the_channels_grants_nothing_and_ends_nothing() {
         let waits = waiting(waiter.mutex("a"));
         until_waiting().await;
         for sequence in 1..=12_u64 {
-            flood(&[[&heard[..1], &sequence.to_be_bytes(), &heard[9..]].concat()]);
+            flood(&[[&message[..1], &sequence.to_be_bytes(), &message[9..]].concat()]);
         }
         until(async || scripts_run(&server) > before).await;
         assert!(!waits.is_finished() && guard.is_held(), "{flavor:?}");

@@ -191,7 +191,7 @@ fn owners_lock_costs_the_same_however_many_leases_the_client_has() {
         };
         (0..20).map(|_| time()).min().unwrap()
     };
-    let alone = shortest();
+    let with_one_lease = shortest();
     let held: Vec<Guard> = (0..5_000)
         .map(|number| {
             let lock = stage.client.reentrant_mutex(format!("b{number}"), "us").ttl(HOUR);
@@ -199,7 +199,11 @@ fn owners_lock_costs_the_same_however_many_leases_the_client_has() {
         })
         .collect();
     let among_many = shortest();
-    assert!(among_many < 10 * alone, "{alone:?} alone, {among_many:?} beside {} leases", held.len());
+    assert!(
+        among_many < 10 * with_one_lease,
+        "{with_one_lease:?} alone, {among_many:?} beside {} leases",
+        held.len()
+    );
 }
 
 #[test]

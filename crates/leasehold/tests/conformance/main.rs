@@ -201,7 +201,7 @@ fn main() {
     for (module, how, what, names) in STORES {
         let suites = SUITES.iter().filter(|suite| names.contains(&suite.name));
         match how {
-            Each => trials.extend(suites.flat_map(|suite| alone(module, what, suite))),
+            Each => trials.extend(suites.flat_map(|suite| on_own_store(module, what, suite))),
             Together => {
                 let suites: Vec<&Suite> = suites.collect();
                 trials.push(Trial::test(format!("{module}::every_suite"), move || {
@@ -228,7 +228,7 @@ fn main() {
 }
 
 /// The tests of a suite, each on a store of its own.
-fn alone(module: &str, what: &'static str, suite: &'static Suite) -> impl Iterator<Item = Trial> {
+fn on_own_store(module: &str, what: &'static str, suite: &'static Suite) -> impl Iterator<Item = Trial> {
     let name = format!("{module}::{}", suite.name);
     suite.tests.iter().map(move |test| {
         Trial::test(format!("{name}::{}", test.name), move || {

@@ -37,7 +37,7 @@ async fn lease_is_lost_before_its_ttl_while_the_server_is_stopped_for_longer() {
     server.freeze();
     let stopped = Instant::now();
     // When it is told depends on the machine. What it trusts does not: the clock is read before each look.
-    let told = tokio::time::timeout(LONG, guard.run(std::future::pending::<()>()));
+    let run_result = tokio::time::timeout(LONG, guard.run(std::future::pending::<()>()));
     let looks = async {
         loop {
             let looked = Instant::now();
@@ -48,8 +48,8 @@ async fn lease_is_lost_before_its_ttl_while_the_server_is_stopped_for_longer() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let (told, ()) = tokio::join!(told, looks);
-    let lost = told.expect("it is told").unwrap_err();
+    let (run_result, ()) = tokio::join!(run_result, looks);
+    let lost = run_result.expect("it is told").unwrap_err();
     assert!(lost.is_lost(), "{lost}");
     server.thaw();
     let second = lock(&client, "a").await;

@@ -272,8 +272,9 @@ async fn tables_of_others_in_the_schema_are_no_finding() {
     let url = format!("{}?schema=public", server.url().replace("postgres@", "app@"));
     let diagnosis = Client::connect(&url).await.unwrap().diagnose().await.unwrap();
     let findings = diagnosis.components.into_iter().flat_map(|component| component.findings);
-    let told: Vec<_> = findings.filter(|finding| ["rights", "integrity"].contains(&finding.id)).collect();
-    assert!(told.iter().all(|finding| finding.severity == Severity::Fine), "{told:?}");
+    let rights_findings: Vec<_> =
+        findings.filter(|finding| ["rights", "integrity"].contains(&finding.id)).collect();
+    assert!(rights_findings.iter().all(|finding| finding.severity == Severity::Fine), "{rights_findings:?}");
 }
 
 /// Each is there before leasehold's tables are, and would run the stranger's code when it is used.

@@ -17,7 +17,7 @@ use super::{LONG, client_of, until_waiting};
 struct Stranger {
     commands: Database,
     /// What it has overheard.
-    heard: UnboundedReceiver<String>,
+    received: UnboundedReceiver<String>,
     /// The channels on which it listens.
     channels: BTreeSet<String>,
 }
@@ -27,17 +27,17 @@ impl Stranger {
         server.run("CREATE ROLE stranger LOGIN IN ROLE pg_read_all_stats");
         let url = server.url().replace("postgres@", "stranger@");
         let (commands, mut connection) = connect(&url, NoTls).await.unwrap();
-        let (hear, heard) = unbounded_channel();
+        let (forward, received) = unbounded_channel();
         tokio::spawn(async move {
             while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
                 if let AsyncMessage::Notification(notification) = message
-                    && hear.send(notification.payload().to_owned()).is_err()
+                    && forward.send(notification.payload().to_owned()).is_err()
                 {
                     return;
                 }
             }
         });
-        Self { commands, heard, channels: BTreeSet::new() }
+        Self { commands, received, channels: BTreeSet::new() }
     }
 
     /// Finds the channels that others name in their statements, and in the server's log, and listens to them.
@@ -140,8 +140,8 @@ async fn stranger_who_notifies_grants_nothing_ends_nothing_and_delays_nothing() 
             let numbers: Vec<&str> = text.split(' ').collect();
             numbers.len() == 7 && numbers[3] == second.token().to_string() && !own.contains(text)
         };
-        let heard = loop {
-            let text = timeout(LONG, stranger.heard.recv()).await.unwrap().unwrap();
+        let received = loop {
+            let text = timeout(LONG, stranger.received.recv()).await.unwrap().unwrap();
             if is_genuine(&text) {
                 break text;
             }
@@ -150,7 +150,7 @@ async fn stranger_who_notifies_grants_nothing_ends_nothing_and_delays_nothing() 
         let guard = mutex(&holder).lock().await.unwrap();
         let waits = waiting(mutex(&waiter));
         until_waiting(&holder, 1).await;
-        let (_, rest) = heard.split_once(' ').unwrap();
+        let (_, rest) = received.split_once(' ').unwrap();
         let replays: Vec<String> = (1..=12).map(|sequence| format!("{sequence} {rest}")).collect();
         stranger.send(&replays).await;
         stranger.send(&forged()).await;

@@ -185,13 +185,13 @@ async fn error_of_an_old_server_omits_the_password() {
             .setting("rename-command", &format!("{command} \"\""))
             .start();
         let client = Client::connect(&format!("{}{url}", server.url())).await;
-        let told = match client {
+        let result = match client {
             Ok(client) => client.mutex("a").lock().await.map(drop),
             Err(error) => Err(error),
         };
-        if let Err(error) = &told {
+        if let Err(error) = &result {
             assert!(!format!("{error} {error:?}").contains("s3cret"), "{error}");
         }
-        assert_eq!(told.is_ok(), command == "HELLO", "{told:?}");
+        assert_eq!(result.is_ok(), command == "HELLO", "{result:?}");
     }
 }

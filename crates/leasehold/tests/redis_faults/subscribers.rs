@@ -45,18 +45,18 @@ impl Stranger {
         let is_over = Arc::new(AtomicBool::new(false));
         let (ends, mut admin) = (is_over.clone(), server.admin());
         let thread = thread::spawn(move || {
-            let (message, mut heard) = (vec![b'x'; 256 << 10], 0);
+            let (message, mut deliveries) = (vec![b'x'; 256 << 10], 0);
             while !ends.load(Ordering::SeqCst) {
                 let mut question = redis::cmd("PUBSUB");
                 let inboxes: Vec<String> =
                     question.arg("CHANNELS").arg("leasehold:*").query(&mut admin).unwrap();
                 for inbox in inboxes {
                     let mut publish = redis::cmd("PUBLISH");
-                    heard += publish.arg(inbox).arg(&message).query::<i64>(&mut admin).unwrap();
+                    deliveries += publish.arg(inbox).arg(&message).query::<i64>(&mut admin).unwrap();
                 }
                 thread::sleep(Duration::from_millis(1));
             }
-            heard
+            deliveries
         });
         Self { is_over, thread }
     }
@@ -96,8 +96,8 @@ async fn large_messages_of_a_stranger_end_no_lease_and_no_wait() {
         // It asks with each new connection.
         granted(waiting, PUSHED).await;
         assert!(connections(&server).contains(&commands), "the connection for commands was never closed");
-        let heard = stranger.end();
-        assert!(heard >= 8, "the stranger was heard {heard} times");
+        let deliveries = stranger.end();
+        assert!(deliveries >= 8, "the stranger was heard {deliveries} times");
         // Afterwards pushes arrive again.
         until(async || connections(&server).len() == open).await;
         let guard = one.mutex("a").ttl(LONG).lock().await.unwrap();

@@ -17,7 +17,7 @@ const WINDOW: Duration = Duration::from_secs(2);
 /// Each way: ten times longer than a node may take that is asked for more than a vote.
 const SLOW: Duration = Duration::from_millis(200);
 
-static ALONE: Mutex<()> = Mutex::const_new(());
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// Threads that never sleep, as many as the machine has cores.
 struct BusyLoops(Arc<AtomicBool>);
@@ -103,7 +103,7 @@ async fn assert_rate_is_kept(
     heal: impl Fn() + Send + Sync,
 ) {
     // The other test's busy loops would come on top.
-    let _alone = ALONE.lock().await;
+    let _exclusive = ONE_AT_A_TIME.lock().await;
     let _busy = BusyLoops::start();
     retry_if_paused(Duration::from_millis(300), async || {
         let contention = Contention::start(clients);

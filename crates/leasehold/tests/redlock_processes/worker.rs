@@ -35,7 +35,7 @@ pub(crate) fn work() {
             "contend" => contend(&client, &mut report).await,
             "hold" => hold(&client, &mut report).await,
             "wait" => wait(&client, &mut report).await,
-            _ => write_when_told(&client, &mut report).await,
+            _ => write_after_pause(&client, &mut report).await,
         }
     });
 }
@@ -109,7 +109,7 @@ fn a_while() -> Duration {
 }
 
 /// Holds the lock, is frozen for longer than its lease, and then writes without a look at it.
-async fn write_when_told(client: &Client, report: &mut Report) {
+async fn write_after_pause(client: &Client, report: &mut Report) {
     let guard = client.mutex(NAME).ttl(TTL).lock().await.expect("it is to be had in the end");
     let file = FencedFile::new(report.folder().join("file"));
     report.say("it holds the lock");

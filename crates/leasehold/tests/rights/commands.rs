@@ -136,8 +136,9 @@ impl Trial {
             Err(error) => error,
         };
         let text = format!("{error:#}");
-        let is_boundary =
-            |letter: Option<char>| letter.is_none_or(|letter| !letter.is_alphanumeric() && letter != '|');
+        let is_boundary = |neighbour: Option<char>| {
+            neighbour.is_none_or(|neighbour| !neighbour.is_alphanumeric() && neighbour != '|')
+        };
         let is_named = text.match_indices(&self.remedy).any(|(at, remedy)| {
             is_boundary(text[..at].chars().next_back())
                 && is_boundary(text[at + remedy.len()..].chars().next())

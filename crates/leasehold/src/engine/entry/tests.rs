@@ -557,7 +557,7 @@ fn lease_that_is_being_replaced_is_not_reported_as_lost() {
 #[test]
 fn lease_with_a_bridge_lasts_as_long_as_both_locks() {
     let mut entry = held();
-    let alone = entry.remaining(at(1)).unwrap();
+    let unlimited = entry.remaining(at(1)).unwrap();
     let wakes_at = entry.poll_timeout().unwrap();
     entry.limit_trust(at(2), at(1));
     assert!(entry.advance(at(1)), "who waits for the bridge is woken");
@@ -565,9 +565,9 @@ fn lease_with_a_bridge_lasts_as_long_as_both_locks() {
     assert_eq!(entry.poll_timeout(), Some(at(2)));
     // Renewed, then released.
     entry.limit_trust(at(20), at(1));
-    assert_eq!(entry.remaining(at(1)), Ok(alone));
+    assert_eq!(entry.remaining(at(1)), Ok(unlimited));
     entry.lift_trust_limit(at(1));
-    assert_eq!((entry.remaining(at(1)), entry.poll_timeout()), (Ok(alone), Some(wakes_at)));
+    assert_eq!((entry.remaining(at(1)), entry.poll_timeout()), (Ok(unlimited), Some(wakes_at)));
     // Expired: what comes then is too late.
     entry.limit_trust(at(2), at(1));
     assert!(entry.advance(at(1)));

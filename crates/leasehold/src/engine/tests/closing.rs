@@ -119,11 +119,11 @@ fn leg_of_a_bridge_is_trusted_released_and_lost() {
     let scene = Scene::new();
     let (session, now) = (&scene.session, scene.start);
     let lease = scene.lease("a");
-    let alone = session.remaining(lease.into(), now).unwrap();
+    let unlimited = session.remaining(lease.into(), now).unwrap();
     session.limit_trust(lease.into(), scene.after(2), now);
     assert_eq!(session.remaining(lease.into(), now), Ok(Duration::from_secs(2)));
     session.lift_trust_limit(lease.into(), now);
-    assert_eq!(session.remaining(lease.into(), now), Ok(alone));
+    assert_eq!(session.remaining(lease.into(), now), Ok(unlimited));
     session.lose_companion(lease.into(), now);
     assert_eq!(session.remaining(lease.into(), now), Err(Loss::Bridge));
 }
