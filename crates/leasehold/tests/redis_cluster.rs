@@ -438,9 +438,9 @@ async fn until_agreed(nodes: &[&Server]) {
 }
 
 /// Tells these nodes that `of` has the slots.
-fn assign(slots: std::ops::Range<u16>, of: &Server, told: &[&Server]) -> redis::RedisResult<()> {
+fn assign(slots: std::ops::Range<u16>, of: &Server, nodes: &[&Server]) -> redis::RedisResult<()> {
     let id = id_of(of);
-    told.iter().try_for_each(|node| {
+    nodes.iter().try_for_each(|node| {
         let mut commands = redis::pipe();
         for slot in slots.clone() {
             commands.cmd("CLUSTER").arg("SETSLOT").arg(slot).arg("NODE").arg(&id);
