@@ -242,36 +242,36 @@ mod tests {
         judge(seen, &url).findings
     }
 
-    fn troubles(seen: &Seen) -> Vec<(Severity, &'static str)> {
+    fn problems(seen: &Seen) -> Vec<(Severity, &'static str)> {
         let findings = judge_of(seen).into_iter();
-        let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
-        troubles.map(|finding| (finding.severity, finding.id)).collect()
+        let problems = findings.filter(|finding| finding.severity != Severity::Fine);
+        problems.map(|finding| (finding.severity, finding.id)).collect()
     }
 
     #[test]
     fn each_problem_of_a_server_is_reported() {
         use Severity::{Advice, Danger};
-        assert_eq!(troubles(&sound()), []);
-        assert_eq!(troubles(&Seen { is_standby: true, ..sound() }), [(Danger, "replica")]);
-        assert_eq!(troubles(&Seen { fsync: "off".to_owned(), ..sound() }), [(Danger, "fsync")]);
+        assert_eq!(problems(&sound()), []);
+        assert_eq!(problems(&Seen { is_standby: true, ..sound() }), [(Danger, "replica")]);
+        assert_eq!(problems(&Seen { fsync: "off".to_owned(), ..sound() }), [(Danger, "fsync")]);
         let hasty = Seen { synchronous_commit: "off".to_owned(), ..sound() };
-        assert_eq!(troubles(&hasty), [(Advice, "durability")]);
+        assert_eq!(problems(&hasty), [(Advice, "durability")]);
         let fine = judge_of(&Seen { fsync: "off".to_owned(), ..sound() });
         assert!(fine.iter().all(|finding| finding.id != "durability"), "a crash may cost all");
-        assert_eq!(troubles(&Seen { is_read_only: true, ..sound() }), [(Danger, "rights")]);
+        assert_eq!(problems(&Seen { is_read_only: true, ..sound() }), [(Danger, "rights")]);
         let lacking = "GRANT INSERT ON leasehold.mail TO app".to_owned();
-        assert_eq!(troubles(&Seen { lacking, ..sound() }), [(Danger, "rights")]);
+        assert_eq!(problems(&Seen { lacking, ..sound() }), [(Danger, "rights")]);
         let strange = "view leasehold.holders: operator".to_owned();
-        assert_eq!(troubles(&Seen { strange, ..sound() }), [(Danger, "integrity")]);
-        assert_eq!(troubles(&Seen { readers: "dashboard".to_owned(), ..sound() }), [(Advice, "rights")]);
-        assert_eq!(troubles(&Seen { standbys: 1, ..sound() }), [(Advice, "persistence")]);
-        assert_eq!(troubles(&Seen { connections: 95, ..sound() }), [(Advice, "max-clients")]);
-        assert_eq!(troubles(&Seen { is_local: false, ..sound() }), [(Advice, "encryption")]);
-        assert_eq!(troubles(&Seen { polls: true, ..sound() }), [(Advice, "pooler")]);
+        assert_eq!(problems(&Seen { strange, ..sound() }), [(Danger, "integrity")]);
+        assert_eq!(problems(&Seen { readers: "dashboard".to_owned(), ..sound() }), [(Advice, "rights")]);
+        assert_eq!(problems(&Seen { standbys: 1, ..sound() }), [(Advice, "persistence")]);
+        assert_eq!(problems(&Seen { connections: 95, ..sound() }), [(Advice, "max-clients")]);
+        assert_eq!(problems(&Seen { is_local: false, ..sound() }), [(Advice, "encryption")]);
+        assert_eq!(problems(&Seen { polls: true, ..sound() }), [(Advice, "pooler")]);
         let remedy =
             |polls, mode| judge_of(&Seen { polls, pooler: Some(mode), ..sound() }).pop().unwrap().remedy;
         assert_eq!(remedy(true, pooler::Mode::Session).as_deref(), Some("?pooler=no"));
         assert_eq!(remedy(false, pooler::Mode::Transaction).as_deref(), Some("?pooler=yes"));
-        assert_eq!(troubles(&Seen { pooler: Some(pooler::Mode::Session), ..sound() }), []);
+        assert_eq!(problems(&Seen { pooler: Some(pooler::Mode::Session), ..sound() }), []);
     }
 }

@@ -204,41 +204,41 @@ mod tests {
         }
     }
 
-    fn troubles(snapshot: &FileSnapshot) -> Vec<(Severity, String)> {
+    fn problems(snapshot: &FileSnapshot) -> Vec<(Severity, String)> {
         let findings = check_file(snapshot).findings.into_iter();
-        let troubles = findings.filter(|finding| finding.severity != Severity::Fine);
-        troubles.map(|finding| (finding.severity, finding.what)).collect()
+        let problems = findings.filter(|finding| finding.severity != Severity::Fine);
+        problems.map(|finding| (finding.severity, finding.what)).collect()
     }
 
     #[test]
     fn each_file_problem_is_reported() {
         let only = |severity, what: &str| vec![(severity, what.to_owned())];
-        assert_eq!(troubles(&sound()), []);
+        assert_eq!(problems(&sound()), []);
         let damaged = FileSnapshot { damage: Some("page 3".to_owned()), ..sound() };
-        assert_eq!(troubles(&damaged), only(Severity::Danger, "the file is damaged"));
+        assert_eq!(problems(&damaged), only(Severity::Danger, "the file is damaged"));
         let long = FileSnapshot { log_bytes: 100 << 20, ..sound() };
-        assert_eq!(troubles(&long), only(Severity::Advice, "the log beside the file has grown to 100 MiB"));
+        assert_eq!(problems(&long), only(Severity::Advice, "the log beside the file has grown to 100 MiB"));
         let full = FileSnapshot { free_bytes: Some(1 << 20), ..sound() };
-        assert_eq!(troubles(&full), only(Severity::Danger, "the disk has 1 MiB left"));
+        assert_eq!(problems(&full), only(Severity::Danger, "the disk has 1 MiB left"));
         let apart = FileSnapshot { strays: vec![7, 8], ..sound() };
         let what = "2 processes use another log than the one beside the file";
-        assert_eq!(troubles(&apart), only(Severity::Danger, what));
+        assert_eq!(problems(&apart), only(Severity::Danger, what));
         for (mode, chmod) in [(0o644, "chmod go-rx "), (0o640, "chmod g-rx "), (0o664, "chmod o-rx ")] {
             let open = FileSnapshot { mode, ..sound() };
             assert_eq!(
-                troubles(&open),
+                problems(&open),
                 only(Severity::Advice, "users who may not write the file may read it")
             );
             let remedies = check_file(&open).findings.into_iter().filter_map(|finding| finding.remedy);
             assert!(remedies.collect::<String>().starts_with(chmod), "{mode:o}");
         }
         for mode in [0o600, 0o660, 0o666] {
-            assert_eq!(troubles(&FileSnapshot { mode, ..sound() }), []);
+            assert_eq!(problems(&FileSnapshot { mode, ..sound() }), []);
         }
         let inside = FileSnapshot { file_system: Some("overlay"), ..sound() };
-        assert_eq!(troubles(&inside), only(Severity::Advice, "the file is in a container's own file system"));
+        assert_eq!(problems(&inside), only(Severity::Advice, "the file is in a container's own file system"));
         let far = FileSnapshot { file_system: Some("FUSE"), ..sound() };
-        assert_eq!(troubles(&far), only(Severity::Advice, "the file is on a file system in user space"));
+        assert_eq!(problems(&far), only(Severity::Advice, "the file is on a file system in user space"));
     }
 
     #[test]

@@ -14,7 +14,7 @@ async fn diagnose(url: &str) -> Diagnosis {
 }
 
 /// What is not fine, of all components or of those whose name begins like this. The time of the test lock depends on what else runs.
-fn troubles<'a>(diagnosis: &'a Diagnosis, component: &str) -> Vec<&'a Finding> {
+fn problems<'a>(diagnosis: &'a Diagnosis, component: &str) -> Vec<&'a Finding> {
     let components = diagnosis.components.iter().filter(|found| found.name.starts_with(component));
     let findings = components.flat_map(|component| &component.findings);
     findings.filter(|finding| finding.severity != Severity::Fine && finding.id != "lock-cost").collect()
@@ -24,7 +24,7 @@ fn troubles<'a>(diagnosis: &'a Diagnosis, component: &str) -> Vec<&'a Finding> {
 fn find<'a>(diagnosis: &'a Diagnosis, severity: Severity, what: &str) -> &'a Finding {
     let mut all = diagnosis.components.iter().flat_map(|component| &component.findings);
     let found = all.find(|finding| finding.severity == severity && finding.what.contains(what));
-    found.unwrap_or_else(|| panic!("no {severity} says {what:?}: {:?}", troubles(diagnosis, "")))
+    found.unwrap_or_else(|| panic!("no {severity} says {what:?}: {:?}", problems(diagnosis, "")))
 }
 
 #[track_caller]
@@ -62,7 +62,7 @@ async fn well_configured_server_has_no_findings() {
         let server = sound(flavor).start();
         for url in [server.url(), server.socket_url(), format!("{}?protocol=2", server.url())] {
             let diagnosis = diagnose(&url).await;
-            assert_eq!(troubles(&diagnosis, ""), Vec::<&Finding>::new(), "{flavor:?}");
+            assert_eq!(problems(&diagnosis, ""), Vec::<&Finding>::new(), "{flavor:?}");
             let component = &diagnosis.components[0];
             assert!(fact(component, "version").starts_with(version), "{:?}", component.facts);
             assert!(fact(component, "lock and release").ends_with("(the server's own count)"));
@@ -101,7 +101,7 @@ async fn lead_and_loss_of_the_clock_of_tokens_are_reported() {
     server.run(&["DEL", CLOCK]);
     find(&diagnose(&server.url()).await, Severity::Advice, "clock of tokens is missing");
     // The test lock has made a new one.
-    assert_eq!(troubles(&diagnose(&server.url()).await, ""), Vec::<&Finding>::new());
+    assert_eq!(problems(&diagnose(&server.url()).await, ""), Vec::<&Finding>::new());
     let (seconds, _): (u64, u64) = server.query(&["TIME"]).unwrap();
     for (ahead, severity) in [(HOUR, Severity::Advice), (100 * 24 * HOUR, Severity::Danger)] {
         let id = format!("{}-0", seconds * 1_000 + ahead);
@@ -128,11 +128,11 @@ async fn remedies_of_doctor_resolve_the_findings() {
         find(&diagnosis, Severity::Danger, "nothing is written to disk");
         find(&diagnosis, Severity::Advice, "after 200 s");
         find(&diagnosis, Severity::Advice, "tcp-keepalive is 0");
-        for finding in troubles(&diagnosis, "") {
+        for finding in problems(&diagnosis, "") {
             paste(&server, finding.remedy.as_ref().unwrap());
         }
         let diagnosis = diagnose(&server.url()).await;
-        assert_eq!(troubles(&diagnosis, ""), Vec::<&Finding>::new(), "{flavor:?}");
+        assert_eq!(problems(&diagnosis, ""), Vec::<&Finding>::new(), "{flavor:?}");
     }
 }
 
@@ -164,7 +164,7 @@ async fn only_slow_scripts_of_leasehold_are_reported() {
     server.run(&["CONFIG", "SET", "slowlog-log-slower-than", "0"]);
     server.run(&["EVAL", "return 1", "1", "somebody:else"]);
     let client = Client::connect(&server.url()).await.unwrap();
-    assert_eq!(troubles(&client.diagnose().await.unwrap(), "server"), Vec::<&Finding>::new());
+    assert_eq!(problems(&client.diagnose().await.unwrap(), "server"), Vec::<&Finding>::new());
     client.mutex("a").lock().await.unwrap().release().await.unwrap();
     find(&client.diagnose().await.unwrap(), Severity::Advice, "of the slowest commands are leasehold's");
 }
@@ -181,7 +181,7 @@ async fn master_without_min_replicas_and_a_replica_are_reported() {
     let finding = find(&diagnosis, Severity::Advice, "min-replicas-to-write is 0");
     assert!(finding.why.contains("a second holder"), "{finding:?}");
     paste(&server, finding.remedy.as_ref().unwrap());
-    assert_eq!(troubles(&diagnose(&server.url()).await, ""), Vec::<&Finding>::new());
+    assert_eq!(problems(&diagnose(&server.url()).await, ""), Vec::<&Finding>::new());
     server.run(&["CONFIG", "SET", "min-replicas-to-write", "2"]);
     find(&diagnose(&server.url()).await, Severity::Danger, "fewer replicas follow");
 
@@ -197,7 +197,7 @@ async fn sentinels_and_every_possible_master_are_diagnosed() {
     let diagnosis = diagnose(&url).await;
     let servers = diagnosis.components.iter().filter(|component| component.name.starts_with("server"));
     assert_eq!(servers.count(), 3, "{:?}", diagnosis.components);
-    assert_eq!(troubles(&diagnosis, "sentinels"), Vec::<&Finding>::new());
+    assert_eq!(problems(&diagnosis, "sentinels"), Vec::<&Finding>::new());
     let component =
         diagnosis.components.iter().find(|component| component.name.starts_with("sentinels")).unwrap();
     assert_eq!((fact(component, "sentinels"), fact(component, "quorum")), ("3".to_owned(), "2".to_owned()));
@@ -243,15 +243,15 @@ async fn every_cluster_node_is_diagnosed_without_a_trace() {
         let after: Vec<_> = cluster.nodes.iter().map(traces_of).collect();
         assert_eq!(before, after);
         assert_eq!(diagnosis.components.len(), 7, "six nodes and the cluster: {:?}", diagnosis.components);
-        assert_eq!(troubles(&diagnosis, "cluster"), Vec::<&Finding>::new());
-        for finding in troubles(&diagnosis, "server") {
+        assert_eq!(problems(&diagnosis, "cluster"), Vec::<&Finding>::new());
+        for finding in problems(&diagnosis, "server") {
             assert_eq!(finding.what, "min-replicas-to-write is 0");
         }
         for node in &cluster.nodes {
             paste(node, "CONFIG SET min-replicas-to-write 1");
         }
         let diagnosis = client.diagnose().await.unwrap();
-        assert_eq!(troubles(&diagnosis, ""), Vec::<&Finding>::new(), "{flavor:?}");
+        assert_eq!(problems(&diagnosis, ""), Vec::<&Finding>::new(), "{flavor:?}");
         let costs = diagnosis.components.iter().flat_map(|component| &component.facts);
         assert_eq!(costs.filter(|fact| fact.name == "lock and release").count(), 3, "of each master");
 
@@ -282,7 +282,7 @@ async fn server_with_tls_and_a_password_can_be_diagnosed() {
     let server = sound(Flavor::Redis7).tls(&files.server, &files.authority).password("secret").start();
     let url = format!("{}?ca={}", server.url(), files.authority.display());
     let diagnosis = diagnose(&url).await;
-    assert_eq!(troubles(&diagnosis, ""), Vec::<&Finding>::new());
+    assert_eq!(problems(&diagnosis, ""), Vec::<&Finding>::new());
     assert!(!format!("{diagnosis:?}").contains("secret"));
 }
 
@@ -291,7 +291,7 @@ async fn client_from_a_redis_client_can_be_diagnosed() {
     let server = sound(Flavor::Redis7).start();
     let own = redis::Client::open(server.url()).unwrap();
     let diagnosis = Client::from_redis_client(own).await.unwrap().diagnose().await.unwrap();
-    assert_eq!(troubles(&diagnosis, ""), Vec::<&Finding>::new());
+    assert_eq!(problems(&diagnosis, ""), Vec::<&Finding>::new());
     assert_eq!(diagnosis.components[0].name, format!("server 127.0.0.1:{}", server.port()));
 }
 
@@ -360,7 +360,7 @@ async fn voting_servers_are_diagnosed_singly_and_as_a_quorum() {
     assert_eq!(diagnosis.components.len(), 4);
     find(&diagnosis, Severity::Fine, "the nodes are independent");
     assert_eq!(fact(&diagnosis.components[0], "nodes"), "3, of which 2 must agree");
-    assert!(!diagnosis.is_dangerous(), "{:?}", troubles(&diagnosis, ""));
+    assert!(!diagnosis.is_dangerous(), "{:?}", problems(&diagnosis, ""));
 
     // Without that a restart is forgotten at once.
     let diagnosis = diagnose(&hosts(&[0, 1, 2])).await;
@@ -404,5 +404,5 @@ async fn locks_of_other_libraries_are_named() {
     ];
     assert_eq!(shown, expected);
     find(&diagnosis, Severity::Fine, "look like locks of other libraries");
-    assert!(troubles(&diagnosis, "").is_empty());
+    assert!(problems(&diagnosis, "").is_empty());
 }
