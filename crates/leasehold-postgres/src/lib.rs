@@ -1,4 +1,4 @@
-//! `postgres:`, the lease tables in a database that is there anyway.
+//! `postgres:`, the lease tables in the application's own database.
 //!
 //! **Layout.** One row per resource, which also has its first lease, and one row per further lease, queue entry and tombstone
 //! (`schema.rs`). The rules are the model's: they are in no function of the database.

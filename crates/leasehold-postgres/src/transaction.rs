@@ -183,7 +183,7 @@ impl<'s> Transaction<'s> {
         Ok(())
     }
 
-    /// Runs the model on what was read. An error is what it lacks.
+    /// Applies the model to the rows read so far. `Err(query)`: it needs this query first.
     fn attempt<T>(&mut self, step: &impl Step<T>) -> Result<(T, Vec<Push>), (usize, Query)> {
         let now = self.now;
         self.rows.iter_mut().for_each(CachedRows::begin);

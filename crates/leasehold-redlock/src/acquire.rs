@@ -284,8 +284,9 @@ impl Quorum {
         let latest = self.majority_clock(now)? + FAR_AHEAD;
         let clocks =
             self.nodes.iter().filter_map(|node| node.clock(now)).filter(|clock| *clock <= latest).max()?;
-        let way = self.nodes.iter().map(|node| node.round_trip()).max()?.min(Duration::from_millis(20));
-        token_at(clocks + 2 * way + Duration::from_micros(500))
+        let round_trip =
+            self.nodes.iter().map(|node| node.round_trip()).max()?.min(Duration::from_millis(20));
+        token_at(clocks + 2 * round_trip + Duration::from_micros(500))
     }
 
     /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. Its tokens

@@ -127,7 +127,7 @@ impl Quorum {
         self.runtime.spawn_here(async move { drop(voting.await) });
     }
 
-    /// Does that at the nodes that answer later than the majority: one may always do.
+    /// Rejoins at nodes whose reply comes after the quorum's; one may always be slow.
     fn rejoin_late(
         self: &Arc<Self>,
         mut late: FuturesUnordered<BoxFuture<NodeAnswers>>,

@@ -114,7 +114,7 @@ impl HolderMetadata {
         if *self == Self::default() { Arc::from("") } else { self.encode() }
     }
 
-    /// Adds to what a holder or a waiter has stored what its client has stored.
+    /// Merges the client's record into a holder's or a waiter's metadata.
     #[doc(hidden)]
     pub fn add_client(stored: &str, client: &str) -> Arc<str> {
         let (own, client) = (Self::decode(stored), Self::decode(client));

@@ -27,7 +27,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// task is the reason only once, and else a pause of the process, or a store that hangs.
 const MAX_PAUSES: u32 = 2;
 
-/// Shortest pause between re-checks that follow each other: while a clock that a test moves stands still, they do not go on for ever.
+/// Min pause between re-checks that follow each other. Without it a halted manual clock would loop.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// Backoff before the first retry; it doubles up to [`WaitPolicy::repoll_interval`].
@@ -69,7 +69,7 @@ pub struct AcquireMachine {
     needs_release: bool,
     /// `Acquire`s without an answer.
     failures: u32,
-    /// Those of them whose answer the store owes, and no task that has stopped to poll for it.
+    /// How many of `failures` the store or the network lost, not a caller that stopped polling.
     lost_answers: u32,
     /// How often there was no answer within [`ANSWER_TIMEOUT`].
     pauses: u32,

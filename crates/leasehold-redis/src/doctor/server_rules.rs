@@ -149,12 +149,10 @@ fn check_persistence(snapshot: &Snapshot, component: &mut Component) {
 }
 
 fn check_aof(snapshot: &Snapshot, component: &mut Component) {
-    let poll_intervals = snapshot.setting("appendfsync");
-    component.fact(
-        "persistence",
-        format_args!("append-only file (appendfsync {})", poll_intervals.unwrap_or("unknown")),
-    );
-    match poll_intervals {
+    let fsync = snapshot.setting("appendfsync");
+    component
+        .fact("persistence", format_args!("append-only file (appendfsync {})", fsync.unwrap_or("unknown")));
+    match fsync {
         Some("always") => component.fine(Check::Fsync, "every change is on disk before it is confirmed", "a restart loses no lease"),
         Some("no") => component.advice(Check::Fsync,
             "the operating system decides when the append-only file is written to disk",

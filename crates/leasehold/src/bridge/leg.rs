@@ -21,8 +21,8 @@ pub(super) const FIRST_TTL: Duration = Duration::from_secs(3);
 /// Pause between two tries to release.
 const RELEASE_PAUSE: Duration = Duration::from_millis(250);
 
-/// Work to do once the leg is released.
-pub(crate) type Then = Box<dyn FnOnce() + Send>;
+/// Is called once the leg is released.
+pub(crate) type OnReleased = Box<dyn FnOnce() + Send>;
 
 /// How a leg ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ struct State {
     was_trusted: bool,
     /// Whether the server has answered a release.
     is_given_back: bool,
-    then: Option<Then>,
+    on_released: Option<OnReleased>,
 }
 
 impl Leg {
@@ -219,33 +219,33 @@ impl Leg {
         ended.ok().and_then(|end| *end).unwrap_or(LegEnd::Unconfirmed)
     }
 
-    /// Ends the leg, and does something after that.
-    pub(crate) fn abandon(&self, then: Then) {
+    /// Releases the leg in the background, then calls `on_released`.
+    pub(crate) fn abandon(&self, on_released: OnReleased) {
         if self.end.borrow().is_some() {
-            return then();
+            return on_released();
         }
         {
             let mut state = self.state();
             state.is_ending = true;
-            state.then = Some(then);
+            state.on_released = Some(on_released);
         }
         self.changed.notify_one();
         // It may have ended in between.
         if self.end.borrow().is_some() {
-            self.run_then();
+            self.call_on_released();
         }
     }
 
-    fn run_then(&self) {
-        let then = self.state().then.take();
-        if let Some(then) = then {
-            then();
+    fn call_on_released(&self) {
+        let on_released = self.state().on_released.take();
+        if let Some(on_released) = on_released {
+            on_released();
         }
     }
 
     fn publish(&self, end: LegEnd) {
         self.end.send_replace(Some(end));
-        self.run_then();
+        self.call_on_released();
     }
 
     // --- The keeper's part -----------------------------------------------------------------------
@@ -389,7 +389,7 @@ impl Drop for EndGuard<'_> {
         if self.0.end.borrow().is_none() {
             self.0.publish(LegEnd::Unconfirmed);
         }
-        self.0.run_then();
+        self.0.call_on_released();
         let state = self.0.state();
         let is_confirmed = state.is_given_back || state.taken_at.is_none();
         drop(state);
