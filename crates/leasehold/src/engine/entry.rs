@@ -455,8 +455,8 @@ impl Entry {
             if self.min_hold.is_continued {
                 release.min_hold = self.min_hold.length;
             }
-            let place = machine.queue_entry_ttl();
-            self.begin_release(ReleaseOf::Attempt, release, place, Duration::ZERO, now);
+            let entry_ttl = machine.queue_entry_ttl();
+            self.begin_release(ReleaseOf::Attempt, release, entry_ttl, Duration::ZERO, now);
         } else {
             self.end(ReleaseOutcome::Released);
         }
@@ -480,12 +480,12 @@ impl Entry {
         &mut self,
         of: ReleaseOf,
         release: Release,
-        place: Duration,
+        entry_ttl: Duration,
         remaining: Duration,
         now: LocalTime,
     ) {
         let lease = self.terms.ttl.max(self.terms.min_lifetime);
-        let lasts = lease.max(release.tombstone).max(place);
+        let lasts = lease.max(release.tombstone).max(entry_ttl);
         self.stage = Stage::Releasing(Releasing::new(of, release, lasts, remaining, now));
         self.needs_release = true;
         self.is_failure_logged = false;
