@@ -3,6 +3,7 @@
 mod detach;
 mod holder;
 mod late;
+mod lease;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -13,15 +14,15 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Command, GrantSecrets, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState,
-    LeaseTerms, LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, Token,
+    AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms, LocalTime,
+    Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource,
 };
 use leasehold_store::{CallResult, StoreError};
 
+use self::lease::Lease;
 use super::ids::{EntryId, QueueId, WakerId};
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOf, ReleaseOutcome, Releasing};
-use super::trust_limit::TrustLimit;
 
 /// A command for the store, its entry, and when it was issued.
 #[derive(Debug)]
@@ -74,21 +75,9 @@ pub(super) struct Entry {
     pub(super) is_unsettled: bool,
     /// The tasks that wait for this entry must be woken.
     is_changed: bool,
-    /// The attempt was queued in the store.
-    pub(super) has_waited: bool,
-    is_loss_logged: bool,
-    /// A failure to renew or to release was logged, and its end was not.
-    is_failure_logged: bool,
+    logged: Logged,
     /// A named owner's attempt was granted, and the owner's other attempts have not been woken.
     owner_was_granted: bool,
-    /// When to release what a late `Acquire` of the attempt was or may be granted, after the store had ended the lease.
-    late_release_at: Option<LocalTime>,
-    /// Another lease is about to replace this one, which then ends without a loss.
-    pub(super) is_replacing: bool,
-    /// A release has been begun: an attempt that was refused at once needs none.
-    pub(super) needs_release: bool,
-    /// The lease belongs to an id and is only renewed here: it ends without a release.
-    is_borrowed: bool,
     /// The local queue that owns the entry, and its hand-off limits.
     pub(super) local_queue: Option<(QueueId, HandoffLimits)>,
     /// Not logged yet.
@@ -97,26 +86,39 @@ pub(super) struct Entry {
     pub(super) timer: Option<LocalTime>,
     /// The tasks that wait for this entry, by the key of their watch.
     pub(super) wakers: Vec<(WakerId, Waker)>,
-    /// Of a lease with a companion.
-    trust_limit: TrustLimit,
+}
+
+/// What was logged of the entry's failures: an outage is logged once per lease, not once per retry.
+#[derive(Clone, Copy, PartialEq)]
+enum Logged {
+    Nothing,
+    /// A failure to renew or to release, whose end is logged too.
+    Failure,
+    /// The loss of the lease, after which nothing is logged.
+    Loss,
+}
+
+impl Logged {
+    /// The failures are over. Returns whether that is to be logged.
+    fn end_failure(&mut self) -> bool {
+        let was_failure = *self == Self::Failure;
+        if was_failure {
+            *self = Self::Nothing;
+        }
+        was_failure
+    }
 }
 
 enum Stage {
     Attempt(AcquireMachine),
-    Lease {
-        machine: LeaseMachine,
-        tombstone: Duration,
-        /// The tombstone once the `Acquire` in flight is answered.
-        tombstone_once_answered: Duration,
-        /// See [`Release::as_granted`].
-        as_granted: Option<(Arc<Acquire>, Token)>,
-        /// Of an attempt that waited: what the push of another grant proves.
-        secrets: Option<GrantSecrets>,
-    },
+    Lease(Lease),
     /// The store may still keep the lease or the waiter.
     Releasing(Releasing),
-    /// The store keeps nothing for this entry.
-    Ended(ReleaseOutcome),
+    /// The store keeps nothing for this entry. An attempt that was refused at once had no release.
+    Ended {
+        outcome: ReleaseOutcome,
+        had_release: bool,
+    },
 }
 
 impl Entry {
@@ -140,19 +142,12 @@ impl Entry {
             is_referenced: true,
             is_unsettled: true,
             is_changed: false,
-            has_waited: false,
-            is_loss_logged: false,
-            is_failure_logged: false,
+            logged: Logged::Nothing,
             owner_was_granted: false,
-            late_release_at: None,
-            is_replacing: false,
-            needs_release: false,
-            is_borrowed: false,
             local_queue: None,
             log_events: Vec::new(),
             timer: None,
             wakers: Vec::new(),
-            trust_limit: TrustLimit::Unlimited,
         }
     }
 
@@ -180,9 +175,9 @@ impl Entry {
         let late = self.poll_late_release(now);
         let command = match &mut self.stage {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
-            Stage::Lease { machine, .. } => late.or_else(|| machine.poll_transmit(now))?,
+            Stage::Lease(lease) => late.or_else(|| lease.machine.poll_transmit(now))?,
             Stage::Releasing(releasing) => releasing.poll_transmit(now, self.terms.ttl)?,
-            Stage::Ended(_) => return None,
+            Stage::Ended { .. } => return None,
         };
         let replicas = match &command {
             Command::Acquire(_) | Command::Renew(_) => self.terms.replicas,
@@ -196,12 +191,12 @@ impl Entry {
     pub(super) fn poll_timeout(&self) -> Option<LocalTime> {
         match &self.stage {
             Stage::Attempt(machine) => machine.poll_timeout(),
-            Stage::Lease { machine, .. } => {
-                let times = [machine.poll_timeout(), self.trust_limit.expiry(), self.late_release_at];
+            Stage::Lease(lease) => {
+                let times = [lease.machine.poll_timeout(), lease.trust_limit.expiry(), lease.late_release_at];
                 times.into_iter().flatten().min()
             }
             Stage::Releasing(releasing) => Some(releasing.poll_timeout()),
-            Stage::Ended(_) => None,
+            Stage::Ended { .. } => None,
         }
     }
 
@@ -215,7 +210,7 @@ impl Entry {
         match (&mut self.stage, &transmit.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
                 machine.handle_answer(transmit.sent_at, now, answer);
-                if std::mem::take(&mut self.is_failure_logged) {
+                if self.logged.end_failure() {
                     self.log_events.push(LogEvent::AttemptRecovered);
                     self.is_changed = true;
                 }
@@ -226,22 +221,20 @@ impl Entry {
                     self.log_failure(LogEvent::AttemptRefused(error.message.clone()));
                 }
             }
-            (Stage::Lease { tombstone, tombstone_once_answered, .. }, Command::Acquire(_), Ok(answer)) => {
+            (Stage::Lease(lease), Command::Acquire(_), Ok(answer)) => {
                 // If the lease was exchanged for another before this command arrived, the attempt was queued again. Its
                 // release must not be skipped then.
                 if let Reply::Granted(grant) = answer.reply {
-                    *tombstone = *tombstone_once_answered;
+                    lease.tombstone = lease.tombstone_once_answered;
                     self.handle_regrant(now, grant);
                 }
             }
-            (Stage::Lease { machine, as_granted, .. }, Command::Renew(_), Ok(answer)) => {
+            (Stage::Lease(lease), Command::Renew(_), Ok(answer)) => {
                 if !matches!(answer.reply, Reply::Renewed { tokens: None, contended: false, .. }) {
-                    *as_granted = None;
+                    lease.as_granted = None;
                 }
-                machine.handle_reply(now, transmit.sent_at, &answer.reply);
-                if matches!(machine.state(now), LeaseState::Held)
-                    && std::mem::take(&mut self.is_failure_logged)
-                {
+                lease.machine.handle_reply(now, transmit.sent_at, &answer.reply);
+                if matches!(lease.machine.state(now), LeaseState::Held) && self.logged.end_failure() {
                     self.log_events.push(LogEvent::RenewalRecovered);
                 }
                 if answer.reply == Reply::NotHeld {
@@ -252,13 +245,13 @@ impl Entry {
                 self.last_error = None;
                 self.is_changed = true;
             }
-            (Stage::Lease { machine, .. }, Command::Renew(_), Err(error)) => {
-                machine.handle_failure(now);
+            (Stage::Lease(lease), Command::Renew(_), Err(error)) => {
+                lease.machine.handle_failure(now);
                 self.renewal_error = Some(error.clone());
                 self.log_failure(LogEvent::RenewalFailed(error.message.clone()));
             }
-            (Stage::Lease { .. }, Command::Release(_), Err(_)) => {
-                self.repeat_late_release(now);
+            (Stage::Lease(lease), Command::Release(_), Err(_)) => {
+                lease.repeat_late_release(now);
             }
             (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
                 let outcome = releasing.outcome(&answer.reply, now);
@@ -273,9 +266,9 @@ impl Entry {
         }
     }
 
-    /// Logs an outage once per lease, not once per retry. A lost lease is not logged again.
     fn log_failure(&mut self, event: LogEvent) {
-        if !self.is_loss_logged && !std::mem::replace(&mut self.is_failure_logged, true) {
+        if self.logged == Logged::Nothing {
+            self.logged = Logged::Failure;
             self.log_events.push(event);
         }
     }
@@ -284,20 +277,20 @@ impl Entry {
     pub(super) fn handle_push(&mut self, now: LocalTime, push: &Push) {
         match (&mut self.stage, push.kind) {
             (Stage::Attempt(machine), _) => machine.handle_push(now, push),
-            (Stage::Lease { machine, .. }, PushKind::Revoked) => machine.handle_pushed_hint(now),
-            (Stage::Lease { machine, as_granted, .. }, PushKind::Contended) => {
-                *as_granted = None;
-                machine.handle_contended(now);
+            (Stage::Lease(lease), PushKind::Revoked) => lease.machine.handle_pushed_hint(now),
+            (Stage::Lease(lease), PushKind::Contended) => {
+                lease.as_granted = None;
+                lease.machine.handle_contended(now);
             }
-            (Stage::Lease { machine, secrets, .. }, PushKind::Granted(grant, proof)) => {
-                if secrets.is_some_and(|secrets| secrets.is_genuine(push.at, &grant, proof)) {
+            (Stage::Lease(lease), PushKind::Granted(grant, proof)) => {
+                if lease.secrets.is_some_and(|secrets| secrets.is_genuine(push.at, &grant, proof)) {
                     self.handle_regrant(now, grant);
                 } else {
-                    machine.handle_pushed_hint(now);
+                    lease.machine.handle_pushed_hint(now);
                 }
             }
             // The response was faster than the push, or the lease is being released.
-            (Stage::Lease { .. }, PushKind::Next(_)) | (Stage::Releasing(_) | Stage::Ended(_), _) => {}
+            (Stage::Lease(_), PushKind::Next(_)) | (Stage::Releasing(_) | Stage::Ended { .. }, _) => {}
         }
     }
 
@@ -305,9 +298,9 @@ impl Entry {
     pub(super) fn handle_reconnected(&mut self, now: LocalTime) {
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_reconnected(now),
-            Stage::Lease { machine, .. } => machine.handle_reconnected(now),
+            Stage::Lease(lease) => lease.machine.handle_reconnected(now),
             Stage::Releasing(releasing) => releasing.retry_now(now),
-            Stage::Ended(_) => {}
+            Stage::Ended { .. } => {}
         }
     }
 
@@ -339,18 +332,18 @@ impl Entry {
                 machine.handle_cancel();
                 self.end_attempt(now);
             }
-            Stage::Lease { .. } if self.is_borrowed => self.end(ReleaseOutcome::Released),
-            Stage::Lease { machine, tombstone, as_granted, .. } => {
-                let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
-                let remaining = machine.remaining(now);
+            Stage::Lease(lease) if lease.is_borrowed => self.end(ReleaseOutcome::Released),
+            Stage::Lease(lease) => {
+                let (acquisition, tombstone) = (lease.machine.acquisition(), lease.tombstone);
+                let remaining = lease.machine.remaining(now);
                 // From now on it is the release's error.
                 self.last_error = None;
-                let as_granted = as_granted.take();
+                let as_granted = lease.as_granted.take();
                 let release = Release { acquisition, min_hold: self.min_hold.length, tombstone, as_granted };
                 self.begin_release(ReleaseOf::Lease, release, Duration::ZERO, remaining, now);
             }
             Stage::Releasing(releasing) => releasing.retry_now(now),
-            Stage::Ended(_) => {}
+            Stage::Ended { .. } => {}
         }
     }
 
@@ -369,7 +362,7 @@ impl Entry {
     /// Another lease has replaced this one. Nothing is left to release, but a delayed `Acquire` must not be granted again.
     pub(super) fn mark_replaced(&mut self, now: LocalTime) {
         match &self.stage {
-            Stage::Lease { tombstone, .. } if tombstone.is_zero() => self.end(ReleaseOutcome::Released),
+            Stage::Lease(lease) if lease.tombstone.is_zero() => self.end(ReleaseOutcome::Released),
             _ => self.abandon(now),
         }
     }
@@ -386,22 +379,22 @@ impl Entry {
     /// Advances the entry to the given time. Returns whether waiting tasks must be woken.
     pub(super) fn advance(&mut self, now: LocalTime) -> bool {
         self.end_attempt(now);
-        self.expire_trust(now);
         match &mut self.stage {
             Stage::Releasing(releasing) if releasing.has_expired(now) => {
                 self.end(ReleaseOutcome::Unconfirmed);
             }
-            Stage::Lease { machine, .. } => {
-                machine.handle_timeout(now);
-                let own = match machine.state(now) {
+            Stage::Lease(lease) => {
+                lease.expire_trust(now);
+                lease.machine.handle_timeout(now);
+                let own = match lease.machine.state(now) {
                     LeaseState::Lost(loss) => Some(loss),
                     LeaseState::Held | LeaseState::Uncertain => None,
                 };
-                if let Some(loss) = own.or(self.trust_limit.loss(now))
-                    && !self.is_loss_logged
-                    && !self.is_replacing
+                if let Some(loss) = own.or(lease.trust_limit.loss(now))
+                    && self.logged != Logged::Loss
+                    && !lease.is_replacing
                 {
-                    self.is_loss_logged = true;
+                    self.logged = Logged::Loss;
                     self.is_changed = true;
                     let why = self.loss_reason(loss).map(|error| error.message.clone());
                     self.log_events.push(LogEvent::Lost(loss, why));
@@ -418,10 +411,9 @@ impl Entry {
         let Some(outcome) = machine.poll_outcome() else { return };
         self.outcome = Some(outcome);
         self.is_changed = true;
-        self.is_failure_logged = false;
+        self.logged.end_failure();
         if let Outcome::Granted { grant, since, trusted_until } = outcome {
             self.owner_was_granted = self.owner.is_some();
-            self.has_waited = machine.has_waited();
             let acquisition = machine.acquisition();
             let secrets = machine.secrets();
             let as_granted = grant.is_plain.then(|| (machine.command().clone(), grant.tokens.first));
@@ -430,7 +422,7 @@ impl Entry {
             // A grant that the queue has shortened shows a wait too, but an attempt that does not wait has nothing to claim.
             let is_shortened = machine.command().wait.is_some() && grant.valid_for < self.terms.ttl;
             let may_have_waited = machine.may_have_waited() || is_shortened;
-            let mut lease = LeaseMachine::new(
+            let mut next = LeaseMachine::new(
                 acquisition,
                 self.terms,
                 since,
@@ -444,13 +436,20 @@ impl Entry {
                     // A lease granted after a wait is assumed to have waiters behind it until a renewal reports otherwise.
                     budget.handle_contended(now);
                 }
-                lease = lease.with_handoff_budget(budget);
+                next = next.with_handoff_budget(budget);
             }
             if machine.recheck_pending() {
-                lease.handle_pushed_hint(now);
+                next.handle_pushed_hint(now);
             }
-            self.stage =
-                Stage::Lease { machine: lease, tombstone, tombstone_once_answered, as_granted, secrets };
+            let has_waited = machine.has_waited();
+            self.stage = Stage::Lease(Lease {
+                tombstone,
+                tombstone_once_answered,
+                as_granted,
+                secrets,
+                has_waited,
+                ..Lease::new(next)
+            });
         } else if let Some(Command::Release(mut release)) = machine.poll_transmit(now) {
             if self.min_hold.is_continued {
                 release.min_hold = self.min_hold.length;
@@ -463,7 +462,7 @@ impl Entry {
     }
 
     fn end(&mut self, outcome: ReleaseOutcome) {
-        if std::mem::take(&mut self.is_failure_logged) {
+        if self.logged.end_failure() {
             let is_over = outcome == ReleaseOutcome::Unconfirmed;
             self.log_events.push(if is_over {
                 LogEvent::ReleaseUnconfirmed
@@ -471,7 +470,8 @@ impl Entry {
                 LogEvent::ReleaseRecovered
             });
         }
-        self.stage = Stage::Ended(outcome);
+        let had_release = matches!(self.stage, Stage::Releasing(_));
+        self.stage = Stage::Ended { outcome, had_release };
         self.is_changed = true;
     }
 
@@ -487,8 +487,7 @@ impl Entry {
         let lease = self.terms.ttl.max(self.terms.min_lifetime);
         let lasts = lease.max(release.tombstone).max(entry_ttl);
         self.stage = Stage::Releasing(Releasing::new(of, release, lasts, remaining, now));
-        self.needs_release = true;
-        self.is_failure_logged = false;
+        self.logged.end_failure();
         self.is_changed = true;
     }
 }

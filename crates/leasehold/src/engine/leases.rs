@@ -157,7 +157,7 @@ impl Session {
         let entry = table.entries.get(&entry_id)?;
         match entry.outcome {
             Some(Outcome::Granted { grant, since, .. }) if grant.tokens.first == token => {
-                entry.has_waited.then_some(QueuedGrant { granted_at: Some(since) })
+                entry.has_waited().then_some(QueuedGrant { granted_at: Some(since) })
             }
             _ => Some(QueuedGrant { granted_at: None }),
         }
@@ -181,9 +181,9 @@ impl Session {
         theirs.find_map(|(_, entry)| entry.loss(now, granted))
     }
 
-    /// Whether an attempt that has ended without a grant was not refused at once, but needs a release, or needed one.
+    /// See [`Entry::needs_release`].
     pub(crate) fn needs_release(&self, entry_id: EntryId) -> bool {
-        self.table().entries.get(&entry_id).is_some_and(|entry| entry.needs_release)
+        self.table().entries.get(&entry_id).is_some_and(|entry| entry.needs_release())
     }
 
     /// Begins a renewal, unless one is in flight.
@@ -251,7 +251,7 @@ impl Session {
 
     /// Another lease is to take the place of this one, or is not after all. Meanwhile its end is not logged as a loss.
     pub(crate) fn set_replacing(&self, entry_id: EntryId, is_replacing: bool, now: LocalTime) {
-        self.step(entry_id, now, |entry| entry.is_replacing = is_replacing);
+        self.step(entry_id, now, |entry| entry.set_replacing(is_replacing));
     }
 
     /// The guard of an attached lease releases it from now on.

@@ -8,7 +8,7 @@ use leasehold_core::{
     Resource, drift_margin,
 };
 
-use super::{Entry, MinHold, Stage};
+use super::{Entry, Lease, MinHold, Stage};
 use crate::engine::leases::{AttachedLease, DetachedLease};
 use crate::engine::releasing::ReleaseOutcome;
 
@@ -16,25 +16,27 @@ impl Entry {
     /// Ends the entry of a held lease without a release.
     pub(in crate::engine) fn detach(&mut self, now: LocalTime) -> Result<DetachedLease, Loss> {
         self.remaining(now)?;
-        let Stage::Lease { machine, tombstone, .. } = &self.stage else { return Err(Loss::Closed) };
-        let (acquisition, tombstone) = (machine.acquisition(), *tombstone);
+        let Stage::Lease(lease) = &self.stage else { return Err(Loss::Closed) };
+        let (acquisition, tombstone) = (lease.machine.acquisition(), lease.tombstone);
         let MinHold { length: min_hold, ends_at_close, .. } = self.min_hold;
         let detached = DetachedLease { acquisition, ttl: self.terms.ttl, min_hold, ends_at_close, tombstone };
         self.is_referenced = false;
-        self.is_failure_logged = false;
+        self.logged.end_failure();
         self.end(ReleaseOutcome::Released);
         Ok(detached)
     }
 
     /// The lease is no longer borrowed: its end is a release.
     pub(in crate::engine) fn own(&mut self) {
-        self.is_borrowed = false;
+        if let Stage::Lease(lease) = &mut self.stage {
+            lease.is_borrowed = false;
+        }
     }
 
     /// The attempt that the store knows as the holder of the lease.
     pub(in crate::engine) fn acquisition(&self) -> Option<Acquisition> {
         match &self.stage {
-            Stage::Lease { machine, .. } => Some(machine.acquisition()),
+            Stage::Lease(lease) => Some(lease.machine.acquisition()),
             _ => None,
         }
     }
@@ -53,11 +55,11 @@ impl Entry {
         self.end_attempt(now);
         match &mut self.stage {
             Stage::Attempt(machine) => machine.handle_released(now),
-            Stage::Lease { machine, .. } => {
-                machine.handle_reply(now, now, &Reply::NotHeld);
+            Stage::Lease(lease) => {
+                lease.machine.handle_reply(now, now, &Reply::NotHeld);
                 self.handle_not_held(now);
             }
-            Stage::Releasing(_) | Stage::Ended(_) => {}
+            Stage::Releasing(_) | Stage::Ended { .. } => {}
         }
     }
 
@@ -83,18 +85,16 @@ impl Entry {
         let machine = AcquireMachine::new(Acquire::exclusive(acquisition, ttl), None, asked_at);
         let kept = MinHold { length: min_hold, ends_at_close, is_continued: false };
         let mut entry = Self::new(resource, owner, terms, kept, machine);
-        entry.is_borrowed = is_borrowed;
         let grant = Grant { tokens, valid_for: trusted_for, is_plain: false };
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
         let machine = LeaseMachine::new(acquisition, terms, asked_at, trusted_for, trusted_until, false)
             .with_longest_trust(ttl.max(min_hold));
-        entry.stage = Stage::Lease {
-            machine,
+        entry.stage = Stage::Lease(Lease {
             tombstone,
             tombstone_once_answered: tombstone,
-            as_granted: None,
-            secrets: None,
-        };
+            is_borrowed,
+            ..Lease::new(machine)
+        });
         entry
     }
 }

@@ -2,7 +2,7 @@
 
 use leasehold_core::{HandoffDecision, LocalTime, Loss, Outcome};
 
-use super::{Entry, EntryId, Stage, Transmit};
+use super::{Entry, EntryId, Lease, Stage, Transmit};
 
 impl Entry {
     /// Begins to release the lease, because its holder is done. Returns the loss if it was lost before.
@@ -20,14 +20,21 @@ impl Entry {
     }
 
     pub(in crate::engine) fn limit_hold(&mut self, ends_at: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
+        if let Stage::Lease(Lease { machine, .. }) = &mut self.stage {
             machine.end_by(ends_at);
+        }
+    }
+
+    /// Another lease is about to replace this one, or is not after all.
+    pub(in crate::engine) fn set_replacing(&mut self, is_replacing: bool) {
+        if let Stage::Lease(lease) = &mut self.stage {
+            lease.is_replacing = is_replacing;
         }
     }
 
     /// Counts a renewal whose future was dropped as failed, so that the driver retries it.
     pub(in crate::engine) fn abandon_renewal(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage
+        if let Stage::Lease(Lease { machine, .. }) = &mut self.stage
             && machine.is_renewing()
         {
             machine.handle_failure(now);
@@ -38,13 +45,13 @@ impl Entry {
     pub(in crate::engine) fn hand_off(&mut self, now: LocalTime) -> HandoffDecision {
         match &mut self.stage {
             // A lease with a minimum hold is released to the store, which retains it.
-            Stage::Lease { machine, .. } if self.min_hold.length.is_zero() => machine.hand_off(now),
+            Stage::Lease(lease) if self.min_hold.length.is_zero() => lease.machine.hand_off(now),
             _ => HandoffDecision::Release,
         }
     }
 
     pub(in crate::engine) fn renew_now(&mut self, now: LocalTime) {
-        if let Stage::Lease { machine, .. } = &mut self.stage {
+        if let Stage::Lease(Lease { machine, .. }) = &mut self.stage {
             machine.handle_hint(now);
         }
     }
@@ -54,8 +61,9 @@ impl Entry {
         self.renew_now(now);
         // Only an error from now on is the result.
         self.last_error = None;
-        let transmit = if self.late_release_at.is_none() { self.poll_transmit(entry_id, now) } else { None };
-        if let Stage::Lease { machine, .. } = &mut self.stage
+        let is_late = matches!(&self.stage, Stage::Lease(lease) if lease.late_release_at.is_some());
+        let transmit = if is_late { None } else { self.poll_transmit(entry_id, now) };
+        if let Stage::Lease(Lease { machine, .. }) = &mut self.stage
             && transmit.is_some()
         {
             machine.limit_answer(now);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_core::{Command, Grant, LocalTime, Outcome, Release, Reply, TOMBSTONE_TTL};
 
-use super::{Entry, Stage};
+use super::{Entry, Lease, Stage};
 
 /// The pause before a late release that failed is repeated.
 const RETRY: Duration = Duration::from_secs(1);
@@ -19,11 +19,11 @@ impl Entry {
             Some(Outcome::Granted { grant, .. }) => grant.tokens.first,
             _ => return,
         };
-        if let Stage::Lease { machine, tombstone, .. } = &mut self.stage
+        if let Stage::Lease(lease) = &mut self.stage
             && own < grant.tokens.first
         {
-            machine.handle_reply(now, now, &Reply::NotHeld);
-            *tombstone = TOMBSTONE_TTL;
+            lease.machine.handle_reply(now, now, &Reply::NotHeld);
+            lease.tombstone = TOMBSTONE_TTL;
             self.handle_not_held(now);
         }
     }
@@ -31,10 +31,10 @@ impl Entry {
     /// The store does not have the lease any more. An `Acquire` of its attempt that may still be on its way is to be refused, or its
     /// grant released. The minimum hold was that of the lease and keeps no such grant.
     pub(super) fn handle_not_held(&mut self, now: LocalTime) {
-        let Stage::Lease { tombstone, .. } = &self.stage else { return };
+        let Stage::Lease(lease) = &mut self.stage else { return };
         self.min_hold.length = Duration::ZERO;
-        if !tombstone.is_zero() && !self.is_borrowed {
-            self.late_release_at = Some(now);
+        if !lease.tombstone.is_zero() && !lease.is_borrowed {
+            lease.late_release_at = Some(now);
         }
     }
 
@@ -42,7 +42,7 @@ impl Entry {
     /// release that comes before the one in progress.
     pub(in crate::engine) fn tombstone(&self) -> Duration {
         match &self.stage {
-            Stage::Lease { tombstone, .. } => *tombstone,
+            Stage::Lease(lease) => lease.tombstone,
             Stage::Releasing(releasing) => releasing.release().tombstone,
             _ => Duration::ZERO,
         }
@@ -50,11 +50,14 @@ impl Entry {
 
     /// The release of what a late `Acquire` was or may be granted, once.
     pub(super) fn poll_late_release(&mut self, now: LocalTime) -> Option<Command> {
-        let Stage::Lease { machine, tombstone, .. } = &self.stage else { return None };
-        self.late_release_at.take_if(|at| *at <= now)?;
-        Some(Command::Release(Release { tombstone: *tombstone, ..Release::now(machine.acquisition()) }))
+        let Stage::Lease(lease) = &mut self.stage else { return None };
+        lease.late_release_at.take_if(|at| *at <= now)?;
+        let release = Release::now(lease.machine.acquisition());
+        Some(Command::Release(Release { tombstone: lease.tombstone, ..release }))
     }
+}
 
+impl Lease {
     /// A late release failed.
     pub(super) fn repeat_late_release(&mut self, now: LocalTime) {
         self.late_release_at = Some(now + RETRY);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{LeaseState, LocalTime, Loss, Outcome, Token};
 use leasehold_store::StoreError;
 
-use super::{Entry, RenewalError, Stage};
+use super::{Entry, Lease, Logged, RenewalError, Stage};
 use crate::engine::releasing::ReleaseOutcome;
 
 impl Entry {
@@ -13,19 +13,29 @@ impl Entry {
     pub(in crate::engine) fn may_be_in_store(&self) -> bool {
         match &self.stage {
             Stage::Attempt(machine) => machine.may_be_in_store(),
-            Stage::Lease { .. } => !self.is_loss_logged,
+            Stage::Lease(_) => self.logged != Logged::Loss,
             Stage::Releasing(_) => true,
-            Stage::Ended(_) => false,
+            Stage::Ended { .. } => false,
         }
     }
 
+    /// Whether an attempt that has ended without a grant was not refused at once, but needs a release, or needed one.
+    pub(in crate::engine) fn needs_release(&self) -> bool {
+        matches!(self.stage, Stage::Releasing(_) | Stage::Ended { had_release: true, .. })
+    }
+
+    /// Whether the attempt of the lease was queued in the store.
+    pub(in crate::engine) fn has_waited(&self) -> bool {
+        matches!(self.stage, Stage::Lease(Lease { has_waited: true, .. }))
+    }
+
     pub(in crate::engine) fn is_settled(&self) -> bool {
-        matches!(self.stage, Stage::Ended(_))
+        matches!(self.stage, Stage::Ended { .. })
     }
 
     pub(in crate::engine) fn release_outcome(&self) -> Option<ReleaseOutcome> {
         match self.stage {
-            Stage::Ended(outcome) => Some(outcome),
+            Stage::Ended { outcome, .. } => Some(outcome),
             _ => None,
         }
     }
@@ -34,8 +44,8 @@ impl Entry {
     pub(in crate::engine) fn refusal(&self) -> Option<&StoreError> {
         let is_retried = match &self.stage {
             Stage::Attempt(machine) => machine.is_refused(),
-            Stage::Lease { .. } | Stage::Releasing(_) => true,
-            Stage::Ended(_) => false,
+            Stage::Lease(_) | Stage::Releasing(_) => true,
+            Stage::Ended { .. } => false,
         };
         self.last_error.as_ref().filter(|error| is_retried && error.failure.is_refusal())
     }
@@ -56,26 +66,26 @@ impl Entry {
 
     /// How much longer the lease may be trusted, or why not.
     pub(in crate::engine) fn remaining(&self, now: LocalTime) -> Result<Duration, Loss> {
-        let Stage::Lease { machine, .. } = &self.stage else { return Err(Loss::Closed) };
-        match machine.state(now) {
+        let Stage::Lease(lease) = &self.stage else { return Err(Loss::Closed) };
+        match lease.machine.state(now) {
             LeaseState::Lost(loss) => Err(loss),
-            LeaseState::Held | LeaseState::Uncertain => match self.trust_limit.loss(now) {
+            LeaseState::Held | LeaseState::Uncertain => match lease.trust_limit.loss(now) {
                 Some(loss) => Err(loss),
-                None => Ok(machine.remaining(now).min(self.trust_limit.deadline().since(now))),
+                None => Ok(lease.machine.remaining(now).min(lease.trust_limit.deadline().since(now))),
             },
         }
     }
 
     pub(in crate::engine) fn ends_at(&self) -> LocalTime {
         match &self.stage {
-            Stage::Lease { machine, .. } => machine.hold_ends_at(),
+            Stage::Lease(lease) => lease.machine.hold_ends_at(),
             _ => LocalTime::NEVER,
         }
     }
 
     /// Why the lease is lost. A later grant of another token to its owner counts as a loss.
     pub(in crate::engine) fn loss(&self, now: LocalTime, granted: Option<Token>) -> Option<Loss> {
-        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        let Stage::Lease(Lease { machine, .. }) = &self.stage else { return None };
         let Some(Outcome::Granted { grant, .. }) = self.outcome else { return None };
         match machine.state(now) {
             LeaseState::Lost(loss) => Some(loss),
@@ -85,7 +95,7 @@ impl Entry {
 
     /// The ttl of a held lease that depends on renewals.
     pub(in crate::engine) fn ttl_at_stake(&self, now: LocalTime) -> Option<Duration> {
-        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        let Stage::Lease(Lease { machine, .. }) = &self.stage else { return None };
         let is_held = matches!(machine.state(now), LeaseState::Held | LeaseState::Uncertain);
         (is_held && self.terms.renews).then_some(self.terms.ttl)
     }
@@ -97,7 +107,7 @@ impl Entry {
 
     /// Whether a renewal is due within this fraction of the ttl.
     pub(in crate::engine) fn renews_within(&self, now: LocalTime, part: u32) -> bool {
-        let Stage::Lease { machine, .. } = &self.stage else { return false };
+        let Stage::Lease(Lease { machine, .. }) = &self.stage else { return false };
         machine.poll_renewal().is_some_and(|time| time <= now + self.terms.ttl / part)
     }
 
@@ -106,7 +116,7 @@ impl Entry {
         if let Err(loss) = self.remaining(now) {
             return Some(Err(RenewalError::Lost(loss)));
         }
-        let Stage::Lease { machine, .. } = &self.stage else { return None };
+        let Stage::Lease(Lease { machine, .. }) = &self.stage else { return None };
         match (machine.is_confirmed(), machine.state(now), &self.last_error) {
             (false, ..) => None,
             (true, LeaseState::Uncertain, Some(last_error)) => {

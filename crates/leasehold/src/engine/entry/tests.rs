@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 
 use leasehold_core::{
-    Acquisition, Answer, ClientId, Failure, Grant, GrantProof, HandoffDecision, Kind, LocalTime, Name, Renew,
-    SecretKey, StoreTime, TOMBSTONE_TTL, TokenRange, WaitFor, WaitPolicy,
+    Acquire, Acquisition, Answer, ClientId, Failure, Grant, GrantProof, HandoffDecision, Kind, LocalTime,
+    Name, Renew, SecretKey, StoreTime, TOMBSTONE_TTL, TokenRange, WaitFor, WaitPolicy,
 };
 
 use super::*;
@@ -537,7 +537,7 @@ fn closed_client_retries_a_release_until_the_lease_has_ended() {
 #[test]
 fn replaced_lease_is_released_only_if_its_attempt_may_still_arrive() {
     let mut answered = held();
-    answered.is_replacing = true;
+    answered.set_replacing(true);
     answered.mark_replaced(at(1));
     assert_eq!(answered.release_outcome(), Some(ReleaseOutcome::Released));
     let mut asked_again = granted_by_push().0;
@@ -548,7 +548,7 @@ fn replaced_lease_is_released_only_if_its_attempt_may_still_arrive() {
 #[test]
 fn lease_that_is_being_replaced_is_not_reported_as_lost() {
     let mut entry = held();
-    entry.is_replacing = true;
+    entry.set_replacing(true);
     entry.advance(at(20));
     assert!(logged(&mut entry).is_empty());
     assert!(matches!(entry.remaining(at(20)), Err(Loss::Expired)), "{:?}", entry.remaining(at(20)));
@@ -689,7 +689,7 @@ fn lease_is_claimed_only_if_its_attempt_may_have_waited() {
         let left = Grant { valid_for: millis(valid_for), ..grant(false) };
         entry.handle_response(&again, at(0), &answer(Reply::Granted(left)));
         assert!(matches!(entry.outcome(at(0)), Some(Outcome::Granted { .. })));
-        let Stage::Lease { machine, .. } = &entry.stage else { panic!("it is granted") };
+        let Stage::Lease(Lease { machine, .. }) = &entry.stage else { panic!("it is granted") };
         assert_eq!(machine.poll_renewal().is_some(), waits, "{valid_for} ms");
     }
 }
