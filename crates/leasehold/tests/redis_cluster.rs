@@ -404,7 +404,9 @@ async fn holder_keeps_its_lease_beside_another_server(rights: &str) {
 
 /// A node of a cluster, which has no slots yet.
 fn new_node() -> Server {
-    Server::builder().setting("cluster-enabled", "yes").start()
+    // One that loses its last slot stays a master.
+    let stays = ("cluster-allow-replica-migration", "no");
+    Server::builder().setting("cluster-enabled", "yes").setting(stays.0, stays.1).start()
 }
 
 /// One that has all slots.
