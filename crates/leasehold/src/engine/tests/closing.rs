@@ -7,7 +7,7 @@ fn closed_client_has_settled_once_the_store_has_released_everything() {
     for closes in [true, false] {
         let scene = Scene::new();
         let (session, now) = (&scene.session, scene.start);
-        let releases = ["a", "b"].map(|name| scene.drop_lease(scene.lease(name).into()));
+        let releases = ["a", "b"].map(|name| scene.drop_lease(scene.lease(name)));
         if closes {
             session.close(now);
             assert!(session.is_closed());
@@ -33,7 +33,7 @@ fn closed_client_has_settled_once_the_store_has_released_everything() {
 #[test]
 fn driver_of_an_open_client_is_not_woken_when_nothing_is_left() {
     let scene = Scene::new();
-    let release = scene.drop_lease(scene.lease("a").into());
+    let release = scene.drop_lease(scene.lease("a"));
     scene.driver.take();
     scene.answer(&release, Reply::Released);
     assert_eq!(scene.driver.take(), 0);
@@ -42,7 +42,7 @@ fn driver_of_an_open_client_is_not_woken_when_nothing_is_left() {
 
 /// Releases a lease whose store never answers.
 fn let_a_release_expire(scene: &Scene, closes: bool) {
-    scene.drop_lease(scene.lease("a").into());
+    scene.drop_lease(scene.lease("a"));
     if closes {
         scene.session.close(scene.session.now());
     }
@@ -119,24 +119,24 @@ fn leg_of_a_bridge_is_trusted_released_and_lost() {
     let scene = Scene::new();
     let (session, now) = (&scene.session, scene.start);
     let lease = scene.lease("a");
-    let unlimited = session.remaining(lease.into(), now).unwrap();
-    session.limit_trust(lease.into(), scene.after(2), now);
-    assert_eq!(session.remaining(lease.into(), now), Ok(Duration::from_secs(2)));
-    session.lift_trust_limit(lease.into(), now);
-    assert_eq!(session.remaining(lease.into(), now), Ok(unlimited));
-    session.lose_companion(lease.into(), now);
-    assert_eq!(session.remaining(lease.into(), now), Err(Loss::Bridge));
+    let unlimited = session.remaining(lease, now).unwrap();
+    session.limit_trust(lease, scene.after(2), now);
+    assert_eq!(session.remaining(lease, now), Ok(Duration::from_secs(2)));
+    session.lift_trust_limit(lease, now);
+    assert_eq!(session.remaining(lease, now), Ok(unlimited));
+    session.lose_companion(lease, now);
+    assert_eq!(session.remaining(lease, now), Err(Loss::Bridge));
 }
 
 #[test]
 fn release_that_was_not_sent_at_first_is_not_repeated() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    scene.session.set_min_hold(lease.into(), Duration::from_secs(60), scene.start);
+    scene.session.set_min_hold(lease, Duration::from_secs(60), scene.start);
     scene.clock.jump(Duration::from_secs(20));
     let now = scene.session.now();
-    scene.drop_lease(lease.into());
-    scene.session.defer_release(lease.into(), now);
+    scene.drop_lease(lease);
+    scene.session.defer_release(lease, now);
     scene.session.close(now);
     let release = scene.due(now).pop().expect("the release");
     scene.answer(&release, Reply::NotHeld);

@@ -66,7 +66,7 @@ impl Scene {
 
     /// The command of a lease whose hold ended without a hand-off, and its loss.
     fn released(&self, ticket: Ticket, lease: EntryId, now: LocalTime) -> (Transmit, Option<Loss>) {
-        match self.session.release_or_hand_off(Some(ticket.queue), lease.into(), now) {
+        match self.session.release_or_hand_off(Some(ticket.queue), lease, now) {
             EndedHold::Releasing { transmit: Some(transmit), loss } => (transmit, loss),
             EndedHold::Releasing { transmit: None, .. } => panic!("no release is sent"),
             EndedHold::HandedOff => panic!("the queue has kept the lease"),
