@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leasehold_redis_protocol::Channels;
+use leasehold_redis_protocol::{Channels, ScriptVariant, VoteArgs};
 use leasehold_store::tasks::TaskGroup;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
@@ -14,10 +14,11 @@ use super::connect;
 use super::connect::Dial;
 use super::contended::Contended;
 use super::deletes::Deletes;
+use super::exec::CallOptions;
 use super::handshake::ServerFacts;
 use super::limits::REPLICA_RESPONSE_TIMEOUT;
 use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
-use super::replicas::ReplicaConn;
+use super::replica_conn::ReplicaConn;
 use super::wire::Wire;
 
 /// Max number of commands that wait to be written.
@@ -98,14 +99,17 @@ impl Connections {
         self.channels
     }
 
-    /// How this server releases a plain lease without a script.
-    pub(super) fn deletes(&self) -> &Deletes {
-        &self.deletes
-    }
-
-    /// The locks for which it seems that they are contended.
-    pub(super) fn contended(&self) -> &Contended {
-        &self.contended
+    /// The options with what is known of this server.
+    pub(super) fn options<'a>(&'a self, options: CallOptions<'a>) -> CallOptions<'a> {
+        let vote_args = VoteArgs { run_id: &self.run_id, ..options.vote_args };
+        let variant = match (options.variant, self.channels) {
+            // The node may have another version than the one that was asked when the client was opened.
+            (ScriptVariant::Cluster(_), Some(channels)) => ScriptVariant::Cluster(channels),
+            (variant, _) => variant,
+        };
+        // A voter's scripts have other first lines.
+        let contended = (!variant.is_voter()).then_some(&self.contended);
+        CallOptions { variant, vote_args, deletes: &self.deletes, contended, ..options }
     }
 
     /// The commands of this runtime that wait to be sent together. Those of one runtime do not depend on another one, which may be

@@ -135,7 +135,7 @@ async fn run_on_node(
             return calls.iter().map(|_| Err(CallError::NotConnected(error.clone()))).collect();
         }
     };
-    let options = for_server(options, &connections);
+    let options = connections.options(options);
     let mut answers = match inboxes {
         None => run_on_connection(&connections, options, replicas, calls).await,
         Some(inboxes) => Box::pin(subscribe_and_run(&connections, options, replicas, calls, inboxes)).await,
@@ -174,19 +174,6 @@ pub(super) async fn settle(
     }
 }
 
-/// The options with what is known of the connected server.
-pub(super) fn for_server<'a>(options: CallOptions<'a>, connections: &'a Connections) -> CallOptions<'a> {
-    let vote_args = VoteArgs { run_id: connections.run_id(), ..options.vote_args };
-    let variant = match (options.variant, connections.channels()) {
-        // The node may have another version than the one that was asked when the client was opened.
-        (ScriptVariant::Cluster(_), Some(channels)) => ScriptVariant::Cluster(channels),
-        (variant, _) => variant,
-    };
-    // A voter's scripts have other first lines.
-    let contended = (!variant.is_voter()).then(|| connections.contended());
-    CallOptions { variant, vote_args, deletes: connections.deletes(), contended, ..options }
-}
-
 fn is_lost(answer: &Result<Answer, CallError>) -> bool {
     matches!(answer, Err(CallError::ConnectionLost(_)))
 }
@@ -212,7 +199,7 @@ async fn repeat_lost(
         return;
     }
     let again: Vec<&Call> = lost.iter().map(|at| calls[*at]).collect();
-    let options = for_server(options, &connections);
+    let options = connections.options(options);
     let repeated = run_on_connection(&connections, options, replicas, &again).await;
     if connections.is_closed() {
         return;

@@ -129,13 +129,10 @@ async fn send_in_order(
             answers[at] = sent.read(value).pop().flatten();
         }
     }
-    let mut explained = Vec::new();
-    for (answer, call) in answers.into_iter().zip(calls) {
-        let answer = answer.unwrap_or_else(|| Err(failed("the server sent fewer replies than commands")));
-        explained
-            .push(with_reason(options.noted(call, answer), &mut connection, options, &call.resource).await);
-    }
-    explained
+    let missing = || Err(failed("the server sent fewer replies than commands"));
+    let answers = answers.into_iter().map(|answer| answer.unwrap_or_else(missing));
+    let answers = answers.zip(calls).map(|(answer, call)| options.noted(call, answer)).collect();
+    with_reasons(answers, &mut connection, options, calls).await
 }
 
 /// Runs a single command.
@@ -158,6 +155,36 @@ pub(super) async fn run_one(
         return with_reason(read(command, value), connection, options, resource).await;
     }
     with_reason(options.noted(call, read(command, value)), connection, options, resource).await
+}
+
+/// The answers of a batch; if some were refused, with the right that is missing. It is asked for once for all with the same error, because
+/// the others have their answers after that only.
+pub(super) async fn with_reasons(
+    answers: Vec<Result<Answer, CallError>>,
+    connection: &mut Wire,
+    options: CallOptions<'_>,
+    calls: &[&Call],
+) -> Vec<Result<Answer, CallError>> {
+    let mut known: Vec<(String, String)> = Vec::new();
+    let mut explained = Vec::with_capacity(answers.len());
+    for (answer, call) in answers.into_iter().zip(calls) {
+        let Err(CallError::Denied(error)) = answer else {
+            explained.push(answer);
+            continue;
+        };
+        let reason = known.iter().find(|(message, _)| *message == error.message);
+        if let Some((_, reason)) = reason {
+            explained.push(Err(CallError::Denied(error.saying(reason))));
+            continue;
+        }
+        let message = error.message.clone();
+        let answer = with_reason(Err(CallError::Denied(error)), connection, options, &call.resource).await;
+        if let Err(CallError::Denied(error)) = &answer {
+            known.push((message, error.message.clone()));
+        }
+        explained.push(answer);
+    }
+    explained
 }
 
 /// The answer of a command; if it was refused, with the right that is missing for this resource.

@@ -35,6 +35,7 @@ mod opening;
 mod place;
 mod pushes;
 mod records;
+mod replica_conn;
 mod replicas;
 mod rights;
 mod sentinel;

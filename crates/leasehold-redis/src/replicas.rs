@@ -8,13 +8,10 @@
 //! go out together with one WAIT: none of them, least of all a renewal, waits for more than one round trip to the replicas before its own.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
-use std::mem::take;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Effect, Failure, Grant, Release, Renew, Reply, Resource};
-use leasehold_redis_protocol::ScriptVariant;
 use leasehold_store::{Call, StoreError, tasks};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
@@ -22,82 +19,14 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
 use super::connections::Connections;
-use super::dispatch::for_server;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, CallOptions};
-use super::limits::{MAX_COALESCE_DELAY, REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
-use super::wire::Wire;
+use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
+use super::replica_conn::{Answers, Terms, Waiting};
 use super::{codec, rights, wire};
 
 /// Lifetime of a tombstone that is not needed as one.
 const BRIEF_TOMBSTONE: Duration = Duration::from_millis(1);
-
-/// Max number of calls that go out with one WAIT: the server must run them within the time limit of a reply.
-const MAX_CALLS: usize = 200;
-
-type Answers = Vec<Result<Answer, CallError>>;
-
-/// The connection, once it is open, and the commands that wait for it.
-#[derive(Default)]
-pub(super) struct ReplicaConn {
-    pub(super) connection: tokio::sync::Mutex<Option<MultiplexedConnection>>,
-    queue: Mutex<Queue>,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Waiting>,
-    /// A task sends them.
-    is_sending: bool,
-}
-
-/// Calls of one sender.
-struct Waiting {
-    terms: Terms,
-    calls: Vec<Call>,
-    since: Instant,
-    answers: oneshot::Sender<Answers>,
-}
-
-/// What calls have in common that may share a WAIT.
-#[derive(Clone, Copy, PartialEq)]
-struct Terms {
-    replicas: u32,
-    variant: ScriptVariant,
-    is_asking: bool,
-}
-
-impl ReplicaConn {
-    /// Returns whether a task must be started that sends what waits.
-    fn push(&self, waiting: Waiting) -> bool {
-        let mut queue = self.queue();
-        queue.waiting.push_back(waiting);
-        !std::mem::replace(&mut queue.is_sending, true)
-    }
-
-    /// The next calls to be sent together; `None` if none waits, and the task that sends them ends.
-    fn pop(&self) -> Option<(Terms, Vec<Waiting>)> {
-        let mut queue = self.queue();
-        let Some(terms) = queue.waiting.front().map(|waiting| waiting.terms) else {
-            queue.is_sending = false;
-            return None;
-        };
-        let (mut next, mut count) = (Vec::new(), 0);
-        for waiting in take(&mut queue.waiting) {
-            if waiting.terms == terms && (next.is_empty() || count + waiting.calls.len() <= MAX_CALLS) {
-                count += waiting.calls.len();
-                next.push(waiting);
-            } else {
-                queue.waiting.push_back(waiting);
-            }
-        }
-        Some((terms, next))
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The task that sends what waits. If it is dropped, with its runtime, what waits has no answer.
 struct Sender(Arc<Connections>);
@@ -112,7 +41,7 @@ impl Sender {
     async fn send(&self, terms: Terms, mut waiting: Vec<Waiting>) {
         // The receiver is gone if the caller's future was dropped.
         waiting.retain(|waiting| !waiting.answers.is_closed());
-        for late in waiting.extract_if(.., |waiting| is_late(waiting)) {
+        for late in waiting.extract_if(.., |waiting| waiting.is_late()) {
             let error =
                 StoreError::new(Failure::Paused, "the program was paused before it could ask the store");
             let error = CallError::NotConnected(error);
@@ -123,7 +52,7 @@ impl Sender {
             return;
         }
         let Terms { replicas, variant, is_asking } = terms;
-        let options = for_server(CallOptions { is_asking, ..CallOptions::of(variant) }, &self.0);
+        let options = self.0.options(CallOptions { is_asking, ..CallOptions::of(variant) });
         let mut answers = send_with_wait(&self.0, options, replicas, &calls).await.into_iter();
         for waiting in waiting {
             let own = answers.by_ref().take(waiting.calls.len()).collect();
@@ -134,20 +63,8 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        let mut queue = self.0.replica_conn().queue();
-        // Otherwise the task has ended by itself, and another one may send already.
-        if queue.is_sending {
-            let unsent = take(&mut *queue);
-            drop(queue);
-            drop(unsent);
-        }
+        self.0.replica_conn().forget_unsent();
     }
-}
-
-/// As for commands that wait for others to be sent with: an attempt may have been given up meanwhile.
-fn is_late(waiting: &Waiting) -> bool {
-    let has_attempt = waiting.calls.iter().any(|call| matches!(call.command, Command::Acquire(_)));
-    has_attempt && waiting.since.elapsed() > MAX_COALESCE_DELAY
 }
 
 /// Runs calls, and fails those that too few replicas acknowledge.
@@ -163,9 +80,10 @@ pub(super) async fn run_replicated(
     if connections.replica_conn().push(Waiting { terms, calls: own, since: Instant::now(), answers }) {
         tasks::spawn(Sender(connections.clone()).run());
     }
-    receiver
-        .await
-        .unwrap_or_else(|_| calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect())
+    let unanswered = |_| calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect();
+    let answers = receiver.await.unwrap_or_else(unanswered);
+    // Not by the task that sends, for which all others wait.
+    exec::with_reasons(answers, &mut connections.preferred_conn(), options, calls).await
 }
 
 async fn send_with_wait(
@@ -225,13 +143,8 @@ async fn run_on_connection(
         }
     }
     let reached = reached.map_err(|error| rights::of_command(error, "+wait", None));
-    let mut answers = Vec::new();
-    for (payload, values) in payloads.iter().zip(values) {
-        let answer = counted(payload, values, &reached, replicas);
-        let mut wire = Wire::from(connection.clone());
-        answers.push(exec::with_reason(answer, &mut wire, options, payload.resource).await);
-    }
-    answers
+    let counted = |(payload, values): (&Payload<'_>, _)| counted(payload, values, &reached, replicas);
+    payloads.iter().zip(values).map(counted).collect()
 }
 
 /// A command, and the claim that follows it in the pipeline.

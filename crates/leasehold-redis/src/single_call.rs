@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use leasehold_core::Answer;
-use leasehold_redis_protocol::{ScriptVariant, VoteArgs};
+use leasehold_redis_protocol::ScriptVariant;
 use leasehold_store::{Call, CallResult, StoreError, only};
 
 use super::caller_conn::Caller;
@@ -57,9 +57,7 @@ impl Transport for Connections {
 }
 
 fn options_of(connections: &Connections) -> CallOptions<'_> {
-    let vote_args = VoteArgs { run_id: connections.run_id(), ..VoteArgs::default() };
-    let (deletes, contended) = (connections.deletes(), Some(connections.contended()));
-    CallOptions { vote_args, deletes, contended, ..CallOptions::of(ScriptVariant::Server) }
+    connections.options(CallOptions::of(ScriptVariant::Server))
 }
 
 /// Handles a failed single command as [`settle`] does a batch.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Kind, Loss};
-use leasehold_testkit::{Builder, Flavor, Proxy, Server, unless_paused, until, until_some};
+use leasehold_testkit::{Builder, Flavor, Proxy, Server, retry_if_paused, unless_paused, until, until_some};
 use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -220,6 +220,34 @@ async fn lease_of_a_user_who_may_not_wait_is_released() {
     let error = timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
     assert!(error.to_string().contains("+wait (docs/operations.md"), "{error}");
     until(is_free).await;
+}
+
+/// Which right is missing is asked for by each of them, and not by the task that sends for all: that took a round trip for each.
+#[tokio::test]
+async fn refused_attempts_do_not_keep_the_others_from_the_replicas() {
+    let (master, _replica) = master_and_replica().await;
+    let proxy = Proxy::before(&master);
+    master.run(&["ACL", "SETUSER", "locks", "on", ">hunter2", "~*", "&*", "+@all"]);
+    let url = proxy.url().replace("redis://", "redis://locks:hunter2@");
+    let client = Client::connect(&url).await.unwrap();
+    until(async || client.mutex("a").replicas(1).try_lock().await.is_ok()).await;
+    master.run(&["ACL", "SETUSER", "locks", "-xadd"]);
+    retry_if_paused(Duration::from_millis(300), async || {
+        proxy.delay_replies(Duration::from_millis(50));
+        let began = Instant::now();
+        let attempts = (0..200).map(|number| {
+            let mutex = client.mutex(format!("b{number}")).replicas(1);
+            tokio::spawn(async move { mutex.try_lock().await })
+        });
+        for attempt in attempts.collect::<Vec<_>>() {
+            let error = attempt.await.unwrap().unwrap_err();
+            assert!(error.to_string().contains("+xadd"), "{error}");
+        }
+        let took = began.elapsed();
+        proxy.delay_replies(Duration::ZERO);
+        if took < Duration::from_secs(4) { Ok(()) } else { Err(format!("200 refusals took {took:?}")) }
+    })
+    .await;
 }
 
 /// WAIT blocks its connection, so a batch of renewals has one.
