@@ -68,7 +68,7 @@ impl Server {
 
     /// A program with the address and the token in its environment.
     fn client(&self, program: &str, args: &[&str]) -> Command {
-        let mut command = common::as_from_terminal(program);
+        let mut command = as_from_terminal(program);
         command.args(args).env("LEASEHOLD_URL", &self.url).env("LEASEHOLD_HTTP_TOKEN", WRITE);
         // As under `leasehold run`.
         command.env("LEASEHOLD_TOKEN", "1763830000000001");
@@ -331,7 +331,7 @@ fn risky_settings_are_reported_when_the_server_starts() {
 fn strangers_leave_descriptors_to_those_with_a_token_when_there_are_few() {
     let place = Place::new();
     let program = env!("CARGO_BIN_EXE_leasehold");
-    let mut server = common::as_from_terminal("sh");
+    let mut server = as_from_terminal("sh");
     server.args(["-c", "ulimit -n 200 && exec \"$@\"", "sh", program, "serve", "--listen", "127.0.0.1:0"]);
     server.args(["--drain", "0s", "--store", &place.store()]).env("LEASEHOLD_SERVE_TOKEN", WRITE);
     let mut server = Started(server.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
@@ -482,7 +482,7 @@ fn first_commands_of_the_page_work_when_they_are_pasted() {
     let block = block.replace("/tmp/locks.sock", &place.path("socket").display().to_string());
     let folder = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap().display().to_string();
     let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
-    let mut shell = common::as_from_terminal("sh");
+    let mut shell = as_from_terminal("sh");
     shell.args(["-ec", &block]).env("PATH", path).env("LEASEHOLD_STORE", place.store()).stdin(Stdio::null());
     let output = shell.output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -548,7 +548,7 @@ fn compose_example_runs_without_containers() {
         assert_eq!(worker["environment"]["LEASEHOLD_URL"], "http://serve:8430");
         let command = words(&worker["command"]);
         let script = root().join("examples/serve").join(command[1].strip_prefix("/worker/").unwrap());
-        let mut command = common::as_from_terminal(&command[0]);
+        let mut command = as_from_terminal(&command[0]);
         assert!(worker["environment"]["LEASEHOLD_HTTP_TOKEN"].is_string());
         command.arg(script).env("LEASEHOLD_URL", &url).env("LEASEHOLD_HTTP_TOKEN", WRITE);
         command.env("LEASEHOLD_TOKEN", "1763830000000001");

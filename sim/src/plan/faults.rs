@@ -109,7 +109,7 @@ impl Drawing {
                 skew: self.signed(SECOND),
                 overlaps: if self.rng.chance(600) { 0 } else { lasts },
             },
-            29 if lasts % 2 == 0 => Fault::Full { lasts },
+            29 if lasts.is_multiple_of(2) => Fault::Full { lasts },
             29 => Fault::Deny { lasts },
             30 => Fault::ClockStep { by: self.signed(20 * SECOND) },
             _ if self.rng.chance(500) => Fault::Suspend { client, lasts },

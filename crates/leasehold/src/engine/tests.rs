@@ -231,7 +231,7 @@ fn entry_stays_while_it_is_referenced() {
     assert!(scene.session.release_dropped(attempt.entry, scene.start).is_none());
     assert_eq!(scene.session.len(), 0);
     // A lease stays until the store has released it.
-    let release = scene.drop_lease(scene.lease("a").into());
+    let release = scene.drop_lease(scene.lease("a"));
     assert_eq!(scene.session.len(), 1);
     scene.answer(&release, Reply::Released);
     assert_eq!(scene.session.len(), 0);
@@ -256,7 +256,7 @@ fn shortest_ttl_is_that_of_leases_that_are_held_and_renewed() {
     assert_eq!(scene.session.shortest_ttl(), None, "an attempt");
     let lease = scene.lease("b");
     assert_eq!(scene.session.shortest_ttl(), Some(TTL));
-    scene.drop_lease(lease.into());
+    scene.drop_lease(lease);
     assert_eq!(scene.session.shortest_ttl(), None);
 }
 
@@ -331,11 +331,11 @@ fn lease_keeps_what_its_guard_sets() {
     let scene = Scene::new();
     let (session, start) = (&scene.session, scene.start);
     let lease = scene.lease("a");
-    assert_eq!(session.ends_at(lease.into()), LocalTime::NEVER);
-    session.limit_hold(lease.into(), scene.after(7), start);
-    assert_eq!(session.ends_at(lease.into()), scene.after(7));
-    session.set_min_hold(lease.into(), Duration::from_secs(3), start);
-    let release = scene.drop_lease(lease.into());
+    assert_eq!(session.ends_at(lease), LocalTime::NEVER);
+    session.limit_hold(lease, scene.after(7), start);
+    assert_eq!(session.ends_at(lease), scene.after(7));
+    session.set_min_hold(lease, Duration::from_secs(3), start);
+    let release = scene.drop_lease(lease);
     let Command::Release(Release { min_hold, .. }) = release.command else { panic!("{release:?}") };
     assert_eq!(min_hold, Duration::from_secs(3));
     // A lost lease has none.
@@ -354,9 +354,9 @@ fn replaced_lease_ends_without_a_loss() {
     let (session, start) = (&scene.session, scene.start);
     for (is_replacing, losses) in [(true, 0), (false, 1)] {
         let lease = scene.lease("a");
-        session.set_replacing(lease.into(), is_replacing, start);
+        session.set_replacing(lease, is_replacing, start);
         let mut effects = Effects::default();
-        session.table().reconcile(lease.into(), scene.after(20), &mut effects);
+        session.table().reconcile(lease, scene.after(20), &mut effects);
         assert_eq!(effects.log_events.len(), losses);
     }
     let replaced = scene.lease("b");
@@ -394,21 +394,21 @@ fn attached_lease_is_released_only_by_its_owner() {
 fn renewal_is_sent_once_at_a_time() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    let renewal = scene.session.begin_renewal(lease.into(), scene.start).unwrap();
+    let renewal = scene.session.begin_renewal(lease, scene.start).unwrap();
     assert!(matches!(renewal.command, Command::Renew(_)));
-    assert!(scene.session.begin_renewal(lease.into(), scene.start).is_none(), "one is in flight");
+    assert!(scene.session.begin_renewal(lease, scene.start).is_none(), "one is in flight");
     // The future of the renewal was dropped.
-    scene.session.abandon_renewal(lease.into(), scene.start);
-    assert!(scene.session.begin_renewal(lease.into(), scene.start).is_some());
+    scene.session.abandon_renewal(lease, scene.start);
+    assert!(scene.session.begin_renewal(lease, scene.start).is_some());
 }
 
 #[test]
 fn deferred_release_is_sent_by_the_driver() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    scene.drop_lease(lease.into());
+    scene.drop_lease(lease);
     assert!(scene.sent(scene.start).is_empty(), "it is in flight");
-    scene.session.defer_release(lease.into(), scene.start);
+    scene.session.defer_release(lease, scene.start);
     assert_eq!(scene.sent(scene.start), [lease]);
 }
 
@@ -416,7 +416,7 @@ fn deferred_release_is_sent_by_the_driver() {
 fn failed_release_is_retried_after_the_time_of_its_failure() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    let release = scene.drop_lease(lease.into());
+    let release = scene.drop_lease(lease);
     scene.clock.jump(Duration::from_secs(2));
     assert_eq!(scene.session.handle_release_response(&release, &failure()), None);
     assert!(scene.sent(scene.after(2)).is_empty());

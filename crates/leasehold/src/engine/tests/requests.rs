@@ -74,12 +74,12 @@ fn request_returns_its_response_once() {
 #[test]
 fn response_to_a_release_is_its_outcome() {
     let scene = Scene::new();
-    let release = scene.drop_lease(scene.lease("a").into());
+    let release = scene.drop_lease(scene.lease("a"));
     let releases = store(Some(answer(Reply::Released)), false);
     let mut request = Request::send(&scene.session, &releases, &resource("a"), Some(release));
     let response = request.poll_response(&mut Context::from_waker(Waker::noop())).unwrap();
     assert!(matches!(response.end, Some(End::Release(ReleaseOutcome::Released))), "{response:?}");
-    let release = scene.drop_lease(scene.lease("a").into());
+    let release = scene.drop_lease(scene.lease("a"));
     let store = store(Some(failure()), false);
     let mut request = Request::send(&scene.session, &store, &resource("a"), Some(release));
     let response = request.poll_response(&mut Context::from_waker(Waker::noop())).unwrap();
@@ -103,12 +103,12 @@ fn abandoned_request_is_sent_again_by_the_driver() {
 fn dropped_renewal_counts_as_failed() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    let renewal = scene.session.begin_renewal(lease.into(), scene.start);
+    let renewal = scene.session.begin_renewal(lease, scene.start);
     let silent = store(None, false);
     let request = Request::send(&scene.session, &silent, &resource("a"), renewal);
-    assert!(scene.session.begin_renewal(lease.into(), scene.start).is_none());
+    assert!(scene.session.begin_renewal(lease, scene.start).is_none());
     drop(request);
-    assert!(scene.session.begin_renewal(lease.into(), scene.start).is_some());
+    assert!(scene.session.begin_renewal(lease, scene.start).is_some());
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn dropped_lease_is_released_inline_or_by_the_driver() {
         let scene = Scene::new();
         let lease = scene.lease("a");
         let store = store(Some(answer(Reply::Released)), is_inline);
-        release_dropped(&scene.session, &store, &resource("a"), lease.into());
+        release_dropped(&scene.session, &store, &resource("a"), lease);
         assert_eq!(store.sent.lock().unwrap().len(), usize::from(is_inline));
         assert_eq!(scene.session.len(), usize::from(!is_inline));
         let by_driver = scene.sent(scene.start);
@@ -129,7 +129,7 @@ fn dropped_lease_is_released_inline_or_by_the_driver() {
 fn dropped_lease_whose_release_failed_inline_leaves_nothing_once_it_is_released() {
     let scene = Scene::new();
     let lease = scene.lease("a");
-    release_dropped(&scene.session, &store(Some(failure()), true), &resource("a"), lease.into());
+    release_dropped(&scene.session, &store(Some(failure()), true), &resource("a"), lease);
     assert_eq!(scene.session.len(), 1);
     let again = scene.due(scene.after(1)).pop().expect("the retry");
     scene.answer(&again, Reply::Released);
@@ -141,11 +141,11 @@ fn renewal_without_an_answer_is_repeated_by_the_driver() {
     let scene = Scene::new();
     let lease = scene.lease("a");
     // An error from before the renewal is not its result.
-    scene.session.table().entries.get_mut(&lease.into()).unwrap().last_error = failure().err();
-    let renewal = scene.session.begin_renewal(lease.into(), scene.start);
+    scene.session.table().entries.get_mut(&lease).unwrap().last_error = failure().err();
+    let renewal = scene.session.begin_renewal(lease, scene.start);
     let silent = store(None, false);
     let _request = Request::send(&scene.session, &silent, &resource("a"), renewal);
-    let mut watch = scene.session.watch(lease.into());
+    let mut watch = scene.session.watch(lease);
     let mut is_pending =
         || poll_with(Waker::noop(), |context| scene.session.poll_renewed(&mut watch, context)).is_pending();
     let timeout = scene.session.table().entries[&lease.into()].poll_timeout().unwrap();
@@ -193,7 +193,7 @@ fn watch_is_woken_by_the_loss_of_a_lease() {
     let scene = Scene::new();
     let lease = scene.lease("a");
     let (count, waker) = task();
-    let mut watch = scene.session.watch(lease.into());
+    let mut watch = scene.session.watch(lease);
     assert!(poll_with(&waker, |context| scene.session.poll_lost(&mut watch, context)).is_pending());
     scene.clock.jump(TTL);
     scene.session.due(scene.session.now());
@@ -210,12 +210,12 @@ fn watch_is_woken_by_the_result_of_a_renewal() {
     let scene = Scene::new();
     let lease = scene.lease("a");
     let (count, waker) = task();
-    let mut watch = scene.session.watch(lease.into());
+    let mut watch = scene.session.watch(lease);
     for (result, is_renewed) in [
         (answer(Reply::Renewed { valid_for: TTL, tokens: None, contended: false }), true),
         (failure(), false),
     ] {
-        let renewal = scene.session.begin_renewal(lease.into(), scene.start).unwrap();
+        let renewal = scene.session.begin_renewal(lease, scene.start).unwrap();
         assert!(poll_with(&waker, |context| scene.session.poll_renewed(&mut watch, context)).is_pending());
         scene.session.handle_response(&renewal, scene.start, &result);
         assert_eq!(count.take(), 1);
