@@ -32,11 +32,13 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
     let label = work.label.clone().unwrap_or_else(|| command.label());
     let job = Job { command: &command, work, grace, store: &store };
     let mut pauses = Pauses::new(&args);
+    let mut has_connected = false;
     loop {
-        let client = match connect_repeatedly(&store, &args, &mut signals).await? {
+        let client = match connect_repeatedly(&store, &args, has_connected, &mut signals).await? {
             Connected::Yes(client) => client,
             Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
         };
+        has_connected = true;
         let lock = Lock::leadership(&client, args.name()?, work, &label)?;
         let exit = campaign_repeatedly(&lock, &job, &mut pauses, &mut signals).await;
         close(client).await;
@@ -46,16 +48,18 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
     }
 }
 
-/// Connects to a store that may be started after this program.
+/// Connects to a store that may be started after this program. Once it `has_connected`, no error is taken for one of the address: a file that
+/// it names may just be being replaced.
 async fn connect_repeatedly(
     store: &Store,
     args: &ElectArgs,
+    has_connected: bool,
     signals: &mut Signals,
 ) -> Result<Connected, Stop> {
     let mut outages = outages(args);
     loop {
         match connect(store, Duration::MAX, signals).await {
-            Err(stop) if stop.exit == Exit::Failure => {
+            Err(stop) if has_connected || stop.exit == Exit::Failure => {
                 if let Some(signal) = pause(&stop.message, outages.after(Duration::ZERO), signals).await {
                     return Ok(Connected::Interrupted(signal));
                 }

@@ -7,6 +7,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 
 use common::{Place, until};
+use leasehold_testkit::{Certificates, Server};
 
 fn holders(place: &Place) -> usize {
     let output = place.output(&["show", "--json", "--kind", "election", "a"]);
@@ -85,6 +86,32 @@ fn elect_goes_on_after_its_file_was_removed() {
     }
     until(|| (starts() == 2).then_some(()));
     until(|| (holders(&place) == 1).then_some(()));
+    elected.signal("TERM");
+    assert_eq!(elected.end(), 128 + 15);
+}
+
+/// The store is opened anew after an outage, and a file that its address names may just be being replaced.
+#[test]
+fn elect_outlasts_an_outage_with_its_certificate_away() {
+    let files = Certificates::new();
+    let mut server = Server::builder().tls(&files.server, &files.authority).start();
+    let folder = tempfile::tempdir().unwrap();
+    let authority = folder.path().join("ca.pem");
+    fs::copy(&files.authority, &authority).unwrap();
+    let place = Place::on(&format!("{}?ca={}", server.url(), authority.display()));
+    let log = place.path("log");
+    let script = format!("echo $$ >> {}; exec sleep 60", log.display());
+    let starts = || fs::read_to_string(&log).unwrap_or_default().lines().count();
+    let mut elected = place.start(&["elect", "--ttl", "2s", "a", "-c", &script]);
+    until(|| (starts() == 1).then_some(()));
+    server.stop();
+    fs::remove_file(&authority).unwrap();
+    // Longer than the outage after which it opens the store anew.
+    std::thread::sleep(std::time::Duration::from_secs(18));
+    assert!(elected.0.try_wait().unwrap().is_none(), "it still runs");
+    fs::copy(&files.authority, &authority).unwrap();
+    server.start();
+    until(|| (starts() == 2).then_some(()));
     elected.signal("TERM");
     assert_eq!(elected.end(), 128 + 15);
 }
