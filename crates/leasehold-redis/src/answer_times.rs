@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{RedisError, RedisResult};
@@ -16,22 +17,41 @@ const FACTOR: u32 = 2;
 /// With each answer, what the slowest one took counts for so much less: after twenty, for a fourteenth.
 const DECAY: u64 = 8;
 
+/// A late answer is waited for no longer than this fraction of the shortest ttl that the client holds: the connection may hang, and a renewal
+/// over another one must come in time.
+const TTL_FRACTION: u32 = 4;
+
+/// The shortest ttl that the client holds, if it holds a lease.
+type ShortestTtl = Arc<dyn Fn() -> Option<Duration> + Send + Sync>;
+
 /// The answers of one server, over all of a client's connections to it.
 #[derive(Default)]
 pub(super) struct AnswerTimes {
     /// In microseconds.
     slowest: AtomicU64,
+    shortest_ttl: OnceLock<ShortestTtl>,
 }
 
 impl AnswerTimes {
     /// The first answer took this long.
     pub(super) fn new(first: Duration) -> Self {
-        Self { slowest: AtomicU64::new(micros(first)) }
+        Self { slowest: AtomicU64::new(micros(first)), shortest_ttl: OnceLock::new() }
+    }
+
+    /// Waits for no answer so long that a lease would expire meanwhile.
+    pub(super) fn respect(&self, shortest_ttl: ShortestTtl) {
+        // The first one is that of the client.
+        let _ = self.shortest_ttl.set(shortest_ttl);
     }
 
     /// How long an answer is waited for.
     pub(super) fn limit(&self) -> Duration {
-        limit_after(Duration::from_micros(self.slowest.load(Ordering::Relaxed)))
+        let limit = limit_after(Duration::from_micros(self.slowest.load(Ordering::Relaxed)));
+        if limit == ANSWER_TIMEOUT {
+            return limit;
+        }
+        let shortest_ttl = self.shortest_ttl.get().and_then(|shortest_ttl| shortest_ttl());
+        shortest_ttl.map_or(limit, |ttl| limit.min((ttl / TTL_FRACTION).max(ANSWER_TIMEOUT)))
     }
 
     /// Counts an answer to what was sent then, and says after a timeout how long it was waited for.
@@ -88,6 +108,15 @@ mod tests {
         assert!(times.slowest.load(Ordering::Relaxed) < 1_010);
         times.count(Duration::from_secs(60));
         assert_eq!(times.limit(), MAX_ANSWER_TIMEOUT);
+    }
+
+    #[test]
+    fn limit_is_a_quarter_of_the_shortest_ttl_at_most() {
+        for (ttl, expected_ms) in [(None, 4_000), (Some(20), 4_000), (Some(6), 1_500), (Some(2), 1_000)] {
+            let times = AnswerTimes::new(Duration::from_secs(60));
+            times.respect(Arc::new(move || ttl.map(Duration::from_secs)));
+            assert_eq!(times.limit(), Duration::from_millis(expected_ms), "{ttl:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

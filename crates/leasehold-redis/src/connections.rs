@@ -1,6 +1,7 @@
 //! The connections of one endpoint.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use leasehold_redis_protocol::{Channels, ScriptVariant, VoteArgs};
 use leasehold_store::tasks::TaskGroup;
@@ -136,6 +137,11 @@ impl Connections {
 
     pub(super) fn driver_conn(&self) -> MultiplexedConnection {
         self.driver_conn.clone()
+    }
+
+    /// No reply is waited for so long that a lease of the client would expire meanwhile.
+    pub(super) fn respect(&self, shortest_ttl: Arc<dyn Fn() -> Option<Duration> + Send + Sync>) {
+        self.answer_times.respect(shortest_ttl);
     }
 
     /// The driver connection, for commands.

@@ -497,6 +497,7 @@ impl Reconnector {
         let caller = self.endpoint_config.caller.as_ref().map(Handle::id);
         let connections =
             Arc::new(Connections::new(driver_conn, status, caller, (dial.clone(), self.is_resp2), facts));
+        connections.respect(self.endpoint_config.shortest_ttl.clone());
         let still_opening = opened.is_none().then_some(opening);
         if let Some(Ok(subscription)) = opened
             && let Ok(Place::Here | Place::Unknown) = connections.place_of_subscriber(&subscription).await
