@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Answer, Command, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource, Token, View,
+    Acquire, Answer, Command, Failure, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource,
+    Token, View,
 };
 use leasehold_store::{Call, Capabilities, HolderMetadata, Store, StoreError};
 
@@ -148,16 +149,22 @@ impl Handle {
     }
 
     /// Fails unless so many replicas have what was read of the resource before. A store waits for them after a write only: this one is a
-    /// release of nothing, which would retain the lease.
+    /// release of nothing, which would retain the lease. False if there was no answer, so that what was read may be of another master than
+    /// the next one is; an error instead if this is the last try.
     pub(crate) async fn confirm_replicated(
         &self,
         resource: Arc<Resource>,
         replicas: u32,
-    ) -> Result<(), Error> {
+        is_last_try: bool,
+    ) -> Result<bool, Error> {
         let release =
             Release { min_hold: Duration::from_millis(1), ..Release::now(self.session.next_acquisition()) };
         let answered = self.store.call(Call::new(resource.clone(), release), replicas).await;
-        answered.map(drop).map_err(|error| self.store_error(&resource, &error))
+        match answered {
+            Ok(_) => Ok(true),
+            Err(error) if !is_last_try && error.failure == Failure::Unknown => Ok(false),
+            Err(error) => Err(self.store_error(&resource, &error)),
+        }
     }
 
     /// What an answer to `Inspect` shows.

@@ -172,6 +172,24 @@ async fn commands_of_one_client_wait_for_the_replicas_together() {
     assert!(guard.is_held());
 }
 
+/// A server or a firewall cuts connections that are idle.
+#[tokio::test]
+async fn open_latch_is_passed_although_the_connection_for_replicas_was_cut() {
+    let (master, _replica) = master_and_replica().await;
+    let client = Client::connect(&master.url()).await.unwrap();
+    let latch = client.latch("a", 1).replicas(1);
+    until(async || latch.count_down_as("host").await.is_ok()).await;
+    for _ in 0..5 {
+        let clients: String = master.query(&["CLIENT", "LIST"]).unwrap();
+        let waited =
+            clients.lines().find(|line| line.contains("cmd=wait")).expect("a connection for replicas");
+        let id = waited.split(' ').find_map(|field| field.strip_prefix("id=")).unwrap();
+        master.run(&["CLIENT", "KILL", "ID", id]);
+        assert!(latch.wait_timeout(SOON).await.unwrap());
+        assert_eq!(latch.count_down_as("host").await.unwrap(), 0);
+    }
+}
+
 #[tokio::test]
 async fn store_without_replicas_refuses_wait_for_replicas() {
     let client = Client::connect("memory:").await.unwrap();

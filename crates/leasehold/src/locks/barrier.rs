@@ -300,7 +300,15 @@ impl Party<'_> {
     /// Releases after the round has passed, and returns whether this party is the leader. A failed release changes nothing about
     /// that: the client repeats it. The mark must outlast a failover, as the party's lease would have.
     async fn pass(self, round: &Round) -> Result<bool, Error> {
-        self.lock.confirm_replicated().await?;
+        let mut tries = 0;
+        while !self.lock.confirm_replicated(&mut tries).await? {
+            let view = self.barrier.view().await?;
+            if Round::passed(&view, self.token).is_none() {
+                let resource = self.lock.checked_resource()?;
+                let what = "the mark of the round was lost, before the replicas had it";
+                return Err(self.lock.handle.unavailable(resource, what));
+            }
+        }
         if let Err(error) = self.guard.release().await {
             tracing::debug!(%error, "release of a party that has passed not confirmed; it is repeated");
         }

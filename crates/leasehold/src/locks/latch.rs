@@ -127,10 +127,10 @@ impl Latch {
             let what = "a count is retained for at least 1 s";
             return Err(lock.handle.error(ErrorKind::Invalid, lock.checked_resource()?, what));
         }
+        let (mut tries, mut has_counted) = (0, false);
         loop {
-            let mut has_counted = false;
-            // At zero there is no capacity, so nothing is granted.
-            if let Some(guard) = lock.acquire(1, None, WaitMode::NoWait).await? {
+            // At zero there is no capacity, so nothing is granted. A call without a name counts once.
+            if !has_counted && let Some(guard) = lock.acquire(1, None, WaitMode::NoWait).await? {
                 guard.release().await?;
                 has_counted = lock.owner.is_none();
             }
@@ -142,8 +142,10 @@ impl Latch {
             }
             let remaining = self.remaining_in(&view);
             if has_counted || remaining == 0 {
-                lock.confirm_replicated().await?;
-                return Ok(remaining);
+                if lock.confirm_replicated(&mut tries).await? {
+                    return Ok(remaining);
+                }
+                continue;
             }
             Sleep::until(&self.0.handle.session, self.0.handle.now() + POLL_INTERVAL).await;
         }
@@ -233,13 +235,16 @@ impl Latch {
     pub async fn wait_timeout(&self, limit: Duration) -> Result<bool, Error> {
         let session = &self.0.handle.session;
         let deadline = session.now() + limit;
+        let mut tries = 0;
         loop {
             if session.is_closed() {
                 return Err(self.0.handle.closed());
             }
             if self.remaining().await? == 0 {
-                self.0.confirm_replicated().await?;
-                return Ok(true);
+                if self.0.confirm_replicated(&mut tries).await? {
+                    return Ok(true);
+                }
+                continue;
             }
             let now = session.now();
             if now >= deadline {
