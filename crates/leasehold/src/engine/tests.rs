@@ -315,7 +315,7 @@ fn waited_grant_tells_when_it_was_granted() {
     let scene = Scene::new();
     let token = grant(5, 6).tokens;
     let at_once = scene.lease("a");
-    let own = scene.session.queued_grant(at_once.into(), grant(1, 1).tokens.first);
+    let own = scene.session.queued_grant(at_once, grant(1, 1).tokens.first);
     assert!(own.is_none(), "{own:?}");
     let waited = scene.begin("b", None, true);
     scene.answer(&waited, QUEUED);
@@ -360,9 +360,9 @@ fn replaced_lease_ends_without_a_loss() {
         assert_eq!(effects.log_events.len(), losses);
     }
     let replaced = scene.lease("b");
-    session.set_replacing(replaced.into(), true, start);
-    session.mark_replaced(replaced.into(), start);
-    assert!(session.table().entries.get(&replaced.into()).is_none(), "nothing is left to release");
+    session.set_replacing(replaced, true, start);
+    session.mark_replaced(replaced, start);
+    assert!(session.table().entries.get(&replaced).is_none(), "nothing is left to release");
 }
 
 #[test]

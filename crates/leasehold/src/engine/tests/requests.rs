@@ -148,9 +148,9 @@ fn renewal_without_an_answer_is_repeated_by_the_driver() {
     let mut watch = scene.session.watch(lease);
     let mut is_pending =
         || poll_with(Waker::noop(), |context| scene.session.poll_renewed(&mut watch, context)).is_pending();
-    let timeout = scene.session.table().entries[&lease.into()].poll_timeout().unwrap();
+    let timeout = scene.session.table().entries[&lease].poll_timeout().unwrap();
     assert!(scene.sent(timeout).is_empty() && is_pending());
-    let again = scene.session.table().entries[&lease.into()].poll_timeout().unwrap();
+    let again = scene.session.table().entries[&lease].poll_timeout().unwrap();
     assert_eq!(scene.sent(again), [lease]);
 }
 
