@@ -140,7 +140,7 @@ fn elect_restarts_the_command_on_the_only_host() {
 
 #[test]
 fn store_outage_ends_the_command_and_elect_waits_for_the_store() {
-    let mut server = leasehold_testkit::Server::on_port();
+    let mut server = Server::on_port();
     let place = Place::on(&server.url());
     let log = place.path("log");
     let script = format!("echo $$ >> {}; exec sleep 60", log.display());
@@ -213,7 +213,7 @@ fn elect_retries_a_command_that_can_no_longer_be_started() {
 
 #[test]
 fn store_outage_pauses_the_election_only_briefly() {
-    let mut server = leasehold_testkit::Server::on_port();
+    let mut server = Server::on_port();
     let place = Place::on(&server.url());
     let args =
         ["elect", "--ttl", "8s", "--backoff", "60s", "--backoff-max", "600s", "a", "--", "sleep", "60"];
