@@ -148,6 +148,9 @@ mod with_tls {
 
     use leasehold_store::OpenError;
     use redis::{Client, ClientTlsConfig, ConnectionInfo, RedisResult, TlsCertificates};
+    use rustls::pki_types::pem::PemObject as _;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::sign::CertifiedKey;
 
     use crate::url::Tls;
 
@@ -174,6 +177,7 @@ mod with_tls {
         pub(super) fn renew(&self, info: &ConnectionInfo) -> Result<ConnectionInfo, ()> {
             let renewed = read_all(&self.paths).map_err(|error| error.to_string());
             let built = renewed.and_then(|content| {
+                content.client_tls.as_ref().map_or(Ok(()), check_key)?;
                 let info = with(info.clone(), content.clone()).map_err(|error| error.to_string())?;
                 *self.content.lock().unwrap_or_else(PoisonError::into_inner) = content;
                 Ok(info)
@@ -186,6 +190,15 @@ mod with_tls {
         pub(super) fn apply(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
             with(info, self.content.lock().unwrap_or_else(PoisonError::into_inner).clone())
         }
+    }
+
+    /// Fails if the key is not that of the certificate: a connection would fail with it, where the last ones would do.
+    fn check_key(client: &ClientTlsConfig) -> Result<(), String> {
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&client.client_cert).collect();
+        let chain = chain.map_err(|error| error.to_string())?;
+        let key = PrivateKeyDer::from_pem_slice(&client.client_key).map_err(|error| error.to_string())?;
+        let Some(provider) = rustls::crypto::CryptoProvider::get_default() else { return Ok(()) };
+        CertifiedKey::from_der(chain, key, provider).map(drop).map_err(|error| error.to_string())
     }
 
     fn with(info: ConnectionInfo, content: TlsCertificates) -> RedisResult<ConnectionInfo> {

@@ -112,3 +112,25 @@ async fn renewed_certificates_are_read_at_the_next_connect() {
     std::fs::copy(&new.client.key, path("key")).unwrap();
     until(async || client.mutex("b").try_lock().await.is_ok()).await;
 }
+
+/// The key comes later. Meanwhile the certificate would fit no key, and the connection is lost.
+#[tokio::test]
+async fn certificate_that_is_being_replaced_costs_no_lease() {
+    let (old, new) = (Certificates::new(), Certificates::new());
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::copy(&old.client.certificate, path("cert")).unwrap();
+    std::fs::copy(&old.client.key, path("key")).unwrap();
+    let server =
+        Server::builder().tls(&old.server, &old.authority).setting("tls-auth-clients", "yes").start();
+    let [cert, key] = ["cert", "key"].map(|name| path(name).display().to_string());
+    let url = format!("{}?ca={}&cert={cert}&key={key}", server.url(), old.authority.display());
+    let client = Client::connect(&url).await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(60)).lock().await.unwrap();
+    std::fs::copy(&new.client.certificate, path("cert")).unwrap();
+    for kind in ["normal", "pubsub"] {
+        server.run(&["CLIENT", "KILL", "TYPE", kind]);
+    }
+    until(async || guard.renew().await.is_ok()).await;
+    assert!(guard.is_held());
+}
