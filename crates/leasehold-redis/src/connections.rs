@@ -17,7 +17,7 @@ use super::contended::Contended;
 use super::deletes::Deletes;
 use super::exec::CallOptions;
 use super::handshake::ServerFacts;
-use super::limits::REPLICA_RESPONSE_TIMEOUT;
+use super::limits::REPLICA_TIMEOUT;
 use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
 use super::replica_conn::ReplicaConn;
 use super::wire::Wire;
@@ -144,6 +144,11 @@ impl Connections {
         self.answer_times.respect(shortest_ttl);
     }
 
+    /// How long a reply is waited for.
+    pub(super) fn answer_limit(&self) -> Duration {
+        self.answer_times.limit()
+    }
+
     /// The driver connection, for commands.
     pub(super) fn driver_wire(&self) -> Wire {
         Wire::Own(self.driver_conn(), self.answer_times.clone())
@@ -196,7 +201,7 @@ impl Connections {
             return Ok(Some(connection.clone()));
         }
         let client = self.client().await?;
-        let mut config = config().set_response_timeout(Some(REPLICA_RESPONSE_TIMEOUT));
+        let mut config = config().set_response_timeout(Some(REPLICA_TIMEOUT + self.answer_limit()));
         if is_resp3(&client) {
             config = config.set_push_sender(further_handler(self.status.clone(), || ()));
         }
@@ -224,7 +229,7 @@ impl Connections {
 
     /// Whether the driver connection answers.
     pub(super) async fn responds(&self) -> bool {
-        responds(&mut self.driver_conn()).await
+        responds(&mut self.driver_wire()).await
     }
 
     /// Whether the connections are closed: nothing that arrives over them counts.

@@ -49,6 +49,3 @@ pub(super) const RECONNECT_BACKOFF: RangeInclusive<Duration> =
 
 /// Max time for the replicas to acknowledge.
 pub(super) const REPLICA_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// Max time for a reply over the replica connection.
-pub(super) const REPLICA_RESPONSE_TIMEOUT: Duration = REPLICA_TIMEOUT.saturating_add(ANSWER_TIMEOUT);

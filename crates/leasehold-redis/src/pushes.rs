@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 
 use super::ANSWER_TIMEOUT;
+use super::wire::Wire;
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
 pub(super) type ReconnectHandler = Arc<dyn Fn(&dyn Fn(&Resource) -> bool) + Send + Sync>;
@@ -240,7 +241,7 @@ impl Subscription {
 
     pub(super) async fn responds(&self) -> bool {
         match &self.over {
-            Over::Resp3 { connection, .. } => responds(&mut connection.clone()).await,
+            Over::Resp3 { connection, .. } => responds(&mut connection.clone().into()).await,
             Over::Resp2 { channel, sink, .. } => {
                 // No right is needed but the one that it has used.
                 let again = async { sink.lock().await.subscribe(channel).await };
@@ -267,8 +268,8 @@ impl Subscription {
 }
 
 /// Whether a connection answers. The command is one that scripts need, too, so that no refusal is logged.
-pub(super) async fn responds(connection: &mut MultiplexedConnection) -> bool {
-    is_answer(&connection.send_packed_command(&redis::cmd("TIME")).await)
+pub(super) async fn responds(connection: &mut Wire) -> bool {
+    is_answer(&connection.send(&redis::cmd("TIME")).await)
 }
 
 /// Whether the server has sent this: an error reply is an answer, too.

@@ -100,13 +100,8 @@ impl ReplicaConn {
 
     /// The task that sends what waits is dropped.
     pub(super) fn forget_unsent(&self) {
-        let mut queue = self.queue();
-        // Otherwise the task has ended by itself, and another one may send already.
-        if queue.is_sending {
-            let unsent = take(&mut *queue);
-            drop(queue);
-            drop(unsent);
-        }
+        let unsent = take(&mut *self.queue());
+        drop(unsent);
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 use super::connections::Connections;
 use super::error::{AddressState, CallError, lost};
 use super::exec::{self, CallOptions};
-use super::limits::{REPLICA_RESPONSE_TIMEOUT, REPLICA_TIMEOUT};
+use super::limits::REPLICA_TIMEOUT;
 use super::replica_conn::{Answers, Terms, Waiting};
 use super::{codec, rights, wire};
 
@@ -29,13 +29,18 @@ use super::{codec, rights, wire};
 const BRIEF_TOMBSTONE: Duration = Duration::from_millis(1);
 
 /// The task that sends what waits. If it is dropped, with its runtime, what waits has no answer.
-struct Sender(Arc<Connections>);
+struct Sender {
+    connections: Arc<Connections>,
+    /// It ends by itself, and another one may send already.
+    has_ended: bool,
+}
 
 impl Sender {
-    async fn run(self) {
-        while let Some((terms, waiting)) = self.0.replica_conn().pop() {
+    async fn run(mut self) {
+        while let Some((terms, waiting)) = self.connections.replica_conn().pop() {
             self.send(terms, waiting).await;
         }
+        self.has_ended = true;
     }
 
     async fn send(&self, terms: Terms, mut waiting: Vec<Waiting>) {
@@ -52,8 +57,8 @@ impl Sender {
             return;
         }
         let Terms { replicas, variant, is_asking } = terms;
-        let options = self.0.options(CallOptions { is_asking, ..CallOptions::of(variant) });
-        let mut answers = send_with_wait(&self.0, options, replicas, &calls).await.into_iter();
+        let options = self.connections.options(CallOptions { is_asking, ..CallOptions::of(variant) });
+        let mut answers = send_with_wait(&self.connections, options, replicas, &calls).await.into_iter();
         for waiting in waiting {
             let own = answers.by_ref().take(waiting.calls.len()).collect();
             let _ = waiting.answers.send(own);
@@ -63,7 +68,9 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.0.replica_conn().forget_unsent();
+        if !self.has_ended {
+            self.connections.replica_conn().forget_unsent();
+        }
     }
 }
 
@@ -78,7 +85,7 @@ pub(super) async fn run_replicated(
     let (answers, receiver) = oneshot::channel();
     let own = calls.iter().map(|call| (*call).clone()).collect();
     if connections.replica_conn().push(Waiting { terms, calls: own, since: Instant::now(), answers }) {
-        tasks::spawn(Sender(connections.clone()).run());
+        tasks::spawn(Sender { connections: connections.clone(), has_ended: false }.run());
     }
     let unanswered = |_| calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect();
     let answers = receiver.await.unwrap_or_else(unanswered);
@@ -92,8 +99,11 @@ async fn send_with_wait(
     replicas: u32,
     calls: &[&Call],
 ) -> Answers {
-    let Ok(replica_conn) = timeout(REPLICA_RESPONSE_TIMEOUT, connections.open_replica_conn()).await else {
-        let message = AddressState::Proven.no_answer(REPLICA_RESPONSE_TIMEOUT);
+    let reply_limit = REPLICA_TIMEOUT + connections.answer_limit();
+    // Opening it takes some round trips.
+    let limit = 2 * reply_limit;
+    let Ok(replica_conn) = timeout(limit, connections.open_replica_conn()).await else {
+        let message = AddressState::Proven.no_answer(limit);
         let error = StoreError::new(Failure::NotSent, message);
         return calls.iter().map(|_| Err(CallError::Timeout(error.clone()))).collect();
     };
@@ -101,6 +111,7 @@ async fn send_with_wait(
         // Nothing was sent. A retry finds the right server.
         Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect(),
         Ok(Some(mut connection)) => {
+            connection.set_response_timeout(reply_limit);
             let answers = run_on_connection(&mut connection, options, replicas, calls).await;
             if answers
                 .iter()

@@ -172,6 +172,21 @@ async fn commands_of_one_client_wait_for_the_replicas_together() {
     assert!(guard.is_held());
 }
 
+/// As without replicas: an answer that is late is no hung connection.
+#[tokio::test]
+async fn server_that_answers_later_and_later_grants_locks_with_replicas() {
+    let (master, _replica) = master_and_replica().await;
+    let proxy = Proxy::before(&master);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let mutex = client.mutex("a").replicas(1);
+    until(async || mutex.try_lock().await.is_ok()).await;
+    for ms in [800, 1_400, 1_900] {
+        proxy.delay_replies(Duration::from_millis(ms));
+        mutex.lock().await.unwrap_or_else(|error| panic!("{ms} ms late: {error}"));
+        client.mutex("b").lock().await.unwrap();
+    }
+}
+
 /// A server or a firewall cuts connections that are idle.
 #[tokio::test]
 async fn open_latch_is_passed_although_the_connection_for_replicas_was_cut() {
