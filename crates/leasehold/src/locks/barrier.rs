@@ -301,12 +301,17 @@ impl Party<'_> {
     /// that: the client repeats it. The mark must outlast a failover, as the party's lease would have.
     async fn pass(self, round: &Round) -> Result<bool, Error> {
         let mut tries = 0;
-        while !self.lock.confirm_replicated(&mut tries).await? {
+        while self.lock.terms.replicas > 0 {
+            let is_confirmed = self.lock.confirm_replicated(&mut tries).await?;
+            // Another master may have confirmed it, which does not have the mark.
             let view = self.barrier.view().await?;
             if Round::passed(&view, self.token).is_none() {
                 let resource = self.lock.checked_resource()?;
-                let what = "the mark of the round was lost, before the replicas had it";
+                let what = "the mark of the round was lost before the replicas had it";
                 return Err(self.lock.handle.unavailable(resource, what));
+            }
+            if is_confirmed {
+                break;
             }
         }
         if let Err(error) = self.guard.release().await {

@@ -127,7 +127,8 @@ impl Latch {
             let what = "a count is retained for at least 1 s";
             return Err(lock.handle.error(ErrorKind::Invalid, lock.checked_resource()?, what));
         }
-        let (mut tries, mut has_counted) = (0, false);
+        let has_replicas = lock.terms.replicas > 0;
+        let (mut tries, mut has_counted, mut is_confirmed) = (0, false, !has_replicas);
         loop {
             // At zero there is no capacity, so nothing is granted. A call without a name counts once.
             if !has_counted && let Some(guard) = lock.acquire(1, None, WaitMode::NoWait).await? {
@@ -142,11 +143,14 @@ impl Latch {
             }
             let remaining = self.remaining_in(&view);
             if has_counted || remaining == 0 {
-                if lock.confirm_replicated(&mut tries).await? {
+                // Seen before and after that: another master may have confirmed what it does not have.
+                if is_confirmed {
                     return Ok(remaining);
                 }
+                is_confirmed = lock.confirm_replicated(&mut tries).await?;
                 continue;
             }
+            is_confirmed = !has_replicas;
             Sleep::until(&self.0.handle.session, self.0.handle.now() + POLL_INTERVAL).await;
         }
     }
@@ -235,17 +239,21 @@ impl Latch {
     pub async fn wait_timeout(&self, limit: Duration) -> Result<bool, Error> {
         let session = &self.0.handle.session;
         let deadline = session.now() + limit;
-        let mut tries = 0;
+        let has_replicas = self.0.terms.replicas > 0;
+        let (mut tries, mut is_confirmed) = (0, !has_replicas);
         loop {
             if session.is_closed() {
                 return Err(self.0.handle.closed());
             }
             if self.remaining().await? == 0 {
-                if self.0.confirm_replicated(&mut tries).await? {
+                // As for a count.
+                if is_confirmed {
                     return Ok(true);
                 }
+                is_confirmed = self.0.confirm_replicated(&mut tries).await?;
                 continue;
             }
+            is_confirmed = !has_replicas;
             let now = session.now();
             if now >= deadline {
                 return Ok(false);

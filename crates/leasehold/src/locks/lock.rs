@@ -176,12 +176,9 @@ impl Lock {
     }
 
     /// Waits until the replicas that this lock asks for have what was read of it before: what another client has written, or an own
-    /// command that failed, may be at the master only. False if it must be read again, because the connection was lost; that is an error
-    /// the second time.
+    /// command that failed, may be at the master only. False if the connection was lost; that is an error the second time. In any case it
+    /// must be read again: another master may have answered, which does not have it.
     pub(crate) async fn confirm_replicated(&self, tries: &mut u32) -> Result<bool, Error> {
-        if self.terms.replicas == 0 {
-            return Ok(true);
-        }
         *tries += 1;
         let resource = self.checked_resource()?;
         self.handle.confirm_replicated(resource.clone(), self.terms.replicas, *tries > 1).await

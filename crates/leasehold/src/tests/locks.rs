@@ -505,6 +505,50 @@ fn party_passes_by_a_mark_of_another_one_once_the_replicas_have_it() {
     }
 }
 
+/// A store whose replica takes over before the confirmation: the new master confirms, and has nothing of what was read at the old one.
+struct FailsOver(Arc<Memory>);
+
+impl Store for FailsOver {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(EMBEDDED_POLL_INTERVALS).with_replicas()
+    }
+
+    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
+        let answers = self.call_batch(vec![call], replicas);
+        Box::pin(async { only(answers.await) })
+    }
+
+    fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
+        for call in &batch {
+            if replicas > 0 && matches!(call.command, Command::Release(_)) {
+                self.0.call_inline(&call.resource, &Command::ForceRelease).unwrap();
+            }
+        }
+        self.0.call_batch(batch, replicas)
+    }
+
+    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
+        self.0.list()
+    }
+}
+
+#[test]
+fn count_that_a_failover_has_lost_opens_no_latch_although_the_new_master_confirms() {
+    let memory = Memory::open("");
+    let other = distant_client(&memory);
+    let store = Arc::new(FailsOver(memory.clone()));
+    let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
+        store.0.join(id, inbox);
+        Ok::<_, Error>(store as Arc<dyn Store>)
+    };
+    let client = block_on(Client::with_store("memory:".to_owned(), open)).unwrap();
+    for (replicas, is_open) in [(0, true), (1, false)] {
+        assert_eq!(block_on(other.latch("a", 1).count_down_as("host")).unwrap(), 0);
+        let latch = client.latch("a", 1).replicas(replicas);
+        assert_eq!(block_on(latch.wait_timeout(Duration::from_millis(300))).unwrap(), is_open);
+    }
+}
+
 fn resource_of_barrier() -> Resource {
     Resource { kind: Kind::Barrier, name: Name::new("a").unwrap() }
 }
