@@ -4,8 +4,9 @@
 //! earlier command was written by another connection. A granted `Acquire` is therefore followed by a claim, which is a
 //! write of this connection. A release that retains the lease leaves a tombstone for the same reason.
 //!
-//! While the server waits for the replicas it runs nothing else of this connection. So the commands that come meanwhile wait here, and
-//! go out together with one WAIT: none of them, least of all a renewal, waits for more than one round trip to the replicas before its own.
+//! While the server waits for the replicas it runs nothing else of this connection. So the commands that come meanwhile wait in a queue
+//! ([`super::replica_conn`]), and go out together with one WAIT. Renewals and releases go first: they wait for no more than the round trip
+//! that has begun.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -289,4 +290,35 @@ fn too_few(reached: i64, replicas: u32) -> StoreError {
              count: check the server's replicas, or ask for fewer"
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_testkit::Server;
+
+    use super::super::connections::config;
+    use super::super::handshake::ServerFacts;
+    use super::super::pushes::ConnectionStatus;
+    use super::*;
+
+    /// Another one may be sending already.
+    #[tokio::test]
+    async fn sender_that_ends_by_itself_takes_no_command_of_the_next_one() {
+        let server = Server::on_port();
+        let client = redis::Client::open(server.url()).unwrap();
+        let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
+        let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
+        let dial = (client.get_connection_info().clone().into(), true);
+        let connections = Arc::new(Connections::new(own, status, None, dial, ServerFacts::default()));
+        for has_ended in [true, false] {
+            let variant = leasehold_redis_protocol::ScriptVariant::Server;
+            let terms = Terms { replicas: 1, variant, is_asking: false };
+            let waiting =
+                Waiting { terms, calls: Vec::new(), since: Instant::now(), answers: oneshot::channel().0 };
+            assert!(connections.replica_conn().push(waiting));
+            drop(Sender { connections: connections.clone(), has_ended });
+            assert_eq!(connections.replica_conn().pop().is_some(), has_ended);
+            assert!(connections.replica_conn().pop().is_none());
+        }
+    }
 }
