@@ -182,8 +182,8 @@ async fn server_that_answers_later_and_later_grants_locks_with_replicas() {
     until(async || mutex.try_lock().await.is_ok()).await;
     for ms in [800, 1_400, 1_900] {
         proxy.delay_replies(Duration::from_millis(ms));
-        mutex.lock().await.unwrap_or_else(|error| panic!("{ms} ms late: {error}"));
-        client.mutex("b").lock().await.unwrap();
+        drop(mutex.lock().await.unwrap_or_else(|error| panic!("{ms} ms late: {error}")));
+        drop(client.mutex("b").lock().await.unwrap());
     }
 }
 

@@ -300,8 +300,21 @@ impl Party<'_> {
     /// Releases after the round has passed, and returns whether this party is the leader. A failed release changes nothing about
     /// that: the client repeats it. The mark must outlast a failover, as the party's lease would have.
     async fn pass(self, round: &Round) -> Result<bool, Error> {
+        self.confirm_passed().await?;
+        if let Err(error) = self.guard.release().await {
+            tracing::debug!(%error, "release of a party that has passed not confirmed; it is repeated");
+        }
+        Ok(round.first == self.token)
+    }
+
+    /// Waits until the replicas have the mark by which this party passes.
+    async fn confirm_passed(&self) -> Result<(), Error> {
+        // A single party passes without a mark.
+        if self.lock.terms.replicas == 0 || self.barrier.1 == 1 {
+            return Ok(());
+        }
         let mut tries = 0;
-        while self.lock.terms.replicas > 0 {
+        loop {
             let is_confirmed = self.lock.confirm_replicated(&mut tries).await?;
             // Another master may have confirmed it, which does not have the mark.
             let view = self.barrier.view().await?;
@@ -311,13 +324,9 @@ impl Party<'_> {
                 return Err(self.lock.handle.unavailable(resource, what));
             }
             if is_confirmed {
-                break;
+                return Ok(());
             }
         }
-        if let Err(error) = self.guard.release().await {
-            tracing::debug!(%error, "release of a party that has passed not confirmed; it is repeated");
-        }
-        Ok(round.first == self.token)
     }
 
     /// Departs at the deadline, unless the round has passed before.

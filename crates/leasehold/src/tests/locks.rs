@@ -505,6 +505,12 @@ fn party_passes_by_a_mark_of_another_one_once_the_replicas_have_it() {
     }
 }
 
+#[test]
+fn single_party_needs_no_mark_and_no_replica_that_has_it() {
+    let client = distant_client(&Memory::open(""));
+    assert!(block_on(client.barrier("a", 1).replicas(1).wait()).unwrap());
+}
+
 /// A store whose replica takes over before the confirmation: the new master confirms, and has nothing of what was read at the old one.
 struct FailsOver(Arc<Memory>);
 
