@@ -26,7 +26,7 @@ use crate::engine::Sleep;
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
-use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
+use crate::locks::lock::{Lock, MAX_TTL, Replication, WaitMode};
 use crate::options::lease_settings;
 
 /// The maximum number of parties. The rest of the capacity is for marks.
@@ -310,23 +310,19 @@ impl Party<'_> {
     /// Waits until the replicas have the mark by which this party passes.
     async fn confirm_passed(&self) -> Result<(), Error> {
         // A single party passes without a mark.
-        if self.lock.terms.replicas == 0 || self.barrier.1 == 1 {
+        if self.barrier.1 == 1 {
             return Ok(());
         }
-        let mut tries = 0;
-        loop {
-            let is_confirmed = self.lock.confirm_replicated(&mut tries).await?;
-            // Another master may have confirmed it, which does not have the mark.
+        let mut replication = Replication::of(&self.lock);
+        while !replication.confirms().await? {
             let view = self.barrier.view().await?;
             if Round::passed(&view, self.token).is_none() {
                 let resource = self.lock.checked_resource()?;
                 let what = "the mark of the round was lost before the replicas had it";
                 return Err(self.lock.handle.unavailable(resource, what));
             }
-            if is_confirmed {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 
     /// Departs at the deadline, unless the round has passed before.

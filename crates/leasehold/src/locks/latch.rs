@@ -12,7 +12,7 @@ use crate::engine::Sleep;
 use crate::error::{Error, ErrorKind};
 use crate::handle::Handle;
 use crate::inspect::{HolderInfo, LockInfo};
-use crate::locks::lock::{Lock, WaitMode};
+use crate::locks::lock::{Lock, Replication, WaitMode};
 use crate::options::inspection;
 
 /// How long the store retains a count by default.
@@ -127,8 +127,7 @@ impl Latch {
             let what = "a count is retained for at least 1 s";
             return Err(lock.handle.error(ErrorKind::Invalid, lock.checked_resource()?, what));
         }
-        let has_replicas = lock.terms.replicas > 0;
-        let (mut tries, mut has_counted, mut is_confirmed) = (0, false, !has_replicas);
+        let (mut replication, mut has_counted) = (Replication::of(lock), false);
         loop {
             // At zero there is no capacity, so nothing is granted. A call without a name counts once.
             if !has_counted && let Some(guard) = lock.acquire(1, None, WaitMode::NoWait).await? {
@@ -143,14 +142,12 @@ impl Latch {
             }
             let remaining = self.remaining_in(&view);
             if has_counted || remaining == 0 {
-                // Seen before and after that: another master may have confirmed what it does not have.
-                if is_confirmed {
+                if replication.confirms().await? {
                     return Ok(remaining);
                 }
-                is_confirmed = lock.confirm_replicated(&mut tries).await?;
                 continue;
             }
-            is_confirmed = !has_replicas;
+            replication.reset();
             Sleep::until(&self.0.handle.session, self.0.handle.now() + POLL_INTERVAL).await;
         }
     }
@@ -239,21 +236,18 @@ impl Latch {
     pub async fn wait_timeout(&self, limit: Duration) -> Result<bool, Error> {
         let session = &self.0.handle.session;
         let deadline = session.now() + limit;
-        let has_replicas = self.0.terms.replicas > 0;
-        let (mut tries, mut is_confirmed) = (0, !has_replicas);
+        let mut replication = Replication::of(&self.0);
         loop {
             if session.is_closed() {
                 return Err(self.0.handle.closed());
             }
             if self.remaining().await? == 0 {
-                // As for a count.
-                if is_confirmed {
+                if replication.confirms().await? {
                     return Ok(true);
                 }
-                is_confirmed = self.0.confirm_replicated(&mut tries).await?;
                 continue;
             }
-            is_confirmed = !has_replicas;
+            replication.reset();
             let now = session.now();
             if now >= deadline {
                 return Ok(false);

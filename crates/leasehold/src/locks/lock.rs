@@ -42,6 +42,38 @@ pub(crate) struct Lock {
     pub(crate) telemetry: LockTelemetry,
 }
 
+/// Whether what is read of a lock counts. With replicas it must have been read before and after they were seen to have everything: what
+/// another client has written may be at the master only, and another master may have answered, which does not have it.
+pub(crate) struct Replication<'a> {
+    lock: &'a Lock,
+    tries: u32,
+    is_confirmed: bool,
+}
+
+impl<'a> Replication<'a> {
+    pub(crate) fn of(lock: &'a Lock) -> Self {
+        Self { lock, tries: 0, is_confirmed: lock.terms.replicas == 0 }
+    }
+
+    /// Whether what was read just now counts. If not, it must be read again. A connection that is lost twice is an error.
+    pub(crate) async fn confirms(&mut self) -> Result<bool, Error> {
+        if self.is_confirmed {
+            return Ok(true);
+        }
+        self.tries += 1;
+        let Lock { handle, terms, .. } = self.lock;
+        let resource = self.lock.checked_resource()?;
+        self.is_confirmed =
+            handle.confirm_replicated(resource.clone(), terms.replicas, self.tries > 1).await?;
+        Ok(false)
+    }
+
+    /// Something else was read.
+    pub(crate) fn reset(&mut self) {
+        self.is_confirmed = self.lock.terms.replicas == 0;
+    }
+}
+
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.debug("Lock", f)
@@ -173,15 +205,6 @@ impl Lock {
     pub(crate) async fn look_up(&self) -> Result<LockInfo, Error> {
         let resource = self.checked_resource()?;
         self.handle.look_up((**resource).clone()).await
-    }
-
-    /// Waits until the replicas that this lock asks for have what was read of it before: what another client has written, or an own
-    /// command that failed, may be at the master only. False if the connection was lost; that is an error the second time. In any case it
-    /// must be read again: another master may have answered, which does not have it.
-    pub(crate) async fn confirm_replicated(&self, tries: &mut u32) -> Result<bool, Error> {
-        *tries += 1;
-        let resource = self.checked_resource()?;
-        self.handle.confirm_replicated(resource.clone(), self.terms.replicas, *tries > 1).await
     }
 
     pub(crate) async fn force_release(&self) -> Result<Vec<HolderInfo>, Error> {

@@ -365,9 +365,17 @@ fn party_whose_arrival_is_not_answered_is_not_counted() {
     stage.assert_nothing_is_left("two parties that have left");
 }
 
-/// A shared memory store whose commands and answers are each in flight for one poll. Its replicas have what their own client has written,
-/// and nothing of the others.
-struct Distant(Arc<Memory>);
+/// A shared memory store whose commands and answers are each in flight for one poll.
+struct Distant(Arc<Memory>, Replicas);
+
+/// What becomes of the question whether replicas have what was read.
+#[derive(Clone, Copy)]
+enum Replicas {
+    /// They have what their own client has written, and nothing of the others.
+    Lag,
+    /// One has become the master: it confirms, and has nothing of what was read at the old one.
+    TakeOver,
+}
 
 impl Store for Distant {
     fn capabilities(&self) -> Capabilities {
@@ -380,17 +388,22 @@ impl Store for Distant {
     }
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        let memory = self.0.clone();
-        let is_of_others =
+        let (memory, of) = (self.0.clone(), self.1);
+        let asks =
             |command: &Command| matches!(command, Command::Release(release) if !release.min_hold.is_zero());
-        let of_others: Vec<bool> = batch.iter().map(|call| is_of_others(&call.command)).collect();
+        let asking: Vec<_> =
+            batch.iter().map(|call| asks(&call.command).then(|| call.resource.clone())).collect();
         Box::pin(async move {
             yield_once().await;
             let mut answers = memory.call_batch(batch, replicas).await;
-            for (answered, is_of_others) in answers.iter_mut().zip(of_others) {
+            for (answered, asked_of) in answers.iter_mut().zip(asking) {
                 let is_not_held = answered.as_ref().is_ok_and(|answer| answer.reply == Reply::NotHeld);
-                if replicas > 0 && is_of_others && is_not_held {
-                    *answered = Err(StoreError::new(Failure::NotDurable, "no replica has it"));
+                let Some(resource) = asked_of.filter(|_| replicas > 0 && is_not_held) else { continue };
+                match of {
+                    Replicas::Lag => {
+                        *answered = Err(StoreError::new(Failure::NotDurable, "no replica has it"));
+                    }
+                    Replicas::TakeOver => drop(memory.call_inline(&resource, &Command::ForceRelease)),
                 }
             }
             yield_once().await;
@@ -511,43 +524,11 @@ fn single_party_needs_no_mark_and_no_replica_that_has_it() {
     assert!(block_on(client.barrier("a", 1).replicas(1).wait()).unwrap());
 }
 
-/// A store whose replica takes over before the confirmation: the new master confirms, and has nothing of what was read at the old one.
-struct FailsOver(Arc<Memory>);
-
-impl Store for FailsOver {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new(EMBEDDED_POLL_INTERVALS).with_replicas()
-    }
-
-    fn call(&self, call: Call, replicas: u32) -> BoxFuture<CallResult> {
-        let answers = self.call_batch(vec![call], replicas);
-        Box::pin(async { only(answers.await) })
-    }
-
-    fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        for call in &batch {
-            if replicas > 0 && matches!(call.command, Command::Release(_)) {
-                self.0.call_inline(&call.resource, &Command::ForceRelease).unwrap();
-            }
-        }
-        self.0.call_batch(batch, replicas)
-    }
-
-    fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
-        self.0.list()
-    }
-}
-
 #[test]
 fn count_that_a_failover_has_lost_opens_no_latch_although_the_new_master_confirms() {
     let memory = Memory::open("");
     let other = distant_client(&memory);
-    let store = Arc::new(FailsOver(memory.clone()));
-    let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
-        store.0.join(id, inbox);
-        Ok::<_, Error>(store as Arc<dyn Store>)
-    };
-    let client = block_on(Client::with_store("memory:".to_owned(), open)).unwrap();
+    let client = client_of(&memory, Replicas::TakeOver);
     for (replicas, is_open) in [(0, true), (1, false)] {
         assert_eq!(block_on(other.latch("a", 1).count_down_as("host")).unwrap(), 0);
         let latch = client.latch("a", 1).replicas(replicas);
@@ -560,7 +541,11 @@ fn resource_of_barrier() -> Resource {
 }
 
 fn distant_client(memory: &Arc<Memory>) -> Client {
-    let store = Arc::new(Distant(memory.clone()));
+    client_of(memory, Replicas::Lag)
+}
+
+fn client_of(memory: &Arc<Memory>, replicas: Replicas) -> Client {
+    let store = Arc::new(Distant(memory.clone(), replicas));
     let open = |id: ClientId, inbox: Weak<dyn Inbox>| async move {
         store.0.join(id, inbox);
         Ok::<_, Error>(store as Arc<dyn Store>)
