@@ -22,7 +22,7 @@ const DECAY: u64 = 8;
 const TTL_FRACTION: u32 = 4;
 
 /// The shortest ttl that the client holds, if it holds a lease.
-type ShortestTtl = Arc<dyn Fn() -> Option<Duration> + Send + Sync>;
+pub(super) type ShortestTtl = Arc<dyn Fn() -> Option<Duration> + Send + Sync>;
 
 /// The answers of one server, over all of a client's connections to it.
 #[derive(Default)]
@@ -39,7 +39,7 @@ impl AnswerTimes {
     }
 
     /// Waits for no answer so long that a lease would expire meanwhile.
-    pub(super) fn respect(&self, shortest_ttl: ShortestTtl) {
+    pub(super) fn set_shortest_ttl(&self, shortest_ttl: ShortestTtl) {
         // The first one is that of the client.
         let _ = self.shortest_ttl.set(shortest_ttl);
     }
@@ -114,7 +114,7 @@ mod tests {
     fn limit_is_a_quarter_of_the_shortest_ttl_at_most() {
         for (ttl, expected_ms) in [(None, 4_000), (Some(20), 4_000), (Some(6), 1_500), (Some(2), 1_000)] {
             let times = AnswerTimes::new(Duration::from_secs(60));
-            times.respect(Arc::new(move || ttl.map(Duration::from_secs)));
+            times.set_shortest_ttl(Arc::new(move || ttl.map(Duration::from_secs)));
             assert_eq!(times.limit(), Duration::from_millis(expected_ms), "{ttl:?}");
         }
     }

@@ -9,7 +9,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
 use tokio::runtime::{Handle, Id};
 
-use super::answer_times::AnswerTimes;
+use super::answer_times::{AnswerTimes, ShortestTtl};
 use super::coalesce::Coalescer;
 use super::connect;
 use super::connect::Dial;
@@ -140,8 +140,8 @@ impl Connections {
     }
 
     /// No reply is waited for so long that a lease of the client would expire meanwhile.
-    pub(super) fn respect(&self, shortest_ttl: Arc<dyn Fn() -> Option<Duration> + Send + Sync>) {
-        self.answer_times.respect(shortest_ttl);
+    pub(super) fn set_shortest_ttl(&self, shortest_ttl: ShortestTtl) {
+        self.answer_times.set_shortest_ttl(shortest_ttl);
     }
 
     /// How long a reply is waited for.

@@ -26,6 +26,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::answer_times::ShortestTtl;
 use super::caller_conn::{CallerConnection, CallerRuntime};
 use super::connect::Dial;
 use super::connections::{Connections, config};
@@ -123,7 +124,7 @@ pub(super) struct EndpointConfig {
     /// The client has neither attempts nor leases.
     pub(super) is_idle: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Shortest ttl of the held leases.
-    pub(super) shortest_ttl: Arc<dyn Fn() -> Option<Duration> + Send + Sync>,
+    pub(super) shortest_ttl: ShortestTtl,
     /// Reports a warning about the server.
     pub(super) warn: Arc<dyn Fn(String) + Send + Sync>,
     /// The runtime in which the client was created.
@@ -497,7 +498,7 @@ impl Reconnector {
         let caller = self.endpoint_config.caller.as_ref().map(Handle::id);
         let connections =
             Arc::new(Connections::new(driver_conn, status, caller, (dial.clone(), self.is_resp2), facts));
-        connections.respect(self.endpoint_config.shortest_ttl.clone());
+        connections.set_shortest_ttl(self.endpoint_config.shortest_ttl.clone());
         let still_opening = opened.is_none().then_some(opening);
         if let Some(Ok(subscription)) = opened
             && let Ok(Place::Here | Place::Unknown) = connections.place_of_subscriber(&subscription).await

@@ -188,7 +188,7 @@ pub(super) async fn with_reasons(
 }
 
 /// The answer of a command; if it was refused, with the right that is missing for this resource.
-pub(super) async fn with_reason(
+async fn with_reason(
     answer: Result<Answer, CallError>,
     connection: &mut Wire,
     options: CallOptions<'_>,
