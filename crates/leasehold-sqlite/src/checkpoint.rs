@@ -14,23 +14,31 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
+use super::connection::FileConnection;
+
 /// A log of this size is written to the file as a whole, and truncated.
 const LARGE: u64 = 4 << 20;
 
 /// A log of this size has had no worker for a long time.
 const VERY_LARGE: u64 = 16 << 20;
 
-/// Max wait for writers and readers before a log is truncated.
-const TRUNCATE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Pause between two tries to lock the file before a log is truncated. SQLite's own pauses grow to 25 ms and more: a single constant writer
+/// then has the file at each of the few tries within 100 ms.
+const TRUNCATE_PAUSE: Duration = Duration::from_micros(100);
+
+/// Max number of these tries.
+const TRUNCATE_TRIES: i32 = 1_000;
 
 /// Writes what it can to the file without waiting, and a large log as a whole. The next checkpoint repeats what fails.
-pub(super) fn truncate_log(path: &Path, connection: &Connection) {
+pub(super) fn truncate_log(path: &Path, connection: &mut FileConnection) {
     let is_large = is_large(path);
-    let mut done = checkpoint(connection, "PASSIVE");
+    let mut done = checkpoint(&connection.limited(), "PASSIVE");
     if is_large && done.is_ok() {
         // Constant writers would keep it from completing, so they wait for the small rest.
-        done = connection.busy_timeout(TRUNCATE_TIMEOUT).and_then(|()| checkpoint(connection, "TRUNCATE"));
-        done = done.and(connection.busy_timeout(Duration::ZERO));
+        done = connection
+            .when_busy(Some(try_again))
+            .and_then(|()| checkpoint(&connection.limited(), "TRUNCATE"));
+        done = done.and(connection.when_busy(None));
     }
     if let Err(error) = done {
         tracing::warn!(%error, "the write-ahead log could not be moved into the file");
@@ -38,7 +46,7 @@ pub(super) fn truncate_log(path: &Path, connection: &Connection) {
 }
 
 /// As `truncate_log`, for processes that ended before their checkpoint.
-pub(super) fn truncate_leftover_log(path: &Path, connection: &Connection) {
+pub(super) fn truncate_leftover_log(path: &Path, connection: &mut FileConnection) {
     if size(path) > VERY_LARGE {
         truncate_log(path, connection);
     }
@@ -52,6 +60,12 @@ pub(super) fn size(path: &Path) -> u64 {
     let mut log = path.as_os_str().to_owned();
     log.push("-wal");
     std::fs::metadata(log).map_or(0, |found| found.len())
+}
+
+/// Whether SQLite is to try once more for the lock of the file, after so many tries.
+fn try_again(tries: i32) -> bool {
+    std::thread::sleep(TRUNCATE_PAUSE);
+    tries < TRUNCATE_TRIES
 }
 
 fn checkpoint(connection: &Connection, how: &str) -> rusqlite::Result<()> {

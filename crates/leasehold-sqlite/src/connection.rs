@@ -46,6 +46,11 @@ impl FileConnection {
         Ok(transaction)
     }
 
+    /// What decides, after so many tries, whether SQLite tries once more to lock a busy file. None: it never does.
+    pub(super) fn when_busy(&mut self, try_again: Option<fn(i32) -> bool>) -> rusqlite::Result<()> {
+        self.sqlite.busy_handler(try_again)
+    }
+
     /// Whether it must be closed.
     pub(super) fn is_spoiled(&self) -> bool {
         self.is_spoiled.get()

@@ -48,11 +48,9 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileCon
         if files::are_stale_in_process(path) {
             return Err(TransactionError::Stale);
         }
-        let connection = open(path, is_durable)?;
-        let limited = connection.limited();
-        make_ours(&limited, path, &boot)?;
-        checkpoint::truncate_leftover_log(path, &limited);
-        drop(limited);
+        let mut connection = open(path, is_durable)?;
+        make_ours(&connection.limited(), path, &boot)?;
+        checkpoint::truncate_leftover_log(path, &mut connection);
         Ok((path.to_path_buf(), connection))
     })
 }

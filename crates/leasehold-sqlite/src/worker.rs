@@ -318,13 +318,13 @@ impl WorkerThread {
         Ok(done)
     }
 
-    fn connection(&mut self) -> Result<&FileConnection, TransactionError> {
+    fn connection(&mut self) -> Result<&mut FileConnection, TransactionError> {
         self.connection = self.connection.take_if(|connection| !connection.is_spoiled());
         if self.connection.is_none() {
             self.connection = Some(self.shared.connect()?);
         }
         self.connection
-            .as_ref()
+            .as_mut()
             .ok_or_else(|| TransactionError::Failed(not_sent("there is no connection to the file")))
     }
 
@@ -349,7 +349,7 @@ impl WorkerThread {
         if shared.files.are_in_place()
             && let Ok(connection) = self.connection()
         {
-            checkpoint::truncate_log(&shared.path, &connection.limited());
+            checkpoint::truncate_log(&shared.path, connection);
         }
     }
 
