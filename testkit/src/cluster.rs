@@ -1,4 +1,4 @@
-//! A cluster: three masters with a replica each, formed by the commands of `redis-cli --cluster create`.
+//! A cluster: usually three masters with a replica each, formed by the commands of `redis-cli --cluster create`.
 //!
 //! A node is identified by its index in [`Cluster::nodes`]. Slots migrate step by step, so that a test can run in the middle of a
 //! migration.
@@ -7,7 +7,7 @@ mod view;
 
 use std::time::{Duration, Instant};
 
-use redis::RedisResult;
+use redis::{RedisResult, Value};
 
 use crate::builder::Builder;
 use crate::sentinels::{is_followed, replicable};
@@ -33,10 +33,12 @@ const BATCH: &str = "100";
 
 /// A cluster, killed when this value is dropped.
 pub struct Cluster {
-    /// The nodes: at first three masters, then a replica of each in the same order.
+    /// The nodes: at first the masters, then a replica of each in the same order.
     pub nodes: Vec<Server>,
     /// Their node ids, in the same order.
     ids: Vec<String>,
+    /// Number of masters at first.
+    masters: usize,
 }
 
 impl Cluster {
@@ -49,15 +51,22 @@ impl Cluster {
     /// Starts a cluster of servers with these options, and waits until all nodes agree on it.
     #[must_use]
     pub fn of(node: &Builder) -> Self {
+        Self::with_masters(node, MASTERS, true)
+    }
+
+    /// Starts a cluster with this number of masters, each with a replica or none.
+    #[must_use]
+    pub fn with_masters(node: &Builder, masters: usize, has_replicas: bool) -> Self {
         let node = replicable(node)
             .setting("cluster-enabled", "yes")
             .setting("cluster-node-timeout", NODE_TIMEOUT_MS)
             // A replica is eligible however long it has been disconnected from its master.
             .setting("cluster-replica-validity-factor", "0");
         let node = if node.has_tls { node.setting("tls-cluster", "yes") } else { node };
-        let nodes: Vec<Server> = (0..2 * MASTERS).map(|_| node.clone().start()).collect();
+        let count = if has_replicas { 2 * masters } else { masters };
+        let nodes: Vec<Server> = (0..count).map(|_| node.clone().start()).collect();
         let ids = nodes.iter().map(|node| node.query(&["CLUSTER", "MYID"]).expect("it answers"));
-        let cluster = Self { ids: ids.collect(), nodes };
+        let cluster = Self { ids: ids.collect(), nodes, masters };
         cluster.assign_slots();
         cluster.connect_nodes();
         cluster.attach_replicas();
@@ -69,8 +78,8 @@ impl Cluster {
             // Distinct epochs from the start: otherwise the nodes would first have to resolve the conflict.
             node.run(&["CLUSTER", "SET-CONFIG-EPOCH", &format!("{epoch}")]);
         }
-        for (number, master) in self.nodes[..MASTERS].iter().enumerate() {
-            let slots = number * SLOTS / MASTERS..(number + 1) * SLOTS / MASTERS;
+        for (number, master) in self.nodes[..self.masters].iter().enumerate() {
+            let slots = number * SLOTS / self.masters..(number + 1) * SLOTS / self.masters;
             let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
             // One by one, since Redis 6.2 has no ADDSLOTSRANGE.
             let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
@@ -103,13 +112,15 @@ impl Cluster {
     }
 
     fn attach_replicas(&self) {
-        for (master, replica) in (0..MASTERS).zip(MASTERS..) {
+        let replicas = self.masters..self.nodes.len();
+        let count = replicas.len();
+        for (master, replica) in (0..self.masters).zip(replicas) {
             self.nodes[replica].run(&["CLUSTER", "REPLICATE", &self.ids[master]]);
         }
         self.wait_until("every master has its replica and every node knows of it", || {
-            self.nodes[..MASTERS].iter().all(|master| is_followed(master, 1))
+            self.nodes[..count].iter().all(|master| is_followed(master, 1))
                 && self
-                    .all_see(|view| view.nodes.iter().filter(|node| node.master.is_some()).count() == MASTERS)
+                    .all_see(|view| view.nodes.iter().filter(|node| node.master.is_some()).count() == count)
         });
         self.wait_until("the cluster serves all slots", || self.is_ok());
     }
@@ -192,6 +203,35 @@ impl Cluster {
             self.nodes[node].run(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", id]);
         }
         self.wait_until("every node knows the slot's new master", || self.agreed_owner(slot) == Some(to));
+    }
+
+    /// Migrates these slots of one master, one after the other, over a connection to each of the two. The other nodes learn of it by
+    /// gossip.
+    pub fn move_slots(&self, slots: &[u16], to: usize) {
+        let Some(first) = slots.first() else { return };
+        let from = self.owner_of(*first);
+        let mut both = [from, to].map(|node| self.nodes[node].admin());
+        let port = self.nodes[to].port().to_string();
+        for slot in slots.iter().map(u16::to_string) {
+            let mut run = |node: usize, words: &[&str]| -> Value {
+                let sent = redis::cmd(words[0]).arg(&words[1..]).query(&mut both[node]);
+                sent.unwrap_or_else(|error| panic!("{words:?}: {error}"))
+            };
+            run(1, &["CLUSTER", "SETSLOT", &slot, "IMPORTING", &self.ids[from]]);
+            run(0, &["CLUSTER", "SETSLOT", &slot, "MIGRATING", &self.ids[to]]);
+            loop {
+                let keys = run(0, &["CLUSTER", "GETKEYSINSLOT", &slot, BATCH]);
+                let keys: Vec<String> = redis::from_redis_value(keys).expect("a master knows its keys");
+                if keys.is_empty() {
+                    break;
+                }
+                let words = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+                run(0, &words.into_iter().chain(keys.iter().map(String::as_str)).collect::<Vec<_>>());
+            }
+            for node in [1, 0] {
+                run(node, &["CLUSTER", "SETSLOT", &slot, "NODE", &self.ids[to]]);
+            }
+        }
     }
 
     /// Starts a planned failover, waits until every node knows the new master, and returns its index.
