@@ -6,10 +6,10 @@
 mod bench;
 pub mod calibration;
 pub mod catalog;
-mod environment;
+pub(crate) mod environment;
 pub mod figures;
 pub(crate) mod leases;
-mod machine;
+pub(crate) mod machine;
 mod measure;
 mod meter;
 pub mod process;

@@ -14,6 +14,7 @@ pub mod redlock;
 pub mod renewals;
 pub mod report;
 pub mod rounds;
+pub mod scale;
 pub mod server_cost;
 
 use std::time::{Duration, Instant};
@@ -102,6 +103,19 @@ pub fn show(seconds: f64) -> String {
         s if s < 1.0 => format!("{:.2} ms", s * 1e3),
         s => format!("{s:.2} s"),
     }
+}
+
+/// A whole number with a comma after each three digits.
+pub(crate) fn grouped(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut grouped = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index) % 3 == 0 && !grouped.ends_with('-') {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
 }
 
 /// CPU time of this process.

@@ -14,7 +14,7 @@ use leasehold_bench::page;
 use leasehold_bench::peers::{self, Peer};
 use leasehold_bench::program::Program;
 use leasehold_bench::report::Report;
-use leasehold_bench::{handoff, local, pair, redlock, renewals, server_cost};
+use leasehold_bench::{handoff, local, pair, redlock, renewals, scale, server_cost};
 
 /// Measures leasehold on Redis. Its results are ratios within one run, since absolute figures depend on the machine.
 #[derive(Parser)]
@@ -68,6 +68,14 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         from: Option<PathBuf>,
     },
+    /// Measure at large scale: a million leases, 10,000 clients, clusters of many masters (25 minutes and 10 GB of memory at full size)
+    Scale(ScaleArgs),
+    /// Write docs/scale.md from the results of `scale`
+    ScaleReport {
+        /// The file with the results [default: target/bench/scale.json]
+        #[arg(long, value_name = "PATH")]
+        from: Option<PathBuf>,
+    },
     /// Run each library with a bridge and leasehold on one lock, and print who got how many turns
     Bridges {
         /// Duration for each library, in seconds
@@ -89,6 +97,39 @@ enum Command {
     /// Run as one of the peers that are part of this program
     #[command(hide = true)]
     Peer { peer: Peer },
+}
+
+#[derive(clap::Args)]
+struct ScaleArgs {
+    /// The scenarios to run [default: all]
+    #[arg(value_enum)]
+    parts: Vec<scale::Part>,
+    /// Size relative to the full one: 0.01 for 10,000 leases instead of a million
+    #[arg(long, value_name = "SHARE", default_value = "1", value_parser = share)]
+    size: f64,
+    /// Duration of each measurement, in seconds [default: that of the scenario, 300 at most]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: Option<u64>,
+    /// The ttl of all leases, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(2..=600))]
+    ttl: u64,
+    /// The programs to run; peers, which bench/setup builds, take part in `held` and `killed` [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "PROGRAM", value_parser = PossibleValuesParser::new(scale::programs()))]
+    only: Vec<String>,
+    /// The server program
+    #[arg(long, value_enum, default_value_t)]
+    server: Program,
+    /// The file for the results, in which a scenario replaces its earlier result [default: target/bench/scale.json]
+    #[arg(long, value_name = "PATH")]
+    output: Option<PathBuf>,
+}
+
+/// More than the full size has not been tried.
+fn share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| *share > 0.0 && *share <= 1.0)
+        .ok_or_else(|| "it is above 0, and 1 at most".to_owned())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -187,6 +228,12 @@ fn run_command(command: Command) {
                 fail(&error.to_string());
             }
         }
+        Command::Scale(args) => run_scale(args),
+        Command::ScaleReport { from } => {
+            if let Err(error) = page::scale::publish(&from.unwrap_or_else(scale::output)) {
+                fail(&error.to_string());
+            }
+        }
         Command::Bridges { seconds, hold, only, replace, json } => {
             let (span, hold) = (Duration::from_secs(seconds), Duration::from_micros(hold));
             let done = match replace {
@@ -199,4 +246,23 @@ fn run_command(command: Command) {
         }
         Command::Peer { peer } => peers::run(peer),
     }
+}
+
+fn run_scale(args: ScaleArgs) {
+    if let Err(missing) = args.server.check() {
+        fail(&missing);
+    }
+    let options = scale::Options {
+        parts: args.parts,
+        size: args.size,
+        seconds: args.seconds,
+        ttl: Duration::from_secs(args.ttl),
+        programs: args.only,
+        program: args.server,
+        output: args.output.unwrap_or_else(scale::output),
+    };
+    if let Err(error) = scale::run(&options, true) {
+        fail(&error);
+    }
+    println!("{}", options.output.display());
 }

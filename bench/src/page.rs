@@ -3,6 +3,7 @@
 mod columns;
 mod pictures;
 mod plot;
+pub mod scale;
 mod tables;
 mod text;
 mod verdict;

@@ -11,6 +11,8 @@ use leasehold_bench_peer::serve;
 pub enum Peer {
     /// leasehold, as its documentation recommends.
     Leasehold,
+    /// The same, with clients that are opened outside of the runtime, as those of its blocking API: two connections instead of three.
+    LeaseholdBlocking,
     /// The same in PostgreSQL.
     LeaseholdPostgres,
     /// The same work without a lock library.
@@ -21,6 +23,7 @@ pub enum Peer {
 pub fn run(peer: Peer) {
     match peer {
         Peer::Leasehold | Peer::LeaseholdPostgres => serve(leasehold::Leasehold::default()),
+        Peer::LeaseholdBlocking => serve(leasehold::Leasehold::outside_of_the_runtime()),
         Peer::Bounds => serve(bounds::Bounds::default()),
     }
 }

@@ -1,7 +1,7 @@
 //! The server programs that a measurement can run on.
 
 use clap::ValueEnum;
-use leasehold_testkit::{Flavor, Server};
+use leasehold_testkit::{Builder, Flavor, Server};
 
 /// The server program of a measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -36,10 +36,15 @@ impl Program {
         self.flavor().check()
     }
 
+    /// The options of a server.
+    pub(crate) fn builder(self) -> Builder {
+        Server::builder().flavor(self.flavor())
+    }
+
     /// Starts a server on a free port.
     #[must_use]
     pub fn start(self) -> Server {
-        Server::builder().flavor(self.flavor()).start()
+        self.builder().start()
     }
 
     /// The program and its version, as the server reports them: `Valkey 9.0.1`.

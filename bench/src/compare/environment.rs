@@ -39,8 +39,7 @@ impl Environment {
         way: Way,
         ttl: Duration,
     ) -> Result<Self, String> {
-        let started: Result<Vec<Process>, String> = (0..processes).map(|_| Process::start(program)).collect();
-        let processes = started?;
+        let processes = start_processes(program, processes)?;
         let store = Kind::of(program).map(Store::start).transpose()?;
         let count = if store.is_some() { 0 } else { way.servers };
         way.program.check()?;
@@ -63,10 +62,30 @@ impl Environment {
         };
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let open = Open { urls, clients, ttl_ms };
-        let mut environment = Self { program, processes, servers, store, _proxies: proxies, open };
-        environment.tell_all(|_, open| Order::Open(open.clone()))?;
-        environment.answers(OPENING)?;
-        Ok(environment)
+        let environment = Self { program, processes, servers, store, _proxies: proxies, open };
+        environment.opened()
+    }
+
+    /// The same over servers that run already.
+    ///
+    /// # Errors
+    ///
+    /// Why the peer cannot take part.
+    pub(crate) fn over(
+        program: &'static str,
+        processes: u32,
+        servers: Vec<Server>,
+        open: Open,
+    ) -> Result<Self, String> {
+        let processes = start_processes(program, processes)?;
+        let environment = Self { program, processes, servers, store: None, _proxies: Vec::new(), open };
+        environment.opened()
+    }
+
+    fn opened(mut self) -> Result<Self, String> {
+        self.tell_all(|_, open| Order::Open(open.clone()))?;
+        self.answers(OPENING)?;
+        Ok(self)
     }
 
     /// Sends an order to every process at the same time.
@@ -130,7 +149,20 @@ impl Environment {
 
     /// Its resource use so far.
     pub(crate) fn used(&self) -> Used {
-        let pids: Vec<u32> = self.processes.iter().map(Process::pid).collect();
-        Used::now(&self.servers, self.store.as_ref().map(Store::pid), &pids)
+        Used::now(&self.servers, self.store_pid(), &self.pids())
     }
+
+    /// The ids of its processes.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        self.processes.iter().map(Process::pid).collect()
+    }
+
+    /// The process id of a store of another kind than Redis.
+    pub(crate) fn store_pid(&self) -> Option<u32> {
+        self.store.as_ref().map(Store::pid)
+    }
+}
+
+fn start_processes(program: &str, count: u32) -> Result<Vec<Process>, String> {
+    (0..count).map(|_| Process::start(program)).collect()
 }

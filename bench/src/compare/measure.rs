@@ -251,6 +251,7 @@ fn order(row: Row, work: &Work, window: Window, process: u32, files: &Files) -> 
         permits: if let Rule::Permits(permits) = work.rule { permits } else { 1 },
         counter: if counts { files.counter().display().to_string() } else { String::new() },
         log: files.log(process).display().to_string(),
+        retry_ms: 0,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The columns of each scenario's tables.
 
-use crate::show;
+use crate::{grouped, show};
 
 /// Which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,19 +37,6 @@ impl Unit {
             Self::Number(decimals) => format!("{value:.decimals$}"),
         }
     }
-}
-
-/// A whole number with a comma after each three digits.
-fn grouped(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut grouped = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 && !grouped.ends_with('-') {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
 }
 
 /// One column.

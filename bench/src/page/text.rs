@@ -163,7 +163,7 @@ fn table(list: &[Behind]) -> String {
 }
 
 /// The date of a Unix time, as 2026-11-21.
-fn date(seconds: u64) -> String {
+pub(super) fn date(seconds: u64) -> String {
     // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": years that begin in March end with the leap day.
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

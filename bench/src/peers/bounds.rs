@@ -1,5 +1,5 @@
-//! The lower bounds: bare round trips, the bare commands of an uncontended lock, a message from one connection to the next, and
-//! a mutex within the process.
+//! The lower bounds: bare round trips, the bare commands of an uncontended lock, a message from one connection to the next, the same
+//! with scripts, and a mutex within the process.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, Value};
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 
-use crate::bare::Bare;
+use crate::bare::{Bare, connection};
 
 /// The library name of all lower bounds.
 #[derive(Default)]
@@ -24,6 +24,7 @@ pub(crate) struct Bounds {
 pub(crate) struct Client {
     connection: MultiplexedConnection,
     channels: Channels,
+    url: String,
 }
 
 type Channels = Arc<std::sync::Mutex<HashMap<String, mpsc::UnboundedSender<()>>>>;
@@ -33,6 +34,7 @@ pub(crate) enum Bound {
     Ping(MultiplexedConnection),
     Set { bare: Box<Bare>, name: String },
     Publish(Box<Ring>),
+    Chain(Box<Chain>),
     Local(Arc<Mutex<()>>),
 }
 
@@ -62,7 +64,7 @@ impl Library for Bounds {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = redis::Client::open(info.set_redis_settings(settings))?;
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Client { connection, channels })
+        Ok(Client { connection, channels, url: url.to_owned() })
     }
 
     fn lock(&self, client: &Client, run: &Run, name: &str, task: u32) -> Result<Bound, Failure> {
@@ -71,6 +73,7 @@ impl Library for Bounds {
             "ping" => Bound::Ping(connection),
             "set" => Bound::Set { bare: Box::new(Bare::new(connection)), name: name.to_owned() },
             "publish" => Bound::Publish(Box::new(Ring::new(client, run, task))),
+            "chain" => Bound::Chain(Box::new(Chain::new(client, run, task))),
             "local" => {
                 Bound::Local(Arc::clone(self.mutexes.borrow_mut().entry(name.to_owned()).or_default()))
             }
@@ -87,6 +90,7 @@ impl Lock for Bound {
             Self::Ping(connection) => ping(connection).await?,
             Self::Set { bare, name } => bare.take(name).await?,
             Self::Publish(ring) => ring.take().await?,
+            Self::Chain(chain) => chain.take().await?,
             Self::Local(mutex) => return Ok(Some(Arc::clone(mutex).lock_owned().await)),
         }
         Ok(None)
@@ -97,6 +101,7 @@ impl Lock for Bound {
             Self::Ping(connection) => ping(connection).await?,
             Self::Set { bare, name } => bare.give(name).await?,
             Self::Publish(ring) => ring.give().await?,
+            Self::Chain(chain) => chain.give().await?,
             Self::Local(_) => drop(held),
         }
         Ok(())
@@ -132,6 +137,7 @@ impl Ring {
         }
     }
 
+    /// Waits for the message.
     async fn take(&mut self) -> Result<(), Failure> {
         if self.messages.is_none() {
             let (waiter, messages) = mpsc::unbounded_channel();
@@ -154,6 +160,73 @@ impl Ring {
             if publish.query_async::<u32>(&mut self.connection).await? > 0 {
                 return Ok(());
             }
+        }
+    }
+}
+
+/// The bare chain: the ring with what a lock needs at least. An acquisition is an empty script, a release is a script that publishes, and
+/// scripts go over another connection than messages.
+pub(crate) struct Chain {
+    ring: Ring,
+    url: String,
+    /// Opened by the first acquisition.
+    scripts: Option<MultiplexedConnection>,
+    acquire: Arc<redis::Script>,
+    release: Arc<redis::Script>,
+}
+
+impl Chain {
+    fn new(client: &Client, run: &Run, task: u32) -> Self {
+        let release = "return redis.call('PUBLISH', KEYS[1], ARGV[1])";
+        let next = format!("{}:{}", run.name, next_elsewhere(task, run.tasks, run.all_tasks));
+        Self {
+            ring: Ring { next, ..Ring::new(client, run, task) },
+            url: client.url.clone(),
+            scripts: None,
+            acquire: Arc::new(redis::Script::new("return 0")),
+            release: Arc::new(redis::Script::new(release)),
+        }
+    }
+
+    async fn take(&mut self) -> Result<(), Failure> {
+        let connection = match &mut self.scripts {
+            Some(connection) => connection,
+            none => none.insert(connection(&self.url).await),
+        };
+        self.acquire.key(&self.ring.own).invoke_async::<u32>(connection).await?;
+        self.ring.take().await
+    }
+
+    /// Waits until the next task has subscribed.
+    async fn give(&mut self) -> Result<(), Failure> {
+        let connection = self.scripts.as_mut().ok_or("it was acquired")?;
+        while self.release.key(&self.ring.next).arg("x").invoke_async::<u32>(connection).await? == 0 {}
+        Ok(())
+    }
+}
+
+/// The next task of a ring in which every message goes to another process: each has `tasks` consecutive ones.
+fn next_elsewhere(task: u32, tasks: u32, all: u32) -> u32 {
+    let processes = (all / tasks.max(1)).max(1);
+    let place = (task % tasks.max(1) * processes + task / tasks.max(1) + 1) % all.max(1);
+    place % processes * tasks + place / processes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::next_elsewhere;
+
+    #[test]
+    fn ring_has_all_tasks_and_leaves_the_process_with_every_message() {
+        for (tasks, all) in [(1, 2), (3, 12), (100, 1_000)] {
+            let mut seen = vec![0];
+            while seen.len() < all as usize {
+                let task = seen[seen.len() - 1];
+                let next = next_elsewhere(task, tasks, all);
+                assert!(next / tasks != task / tasks && !seen.contains(&next), "{task} {next}");
+                seen.push(next);
+            }
+            assert_eq!(next_elsewhere(seen[seen.len() - 1], tasks, all), 0);
         }
     }
 }

@@ -7,11 +7,27 @@ use leasehold::bridge::Foreign;
 use leasehold::{Client, Guard, Mutex, RwLock, Semaphore, WriteGuard};
 use leasehold_bench_peer::protocol::{Hello, Open, Run};
 use leasehold_bench_peer::{Failure, Library, Lock};
+use tokio::sync::oneshot;
 
 /// The client and its ttl.
 #[derive(Default)]
 pub(crate) struct Leasehold {
     ttl: Cell<Duration>,
+    is_outside: bool,
+}
+
+impl Leasehold {
+    /// Clients know no runtime, so that their thread sends all commands.
+    pub(crate) fn outside_of_the_runtime() -> Self {
+        Self { is_outside: true, ..Self::default() }
+    }
+}
+
+/// Opens a client on a thread that has no runtime.
+async fn connect_outside(url: String) -> Result<Client, Failure> {
+    let (sender, client) = oneshot::channel();
+    std::thread::spawn(move || sender.send(pollster::block_on(Client::connect(&url))));
+    Ok(client.await??)
 }
 
 /// A kind of lock.
@@ -49,7 +65,7 @@ impl Library for Leasehold {
                 format!("redlock://{}", hosts.join(","))
             }
         };
-        Ok(Client::connect(&url).await?)
+        if self.is_outside { connect_outside(url).await } else { Ok(Client::connect(&url).await?) }
     }
 
     fn lock(&self, client: &Client, run: &Run, name: &str, _: u32) -> Result<Kind, Failure> {

@@ -1,4 +1,5 @@
-// etcd's lock as a peer: the mutex of its client's package concurrency, a session for each client.
+// etcd's lock as a peer: the mutex of its client's package concurrency, a session for each client. The kind of lock `lease` is a key with a
+// lease of its own, which the client keeps alive, as a session does: many of them over one connection.
 package main
 
 import (
@@ -6,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
@@ -58,11 +60,15 @@ func (c *client) hasEnded() bool {
 
 // Lock is for one task of the client: to etcd all tasks of a session are the same holder.
 func (c *client) Lock(run *work.Order, name string) (work.Lock, error) {
-	if run.Lock != "mutex" {
+	name = "/bench/" + name
+	switch run.Lock {
+	case "mutex":
+		return &lock{c, name, concurrency.NewMutex(c.session, name)}, nil
+	case "lease":
+		return &lease{client: c, name: name}, nil
+	default:
 		return nil, fmt.Errorf("etcd has no lock that is called %s", run.Lock)
 	}
-	name = "/bench/" + name
-	return &lock{c, name, concurrency.NewMutex(c.session, name)}, nil
 }
 
 func (c *client) Close() {
@@ -92,3 +98,46 @@ func (l *lock) IsHeld() bool { return !l.hasEnded() }
 
 // Token is the store's revision at the grant.
 func (l *lock) Token() int64 { return l.mutex.Header().Revision }
+
+type lease struct {
+	*client
+	name  string
+	id    clientv3.LeaseID
+	ended atomic.Bool
+}
+
+// Take puts the key in one transaction if there is none.
+func (l *lease) Take(ctx context.Context) error {
+	granted, err := l.client.client.Grant(ctx, int64(l.ttl))
+	if err != nil {
+		return err
+	}
+	l.id = granted.ID
+	isFree := clientv3.Compare(clientv3.CreateRevision(l.name), "=", 0)
+	done, err := l.client.client.Txn(ctx).If(isFree).Then(clientv3.OpPut(l.name, "", clientv3.WithLease(l.id))).Commit()
+	if err != nil {
+		return err
+	}
+	if !done.Succeeded {
+		return errors.New("the key exists")
+	}
+	answers, err := l.client.client.KeepAlive(context.Background(), l.id)
+	if err != nil {
+		return err
+	}
+	l.ended.Store(false)
+	// The client closes the channel when the lease has ended or was not kept alive within its ttl.
+	go func() {
+		for range answers {
+		}
+		l.ended.Store(true)
+	}()
+	return nil
+}
+
+func (l *lease) Give() error {
+	_, err := l.client.client.Revoke(context.Background(), l.id)
+	return err
+}
+
+func (l *lease) IsHeld() bool { return !l.ended.Load() }

@@ -75,6 +75,14 @@ pub struct Run {
     pub counter: String,
     /// The log of the acquisitions.
     pub log: String,
+    /// Pause after a failure; zero: 1 ms.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub retry_ms: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// `hold`.

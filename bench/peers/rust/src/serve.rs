@@ -183,7 +183,7 @@ impl SharedRun {
     async fn failed(&self, failure: &Failure) {
         self.failures.set(self.failures.get() + 1);
         self.failure.borrow_mut().get_or_insert_with(|| failure.to_string());
-        sleep(PAUSE).await;
+        sleep(PAUSE.max(Duration::from_millis(self.run.retry_ms))).await;
     }
 }
 
