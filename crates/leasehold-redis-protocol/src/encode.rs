@@ -99,18 +99,16 @@ impl ScriptVariant {
         call
     }
 
-    /// Encodes up to [`MAX_EACH`](crate::MAX_EACH) commands that [may share a call](may_share_a_call) and are either all attempts
-    /// or all releases: each is done for itself. The reply is the list of their replies, or 1 if all are plain leases that were
+    /// Encodes up to [`MAX_EACH`](crate::MAX_EACH) commands of one [kind](BatchKind), either attempts or releases: each is done for itself. The reply is the list of their replies, or 1 if all are plain leases that were
     /// released. Clusters and quorum nodes do not support it.
     #[must_use]
     pub fn encode_each<'a>(
         self,
         commands: impl Iterator<Item = (&'a Resource, &'a Command)> + Clone,
     ) -> ScriptCall {
-        debug_assert!(
-            commands.clone().all(|(_, command)| may_share_a_call(command)),
-            "each may share a call"
-        );
+        let kind = |(_, command): (&Resource, &Command)| BatchKind::of(command);
+        let is_of_a_kind = |kind| matches!(kind, Some(BatchKind::Attempts | BatchKind::Releases));
+        debug_assert!(commands.clone().map(kind).all(is_of_a_kind), "each may share a call");
         let script = match commands.clone().next() {
             Some((_, Command::Release(_))) => Script::ReleaseEach,
             _ => Script::AcquireEach,
@@ -155,14 +153,29 @@ impl ScriptVariant {
     }
 }
 
-/// Whether a server can do this command together with others of its kind ([`ScriptVariant::encode_each`]): an attempt that the
-/// first lines of `acquire.lua` can grant, or a release without a minimum hold and a tombstone.
-#[must_use]
-pub fn may_share_a_call(command: &Command) -> bool {
-    match command {
-        Command::Acquire(acquire) => plain_ttl(acquire).is_some(),
-        Command::Release(release) => is_plain(release),
-        Command::Renew(_) | Command::Inspect | Command::ForceRelease => false,
+/// The kind of commands of which a server can do several in one script call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchKind {
+    /// Attempts that the first lines of `acquire.lua` can grant: for [`ScriptVariant::encode_each`].
+    Attempts,
+    /// Releases without a minimum hold and a tombstone: for [`ScriptVariant::encode_each`].
+    Releases,
+    /// Renewals by this ttl that request no tokens: for [`ScriptVariant::encode_renewals`].
+    Renewals(Duration),
+}
+
+impl BatchKind {
+    /// The kind of this command; `None` if it has a script call of its own.
+    #[must_use]
+    pub fn of(command: &Command) -> Option<Self> {
+        match command {
+            Command::Acquire(acquire) => plain_ttl(acquire).map(|_| Self::Attempts),
+            Command::Release(release) => is_plain(release).then_some(Self::Releases),
+            Command::Renew(renew) if renew.reserve == 0 && !renew.only_asks() => {
+                Some(Self::Renewals(renew.ttl))
+            }
+            Command::Renew(_) | Command::Inspect | Command::ForceRelease => None,
+        }
     }
 }
 
@@ -530,18 +543,22 @@ mod tests {
         let plain = Acquire::exclusive(acquisition(), Duration::from_secs(1));
         let now = Release::now(acquisition());
         let second = Duration::from_secs(1);
-        for (command, may_share) in [
-            (Command::from(plain.clone()), true),
-            (Command::from(Acquire { capacity: 3, weight: 2, ..plain.clone() }), true),
-            (Command::from(Acquire { reserve: 1, ..plain.clone() }), false),
-            (Command::from(Acquire { owner: Some(Owner::new("me")), ..plain }), false),
-            (Command::Release(now.clone()), true),
-            (Command::Release(Release { min_hold: second, ..now.clone() }), false),
-            (Command::Release(Release { tombstone: second, ..now }), false),
-            (Command::Inspect, false),
-            (Command::ForceRelease, false),
+        let renew = Renew { acquisition: acquisition(), ttl: second, reserve: 0 };
+        for (command, kind) in [
+            (Command::from(plain.clone()), Some(BatchKind::Attempts)),
+            (Command::from(Acquire { capacity: 3, weight: 2, ..plain.clone() }), Some(BatchKind::Attempts)),
+            (Command::from(Acquire { reserve: 1, ..plain.clone() }), None),
+            (Command::from(Acquire { owner: Some(Owner::new("me")), ..plain }), None),
+            (Command::Release(now.clone()), Some(BatchKind::Releases)),
+            (Command::Release(Release { min_hold: second, ..now.clone() }), None),
+            (Command::Release(Release { tombstone: second, ..now }), None),
+            (Command::Renew(renew.clone()), Some(BatchKind::Renewals(second))),
+            (Command::Renew(Renew { reserve: 1, ..renew.clone() }), None),
+            (Command::Renew(Renew { ttl: Duration::ZERO, ..renew }), None),
+            (Command::Inspect, None),
+            (Command::ForceRelease, None),
         ] {
-            assert_eq!(may_share_a_call(&command), may_share, "{command:?}");
+            assert_eq!(BatchKind::of(&command), kind, "{command:?}");
         }
     }
 

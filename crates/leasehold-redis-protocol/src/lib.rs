@@ -56,7 +56,7 @@ mod variant;
 pub use call::ScriptCall;
 pub use decode::{ProtocolError, decode_answer, decode_push, decode_renewals};
 pub use delete::{ConditionalDelete, plain_value};
-pub use encode::{Expectation, VoteArgs, may_share_a_call};
+pub use encode::{BatchKind, Expectation, VoteArgs};
 pub use keys::{
     RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, private_channel_of, probe_key_of,
     resource_key, resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox,

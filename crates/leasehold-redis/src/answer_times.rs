@@ -1,14 +1,14 @@
 //! How long the answers of one server take, and so how long one is waited for: a server to which a thousand clients connect at once answers
 //! each of them late, and is no server that hangs.
 
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redis::{RedisError, RedisResult};
+use redis::RedisResult;
 use tokio::time::Instant;
 
+use super::error::NoAnswer;
 use super::limits::{ANSWER_TIMEOUT, MAX_ANSWER_TIMEOUT};
 
 /// A late answer is waited for this many times as long as the slowest of the last ones took.
@@ -57,7 +57,7 @@ impl AnswerTimes {
     /// Counts an answer to what was sent then, and says after a timeout how long it was waited for.
     pub(super) fn note<T>(&self, sent: Instant, limit: Duration, answered: RedisResult<T>) -> RedisResult<T> {
         match answered {
-            Err(error) if error.is_timeout() && limit > ANSWER_TIMEOUT => Err(late(limit)),
+            Err(error) if error.is_timeout() && limit > ANSWER_TIMEOUT => Err(NoAnswer(limit).into()),
             Err(error) if error.code().is_none() => Err(error),
             answered => {
                 self.count(sent.elapsed());
@@ -80,16 +80,16 @@ pub(super) fn limit_after(took: Duration) -> Duration {
     took.saturating_mul(FACTOR).clamp(ANSWER_TIMEOUT, MAX_ANSWER_TIMEOUT)
 }
 
-fn late(limit: Duration) -> RedisError {
-    io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:.1?}")).into()
-}
-
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
+    use redis::RedisError;
+
     use super::*;
 
     #[test]

@@ -25,13 +25,13 @@ use super::connect::{self, Credentials};
 use super::connections::Connections;
 use super::endpoint::{ClusterNode, Endpoint, EndpointConfig, Target};
 use super::error::explain;
+use super::error::slot_unassigned;
 use super::limits::{MAX_REFRESH_PAUSE, REFRESH_INTERVAL, REFRESH_PAUSE};
 use super::pushes::ReconnectHandler;
 use super::slot_map::{
     self, Membership, OTHER_CLUSTER, SlotMap, SlotRange, UNCLEAR, Votes, membership, names_as_master,
     same_masters,
 };
-use super::slot_unassigned;
 use crate::url::Host;
 
 /// How long the slot maps of other nodes are waited for, to compare them: as long as a connection and a question take if a round trip takes

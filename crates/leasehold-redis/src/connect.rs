@@ -12,7 +12,7 @@ use redis::{
 use tokio::task::spawn_blocking;
 
 use super::error::OWN;
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
+use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use crate::url::{Host, Login, Tls};
 
 /// Max time that written data may stay unacknowledged. An idle waiter sends nothing, so the kernel sends keepalives: after

@@ -3,27 +3,36 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_redis_protocol::{Channels, ScriptVariant, VoteArgs};
+use leasehold_redis_protocol::{Channels, ScriptVariant};
 use leasehold_store::tasks::TaskGroup;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
 use tokio::runtime::{Handle, Id};
 
 use super::answer_times::{AnswerTimes, ShortestTtl};
-use super::coalesce::Coalescer;
 use super::connect;
 use super::connect::Dial;
 use super::contended::Contended;
 use super::deletes::Deletes;
-use super::exec::CallOptions;
+use super::error::{Answered, CallError};
 use super::handshake::ServerFacts;
 use super::limits::REPLICA_TIMEOUT;
 use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
-use super::replica_conn::ReplicaConn;
+use super::send::pipeline::{CallOptions, Mode, Role};
+use super::send::{Coalescer, ReplicaQueue};
 use super::wire::Wire;
 
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;
+
+/// The commands of one runtime that wait to be sent together. They do not depend on another runtime, which may be blocked, or not run.
+#[derive(Default)]
+struct Batches {
+    coalescer: Coalescer,
+    /// Those that wait for replicas, and their connection, which is opened on first use.
+    replica_queue: ReplicaQueue,
+    replica_conn: tokio::sync::Mutex<Option<MultiplexedConnection>>,
+}
 
 /// The connections to one server.
 pub(super) struct Connections {
@@ -32,18 +41,16 @@ pub(super) struct Connections {
     answer_times: Arc<AnswerTimes>,
     caller_conn: Mutex<Option<Wire>>,
     caller: Option<Id>,
-    /// For commands that wait for replicas, of the caller's runtime and of all others; opened on first use.
-    caller_replica_conn: ReplicaConn,
-    driver_replica_conn: ReplicaConn,
     /// For further connections to the same server.
     dial: (Dial, bool),
     /// The server's run id; empty if the user may not ask.
     run_id: Arc<str>,
     deletes: Deletes,
     contended: Contended,
-    /// Of the caller's runtime, and of all others, whose commands the client's thread sends.
-    caller_coalescer: Coalescer,
-    driver_coalescer: Coalescer,
+    /// Of the caller's runtime.
+    by_caller: Batches,
+    /// Of all others, whose commands the client's thread sends.
+    by_driver: Batches,
     is_cluster_node: bool,
     channels: Option<Channels>,
     /// None while the subscriber connection is being opened.
@@ -66,14 +73,12 @@ impl Connections {
             answer_times: Arc::new(AnswerTimes::new(facts.answered_in)),
             caller_conn: Mutex::new(None),
             caller,
-            caller_replica_conn: ReplicaConn::default(),
-            driver_replica_conn: ReplicaConn::default(),
             dial,
             run_id: facts.run_id.unwrap_or_default().into(),
             deletes: Deletes::new(facts.delete),
             contended: Contended::default(),
-            caller_coalescer: Coalescer::default(),
-            driver_coalescer: Coalescer::default(),
+            by_caller: Batches::default(),
+            by_driver: Batches::default(),
             is_cluster_node: facts.is_cluster_node,
             channels: facts.channels,
             subscription: Mutex::default(),
@@ -100,23 +105,30 @@ impl Connections {
         self.channels
     }
 
-    /// The options with what is known of this server.
-    pub(super) fn options<'a>(&'a self, options: CallOptions<'a>) -> CallOptions<'a> {
-        let vote_args = VoteArgs { run_id: &self.run_id, ..options.vote_args };
-        let variant = match (options.variant, self.channels) {
+    /// How calls are encoded for this server.
+    pub(super) fn options(&self, role: Role, mode: Mode) -> CallOptions<'_> {
+        let variant = match (role.variant, self.channels) {
             // The node may have another version than the one that was asked when the client was opened.
             (ScriptVariant::Cluster(_), Some(channels)) => ScriptVariant::Cluster(channels),
             (variant, _) => variant,
         };
         // A voter's scripts have other first lines.
         let contended = (!variant.is_voter()).then_some(&self.contended);
-        CallOptions { variant, vote_args, deletes: &self.deletes, contended, ..options }
+        let role = Role { variant, ..role };
+        CallOptions { role, mode, run_id: &self.run_id, deletes: &self.deletes, contended }
     }
 
-    /// The commands of this runtime that wait to be sent together. Those of one runtime do not depend on another one, which may be
-    /// blocked, or not run.
+    /// Those of this runtime.
+    fn batches(&self) -> &Batches {
+        if self.is_callers_runtime() { &self.by_caller } else { &self.by_driver }
+    }
+
     pub(super) fn coalescer(&self) -> &Coalescer {
-        if self.is_callers_runtime() { &self.caller_coalescer } else { &self.driver_coalescer }
+        &self.batches().coalescer
+    }
+
+    pub(super) fn replica_queue(&self) -> &ReplicaQueue {
+        &self.batches().replica_queue
     }
 
     fn is_callers_runtime(&self) -> bool {
@@ -164,9 +176,9 @@ impl Connections {
         self.caller_conn().unwrap_or_else(|| self.driver_wire())
     }
 
-    /// Drops the caller connection if this runs on its runtime, because it was lost or does not answer.
-    pub(super) fn drop_preferred_conn(&self) {
-        if self.caller_conn().is_some() {
+    /// Drops the caller connection if this runs on its runtime, and one of these answers shows that it was lost or does not answer.
+    pub(super) fn drop_if_suspect(&self, answers: &[Answered]) {
+        if answers.iter().any(CallError::is_of_connection) && self.is_callers_runtime() {
             self.drop_caller_conn();
         }
     }
@@ -189,14 +201,9 @@ impl Connections {
         self.caller_conn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// That of this runtime.
-    pub(super) fn replica_conn(&self) -> &ReplicaConn {
-        if self.is_callers_runtime() { &self.caller_replica_conn } else { &self.driver_replica_conn }
-    }
-
     /// The connection for waiting on replicas. None if it leads to another server than the others; they are closed then.
     pub(super) async fn open_replica_conn(&self) -> Result<Option<MultiplexedConnection>, RedisError> {
-        let mut replica_conn = self.replica_conn().connection.lock().await;
+        let mut replica_conn = self.batches().replica_conn.lock().await;
         if let Some(connection) = &*replica_conn {
             return Ok(Some(connection.clone()));
         }
@@ -215,7 +222,7 @@ impl Connections {
     }
 
     pub(super) async fn drop_replica_conn(&self) {
-        *self.replica_conn().connection.lock().await = None;
+        *self.batches().replica_conn.lock().await = None;
     }
 
     /// The open subscriber connection. Without it waiters ask, and no push arrives.

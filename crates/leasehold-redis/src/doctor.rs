@@ -20,10 +20,10 @@ use leasehold_redis_protocol::ScriptVariant;
 use leasehold_store::{Component, Diagnosis, OpenError, StoreError};
 use redis::{ConnectionAddr, ConnectionInfo};
 
-use super::CONNECT_TIMEOUT;
 use super::cluster::Cluster;
 use super::connect::Credentials;
 use super::error::AddressState;
+use super::limits::CONNECT_TIMEOUT;
 use super::nodes::Nodes;
 use super::sentinel::Sentinels;
 use crate::url::{Place, RedisUrl};
@@ -154,7 +154,7 @@ impl Doctor {
         variant: ScriptVariant,
         credentials: &Credentials,
     ) -> Result<(), StoreError> {
-        let mut error = super::slot_unassigned();
+        let mut error = super::error::slot_unassigned();
         for host in cluster.masters() {
             let info =
                 credentials.at(&host).and_then(|dial| dial.latest()).map_err(|error| not_sent(&error))?;

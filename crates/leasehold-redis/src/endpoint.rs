@@ -33,6 +33,7 @@ use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
 use super::handshake::ServerFacts;
 use super::limits::RECONNECT_BACKOFF;
+use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use super::place::Place;
 use super::pushes::{ConnectionStatus, MessageHandler, ReconnectHandler, Subscription, driver_handler};
 use super::sentinel::Sentinels;
@@ -40,7 +41,7 @@ use super::shared_keeper::SharedKeeper;
 use super::slot_map::{self, Membership, OTHER_CLUSTER, SlotRange, UNCLEAR};
 use super::subscriber::{Opening, Subscriber, SubscriberError};
 use super::wire::SharedConnection;
-use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, handshake, rights};
+use super::{handshake, rights};
 use crate::url::Host;
 
 /// Min time between the starts of two connection attempts. It bounds the load on a server that closes every connection.

@@ -1,6 +1,7 @@
 //! Classifies and explains errors of the server and of the connection.
 
 use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use leasehold_store::certificates::{self, Parameters};
 use leasehold_store::{Cause, StoreError};
 use redis::{ErrorKind, RedisError};
 
-use super::ANSWER_TIMEOUT;
+use super::limits::ANSWER_TIMEOUT;
 use crate::url::Host;
 
 /// The prefix of errors of this crate that have the driver's type.
@@ -44,6 +45,16 @@ pub(super) enum CallError {
     /// The user lacks a right, or a command is disabled.
     Denied(StoreError),
     Failed(StoreError),
+}
+
+/// What became of a call.
+pub(super) type Answered = Result<Answer, CallError>;
+
+impl CallError {
+    /// Whether this call has failed with its connection, which was lost or does not answer.
+    pub(super) fn is_of_connection(answered: &Answered) -> bool {
+        matches!(answered, Err(Self::ConnectionLost(_) | Self::Timeout(_)))
+    }
 }
 
 impl From<CallError> for StoreError {
@@ -156,6 +167,24 @@ impl Refusal {
         } else {
             Self::ConnectionRefused
         })
+    }
+}
+
+/// The cause of a timeout that says how long an answer was waited for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoAnswer(pub(super) Duration);
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no answer within {:.1?}", self.0)
+    }
+}
+
+impl Error for NoAnswer {}
+
+impl From<NoAnswer> for RedisError {
+    fn from(late: NoAnswer) -> Self {
+        std::io::Error::new(std::io::ErrorKind::TimedOut, late).into()
     }
 }
 
@@ -309,10 +338,10 @@ pub(super) fn explain(error: &RedisError) -> String {
             "what answers there does not speak TLS: write redis://, or name the TLS port"
         }
         _ if error.kind() == ErrorKind::Parse => "what answers there is no Redis server",
-        _ if error.is_timeout() && text.contains("no answer within") => {
-            return text.get(text.find("no answer within").unwrap_or_default()..).unwrap_or(&text).to_owned();
+        _ if error.is_timeout() => {
+            let late = io_error(error).and_then(|error| error.get_ref()?.downcast_ref::<NoAnswer>());
+            return late.copied().unwrap_or(NoAnswer(ANSWER_TIMEOUT)).to_string();
         }
-        _ if error.is_timeout() => return format!("no answer within {ANSWER_TIMEOUT:?}"),
         _ if error.kind() == ErrorKind::AuthenticationFailed => {
             "the server does not accept this user and password"
         }

@@ -26,7 +26,8 @@ use super::error::{CallError, store_error};
 use super::handshake::run_id;
 use super::nodes::Nodes;
 use super::pushes::ConnectionStatus;
-use super::wire;
+use super::send::script::{Exchange, Request};
+use super::wire::Wire;
 use crate::url::{Place, RedisUrl};
 
 /// The keys of one server.
@@ -219,19 +220,25 @@ impl Shared {
         let shared = self.clone();
         let connecting = Tasks::current().start(async move { shared.connection(until).await });
         let connected = timeout_at(until, connecting).await.map_err(|_| too_slow())?;
-        let (mut connection, status) = connected.unwrap_or_else(|_| Err(StoreError::runtime_ended()))?;
+        let (connection, status) = connected.unwrap_or_else(|_| Err(StoreError::runtime_ended()))?;
         if Instant::now() > until {
             return Err(too_slow());
         }
+        let mut wire = Wire::Limited(connection);
+        let mut exchange = Exchange::default();
+        // A command that asks for a report of keys goes before the one that reads them.
+        calls.iter().for_each(|call| exchange.push(0, request(call)));
         status.asked.note(calls);
-        let mut answers = pipeline(&mut connection, calls, false).await;
-        if answers.iter().any(|answer| matches!(answer, Err(error) if is_noscript(error))) {
+        exchange.send(&mut wire, false).await;
+        if exchange.is_pending() {
             if Instant::now() > until {
                 return Err(StoreError::new(Failure::Unknown, "the server's answer took too long"));
             }
             status.asked.note(calls);
-            answers = pipeline(&mut connection, calls, true).await;
+            exchange.send(&mut wire, false).await;
         }
+        let mut answers: Vec<_> =
+            exchange.into_replies().into_iter().map(|reply| reply.and_then(Value::extract_error)).collect();
         for (call, answer) in calls.iter().zip(&mut answers) {
             if matches!((call, &*answer), (ForeignCall::Track, Err(error)) if !error.is_unrecoverable_error())
             {
@@ -383,33 +390,15 @@ fn too_slow() -> StoreError {
     StoreError::new(Failure::NotSent, "connecting took too long")
 }
 
-async fn pipeline(
-    connection: &mut MultiplexedConnection,
-    calls: &[ForeignCall],
-    with_text: bool,
-) -> Vec<Result<Value, RedisError>> {
-    let commands = calls.iter().map(|call| encode(call, with_text)).collect();
-    let answers = wire::pipeline(connection, commands, false).await;
-    answers.into_iter().map(|answer| answer.and_then(Value::extract_error)).collect()
-}
-
-/// `with_text`: the server does not know the script yet.
-fn encode(call: &ForeignCall, with_text: bool) -> Cmd {
+fn request(call: &ForeignCall) -> Request<'_> {
     match call {
         ForeignCall::Command(words) => {
             let mut command = Cmd::new();
             command.arg(words);
-            command
+            Request::Command(command)
         }
-        ForeignCall::Track => redis::cmd("CLIENT").arg("CACHING").arg("YES").to_owned(),
-        ForeignCall::Script { script, keys, arguments } => {
-            let mut command = match with_text {
-                false => redis::cmd("EVALSHA").arg(script.hash()).to_owned(),
-                true => redis::cmd("EVAL").arg(script.text).to_owned(),
-            };
-            command.arg(keys.len()).arg(keys).arg(arguments);
-            command
-        }
+        ForeignCall::Track => Request::Command(redis::cmd("CLIENT").arg("CACHING").arg("YES").to_owned()),
+        ForeignCall::Script { script, keys, arguments } => Request::Foreign { script, keys, arguments },
     }
 }
 
@@ -436,10 +425,6 @@ fn error_of(error: &RedisError) -> ForeignError {
     } else {
         ForeignError::Failed(store_error(error))
     }
-}
-
-fn is_noscript(error: &RedisError) -> bool {
-    error.code() == Some("NOSCRIPT")
 }
 
 /// The error for a cluster.

@@ -11,20 +11,17 @@
 #![forbid(unsafe_code)]
 
 mod answer_times;
+mod call_pool;
 mod caller_conn;
 mod client_record;
 mod cluster;
-mod coalesce;
-mod codec;
 mod connect;
 mod connections;
 mod contended;
 mod deletes;
-mod dispatch;
 mod doctor;
 mod endpoint;
 mod error;
-mod exec;
 mod foreign;
 mod foreign_voters;
 mod handshake;
@@ -35,12 +32,10 @@ mod opening;
 mod place;
 mod pushes;
 mod records;
-mod replica_conn;
-mod replicas;
 mod rights;
+mod send;
 mod sentinel;
 mod shared_keeper;
-mod single_call;
 mod slot_map;
 mod subscriber;
 mod subscriptions;
@@ -63,15 +58,15 @@ use leasehold_store::{
     ListResult, QuorumNode, SharedBatch, Store, StoreError, only,
 };
 
+use call_pool::CallPool;
 use caller_conn::Caller;
 use doctor::Address;
-use error::slot_unassigned;
 use foreign::ServerKeys;
 use foreign_voters::Voters;
-use limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, POLL_INTERVALS};
+use limits::POLL_INTERVALS;
 use nodes::Nodes;
 pub use nodes::Voting;
-use single_call::CallPool;
+use send::pipeline::Mode;
 #[cfg(feature = "_fuzzing")]
 pub use slot_map::fuzz as fuzz_cluster_slots;
 pub use url::RedisUrl;
@@ -144,13 +139,13 @@ impl Store for Redis {
             return Box::pin(self.calls.call(caller, call, replicas));
         }
         let nodes = self.nodes.clone();
-        let work = async move { nodes.run_single(&call, replicas).await };
+        let work = async move { nodes.call(&call, replicas).await };
         self.run_on_runtime(work, || Err(StoreError::runtime_ended()))
     }
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
         let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.run_batch(&batch, replicas, None).await };
+        let work = async move { nodes.send(&batch, Mode::of_replicas(replicas)).await };
         self.run_on_runtime(work, move || (0..count).map(|_| Err(StoreError::runtime_ended())).collect())
     }
 
@@ -167,7 +162,7 @@ impl Store for Redis {
         };
         let batch: Vec<_> = attempts.iter().map(payload).collect();
         let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.run_atomic(&batch).await };
+        let work = async move { nodes.send(&batch, Mode::Atomic).await };
         Some(
             self.run_on_runtime(work, move || (0..count).map(|_| Err(StoreError::runtime_ended())).collect()),
         )
@@ -275,12 +270,13 @@ impl QuorumNode for Redis {
 
     fn vote(&self, call: Call, floor: Option<Token>) -> BoxFuture<CallResult> {
         let nodes = self.nodes.clone();
-        Box::pin(async move { only(nodes.run_batch(&[call], 0, floor).await) })
+        let mode = floor.map_or(Mode::Each, Mode::AtLeast);
+        Box::pin(async move { only(nodes.send(&[call], mode).await) })
     }
 
     fn vote_batch(&self, batch: SharedBatch) -> BoxFuture<Vec<CallResult>> {
         let nodes = self.nodes.clone();
-        Box::pin(async move { nodes.run_batch(&batch, 0, None).await })
+        Box::pin(async move { nodes.send(&batch, Mode::Each).await })
     }
 
     fn runs_on_caller(&self) -> bool {

@@ -10,6 +10,7 @@ use leasehold_store::tasks::Tasks;
 use super::client_record::ClientRecord;
 use super::cluster::Cluster;
 use super::endpoint::Endpoint;
+use super::send::pipeline::Role;
 
 /// Settings of a quorum node.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +41,17 @@ impl Nodes {
     pub(super) fn record(&self) -> &ClientRecord {
         match self {
             Self::Server { record, .. } | Self::Cluster { record, .. } => record,
+        }
+    }
+
+    /// What each server is for the client's calls.
+    pub(super) fn role(&self) -> Role {
+        match self {
+            Self::Server { voting: None, .. } => Role::of(ScriptVariant::Server),
+            Self::Server { voting: Some(Voting { abstains_for }), .. } => {
+                Role { abstains_for: *abstains_for, ..Role::of(ScriptVariant::Voter) }
+            }
+            Self::Cluster { variant, .. } => Role::of(*variant),
         }
     }
 }

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::Redis;
+use super::call_pool::CallPool;
 use super::caller_conn::{Caller, CallerRuntime};
 use super::client_record::ClientRecord;
 use super::cluster::Cluster;
@@ -23,7 +24,6 @@ use super::foreign::ServerKeys;
 use super::limits::ANSWER_TIMEOUT;
 use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
-use super::single_call::CallPool;
 use super::wire::{self, SharedConnection, Wire};
 use crate::url::{Host, Place, RedisUrl};
 

@@ -13,7 +13,7 @@ use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::ANSWER_TIMEOUT;
+use super::limits::ANSWER_TIMEOUT;
 use super::wire::Wire;
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.

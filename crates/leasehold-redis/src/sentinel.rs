@@ -15,9 +15,9 @@ use redis::{PushInfo, PushKind, RedisError};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::CONNECT_TIMEOUT;
 use super::connect::{self, Credentials, Dial};
 use super::error::{AddressState, store_error};
+use super::limits::CONNECT_TIMEOUT;
 use super::limits::SENTINEL_POLL_INTERVAL;
 use crate::url::Host;
 

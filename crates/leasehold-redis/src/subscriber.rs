@@ -17,13 +17,14 @@ use tokio::time::{Instant, sleep, timeout};
 use super::connect::Dial;
 use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
+use super::limits::CONNECT_TIMEOUT;
 use super::limits::RECONNECT_BACKOFF;
 use super::place::Place;
 use super::pushes::{
     ConnectionStatus, MessageHandler, ReconnectHandler, SubscriberStatus, Subscription, subscriber_handler,
 };
 use super::wire::random;
-use super::{CONNECT_TIMEOUT, handshake, rights};
+use super::{handshake, rights};
 
 /// A connection that lives for this long has not been closed for what a stranger sent: the backoff restarts.
 const LASTING: Duration = Duration::from_secs(10);

@@ -18,7 +18,8 @@ use leasehold_core::{
     Acquire, Acquisition, Command, Kind, Name, PushKind, Release, Renew, Reply, Resource, WaitFor,
 };
 use leasehold_redis_protocol::{
-    Channels, Expectation, ScriptVariant, VoteArgs, clock_key, decode_answer, decode_push, inbox_of, slot_of,
+    BatchKind, Channels, Expectation, ScriptVariant, VoteArgs, clock_key, decode_answer, decode_push,
+    inbox_of, slot_of,
 };
 use leasehold_store::histories::{
     CLIENTS, Joint, RESOURCES, Step, client_id, joint_steps, release_of, steps,
@@ -28,8 +29,13 @@ use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, TestRunner};
 use redis::ConnectionLike as _;
 
-use super::codec;
+use super::send::script::{self, Naming};
 use comparison::{Comparison, compare_mutex, with_scripts, with_scripts_on};
+
+/// Whether several such commands can be one script call, each for itself.
+fn may_share_a_call(command: &Command) -> bool {
+    matches!(BatchKind::of(command), Some(BatchKind::Attempts | BatchKind::Releases))
+}
 
 /// Compares random histories. Each uses new resources, on one server.
 fn compare_histories<H: std::fmt::Debug>(
@@ -328,10 +334,8 @@ fn every_script_variant_reaches_the_waiters_inbox() {
         inbox.send_packed_command(&subscribe).unwrap();
         inbox.recv_response().unwrap();
         let mut run = |command: &Command| {
-            let call = codec::command(
-                &variant.encode(&resource, command, VoteArgs::default(), Expectation::default()),
-                true,
-            );
+            let call = variant.encode(&resource, command, VoteArgs::default(), Expectation::default());
+            let call = script::command(&call, Naming::Text);
             let value = commands.req_command(&call).unwrap_or_else(|error| panic!("{variant:?}: {error}"));
             decode_answer(command, &value).unwrap().reply
         };

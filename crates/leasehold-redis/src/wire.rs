@@ -33,6 +33,8 @@ type Values = RedisResult<Vec<RedisResult<Value>>>;
 #[derive(Clone)]
 pub(super) enum Wire {
     Own(MultiplexedConnection, Arc<AnswerTimes>),
+    /// One of ours that has its time limit, and whose answers do not show how fast the server is.
+    Limited(MultiplexedConnection),
     Shared(SharedWire),
 }
 
@@ -52,6 +54,7 @@ impl Wire {
                 let answered = connection.send_packed_command(command).await;
                 times.note(sent, limit, answered)
             }
+            Self::Limited(connection) => connection.send_packed_command(command).await,
             Self::Shared(wire) => Box::pin(wire.send(command.clone())).await,
         }
     }
@@ -70,6 +73,7 @@ impl Wire {
                 let answered = query(connection, commands, is_asking).await;
                 times.note(sent, limit, answered).unwrap_or_else(|error| vec![Err(error); count])
             }
+            Self::Limited(connection) => pipeline(connection, commands, is_asking).await,
             Self::Shared(wire) => {
                 let count = commands.len();
                 wire.pipeline(commands).await.unwrap_or_else(|error| vec![Err(error); count])

@@ -15,8 +15,8 @@ use redis::aio::MultiplexedConnection;
 
 use super::super::deletes::Deletes;
 use super::super::error::explain;
-use super::super::exec::{self, CallOptions};
 use super::super::rights::{MissingRight, Purpose, RIGHTS};
+use super::super::send::pipeline::{self, CallOptions, Mode, Role};
 use super::query::{ask, command, info_by, median};
 
 /// Name prefix of the locks that the check acquires.
@@ -157,8 +157,8 @@ async fn lock_and_release(
     let acquire = Arc::new(Acquire::exclusive(acquisition, Duration::from_secs(1)));
     let run = async |command: Command| {
         let call = Call::new(probe.resource.clone(), command);
-        let options = CallOptions { deletes, ..CallOptions::of(variant) };
-        match exec::run_in_pipeline(connection.clone().into(), options, &[&call]).await.pop() {
+        let options = CallOptions { deletes, ..CallOptions::of(Role::of(variant), Mode::Each) };
+        match pipeline::run(connection.clone().into(), options, &[&call]).await.pop() {
             Some(Ok(answer)) => Ok(answer.reply),
             Some(Err(error)) => Err(StoreError::from(error).message),
             None => Err("it gave no answer".to_owned()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_store::{Check, Component};
 
-use super::super::ANSWER_TIMEOUT;
+use super::super::limits::ANSWER_TIMEOUT;
 use super::acl_check::{Cost, Source};
 use super::probe::{Clock, Snapshot};
 

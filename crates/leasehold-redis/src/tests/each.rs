@@ -7,13 +7,13 @@ use std::time::Duration;
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Reply, Resource, Token, View,
 };
-use leasehold_redis_protocol::{clock_key, may_share_a_call, resource_key};
+use leasehold_redis_protocol::{clock_key, resource_key};
 use leasehold_store::histories::{Step, client_id, release_of, steps};
 use leasehold_testkit::{Flavor, extent};
 use proptest::test_runner::{Config, TestRunner};
 
-use super::acquire_or_queue;
 use super::comparison::{ScriptRunner, set_clock, start, with_scripts, with_scripts_on};
+use super::{acquire_or_queue, may_share_a_call};
 
 const RESOURCES: usize = 3;
 

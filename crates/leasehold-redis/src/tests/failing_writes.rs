@@ -8,9 +8,7 @@ use leasehold_core::model::{CommandContext, Table, apply};
 use leasehold_core::{
     Acquire, Answer, ClientId, Command, Kind, Name, Now, Push, QueueEntry, Release, Reply, Resource, View,
 };
-use leasehold_redis_protocol::{
-    clock_key, decode_answer, inbox_of, may_share_a_call, resource_key, scratch_key,
-};
+use leasehold_redis_protocol::{clock_key, decode_answer, inbox_of, resource_key, scratch_key};
 use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
 use leasehold_testkit::{Flavor, extent};
 use proptest::strategy::{Strategy, ValueTree as _};
@@ -19,6 +17,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use super::comparison::{
     ScriptRunner, expect_differences, expect_hint, expect_plain, expect_pushed_hint, start, with_scripts_on,
 };
+use super::may_share_a_call;
 
 /// More writes than a script of these histories has.
 const MAX_WRITES: usize = 12;

@@ -5,26 +5,28 @@
 //! write of this connection. A release that retains the lease leaves a tombstone for the same reason.
 //!
 //! While the server waits for the replicas it runs nothing else of this connection. So the commands that come meanwhile wait in a queue
-//! ([`super::replica_conn`]), and go out together with one WAIT. Renewals and releases go first: they wait for no more than the round trip
-//! that has begun.
+//! ([`ReplicaQueue`](super::coalesce::ReplicaQueue)), and go out together with one WAIT. Renewals and releases go first: they wait for no
+//! more than the round trip that has begun.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Answer, Command, Effect, Failure, Grant, Release, Renew, Reply, Resource};
+use leasehold_core::{Answer, Command, Effect, Failure, Grant, Release, Renew, Reply};
 use leasehold_store::{Call, StoreError, tasks};
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
-use super::connections::Connections;
-use super::error::{AddressState, CallError, lost};
-use super::exec::{self, CallOptions};
-use super::limits::REPLICA_TIMEOUT;
-use super::replica_conn::{Answers, Terms, Waiting};
-use super::{codec, rights, wire};
+use super::coalesce::{Terms, Waiting};
+use super::pipeline::{self, CallOptions, Mode};
+use super::script::{Exchange, Request};
+use crate::connections::Connections;
+use crate::error::{AddressState, Answered, CallError, lost};
+use crate::limits::REPLICA_TIMEOUT;
+use crate::rights;
+use crate::wire::Wire;
 
 /// Lifetime of a tombstone that is not needed as one.
 const BRIEF_TOMBSTONE: Duration = Duration::from_millis(1);
@@ -38,27 +40,19 @@ struct Sender {
 
 impl Sender {
     async fn run(mut self) {
-        while let Some((terms, waiting)) = self.connections.replica_conn().pop() {
+        while let Some((terms, waiting)) = self.connections.replica_queue().pop() {
             self.send(terms, waiting).await;
         }
         self.has_ended = true;
     }
 
-    async fn send(&self, terms: Terms, mut waiting: Vec<Waiting>) {
-        // The receiver is gone if the caller's future was dropped.
-        waiting.retain(|waiting| !waiting.answers.is_closed());
-        for late in waiting.extract_if(.., |waiting| waiting.is_late()) {
-            let error =
-                StoreError::new(Failure::Paused, "the program was paused before it could ask the store");
-            let error = CallError::NotConnected(error);
-            let _ = late.answers.send(late.calls.iter().map(|_| Err(error.clone())).collect());
-        }
+    async fn send(&self, Terms { replicas, role }: Terms, mut waiting: Vec<Waiting>) {
+        Waiting::retain_due(&mut waiting);
         let calls: Vec<&Call> = waiting.iter().flat_map(|waiting| &waiting.calls).collect();
         if calls.is_empty() {
             return;
         }
-        let Terms { replicas, variant, is_asking } = terms;
-        let options = self.connections.options(CallOptions { is_asking, ..CallOptions::of(variant) });
+        let options = self.connections.options(role, Mode::Replicated(replicas));
         let mut answers = send_with_wait(&self.connections, options, replicas, &calls).await.into_iter();
         for waiting in waiting {
             let own = answers.by_ref().take(waiting.calls.len()).collect();
@@ -70,28 +64,28 @@ impl Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.connections.replica_conn().forget_unsent();
+            self.connections.replica_queue().forget_unsent();
         }
     }
 }
 
 /// Runs calls, and fails those that too few replicas acknowledge.
-pub(super) async fn run_replicated(
+pub(super) async fn run(
     connections: &Arc<Connections>,
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[&Call],
-) -> Answers {
-    let terms = Terms { replicas, variant: options.variant, is_asking: options.is_asking };
+) -> Vec<Answered> {
+    let terms = Terms { replicas, role: options.role };
     let (answers, receiver) = oneshot::channel();
     let own = calls.iter().map(|call| (*call).clone()).collect();
-    if connections.replica_conn().push(Waiting { terms, calls: own, since: Instant::now(), answers }) {
+    if connections.replica_queue().push(Waiting { terms, calls: own, since: Instant::now(), answers }) {
         tasks::spawn(Sender { connections: connections.clone(), has_ended: false }.run());
     }
-    let unanswered = |_| calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect();
+    let unanswered = |_| vec![Err(CallError::ConnectionLost(lost(None))); calls.len()];
     let answers = receiver.await.unwrap_or_else(unanswered);
     // Not by the task that sends, for which all others wait.
-    exec::with_reasons(answers, &mut connections.preferred_conn(), options, calls).await
+    pipeline::with_reasons(answers, &mut connections.preferred_conn(), options, calls).await
 }
 
 async fn send_with_wait(
@@ -99,91 +93,69 @@ async fn send_with_wait(
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[&Call],
-) -> Answers {
+) -> Vec<Answered> {
     let reply_limit = REPLICA_TIMEOUT + connections.answer_limit();
     // Opening it takes some round trips.
     let limit = 2 * reply_limit;
+    let failed = |error| vec![Err(error); calls.len()];
     let Ok(replica_conn) = timeout(limit, connections.open_replica_conn()).await else {
         let message = AddressState::Proven.no_answer(limit);
-        let error = StoreError::new(Failure::NotSent, message);
-        return calls.iter().map(|_| Err(CallError::Timeout(error.clone()))).collect();
+        return failed(CallError::Timeout(StoreError::new(Failure::NotSent, message)));
     };
     match replica_conn {
         // Nothing was sent. A retry finds the right server.
-        Ok(None) => calls.iter().map(|_| Err(CallError::ConnectionLost(lost(None)))).collect(),
+        Ok(None) => failed(CallError::ConnectionLost(lost(None))),
         Ok(Some(mut connection)) => {
             connection.set_response_timeout(reply_limit);
-            let answers = run_on_connection(&mut connection, options, replicas, calls).await;
-            if answers
-                .iter()
-                .any(|answer| matches!(answer, Err(CallError::ConnectionLost(_) | CallError::Timeout(_))))
-            {
+            let answers = run_on_connection(connection, options, replicas, calls).await;
+            if answers.iter().any(CallError::is_of_connection) {
                 connections.drop_replica_conn().await;
             }
             answers
         }
-        Err(error) => calls.iter().map(|_| Err(CallError::from(&error))).collect(),
+        Err(error) => failed(CallError::from(&error)),
     }
 }
 
 /// All calls are followed by one WAIT: it blocks the connection until the replicas have acknowledged.
 async fn run_on_connection(
-    connection: &mut MultiplexedConnection,
+    connection: MultiplexedConnection,
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[&Call],
-) -> Vec<Result<Answer, CallError>> {
-    let claims: Vec<Option<Command>> = calls.iter().map(|Call { command, .. }| claim_of(command)).collect();
-    let commands: Vec<Cow<'_, Command>> =
-        calls.iter().map(|Call { command, .. }| write_of(command)).collect();
-    let payloads: Vec<Payload<'_>> = calls
-        .iter()
-        .zip(&commands)
-        .zip(&claims)
-        .map(|((Call { resource, .. }, command), claim)| Payload { resource, command, claim: claim.as_ref() })
-        .collect();
-    let (mut values, mut reached) = pipeline(connection, options, replicas, &payloads, false).await;
-    let unknown = |at: &usize| values[*at].iter().any(exec::is_noscript);
-    let unknown: Vec<usize> = (0..payloads.len()).filter(unknown).collect();
-    if !unknown.is_empty() {
-        let again: Vec<Payload<'_>> = unknown.iter().map(|at| payloads[*at]).collect();
-        // Its WAIT counts what the first pipeline wrote, too.
-        let (later, later_reached) = pipeline(connection, options, replicas, &again, true).await;
-        reached = later_reached;
-        for (at, later) in unknown.into_iter().zip(later) {
-            values[at] = later;
+) -> Vec<Answered> {
+    let steps: Vec<Vec<Cow<'_, Command>>> = calls.iter().map(|call| steps_of(&call.command)).collect();
+    let mut exchange = Exchange::default();
+    for (unit, (call, steps)) in calls.iter().zip(&steps).enumerate() {
+        for step in steps {
+            exchange.push(unit, Request::Script(options.encode(&call.resource, step)));
         }
     }
+    let mut wait = redis::cmd("WAIT");
+    wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));
+    // One that follows repeated commands counts what the first pipeline wrote, too.
+    exchange.end_with(wait);
+    let (replies, reached) =
+        exchange.run_with_last(&mut Wire::Limited(connection), options.role.is_asking).await;
     let reached = reached.map_err(|error| rights::of_command(error, "+wait", None));
-    let counted = |(payload, values): (&Payload<'_>, _)| counted(payload, values, &reached, replicas);
-    payloads.iter().zip(values).map(counted).collect()
+    let mut replies = replies.into_iter();
+    let counted = |steps: &Vec<Cow<'_, Command>>| {
+        let own = replies.by_ref().take(steps.len());
+        let answers = steps.iter().zip(own).map(|(step, reply)| pipeline::read(step, reply)).collect();
+        counted(&steps[0], answers, &reached, replicas)
+    };
+    steps.iter().map(counted).collect()
 }
 
-/// A command, and the claim that follows it in the pipeline.
-#[derive(Clone, Copy)]
-struct Payload<'a> {
-    resource: &'a Resource,
-    command: &'a Command,
-    claim: Option<&'a Command>,
-}
-
-impl<'a> Payload<'a> {
-    fn commands(self) -> impl Iterator<Item = &'a Command> {
-        std::iter::once(self.command).chain(self.claim)
-    }
-}
-
-type Values = Vec<Result<Value, RedisError>>;
-
-/// The answer, if the replicas have its effect.
+/// The answer to a command, from those to it and to the claim that follows it, if the replicas have its effect.
 fn counted(
-    payload: &Payload<'_>,
-    values: Values,
+    command: &Command,
+    answers: Vec<Answered>,
     reached: &Result<Value, RedisError>,
     replicas: u32,
-) -> Result<Answer, CallError> {
-    let mut replies = payload.commands().zip(values).map(|(command, value)| exec::read(command, value));
-    let mut answer = replies.next().unwrap_or_else(|| Err(CallError::Failed(too_few(0, replicas))))?;
+) -> Answered {
+    let mut answers = answers.into_iter();
+    let mut answer = answers.next().unwrap_or_else(|| Err(CallError::Failed(too_few(0, replicas))))?;
     let reached = match reached {
         Ok(Value::Int(reached)) if *reached >= i64::from(replicas) => Ok(()),
         Ok(Value::Int(reached)) => Err(CallError::Failed(too_few(*reached, replicas))),
@@ -193,16 +165,16 @@ fn counted(
     match &mut answer.reply {
         Reply::Granted(grant) => {
             // The server has the lease, so whatever follows was not the failure of a command that had no effect.
-            if let Some(claim) = replies.next() {
+            if let Some(claim) = answers.next() {
                 *grant = claim.and_then(|claim| claimed(*grant, &claim)).map_err(after_grant)?;
             }
             reached.map_err(after_grant)?;
         }
         Reply::Renewed { .. } => reached?,
         // The lease is retained, and keeps others out.
-        Reply::Released if retains(payload.command) => reached.map_err(after_grant)?,
+        Reply::Released if retains(command) => reached.map_err(after_grant)?,
         // So it may be since an earlier release, whose reply did not count. This one had no effect.
-        Reply::NotHeld if retains(payload.command) => reached.map_err(|error| {
+        Reply::NotHeld if retains(command) => reached.map_err(|error| {
             let without_effect = Failure::Transient(Effect::None);
             CallError::Failed(StoreError::from(error).known_as(without_effect))
         })?,
@@ -226,50 +198,25 @@ fn after_grant(error: CallError) -> CallError {
     }
 }
 
-/// The renewal that makes the lease a write of this connection.
-fn claim_of(command: &Command) -> Option<Command> {
-    let Command::Acquire(acquire) = command else { return None };
-    Some(Command::Renew(Renew { acquisition: acquire.acquisition, ttl: acquire.ttl, reserve: 0 }))
-}
-
-/// The command, so that it writes: a release that is repeated finds no lease any more.
-fn write_of(command: &Command) -> Cow<'_, Command> {
+/// The command, and the renewal that makes a lease that it grants a write of this connection.
+fn steps_of(command: &Command) -> Vec<Cow<'_, Command>> {
     match command {
+        Command::Acquire(acquire) => {
+            let claim = Renew { acquisition: acquire.acquisition, ttl: acquire.ttl, reserve: 0 };
+            vec![Cow::Borrowed(command), Cow::Owned(Command::Renew(claim))]
+        }
+        // So that it writes: a release that is repeated finds no lease any more.
         Command::Release(release) if retains(command) => {
             let tombstone = release.tombstone.max(BRIEF_TOMBSTONE);
-            Cow::Owned(Command::Release(Release { tombstone, ..release.clone() }))
+            vec![Cow::Owned(Command::Release(Release { tombstone, ..release.clone() }))]
         }
-        _ => Cow::Borrowed(command),
+        _ => vec![Cow::Borrowed(command)],
     }
 }
 
 /// Whether it may retain the lease.
 fn retains(command: &Command) -> bool {
     matches!(command, Command::Release(release) if !release.min_hold.is_zero())
-}
-
-/// Sends the commands and one WAIT in one pipeline. Returns the replies to the commands of each, and that to WAIT.
-async fn pipeline(
-    connection: &mut MultiplexedConnection,
-    options: CallOptions<'_>,
-    replicas: u32,
-    payloads: &[Payload<'_>],
-    use_eval: bool,
-) -> (Vec<Values>, Result<Value, RedisError>) {
-    let encode =
-        |payload: &Payload<'_>, command| codec::command(&options.encode(payload.resource, command), use_eval);
-    let mut commands: Vec<redis::Cmd> = payloads
-        .iter()
-        .flat_map(|payload| payload.commands().map(|command| encode(payload, command)))
-        .collect();
-    let mut wait = redis::cmd("WAIT");
-    wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));
-    commands.push(wait);
-    let mut values = wire::pipeline(connection, commands, options.is_asking).await;
-    let reached = values.pop().unwrap_or(Ok(Value::Nil));
-    let mut values = values.into_iter();
-    let each = payloads.iter().map(|payload| values.by_ref().take(payload.commands().count()).collect());
-    (each.collect(), reached)
 }
 
 fn claimed(grant: Grant, claim: &Answer) -> Result<Grant, CallError> {
@@ -294,12 +241,14 @@ fn too_few(reached: i64, replicas: u32) -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use leasehold_redis_protocol::ScriptVariant;
     use leasehold_testkit::Server;
 
-    use super::super::connections::config;
-    use super::super::handshake::ServerFacts;
-    use super::super::pushes::ConnectionStatus;
+    use super::super::pipeline::Role;
     use super::*;
+    use crate::connections::config;
+    use crate::handshake::ServerFacts;
+    use crate::pushes::ConnectionStatus;
 
     /// Another one may be sending already.
     #[tokio::test]
@@ -311,14 +260,13 @@ mod tests {
         let dial = (client.get_connection_info().clone().into(), true);
         let connections = Arc::new(Connections::new(own, status, None, dial, ServerFacts::default()));
         for has_ended in [true, false] {
-            let variant = leasehold_redis_protocol::ScriptVariant::Server;
-            let terms = Terms { replicas: 1, variant, is_asking: false };
+            let terms = Terms { replicas: 1, role: Role::of(ScriptVariant::Server) };
             let waiting =
                 Waiting { terms, calls: Vec::new(), since: Instant::now(), answers: oneshot::channel().0 };
-            assert!(connections.replica_conn().push(waiting));
+            assert!(connections.replica_queue().push(waiting));
             drop(Sender { connections: connections.clone(), has_ended });
-            assert_eq!(connections.replica_conn().pop().is_some(), has_ended);
-            assert!(connections.replica_conn().pop().is_none());
+            assert_eq!(connections.replica_queue().pop().is_some(), has_ended);
+            assert!(connections.replica_queue().pop().is_none());
         }
     }
 }

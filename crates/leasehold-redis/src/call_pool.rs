@@ -1,6 +1,4 @@
-//! One command of a caller to one server, which is the usual case. It needs no list of commands or answers. Everything else is
-//! sent as a batch (`dispatch.rs`): several commands, clusters, quorum nodes, replicas, a command that
-//! needs the client's record, and a server without a connection.
+//! The futures of the caller's single commands, which is the usual case.
 //!
 //! The future of a command is large: the redis crate's part alone has 1,128 bytes, more than the allocator's fast lists hold.
 //! Allocating one for each command, and copying it there, took an eighth of the client's CPU. So it is reused: a *worker* is such
@@ -9,75 +7,13 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-use leasehold_core::Answer;
-use leasehold_redis_protocol::ScriptVariant;
-use leasehold_store::{Call, CallResult, StoreError, only};
+use leasehold_store::{Call, CallResult, StoreError};
 
 use super::caller_conn::Caller;
-use super::coalesce::Transport;
-use super::connections::Connections;
-use super::dispatch::{is_refused_by_a_replica, settle};
-use super::endpoint::Endpoint;
-use super::error::CallError;
-use super::exec::{self, CallOptions};
 use super::nodes::Nodes;
-
-type Answered = Result<Answer, CallError>;
-
-impl Nodes {
-    /// Runs one command.
-    pub(super) async fn run_single(&self, call: &Call, replicas: u32) -> CallResult {
-        let batch = slice::from_ref(call);
-        if let (Self::Server { endpoint, voting: None, record }, 0) = (self, replicas)
-            && record.covers(batch)
-            && let Some(connections) = endpoint.current()
-        {
-            let answered = connections.coalescer().run(&connections, call).await;
-            return match answered {
-                Ok(answer) if !connections.is_closed() => Ok(answer),
-                failed => Box::pin(settled(endpoint, &connections, call, failed)).await,
-            };
-        }
-        only(Box::pin(self.run_batch(batch, replicas, None)).await)
-    }
-}
-
-impl Transport for Connections {
-    async fn run_one(&self, call: &Call) -> Answered {
-        exec::run_one(&mut self.preferred_conn(), options_of(self), call).await
-    }
-
-    async fn run_several(&self, calls: &[&Call]) -> Vec<Answered> {
-        exec::run_in_pipeline(self.preferred_conn(), options_of(self), calls).await
-    }
-}
-
-fn options_of(connections: &Connections) -> CallOptions<'_> {
-    connections.options(CallOptions::of(ScriptVariant::Server))
-}
-
-/// Handles a failed single command as [`settle`] does a batch.
-async fn settled(
-    endpoint: &Endpoint,
-    connections: &Arc<Connections>,
-    call: &Call,
-    answered: Answered,
-) -> CallResult {
-    if matches!(answered, Err(CallError::ConnectionLost(_) | CallError::Timeout(_))) {
-        connections.drop_preferred_conn();
-    }
-    let mut answers = [answered];
-    settle(endpoint, connections, options_of(connections), 0, &[call], &mut answers).await;
-    if answers.iter().any(is_refused_by_a_replica) {
-        endpoint.invalidate();
-    }
-    let [answered] = answers;
-    answered.map_err(StoreError::from)
-}
 
 /// Workers that are kept for later commands. A task that has its answer usually sends its next command at once, so few are idle.
 const MAX_IDLE: usize = 64;
@@ -136,7 +72,7 @@ impl Worker {
             loop {
                 let next = poll_fn(|_| locked(&shared).job.take().map_or(Poll::Pending, Poll::Ready));
                 let (call, replicas) = next.await;
-                let result = nodes.run_single(&call, replicas).await;
+                let result = nodes.call(&call, replicas).await;
                 locked(&shared).result = Some(result);
             }
         });

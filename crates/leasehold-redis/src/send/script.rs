@@ -1,0 +1,246 @@
+//! Script calls on the wire: by the script's hash, and by its text where the server does not know the script yet. No other file
+//! knows EVALSHA and NOSCRIPT.
+
+use std::io;
+use std::mem::replace;
+
+use leasehold_redis_protocol::ScriptCall;
+use leasehold_store::ForeignScript;
+use redis::{Cmd, RedisError, Value};
+
+use crate::wire::Wire;
+
+/// The reply to a command.
+pub(crate) type Reply = Result<Value, RedisError>;
+
+/// How a call names its script.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Naming {
+    Hash,
+    /// The server then also knows the hash.
+    Text,
+}
+
+/// A command that is sent to a server.
+pub(crate) enum Request<'a> {
+    /// A call of a script of leasehold.
+    Script(ScriptCall),
+    /// A call of another script.
+    Foreign { script: &'static ForeignScript, keys: &'a [String], arguments: &'a [String] },
+    /// Not a script.
+    Command(Cmd),
+}
+
+impl Request<'_> {
+    /// The hash of its script.
+    fn hash(&self) -> Option<&str> {
+        match self {
+            Self::Script(call) => Some(call.sha1()),
+            Self::Foreign { script, .. } => Some(script.hash()),
+            Self::Command(_) => None,
+        }
+    }
+
+    fn encode(&self, naming: Naming) -> Cmd {
+        match self {
+            Self::Script(call) => command(call, naming),
+            Self::Foreign { script, keys, arguments } => {
+                let size = keys.iter().chain(*arguments).map(String::len).sum();
+                let parts = (keys.len() + arguments.len(), size);
+                let mut command = begin(naming, (script.hash(), script.text), keys.len(), parts);
+                command.arg(keys).arg(arguments);
+                command
+            }
+            Self::Command(command) => command.clone(),
+        }
+    }
+}
+
+/// The command of a script call.
+pub(crate) fn command(call: &ScriptCall, naming: Naming) -> Cmd {
+    let parts = (call.keys().len() + call.args().len(), call.size());
+    let mut command = begin(naming, (call.sha1(), call.text()), call.keys().len(), parts);
+    for part in call.keys().chain(call.args()) {
+        command.arg(part);
+    }
+    command
+}
+
+/// The beginning of the command. Its keys and arguments follow, which are so many, and of this size together.
+fn begin(naming: Naming, (hash, text): (&str, &str), keys: usize, (parts, size): (usize, usize)) -> Cmd {
+    let (word, script) = match naming {
+        Naming::Hash => ("EVALSHA", hash),
+        Naming::Text => ("EVAL", text),
+    };
+    let mut command = Cmd::with_capacity(3 + parts, word.len() + script.len() + 8 + size);
+    command.arg(word).arg(script).arg(keys);
+    command
+}
+
+/// Whether the server does not know the script.
+fn is_noscript(reply: &Reply) -> bool {
+    reply.as_ref().is_err_and(|error| error.code() == Some("NOSCRIPT"))
+}
+
+/// Makes a single call, without the lists of an [`Exchange`]: the usual case. A call that is encoded again is not kept meanwhile, which
+/// keeps the future small.
+pub(super) async fn run_one(connection: &mut Wire, encode: impl Fn() -> ScriptCall) -> Reply {
+    let reply = connection.send(&command(&encode(), Naming::Hash)).await.and_then(Value::extract_error);
+    if !is_noscript(&reply) {
+        return reply;
+    }
+    let again = command(&encode(), Naming::Text);
+    Box::pin(connection.send(&again)).await
+}
+
+/// Requests that go out in one pipeline, and once more those whose script the server did not know.
+#[derive(Default)]
+pub(crate) struct Exchange<'a> {
+    entries: Vec<Entry<'a>>,
+    /// Follows the requests in every pipeline.
+    last: Option<(Cmd, Option<Reply>)>,
+    was_sent: bool,
+}
+
+struct Entry<'a> {
+    unit: usize,
+    request: Request<'a>,
+    reply: Option<Reply>,
+}
+
+impl<'a> Exchange<'a> {
+    /// Requests that are repeated each for itself.
+    pub(crate) fn of(requests: impl Iterator<Item = Request<'a>>) -> Self {
+        let mut exchange = Self::default();
+        requests.enumerate().for_each(|(unit, request)| exchange.push(unit, request));
+        exchange
+    }
+
+    /// Appends a request. Those of one unit are repeated together.
+    pub(crate) fn push(&mut self, unit: usize, request: Request<'a>) {
+        self.entries.push(Entry { unit, request, reply: None });
+    }
+
+    /// Has this command follow the requests, also those that are repeated.
+    pub(super) fn end_with(&mut self, last: Cmd) {
+        self.last = Some((last, None));
+    }
+
+    /// Whether a request has no reply yet.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.entries.iter().any(|entry| entry.reply.is_none())
+    }
+
+    /// Sends the requests without a reply: at first all, and then those of units with a script that the server did not know. Each text goes
+    /// out once, since the server then knows it for the later requests.
+    pub(crate) async fn send(&mut self, connection: &mut Wire, is_asking: bool) {
+        let is_first = !replace(&mut self.was_sent, true);
+        let (mut commands, mut with_text) = (Vec::new(), Vec::new());
+        for Entry { request, .. } in self.entries.iter().filter(|entry| entry.reply.is_none()) {
+            let naming = match request.hash() {
+                Some(hash) if !is_first && !with_text.contains(&hash) => {
+                    with_text.push(hash);
+                    Naming::Text
+                }
+                _ => Naming::Hash,
+            };
+            commands.push(request.encode(naming));
+        }
+        commands.extend(self.last.iter().map(|(command, _)| command.clone()));
+        let mut replies = connection.pipeline(commands, is_asking).await;
+        if let Some((_, reply)) = &mut self.last {
+            *reply = replies.pop();
+        }
+        let mut replies = replies.into_iter();
+        let mut unknown = Vec::new();
+        for entry in self.entries.iter_mut().filter(|entry| entry.reply.is_none()) {
+            let reply = replies.next().unwrap_or_else(|| Err(missing()));
+            if is_first && is_noscript(&reply) && unknown.last() != Some(&entry.unit) {
+                unknown.push(entry.unit);
+            }
+            entry.reply = Some(reply);
+        }
+        let repeated = self.entries.iter_mut().filter(|entry| unknown.contains(&entry.unit));
+        repeated.for_each(|entry| entry.reply = None);
+    }
+
+    /// Sends the requests, if need be twice. Returns the replies to them in order.
+    pub(crate) async fn run(mut self, connection: &mut Wire, is_asking: bool) -> Vec<Reply> {
+        self.send_all(connection, is_asking).await;
+        self.into_replies()
+    }
+
+    /// As [`Self::run`]. Returns also the last reply to the command that ends the pipeline.
+    pub(super) async fn run_with_last(
+        mut self,
+        connection: &mut Wire,
+        is_asking: bool,
+    ) -> (Vec<Reply>, Reply) {
+        self.send_all(connection, is_asking).await;
+        let last = self.last.take().and_then(|(_, reply)| reply);
+        (self.into_replies(), last.unwrap_or_else(|| Err(missing())))
+    }
+
+    async fn send_all(&mut self, connection: &mut Wire, is_asking: bool) {
+        self.send(connection, is_asking).await;
+        if self.is_pending() {
+            self.send(connection, is_asking).await;
+        }
+    }
+
+    /// The replies in the order of the requests.
+    pub(crate) fn into_replies(self) -> Vec<Reply> {
+        self.entries.into_iter().map(|entry| entry.reply.unwrap_or_else(|| Err(missing()))).collect()
+    }
+}
+
+fn missing() -> RedisError {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the server sent fewer replies than commands").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_testkit::Server;
+
+    use super::*;
+    use crate::connections::config;
+
+    static APPEND: ForeignScript = ForeignScript::new("return redis.call('APPEND', KEYS[1], ARGV[1])");
+    static READ: ForeignScript = ForeignScript::new("return redis.call('GET', KEYS[1])");
+
+    /// How often the server was called so.
+    fn calls(server: &Server, command: &str) -> u64 {
+        let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:calls=")));
+        line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn units_whose_script_is_unknown_are_repeated_with_one_text_for_each_script() {
+        let server = Server::on_socket();
+        let client = redis::Client::open(server.url()).unwrap();
+        let connection = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
+        let mut wire = Wire::Limited(connection);
+        let keys: [_; 3] = ["a", "b", "c"].map(|key| vec![key.to_owned()]);
+        let arguments = vec!["x".to_owned()];
+        let foreign = |script, at: usize| Request::Foreign { script, keys: &keys[at], arguments: &arguments };
+        let plain = |word| Request::Command(redis::cmd("APPEND").arg("c").arg(word).to_owned());
+        let mut exchange = Exchange::default();
+        exchange.push(0, foreign(&APPEND, 0));
+        exchange.push(0, foreign(&READ, 0));
+        exchange.push(1, foreign(&APPEND, 1));
+        exchange.push(2, plain("once"));
+        exchange.end_with(redis::cmd("DBSIZE"));
+        let (replies, last) = exchange.run_with_last(&mut wire, false).await;
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        assert_eq!(replies, [Ok(Value::Int(1)), Ok(text("x")), Ok(Value::Int(1)), Ok(Value::Int(4))]);
+        assert_eq!(last, Ok(Value::Int(3)), "it follows what was repeated, too");
+        assert_eq!((calls(&server, "eval"), calls(&server, "evalsha"), calls(&server, "dbsize")), (2, 4, 2));
+        // Now it knows both. A unit is repeated as a whole.
+        server.run(&["SCRIPT", "FLUSH"]);
+        let mut exchange = Exchange::default();
+        exchange.push(0, plain("!"));
+        exchange.push(0, foreign(&READ, 2));
+        assert_eq!(exchange.run(&mut wire, false).await, [Ok(Value::Int(6)), Ok(text("once!!"))]);
+    }
+}
