@@ -10,7 +10,7 @@ use leasehold_core::{
 };
 
 use crate::encode::micros;
-use crate::layout::{LAYOUT, TOKENS_PER_MS, token_time};
+use crate::layout::{DIGEST_DIGITS, LAYOUT, TOKENS_PER_MS, token_time};
 use crate::value::{ReplyValue, ValueRef};
 
 /// The server sent a reply or a push that no script of this layout version produces.
@@ -271,7 +271,7 @@ fn decode_acquisition(bytes: &[u8]) -> Option<Acquisition> {
     })
 }
 
-/// Kind, sequence number and four numbers, as packed by `struct.pack('>Bc8dddd')`; of a grant also 16 hexadecimal digits of proof.
+/// Kind, sequence number and four numbers, as packed by `struct.pack('>Bc8dddd')`; of a grant also a SHA-1 in hexadecimal digits.
 fn push_of(client: ClientId, message: &[u8]) -> Option<Push> {
     let (kind, rest) = message.split_first()?;
     let (sequence, rest) = rest.split_first_chunk()?;
@@ -299,9 +299,10 @@ fn push_of(client: ClientId, message: &[u8]) -> Option<Push> {
     Some(Push { acquisition, at, kind })
 }
 
+/// The first 16 digits are the proof.
 fn decode_proof(digits: &[u8]) -> Option<GrantProof> {
-    let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == 16)?;
-    Some(GrantProof::new(u64::from_str_radix(digits, 16).ok()?.to_be_bytes()))
+    let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == DIGEST_DIGITS)?;
+    Some(GrantProof::new(u64::from_str_radix(digits.get(..16)?, 16).ok()?.to_be_bytes()))
 }
 
 /// Whether the token is a day or more from the store's time.
@@ -568,7 +569,7 @@ mod tests {
         message.extend(3_u64.to_be_bytes());
         numbers.iter().for_each(|number| message.extend(number.to_be_bytes()));
         if kind == 1 {
-            message.extend(b"0123456789abcdef");
+            message.extend(b"0123456789abcdef0123456789abcdef01234567");
         }
         message
     }
@@ -609,7 +610,7 @@ mod tests {
             message(3, [f64::NAN, 0.0, 0.0, 0.0]),
             message(3, [0.5, 0.0, 0.0, 0.0]),
             message(3, [f64::from(1 << 27) * f64::from(1 << 26), 0.0, 0.0, 0.0]),
-            [&message(1, [5.0, 6.0, 8.0, 9.0])[..41], b"no hexadecimal!!"].concat(),
+            [&message(1, [5.0, 6.0, 8.0, 9.0])[..41], b"no hexadecimal!! of a digest of 40 digits"].concat(),
         ];
         for message in refused {
             assert_eq!(decoded(&message), Err(UNKNOWN_PUSH), "{message:?}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, Renew, Resource, Token};
 
 use crate::call::ScriptCall;
-use crate::keys::{clock_key, inbox_prefix, resource_key, slot_of};
+use crate::keys::{clock_key, digest_of, inbox_prefix, resource_key, slot_of};
 use crate::layout::{RESTART_GUARD_KEY, USUAL_WAIT};
 use crate::script::Script;
 use crate::variant::ScriptVariant;
@@ -215,7 +215,7 @@ fn push_args(call: &mut ScriptCall, command: &Command, expectation: Expectation)
             bytes.extend(hyphen);
             bytes.extend(ttl.map_or_else(String::new, |ms| ms.to_string()).as_bytes());
         });
-        call.push_arg(|bytes| push_wait(bytes, acquire));
+        call.push_arg(|bytes| push_wait(bytes, acquire, expectation));
     }
 }
 
@@ -267,11 +267,15 @@ pub(crate) fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
     bytes.extend(acquire.metadata.as_bytes());
 }
 
-/// Appends how an attempt waits, apart from what a lease keeps of it.
-fn push_wait(bytes: &mut Vec<u8>, acquire: &Acquire) {
+/// Appends how an attempt waits, apart from what a lease keeps of it. The inbox saves the script a digest if the attempt is queued.
+fn push_wait(bytes: &mut Vec<u8>, acquire: &Acquire, expectation: Expectation) {
     let Some(wait) = acquire.wait else { return };
     bytes.extend(acquire.secret.bytes());
-    if wait != USUAL_WAIT {
+    let is_usual = wait == USUAL_WAIT;
+    if !is_usual || expectation == Expectation::Contended {
+        bytes.extend(digest_of(acquire.acquisition.client).as_bytes());
+    }
+    if !is_usual {
         bytes.extend(micros(wait.entry_ttl).to_be_bytes());
         bytes.extend(wait.max_queue.to_be_bytes());
     }
@@ -310,6 +314,7 @@ mod tests {
     use leasehold_core::{ClientId, GrantSecret, Kind, Name, WaitFor};
 
     use super::*;
+    use crate::keys::inbox_of;
     use crate::variant::Channels;
 
     fn resource(name: &str) -> Resource {
@@ -362,7 +367,15 @@ mod tests {
         let mut expected = id();
         expected.extend([14, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 5]);
         expected.extend(b"\0\0\0\x02me\0\0\0\0\0\0\0\x02{}");
-        assert_eq!(args(&all), [expected, Vec::new(), b"8 bytes!\0\0\0\0\0\0\0\x07\0\0\0\x08".to_vec()]);
+        assert_eq!(
+            args(&all),
+            [
+                expected,
+                Vec::new(),
+                [b"8 bytes!", digest_of(acquisition().client).as_bytes(), b"\0\0\0\0\0\0\0\x07\0\0\0\x08"]
+                    .concat()
+            ]
+        );
     }
 
     #[test]
@@ -400,10 +413,20 @@ mod tests {
         assert_eq!(encoded(None)[2], b"");
         assert_eq!(encoded(Some(USUAL_WAIT))[2], b"8 bytes!");
         assert_eq!(encoded(Some(USUAL_WAIT))[..2], encoded(None)[..2]);
+        let command = Command::from(Acquire { wait: Some(USUAL_WAIT), ..plain.clone() });
+        let call = ScriptVariant::Server.encode(
+            &resource("a"),
+            &command,
+            VoteArgs::default(),
+            Expectation::Contended,
+        );
+        let inbox = inbox_of(acquisition().client, None);
+        let digest = inbox.strip_prefix(&inbox_prefix(None)).unwrap();
+        assert_eq!(args(&call)[2], [b"8 bytes!", digest.as_bytes()].concat(), "with the inbox");
         for wait in
             [WaitFor { max_queue: 8, ..USUAL_WAIT }, WaitFor { entry_ttl: Duration::ZERO, ..USUAL_WAIT }]
         {
-            assert_eq!(encoded(Some(wait))[2].len(), 20, "{wait:?}");
+            assert_eq!(encoded(Some(wait))[2].len(), 60, "{wait:?}");
         }
         let text = ScriptVariant::Server.text(Script::Acquire);
         let (entry_ttl, max_queue) = (USUAL_WAIT.entry_ttl.as_micros(), USUAL_WAIT.max_queue);

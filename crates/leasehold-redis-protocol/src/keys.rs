@@ -56,7 +56,7 @@ pub fn slot_of_client(client: ClientId) -> u16 {
 }
 
 /// Stands for a client's id in names: a server lists the names of its keys and channels to users without a right to any of them.
-fn digest_of(client: ClientId) -> String {
+pub(crate) fn digest_of(client: ClientId) -> String {
     Sha1::from(client.get().to_be_bytes()).digest().to_string()
 }
 

@@ -39,6 +39,9 @@ pub(crate) const PLAIN_MARK: &str = " leasehold:4@";
 /// Tokens per millisecond of the server's clock. A token is `milliseconds * 2048 + sequence number` of a stream id.
 pub(crate) const TOKENS_PER_MS: u64 = 2_048;
 
+/// Length of a SHA-1 in hexadecimal digits, as Redis computes it for scripts.
+pub(crate) const DIGEST_DIGITS: usize = 40;
+
 /// The token that a server whose clock shows this time gives next, if its clock of tokens is not ahead. `None` beyond the
 /// year 2109.
 #[must_use]

@@ -344,12 +344,12 @@ fn pushes() -> String {
         bytes.extend(proof.as_bytes());
         bytes
     };
-    // 16 digits of the SHA-1 of the secret and the four numbers.
+    // The SHA-1 of the secret and the four numbers.
     let numbers = &message(1, [token.get(), token.get(), 3_000_000], "")[9..];
     let digest = sha1_smol::Sha1::from([SECRET.bytes().as_slice(), numbers].concat()).digest().to_string();
     let proof = SECRET.prove(now, &grant);
     let each = [
-        ("granted", message(1, [token.get(), token.get(), 3_000_000], &digest[..16])),
+        ("granted", message(1, [token.get(), token.get(), 3_000_000], &digest)),
         ("the head of the queue", message(2, [NOW.unsigned_abs() + 9_000_000, 0, 0], "")),
         ("revoked", message(3, [0, 0, 0], "")),
         ("contended", message(4, [0, 0, 0], "")),

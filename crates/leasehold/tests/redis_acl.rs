@@ -388,8 +388,13 @@ async fn stranger_on_the_channels_grants_nothing_and_ends_nothing() {
             for sequence in 1..=6 {
                 let near = now / 1e3 * 2_048.0;
                 flood(&[
-                    forged(1, sequence, [now, token, token, 6e8], b"0000000000000000"),
-                    forged(1, sequence, [now, near.floor(), near.floor(), 3e6], b"0123456789abcdef"),
+                    forged(1, sequence, [now, token, token, 6e8], &[b'0'; 40]),
+                    forged(
+                        1,
+                        sequence,
+                        [now, near.floor(), near.floor(), 3e6],
+                        b"0123456789abcdef0123456789abcdef01234567",
+                    ),
                     forged(1, sequence, [now, token, token, 6e8], b""),
                     forged(2, sequence, [now, 0.0, 0.0, 0.0], b""),
                     forged(2, sequence, [now, far, 0.0, 0.0], b""),
@@ -414,7 +419,7 @@ async fn stranger_on_the_channels_grants_nothing_and_ends_nothing() {
         assert!(second.token() > first, "{flavor:?}");
         let message = loop {
             let message = inboxes.get_message().unwrap().get_payload_bytes().to_vec();
-            if message.len() == 57 && !message.ends_with(b"0000") && !message.ends_with(b"cdef") {
+            if message.len() == 81 && !message.ends_with(b"0000") && !message.ends_with(b"4567") {
                 break message;
             }
         };

@@ -120,7 +120,7 @@ fn forge(overheard: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     .into_iter()
     .flat_map(f64::to_be_bytes)
     .collect();
-    let proof = format!("{:016x}", rng.bits());
+    let proof = format!("{:040x}", rng.bits());
     let proof = if kind == 1 { proof.as_bytes() } else { &[] };
     [&[kind][..], &sequence, &numbers, proof].concat()
 }

@@ -6,8 +6,9 @@
 --           lease to replace; the rest is the metadata
 --       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve, and
 --           nothing to replace; otherwise empty; a hyphen before it if the client expects that the lock is contended or shared
---       3 of an attempt that waits, 'c8': the secret that the push of a grant proves; unless they are 80 s and 100,000 then '>I8I4':
---           entry ttl, longest queue; otherwise empty
+--       3 of an attempt that waits, 'c8': the secret that the push of a grant proves; then 'c40', which may be missing if it is
+--           that of the acquisition's client: the digest in the inbox's name; then, unless they are 80 s and 100,000, '>I8I4': entry
+--           ttl, longest queue; otherwise empty
 --       4 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua and restart_guard.lua
 -- Returns the stream id that is the token if these first lines grant the lease; otherwise the time, and
 --       1 first token, last token, valid_for  granted
@@ -28,11 +29,13 @@
 --
 -- If another attempt holds a plain lease of capacity 1, or another program has the key, an attempt that does not wait is busy.
 
-local plain_ttl, found, raw = ARGV[2], nil, nil
+local plain_ttl, id, own_field, client_field, found, raw = ARGV[2], nil, nil, nil, nil, nil
 if string.byte(plain_ttl) == 45 then -- a hyphen
-  plain_ttl = string.sub(plain_ttl, 2)
-  found = redis.pcall('HMGET', KEYS[1], 'h', 'i' .. string.sub(ARGV[1], 1, 24), 'c' .. string.sub(ARGV[1], 1, 16))
+  id = string.sub(ARGV[1], 1, 24)
+  own_field, client_field = 'i' .. id, 'c' .. string.sub(id, 1, 16)
+  found = redis.pcall('HMGET', KEYS[1], 'h', own_field, client_field)
   if found.err or not found[1] then found = nil end
+  if not found then plain_ttl = string.sub(plain_ttl, 2) end
 end
 local LONGEST_ID, FIRST_LATE_ID, DIGITS, HYPHEN = #'1700000000000-999', '4', #'1700000000000', 45
 if plain_ttl ~= '' and not found then
@@ -65,7 +68,7 @@ local request = unpack_acquire(ARGV[1])
 local id, has_owner, owner, replaces = request.id, request.has_owner, request.owner, request.replaces
 local capacity, weight, ttl, reserve = request.capacity, request.weight, request.ttl, request.reserve
 local waits = ARGV[3] ~= ''
-local secret, entry_ttl, max_queue = unpack_wait(ARGV[3])
+local secret, inbox, entry_ttl, max_queue = unpack_wait(ARGV[3], id)
 
 local function grant_now(token, last, granted_at)
   request.token, request.granted_at, request.expires_at, request.claimed, request.retained = token, granted_at, now + ttl, 1, 0
@@ -88,7 +91,7 @@ local function recheck(w)
     return { now, 1, lease_to_waiter(w, held) }
   end
   if waits then
-    w.deadline, w.secret = now + entry_ttl, secret
+    w.deadline, w.secret, w.inbox = now + entry_ttl, secret, inbox
     put_waiter(w)
   end
   return queued(w.place)
@@ -116,7 +119,7 @@ local function enqueue()
   if replaces == '' and h.waiters >= max_queue then return { now, 5 } end
   local number = h.next_place
   local place = replaces ~= '' and number or FIRST_WAITER_PLACE + number
-  request.place, request.since, request.deadline, request.secret = place, now, now + entry_ttl, secret
+  request.place, request.since, request.deadline, request.secret, request.inbox = place, now, now + entry_ttl, secret, inbox
   h.next_place = number + 1
   put_waiter(request)
   return queued(place)

@@ -5,8 +5,8 @@
 -- tombstone, and memory is not full, since an id was drawn. `found` is what enqueue.lua has read.
 
 repeat
-  local _, flags, ttl, capacity, weight = struct.unpack('>c24BI8I4I4', ARGV[1] .. '        ')
-  if plain_ttl == '' or flags ~= 8 then break end
+  if plain_ttl == '' or plain_ttl == '-' or string.byte(ARGV[1], 25) ~= 8 then break end
+  local ttl, capacity, weight = struct.unpack('>I8I4I4', ARGV[1], 26)
   if not drawn and header then
     local id = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
     if not id.err then drawn = id end

@@ -4,8 +4,10 @@
 -- KEYS, ARGV and replies are those of acquire.lua; without a reply the rules follow. Nothing has expired, no client is parked, no
 -- attempt was cancelled, and nothing is free. Should memory be full, the rules know what to do.
 
-local id = string.sub(ARGV[1], 1, 24)
-local own_field, client_field = 'i' .. id, 'c' .. string.sub(id, 1, 16)
+if not id then
+  id = string.sub(ARGV[1], 1, 24)
+  own_field, client_field = 'i' .. id, 'c' .. string.sub(id, 1, 16)
+end
 if not raw and not found then found = call('HMGET', KEYS[1], 'h', own_field, client_field) end
 local own = found and found[2] or ''
 if found then header = found[1] end
@@ -18,12 +20,19 @@ repeat
   if flags % 8 > 1 or leases ~= 1 or parked + tombstones > 0 or next_expiry <= now or next_deadline <= now or capacity ~= of_lock
     or weight == 0 or weight > capacity or weight <= capacity - in_use or waiters > 0 and (in_use < capacity or head == 0)
     or holder == id then break end
-  local secret, entry_ttl, max_queue = ARGV[3], USUAL_ENTRY_TTL, USUAL_MAX_QUEUE
-  if secret == '' then
+  if ARGV[3] == '' then
     if own ~= '' then break end
     return { now, 3 }
   end
-  if #secret > 8 then secret, entry_ttl, max_queue = struct.unpack(WAIT, secret) end
+  -- As unpack_wait.
+  local secret, inbox, entry_ttl, max_queue = ARGV[3], nil, USUAL_ENTRY_TTL, USUAL_MAX_QUEUE
+  if #secret > 48 then
+    secret, inbox, entry_ttl, max_queue = struct.unpack(WAIT, secret)
+  elseif #secret > 8 then
+    secret, inbox = struct.unpack('c8c40', secret)
+  else
+    inbox = redis.sha1hex(string.sub(id, 1, 16))
+  end
   local deadline = now + entry_ttl
   if stays <= deadline + 1000000 then break end
   local repoll_at, count, of_client = ends, found[3] or '', 1
@@ -38,7 +47,7 @@ repeat
     -- It has an entry, since the lease is not its own.
     local text = tonumber(own) and deadline >= next_deadline and call('HMGET', KEYS[1], own)[1]
     if not text or string.byte(text, WAITER_SIZE + 25) % 4 > 1 then break end
-    local looked = struct.pack(WAITER, struct.unpack('<d', text), deadline, secret) .. string.sub(text, WAITER_SIZE + 1)
+    local looked = struct.pack(WAITER, struct.unpack('<d', text), deadline, secret, inbox) .. string.sub(text, WAITER_SIZE + 1)
     if type(redis.pcall('HSET', KEYS[1], own, looked)) ~= 'number' then break end
     if FIRST_WAITER_PLACE + own == head then return { now, 2, 1, ends } end
     return { now, 2, 0, repoll_at }
@@ -46,10 +55,10 @@ repeat
   -- A holder with reserved tokens must be notified of the first waiter.
   if waiters >= max_queue or waiters == 0 and token ~= last then break end
   if waiters == 0 then first, head, head_client = next_place, FIRST_WAITER_PLACE + next_place, string.sub(id, 1, 16) end
-  local field = string.format('%.0f', next_place)
+  local field = string.format('%d', next_place)
   local queue = struct.pack('<ddddddc16', next_place + 1, first, head, waiters + 1, clients, math.min(next_deadline, deadline), head_client)
   local changed = string.sub(header, 1, HEADER_SIZE - 64) .. queue .. string.sub(header, HEADER_SIZE + 1)
-  local entry = struct.pack(WAITER, now, deadline, secret) .. ARGV[1]
+  local entry = struct.pack(WAITER, now, deadline, secret, inbox) .. ARGV[1]
   if type(redis.pcall('HSET', KEYS[1], 'h', changed, field, entry, own_field, field, client_field, count == '' and '1' or of_client .. '')) ~= 'number' then break end
   return { now, 2, waiters == 0 and 1 or 0, repoll_at }
 until true

@@ -22,7 +22,7 @@ for i = 1, #taken do
   local l = taken[i]
   store_part()
   remove_lease(l)
-  push(l.id, 3)
+  push(l, 3)
   taken[i] = shown(l)
 end
 grant()

@@ -13,16 +13,16 @@ repeat
   if leases ~= 1 or tombstones + parked + early + retained > 0 or head == 0 or next_expiry <= now or next_deadline <= now
     or holder ~= released or holder_flags % 4 > 1 or stays <= now + CLAIM_WINDOW + 1000000 then break end
   local number = head - FIRST_WAITER_PLACE
-  local field = string.format('%.0f', number)
+  local field = string.format('%d', number)
   local client_field = 'c' .. head_client
   local waiter, count, following, following_number = nil, nil, '', number + 1
   if waiters > 1 then
-    local three = call('HMGET', KEYS[1], field, client_field, string.format('%.0f', following_number))
+    local three = call('HMGET', KEYS[1], field, client_field, string.format('%d', following_number))
     waiter, count, following = three[1], three[2], three[3] or ''
     -- Those right behind it have left.
     local ahead, fields = {}, {}
     if following == '' then
-      for i = 1, 50 do fields[i] = string.format('%.0f', number + 1 + i) end
+      for i = 1, 50 do fields[i] = string.format('%d', number + 1 + i) end
       ahead = call('HMGET', KEYS[1], unpack(fields))
     end
     while following == '' and following_number <= number + #ahead do
@@ -35,41 +35,41 @@ repeat
     waiter, count = both[1], both[2]
   end
   if not waiter or waiter == '' or not count or count == '' then break end
-  local _, deadline, secret, id, flags, ttl, at = struct.unpack('<ddc8c24>BI8', waiter)
+  local _, deadline, secret, inbox, client, sequence, flags, ttl, at = struct.unpack('<ddc8c40c16c8>BI8', waiter)
   local weight, reserve = 1, 0
   if flags > 7 then _, weight, reserve = struct.unpack(EXTENT, waiter, at) end
   if weight ~= capacity or flags % 8 > 1 or deadline <= now then break end
-  local inbox = INBOX .. redis.sha1hex(string.sub(id, 1, 16))
+  -- It is asked for before, since PUBLISH also counts subscribers to patterns, and is heard at replicas.
+  inbox = INBOX .. inbox
   if call('PUBSUB', NUMSUB, inbox)[2] == 0 then break end
   -- Should memory be full, the rules know what to do.
   local drawn_id = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
   if drawn_id.err then break end
-  local ms, sequence = string.match(drawn_id, '(%d+)%-(%d+)')
-  local token = ms * TOKENS_PER_MS + sequence
-  if tonumber(sequence) >= TOKENS_PER_MS or token <= last or token > NEVER then
+  local ms, number_in_ms = string.match(drawn_id, '(%d+)%-(%d+)')
+  local token = ms * TOKENS_PER_MS + number_in_ms
+  if tonumber(number_in_ms) >= TOKENS_PER_MS or token <= last or token > NEVER then
     drawn = drawn_id
     break
   end
-  local last_token, valid_for = token, math.min(ttl, CLAIM_WINDOW)
+  local last_token, valid_for = token, ttl < CLAIM_WINDOW and ttl or CLAIM_WINDOW
   if reserve > 0 and token <= (now / 1000 + MAX_LEAD) * TOKENS_PER_MS then
     last_token = token + reserve
     local last_id = string.format('%.0f-%.0f', math.floor(last_token / TOKENS_PER_MS), last_token % TOKENS_PER_MS)
     call('XADD', KEYS[2], 'MAXLEN', '0', last_id, 't', '')
   end
-  local ends, own_field, next_client = now + valid_for, 'i' .. id, NO_CLIENT
-  if following ~= '' then next_client = string.sub(following, WAITER_SIZE + 1, WAITER_SIZE + 16) end
+  local ends, own_field, next_inbox, next_client, next_sequence = now + valid_for, 'i' .. client .. sequence, nil, NO_CLIENT, nil
+  if following ~= '' then next_inbox, next_client, next_sequence = struct.unpack('c40c16c8', following, 25) end
   local is_last = count == '1'
   if is_last then clients, count = clients - 1, '' else count = count - 1 .. '' end
   local lease = struct.pack(TABLE, capacity, capacity, last_token, 1, 0, ends, stays, 0, 0, next_place, following_number,
     waiters > 1 and FIRST_WAITER_PLACE + following_number or 0, waiters - 1, clients, next_deadline, next_client, token, now, ends, 0, 0) .. string.sub(waiter, WAITER_SIZE + 1)
   call('HSET', KEYS[1], 'h', lease, field, '', own_field, '', client_field, count)
   -- As `publish` does.
-  local numbers = struct.pack('>dddd', now, token, last_token, valid_for)
-  local proof = string.sub(redis.sha1hex(secret .. numbers), 1, 16)
-  call(PUBLISH, inbox, struct.pack('>Bc8', 1, string.sub(id, 17)) .. numbers .. proof)
+  local message = struct.pack('>Bc8dddd', 1, sequence, now, token, last_token, valid_for)
+  local proof = redis.sha1hex(secret .. string.sub(message, 10))
+  call(PUBLISH, inbox, message .. proof)
   if following ~= '' then
-    local sequence = string.sub(following, WAITER_SIZE + 17, WAITER_SIZE + 24)
-    call(PUBLISH, INBOX .. redis.sha1hex(next_client), struct.pack('>Bc8dddd', 2, sequence, now, ends, 0, 0))
+    call(PUBLISH, INBOX .. next_inbox, struct.pack('>Bc8dddd', 2, next_sequence, now, ends, 0, 0))
   end
   if is_last then call('HDEL', KEYS[1], field, own_field, client_field) else call('HDEL', KEYS[1], field, own_field) end
   return now

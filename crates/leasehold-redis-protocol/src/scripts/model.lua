@@ -22,8 +22,10 @@ local function note_expiry(expiry)
   if expiry < h.next_expiry then h.next_expiry = expiry end
 end
 
-local function push(id, kind, a, b, c, secret)
-  pushes[#pushes + 1] = { id = id, kind = kind, a = a or 0, b = b or 0, c = c or 0, secret = secret }
+-- To a waiter, or to a holder: which has no secret.
+local function push(to, kind, a, b, c)
+  local secret = kind == 1 and to.secret or nil
+  pushes[#pushes + 1] = { id = to.id, inbox = to.inbox, kind = kind, a = a or 0, b = b or 0, c = c or 0, secret = secret }
 end
 
 local function weight_of(owner)
@@ -232,15 +234,15 @@ local function grant()
     if not does_fit and not is_gone and (not requester or requester == w.id or h.in_use >= h.capacity) then break end
     if is_gone then
       remove_waiter(w)
-      push(w.id, 3)
-    elseif requester ~= w.id and not is_reachable(w.id) then
+      push(w, 3)
+    elseif requester ~= w.id and not is_reachable(w.inbox) then
       set_parked(w.id, 1)
     elseif not does_fit then
       break
     else
       local token, last, valid_for = lease_to_waiter(w, held)
       if not token then break end
-      push(w.id, 1, token, last, valid_for, w.secret)
+      push(w, 1, token, last, valid_for)
     end
   end
 end
@@ -260,7 +262,7 @@ end
 
 local function notify_holder()
   local l = only_lease()
-  if l and l.retained == 0 and l.token < h.last_token then push(l.id, 4) end
+  if l and l.retained == 0 and l.token < h.last_token then push(l, 4) end
 end
 
 local function notify_head()
@@ -269,7 +271,7 @@ local function notify_head()
     h.head, h.head_client = 0, NO_CLIENT
   elseif w.place ~= h.head then
     h.head, h.head_client = w.place, client_of(w.id)
-    push(w.id, 2, head_hint())
+    push(w, 2, head_hint())
   end
 end
 
@@ -283,10 +285,7 @@ local function mark_client_alive(id)
 end
 
 local function publish_all()
-  for i = 1, #pushes do
-    local p = pushes[i]
-    publish(p.id, p.kind, p.a, p.b, p.c, p.secret)
-  end
+  for i = 1, #pushes do publish(pushes[i]) end
 end
 
 local function store()

@@ -26,7 +26,7 @@
 --   c CLIENT   how many waiters a client has
 --   p CLIENT   the client is parked: a hyphen, and the places of its waiters that were passed over
 --   t ID       when the tombstone of an acquisition ends
--- A lease is five numbers and the argument of its `Acquire`, a waiter two numbers, its secret and that argument.
+-- A lease is five numbers and the argument of its `Acquire`, a waiter two numbers, its secret, its inbox and that argument.
 --
 -- The server does not undo a script that fails half-way, for example because the user lacks a right. So each step takes effect by
 -- one command, and what follows only tidies up or tells others:
@@ -49,7 +49,7 @@ local MAX_LEAD = 100 -- milliseconds
 local USUAL_ENTRY_TTL, USUAL_MAX_QUEUE = 80000000, 100000
 
 local PLAIN = '^(.*) leasehold:4@(%d+)%-(%d+) ?(%d*) ?(%d*)$'
-local ACQUIRE, EXTENT, WAIT = '>c24BI8', '>I4I4I4', '>c8I8I4'
+local ACQUIRE, EXTENT, WAIT = '>c24BI8', '>I4I4I4', '>c8c40I8I4'
 -- Capacity, weight in use, last token, leases, tombstones, the next expiry of these two, until when the key stays, waiters before those
 -- in line, parked clients; and of the queue the number of the next waiter, that of the first one in line, the place of the head,
 -- all waiters, clients that are not parked, the next deadline, and the client of the head.
@@ -59,8 +59,8 @@ local NO_CLIENT = '----------------'
 local LEASE, LEASE_SIZE = '<dddBB', 26
 -- A header with a lease, and with the lease's acquisition and flags.
 local TABLE, LAYOUT = '<dddddddddddddddc16dddBB', '<dddddddddddddddc16dddBBc24B'
--- Since when it waits, until when, and the secret.
-local WAITER, WAITER_SIZE = '<ddc8', 24
+-- Since when it waits, until when, the secret, and the digest in its inbox's name.
+local WAITER, WAITER_SIZE = '<ddc8c40', 64
 
 local call = redis.call
 local header = nil -- as it is stored, or false; nil if it was not read
@@ -84,20 +84,22 @@ end
 --@use shared
 --@use tokens
 
+-- The digest in the name of an inbox. A waiter's may be another client's than that of its acquisition.
 local function inbox_of(id)
-  return INBOX .. redis.sha1hex(string.sub(id, 1, 16))
+  return redis.sha1hex(string.sub(id, 1, 16))
 end
 
-local function is_reachable(id)
-  return redis.call('PUBSUB', NUMSUB, inbox_of(id))[2] > 0
+local function is_reachable(inbox)
+  return redis.call('PUBSUB', NUMSUB, INBOX .. inbox)[2] > 0
 end
 
 -- Any user may publish the same. With the secret of a waiter the message proves that this script sends it, and does not tell the
 -- secret.
-local function publish(id, kind, a, b, c, secret)
-  local numbers = struct.pack('>dddd', now, a, b, c)
-  local proof = secret and string.sub(redis.sha1hex(secret .. numbers), 1, 16) or ''
-  redis.call(PUBLISH, inbox_of(id), struct.pack('>Bc8', kind, string.sub(id, 17)) .. numbers .. proof)
+local function publish(push)
+  local numbers = struct.pack('>dddd', now, push.a, push.b, push.c)
+  local proof = push.secret and redis.sha1hex(push.secret .. numbers) or ''
+  local message = struct.pack('>Bc8', push.kind, string.sub(push.id, 17)) .. numbers .. proof
+  redis.call(PUBLISH, INBOX .. (push.inbox or inbox_of(push.id)), message)
 end
 
 -- When a waiter looks again that is not the head: after the time that a head may need once the lease ends, in case that it is
@@ -115,10 +117,11 @@ local function unpack_request(text)
   return id, flags, ttl, struct.unpack(EXTENT, text, rest)
 end
 
--- The secret, the entry's ttl and the longest queue of an `Acquire` that waits.
-local function unpack_wait(text)
-  if #text > 8 then return struct.unpack(WAIT, text) end
-  return text, USUAL_ENTRY_TTL, USUAL_MAX_QUEUE
+-- The secret, the inbox, the entry's ttl and the longest queue of an `Acquire` that waits.
+local function unpack_wait(text, id)
+  if #text > 48 then return struct.unpack(WAIT, text) end
+  local inbox = #text > 8 and string.sub(text, 9) or inbox_of(id)
+  return string.sub(text, 1, 8), inbox, USUAL_ENTRY_TTL, USUAL_MAX_QUEUE
 end
 
 -- The fields of the hash: a failed attempt to read them is an error, as for a key of another type.
@@ -486,7 +489,7 @@ local function waiter_in(field)
   local text = get(field)
   if not text then return nil end
   local w = unpack_acquire(string.sub(text, WAITER_SIZE + 1))
-  w.since, w.deadline, w.secret = struct.unpack(WAITER, text)
+  w.since, w.deadline, w.secret, w.inbox = struct.unpack(WAITER, text)
   w.place = place_of(field)
   return w
 end
@@ -562,7 +565,7 @@ local function put_waiter(w)
     set_early_places(places)
   end
   if not get('i' .. w.id) then count_waiter(client_of(w.id), 1) end
-  set(field, struct.pack(WAITER, w.since, w.deadline, w.secret) .. w.text)
+  set(field, struct.pack(WAITER, w.since, w.deadline, w.secret, w.inbox) .. w.text)
   set('i' .. w.id, field)
 end
 

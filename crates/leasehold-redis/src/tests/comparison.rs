@@ -395,7 +395,7 @@ impl<'c> ScriptRunner<'c> {
             Some(PushKind::Next(_)) => 1,
             Some(PushKind::Revoked | PushKind::Contended) => 0,
             // And the proof.
-            Some(PushKind::Granted(..)) | None => 5,
+            Some(PushKind::Granted(..)) | None => 8,
         };
         let unused = payload.iter().skip(1 + 8 + 8 + 8 * used);
         assert!(unused.copied().all(|byte| byte == 0) || push.is_none(), "{push:?} with more numbers");
