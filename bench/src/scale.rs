@@ -9,6 +9,7 @@ mod killed;
 mod limits;
 pub mod model;
 mod observe;
+mod pairs;
 mod plan;
 mod restart;
 pub mod results;

@@ -90,7 +90,7 @@ fn calibration_has_every_unit_cost() {
     let found = &measure("model", "0.02")[0][0];
     let costs = found.iter().filter(|(name, _)| name.ends_with("_us") && *name != "expiry_us");
     let costs: Vec<_> = costs.collect();
-    assert!(costs.len() == 8 && costs.iter().all(|(_, cost)| **cost > 0.0), "{found:?}");
+    assert!(costs.len() == 10 && costs.iter().all(|(_, cost)| **cost > 0.0), "{found:?}");
 }
 
 #[test]

@@ -105,9 +105,9 @@ impl RowResult {
         Self { row: row.to_owned(), ..Self::default() }
     }
 
-    /// Adds a round.
+    /// Adds a round. A figure that is not a number is left out, since JSON has none.
     pub fn push(&mut self, round: Figures) {
-        for (name, value) in round {
+        for (name, value) in round.into_iter().filter(|(_, value)| value.is_finite()) {
             self.figures.entry(name).or_default().push(rounded(value));
         }
     }
@@ -197,6 +197,7 @@ mod tests {
             row.push(Figures::from([("rate".to_owned(), rate)]));
         }
         assert_eq!((row.median("rate"), row.spread("rate")), (Some(2.0), Some((1.0, 3.0))));
+        row.push(Figures::from([("jain".to_owned(), f64::NAN)]));
         assert_eq!(row.median("jain"), None);
         assert!(!row.is_broken());
     }

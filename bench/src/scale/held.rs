@@ -20,7 +20,7 @@ const PROCESSES: u32 = 8;
 const SPAN: Duration = Duration::from_secs(300);
 
 /// Sizes for the peers, in turn.
-const PEER_SIZES: [u32; 6] = [5_000, 10_000, 25_000, 50_000, 100_000, 200_000];
+const PEER_SIZES: [u32; 5] = [10_000, 25_000, 50_000, 100_000, 200_000];
 /// Max time to acquire all leases.
 const TAKING: Duration = Duration::from_secs(120);
 /// Max time to ask for all leases.

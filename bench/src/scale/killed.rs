@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_bench_peer::acquisition::{self, Acquisition};
 use leasehold_bench_peer::clock::{now_ns, until};
-use leasehold_bench_peer::protocol::{Order, Run};
+use leasehold_bench_peer::protocol::{Open, Order, Run};
 
 use super::held::Holding;
 use super::limits::Need;
@@ -16,6 +16,7 @@ use crate::compare::environment::Environment;
 use crate::compare::results::{Cell, Figures, RowResult};
 use crate::compare::scenarios::near;
 use crate::percentile;
+use crate::server_cost::server_seconds;
 
 const LEASES: u32 = 100_000;
 /// Leases of the killed process of a peer: fewer, since some need a minute to acquire more.
@@ -116,6 +117,23 @@ pub(super) fn measure(
         latencies(&mut figures, suffix, acquisitions);
     }
     Ok(figures)
+}
+
+/// Server CPU for the expiry of a lease, in microseconds: a process that holds them is killed while nobody else works.
+pub(super) fn expiry(plan: &Plan, leases: u32) -> Result<f64, String> {
+    let server = plan.program.start();
+    let spent = || server_seconds(server.pid());
+    let before = spent();
+    thread::sleep(AFTER);
+    let idle = (spent() - before) / AFTER.as_secs_f64();
+    let open = Open { urls: vec![server.url()], clients: 1, ttl_ms: milliseconds(plan.ttl) };
+    let mut environment = Environment::over("leasehold", 1, Vec::new(), open)?;
+    Holding { lock: "mutex", leases, span: Duration::ZERO }.take(&mut environment)?;
+    environment.processes[0].kill();
+    let (before, span) = (spent(), plan.ttl + AFTER);
+    thread::sleep(span);
+    let busy = spent() - before - idle * span.as_secs_f64();
+    Ok(busy.max(0.0) * 1e6 / f64::from(leases))
 }
 
 fn work((start_ns, end_ns): (u64, u64), log: String) -> Run {

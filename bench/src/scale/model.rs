@@ -8,7 +8,7 @@ use leasehold_testkit::Cluster;
 use super::held::{self, Holding};
 use super::plan::{Plan, milliseconds};
 use super::results::ScaleResults;
-use super::{cluster, killed, restart, waiting};
+use super::{cluster, killed, pairs, restart, waiting};
 use crate::compare::environment::Environment;
 use crate::compare::results::{Cell, Figures, RowResult};
 
@@ -30,43 +30,81 @@ pub(super) fn run(plan: &Plan) -> Result<Cell, String> {
     let span = plan.span(SPAN);
     let plan = Plan { ttl: TTL.min(plan.ttl), seconds: plan.seconds.or(Some(SPAN)), ..*plan };
     let leases = plan.count(LEASES);
-    let held = held::measure_redis(&plan, leases, span)?;
-    let few = Plan { seconds: Some(Duration::from_secs(2)), ..plan };
-    let expiring = killed::measure(&few, "leasehold", "mutex", leases)?;
-    let calm = killed::measure(&few, "leasehold", "mutex", 1)?;
-    let pair_us = calm["server_seconds"] * 1e6 / calm["pairs_during"];
-    let expiry = expiring["server_seconds"] * 1e6 - expiring["pairs_during"] * pair_us;
-    let recovery = restart::measure(&plan, plan.count(RECOVERING).max(8))?;
-    let contended =
-        |clients| waiting::measure(&plan, ("leasehold-blocking", "mutex"), plan.count(clients).max(2), span);
-    let [few_wait, many_wait] = [contended(WAITING[0])?, contended(WAITING[1])?];
-    let pairs = cluster::pairs(&plan, cluster::MASTERS[0])?;
-    let in_cluster = cluster_renewals(&plan, span)?;
-    let per_ttl = |figures: &Figures| {
-        figures.get("renewals").map_or(f64::NAN, |rate| rate * plan.ttl.as_secs_f64() / figures["leases"])
-    };
-    let cost = |figures: &Figures, name: &str| figures.get(name).copied().unwrap_or(f64::NAN);
     let mut row = RowResult::of("calibration");
-    row.push(Figures::from([
-        ("pair_us".to_owned(), pair_us),
-        ("renewal_us".to_owned(), cost(&held, "server_us")),
-        ("renewals_per_ttl".to_owned(), per_ttl(&held)),
-        ("client_renewal_us".to_owned(), cost(&held, "client_us")),
-        ("lease_bytes".to_owned(), held["server_bytes"]),
-        ("client_lease_bytes".to_owned(), held["client_bytes"]),
-        ("expiry_us".to_owned(), (expiry / f64::from(leases)).max(0.0)),
-        ("recovery_us".to_owned(), recovery["recovery_us"]),
-        ("few_waiting_us".to_owned(), few_wait["server_us"]),
-        ("many_waiting_us".to_owned(), many_wait["server_us"]),
-        ("few_waiting".to_owned(), few_wait["clients"]),
-        ("many_waiting".to_owned(), many_wait["clients"]),
-        ("cluster_pair_us".to_owned(), pairs["server_us"]),
-        ("cluster_renewal_us".to_owned(), cost(&in_cluster, "server_us")),
-        ("cluster_renewals_per_ttl".to_owned(), per_ttl(&in_cluster)),
-        ("cluster_lease_bytes".to_owned(), in_cluster["server_bytes"]),
-    ]));
+    row.push(renewals(&plan, leases, span)?);
+    row.push(single(&plan, leases, span)?);
+    row.push(contended(&plan, span)?);
+    row.push(in_cluster(&plan, span)?);
     let title = format!("runs of {} s each, ttl {} s", span.as_secs(), plan.ttl.as_secs());
     Ok(Cell { scenario: "model".into(), title, size: leases, rows: vec![row], ..Cell::default() })
+}
+
+/// Costs of a held lease. Memory is the difference of two sizes, since a process without leases needs some, too.
+fn renewals(plan: &Plan, leases: u32, span: Duration) -> Result<Figures, String> {
+    let few = held::measure_redis(plan, leases, span)?;
+    let many = held::measure_redis(plan, leases * 3, span)?;
+    let bytes = |name: &str| {
+        (many[name] * many["leases"] - few[name] * few["leases"]) / (many["leases"] - few["leases"])
+    };
+    Ok(Figures::from([
+        ("renewal_us".to_owned(), cost(&many, "server_us")),
+        ("client_renewal_us".to_owned(), cost(&many, "client_us")),
+        ("renewals_per_ttl".to_owned(), per_ttl(plan, &many)),
+        ("lease_bytes".to_owned(), bytes("server_bytes")),
+        ("client_lease_bytes".to_owned(), bytes("client_bytes")),
+    ]))
+}
+
+/// Costs at one server, besides.
+fn single(plan: &Plan, leases: u32, span: Duration) -> Result<Figures, String> {
+    let few = Plan { seconds: Some(Duration::from_secs(2)), ..*plan };
+    let calm = killed::measure(&few, "leasehold", "mutex", 1)?;
+    let server = plan.program.start();
+    let busy = pairs::measure(plan, (std::slice::from_ref(&server), server.url()), pairs::BUSY, span)?;
+    drop(server);
+    let recovery = restart::measure(plan, plan.count(RECOVERING).max(8))?;
+    Ok(Figures::from([
+        ("pair_us".to_owned(), calm["server_seconds"] * 1e6 / calm["pairs_during"]),
+        ("busy_pair_us".to_owned(), busy["server_us"]),
+        ("expiry_us".to_owned(), killed::expiry(plan, leases)?),
+        ("recovery_us".to_owned(), recovery["recovery_us"]),
+    ]))
+}
+
+/// Costs of an acquisition of one lock by two numbers of waiting clients.
+fn contended(plan: &Plan, span: Duration) -> Result<Figures, String> {
+    let mut costs = Figures::new();
+    for (name, clients) in [("few_waiting", WAITING[0]), ("many_waiting", WAITING[1])] {
+        let clients = plan.count(clients).max(2);
+        let found = waiting::measure(plan, ("leasehold-blocking", "mutex"), clients, span)?;
+        costs.insert(name.to_owned(), found["clients"]);
+        costs.insert(format!("{name}_us"), found["server_us"]);
+    }
+    Ok(costs)
+}
+
+/// Costs at three masters.
+fn in_cluster(plan: &Plan, span: Duration) -> Result<Figures, String> {
+    let paced = cluster::pairs(plan, cluster::MASTERS[0], pairs::PACED, span)?;
+    let busy = cluster::pairs(plan, cluster::MASTERS[0], pairs::BUSY, span)?;
+    let held = cluster_renewals(plan, span)?;
+    Ok(Figures::from([
+        ("cluster_pair_us".to_owned(), paced["server_us"]),
+        ("busy_cluster_pair_us".to_owned(), busy["server_us"]),
+        ("cluster_renewal_us".to_owned(), cost(&held, "server_us")),
+        ("cluster_renewals_per_ttl".to_owned(), per_ttl(plan, &held)),
+        ("cluster_lease_bytes".to_owned(), held["server_bytes"]),
+    ]))
+}
+
+/// Renewals of a lease within its ttl.
+fn per_ttl(plan: &Plan, figures: &Figures) -> f64 {
+    cost(figures, "renewals") * plan.ttl.as_secs_f64() / figures["leases"]
+}
+
+/// A figure that is missing if nothing was renewed.
+fn cost(figures: &Figures, name: &str) -> f64 {
+    figures.get(name).copied().unwrap_or(f64::NAN)
 }
 
 fn cluster_renewals(plan: &Plan, span: Duration) -> Result<Figures, String> {
@@ -174,7 +212,7 @@ pub fn capacities(results: &ScaleResults) -> Vec<(String, f64)> {
     let mut add = |what: String, value: Option<f64>| all.extend(value.map(|value| (what, value)));
     let per_second = |each: &str| Some(USABLE * 1e6 / cost(each)?);
     let leases = |each: &str, per_ttl: &str, ttl: f64| Some(per_second(each)? * ttl / cost(per_ttl)?);
-    add("one server: locks and releases per second".to_owned(), per_second("pair_us"));
+    add("one server: locks and releases per second".to_owned(), per_second("busy_pair_us"));
     add(
         "one server: acquisitions per second of one lock that 1,000 clients want, by the server".to_owned(),
         per_second("many_waiting_us"),
@@ -191,7 +229,7 @@ pub fn capacities(results: &ScaleResults) -> Vec<(String, f64)> {
         let many = |one: Option<f64>| one.map(|one| one * masters);
         add(
             format!("cluster of {masters} masters: locks and releases per second"),
-            many(per_second("cluster_pair_us")),
+            many(per_second("busy_cluster_pair_us")),
         );
         add(
             format!("cluster of {masters} masters: leases with a ttl of 30 s, if nothing else is done"),
@@ -211,7 +249,7 @@ mod tests {
             row.push(figures.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect());
             Cell { scenario: scenario.into(), rows: vec![row], ..Cell::default() }
         };
-        let costs = [("renewal_us", 2.0), ("renewals_per_ttl", 3.0), ("pair_us", 35.0)];
+        let costs = [("renewal_us", 2.0), ("renewals_per_ttl", 3.0), ("busy_pair_us", 35.0)];
         let measured = [("leases", 1e6), ("ttl", 30.0), ("server_share", 0.25), ("renewals", 1e5)];
         ScaleResults {
             cells: vec![cell("model", &costs), cell("held", &measured)],
