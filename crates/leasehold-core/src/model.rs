@@ -73,13 +73,13 @@ pub const CLAIM_WINDOW: Duration = Duration::from_secs(3);
 pub const TOKEN_RETENTION: Duration = Duration::from_secs(3600);
 
 /// Followers spread their re-checks over this time after the head's.
-const REPOLL_JITTER_MICROS: u64 = 1_500_000;
+pub const REPOLL_JITTER_MICROS: u64 = 1_500_000;
 
 /// Average spacing of re-checks at one resource: at most 40 a second, with any number of clients and waiters.
-const REPOLL_SPACING: Duration = Duration::from_millis(25);
+pub const REPOLL_SPACING: Duration = Duration::from_millis(25);
 
 /// First place of ordinary waiters; lower places are for holders that wait for an upgrade.
-const FIRST_WAITER_PLACE: u64 = 1 << 40;
+pub const FIRST_WAITER_PLACE: u64 = 1 << 40;
 
 /// Environment of one command: clocks, reachability of clients, and the pushes to send.
 pub struct CommandContext<'a> {

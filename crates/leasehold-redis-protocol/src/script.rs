@@ -4,6 +4,10 @@
 //! (`table.lua`, `model.lua`), which costs more than most commands, and which only runs if these lines have not answered. The
 //! tests of the crate `leasehold` compare both with the model.
 
+use std::sync::LazyLock;
+
+use leasehold_core::model::{CLAIM_WINDOW, FIRST_WAITER_PLACE, REPOLL_JITTER_MICROS, REPOLL_SPACING};
+
 /// Commands for inboxes on plain channels: single servers, and clusters before Redis 7.
 pub(crate) const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n";
 
@@ -29,11 +33,11 @@ const ACQUIRE_VOTER: &str = include_str!("scripts/acquire_voter.lua");
 const RESTART_GUARD: &str = include_str!("scripts/restart_guard.lua");
 const CLOCK: &str = include_str!("scripts/clock.lua");
 const TOKENS: &str = include_str!("scripts/tokens.lua");
-const RULES: &str = concat!(include_str!("scripts/table.lua"), include_str!("scripts/model.lua"));
 const USE_RULES: &str = "--@use rules\n";
 const USE_SHORTCUT: &str = "--@use shortcut\n";
 const USE_SHARED: &str = "--@use shared\n";
 const USE_TOKENS: &str = "--@use tokens\n";
+const USE_CONSTANTS: &str = "--@use constants\n";
 const LAYER: &str = "--@layer\n";
 
 /// A command as a script.
@@ -133,6 +137,18 @@ impl Script {
     }
 }
 
+/// The rules, with the model's constants.
+static RULES: LazyLock<String> = LazyLock::new(|| {
+    let rules = concat!(include_str!("scripts/table.lua"), include_str!("scripts/model.lua"));
+    let constants = [
+        ("CLAIM_WINDOW", CLAIM_WINDOW.as_micros()),
+        ("REPOLL_JITTER", REPOLL_JITTER_MICROS.into()),
+        ("REPOLL_SPACING", REPOLL_SPACING.as_micros()),
+        ("FIRST_WAITER_PLACE", FIRST_WAITER_PLACE.into()),
+    ];
+    rules.replace(USE_CONSTANTS, &constants.map(|(name, value)| format!("local {name} = {value}\n")).concat())
+});
+
 /// The rules, with the shortcuts of a command.
 fn rules(shortcut: &str, shared: &str) -> String {
     RULES.replace(USE_SHORTCUT, shortcut).replace(USE_SHARED, shared).replace(USE_TOKENS, TOKENS)
@@ -150,7 +166,22 @@ fn layered(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::{PLAIN_MARK, TOKENS_PER_MS};
     use crate::variant::ScriptVariant;
+
+    #[test]
+    fn scripts_have_the_mark_of_plain_values_and_the_unit_of_tokens_of_this_crate() {
+        let (name, mark) = (PLAIN_MARK.trim_start(), PLAIN_MARK);
+        let (mut marks, mut units) = (0, 0);
+        for text in Script::ALL.into_iter().flat_map(|s| ScriptVariant::ALL.map(|v| v.text(s))) {
+            assert_eq!(text.matches(name).count(), text.matches(mark).count());
+            marks += text.matches(&format!("'{mark}'")).count();
+            let unit = "local TOKENS_PER_MS = ";
+            assert_eq!(text.matches(unit).count(), text.matches(&format!("{unit}{TOKENS_PER_MS}\n")).count());
+            units += text.matches(unit).count();
+        }
+        assert!(marks > Script::ALL.len() && units > Script::ALL.len(), "{marks} marks, {units} units");
+    }
 
     #[test]
     fn script_has_the_parts_that_its_variant_needs() {

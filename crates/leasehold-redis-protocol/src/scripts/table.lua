@@ -41,10 +41,7 @@
 -- How much longer than it has to a table stays, so that its expiry is seldom moved.
 local SPARE = 3600000000
 
-local CLAIM_WINDOW = 3000000
-local REPOLL_JITTER = 1500000
-local REPOLL_SPACING = 25000
-local FIRST_WAITER_PLACE = 1099511627776
+--@use constants
 local MAX_LEAD = 100 -- milliseconds
 local USUAL_ENTRY_TTL, USUAL_MAX_QUEUE = 80000000, 100000
 
