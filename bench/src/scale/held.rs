@@ -7,9 +7,8 @@ use leasehold_bench_peer::protocol::{Hold, Open, Order};
 use leasehold_testkit::Server;
 
 use super::limits::Need;
-use super::observe::{Info, resident};
+use super::observe::{Info, Watch, resident};
 use super::plan::{Plan, milliseconds};
-use crate::compare::Used;
 use crate::compare::environment::Environment;
 use crate::compare::results::{Cell, Figures, RowResult};
 use crate::compare::scenarios::near;
@@ -84,15 +83,12 @@ impl Holding {
             };
             Ok((store, resident(&environment.pids())))
         };
-        let used =
-            |environment: &Environment| Used::now(servers, environment.store_pid(), &environment.pids());
         let (store_before, clients_before) = usage(environment)?;
         let taking = self.take(environment)?;
-        let (before, counted) = (used(environment), Info::of(servers)?);
-        let began = Instant::now();
+        let (store, pids) = (environment.store_pid(), environment.pids());
+        let (watch, counted) = (Watch::start(servers, store, &pids), Info::of(servers)?);
         thread::sleep(self.span);
-        let (spent, after) = (used(environment).since(before), Info::of(servers)?);
-        let seconds = began.elapsed().as_secs_f64();
+        let ((spent, seconds, others), after) = (watch.end(servers, store, &pids), Info::of(servers)?);
         let (store_after, clients_after) = usage(environment)?;
         let processes = u32::try_from(environment.processes.len()).unwrap_or(u32::MAX);
         let all = f64::from(self.leases) * f64::from(processes);
@@ -107,6 +103,7 @@ impl Holding {
             ("client_bytes".to_owned(), (clients_after - clients_before) / all),
             ("network_bytes".to_owned(), spent.bytes / seconds),
             ("lost".to_owned(), all - held),
+            ("others".to_owned(), others),
         ]);
         if renewals > 0.0 {
             figures.extend([

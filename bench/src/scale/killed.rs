@@ -9,9 +9,8 @@ use leasehold_bench_peer::protocol::{Open, Order, Run};
 
 use super::held::Holding;
 use super::limits::Need;
-use super::observe::Info;
+use super::observe::{Info, Watch};
 use super::plan::{Plan, milliseconds};
-use crate::compare::Used;
 use crate::compare::environment::Environment;
 use crate::compare::results::{Cell, Figures, RowResult};
 use crate::compare::scenarios::near;
@@ -92,9 +91,9 @@ pub(super) fn measure(
     holder.kill();
     let pid = other.pid();
     let store = environment.store_pid();
-    let (before, counted) = (Used::now(&servers, store, &[pid]), Info::of(&servers)?);
+    let (watch, counted) = (Watch::start(&servers, store, &[pid]), Info::of(&servers)?);
     thread::sleep(until(end_ns));
-    let spent = Used::now(&servers, store, &[pid]).since(before);
+    let (spent, _, others) = watch.end(&servers, store, &[pid]);
     let expired = Info::of(&servers)?.get("expired_keys") - counted.get("expired_keys");
     let answer = environment.processes[1].answer(Duration::from_secs(30))?;
     let acquisitions = acquisition::read(log.path()).map_err(|error| error.to_string())?;
@@ -109,6 +108,7 @@ pub(super) fn measure(
         ("server_seconds".to_owned(), spent.server),
         ("pairs_during".to_owned(), pairs),
         ("failures".to_owned(), answer.failures as f64),
+        ("others".to_owned(), others),
     ]);
     if store.is_none() {
         figures.insert("expired".to_owned(), expired);

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use leasehold_testkit::Server;
 
+use crate::compare::Used;
+
 /// How often a sampler asks.
 const STEP: Duration = Duration::from_millis(100);
 /// The time over which a rate is taken.
@@ -57,6 +59,39 @@ pub(super) fn resident(pids: &[u32]) -> f64 {
         line.split_whitespace().next()?.parse::<f64>().ok()
     };
     pids.iter().filter_map(one).sum::<f64>() * 1_024.0
+}
+
+/// CPU seconds that all programs of the machine have spent.
+pub(super) fn machine_seconds() -> f64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks: Vec<f64> = stat
+        .lines()
+        .next()
+        .map(|line| line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect())
+        .unwrap_or_default();
+    // user, nice, system, idle, iowait, irq, softirq; the kernel counts in ticks of 10 ms.
+    [0, 1, 2, 5, 6].iter().filter_map(|at: &usize| ticks.get(*at)).sum::<f64>() * 0.01
+}
+
+/// What a measurement spends, and what other programs spend meanwhile.
+pub(super) struct Watch {
+    began: Instant,
+    used: Used,
+    machine: f64,
+}
+
+impl Watch {
+    pub(super) fn start(servers: &[Server], store: Option<u32>, pids: &[u32]) -> Self {
+        Self { began: Instant::now(), used: Used::now(servers, store, pids), machine: machine_seconds() }
+    }
+
+    /// What was spent since, the seconds, and the cores that other programs have used.
+    pub(super) fn end(self, servers: &[Server], store: Option<u32>, pids: &[u32]) -> (Used, f64, f64) {
+        let spent = Used::now(servers, store, pids).since(self.used);
+        let seconds = self.began.elapsed().as_secs_f64();
+        let others = machine_seconds() - self.machine - spent.server - spent.peers;
+        (spent, seconds, (others / seconds).max(0.0))
+    }
 }
 
 /// Samples how many commands a server has run.
@@ -120,6 +155,19 @@ mod tests {
             [info.get("used_memory"), info.calls(&["get", "set"]), info.get("redis_mode")],
             [12.0, 4.0, 0.0]
         );
+    }
+
+    #[test]
+    fn work_of_other_programs_is_seen() {
+        let watch = Watch::start(&[], None, &[]);
+        let busy = || {
+            std::process::Command::new("sh")
+                .args(["-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"])
+                .status()
+        };
+        assert!(busy().unwrap().success());
+        let (_, seconds, others) = watch.end(&[], None, &[]);
+        assert!(seconds > 0.0 && others > 0.1, "{seconds} {others}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use leasehold_bench_peer::clock::{now_ns, until};
 use leasehold_bench_peer::protocol::{Open, Order, Run};
 use leasehold_testkit::Server;
 
+use super::observe::Watch;
 use super::plan::{Plan, milliseconds};
 use crate::compare::environment::Environment;
 use crate::compare::results::Figures;
@@ -68,9 +69,10 @@ pub(super) fn measure(
         })
     })?;
     thread::sleep(until(from_ns));
-    let (from_ns, before) = (now_ns(), spent());
+    let pids = environment.pids();
+    let (from_ns, watch) = (now_ns(), Watch::start(servers, None, &pids));
     thread::sleep(until(to_ns));
-    let (to_ns, after) = (now_ns(), spent());
+    let (to_ns, (used, _, others)) = (now_ns(), watch.end(servers, None, &pids));
     let answers = environment.answers(Duration::from_secs(30))?;
     let mut pairs = 0.0;
     for process in 0..PROCESSES {
@@ -86,7 +88,8 @@ pub(super) fn measure(
         ("rate".to_owned(), pairs / seconds),
         ("rate_per_master".to_owned(), pairs / seconds / f64::from(count)),
         ("idle_share".to_owned(), idle / f64::from(count)),
-        ("server_us".to_owned(), (after - before - idle * seconds) * 1e6 / pairs),
+        ("server_us".to_owned(), (used.server - idle * seconds) * 1e6 / pairs),
+        ("others".to_owned(), others),
         ("failures".to_owned(), answers.iter().map(|answer| answer.failures as f64).sum()),
     ]))
 }

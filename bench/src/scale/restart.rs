@@ -10,7 +10,7 @@ use leasehold_testkit::Server;
 
 use super::held::{Holding, held};
 use super::limits::Need;
-use super::observe::{Info, Sampler};
+use super::observe::{Info, Sampler, Watch};
 use super::plan::{Plan, milliseconds};
 use crate::compare::environment::Environment;
 use crate::compare::results::{Cell, Figures};
@@ -24,7 +24,9 @@ pub(super) const CONNECTIONS: u64 = 2;
 const DOWN: Duration = Duration::from_secs(1);
 /// Time from the kill until all clients want a second lock, and how soon they try again after a failure.
 const LEAD: Duration = Duration::from_millis(50);
-const RETRY: Duration = Duration::from_millis(100);
+const RETRY: Duration = Duration::from_millis(500);
+/// How often it is asked whether the server answers.
+const LOOK: Duration = Duration::from_millis(10);
 /// Max time until all clients are healthy.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -81,12 +83,15 @@ pub(super) fn measure(plan: &Plan, clients: u32) -> Result<Figures, String> {
     let killed = Instant::now();
     thread::sleep(DOWN);
     let started_ns = now_ns();
-    server.start();
-    let answers_ns = now_ns();
-    let (sampler, pid) = (Sampler::start(&server), server.pid());
-    let loaded = server_seconds(pid);
+    server.start_loading();
+    let servers = std::slice::from_ref(&server);
+    let pids = environment.pids();
+    let watch = Watch::start(servers, None, &pids);
+    let answers_ns = until_loaded(&server)?;
+    let (sampler, loaded) = (Sampler::start(&server), server_seconds(server.pid()));
     let answers = environment.answers(DOWN + LIMIT)?;
-    let spent = server_seconds(pid) - loaded;
+    let spent = server_seconds(server.pid()) - loaded;
+    let (_, _, others) = watch.end(servers, None, &pids);
     let peak = sampler.peak();
     let mut healthy_ns = Vec::new();
     for process in 0..PROCESSES {
@@ -111,7 +116,20 @@ pub(super) fn measure(plan: &Plan, clients: u32) -> Result<Figures, String> {
         ("recovery_us".to_owned(), spent * 1e6 / f64::from(all)),
         ("failures".to_owned(), answers.iter().map(|answer| answer.failures as f64).sum()),
         ("lost".to_owned(), lost),
+        ("others".to_owned(), others),
     ]))
+}
+
+/// When the server has read its files, and answers.
+fn until_loaded(server: &Server) -> Result<u64, String> {
+    let limit = Instant::now() + LIMIT;
+    while server.query::<String>(&["PING"]).is_err() {
+        if Instant::now() > limit {
+            return Err(format!("the server does not answer {LIMIT:?} after its start"));
+        }
+        thread::sleep(LOOK);
+    }
+    Ok(now_ns())
 }
 
 /// Each client wants a second lock, has it once, and is healthy when it has released it.

@@ -9,12 +9,11 @@ use leasehold_bench_peer::clock::{now_ns, until};
 use leasehold_bench_peer::protocol::{Open, Order, Run};
 
 use super::limits::Need;
-use super::observe::Info;
+use super::observe::{Info, Watch};
 use super::plan::{Plan, milliseconds};
 use super::restart::{CONNECTIONS, server_for};
 use crate::compare::environment::Environment;
 use crate::compare::results::{Cell, Figures, RowResult};
-use crate::server_cost::server_seconds;
 
 const CLIENTS: u32 = 10_000;
 const PROCESSES: u32 = 100;
@@ -105,9 +104,11 @@ pub(super) fn measure(
     })?;
     let servers = std::slice::from_ref(&server);
     thread::sleep(until(from_ns));
-    let (from_ns, cpu, counted) = (now_ns(), server_seconds(server.pid()), Info::of(servers)?);
+    let pids = environment.pids();
+    let (from_ns, watch, counted) = (now_ns(), Watch::start(servers, None, &pids), Info::of(servers)?);
     thread::sleep(until(to_ns));
-    let (to_ns, cpu, after) = (now_ns(), server_seconds(server.pid()) - cpu, Info::of(servers)?);
+    let (to_ns, (spent, _, others), after) = (now_ns(), watch.end(servers, None, &pids), Info::of(servers)?);
+    let cpu = spent.server;
     let answers = environment.answers(Duration::from_secs(60))?;
     let mut acquisitions = Vec::new();
     for process in 0..processes {
@@ -132,6 +133,7 @@ pub(super) fn measure(
         ("server_share".to_owned(), cpu / seconds),
         ("waited".to_owned(), waited),
         ("commands".to_owned(), sent),
+        ("others".to_owned(), others),
         ("failures".to_owned(), answers.iter().map(|answer| answer.failures as f64).sum()),
     ]);
     if lock != "chain" {

@@ -31,6 +31,8 @@ pub(super) struct Section {
 }
 
 const COUNT: Unit = Unit::Number(0);
+/// The last line of most tables.
+const OTHERS: Line = line("others", "other programs' CPU meanwhile, cores", Unit::Number(2));
 
 pub(super) const SECTIONS: [Section; 6] = [
     Section {
@@ -49,12 +51,13 @@ pub(super) const SECTIONS: [Section; 6] = [
             line("client_bytes", "bytes per lease in its client", COUNT),
             line("network_bytes", "bytes/s on the connections", COUNT),
             line("taking", "time to acquire all", Unit::Seconds),
+            OTHERS,
         ],
     },
     Section {
         key: "restart",
         title: "2. A server restarts",
-        about: "Each client has a lease, and wants a second lock as soon as the server is killed; after a failure it tries again in 100 ms. It is healthy when it has acquired and released that one. The \
+        about: "Each client has a lease, and wants a second lock as soon as the server is killed; after a failure it tries again in 500 ms. It is healthy when it has acquired and released that one. The \
                 server has an append-only file, and `maxclients` and `tcp-backlog` for all connections. Times count from the server's start.",
         lines: &[
             at_most(line("lost", "leases lost", COUNT), 0.0),
@@ -67,6 +70,7 @@ pub(super) const SECTIONS: [Section; 6] = [
             line("recovery_us", "server's CPU per client", Unit::Time),
             line("failures", "failed attempts", COUNT),
             line("opening", "time to connect all at first", Unit::Seconds),
+            OTHERS,
         ],
     },
     Section {
@@ -90,6 +94,7 @@ pub(super) const SECTIONS: [Section; 6] = [
             line("pairs_before", "pairs/s before", Unit::Rate),
             line("pairs", "pairs/s after", Unit::Rate),
             at_most(line("failures", "failed attempts", COUNT), 0.0),
+            OTHERS,
         ],
     },
     Section {
@@ -116,6 +121,7 @@ pub(super) const SECTIONS: [Section; 6] = [
             line("server_us", "server's CPU per acquisition", Unit::Time),
             line("server_share", "server's CPU, cores", Unit::Number(2)),
             line("failures", "failed attempts", COUNT),
+            OTHERS,
         ],
     },
     Section {
@@ -140,6 +146,7 @@ pub(super) const SECTIONS: [Section; 6] = [
             line("rate_per_master", "pairs/s per master", Unit::Rate),
             line("idle_share", "CPU of an idle master, cores", Unit::Number(4)),
             line("failures", "failed attempts", COUNT),
+            OTHERS,
         ],
     },
     Section {
