@@ -1,12 +1,10 @@
 //! The callbacks of an endpoint, and their order.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
 
 use leasehold_testkit::{Proxy, Server, until};
 use redis::IntoConnectionInfo as _;
 
-use super::reconnector::{MIN_CONNECT_TIMEOUT, connect_timeout};
 use super::*;
 
 const CHANNEL: &str = "leasehold:4:inbox:test";
@@ -116,4 +114,14 @@ async fn endpoint_connects_again_after_a_callback_has_panicked() {
     until(async || calls.on_reconnect.load(Ordering::SeqCst) >= 1).await;
     until(async || endpoint.current().is_some()).await;
     assert_eq!(calls.panics.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn clients_that_lose_a_server_at_once_reconnect_at_different_times() {
+    let (half, whole) = (Duration::from_millis(800), Duration::from_millis(1_600));
+    let mut pauses: Vec<Duration> = (0..100).map(|_| jittered(whole)).collect();
+    assert!(pauses.iter().all(|pause| (half..=whole).contains(pause)), "{pauses:?}");
+    pauses.sort_unstable();
+    assert!(pauses[75] - pauses[25] > Duration::from_millis(100), "{pauses:?}");
+    assert_eq!(jittered(Duration::ZERO), Duration::ZERO);
 }
