@@ -157,8 +157,7 @@ impl Postgres {
         work: impl Future<Output = T> + Send + 'static,
         otherwise: impl FnOnce(StoreError) -> T + Send + 'static,
     ) -> BoxFuture<T> {
-        let task = self.tasks.start(work);
-        Box::pin(async move { task.await.unwrap_or_else(|_| otherwise(StoreError::runtime_ended())) })
+        self.tasks.answer(work, || otherwise(StoreError::runtime_ended()))
     }
 }
 

@@ -76,8 +76,8 @@ impl ForeignKeys for Voters {
             });
         }
         let servers = self.servers.len();
-        let decided = self.tasks.start(async move { count(ballots, servers, &calls).await });
-        Box::pin(async move { decided.await.unwrap_or_else(|_| Err(StoreError::runtime_ended())) })
+        let counting = async move { count(ballots, servers, &calls).await };
+        self.tasks.answer(counting, || Err(StoreError::runtime_ended()))
     }
 
     fn is_tracking(&self) -> bool {

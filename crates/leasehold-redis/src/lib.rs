@@ -100,21 +100,31 @@ impl Redis {
     fn run_on_runtime<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
-        otherwise: impl Fn() -> T + Send + 'static,
+        ended: impl Fn() -> T + Send + 'static,
     ) -> BoxFuture<T> {
-        if let Some(caller) = self.caller.clone().filter(Caller::is_here) {
-            let mut work = Box::pin(work);
-            // A future may be moved to another executor half way, or its runtime be shut down: it would panic.
-            return Box::pin(poll_fn(move |context| {
-                if caller.is_still_here() { work.as_mut().poll(context) } else { Poll::Ready(otherwise()) }
-            }));
-        }
-        if self.tasks.is_current() {
-            // The driver: it sends its batches itself.
-            return Box::pin(work);
-        }
-        let task = self.tasks.start(work);
-        Box::pin(async move { task.await.unwrap_or_else(|_| otherwise()) })
+        let Some(caller) = self.caller.clone().filter(Caller::is_here) else {
+            // The driver sends its batches itself.
+            return self.tasks.run(work, ended);
+        };
+        let mut work = Box::pin(work);
+        // A future may be moved to another executor half way, or its runtime be shut down: it would panic.
+        Box::pin(poll_fn(move |context| {
+            if caller.is_still_here() { work.as_mut().poll(context) } else { Poll::Ready(ended()) }
+        }))
+    }
+
+    /// The same for work that may fail.
+    fn answer<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> BoxFuture<Result<T, StoreError>> {
+        self.run_on_runtime(work, || Err(StoreError::runtime_ended()))
+    }
+
+    fn send(&self, batch: Batch, mode: Mode) -> BoxFuture<Vec<CallResult>> {
+        let (nodes, count) = (self.nodes.clone(), batch.len());
+        let ended = move || (0..count).map(|_| Err(StoreError::runtime_ended())).collect();
+        self.run_on_runtime(async move { nodes.send(&batch, mode).await }, ended)
     }
 }
 
@@ -139,14 +149,11 @@ impl Store for Redis {
             return Box::pin(self.calls.call(caller, call, replicas));
         }
         let nodes = self.nodes.clone();
-        let work = async move { nodes.call(&call, replicas).await };
-        self.run_on_runtime(work, || Err(StoreError::runtime_ended()))
+        self.answer(async move { nodes.call(&call, replicas).await })
     }
 
     fn call_batch(&self, batch: Batch, replicas: u32) -> BoxFuture<Vec<CallResult>> {
-        let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.send(&batch, Mode::of_replicas(replicas)).await };
-        self.run_on_runtime(work, move || (0..count).map(|_| Err(StoreError::runtime_ended())).collect())
+        self.send(batch, Mode::of_replicas(replicas))
     }
 
     fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
@@ -160,12 +167,7 @@ impl Store for Redis {
         let payload = |(resource, acquire): &(Arc<Resource>, Arc<Acquire>)| {
             Call::new(resource.clone(), Command::Acquire(acquire.clone()))
         };
-        let batch: Vec<_> = attempts.iter().map(payload).collect();
-        let (nodes, count) = (self.nodes.clone(), batch.len());
-        let work = async move { nodes.send(&batch, Mode::Atomic).await };
-        Some(
-            self.run_on_runtime(work, move || (0..count).map(|_| Err(StoreError::runtime_ended())).collect()),
-        )
+        Some(self.send(attempts.iter().map(payload).collect(), Mode::Atomic))
     }
 
     fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
@@ -180,17 +182,12 @@ impl Store for Redis {
 
     fn list(&self) -> BoxFuture<Result<Vec<Resource>, StoreError>> {
         let nodes = self.nodes.clone();
-        self.run_on_runtime(async move { nodes.list().await }, || Err(StoreError::runtime_ended()))
+        self.answer(async move { nodes.list().await })
     }
 
     fn inspect_all(&self) -> Option<BoxFuture<ListResult>> {
         let nodes = self.nodes.clone();
-        Some(
-            self.run_on_runtime(
-                async move { nodes.inspect_all().await },
-                || Err(StoreError::runtime_ended()),
-            ),
-        )
+        Some(self.answer(async move { nodes.inspect_all().await }))
     }
 
     fn shard(&self, resource: &Resource, _command: &Command) -> u64 {
@@ -233,9 +230,7 @@ impl ClientRecords for Redis {
 impl Diagnose for Redis {
     fn diagnose(&self) -> BoxFuture<Result<Diagnosis, StoreError>> {
         let (nodes, address) = (self.nodes.clone(), self.address.clone());
-        self.run_on_runtime(async move { doctor::diagnose(&nodes, &address).await }, || {
-            Err(StoreError::runtime_ended())
-        })
+        self.answer(async move { doctor::diagnose(&nodes, &address).await })
     }
 
     fn warnings(&self) -> Vec<String> {

@@ -16,7 +16,7 @@ use std::slice;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use leasehold_core::{Answer, ClientId, Command, Failure};
+use leasehold_core::{ClientId, Command, Failure};
 use leasehold_redis_protocol::{ScriptVariant, slot_of};
 use leasehold_store::tasks::Tasks;
 use leasehold_store::{Call, CallResult, StoreError, only};
@@ -118,10 +118,8 @@ struct PendingCall {
     slot: u16,
     /// The importing node, after an ASK redirect.
     asked: Option<Host>,
-    /// The last error.
-    error: Option<StoreError>,
-    /// Its answer, if it was queued without a subscription.
-    queued: Option<Answer>,
+    /// Its result if it stays without a better one: that it was queued without a subscription, or else the last error.
+    fallback: Option<CallResult>,
 }
 
 /// What follows from the answer of a node.
@@ -142,8 +140,7 @@ impl ClusterBatch<'_> {
             index,
             slot: slot_of(resource),
             asked: None,
-            error: None,
-            queued: None,
+            fallback: None,
         };
         let mut rounds = 0;
         let mut pending_calls: Vec<PendingCall> = self.batch.iter().enumerate().map(pending).collect();
@@ -174,9 +171,9 @@ impl ClusterBatch<'_> {
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
         }
-        for PendingCall { index, queued, error, .. } in pending_calls {
+        for PendingCall { index, fallback, .. } in pending_calls {
             // Without a subscription the waiter re-checks at its poll interval, or when the slots have changed.
-            answers[index] = Some(queued.ok_or_else(|| error.unwrap_or_else(redirect_loop)));
+            answers[index] = fallback;
         }
         answers.into_iter().map(|answer| answer.unwrap_or_else(|| Err(redirect_loop()))).collect()
     }
@@ -191,10 +188,11 @@ impl ClusterBatch<'_> {
             }
             Err(CallError::Ask(to)) => Outcome::Redirected(PendingCall { asked: Some(to), ..pending }),
             Err(CallError::NotSubscribed(queued)) => {
-                Outcome::Postponed(PendingCall { queued: Some(*queued), ..pending })
+                Outcome::Postponed(PendingCall { fallback: Some(Ok(*queued)), ..pending })
             }
             Err(CallError::TryAgain(error) | CallError::NotConnected(error) | CallError::ReadOnly(error)) => {
-                Outcome::Postponed(PendingCall { error: Some(error), ..pending })
+                let fallback = pending.fallback.filter(Result::is_ok).or(Some(Err(error)));
+                Outcome::Postponed(PendingCall { fallback, ..pending })
             }
             Err(
                 CallError::ConnectionLost(error)

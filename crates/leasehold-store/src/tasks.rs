@@ -14,6 +14,8 @@ use tokio::task::{AbortHandle, JoinSet, yield_now};
 
 use crate::wakes;
 
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 tokio::task_local! {
     static CURRENT: Tasks;
 }
@@ -138,6 +140,26 @@ impl Tasks {
                 self.runtime.spawn(std::future::ready(())).abort_handle()
             }
         }
+    }
+
+    /// Does this as one of the tasks: in the current one, or else in one of its own. The result may be awaited on any executor.
+    pub fn run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+        ended: impl FnOnce() -> T + Send + 'static,
+    ) -> BoxFuture<T> {
+        if self.is_current() { Box::pin(work) } else { self.answer(work, ended) }
+    }
+
+    /// Does this in a task of its own, which does not end if its result is not awaited. `ended` is the result if the task panics, or its
+    /// client ends. It may be awaited on any executor.
+    pub fn answer<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+        ended: impl FnOnce() -> T + Send + 'static,
+    ) -> BoxFuture<T> {
+        let task = self.start(work);
+        Box::pin(async move { task.await.unwrap_or_else(|TaskEnded| ended()) })
     }
 
     /// Spawns a task with a result. The result may be awaited on any executor, and the task does not end if it is not.
@@ -357,5 +379,34 @@ mod tests {
             found.extend(spawning.map(|line| format!("{}: {}", file.display(), line.trim())));
         }
         assert_eq!(found, [""; 0], "use leasehold_store::tasks");
+    }
+
+    #[tokio::test]
+    async fn work_runs_here_or_in_a_task_that_needs_no_one_to_wait() {
+        let scope = TaskScope::new();
+        let tasks = scope.run(async { Tasks::current() }).await;
+        let (sender, ran) = channel();
+        let work = |sender: Sender<bool>, tasks: Tasks| async move {
+            sender.send(tasks.is_current()).unwrap();
+            1
+        };
+        let own = scope.run(tasks.run(work(sender.clone(), tasks.clone()), || 2));
+        assert_eq!((own.await, ran.recv()), (1, Ok(true)));
+        // Nothing waits for this one.
+        let unpolled = tasks.answer(work(sender.clone(), tasks.clone()), || 2);
+        while ran.try_recv().is_err() {
+            yield_now().await;
+        }
+        drop(unpolled);
+        let endless = tasks.run(
+            async {
+                std::future::pending::<()>().await;
+                1
+            },
+            || 2,
+        );
+        scope.end().await;
+        assert_eq!(endless.await, 2);
+        assert_eq!(tasks.answer(work(sender, tasks.clone()), || 2).await, 2, "the client has ended");
     }
 }

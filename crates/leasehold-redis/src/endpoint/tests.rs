@@ -1,10 +1,12 @@
 //! The callbacks of an endpoint, and their order.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use leasehold_testkit::{Proxy, Server, until};
 use redis::IntoConnectionInfo as _;
 
+use super::reconnector::{MIN_CONNECT_TIMEOUT, connect_timeout, jittered};
 use super::*;
 
 const CHANNEL: &str = "leasehold:4:inbox:test";

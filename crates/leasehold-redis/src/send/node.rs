@@ -49,16 +49,12 @@ impl Node<'_> {
 
     /// Runs a call over these connections, together with calls that other tasks send at the same time.
     pub(super) async fn send_with_others(self, connections: &Arc<Connections>, call: &Call) -> Answered {
-        match connections.coalescer().run(connections, call).await {
-            Ok(answer) if !connections.is_closed() => Ok(answer),
-            failed => Box::pin(self.settled(connections, call, failed)).await,
+        let answered = connections.coalescer().run(connections, call).await;
+        if answered.is_ok() && !connections.is_closed() {
+            return answered;
         }
-    }
-
-    /// Handles the failure of a single call as [`Self::settle`] does.
-    async fn settled(self, connections: &Arc<Connections>, call: &Call, answered: Answered) -> Answered {
         let mut answers = [answered];
-        self.settle(connections, Mode::Each, &[call], &mut answers).await;
+        Box::pin(self.settle(connections, Mode::Each, &[call], &mut answers)).await;
         let [answered] = answers;
         answered
     }

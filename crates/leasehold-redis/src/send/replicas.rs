@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 
 use super::coalesce::{Terms, Waiting};
 use super::pipeline::{self, CallOptions, Mode};
-use super::script::{Exchange, Request};
+use super::script::{EVERY, Exchange, Request};
 use crate::connections::Connections;
 use crate::error::{AddressState, Answered, CallError, lost};
 use crate::limits::REPLICA_TIMEOUT;
@@ -134,9 +134,9 @@ async fn run_on_connection(
     let mut wait = redis::cmd("WAIT");
     wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));
     // One that follows repeated commands counts what the first pipeline wrote, too.
-    exchange.end_with(wait);
-    let (replies, reached) =
-        exchange.run_with_last(&mut Wire::Limited(connection), options.role.is_asking).await;
+    exchange.push(EVERY, Request::Command(wait));
+    let mut replies = exchange.run(&mut Wire::Limited(connection), options.role.is_asking).await;
+    let reached = replies.pop().unwrap_or(Ok(Value::Nil));
     let reached = reached.map_err(|error| rights::of_command(error, "+wait", None));
     let mut replies = replies.into_iter();
     let counted = |steps: &Vec<Cow<'_, Command>>| {

@@ -97,10 +97,11 @@ pub(super) async fn run_one(connection: &mut Wire, encode: impl Fn() -> ScriptCa
 #[derive(Default)]
 pub(crate) struct Exchange<'a> {
     entries: Vec<Entry<'a>>,
-    /// Follows the requests in every pipeline.
-    last: Option<(Cmd, Option<Reply>)>,
     was_sent: bool,
 }
+
+/// The unit of a request that is repeated with any other one.
+pub(super) const EVERY: usize = usize::MAX;
 
 struct Entry<'a> {
     unit: usize,
@@ -119,11 +120,6 @@ impl<'a> Exchange<'a> {
     /// Appends a request. Those of one unit are repeated together.
     pub(crate) fn push(&mut self, unit: usize, request: Request<'a>) {
         self.entries.push(Entry { unit, request, reply: None });
-    }
-
-    /// Has this command follow the requests, also those that are repeated.
-    pub(super) fn end_with(&mut self, last: Cmd) {
-        self.last = Some((last, None));
     }
 
     /// Whether a request has no reply yet.
@@ -146,12 +142,7 @@ impl<'a> Exchange<'a> {
             };
             commands.push(request.encode(naming));
         }
-        commands.extend(self.last.iter().map(|(command, _)| command.clone()));
-        let mut replies = connection.pipeline(commands, is_asking).await;
-        if let Some((_, reply)) = &mut self.last {
-            *reply = replies.pop();
-        }
-        let mut replies = replies.into_iter();
+        let mut replies = connection.pipeline(commands, is_asking).await.into_iter();
         let mut unknown = Vec::new();
         for entry in self.entries.iter_mut().filter(|entry| entry.reply.is_none()) {
             let reply = replies.next().unwrap_or_else(|| Err(missing()));
@@ -160,32 +151,18 @@ impl<'a> Exchange<'a> {
             }
             entry.reply = Some(reply);
         }
-        let repeated = self.entries.iter_mut().filter(|entry| unknown.contains(&entry.unit));
+        let is_repeated = |unit| unknown.contains(&unit) || unit == EVERY && !unknown.is_empty();
+        let repeated = self.entries.iter_mut().filter(|entry| is_repeated(entry.unit));
         repeated.for_each(|entry| entry.reply = None);
     }
 
     /// Sends the requests, if need be twice. Returns the replies to them in order.
     pub(crate) async fn run(mut self, connection: &mut Wire, is_asking: bool) -> Vec<Reply> {
-        self.send_all(connection, is_asking).await;
-        self.into_replies()
-    }
-
-    /// As [`Self::run`]. Returns also the last reply to the command that ends the pipeline.
-    pub(super) async fn run_with_last(
-        mut self,
-        connection: &mut Wire,
-        is_asking: bool,
-    ) -> (Vec<Reply>, Reply) {
-        self.send_all(connection, is_asking).await;
-        let last = self.last.take().and_then(|(_, reply)| reply);
-        (self.into_replies(), last.unwrap_or_else(|| Err(missing())))
-    }
-
-    async fn send_all(&mut self, connection: &mut Wire, is_asking: bool) {
         self.send(connection, is_asking).await;
         if self.is_pending() {
             self.send(connection, is_asking).await;
         }
+        self.into_replies()
     }
 
     /// The replies in the order of the requests.
@@ -230,8 +207,9 @@ mod tests {
         exchange.push(0, foreign(&READ, 0));
         exchange.push(1, foreign(&APPEND, 1));
         exchange.push(2, plain("once"));
-        exchange.end_with(redis::cmd("DBSIZE"));
-        let (replies, last) = exchange.run_with_last(&mut wire, false).await;
+        exchange.push(EVERY, Request::Command(redis::cmd("DBSIZE")));
+        let mut replies = exchange.run(&mut wire, false).await;
+        let last = replies.pop().unwrap();
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         assert_eq!(replies, [Ok(Value::Int(1)), Ok(text("x")), Ok(Value::Int(1)), Ok(Value::Int(4))]);
         assert_eq!(last, Ok(Value::Int(3)), "it follows what was repeated, too");
