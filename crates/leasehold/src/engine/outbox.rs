@@ -1,44 +1,58 @@
-//! The commands that are due but not yet sent, by shard.
+//! The commands that are due but not yet sent, by shard. Renewals and releases do not wait behind attempts: after a reconnect all waiters
+//! ask again, and leases would expire behind thousands of them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use leasehold_core::Resource;
+use leasehold_core::{Command, Resource};
 use leasehold_store::Store;
 
 use super::due::MAX_BATCH;
 use super::entry::Transmit;
 
-/// How many batches may be in flight to one shard. After a reconnect all leases are renewed; a server with more requests than
-/// it can answer in time would look like a lost connection.
-const MAX_IN_FLIGHT: usize = 16;
+/// How many batches of attempts, and how many of renewals and releases, may be in flight to one shard. After a reconnect all leases are
+/// renewed; a server with more requests than it can answer in time would look like a lost connection.
+const MAX_IN_FLIGHT: usize = 8;
 
 pub(super) type Outgoing = (Arc<Resource>, Transmit);
 pub(super) type Transmits = Vec<Outgoing>;
 
-/// What is due. While a shard has [`MAX_IN_FLIGHT`] batches, its commands wait here, and the oldest ones are the next batch.
+/// Where a batch goes, and whether it is of attempts: each such pair has its own number of batches in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Lane {
+    pub(super) shard: u64,
+    is_of_attempts: bool,
+}
+
+impl Lane {
+    fn new(shard: u64, command: &Command) -> Self {
+        Self { shard, is_of_attempts: matches!(command, Command::Acquire(_)) }
+    }
+}
+
+/// What is due. While a lane has [`MAX_IN_FLIGHT`] batches, its commands wait here, and the oldest ones are the next batch.
 #[derive(Default)]
 pub(super) struct Outbox {
-    /// By shard and replica count, in the order of the deadlines. None is empty.
-    due: BTreeMap<(u64, u32), VecDeque<Outgoing>>,
+    /// By lane and replica count, in the order of the deadlines. None is empty.
+    due: BTreeMap<(Lane, u32), VecDeque<Outgoing>>,
     /// The number of batches in flight. A cluster's nodes come and go, but they are few.
-    in_flight: BTreeMap<u64, usize>,
+    in_flight: BTreeMap<Lane, usize>,
 }
 
 impl Outbox {
     pub(super) fn add(&mut self, store: &dyn Store, transmits: Transmits) {
         for (resource, transmit) in transmits {
-            let shard = store.shard(&resource, &transmit.command);
-            self.due.entry((shard, transmit.replicas)).or_default().push_back((resource, transmit));
+            let lane = Lane::new(store.shard(&resource, &transmit.command), &transmit.command);
+            self.due.entry((lane, transmit.replicas)).or_default().push_back((resource, transmit));
         }
     }
 
-    /// The next batch to send, with its shard and replica count. It is in flight until [`Self::handle_response`].
-    pub(super) fn next_batch(&mut self) -> Option<(u64, u32, Transmits)> {
+    /// The next batch to send, with its lane and replica count. It is in flight until [`Self::handle_response`].
+    pub(super) fn next_batch(&mut self) -> Option<(Lane, u32, Transmits)> {
         let in_flight = &self.in_flight;
-        let has_room = |shard| in_flight.get(shard).is_none_or(|count| *count < MAX_IN_FLIGHT);
+        let has_room = |lane| in_flight.get(lane).is_none_or(|count| *count < MAX_IN_FLIGHT);
         // The oldest first: commands with one replica count must not keep those with another one waiting.
-        let ready = self.due.iter().filter(|((shard, _), _)| has_room(shard));
+        let ready = self.due.iter().filter(|((lane, _), _)| has_room(lane));
         let oldest =
             |waiting: &VecDeque<(_, Transmit)>| waiting.front().map(|(_, transmit)| transmit.sent_at);
         let key = *ready.min_by_key(|(_, waiting)| oldest(waiting))?.0;
@@ -47,14 +61,14 @@ impl Outbox {
         if waiting.is_empty() {
             self.due.remove(&key);
         }
-        let (shard, replicas) = key;
-        *self.in_flight.entry(shard).or_default() += 1;
-        Some((shard, replicas, batch))
+        let (lane, replicas) = key;
+        *self.in_flight.entry(lane).or_default() += 1;
+        Some((lane, replicas, batch))
     }
 
-    /// A batch to this shard was answered, or has failed.
-    pub(super) fn handle_response(&mut self, shard: u64) {
-        if let Some(count) = self.in_flight.get_mut(&shard) {
+    /// A batch of this lane was answered, or has failed.
+    pub(super) fn handle_response(&mut self, lane: Lane) {
+        if let Some(count) = self.in_flight.get_mut(&lane) {
             *count -= 1;
         }
     }
@@ -62,31 +76,50 @@ impl Outbox {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquisition, ClientId, Command, Kind, LocalTime, Name, Release};
+    use std::time::Duration;
+
+    use leasehold_core::{Acquire, Acquisition, ClientId, Kind, LocalTime, Name, Release};
 
     use super::*;
 
+    const fn of_holders(shard: u64) -> Lane {
+        Lane { shard, is_of_attempts: false }
+    }
+
+    fn acquisition(sequence: u64) -> Acquisition {
+        Acquisition { client: ClientId::new(1), sequence }
+    }
+
     impl Outbox {
-        /// Adds a release. The sequence number is also its age.
-        fn add_release(&mut self, shard: u64, replicas: u32, sequence: u64) {
-            let acquisition = Acquisition { client: ClientId::new(1), sequence };
-            let command = Command::Release(Release::now(acquisition));
+        /// The sequence number is also its age.
+        fn add_command(&mut self, shard: u64, replicas: u32, sequence: u64, command: Command) {
             let sent_at = LocalTime::from_micros(sequence);
+            let lane = Lane::new(shard, &command);
             let transmit = Transmit { entry: sequence.into(), sent_at, command, replicas };
             let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
-            self.due.entry((shard, replicas)).or_default().push_back((resource, transmit));
+            self.due.entry((lane, replicas)).or_default().push_back((resource, transmit));
+        }
+
+        fn add_release(&mut self, shard: u64, replicas: u32, sequence: u64) {
+            let release = Command::Release(Release::now(acquisition(sequence)));
+            self.add_command(shard, replicas, sequence, release);
+        }
+
+        fn add_attempt(&mut self, shard: u64, replicas: u32, sequence: u64) {
+            let acquire = Acquire::exclusive(acquisition(sequence), Duration::from_secs(1));
+            self.add_command(shard, replicas, sequence, Command::from(acquire));
         }
 
         fn sent(&mut self) -> Vec<(u64, Vec<u64>)> {
             let batches = std::iter::from_fn(|| self.next_batch());
             let numbers =
                 |batch: Transmits| batch.iter().map(|(_, transmit)| transmit.entry.sequence()).collect();
-            batches.map(|(shard, _, batch)| (shard, numbers(batch))).collect()
+            batches.map(|(lane, _, batch)| (lane.shard, numbers(batch))).collect()
         }
 
         /// As many batches in flight as may be.
         fn full(shard: u64) -> Self {
-            Self { in_flight: BTreeMap::from([(shard, MAX_IN_FLIGHT)]), ..Self::default() }
+            Self { in_flight: BTreeMap::from([(of_holders(shard), MAX_IN_FLIGHT)]), ..Self::default() }
         }
     }
 
@@ -103,9 +136,9 @@ mod tests {
         }
         outbox.add_release(2, 0, 200);
         assert_eq!(outbox.sent(), [(2, vec![200])], "another shard does not wait");
-        outbox.handle_response(2);
+        outbox.handle_response(of_holders(2));
         assert_eq!(outbox.sent(), []);
-        outbox.handle_response(1);
+        outbox.handle_response(of_holders(1));
         assert_eq!(outbox.sent(), [(1, vec![100, 101, 102])]);
         outbox.add_release(1, 0, 103);
         assert_eq!(outbox.sent(), [], "one response, one batch");
@@ -117,10 +150,24 @@ mod tests {
         outbox.add_release(1, 0, 1);
         outbox.add_release(1, 2, 2);
         for (response, next) in [vec![1], vec![2], vec![10, 11]].into_iter().enumerate() {
-            outbox.handle_response(1);
+            outbox.handle_response(of_holders(1));
             assert_eq!(outbox.sent(), [(1, next)]);
             outbox.add_release(1, 0, 10 + response as u64);
         }
+    }
+
+    /// However many attempts are older, and however many are in flight.
+    #[test]
+    fn release_does_not_wait_behind_attempts() {
+        let mut outbox = Outbox::default();
+        let most = MAX_IN_FLIGHT * MAX_BATCH;
+        for sequence in 0..most as u64 + 1 {
+            outbox.add_attempt(1, 1, sequence);
+        }
+        assert_eq!(outbox.sent().len(), MAX_IN_FLIGHT);
+        outbox.add_release(1, 1, most as u64 + 1);
+        outbox.add_attempt(1, 1, most as u64 + 2);
+        assert_eq!(outbox.sent(), [(1, vec![most as u64 + 1])]);
     }
 
     #[test]
