@@ -181,7 +181,7 @@ async fn subscribe_and_send(
 ) -> Vec<Answered> {
     let subscribing = subscribe_to(connections, options, calls, inboxes);
     let mut answers = send_over(connections, options, calls).await;
-    let mut asks_again = vec![false; calls.len()];
+    let mut again = Vec::new();
     for (slot, subscribed) in subscribing {
         let is_concerned = |at: &usize| {
             slot_of(&calls[*at].resource) == slot && waits(&calls[*at].command) && is_queued(&answers[*at])
@@ -192,18 +192,18 @@ async fn subscribe_and_send(
         }
         match subscribed.await {
             // It may have been queued before the client listened, and passed over.
-            Ok(subscriptions::Outcome::New) => queued.into_iter().for_each(|at| asks_again[at] = true),
+            Ok(subscriptions::Outcome::New) => again.extend(queued),
             Ok(subscriptions::Outcome::Failed(error)) => {
                 queued.into_iter().for_each(|at| require_subscription(&mut answers[at], &error));
             }
             Ok(subscriptions::Outcome::Absent) | Err(TaskEnded) => {}
         }
     }
-    if options.mode == Mode::Atomic && asks_again.contains(&true) {
+    if options.mode == Mode::Atomic && !again.is_empty() {
         return send_over(connections, options, calls).await;
     }
-    let again: Vec<usize> = (0..calls.len()).filter(|at| asks_again[*at]).collect();
     if !again.is_empty() {
+        again.sort_unstable();
         let queued: Vec<&Call> = again.iter().map(|at| calls[*at]).collect();
         let later = send_over(connections, options, &queued).await;
         again.into_iter().zip(later).for_each(|(at, answer)| answers[at] = answer);

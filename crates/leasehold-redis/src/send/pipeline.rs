@@ -126,7 +126,8 @@ pub(super) async fn run_one(connection: &mut Wire, options: CallOptions<'_>, cal
         return read(command, value);
     }
     let value = script::run_one(connection, || options.encode(resource, command)).await;
-    with_reason(options.noted(call, read(command, value)), connection, options, resource).await
+    let answer = options.noted(call, read(command, value));
+    with_reason(answer, &mut Vec::new(), connection, options, resource).await
 }
 
 /// Runs calls in one pipeline; renewals and releases that need a script of their own follow in a second one.
@@ -190,36 +191,25 @@ pub(super) async fn with_reasons(
     options: CallOptions<'_>,
     calls: &[&Call],
 ) -> Vec<Answered> {
-    let mut known: Vec<(String, String)> = Vec::new();
-    let mut explained = Vec::with_capacity(answers.len());
+    let (mut known, mut explained) = (Vec::new(), Vec::with_capacity(answers.len()));
     for (answer, call) in answers.into_iter().zip(calls) {
-        let Err(CallError::Denied(error)) = answer else {
-            explained.push(answer);
-            continue;
-        };
-        let reason = known.iter().find(|(message, _)| *message == error.message);
-        if let Some((_, reason)) = reason {
-            explained.push(Err(CallError::Denied(error.saying(reason))));
-            continue;
-        }
-        let message = error.message.clone();
-        let answer = with_reason(Err(CallError::Denied(error)), connection, options, &call.resource).await;
-        if let Err(CallError::Denied(error)) = &answer {
-            known.push((message, error.message.clone()));
-        }
-        explained.push(answer);
+        explained.push(with_reason(answer, &mut known, connection, options, &call.resource).await);
     }
     explained
 }
 
-/// The answer of a command; if it was refused, with the right that is missing for this resource.
+/// The answer of a command; if it was refused, with the right that is missing for this resource. `known` has errors and their reasons.
 async fn with_reason(
     answer: Answered,
+    known: &mut Vec<(String, String)>,
     connection: &mut Wire,
     options: CallOptions<'_>,
     resource: &Resource,
 ) -> Answered {
     let Err(CallError::Denied(error)) = answer else { return answer };
+    if let Some((_, reason)) = known.iter().find(|(message, _)| *message == error.message) {
+        return Err(CallError::Denied(error.saying(reason)));
+    }
     let is_cluster = options.role.variant.is_cluster();
     let place = if is_cluster { rights::Place::ClusterNode } else { rights::Place::Server };
     let channel = inbox_of(ClientId::new(0), is_cluster.then(|| slot_of(resource)));
@@ -228,8 +218,9 @@ async fn with_reason(
     // Its own future, because a refusal is rare.
     let reason =
         Box::pin(async move { rights::explain_refusal(connection, place, &key, &channel).await }).await;
-    let message = reason.unwrap_or_else(|| error.message.clone());
-    Err(CallError::Denied(error.saying(message)))
+    let reason = reason.unwrap_or_else(|| error.message.clone());
+    known.push((error.message.clone(), reason.clone()));
+    Err(CallError::Denied(error.saying(reason)))
 }
 
 /// One command on the wire.
