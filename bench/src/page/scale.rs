@@ -58,7 +58,7 @@ fn opening(results: &ScaleResults) -> String {
          bench/setup redisson etcd\n    \
          cargo run --release -p leasehold-bench -- scale\n    \
          cargo run --release -p leasehold-bench -- scale-report\n\n\
-         {} with {} cores, {}, {}, on {}. Servers and clients share these cores. Absolute figures depend on the machine. `--size` and \
+         {} with {} cores, {}, {}, on {}. Servers and clients share these cores, but servers have a higher priority. Absolute figures depend on the machine. `--size` and \
          `--seconds` scale a scenario down; a size other than the full one is stated at its table. A server's CPU is that of its main thread.\n",
         machine.processor,
         machine.cores,

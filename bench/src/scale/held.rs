@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold_bench_peer::protocol::{Hold, Open, Order};
 use leasehold_testkit::Server;
 
-use super::limits::Need;
+use super::limits::{Need, prefer};
 use super::observe::{Info, Watch, resident};
 use super::plan::{Plan, milliseconds};
 use crate::compare::environment::Environment;
@@ -76,6 +76,7 @@ impl Holding {
         environment: &mut Environment,
         servers: &[Server],
     ) -> Result<Figures, String> {
+        prefer(servers);
         let usage = |environment: &Environment| -> Result<(f64, f64), String> {
             let store = match environment.store_pid() {
                 Some(pid) => resident(&[pid]),

@@ -8,7 +8,7 @@ use leasehold_bench_peer::clock::{now_ns, until};
 use leasehold_bench_peer::protocol::{Open, Order, Run};
 
 use super::held::Holding;
-use super::limits::Need;
+use super::limits::{Need, prefer};
 use super::observe::{Info, Watch};
 use super::plan::{Plan, milliseconds};
 use crate::compare::environment::Environment;
@@ -75,6 +75,7 @@ pub(super) fn measure(
     let calm = plan.span(CALM);
     let mut environment = Environment::start(program, (2, TASKS), near(plan.program), plan.ttl)?;
     let servers = std::mem::take(&mut environment.servers);
+    prefer(&servers);
     let log = tempfile::NamedTempFile::new().map_err(|error| error.to_string())?;
     let holding = Holding { lock, leases, span: Duration::ZERO };
     let [holder, other] = environment.processes.as_mut_slice() else {

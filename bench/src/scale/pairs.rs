@@ -8,6 +8,7 @@ use leasehold_bench_peer::clock::{now_ns, until};
 use leasehold_bench_peer::protocol::{Open, Order, Run};
 use leasehold_testkit::Server;
 
+use super::limits::prefer;
 use super::observe::Watch;
 use super::plan::{Plan, milliseconds};
 use crate::compare::environment::Environment;
@@ -37,6 +38,7 @@ pub(super) fn measure(
     load: Load,
     span: Duration,
 ) -> Result<Figures, String> {
+    prefer(servers);
     let spent = || -> f64 { servers.iter().map(|server| server_seconds(server.pid())).sum() };
     let before = spent();
     let idle = IDLE.min(span);

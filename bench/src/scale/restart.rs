@@ -9,7 +9,7 @@ use leasehold_bench_peer::protocol::{Open, Order, Run};
 use leasehold_testkit::Server;
 
 use super::held::{Holding, held};
-use super::limits::Need;
+use super::limits::{Need, prefer};
 use super::observe::{Info, Sampler, Watch};
 use super::plan::{Plan, milliseconds};
 use crate::compare::environment::Environment;
@@ -52,11 +52,10 @@ pub(super) fn need(plan: &Plan) -> Need {
 pub(super) fn server_for(plan: &Plan, connections: u64) -> Server {
     let builder = plan.program.builder().setting("maxclients", &(connections + 64).to_string());
     // The kernel takes the lower one of this and net.core.somaxconn.
-    builder
-        .setting("tcp-backlog", "16384")
-        .setting("appendonly", "yes")
-        .setting("appendfsync", "everysec")
-        .start()
+    let builder = builder.setting("tcp-backlog", "16384");
+    let server = builder.setting("appendonly", "yes").setting("appendfsync", "everysec").start();
+    prefer(std::slice::from_ref(&server));
+    server
 }
 
 /// Kills the server of this many clients, and starts it again.
@@ -85,6 +84,7 @@ pub(super) fn measure(plan: &Plan, clients: u32) -> Result<Figures, String> {
     let started_ns = now_ns();
     server.start_loading();
     let servers = std::slice::from_ref(&server);
+    prefer(servers);
     let pids = environment.pids();
     let watch = Watch::start(servers, None, &pids);
     let answers_ns = until_loaded(&server)?;

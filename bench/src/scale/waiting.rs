@@ -20,7 +20,10 @@ const PROCESSES: u32 = 100;
 /// The clients of the second measurement, which the growth is relative to.
 const FEW: u32 = 2;
 const SPAN: Duration = Duration::from_secs(60);
-/// Time until all clients wait, for each thousand of them.
+/// Time in which the clients arrive, one process after the other, for each thousand of them.
+const ARRIVING: Duration = Duration::from_secs(1);
+/// Time until all clients wait, for each thousand of them, and how soon one tries again after a failure.
+const RETRY: Duration = Duration::from_millis(500);
 const QUEUEING: Duration = Duration::from_secs(2);
 /// What an attempt that is not behind any other one takes to arrive at the server, on a machine whose cores are all busy.
 const ARRIVAL_NS: u64 = 1_000_000_000;
@@ -86,6 +89,7 @@ pub(super) fn measure(
     let log = |process: u32| folder.path().join(process.to_string()).display().to_string();
     let queueing = Duration::from_secs(1) + QUEUEING * all / 1_000;
     let start_ns = now_ns() + 200_000_000;
+    let arriving_ns = milliseconds(ARRIVING * all) * 1_000;
     let from_ns = start_ns + milliseconds(queueing) * 1_000_000;
     let to_ns = from_ns + milliseconds(span) * 1_000_000;
     environment.tell_all(|process, _| {
@@ -95,10 +99,11 @@ pub(super) fn measure(
             tasks: each,
             first_task: process * each,
             all_tasks: all,
-            start_ns,
+            start_ns: start_ns + arriving_ns * u64::from(process) / u64::from(processes),
             end_ns: to_ns + 100_000_000,
             permits: 1,
             log: log(process),
+            retry_ms: milliseconds(RETRY),
             ..Run::default()
         })
     })?;
