@@ -20,7 +20,7 @@ use super::limits::REPLICA_TIMEOUT;
 use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
 use super::send::pipeline::{CallOptions, Mode, Role};
 use super::send::{Coalescer, ReplicaQueue};
-use super::wire::Wire;
+use super::wire::{Timed, Wire};
 
 /// Max number of commands that wait to be written.
 const BUFFER: usize = 1_024;
@@ -163,7 +163,12 @@ impl Connections {
 
     /// The driver connection, for commands.
     pub(super) fn driver_wire(&self) -> Wire {
-        Wire::Own(self.driver_conn(), self.answer_times.clone())
+        Wire::Own(self.timed(self.driver_conn()))
+    }
+
+    /// This connection of ours to the server.
+    pub(super) fn timed(&self, connection: MultiplexedConnection) -> Timed {
+        Timed::new(connection, self.answer_times.clone())
     }
 
     /// The caller connection, if this runs on its runtime. From elsewhere it saves nothing, and that runtime may be idle.
@@ -184,7 +189,7 @@ impl Connections {
     }
 
     pub(super) fn set_caller_conn(&self, connection: MultiplexedConnection) {
-        self.set_caller_wire(Wire::Own(connection, self.answer_times.clone()));
+        self.set_caller_wire(Wire::Own(self.timed(connection)));
     }
 
     /// The same with a connection of the program's.

@@ -109,7 +109,7 @@ impl Shared {
         calls.iter().for_each(|call| exchange.push(0, request(call)));
         status.asked.note(calls);
         exchange.send(&mut wire, false).await;
-        if exchange.is_pending() {
+        while exchange.is_pending() {
             if Instant::now() > until {
                 return Err(StoreError::new(Failure::Unknown, "the server's answer took too long"));
             }

@@ -103,7 +103,7 @@ impl Connections {
         let (_, listeners): (String, u64) = question.query_async(&mut self.driver_conn()).await?;
         if listeners > 0 {
             Ok(Place::Here)
-        } else if subscription.responds().await {
+        } else if subscription.responds(self.answer_limit()).await {
             // It still listens, and did when the server was asked.
             Ok(Place::Elsewhere)
         } else {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use leasehold_core::Resource;
@@ -13,7 +14,6 @@ use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::limits::ANSWER_TIMEOUT;
 use super::wire::Wire;
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
@@ -230,22 +230,26 @@ impl Subscription {
         self.slots().insert(slot);
     }
 
-    /// Gives the connection up if it does not answer a PING. Returns whether it does.
-    pub(super) async fn check(&self) -> bool {
-        let responds = self.responds().await;
+    /// Gives the connection up if it does not answer within this time. Returns whether it does.
+    pub(super) async fn check(&self, limit: Duration) -> bool {
+        let responds = self.responds(limit).await;
         if !responds {
             self.lose();
         }
         responds
     }
 
-    pub(super) async fn responds(&self) -> bool {
+    pub(super) async fn responds(&self, limit: Duration) -> bool {
         match &self.over {
-            Over::Resp3 { connection, .. } => responds(&mut connection.clone().into()).await,
+            Over::Resp3 { connection, .. } => {
+                let mut connection = connection.clone();
+                connection.set_response_timeout(limit);
+                responds(&mut Wire::Limited(connection)).await
+            }
             Over::Resp2 { channel, sink, .. } => {
                 // No right is needed but the one that it has used.
                 let again = async { sink.lock().await.subscribe(channel).await };
-                timeout(ANSWER_TIMEOUT, again).await.is_ok_and(|answer| is_answer(&answer))
+                timeout(limit, again).await.is_ok_and(|answer| is_answer(&answer))
             }
         }
     }

@@ -133,7 +133,7 @@ impl Subscriber {
             let Some(present) = open.map(|connections| connections.subscription()) else { return };
             if let Some(subscription) = present {
                 let opened = Instant::now();
-                let is_hanging = self.until_lost(&subscription).await;
+                let is_hanging = self.until_lost(&subscription, connections).await;
                 if !is_hanging && opened.elapsed() >= LASTING {
                     pause = *RECONNECT_BACKOFF.start();
                 }
@@ -173,14 +173,19 @@ impl Subscriber {
     }
 
     /// Returns whether it was given up because it does not answer. A client without attempts and leases does not ask.
-    async fn until_lost(&self, subscription: &Subscription) -> bool {
+    async fn until_lost(&self, subscription: &Subscription, connections: &Weak<Connections>) -> bool {
         let mut pause = *HEARTBEATS.start();
         loop {
             if timeout(pause, subscription.lost()).await.is_ok() {
                 return false;
             }
-            if !(self.is_idle)() && !subscription.check().await {
-                return true;
+            if !(self.is_idle)() {
+                let Some(limit) = connections.upgrade().map(|connections| connections.answer_limit()) else {
+                    return true;
+                };
+                if !subscription.check(limit).await {
+                    return true;
+                }
             }
             pause = (pause * 2).min(*HEARTBEATS.end());
         }

@@ -32,7 +32,7 @@ type Values = RedisResult<Vec<RedisResult<Value>>>;
 
 #[derive(Clone)]
 pub(super) enum Wire {
-    Own(MultiplexedConnection, Arc<AnswerTimes>),
+    Own(Timed),
     /// One of ours that has its time limit, and whose answers do not show how fast the server is.
     Limited(MultiplexedConnection),
     Shared(SharedWire),
@@ -41,19 +41,53 @@ pub(super) enum Wire {
 impl From<MultiplexedConnection> for Wire {
     /// A connection of which nothing is known yet.
     fn from(connection: MultiplexedConnection) -> Self {
-        Self::Own(connection, Arc::default())
+        Self::Own(Timed::new(connection, Arc::default()))
+    }
+}
+
+/// A connection of ours whose answers have a time limit, and show how fast the server is.
+#[derive(Clone)]
+pub(super) struct Timed {
+    connection: MultiplexedConnection,
+    times: Arc<AnswerTimes>,
+    /// For so long the server may wait for replicas before it answers.
+    for_replicas: Duration,
+}
+
+impl Timed {
+    pub(super) const fn new(connection: MultiplexedConnection, times: Arc<AnswerTimes>) -> Self {
+        Self { connection, times, for_replicas: Duration::ZERO }
+    }
+
+    /// For commands that are followed by a WAIT of so long.
+    pub(super) fn for_replicas(self, limit: Duration) -> Self {
+        Self { for_replicas: limit, ..self }
+    }
+
+    async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
+        let (sent, limit) = self.begin();
+        let answered = self.connection.send_packed_command(command).await;
+        self.times.note(sent, limit, answered)
+    }
+
+    async fn pipeline(&mut self, commands: Vec<Cmd>, is_asking: bool) -> Values {
+        let (sent, limit) = self.begin();
+        let answered = query(&mut self.connection, commands, is_asking).await;
+        // How much of it was a wait for replicas is not known.
+        self.times.note(sent, limit, answered)
+    }
+
+    fn begin(&mut self) -> (Instant, Duration) {
+        let limit = self.times.limit() + self.for_replicas;
+        self.connection.set_response_timeout(limit);
+        (Instant::now(), limit)
     }
 }
 
 impl Wire {
     pub(super) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
         match self {
-            Self::Own(connection, times) => {
-                let (sent, limit) = (Instant::now(), times.limit());
-                connection.set_response_timeout(limit);
-                let answered = connection.send_packed_command(command).await;
-                times.note(sent, limit, answered)
-            }
+            Self::Own(timed) => timed.send(command).await,
             Self::Limited(connection) => connection.send_packed_command(command).await,
             Self::Shared(wire) => Box::pin(wire.send(command.clone())).await,
         }
@@ -66,12 +100,9 @@ impl Wire {
         is_asking: bool,
     ) -> Vec<Result<Value, RedisError>> {
         match self {
-            Self::Own(connection, times) => {
-                let (sent, limit) = (Instant::now(), times.limit());
-                connection.set_response_timeout(limit);
+            Self::Own(timed) => {
                 let count = commands.len();
-                let answered = query(connection, commands, is_asking).await;
-                times.note(sent, limit, answered).unwrap_or_else(|error| vec![Err(error); count])
+                timed.pipeline(commands, is_asking).await.unwrap_or_else(|error| vec![Err(error); count])
             }
             Self::Limited(connection) => pipeline(connection, commands, is_asking).await,
             Self::Shared(wire) => {

@@ -177,14 +177,19 @@ async fn commands_of_one_client_wait_for_the_replicas_together() {
 async fn server_that_answers_later_and_later_grants_locks_with_replicas() {
     let (master, _replica) = master_and_replica().await;
     let proxy = Proxy::before(&master);
-    let client = Client::connect(&proxy.url()).await.unwrap();
-    let mutex = client.mutex("a").replicas(1);
-    until(async || mutex.try_lock().await.is_ok()).await;
-    for ms in [800, 1_400, 1_900] {
+    let client = Client::builder().store(proxy.url()).replicas(1).connect().await.unwrap();
+    until(async || client.mutex("first").try_lock().await.is_ok()).await;
+    // Only what waits for replicas shows the client how late the server answers.
+    let lease = client.mutex("held").ttl(Duration::from_secs(20)).lock().await.unwrap();
+    let mut guards = Vec::new();
+    for ms in [500, 900, 1_300, 1_800, 1_800, 1_800] {
         proxy.delay_replies(Duration::from_millis(ms));
-        drop(mutex.lock().await.unwrap_or_else(|error| panic!("{ms} ms late: {error}")));
-        drop(client.mutex("b").lock().await.unwrap());
+        for _ in 0..2 {
+            let tried = client.mutex(guards.len().to_string()).ttl(Duration::from_secs(60)).try_lock().await;
+            guards.push(tried.unwrap_or_else(|error| panic!("{ms} ms late: {error}")).unwrap());
+        }
     }
+    assert!(lease.is_held());
 }
 
 /// A server or a firewall cuts connections that are idle.

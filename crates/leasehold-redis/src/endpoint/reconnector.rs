@@ -182,7 +182,7 @@ impl Reconnector {
             let subscription = connections.subscription();
             let check = async {
                 if let Some(subscription) = &subscription {
-                    subscription.check().await;
+                    subscription.check(connections.answer_limit()).await;
                 }
             };
             if !join(connections.responds(), check).await.0 {

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use leasehold_core::{Answer, Command, Effect, Failure, Grant, Release, Renew, Reply};
 use leasehold_store::{Call, StoreError, tasks};
-use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
@@ -105,9 +104,9 @@ async fn send_with_wait(
     match replica_conn {
         // Nothing was sent. A retry finds the right server.
         Ok(None) => failed(CallError::ConnectionLost(lost(None))),
-        Ok(Some(mut connection)) => {
-            connection.set_response_timeout(reply_limit);
-            let answers = run_on_connection(connection, options, replicas, calls).await;
+        Ok(Some(connection)) => {
+            let wire = Wire::Own(connections.timed(connection).for_replicas(REPLICA_TIMEOUT));
+            let answers = run_on_connection(wire, options, replicas, calls).await;
             if answers.iter().any(CallError::is_of_connection) {
                 connections.drop_replica_conn().await;
             }
@@ -119,7 +118,7 @@ async fn send_with_wait(
 
 /// All calls are followed by one WAIT: it blocks the connection until the replicas have acknowledged.
 async fn run_on_connection(
-    connection: MultiplexedConnection,
+    mut wire: Wire,
     options: CallOptions<'_>,
     replicas: u32,
     calls: &[&Call],
@@ -135,7 +134,7 @@ async fn run_on_connection(
     wait.arg(replicas).arg(u64::try_from(REPLICA_TIMEOUT.as_millis()).unwrap_or(u64::MAX));
     // One that follows repeated commands counts what the first pipeline wrote, too.
     exchange.push(EVERY, Request::Command(wait));
-    let mut replies = exchange.run(&mut Wire::Limited(connection), options.role.is_asking).await;
+    let mut replies = exchange.run(&mut wire, options.role.is_asking).await;
     let reached = replies.pop().unwrap_or(Ok(Value::Nil));
     let reached = reached.map_err(|error| rights::of_command(error, "+wait", None));
     let mut replies = replies.into_iter();

@@ -93,11 +93,23 @@ pub(super) async fn run_one(connection: &mut Wire, encode: impl Fn() -> ScriptCa
     Box::pin(connection.send(&again)).await
 }
 
-/// Requests that go out in one pipeline, and once more those whose script the server did not know.
+/// Requests that go out in one pipeline, and again those whose script the server did not know.
 #[derive(Default)]
 pub(crate) struct Exchange<'a> {
     entries: Vec<Entry<'a>>,
-    was_sent: bool,
+    round: Round,
+}
+
+/// How the scripts of a pipeline are named.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Round {
+    /// By their hashes.
+    #[default]
+    First,
+    /// The first call of each script has its text: the server then knows it for the later ones.
+    Second,
+    /// All have their texts: between two calls, another client has let the server forget its scripts.
+    Third,
 }
 
 /// The unit of a request that is repeated with any other one.
@@ -127,17 +139,18 @@ impl<'a> Exchange<'a> {
         self.entries.iter().any(|entry| entry.reply.is_none())
     }
 
-    /// Sends the requests without a reply: at first all, and then those of units with a script that the server did not know. Each text goes
-    /// out once, since the server then knows it for the later requests.
+    /// Sends the requests without a reply: at first all, and then those of units with a script that the server did not know.
     pub(crate) async fn send(&mut self, connection: &mut Wire, is_asking: bool) {
-        let is_first = !replace(&mut self.was_sent, true);
+        let next = if self.round == Round::First { Round::Second } else { Round::Third };
+        let round = replace(&mut self.round, next);
         let (mut commands, mut with_text) = (Vec::new(), Vec::new());
         for Entry { request, .. } in self.entries.iter().filter(|entry| entry.reply.is_none()) {
-            let naming = match request.hash() {
-                Some(hash) if !is_first && !with_text.contains(&hash) => {
+            let naming = match (round, request.hash()) {
+                (Round::Second, Some(hash)) if !with_text.contains(&hash) => {
                     with_text.push(hash);
                     Naming::Text
                 }
+                (Round::Third, _) => Naming::Text,
                 _ => Naming::Hash,
             };
             commands.push(request.encode(naming));
@@ -146,7 +159,7 @@ impl<'a> Exchange<'a> {
         let mut unknown = Vec::new();
         for entry in self.entries.iter_mut().filter(|entry| entry.reply.is_none()) {
             let reply = replies.next().unwrap_or_else(|| Err(missing()));
-            if is_first && is_noscript(&reply) && unknown.last() != Some(&entry.unit) {
+            if round != Round::Third && is_noscript(&reply) && unknown.last() != Some(&entry.unit) {
                 unknown.push(entry.unit);
             }
             entry.reply = Some(reply);
@@ -156,10 +169,9 @@ impl<'a> Exchange<'a> {
         repeated.for_each(|entry| entry.reply = None);
     }
 
-    /// Sends the requests, if need be twice. Returns the replies to them in order.
+    /// Sends the requests, if need be three times. Returns the replies to them in order.
     pub(crate) async fn run(mut self, connection: &mut Wire, is_asking: bool) -> Vec<Reply> {
-        self.send(connection, is_asking).await;
-        if self.is_pending() {
+        while self.is_pending() {
             self.send(connection, is_asking).await;
         }
         self.into_replies()
@@ -190,6 +202,23 @@ mod tests {
         let stats: String = server.query(&["INFO", "commandstats"]).unwrap();
         let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:calls=")));
         line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+    }
+
+    /// Another client lets the server forget its scripts, between two calls of a pipeline.
+    #[tokio::test]
+    async fn script_that_is_forgotten_again_is_sent_again() {
+        let server = Server::on_socket();
+        let client = redis::Client::open(server.url()).unwrap();
+        let connection = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
+        let keys: [_; 2] = ["a", "b"].map(|key| vec![key.to_owned()]);
+        let arguments = vec!["x".to_owned()];
+        let append = |at: usize| Request::Foreign { script: &APPEND, keys: &keys[at], arguments: &arguments };
+        let mut exchange = Exchange::default();
+        exchange.push(0, append(0));
+        exchange.push(EVERY, Request::Command(redis::cmd("SCRIPT").arg("FLUSH").to_owned()));
+        exchange.push(1, append(1));
+        let replies = exchange.run(&mut Wire::Limited(connection), false).await;
+        assert_eq!((&replies[0], &replies[2]), (&Ok(Value::Int(1)), &Ok(Value::Int(1))), "{replies:?}");
     }
 
     #[tokio::test]
