@@ -6,7 +6,7 @@
 //! not polled any more. A command without others in flight is sent at once.
 //!
 //! [`ReplicaQueue`]: while the server waits for replicas it runs nothing else of that connection. What comes meanwhile waits here, and goes
-//! out together: renewals and releases first.
+//! out together: renewals and releases first. Those of other terms wait for one round at most, so that attempts make progress.
 
 use std::collections::VecDeque;
 use std::mem::{replace, take};
@@ -183,6 +183,9 @@ struct Queue {
     /// Renewals and releases, which go before attempts: there may be thousands of these, and a lease would expire behind them.
     of_holders: VecDeque<Waiting>,
     attempts: VecDeque<Waiting>,
+    /// The last calls that went out were those that share the terms of a renewal or release. There may always be one, and attempts of other
+    /// terms have a turn, too.
+    holders_had_turn: bool,
     /// A task sends them.
     is_sending: bool,
 }
@@ -231,15 +234,17 @@ impl ReplicaQueue {
     /// The next calls to be sent together; `None` if none waits, and the task that sends them ends.
     pub(super) fn pop(&self) -> Option<(Terms, Vec<Waiting>)> {
         let mut queue = locked(&self.0);
-        let first = queue.of_holders.front().or_else(|| queue.attempts.front());
-        let Some(terms) = first.map(|waiting| waiting.terms) else {
-            queue.is_sending = false;
+        let Queue { of_holders, attempts, holders_had_turn, is_sending } = &mut *queue;
+        let is_turn_of_attempts = of_holders.is_empty() || *holders_had_turn && !attempts.is_empty();
+        let order = if is_turn_of_attempts { [attempts, of_holders] } else { [of_holders, attempts] };
+        let Some(terms) = order[0].front().map(|waiting| waiting.terms) else {
+            *is_sending = false;
             return None;
         };
+        *holders_had_turn = !is_turn_of_attempts;
         let mut next = Vec::new();
-        let Queue { of_holders, attempts, .. } = &mut *queue;
         let mut room = MAX_CALLS;
-        for waiting in [of_holders, attempts] {
+        for waiting in order {
             for one in take(waiting) {
                 if one.terms == terms && (next.is_empty() || one.calls.len() <= room) {
                     room = room.saturating_sub(one.calls.len());

@@ -5,8 +5,8 @@
 //! write of this connection. A release that retains the lease leaves a tombstone for the same reason.
 //!
 //! While the server waits for the replicas it runs nothing else of this connection. So the commands that come meanwhile wait in a queue
-//! ([`ReplicaQueue`](super::coalesce::ReplicaQueue)), and go out together with one WAIT. Renewals and releases go first: they wait for no
-//! more than the round trip that has begun.
+//! ([`ReplicaQueue`](super::coalesce::ReplicaQueue)), and go out together with one WAIT. Renewals and releases go first: they wait for one
+//! round trip at most beside that which has begun.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -281,6 +281,27 @@ async fn renewal_goes_before_all_attempts_that_wait() {
     queue.push(waiting(count + 2, 2, true));
     let sizes: Vec<_> =
         std::iter::from_fn(|| queue.pop()).map(|(terms, next)| (terms.replicas, next.len())).collect();
-    assert_eq!(sizes, [(2, 2), (1, MAX_CALLS), (1, 1)]);
+    assert_eq!(sizes, [(1, MAX_CALLS), (2, 2), (1, 1)]);
     assert!(queue.push(waiting(0, 1, false)), "the task has ended");
+}
+
+/// Neither those of other terms, nor a batch for which the renewals leave no room.
+#[tokio::test]
+async fn attempts_have_every_second_turn_however_many_renewals_wait() {
+    for (replicas, size) in [(2, 1), (1, MAX_CALLS)] {
+        let queue = ReplicaQueue::default();
+        let mut batch = waiting(0, replicas, false);
+        batch.calls = vec![batch.calls[0].clone(); size];
+        queue.push(batch);
+        for round in 0..2 {
+            for number in 0..MAX_CALLS as u64 {
+                queue.push(waiting(1 + number, 1, true));
+            }
+            let (terms, next) = queue.pop().unwrap();
+            let has_attempt = next.iter().any(Waiting::has_attempt);
+            assert_eq!((terms.replicas, has_attempt), if round == 0 { (1, false) } else { (replicas, true) });
+        }
+        let (_, next) = queue.pop().unwrap();
+        assert_eq!(next.len(), MAX_CALLS, "the renewals have the next turn");
+    }
 }
