@@ -17,6 +17,8 @@ pub enum Peer {
     LeaseholdPostgres,
     /// The same work without a lock library.
     Bounds,
+    /// The bare chain, one of these.
+    Chain,
 }
 
 /// Executes orders until standard input ends.
@@ -25,5 +27,6 @@ pub fn run(peer: Peer) {
         Peer::Leasehold | Peer::LeaseholdPostgres => serve(leasehold::Leasehold::default()),
         Peer::LeaseholdBlocking => serve(leasehold::Leasehold::outside_of_the_runtime()),
         Peer::Bounds => serve(bounds::Bounds::default()),
+        Peer::Chain => serve(bounds::Bounds::with_scripts()),
     }
 }

@@ -55,7 +55,7 @@ const fn tuned(name: &'static str, program: &'static str, promises: Promises) ->
 }
 
 /// leasehold's programs, and the lower bounds': all are this one.
-pub const OWN: [&str; 4] = ["leasehold", "leasehold-blocking", "leasehold-postgres", "bounds"];
+pub const OWN: [&str; 5] = ["leasehold", "leasehold-blocking", "leasehold-postgres", "bounds", "chain"];
 
 /// leasehold's mutex.
 pub const LEASEHOLD: Row = row("leasehold", "leasehold", "mutex", ALL, "default settings");

@@ -4,27 +4,41 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use leasehold_bench_peer::protocol::{Hello, Open, Run};
 use leasehold_bench_peer::{Failure, Library, Lock};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, Value};
 use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
+use tokio::time::sleep;
 
-use crate::bare::{Bare, connection};
+use crate::bare::{Bare, connection as connection_to};
+
+/// Pause until it is tried again whether the next task of a chain has subscribed.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The library name of all lower bounds.
 #[derive(Default)]
 pub(crate) struct Bounds {
     /// Mutexes within this process, by name.
     mutexes: RefCell<HashMap<String, Arc<Mutex<()>>>>,
+    /// Whether clients have a second connection, for scripts.
+    has_scripts: bool,
+}
+
+impl Bounds {
+    /// For the bare chain.
+    pub(crate) fn with_scripts() -> Self {
+        Self { has_scripts: true, ..Self::default() }
+    }
 }
 
 /// A connection, and the task that waits for messages on it.
 pub(crate) struct Client {
     connection: MultiplexedConnection,
     channels: Channels,
-    url: String,
+    scripts: Option<MultiplexedConnection>,
 }
 
 type Channels = Arc<std::sync::Mutex<HashMap<String, mpsc::UnboundedSender<()>>>>;
@@ -64,7 +78,8 @@ impl Library for Bounds {
         let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3);
         let client = redis::Client::open(info.set_redis_settings(settings))?;
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(Client { connection, channels, url: url.to_owned() })
+        let scripts = if self.has_scripts { Some(connection_to(url).await) } else { None };
+        Ok(Client { connection, channels, scripts })
     }
 
     fn lock(&self, client: &Client, run: &Run, name: &str, task: u32) -> Result<Bound, Failure> {
@@ -73,7 +88,7 @@ impl Library for Bounds {
             "ping" => Bound::Ping(connection),
             "set" => Bound::Set { bare: Box::new(Bare::new(connection)), name: name.to_owned() },
             "publish" => Bound::Publish(Box::new(Ring::new(client, run, task))),
-            "chain" => Bound::Chain(Box::new(Chain::new(client, run, task))),
+            "chain" => Bound::Chain(Box::new(Chain::new(client, run, task)?)),
             "local" => {
                 Bound::Local(Arc::clone(self.mutexes.borrow_mut().entry(name.to_owned()).or_default()))
             }
@@ -168,39 +183,33 @@ impl Ring {
 /// scripts go over another connection than messages.
 pub(crate) struct Chain {
     ring: Ring,
-    url: String,
-    /// Opened by the first acquisition.
-    scripts: Option<MultiplexedConnection>,
+    scripts: MultiplexedConnection,
     acquire: Arc<redis::Script>,
     release: Arc<redis::Script>,
 }
 
 impl Chain {
-    fn new(client: &Client, run: &Run, task: u32) -> Self {
+    fn new(client: &Client, run: &Run, task: u32) -> Result<Self, Failure> {
         let release = "return redis.call('PUBLISH', KEYS[1], ARGV[1])";
         let next = format!("{}:{}", run.name, next_elsewhere(task, run.tasks, run.all_tasks));
-        Self {
+        Ok(Self {
             ring: Ring { next, ..Ring::new(client, run, task) },
-            url: client.url.clone(),
-            scripts: None,
+            scripts: client.scripts.clone().ok_or("its clients have no connection for scripts")?,
             acquire: Arc::new(redis::Script::new("return 0")),
             release: Arc::new(redis::Script::new(release)),
-        }
+        })
     }
 
     async fn take(&mut self) -> Result<(), Failure> {
-        let connection = match &mut self.scripts {
-            Some(connection) => connection,
-            none => none.insert(connection(&self.url).await),
-        };
-        self.acquire.key(&self.ring.own).invoke_async::<u32>(connection).await?;
+        self.acquire.key(&self.ring.own).invoke_async::<u32>(&mut self.scripts).await?;
         self.ring.take().await
     }
 
     /// Waits until the next task has subscribed.
     async fn give(&mut self) -> Result<(), Failure> {
-        let connection = self.scripts.as_mut().ok_or("it was acquired")?;
-        while self.release.key(&self.ring.next).arg("x").invoke_async::<u32>(connection).await? == 0 {}
+        while self.release.key(&self.ring.next).arg("x").invoke_async::<u32>(&mut self.scripts).await? == 0 {
+            sleep(PAUSE).await;
+        }
         Ok(())
     }
 }
