@@ -1,5 +1,6 @@
 //! `elect`: keep a command running on exactly one of many hosts.
 
+use std::mem::replace;
 use std::time::Duration;
 
 use leasehold::Kind;
@@ -22,6 +23,9 @@ const MAX_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 /// After an outage of this length the store is opened anew: a file may have been removed, or tables dropped, which the client had opened.
 const LONG_OUTAGE: Duration = Duration::from_secs(10);
 
+/// How long the old client does not campaign while a new one connects.
+const RECONNECT_LIMIT: Duration = Duration::from_secs(5);
+
 pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: ElectArgs) -> Result<Exit, Stop> {
     let work = &args.work;
     let grace = grace(work, false)?;
@@ -32,34 +36,45 @@ pub(crate) async fn elect(find: impl FnOnce() -> Result<Store, Stop>, args: Elec
     let label = work.label.clone().unwrap_or_else(|| command.label());
     let job = Job { command: &command, work, grace, store: &store };
     let mut pauses = Pauses::new(&args);
-    let mut has_connected = false;
-    loop {
-        let client = match connect_repeatedly(&store, &args, has_connected, &mut signals).await? {
-            Connected::Yes(client) => client,
-            Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
-        };
-        has_connected = true;
+    let mut client = match connect_repeatedly(&store, &args, &mut signals).await? {
+        Connected::Yes(client) => client,
+        Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
+    };
+    let mut failing_since = None;
+    let exit = loop {
         let lock = Lock::leadership(&client, args.name()?, work, &label)?;
-        let exit = campaign_repeatedly(&lock, &job, &mut pauses, &mut signals).await;
-        close(client).await;
-        if let Some(exit) = exit? {
-            return Ok(exit);
+        let campaigned = campaign_repeatedly(&lock, &job, &mut pauses, &mut failing_since, &mut signals);
+        if let Some(ended) = campaigned.await.transpose() {
+            break ended;
         }
-    }
+        let interrupted = match connect(&store, RECONNECT_LIMIT, &mut signals).await {
+            Ok(Connected::Yes(newer)) => {
+                failing_since = None;
+                close(replace(&mut client, newer)).await;
+                None
+            }
+            Ok(Connected::Interrupted(signal)) => Some(signal),
+            // The old one goes on, with the certificates that it has read last: a file that the address names may just be being replaced.
+            Err(stop) => pause(&stop.message, pauses.outages.after(Duration::ZERO), &mut signals).await,
+        };
+        if let Some(signal) = interrupted {
+            break Ok(Exit::Signal(signal as i32));
+        }
+    };
+    close(client).await;
+    exit
 }
 
-/// Connects to a store that may be started after this program. Once it `has_connected`, no error is taken for one of the address: a file that
-/// it names may just be being replaced.
+/// Connects to a store that may be started after this program.
 async fn connect_repeatedly(
     store: &Store,
     args: &ElectArgs,
-    has_connected: bool,
     signals: &mut Signals,
 ) -> Result<Connected, Stop> {
     let mut outages = outages(args);
     loop {
         match connect(store, Duration::MAX, signals).await {
-            Err(stop) if has_connected || stop.exit == Exit::Failure => {
+            Err(stop) if stop.exit == Exit::Failure => {
                 if let Some(signal) = pause(&stop.message, outages.after(Duration::ZERO), signals).await {
                     return Ok(Connected::Interrupted(signal));
                 }
@@ -103,15 +118,15 @@ async fn campaign_repeatedly(
     lock: &Lock,
     job: &Job<'_>,
     pauses: &mut Pauses,
+    failing_since: &mut Option<Instant>,
     signals: &mut Signals,
 ) -> Result<Option<Exit>, Stop> {
-    let mut failing_since = None;
     loop {
         let (wait, what) = match campaign(lock, job, signals).await {
             Ok(Term::Interrupted(exit)) => return Ok(Some(exit)),
             Ok(Term::Served { exit, ran_for }) => {
                 pauses.has_run = true;
-                failing_since = None;
+                *failing_since = None;
                 if signals.is_end_requested() {
                     return Ok(Some(exit));
                 }
