@@ -6,7 +6,7 @@
 //! not polled any more. A command without others in flight is sent at once.
 //!
 //! [`ReplicaQueue`]: while the server waits for replicas it runs nothing else of that connection. What comes meanwhile waits here, and goes
-//! out together: renewals and releases first. Those of other terms wait for one round at most, so that attempts make progress.
+//! out together: renewals and releases first. In every second round one attempt does not wait for them: there may always be some.
 
 use std::collections::VecDeque;
 use std::mem::{replace, take};
@@ -236,18 +236,19 @@ impl ReplicaQueue {
         let mut queue = locked(&self.0);
         let Queue { of_holders, attempts, holders_had_turn, is_sending } = &mut *queue;
         let is_turn_of_attempts = of_holders.is_empty() || *holders_had_turn && !attempts.is_empty();
-        let order = if is_turn_of_attempts { [attempts, of_holders] } else { [of_holders, attempts] };
-        let Some(terms) = order[0].front().map(|waiting| waiting.terms) else {
+        let first = if is_turn_of_attempts { &mut *attempts } else { &mut *of_holders }.pop_front();
+        let Some(first) = first else {
             *is_sending = false;
             return None;
         };
         *holders_had_turn = !is_turn_of_attempts;
-        let mut next = Vec::new();
-        let mut room = MAX_CALLS;
-        for waiting in order {
+        let terms = first.terms;
+        let mut room = MAX_CALLS.saturating_sub(first.calls.len());
+        let mut next = vec![first];
+        for waiting in [of_holders, attempts] {
             for one in take(waiting) {
-                if one.terms == terms && (next.is_empty() || one.calls.len() <= room) {
-                    room = room.saturating_sub(one.calls.len());
+                if one.terms == terms && one.calls.len() <= room {
+                    room -= one.calls.len();
                     next.push(one);
                 } else {
                     waiting.push_back(one);

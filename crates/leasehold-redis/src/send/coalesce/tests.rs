@@ -285,6 +285,19 @@ async fn renewal_goes_before_all_attempts_that_wait() {
     assert!(queue.push(waiting(0, 1, false)), "the task has ended");
 }
 
+#[tokio::test]
+async fn renewal_goes_in_each_round_of_its_terms() {
+    let queue = ReplicaQueue::default();
+    for number in 0..3 * MAX_CALLS as u64 {
+        queue.push(waiting(number, 1, false));
+    }
+    for _ in 0..3 {
+        queue.push(waiting(1_000, 1, true));
+        let (_, next) = queue.pop().unwrap();
+        assert!(next.len() == MAX_CALLS && numbers(&next).contains(&1_000));
+    }
+}
+
 /// Neither those of other terms, nor a batch for which the renewals leave no room.
 #[tokio::test]
 async fn attempts_have_every_second_turn_however_many_renewals_wait() {
