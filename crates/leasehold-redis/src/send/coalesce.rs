@@ -183,9 +183,9 @@ struct Queue {
     /// Renewals and releases, which go before attempts: there may be thousands of these, and a lease would expire behind them.
     of_holders: VecDeque<Waiting>,
     attempts: VecDeque<Waiting>,
-    /// The last calls that went out were those that share the terms of a renewal or release. There may always be one, and attempts of other
-    /// terms have a turn, too.
-    holders_had_turn: bool,
+    /// The last calls that went out were chosen by the terms of a renewal or release. There may always be one, and attempts of other
+    /// terms must not wait for ever.
+    holders_were_first: bool,
     /// A task sends them.
     is_sending: bool,
 }
@@ -234,14 +234,14 @@ impl ReplicaQueue {
     /// The next calls to be sent together; `None` if none waits, and the task that sends them ends.
     pub(super) fn pop(&self) -> Option<(Terms, Vec<Waiting>)> {
         let mut queue = locked(&self.0);
-        let Queue { of_holders, attempts, holders_had_turn, is_sending } = &mut *queue;
-        let is_turn_of_attempts = of_holders.is_empty() || *holders_had_turn && !attempts.is_empty();
-        let first = if is_turn_of_attempts { &mut *attempts } else { &mut *of_holders }.pop_front();
+        let Queue { of_holders, attempts, holders_were_first, is_sending } = &mut *queue;
+        let attempts_are_first = of_holders.is_empty() || *holders_were_first && !attempts.is_empty();
+        let first = if attempts_are_first { &mut *attempts } else { &mut *of_holders }.pop_front();
         let Some(first) = first else {
             *is_sending = false;
             return None;
         };
-        *holders_had_turn = !is_turn_of_attempts;
+        *holders_were_first = !attempts_are_first;
         let terms = first.terms;
         let mut room = MAX_CALLS.saturating_sub(first.calls.len());
         let mut next = vec![first];

@@ -20,7 +20,7 @@ use leasehold_store::{BoxFuture, Call, Store, VotedAttempts, gate};
 use tokio::task::coop::consume_budget;
 use tracing::{Instrument as _, Span};
 
-use super::outbox::{Lane, Outbox, Outgoing, Transmits};
+use super::outbox::{Outbox, Outgoing, Route, Transmits};
 use super::session::Session;
 use super::threads::{self, Drive};
 use super::timer::Timer;
@@ -133,13 +133,13 @@ pub(crate) async fn drive(session: &Session, store: &dyn Store, mut timer: impl 
             continue;
         }
         outbox.add(store, due.transmits);
-        while let Some((lane, replicas, batch)) = outbox.next_batch() {
-            in_flight.push(send(session, store, lane, batch, replicas));
+        while let Some((route, replicas, batch)) = outbox.next_batch() {
+            in_flight.push(send(session, store, route, batch, replicas));
         }
         tokio::select! {
             // The order is fixed so that a run can be repeated. Everything that is due is looked at after each of them.
             biased;
-            Some(lane) = in_flight.next() => outbox.handle_response(lane),
+            Some(route) = in_flight.next() => outbox.handle_response(route),
             () = session.alarm.notified() => {}
             is_settled = poll_fn(|context| poll_some(&mut settling, context)) => {
                 session.end_settling(is_settled);
@@ -159,8 +159,14 @@ fn poll_some<T>(future: &mut Option<BoxFuture<T>>, context: &mut Context<'_>) ->
     future.as_mut().map_or(Poll::Pending, |future| future.as_mut().poll(context))
 }
 
-/// Sends a batch and steps its entries with the answers. Returns its lane.
-async fn send(session: &Session, store: &dyn Store, lane: Lane, transmits: Transmits, replicas: u32) -> Lane {
+/// Sends a batch and steps its entries with the answers. Returns its route.
+async fn send(
+    session: &Session,
+    store: &dyn Store,
+    route: Route,
+    transmits: Transmits,
+    replicas: u32,
+) -> Route {
     let call = |(resource, transmit): &Outgoing| Call::new(resource.clone(), transmit.command.clone());
     let batch = transmits.iter().map(call).collect();
     let renews = transmits.iter().any(|(_, transmit)| matches!(transmit.command, Command::Renew(_)));
@@ -175,7 +181,7 @@ async fn send(session: &Session, store: &dyn Store, lane: Lane, transmits: Trans
         }
         session.handle_response(transmit, now, answered);
     }
-    lane
+    route
 }
 
 /// Drives a client of a manual clock, whose store answers inline.

@@ -19,40 +19,40 @@ pub(super) type Transmits = Vec<Outgoing>;
 
 /// Where a batch goes, and whether it is of attempts: each such pair has its own number of batches in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Lane {
+pub(super) struct Route {
     pub(super) shard: u64,
     is_of_attempts: bool,
 }
 
-impl Lane {
+impl Route {
     fn new(shard: u64, command: &Command) -> Self {
         Self { shard, is_of_attempts: matches!(command, Command::Acquire(_)) }
     }
 }
 
-/// What is due. While a lane has [`MAX_IN_FLIGHT`] batches, its commands wait here, and the oldest ones are the next batch.
+/// What is due. While a route has [`MAX_IN_FLIGHT`] batches, its commands wait here, and the oldest ones are the next batch.
 #[derive(Default)]
 pub(super) struct Outbox {
-    /// By lane and replica count, in the order of the deadlines. None is empty.
-    due: BTreeMap<(Lane, u32), VecDeque<Outgoing>>,
+    /// By route and replica count, in the order of the deadlines. None is empty.
+    due: BTreeMap<(Route, u32), VecDeque<Outgoing>>,
     /// The number of batches in flight. A cluster's nodes come and go, but they are few.
-    in_flight: BTreeMap<Lane, usize>,
+    in_flight: BTreeMap<Route, usize>,
 }
 
 impl Outbox {
     pub(super) fn add(&mut self, store: &dyn Store, transmits: Transmits) {
         for (resource, transmit) in transmits {
-            let lane = Lane::new(store.shard(&resource, &transmit.command), &transmit.command);
-            self.due.entry((lane, transmit.replicas)).or_default().push_back((resource, transmit));
+            let route = Route::new(store.shard(&resource, &transmit.command), &transmit.command);
+            self.due.entry((route, transmit.replicas)).or_default().push_back((resource, transmit));
         }
     }
 
-    /// The next batch to send, with its lane and replica count. It is in flight until [`Self::handle_response`].
-    pub(super) fn next_batch(&mut self) -> Option<(Lane, u32, Transmits)> {
+    /// The next batch to send, with its route and replica count. It is in flight until [`Self::handle_response`].
+    pub(super) fn next_batch(&mut self) -> Option<(Route, u32, Transmits)> {
         let in_flight = &self.in_flight;
-        let has_room = |lane| in_flight.get(lane).is_none_or(|count| *count < MAX_IN_FLIGHT);
+        let has_room = |route| in_flight.get(route).is_none_or(|count| *count < MAX_IN_FLIGHT);
         // The oldest first: commands with one replica count must not keep those with another one waiting.
-        let ready = self.due.iter().filter(|((lane, _), _)| has_room(lane));
+        let ready = self.due.iter().filter(|((route, _), _)| has_room(route));
         let oldest =
             |waiting: &VecDeque<(_, Transmit)>| waiting.front().map(|(_, transmit)| transmit.sent_at);
         let key = *ready.min_by_key(|(_, waiting)| oldest(waiting))?.0;
@@ -61,14 +61,14 @@ impl Outbox {
         if waiting.is_empty() {
             self.due.remove(&key);
         }
-        let (lane, replicas) = key;
-        *self.in_flight.entry(lane).or_default() += 1;
-        Some((lane, replicas, batch))
+        let (route, replicas) = key;
+        *self.in_flight.entry(route).or_default() += 1;
+        Some((route, replicas, batch))
     }
 
-    /// A batch of this lane was answered, or has failed.
-    pub(super) fn handle_response(&mut self, lane: Lane) {
-        if let Some(count) = self.in_flight.get_mut(&lane) {
+    /// A batch of this route was answered, or has failed.
+    pub(super) fn handle_response(&mut self, route: Route) {
+        if let Some(count) = self.in_flight.get_mut(&route) {
             *count -= 1;
         }
     }
@@ -82,8 +82,8 @@ mod tests {
 
     use super::*;
 
-    const fn of_holders(shard: u64) -> Lane {
-        Lane { shard, is_of_attempts: false }
+    const fn of_holders(shard: u64) -> Route {
+        Route { shard, is_of_attempts: false }
     }
 
     fn acquisition(sequence: u64) -> Acquisition {
@@ -94,10 +94,10 @@ mod tests {
         /// The sequence number is also its age.
         fn add_command(&mut self, shard: u64, replicas: u32, sequence: u64, command: Command) {
             let sent_at = LocalTime::from_micros(sequence);
-            let lane = Lane::new(shard, &command);
+            let route = Route::new(shard, &command);
             let transmit = Transmit { entry: sequence.into(), sent_at, command, replicas };
             let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
-            self.due.entry((lane, replicas)).or_default().push_back((resource, transmit));
+            self.due.entry((route, replicas)).or_default().push_back((resource, transmit));
         }
 
         fn add_release(&mut self, shard: u64, replicas: u32, sequence: u64) {
@@ -114,7 +114,7 @@ mod tests {
             let batches = std::iter::from_fn(|| self.next_batch());
             let numbers =
                 |batch: Transmits| batch.iter().map(|(_, transmit)| transmit.entry.sequence()).collect();
-            batches.map(|(lane, _, batch)| (lane.shard, numbers(batch))).collect()
+            batches.map(|(route, _, batch)| (route.shard, numbers(batch))).collect()
         }
 
         /// As many batches in flight as may be.
