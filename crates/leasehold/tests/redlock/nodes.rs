@@ -134,19 +134,26 @@ pub(crate) fn tokens_given(server: &Server) -> u64 {
 
 /// Whether the admission queue of the lock has a holder or waiter at this server.
 pub(crate) fn has_queue(server: &Server, name: &str) -> bool {
+    in_queue(server, name) > 0
+}
+
+/// How many clients the admission queue of the lock has at this server, with its holder.
+pub(crate) fn in_queue(server: &Server, name: &str) -> usize {
     let key = format!("leasehold:4:{{queue:mutex:{name}}}");
     if server.query::<String>(&["TYPE", &key]).unwrap() == "string" {
-        return true;
+        return 1;
     }
     let header = server.query::<Option<Vec<u8>>>(&["HGET", &key, "h"]);
     // Its form may have changed since.
     let header = match header {
-        Err(error) if error.code() == Some("WRONGTYPE") => return true,
+        Err(error) if error.code() == Some("WRONGTYPE") => return 1,
         header => header.unwrap(),
     };
     // The header of `table.lua` has the number of leases at 24, and that of waiters at 96.
-    let is_not_zero = |header: &[u8], at| header[at..at + 8].iter().any(|byte| *byte != 0);
-    header.is_some_and(|header| is_not_zero(&header, 24) || is_not_zero(&header, 96))
+    let count = |header: &[u8], at: usize| f64::from_le_bytes(header[at..at + 8].try_into().unwrap());
+    let counts = header.map(|header| count(&header, 24) + count(&header, 96));
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a test has few clients")]
+    counts.map_or(0, |clients| clients as usize)
 }
 
 /// Acquires a lock at one server alone.
