@@ -136,7 +136,7 @@ fn model(results: &ScaleResults) -> String {
     }
     let capacities = capacities(results);
     if !capacities.is_empty() {
-        page += "\n**What a deployment can do**, by the model, if 70 % of a core of each server may be used\n\n| deployment | |\n|---|--:|\n";
+        page += "\n**What a deployment can do**, by the model, on servers like this one, if 70 % of a core of each server may be used\n\n| deployment | |\n|---|--:|\n";
         for (what, value) in &capacities {
             let _ = writeln!(page, "| {what} | {} |", grouped(two_digits(*value)));
         }
@@ -229,7 +229,7 @@ mod tests {
         );
         assert_eq!(
             line(&page, "| one server: locks"),
-            "| one server: locks and releases per second | 20,000 |"
+            "| one server: locks and releases per second by clients with many tasks | 20,000 |"
         );
     }
 }

@@ -155,7 +155,11 @@ pub(super) const SECTIONS: [Section; 6] = [
         about: "Unit costs from runs of seconds at small sizes. They predict the measurements above, and from them follows what other deployments can do.",
         lines: &[
             line("pair_us", "lock and release, every command by itself", Unit::Time),
-            line("busy_pair_us", "lock and release, at a server that always has work", Unit::Time),
+            line(
+                "busy_pair_us",
+                "lock and release by 64 tasks of two clients, which share calls",
+                Unit::Time,
+            ),
             line("renewal_us", "renewal", Unit::Time),
             line("renewals_per_ttl", "renewals per lease and ttl", Unit::Number(2)),
             line("client_renewal_us", "renewal, in the client", Unit::Time),
@@ -166,11 +170,7 @@ pub(super) const SECTIONS: [Section; 6] = [
             line("few_waiting_us", "acquisition with 100 waiting clients", Unit::Time),
             line("many_waiting_us", "acquisition with 1,000 waiting clients", Unit::Time),
             line("cluster_pair_us", "lock and release in a cluster, every command by itself", Unit::Time),
-            line(
-                "busy_cluster_pair_us",
-                "lock and release in a cluster, at servers that always have work",
-                Unit::Time,
-            ),
+            line("busy_cluster_pair_us", "the same in a cluster, for each master", Unit::Time),
             line("cluster_renewal_us", "renewal in a cluster", Unit::Time),
             line("cluster_renewals_per_ttl", "renewals per lease and ttl in a cluster", Unit::Number(2)),
             line("cluster_lease_bytes", "bytes per lease in a cluster", COUNT),
