@@ -228,13 +228,14 @@ impl Cluster {
 
     fn adopt(&self, ranges: Vec<SlotRange>) {
         *self.gone_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let is_other = self.slots_mut().replace(ranges);
-        if is_other {
-            self.announce(&|_| true);
-            let masters = self.masters();
-            let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-            endpoints.retain(|host, _| masters.contains(host));
+        let changed = self.slots_mut().replace(ranges);
+        if !changed.is_empty() {
+            // Not all: while slots are being moved, each refresh finds other ones, and thousands of leases would be renewed for each.
+            self.announce(&|resource| changed.contains(&slot_of(resource)));
         }
+        let masters = self.masters();
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        endpoints.retain(|host, _| masters.contains(host));
     }
 }
 

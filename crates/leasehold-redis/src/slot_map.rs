@@ -3,8 +3,10 @@
 mod reply;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::mem::take;
+use std::mem::{replace, take};
 use std::sync::{Mutex, PoisonError};
+
+use leasehold_redis_protocol::SLOTS;
 
 use crate::url::Host;
 #[cfg(feature = "_fuzzing")]
@@ -202,18 +204,18 @@ impl SlotMap {
         take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces the map. Returns whether any slot has another master: pushes are held then until [`Self::end_announcement`].
-    pub(super) fn replace(&mut self, ranges: Vec<SlotRange>) -> bool {
-        let masters = |ranges: &[SlotRange]| -> Vec<(u16, u16, Host)> {
-            ranges.iter().map(|range| (range.first, range.last, range.master.clone())).collect()
+    /// Replaces the map. Returns the slots that have another master now, also those of a redirect that the node which was asked does not
+    /// know of yet. If there are some, pushes are held until [`Self::end_announcement`].
+    pub(super) fn replace(&mut self, ranges: Vec<SlotRange>) -> HashSet<u16> {
+        let before = Self {
+            ranges: replace(&mut self.ranges, ranges),
+            moved: take(&mut self.moved),
+            ..Self::default()
         };
-        let is_other = masters(&self.ranges) != masters(&ranges);
-        self.ranges = ranges;
-        let moved = take(&mut self.moved);
-        // The node that was asked may not know of a redirect yet.
-        let is_other = is_other || moved.iter().any(|(slot, to)| self.master_of(*slot) != Some(to));
-        self.unannounced += usize::from(is_other);
-        is_other
+        let changed: HashSet<u16> =
+            (0..SLOTS).filter(|slot| self.master_of(*slot) != before.master_of(*slot)).collect();
+        self.unannounced += usize::from(!changed.is_empty());
+        changed
     }
 }
 
@@ -230,16 +232,18 @@ mod tests {
         SlotRange { first, last, master, replicas: Vec::new(), ids: Vec::new() }
     }
 
-    /// The node that was asked may not know of the redirect: what was sent to the new master must be sent again.
+    /// The node that was asked may not know of a redirect: what was sent to the new master must be sent again.
     #[test]
-    fn map_that_undoes_a_redirect_is_another_one() {
+    fn new_map_names_the_slots_that_have_another_master_now() {
         let mut slots = SlotMap::default();
-        assert!(slots.replace(vec![range(0, 99, host(1))]));
+        let one = || vec![range(0, 99, host(1))];
+        assert_eq!(slots.replace(one()), (0..100).collect());
         assert!(slots.redirect(5, host(2)));
-        assert!(slots.replace(vec![range(0, 99, host(1))]));
+        assert_eq!(slots.replace(one()), HashSet::from([5]), "it undoes the redirect");
         assert!(slots.redirect(0, host(2)));
-        assert!(slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
-        assert!(!slots.replace(vec![range(0, 0, host(2)), range(1, 99, host(1))]));
+        let two = || vec![range(0, 1, host(2)), range(2, 98, host(1))];
+        assert_eq!(slots.replace(two()), HashSet::from([1, 99]), "the redirect was known");
+        assert_eq!(slots.replace(two()), HashSet::new());
     }
 
     /// A shard for each word: the ids of its master and its replicas, by one letter each.
@@ -331,7 +335,7 @@ mod tests {
             slots.hold(|| Box::new(move || sender.send(number).unwrap()))
         };
         assert!(!hold(&slots, 0));
-        assert!(slots.replace(vec![range(0, 99, host(1))]));
+        assert!(!slots.replace(vec![range(0, 99, host(1))]).is_empty());
         assert!(hold(&slots, 1));
         assert!(slots.redirect(5, host(2)) && !slots.redirect(5, host(2)));
         assert!(hold(&slots, 2));
@@ -346,7 +350,7 @@ mod tests {
     fn slot_is_found_in_its_range_unless_redirected() {
         let ranges = vec![range(0, 99, host(1)), range(100, 100, host(2)), range(200, 299, host(3))];
         let mut slots = SlotMap::default();
-        assert!(slots.replace(ranges.clone()) && !slots.replace(ranges));
+        slots.replace(ranges);
         let found = |slots: &SlotMap, slot| slots.master_of(slot).map(|host| host.port);
         assert_eq!(
             [0, 99, 100, 101, 200, 299, 300].map(|slot| found(&slots, slot)),
