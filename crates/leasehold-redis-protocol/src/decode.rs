@@ -301,8 +301,10 @@ fn push_of(client: ClientId, message: &[u8]) -> Option<Push> {
 
 /// The first 16 digits are the proof.
 fn decode_proof(digits: &[u8]) -> Option<GrantProof> {
-    let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == DIGEST_DIGITS)?;
-    Some(GrantProof::new(u64::from_str_radix(digits.get(..16)?, 16).ok()?.to_be_bytes()))
+    // A number may also have a sign.
+    let is_digest = digits.len() == DIGEST_DIGITS && digits.iter().all(u8::is_ascii_hexdigit);
+    let proof = std::str::from_utf8(digits.get(..16)?).ok().filter(|_| is_digest)?;
+    Some(GrantProof::new(u64::from_str_radix(proof, 16).ok()?.to_be_bytes()))
 }
 
 /// Whether the token is a day or more from the store's time.
@@ -610,7 +612,10 @@ mod tests {
             message(3, [f64::NAN, 0.0, 0.0, 0.0]),
             message(3, [0.5, 0.0, 0.0, 0.0]),
             message(3, [f64::from(1 << 27) * f64::from(1 << 26), 0.0, 0.0, 0.0]),
-            [&message(1, [5.0, 6.0, 8.0, 9.0])[..41], b"no hexadecimal!! of a digest of 40 digits"].concat(),
+            [&message(1, [5.0, 6.0, 8.0, 9.0])[..41], b"no hexadecimal of a digest of 40 digits!"].concat(),
+            [&message(1, [5.0, 6.0, 8.0, 9.0])[..41], b"+123456789abcdef0123456789abcdef01234567"].concat(),
+            [&message(1, [5.0, 6.0, 8.0, 9.0])[..41], b"0123456789abcdef0123456789abcdef0123456!"].concat(),
+            [&message(1, [5.0, 6.0, 8.0, 9.0])[..41], b"0123456789abcdef"].concat(),
         ];
         for message in refused {
             assert_eq!(decoded(&message), Err(UNKNOWN_PUSH), "{message:?}");

@@ -99,8 +99,9 @@ impl ScriptVariant {
         call
     }
 
-    /// Encodes up to [`MAX_EACH`](crate::MAX_EACH) commands of one [kind](BatchKind), either attempts or releases: each is done for itself. The reply is the list of their replies, or 1 if all are plain leases that were
-    /// released. Clusters and quorum nodes do not support it.
+    /// Encodes up to [`MAX_EACH`](crate::MAX_EACH) commands of one [kind](BatchKind), either attempts or releases: each is done for
+    /// itself. The reply is the list of their replies, or 1 if all are plain leases that were released. Clusters and quorum nodes do
+    /// not support it.
     #[must_use]
     pub fn encode_each<'a>(
         self,

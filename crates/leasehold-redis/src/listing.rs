@@ -82,7 +82,7 @@ where
     {
         return Ok(found);
     }
-    read(connections.driver_conn().into()).await
+    read(connections.driver_wire()).await
 }
 
 /// Every resource stored on this server, with the reply to its `Inspect`, in the order of the keys. A resource may appear twice.

@@ -17,8 +17,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::connect::Dial;
 use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
-use super::limits::CONNECT_TIMEOUT;
 use super::limits::RECONNECT_BACKOFF;
+use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
 use super::place::Place;
 use super::pushes::{
     ConnectionStatus, MessageHandler, ReconnectHandler, SubscriberStatus, Subscription, subscriber_handler,
@@ -179,13 +179,10 @@ impl Subscriber {
             if timeout(pause, subscription.lost()).await.is_ok() {
                 return false;
             }
-            if !(self.is_idle)() {
-                let Some(limit) = connections.upgrade().map(|connections| connections.answer_limit()) else {
-                    return true;
-                };
-                if !subscription.check(limit).await {
-                    return true;
-                }
+            let limit =
+                connections.upgrade().map_or(ANSWER_TIMEOUT, |connections| connections.answer_limit());
+            if !(self.is_idle)() && !subscription.check(limit).await {
+                return true;
             }
             pause = (pause * 2).min(*HEARTBEATS.end());
         }

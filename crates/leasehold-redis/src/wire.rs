@@ -38,13 +38,6 @@ pub(super) enum Wire {
     Shared(SharedWire),
 }
 
-impl From<MultiplexedConnection> for Wire {
-    /// A connection of which nothing is known yet.
-    fn from(connection: MultiplexedConnection) -> Self {
-        Self::Own(Timed::new(connection, Arc::default()))
-    }
-}
-
 /// A connection of ours whose answers have a time limit, and show how fast the server is.
 #[derive(Clone)]
 pub(super) struct Timed {

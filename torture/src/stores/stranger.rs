@@ -120,7 +120,8 @@ fn forge(overheard: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
     .into_iter()
     .flat_map(f64::to_be_bytes)
     .collect();
-    let proof = format!("{:040x}", rng.bits());
+    // Of a digest the first 16 digits are the proof.
+    let proof = format!("{:016x}{:024x}", rng.bits(), 0);
     let proof = if kind == 1 { proof.as_bytes() } else { &[] };
     [&[kind][..], &sequence, &numbers, proof].concat()
 }

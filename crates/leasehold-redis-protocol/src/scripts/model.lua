@@ -22,7 +22,7 @@ local function note_expiry(expiry)
   if expiry < h.next_expiry then h.next_expiry = expiry end
 end
 
--- To a waiter, or to a holder: which has no secret.
+-- To a waiter or a holder. A stored lease has no secret, and its inbox is that of its id's client.
 local function push(to, kind, a, b, c)
   local secret = kind == 1 and to.secret or nil
   pushes[#pushes + 1] = { id = to.id, inbox = to.inbox, kind = kind, a = a or 0, b = b or 0, c = c or 0, secret = secret }

@@ -18,6 +18,7 @@ use super::super::error::explain;
 use super::super::rights::{MissingRight, Purpose, RIGHTS};
 use super::super::send::pipeline::{self, CallOptions, Mode, Role};
 use super::query::{ask, command, info_by, median};
+use crate::wire::Wire;
 
 /// Name prefix of the locks that the check acquires.
 pub(super) const NAME: &str = "leasehold-doctor";
@@ -158,7 +159,7 @@ async fn lock_and_release(
     let run = async |command: Command| {
         let call = Call::new(probe.resource.clone(), command);
         let options = CallOptions { deletes, ..CallOptions::of(Role::of(variant), Mode::Each) };
-        match pipeline::run(connection.clone().into(), options, &[&call]).await.pop() {
+        match pipeline::run(Wire::Limited(connection.clone()), options, &[&call]).await.pop() {
             Some(Ok(answer)) => Ok(answer.reply),
             Some(Err(error)) => Err(StoreError::from(error).message),
             None => Err("it gave no answer".to_owned()),

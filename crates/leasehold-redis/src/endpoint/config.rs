@@ -1,4 +1,4 @@
-//! What an endpoint connects to, and whom it notifies.
+//! What an endpoint connects to, and the handlers that it calls.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
