@@ -120,7 +120,7 @@ pub(super) fn measure(
     Ok(figures)
 }
 
-/// Server CPU for the expiry of a lease, in microseconds: a process that holds them is killed while nobody else works.
+/// Server CPU for the expiry of a lease, in microseconds: a process that holds them is killed, and no other client sends commands.
 pub(super) fn expiry(plan: &Plan, leases: u32) -> Result<f64, String> {
     let server = plan.program.start();
     let spent = || server_seconds(server.pid());
