@@ -5,7 +5,7 @@
 
 mod survey;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
@@ -179,21 +179,23 @@ impl Cluster {
         Ok(connections.channels().unwrap_or(Channels::Sharded))
     }
 
-    /// Handles a MOVED redirect. The slot's waiters re-check, so that they do not measure the new node's pushes by the old
-    /// node's clock.
-    pub(super) fn moved(&self, slot: u16, to: Host) {
-        let is_new = self.slots_mut().redirect(slot, to);
-        if is_new {
-            self.announce(&|resource| slot_of(resource) == slot);
-        }
+    /// Handles the MOVED redirects of a batch. The waiters of these slots re-check, so that they do not measure the new nodes' pushes by
+    /// the old nodes' clocks.
+    pub(super) fn moved(&self, redirects: impl IntoIterator<Item = (u16, Host)>) {
+        let changed = self.slots_mut().redirect(redirects);
+        self.announce(&changed);
         self.refresh_needed.notify_one();
     }
 
     /// Has the waiters of slots that have moved re-check, before pushes of the new nodes count. With the map's lock free: wakers and log
-    /// subscribers are code of the program, which may use this cluster.
-    fn announce(&self, concerns: &dyn Fn(&Resource) -> bool) {
+    /// subscribers are code of the program, which may use this cluster. It costs a look at each lock of the client, so that the slots of a
+    /// batch or a refresh go together; and it does not concern the other locks, or thousands of leases would be renewed each time.
+    fn announce(&self, changed: &HashSet<u16>) {
+        if changed.is_empty() {
+            return;
+        }
         let announcement = Announcement(&self.slots);
-        (self.on_reconnect)(concerns);
+        (self.on_reconnect)(&|resource| changed.contains(&slot_of(resource)));
         drop(announcement);
     }
 
@@ -229,10 +231,7 @@ impl Cluster {
     fn adopt(&self, ranges: Vec<SlotRange>) {
         *self.gone_since.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let changed = self.slots_mut().replace(ranges);
-        if !changed.is_empty() {
-            // Not all: while slots are being moved, each refresh finds other ones, and thousands of leases would be renewed for each.
-            self.announce(&|resource| changed.contains(&slot_of(resource)));
-        }
+        self.announce(&changed);
         let masters = self.masters();
         let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
         endpoints.retain(|host, _| masters.contains(host));
@@ -264,8 +263,8 @@ mod tests {
     use std::sync::OnceLock;
     use std::sync::mpsc::channel;
 
-    use leasehold_core::ClientId;
-    use leasehold_redis_protocol::inbox_of;
+    use leasehold_core::{ClientId, Kind, Name};
+    use leasehold_redis_protocol::{SLOTS, inbox_of};
 
     use super::super::pushes::MessageHandler;
     use super::survey::MADE_ANEW_AFTER;
@@ -338,6 +337,33 @@ mod tests {
         assert_eq!(of("a").made_anew(&all), Some(map(1, "xyz")), "a single node is replaced at once");
     }
 
+    /// Each notice costs a look at every lock of the client, and each lock that it concerns a command.
+    #[test]
+    fn slots_that_have_moved_together_are_one_notice_for_the_locks_in_them() {
+        let lock =
+            |number: u16| Resource { kind: Kind::Mutex, name: Name::new(&number.to_string()).unwrap() };
+        let locks: [Resource; 4] = std::array::from_fn(|number| lock(u16::try_from(number).unwrap()));
+        let slots = locks.each_ref().map(slot_of);
+        let (record, notices) = channel();
+        let endpoint_config = move || {
+            let (record, locks) = (record.clone(), locks.clone());
+            let on_reconnect = move |concerns: &dyn Fn(&Resource) -> bool| {
+                record.send(locks.each_ref().map(concerns)).unwrap();
+            };
+            EndpointConfig { on_reconnect: Arc::new(on_reconnect), ..EndpointConfig::quiet() }
+        };
+        let cluster = cluster_of(Arc::default(), Vec::new(), endpoint_config);
+        let all = |master| vec![SlotRange { first: 0, last: SLOTS - 1, ..map(master, "a").remove(0) }];
+        cluster.adopt(all(1));
+        cluster.moved([(slots[0], host(2)), (slots[1], host(3)), (slots[2], host(1))]);
+        cluster.moved([(slots[0], host(2))]);
+        // The node that was asked does not know of the redirects yet.
+        cluster.adopt(all(1));
+        cluster.adopt(all(1));
+        let moved = [true, true, false, false];
+        assert_eq!(notices.try_iter().collect::<Vec<_>>(), [[true; 4], moved, moved]);
+    }
+
     /// As if each thread that is notified ran the program's own code, which uses the cluster.
     #[test]
     fn waiters_of_a_moved_slot_are_told_before_its_pushes_and_with_the_map_free() {
@@ -365,7 +391,7 @@ mod tests {
         push(inbox_of(ClientId::new(1), Some(SLOT)).as_bytes(), b"from a node without the slot");
         assert!(push_of_new_node.set(push.clone()).is_ok());
         for _ in 0..2 {
-            cluster.moved(SLOT, host(2));
+            cluster.moved([(SLOT, host(2))]);
         }
         push(inbox_of(ClientId::new(1), Some(SLOT)).as_bytes(), b"granted");
         assert_eq!(events.try_iter().collect::<Vec<_>>(), ["the waiters", "a push", "a push"]);

@@ -169,7 +169,7 @@ impl Nodes {
         let Self::Cluster { cluster, .. } = self else { return None };
         match CallError::from(error) {
             CallError::Moved(to) => {
-                cluster.moved(slot, to);
+                cluster.moved([(slot, to)]);
                 Some(None)
             }
             CallError::Ask(to) => Some(Some(to)),

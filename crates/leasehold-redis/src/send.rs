@@ -126,7 +126,9 @@ struct PendingCall {
 enum Outcome {
     /// The final result.
     Done(CallResult),
-    /// A redirect: the call goes to the other node at once.
+    /// The slot has this master now. The call goes there at once.
+    Moved(PendingCall, Host),
+    /// A redirect of this call only: it goes to the other node at once.
     Redirected(PendingCall),
     /// The call had no effect. It is repeated after a pause, with the new slot map.
     Postponed(PendingCall),
@@ -148,11 +150,15 @@ impl ClusterBatch<'_> {
             let groups = self.by_node(pending_calls).into_iter();
             let done = join_all(groups.map(|(to, calls)| self.run_group(to, calls))).await;
             pending_calls = Vec::new();
-            let mut is_pausing = false;
+            let (mut is_pausing, mut moved) = (false, Vec::new());
             for (pending, answer) in done.into_iter().flatten() {
                 let index = pending.index;
                 match self.outcome(pending, answer) {
                     Outcome::Done(result) => answers[index] = Some(result),
+                    Outcome::Moved(pending, to) => {
+                        moved.push((pending.slot, to));
+                        pending_calls.push(pending);
+                    }
                     Outcome::Redirected(pending) => pending_calls.push(pending),
                     Outcome::Postponed(pending) => {
                         self.cluster.request_refresh();
@@ -160,6 +166,9 @@ impl ClusterBatch<'_> {
                         pending_calls.push(pending);
                     }
                 }
+            }
+            if !moved.is_empty() {
+                self.cluster.moved(moved);
             }
             // A redirected call must not delay the other answers of the batch: its sender retries it.
             let is_held_back = !pending_calls.is_empty() && self.batch.len() > 1 && self.mode != Mode::Atomic;
@@ -182,10 +191,7 @@ impl ClusterBatch<'_> {
         let pending = PendingCall { asked: None, ..pending };
         match answer {
             Ok(answer) => Outcome::Done(Ok(answer)),
-            Err(CallError::Moved(to)) => {
-                self.cluster.moved(pending.slot, to);
-                Outcome::Redirected(pending)
-            }
+            Err(CallError::Moved(to)) => Outcome::Moved(pending, to),
             Err(CallError::Ask(to)) => Outcome::Redirected(PendingCall { asked: Some(to), ..pending }),
             Err(CallError::NotSubscribed(queued)) => {
                 Outcome::Postponed(PendingCall { fallback: Some(Ok(*queued)), ..pending })

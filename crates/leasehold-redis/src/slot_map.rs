@@ -176,14 +176,18 @@ impl SlotMap {
         self.ranges.iter().flat_map(|range| range.replicas.iter().chain([&range.master])).cloned().collect()
     }
 
-    /// Records a MOVED redirect. Returns whether the map has changed: pushes are held then until [`Self::end_announcement`].
-    pub(super) fn redirect(&mut self, slot: u16, to: Host) -> bool {
-        let is_new = self.master_of(slot) != Some(&to);
-        if is_new {
-            self.moved.insert(slot, to);
-            self.unannounced += 1;
+    /// Records MOVED redirects. Returns the slots that have another master now. If there are some, pushes are held until
+    /// [`Self::end_announcement`].
+    pub(super) fn redirect(&mut self, redirects: impl IntoIterator<Item = (u16, Host)>) -> HashSet<u16> {
+        let mut changed = HashSet::new();
+        for (slot, to) in redirects {
+            if self.master_of(slot) != Some(&to) {
+                self.moved.insert(slot, to);
+                changed.insert(slot);
+            }
         }
-        is_new
+        self.unannounced += usize::from(!changed.is_empty());
+        changed
     }
 
     /// Keeps a push while the waiters are notified of a change. Returns whether it did.
@@ -238,9 +242,9 @@ mod tests {
         let mut slots = SlotMap::default();
         let one = || vec![range(0, 99, host(1))];
         assert_eq!(slots.replace(one()), (0..100).collect());
-        assert!(slots.redirect(5, host(2)));
+        assert_eq!(slots.redirect([(5, host(2)), (6, host(1))]), HashSet::from([5]));
         assert_eq!(slots.replace(one()), HashSet::from([5]), "it undoes the redirect");
-        assert!(slots.redirect(0, host(2)));
+        slots.redirect([(0, host(2))]);
         let two = || vec![range(0, 1, host(2)), range(2, 98, host(1))];
         assert_eq!(slots.replace(two()), HashSet::from([1, 99]), "the redirect was known");
         assert_eq!(slots.replace(two()), HashSet::new());
@@ -337,7 +341,9 @@ mod tests {
         assert!(!hold(&slots, 0));
         assert!(!slots.replace(vec![range(0, 99, host(1))]).is_empty());
         assert!(hold(&slots, 1));
-        assert!(slots.redirect(5, host(2)) && !slots.redirect(5, host(2)));
+        // Two slots are one change.
+        slots.redirect([(5, host(2)), (6, host(2))]);
+        slots.redirect([(5, host(2))]);
         assert!(hold(&slots, 2));
         assert!(slots.end_announcement().is_empty());
         assert!(hold(&slots, 3));
@@ -356,7 +362,7 @@ mod tests {
             [0, 99, 100, 101, 200, 299, 300].map(|slot| found(&slots, slot)),
             [Some(1), Some(1), Some(2), None, Some(3), Some(3), None]
         );
-        assert!(slots.redirect(99, host(3)) && !slots.redirect(99, host(3)));
+        slots.redirect([(99, host(3))]);
         assert_eq!(found(&slots, 99), Some(3));
         assert_eq!(found(&slots, 98), Some(1));
         assert_eq!(slots.masters(), [host(1), host(2), host(3)]);
