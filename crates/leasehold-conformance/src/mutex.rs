@@ -197,7 +197,11 @@ async fn invalid_input_is_refused_and_leaves_nothing(store: Place) {
         }
     }
     assert!(client.list().await.unwrap().is_empty());
-    assert!(mutex.ttl(Duration::from_millis(100)).label("x".repeat(1024)).lock().await.is_ok());
+    // A busy machine may take longer than the shortest ttl to answer.
+    let shortest = mutex.clone().ttl(Duration::from_millis(100)).try_lock().await;
+    assert!(shortest.as_ref().err().is_none_or(|error| !error.is_invalid()), "{shortest:?}");
+    drop(shortest);
+    assert!(mutex.label("x".repeat(1024)).lock().await.is_ok());
 }
 
 async fn full_queue_refuses_waiters(store: Place) {

@@ -39,7 +39,12 @@ fn reset(server: &Server) {
 
 /// The clients' connections, without the test's own.
 fn connections(server: &Server) -> Vec<String> {
-    let list: String = server.query(&["CLIENT", "LIST"]).unwrap();
+    connections_of(server, &[])
+}
+
+/// As [`connections`], with the arguments of CLIENT LIST.
+fn connections_of(server: &Server, which: &[&str]) -> Vec<String> {
+    let list: String = server.query(&[&["CLIENT", "LIST"], which].concat()).unwrap();
     let field = |line: &str, name: &str| {
         line.split(' ').find_map(|part| part.strip_prefix(name)).unwrap_or_default().to_owned()
     };
