@@ -365,7 +365,7 @@ impl World {
             self.stranger.hear(&push);
             let to: Vec<(u64, ProcessId)> = self.servers[server]
                 .subscribers()
-                .filter(|(_, peer)| peer.client == push.to())
+                .filter(|(_, peer)| peer.client == push.inbox)
                 .map(|(connection, peer)| (connection, peer.process))
                 .collect();
             for (connection, process) in to {
@@ -405,7 +405,8 @@ impl World {
         let at = self.servers[server].clock.at(self.now);
         let is_believed = self.planted == Some(Planted::ForgedGrantBelieved);
         for push in self.stranger.publish(at, &clients, is_believed) {
-            for (connection, process, _) in subscribers.iter().filter(|(_, _, client)| *client == push.to()) {
+            for (connection, process, _) in subscribers.iter().filter(|(_, _, client)| *client == push.inbox)
+            {
                 let column = self.column(*process);
                 self.say(column, &[7, *connection], || format!("a stranger publishes {:?}", push.kind));
                 self.down(*connection, Event::Push { connection: *connection, push: push.clone() });

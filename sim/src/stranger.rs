@@ -80,7 +80,7 @@ impl Stranger {
             return Some(if self.rng.chance(500) {
                 push
             } else {
-                Push { acquisition: self.target(clients), ..push }
+                Push::new(self.target(clients), push.at, push.kind)
             });
         }
         let acquisition = self.target(clients);
@@ -104,7 +104,7 @@ impl Stranger {
                 PushKind::Granted(grant, if is_believed { believed } else { proof })
             }
         };
-        Some(Push { acquisition, at, kind })
+        Some(Push::new(acquisition, at, kind))
     }
 
     fn grant(&mut self, now: StoreTime) -> Grant {

@@ -51,7 +51,7 @@ impl Store {
     /// With no lock of the store held.
     fn deliver(&self, push: Push) {
         let inboxes = self.inboxes.lock().unwrap().clone();
-        for (_, inbox) in inboxes.into_iter().filter(|(client, _)| *client == push.to()) {
+        for (_, inbox) in inboxes.into_iter().filter(|(client, _)| *client == push.inbox) {
             inbox.deliver(push.clone());
         }
     }

@@ -21,6 +21,7 @@ pub mod lease;
 pub mod mutex;
 pub mod once;
 pub mod reentrant;
+pub mod request;
 pub mod rw;
 pub mod semaphore;
 pub mod set;
@@ -163,6 +164,7 @@ suites! {
     semaphore: Semaphore,
     rw: ReadWrite,
     reentrant,
+    request,
     election: Election,
     latch: Latch,
     barrier: Barrier,

@@ -54,11 +54,14 @@ impl From<Release> for Command {
 /// Acquires a lease, or enqueues the attempt.
 ///
 /// A repeat with the same acquisition id only restarts the waiter's deadline and marks its client as alive. A waiter
-/// re-checks that way.
+/// re-checks that way. A repeat from another inbox moves the attempt there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acquire {
     /// This attempt.
     pub acquisition: Acquisition,
+    /// The client to which the pushes go, unless it is the one of the acquisition's id. Several clients can then make one attempt, one
+    /// after the other.
+    pub inbox: Option<ClientId>,
     /// The owner of the lease; without one, the acquisition owns itself.
     pub owner: Option<Owner>,
     /// Total weight of the resource. All concurrent users must pass the same value.
@@ -87,6 +90,7 @@ impl Acquire {
     pub fn exclusive(acquisition: Acquisition, ttl: Duration) -> Self {
         Self {
             acquisition,
+            inbox: None,
             owner: None,
             capacity: 1,
             weight: 1,
@@ -97,6 +101,12 @@ impl Acquire {
             secret: GrantSecret::UNUSED,
             metadata: Arc::from(""),
         }
+    }
+
+    /// The client that speaks for the attempt: its pushes go there.
+    #[must_use]
+    pub fn inbox(&self) -> ClientId {
+        self.inbox.unwrap_or(self.acquisition.client)
     }
 }
 
@@ -134,6 +144,8 @@ impl Renew {
 pub struct Release {
     /// The attempt.
     pub acquisition: Acquisition,
+    /// Release it only while this client speaks for the attempt; otherwise the reply is `NotHeld`, and nothing changes.
+    pub if_inbox: Option<ClientId>,
     /// Retain the lease, without a holder, until this time after the grant.
     pub min_hold: Duration,
     /// Lifetime of the tombstone; zero leaves none. It is needed if an `Acquire` of this attempt may still be in flight.
@@ -149,7 +161,13 @@ impl Release {
     /// A release without minimum hold and tombstone, for an attempt whose every `Acquire` was answered.
     #[must_use]
     pub const fn now(acquisition: Acquisition) -> Self {
-        Self { acquisition, min_hold: Duration::ZERO, tombstone: Duration::ZERO, as_granted: None }
+        Self {
+            acquisition,
+            if_inbox: None,
+            min_hold: Duration::ZERO,
+            tombstone: Duration::ZERO,
+            as_granted: None,
+        }
     }
 }
 
@@ -302,7 +320,9 @@ pub enum Refusal {
 /// grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// The attempt concerned; its client is the recipient.
+    /// The recipient.
+    pub inbox: ClientId,
+    /// The attempt concerned. A store that delivers only the number of the attempt names the recipient as its client.
     pub acquisition: Acquisition,
     /// The store's clock when the event happened.
     pub at: StoreTime,
@@ -311,10 +331,10 @@ pub struct Push {
 }
 
 impl Push {
-    /// The recipient.
+    /// A push to the client of the attempt's id.
     #[must_use]
-    pub const fn to(&self) -> ClientId {
-        self.acquisition.client
+    pub const fn new(acquisition: Acquisition, at: StoreTime, kind: PushKind) -> Self {
+        Self { inbox: acquisition.client, acquisition, at, kind }
     }
 }
 

@@ -34,7 +34,9 @@
 //!     let metadata = "".into();
 //!     let (owner, wait, replaces) = (None, None, None);
 //!     let secret = GrantSecret::UNUSED;
-//!     let acquire = Acquire { acquisition, owner, capacity, weight, ttl, reserve, wait, replaces, secret, metadata };
+//!     let inbox = None;
+//!     let acquire =
+//!         Acquire { acquisition, inbox, owner, capacity, weight, ttl, reserve, wait, replaces, secret, metadata };
 //!     let now = Now::same(StoreTime::from_micros(1_700_000_000_000_000));
 //!     let context = CommandContext { now, is_reachable: &mut |_| true, pushes: &mut Vec::new() };
 //!     apply(&mut table, context, &acquire.into()).unwrap().reply
@@ -139,6 +141,13 @@ pub fn sweep<R: Rows>(rows: &mut R, context: CommandContext<'_>) -> Result<bool,
     step.end()
 }
 
+/// The attempt of an `Acquire`, and the client that sent it.
+#[derive(Clone, Copy)]
+struct Requester {
+    acquisition: Acquisition,
+    inbox: ClientId,
+}
+
 /// One command in progress.
 struct Step<'r, 't, R: Rows> {
     rows: &'r mut R,
@@ -147,7 +156,7 @@ struct Step<'r, 't, R: Rows> {
     /// The stored header, to skip the write if nothing changed.
     before: Option<Header>,
     /// The attempt whose `Acquire` this is. The answer reaches it even if a push would not.
-    requester: Option<Acquisition>,
+    requester: Option<Requester>,
     /// Its client was parked in this step.
     is_requester_parked: bool,
     /// The table already knew that attempt.
@@ -216,7 +225,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             self.remove_lease(&lease)?;
             if !lease.claimed {
                 // The push was lost or the client is frozen. Its other entries would cost a claim window each.
-                self.set_parked(lease.acquisition.client, true)?;
+                self.set_parked(lease.inbox(), true)?;
             }
         }
         while self.header.waiters > 0 {
@@ -236,12 +245,12 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         Ok(())
     }
 
-    /// Unparks the sender of an `Acquire` or `Renew`.
+    /// Unparks the sender of an `Acquire` or `Renew`. Who sends the `Renew` of an attempt with an inbox is not known.
     fn mark_client_alive(&mut self, command: &Command) -> Result<(), R::Error> {
         let sender = match command {
             Command::Acquire(acquire) => {
-                self.requester = Some(acquire.acquisition);
-                acquire.acquisition.client
+                self.requester = Some(Requester { acquisition: acquire.acquisition, inbox: acquire.inbox() });
+                acquire.inbox()
             }
             Command::Renew(renew) => renew.acquisition.client,
             Command::Release(_) | Command::Inspect | Command::ForceRelease => return Ok(()),
@@ -249,7 +258,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         if self.header.parked > 0 {
             self.set_parked(sender, false)?;
         }
-        Ok(())
+        if let Command::Acquire(acquire) = command { self.move_attempt(acquire) } else { Ok(()) }
     }
 
     // --- Rows and header, changed together -------------------------------------------------------
@@ -333,7 +342,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
             self.header.parked -= changed;
         }
         self.queue_moved |= changed > 0;
-        if self.requester.is_some_and(|requester| requester.client == client) {
+        if self.requester.is_some_and(|requester| requester.inbox == client) {
             self.is_requester_parked = parked && changed > 0;
         }
         Ok(())
@@ -365,8 +374,8 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         self.queue_moved = true;
     }
 
-    fn push(&mut self, acquisition: Acquisition, kind: PushKind) {
+    fn push(&mut self, inbox: ClientId, acquisition: Acquisition, kind: PushKind) {
         let at = self.now();
-        self.context.pushes.push(Push { acquisition, at, kind });
+        self.context.pushes.push(Push { inbox, acquisition, at, kind });
     }
 }

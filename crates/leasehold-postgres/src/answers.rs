@@ -25,7 +25,7 @@ pub(super) fn keep(
         for row in rows {
             let mut reader = Reader::new(row);
             let (waiter, polls) = reader.waiter()?;
-            let client = waiter.acquisition.client;
+            let client = waiter.inbox();
             if polls {
                 polling.insert(client);
             }

@@ -25,7 +25,7 @@ pub(super) struct Changes {
     /// The lease in the resource's row, if it changes.
     pub(super) slot: Option<Option<Lease>>,
     pub(super) leases: BTreeMap<Acquisition, Option<Lease>>,
-    pub(super) waiters: BTreeMap<Acquisition, Option<Waiter>>,
+    pub(super) waiters: BTreeMap<Acquisition, ChangedWaiter>,
     /// Clients whose entries are all parked or unparked.
     pub(super) parked: BTreeMap<ClientId, bool>,
     pub(super) tombstones: BTreeMap<Acquisition, StoreTime>,
@@ -33,7 +33,22 @@ pub(super) struct Changes {
     pub(super) tombstones_until: Option<StoreTime>,
 }
 
+/// A queue entry that changes.
+#[derive(Clone, Debug)]
+pub(super) struct ChangedWaiter {
+    /// The client that speaks for the entry that is stored; `None` for a new one.
+    pub(super) stored_inbox: Option<ClientId>,
+    pub(super) now: Option<Waiter>,
+}
+
 impl Changes {
+    /// The clients whose entries change in number. An entry may go from one client to another.
+    pub(super) fn clients_of_waiters(&self) -> impl Iterator<Item = ClientId> {
+        let inboxes =
+            |changed: &ChangedWaiter| [changed.stored_inbox, changed.now.as_ref().map(Waiter::inbox)];
+        self.waiters.values().flat_map(inboxes).flatten()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.header.is_none()
             && self.slot.is_none()
@@ -93,15 +108,24 @@ impl CachedRows {
 
     /// A row as the changes leave it: all entries of a client are parked together.
     pub(super) fn current(&self, waiter: &Waiter) -> Waiter {
-        let parked = self.changes.parked.get(&waiter.acquisition.client).copied().unwrap_or(waiter.parked);
+        let parked = self.changes.parked.get(&waiter.inbox()).copied().unwrap_or(waiter.parked);
         Waiter { parked, ..waiter.clone() }
     }
 
+    /// A queue entry as it is stored.
     pub(super) fn known_waiter(&mut self, acquisition: Acquisition) -> Found<Option<Waiter>> {
         match self.base.waiter(acquisition) {
             Some(known) => Ok(known.cloned()),
             None => self.lack(Query::Waiter(acquisition)),
         }
+    }
+
+    /// Changes a queue entry, or removes it.
+    pub(super) fn change_waiter(&mut self, acquisition: Acquisition, now: Option<Waiter>) -> Found<()> {
+        // The numbers of the entries of the clients depend on it.
+        let stored_inbox = self.known_waiter(acquisition)?.map(|stored| stored.inbox());
+        self.changes.waiters.insert(acquisition, ChangedWaiter { stored_inbox, now });
+        Ok(())
     }
 
     /// The number of a client's entries, and whether they are parked.
@@ -114,18 +138,13 @@ impl CachedRows {
                 None => return self.lack(Query::CountOf(client)),
             }
         };
-        let own = |changes: &Changes| {
-            let own = changes.waiters.iter().filter(|(acquisition, _)| acquisition.client == client);
-            own.map(|(acquisition, waiter)| (*acquisition, waiter.as_ref().map(|waiter| waiter.parked)))
-                .collect::<Vec<_>>()
-        };
-        for (acquisition, now) in own(&self.changes) {
-            let was_there = self.known_waiter(acquisition)?.is_some();
-            match now {
+        for changed in self.changes.waiters.values() {
+            let was_there = changed.stored_inbox == Some(client);
+            match changed.now.as_ref().filter(|waiter| waiter.inbox() == client) {
                 // It may be one that has expired, and is in the queue again.
-                Some(is_parked) => {
+                Some(waiter) => {
                     count += u32::from(!was_there);
-                    parked = is_parked;
+                    parked = waiter.parked;
                 }
                 None => count -= u32::from(was_there),
             }
@@ -140,7 +159,7 @@ impl CachedRows {
     }
 
     pub(super) fn changed_waiters(&self) -> impl Iterator<Item = &Waiter> {
-        self.changes.waiters.values().filter_map(Option::as_ref)
+        self.changes.waiters.values().filter_map(|changed| changed.now.as_ref())
     }
 
     pub(super) fn changed_leases(&self) -> impl Iterator<Item = &Lease> {

@@ -13,6 +13,8 @@ pub(super) const LAYOUT: i64 = 1;
 /// half of each page is free for the next version: the table does not grow, and its indexes see no change. `visit` is when the
 /// sweep looks at the row, which commands do not change either.
 ///
+/// `inbox` is the client that speaks for an attempt; without one it is the client of its id. A waiter's `recipient` is either.
+///
 /// The condition spares the locks that `CREATE INDEX IF NOT EXISTS` waits for, in tables that are in use.
 const TABLES: &str = "
 DO $tables$ BEGIN
@@ -24,25 +26,26 @@ CREATE TABLE {s}.resource (
     next_place int8 NOT NULL DEFAULT 1, head int8 NOT NULL DEFAULT 0, leases int8 NOT NULL DEFAULT 0,
     waiters int8 NOT NULL DEFAULT 0, parked int8 NOT NULL DEFAULT 0, tombstones int8 NOT NULL DEFAULT 0,
     next_expiry int8 NOT NULL DEFAULT 9223372036854775807, remember_until int8 NOT NULL DEFAULT 0, visit int8 NOT NULL,
-    client bytea, sequence int8, owner bytea, weight int8, token int8, granted_at int8, expires_at int8, claimed bool,
-    kept bool, metadata bytea,
+    client bytea, sequence int8, inbox bytea, owner bytea, weight int8, token int8, granted_at int8, expires_at int8,
+    claimed bool, kept bool, metadata bytea,
     UNIQUE (name, kind), CHECK (last_token < 9007199254740992)
 ) WITH (fillfactor = 50, {vacuum});
 CREATE INDEX resource_visit ON {s}.resource (visit);
 CREATE TABLE {s}.lease (
-    resource int8 NOT NULL, client bytea NOT NULL, sequence int8 NOT NULL, owner bytea, weight int8 NOT NULL,
-    token int8 NOT NULL, granted_at int8 NOT NULL, expires_at int8 NOT NULL, claimed bool NOT NULL, kept bool NOT NULL,
-    metadata bytea NOT NULL, PRIMARY KEY (resource, client, sequence)
+    resource int8 NOT NULL, client bytea NOT NULL, sequence int8 NOT NULL, inbox bytea, owner bytea,
+    weight int8 NOT NULL, token int8 NOT NULL, granted_at int8 NOT NULL, expires_at int8 NOT NULL, claimed bool NOT NULL,
+    kept bool NOT NULL, metadata bytea NOT NULL, PRIMARY KEY (resource, client, sequence)
 ) WITH (fillfactor = 70, {vacuum});
 CREATE INDEX lease_expiry ON {s}.lease (resource, expires_at, client, sequence);
 CREATE INDEX lease_owner ON {s}.lease (resource, owner, weight, client, sequence) WHERE owner IS NOT NULL;
 CREATE TABLE {s}.waiter (
-    resource int8 NOT NULL, place int8 NOT NULL, client bytea NOT NULL, sequence int8 NOT NULL, owner bytea,
-    weight int8 NOT NULL, ttl int8 NOT NULL, reserve int8 NOT NULL, since int8 NOT NULL, deadline int8 NOT NULL,
-    parked bool NOT NULL, metadata bytea NOT NULL, replaces int8, polls bool NOT NULL,
-    secret bytea NOT NULL, PRIMARY KEY (resource, place)
+    resource int8 NOT NULL, place int8 NOT NULL, client bytea NOT NULL, sequence int8 NOT NULL, inbox bytea,
+    recipient bytea NOT NULL GENERATED ALWAYS AS (coalesce(inbox, client)) STORED, owner bytea, weight int8 NOT NULL,
+    ttl int8 NOT NULL, reserve int8 NOT NULL, since int8 NOT NULL, deadline int8 NOT NULL, parked bool NOT NULL,
+    metadata bytea NOT NULL, replaces int8, polls bool NOT NULL, secret bytea NOT NULL, PRIMARY KEY (resource, place)
 ) WITH (fillfactor = 70, {vacuum});
 CREATE UNIQUE INDEX waiter_attempt ON {s}.waiter (resource, client, sequence);
+CREATE INDEX waiter_recipient ON {s}.waiter (resource, recipient, place);
 CREATE INDEX waiter_ready ON {s}.waiter (resource, place) WHERE NOT parked;
 CREATE INDEX waiter_deadline ON {s}.waiter (resource, deadline, place);
 CREATE TABLE {s}.tombstone (

@@ -64,8 +64,11 @@ impl Mailbox {
             (Command::Acquire(acquire), Reply::Queued(_)) => {
                 let mut expected = self.expected();
                 let before = expected.queued.replace(now);
-                let is_new = acquire.acquisition.sequence > expected.newest;
-                expected.newest = expected.newest.max(acquire.acquisition.sequence);
+                // The numbers of attempts with an inbox are not this client's, and have no order.
+                let is_new = acquire.inbox.is_none() && acquire.acquisition.sequence > expected.newest;
+                if is_new {
+                    expected.newest = acquire.acquisition.sequence;
+                }
                 // After a disturbance a waiter may be the first to ask again.
                 if is_new || !is_recent(before, WAITING_FOR, now) {
                     self.more.notify_one();
@@ -182,5 +185,19 @@ mod tests {
         let notified = tokio::time::timeout(Duration::from_secs(5), mailbox.more.notified());
         notified.await.expect("nothing looks for mail");
         assert_eq!(mailbox.longest_pause(), Some(PUSH_READ_PAUSE_WAITING));
+    }
+
+    /// The number of such an attempt may be any, however high.
+    #[tokio::test]
+    async fn attempt_with_an_inbox_does_not_hide_that_a_later_one_is_new() {
+        let mailbox = Mailbox::new(true);
+        let of_another = Acquisition { client: ClientId::new(2), sequence: u64::MAX };
+        let acquire_from =
+            Acquire { inbox: Some(CLIENT), ..Acquire::exclusive(of_another, Duration::from_secs(9)) };
+        mailbox.note(&Command::from(acquire_from), &queued());
+        mailbox.more.notified().await;
+        mailbox.note(&acquire(), &queued());
+        let notified = tokio::time::timeout(Duration::from_secs(5), mailbox.more.notified());
+        notified.await.expect("nothing looks for mail");
     }
 }

@@ -76,6 +76,12 @@ impl From<ClientId> for Param {
     }
 }
 
+impl From<Option<ClientId>> for Param {
+    fn from(client: Option<ClientId>) -> Self {
+        client.map_or(Self::Bytes(None), Self::from)
+    }
+}
+
 impl From<Option<&Owner>> for Param {
     fn from(owner: Option<&Owner>) -> Self {
         Self::Bytes(owner.map(|owner| owner.as_str().as_bytes().to_vec()))
@@ -110,6 +116,7 @@ pub(super) fn of_lease(lease: &Lease) -> Vec<Param> {
     vec![
         client,
         sequence,
+        lease.inbox.into(),
         lease.owner.as_ref().into(),
         lease.weight.into(),
         stored_number(lease.token.get()).into(),
@@ -127,6 +134,7 @@ fn of_no_lease() -> Vec<Param> {
     vec![
         Bytes(None),
         Int(None),
+        Bytes(None),
         Bytes(None),
         Int(None),
         Int(None),
@@ -165,6 +173,7 @@ pub(super) fn of_waiter(waiter: &Waiter, polls: bool) -> Vec<Param> {
         stored_number(waiter.place).into(),
         client,
         sequence,
+        waiter.inbox.into(),
         waiter.owner.as_ref().into(),
         waiter.weight.into(),
         stored_number(micros(waiter.ttl)).into(),
@@ -252,9 +261,17 @@ impl<'r> Reader<'r> {
     }
 
     pub(super) fn key(&mut self) -> Read<Acquisition> {
-        let client: &[u8] = self.next()?;
-        let client = self.checked(client.try_into().ok().map(u128::from_be_bytes))?;
-        Ok(Acquisition { client: ClientId::new(client), sequence: self.number()? })
+        let bytes = self.next()?;
+        Ok(Acquisition { client: self.client(bytes)?, sequence: self.number()? })
+    }
+
+    fn inbox(&mut self) -> Read<Option<ClientId>> {
+        let bytes: Option<&[u8]> = self.next()?;
+        bytes.map(|bytes| self.client(bytes)).transpose()
+    }
+
+    fn client(&self, bytes: &[u8]) -> Read<ClientId> {
+        self.checked(bytes.try_into().ok().map(u128::from_be_bytes).map(ClientId::new))
     }
 
     fn secret(&mut self) -> Read<GrantSecret> {
@@ -270,6 +287,7 @@ impl<'r> Reader<'r> {
     pub(super) fn lease(&mut self) -> Read<Lease> {
         Ok(Lease {
             acquisition: self.key()?,
+            inbox: self.inbox()?,
             owner: self.utf8()?.map(Owner::new),
             weight: self.count()?,
             token: self.token()?,
@@ -286,6 +304,7 @@ impl<'r> Reader<'r> {
         let waiter = Waiter {
             place: self.number()?,
             acquisition: self.key()?,
+            inbox: self.inbox()?,
             owner: self.utf8()?.map(Owner::new),
             weight: self.count()?,
             ttl: Duration::from_micros(self.number()?),

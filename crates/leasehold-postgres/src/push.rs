@@ -126,7 +126,7 @@ fn is_far(token: Token, at: StoreTime) -> bool {
     time.since(at).max(at.since(time)) >= FARTHEST_TOKEN
 }
 
-/// `None` for a text that no store sends. Any role may have sent it. The proof of a grant whose token is a day or more from the
+/// The push to this client, which stands for the client of the attempt's id. `None` for a text that no store sends. Any role may have sent it. The proof of a grant whose token is a day or more from the
 /// store's time is left out: the client then asks the store.
 pub(super) fn decode(text: &str, client: ClientId) -> Option<Push> {
     let mut words = text.split(' ');
@@ -148,7 +148,8 @@ pub(super) fn decode(text: &str, client: ClientId) -> Option<Push> {
         "contended" => PushKind::Contended,
         _ => return None,
     };
-    words.next().is_none().then_some(Push { acquisition: Acquisition { client, sequence }, at, kind })
+    let acquisition = Acquisition { client, sequence };
+    words.next().is_none().then_some(Push { inbox: client, acquisition, at, kind })
 }
 
 #[cfg(test)]
@@ -196,7 +197,7 @@ mod tests {
             PushKind::Contended,
         ] {
             let acquisition = Acquisition { client, sequence: 3 };
-            let push = Push { acquisition, at: StoreTime::from_micros(11), kind };
+            let push = Push { inbox: client, acquisition, at: StoreTime::from_micros(11), kind };
             assert_eq!(decode(&encode(&push), client), Some(push));
         }
         for text in ["", "1", "1 2", "1 2 other", "1 2 granted 0 1 1", "a 2 revoked"] {

@@ -18,7 +18,7 @@ pub(super) enum Query {
     Ready(i64),
     /// So many of the entries whose deadlines come first.
     Deadlines(i64),
-    /// So many of the first entries of this client.
+    /// So many of the first entries for which this client speaks.
     OfClient(ClientId, i64),
     /// The number of this client's entries, and whether they are parked.
     CountOf(ClientId),
@@ -50,6 +50,10 @@ pub(super) fn usual_queries(resource: &Resource, command: &Command) -> Vec<Query
             let mut queries = vec![Query::Ready(WINDOW)];
             if is_shared {
                 queries.extend([Query::Lease(release.acquisition), Query::Expiring(WINDOW)]);
+            }
+            // Such a release is usually that of a waiter.
+            if release.if_inbox.is_some() {
+                queries.push(Query::Waiter(release.acquisition));
             }
             if !release.tombstone.is_zero() {
                 queries.push(Query::Tombstone(release.acquisition));
@@ -88,7 +92,7 @@ fn of_acquire(acquire: &Acquire, is_shared: bool) -> Vec<Query> {
         queries.push(Query::OfOwner(owner.clone(), WINDOW));
     }
     if acquire.wait.is_some() {
-        queries.extend([Query::CountOf(acquire.acquisition.client), Query::ReadyClients]);
+        queries.extend([Query::CountOf(acquire.inbox()), Query::ReadyClients]);
     }
     queries
 }

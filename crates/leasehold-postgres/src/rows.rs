@@ -128,7 +128,7 @@ impl Rows for CachedRows {
 
     fn waiter(&mut self, acquisition: Acquisition) -> Found<Option<Waiter>> {
         let waiter = match self.changes.waiters.get(&acquisition) {
-            Some(changed) => changed.clone(),
+            Some(changed) => changed.now.clone(),
             None => self.known_waiter(acquisition)?,
         };
         Ok(waiter.map(|waiter| self.current(&waiter)))
@@ -136,27 +136,21 @@ impl Rows for CachedRows {
 
     fn put_waiter(&mut self, waiter: Waiter) -> Found<()> {
         self.require_row()?;
-        // Whether it is a new one, which the number of its client's entries depends on.
-        self.known_waiter(waiter.acquisition)?;
         // All entries of a client are parked together, so those that were parked otherwise before are gone.
-        let client = waiter.acquisition.client;
+        let client = waiter.inbox();
         if self.changes.parked.get(&client).is_some_and(|parked| *parked != waiter.parked) {
             self.changes.parked.remove(&client);
         }
-        self.changes.waiters.insert(waiter.acquisition, Some(waiter));
-        Ok(())
+        self.change_waiter(waiter.acquisition, Some(waiter))
     }
 
     fn remove_waiter(&mut self, acquisition: Acquisition) -> Found<()> {
-        self.known_waiter(acquisition)?;
-        self.changes.waiters.insert(acquisition, None);
-        Ok(())
+        self.change_waiter(acquisition, None)
     }
 
     fn first_ready_waiter(&mut self) -> Found<Option<Waiter>> {
-        let is_as_before = |waiter: &Waiter| {
-            self.is_untouched(waiter) && !self.changes.parked.contains_key(&waiter.acquisition.client)
-        };
+        let is_as_before =
+            |waiter: &Waiter| self.is_untouched(waiter) && !self.changes.parked.contains_key(&waiter.inbox());
         let base = &self.base;
         let mut first = match first_of(base.ready.as_ref(), base.has_no_waiters(), is_as_before, Query::Ready)
         {
@@ -199,8 +193,8 @@ impl Rows for CachedRows {
             return Ok(0);
         }
         self.changes.parked.insert(client, parked);
-        let own = self.changes.waiters.values_mut().filter_map(Option::as_mut);
-        own.filter(|waiter| waiter.acquisition.client == client).for_each(|waiter| waiter.parked = parked);
+        let own = self.changes.waiters.values_mut().filter_map(|changed| changed.now.as_mut());
+        own.filter(|waiter| waiter.inbox() == client).for_each(|waiter| waiter.parked = parked);
         Ok(count)
     }
 
@@ -213,7 +207,7 @@ impl Rows for CachedRows {
                 None => return self.lack(Query::ReadyClients),
             }
         };
-        let changed = self.changes.waiters.keys().map(|acquisition| acquisition.client);
+        let changed = self.changes.clients_of_waiters();
         let changed: BTreeSet<_> = changed.chain(self.changes.parked.keys().copied()).collect();
         for client in changed {
             let (now, is_parked) = self.count_of(client)?;

@@ -27,7 +27,7 @@ impl Executor {
                 self.set_contended(resource, answer.is_none());
                 Ok(answer)
             }
-            Command::Release(release) if release.min_hold.is_zero() && release.tombstone.is_zero() => {
+            Command::Release(release) if is_unconditional(release) => {
                 if self.is_contended(resource) {
                     return Ok(None);
                 }
@@ -76,7 +76,11 @@ impl Executor {
         params.extend([acquire.capacity.into(), acquire.weight.into(), reserve.into()]);
         params.push(stored_number(micros(acquire.ttl)).into());
         params.extend(of_key(acquire.acquisition));
-        params.extend([acquire.owner.as_ref().into(), acquire.metadata.as_bytes().into()]);
+        params.extend([
+            acquire.inbox.into(),
+            acquire.owner.as_ref().into(),
+            acquire.metadata.as_bytes().into(),
+        ]);
         let rows = self.run_statement(progress, &self.sql().acquire, params).await?.unwrap_or_default();
         let Some(row) = rows.first() else { return Ok(None) };
         let mut reader = Reader::new(row);
@@ -154,4 +158,9 @@ impl Executor {
 /// Whether the statement for uncontended locks has all of its rules.
 fn is_plain(acquire: &Acquire) -> bool {
     acquire.replaces.is_none() && acquire.weight > 0 && acquire.weight <= acquire.capacity
+}
+
+/// Whether the statement for a release has all of its rules.
+fn is_unconditional(release: &Release) -> bool {
+    release.if_inbox.is_none() && release.min_hold.is_zero() && release.tombstone.is_zero()
 }

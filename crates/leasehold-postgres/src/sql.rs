@@ -12,9 +12,10 @@ use super::rights;
 /// Microseconds since 1970.
 const CLOCK: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
-const LEASE: &str = "client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata";
-const WAITER: &str = "place, client, sequence, owner, weight, ttl, reserve, since, deadline, parked, metadata, replaces, polls, \
-    secret";
+const LEASE: &str =
+    "client, sequence, inbox, owner, weight, token, granted_at, expires_at, claimed, kept, metadata";
+const WAITER: &str = "place, client, sequence, inbox, owner, weight, ttl, reserve, since, deadline, parked, metadata, replaces, \
+    polls, secret";
 const HEADER: &str = "id, capacity, in_use, last_token, next_place, head, leases, waiters, parked, tombstones, next_expiry, \
     remember_until";
 
@@ -27,7 +28,7 @@ const PRESENT: &str =
     "CASE WHEN pg_try_advisory_lock({presence}) THEN NOT pg_advisory_unlock({presence}) ELSE true END";
 
 /// The key of that lock. Every role can see it, and not the client's id.
-const PRESENCE: &str = "('x' || encode(substring(sha256(client), 1, 8), 'hex'))::bit(64)::int8";
+const PRESENCE: &str = "('x' || encode(substring(sha256(recipient), 1, 8), 'hex'))::bit(64)::int8";
 
 /// LISTEN takes no parameter, and the statistics of statements keep its text. So each client would be an entry there.
 const LISTEN: &str = "DO $$ BEGIN EXECUTE format('LISTEN %I', current_setting('leasehold.channel')); END $$";
@@ -36,13 +37,14 @@ const LISTEN: &str = "DO $$ BEGIN EXECUTE format('LISTEN %I', current_setting('l
 /// clock: a standby that did not receive it would otherwise give tokens again.
 const ACQUIRE: &str = "
 INSERT INTO {s}.resource AS r (name, kind, capacity, in_use, last_token, leases, next_expiry, remember_until, visit,
-    client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata)
+    {lease})
 SELECT $1, $2, $3, $4, f + $5, 1, t + $6, greatest(f + $5 + 1, t + {retention}), t + {retention},
-    $7, $8, $9, $4, f, t, t + $6, true, false, $10
+    $7, $8, $9, $10, $4, f, t, t + $6, true, false, $11
 FROM (SELECT t, least(t, {max_wall}) AS f FROM (SELECT {now} AS t OFFSET 0) AS clock OFFSET 0) AS new
 ON CONFLICT (name, kind) DO UPDATE SET (capacity, in_use, last_token, leases, next_expiry, remember_until,
-    client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata) = (
-    SELECT $3, $4, f + n, 1, t + $6, greatest(f + n + 1, t + {retention}), $7, $8, $9, $4, f, t, t + $6, true, false, $10
+    {lease}) = (
+    SELECT $3, $4, f + n, 1, t + $6, greatest(f + n + 1, t + {retention}),
+        $7, $8, $9, $10, $4, f, t, t + $6, true, false, $11
     FROM (SELECT t, greatest(r.last_token + 1, least(t, {max_wall})) AS f,
             CASE WHEN r.last_token <= t THEN $5 ELSE 0 END AS n
         FROM (SELECT {now} AS t OFFSET 0) AS clock OFFSET 0) AS next)
@@ -51,8 +53,8 @@ RETURNING granted_at, token, last_token";
 
 /// A release of the only lease, which has no waiter.
 const RELEASE: &str = "
-UPDATE {s}.resource AS r SET in_use = 0, leases = 0, next_expiry = {never}, client = NULL, sequence = NULL, owner = NULL,
-    metadata = NULL, remember_until = greatest(remember_until, {now} + {retention})
+UPDATE {s}.resource AS r SET in_use = 0, leases = 0, next_expiry = {never}, client = NULL, sequence = NULL, inbox = NULL,
+    owner = NULL, metadata = NULL, remember_until = greatest(remember_until, {now} + {retention})
 WHERE name = $1 AND kind = $2 AND client = $3 AND sequence = $4 AND NOT kept AND leases = 1 AND waiters = 0
     AND tombstones = 0 AND expires_at > {now}
 RETURNING {now}";
@@ -85,19 +87,19 @@ LEFT JOIN (SELECT {header}, {lease} FROM {s}.resource WHERE name = $1 AND kind =
 /// client are parked together.
 const READY_CLIENTS: &str = "
 WITH RECURSIVE resource (id) AS (SELECT {id}), each (client) AS (
-    (SELECT client FROM {s}.waiter WHERE resource = (SELECT id FROM resource) ORDER BY client LIMIT 1)
+    (SELECT recipient FROM {s}.waiter WHERE resource = (SELECT id FROM resource) ORDER BY recipient LIMIT 1)
     UNION ALL
-    SELECT (SELECT w.client FROM {s}.waiter AS w WHERE w.resource = (SELECT id FROM resource) AND w.client > each.client
-        ORDER BY w.client LIMIT 1)
+    SELECT (SELECT w.recipient FROM {s}.waiter AS w
+        WHERE w.resource = (SELECT id FROM resource) AND w.recipient > each.client ORDER BY w.recipient LIMIT 1)
     FROM each WHERE each.client IS NOT NULL
 )
 SELECT count(*) FROM each WHERE client IS NOT NULL AND NOT (SELECT parked FROM {s}.waiter AS w
-    WHERE w.resource = (SELECT id FROM resource) AND w.client = each.client LIMIT 1)";
+    WHERE w.resource = (SELECT id FROM resource) AND w.recipient = each.client LIMIT 1)";
 
 /// Pushes to the clients of which `$3` says that they cannot listen, and for those that do not listen now.
 const POST: &str = "
-INSERT INTO {s}.mail (client, message, at) SELECT client, message, {now}
-FROM ROWS FROM (unnest($1::bytea[]), unnest($2::text[]), unnest($3::int8[])) AS n (client, message, polls) WHERE polls = 1 OR NOT ({present})";
+INSERT INTO {s}.mail (client, message, at) SELECT recipient, message, {now}
+FROM ROWS FROM (unnest($1::bytea[]), unnest($2::text[]), unnest($3::int8[])) AS n (recipient, message, polls) WHERE polls = 1 OR NOT ({present})";
 
 /// The pushes to a client, and as the row 0 when the server was started: behind a pooler nothing else shows that it is another one.
 const READ_PUSHES: &str = "
@@ -207,28 +209,28 @@ impl Sql {
             put_resource: text(
                 "UPDATE {s}.resource SET capacity = $2, in_use = $3, last_token = $4, next_place = $5, head = $6,
                 leases = $7, waiters = $8, parked = $9, tombstones = $10, next_expiry = $11, remember_until = $12,
-                client = $13, sequence = $14, owner = $15, weight = $16, token = $17, granted_at = $18, expires_at = $19,
-                claimed = $20, kept = $21, metadata = $22 WHERE id = $1",
+                client = $13, sequence = $14, inbox = $15, owner = $16, weight = $17, token = $18, granted_at = $19,
+                expires_at = $20, claimed = $21, kept = $22, metadata = $23 WHERE id = $1",
             ),
             put_lease: text(
-                "INSERT INTO {s}.lease (resource, {lease}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
-                ON CONFLICT (resource, client, sequence) DO UPDATE SET owner = $4, weight = $5, token = $6,
-                granted_at = $7, expires_at = $8, claimed = $9, kept = $10, metadata = $11",
+                "INSERT INTO {s}.lease (resource, {lease}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+                ON CONFLICT (resource, client, sequence) DO UPDATE SET inbox = $4, owner = $5, weight = $6, token = $7,
+                granted_at = $8, expires_at = $9, claimed = $10, kept = $11, metadata = $12",
             ),
             remove_lease: text(
                 "DELETE FROM {s}.lease WHERE resource = $1 AND client = $2 AND sequence = $3",
             ),
             put_waiter: text(
                 "INSERT INTO {s}.waiter (resource, {waiter})
-                VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
-                ON CONFLICT (resource, place)
-                DO UPDATE SET deadline = $10, parked = $11, polls = $14, secret = $15",
+                VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+                ON CONFLICT (resource, place) DO UPDATE
+                SET inbox = $5, deadline = $11, parked = $12, metadata = $13, polls = $15, secret = $16",
             ),
             remove_waiter: text(
                 "DELETE FROM {s}.waiter WHERE resource = $1 AND client = $2 AND sequence = $3",
             ),
             set_parked: text(
-                "UPDATE {s}.waiter SET parked = $3 WHERE resource = $1 AND client = $2 AND parked <> $3",
+                "UPDATE {s}.waiter SET parked = $3 WHERE resource = $1 AND recipient = $2 AND parked <> $3",
             ),
             put_tombstone: text(
                 "INSERT INTO {s}.tombstone VALUES ($1, $2, $3, $4)
@@ -261,7 +263,7 @@ impl Sql {
             ),
             sweep: text(SWEEP),
             attend: text(
-                "SELECT pg_try_advisory_lock_shared({presence}) FROM (SELECT $1::bytea AS client) AS one",
+                "SELECT pg_try_advisory_lock_shared({presence}) FROM (SELECT $1::bytea AS recipient) AS one",
             ),
             forget: text(
                 "DELETE FROM {s}.resource WHERE name = $1 AND kind = $2 AND leases = 0 AND waiters = 0 AND tombstones = 0",
@@ -312,13 +314,13 @@ impl Queries {
             all_leases: lease(""),
             waiter: waiter("AND client = $3 AND sequence = $4"),
             ready: text(
-                "SELECT {waiter}, {present} FROM (SELECT {waiter} FROM {s}.waiter
+                "SELECT {waiter}, {present} FROM (SELECT {waiter}, recipient FROM {s}.waiter
                 WHERE resource = {id} AND NOT parked ORDER BY place LIMIT $3) AS first ORDER BY place",
             ),
             deadlines: waiter("ORDER BY deadline, place LIMIT $3"),
-            of_client: waiter("AND client = $3 ORDER BY place LIMIT $4"),
+            of_client: waiter("AND recipient = $3 ORDER BY place LIMIT $4"),
             count_of: text(
-                "SELECT count(*), coalesce(bool_or(parked), false) FROM {s}.waiter WHERE resource = {id} AND client = $3",
+                "SELECT count(*), coalesce(bool_or(parked), false) FROM {s}.waiter WHERE resource = {id} AND recipient = $3",
             ),
             ready_clients: text(READY_CLIENTS),
             all_waiters: waiter("ORDER BY place"),
@@ -326,7 +328,7 @@ impl Queries {
                 "SELECT client, sequence, until FROM {s}.tombstone WHERE resource = {id} AND client = $3 AND sequence = $4",
             ),
             all_tombstones: text("SELECT client, sequence, until FROM {s}.tombstone WHERE resource = {id}"),
-            present: text("SELECT {present} FROM (SELECT $1::bytea AS client) AS one"),
+            present: text("SELECT {present} FROM (SELECT $1::bytea AS recipient) AS one"),
             create: text(
                 "INSERT INTO {s}.resource (name, kind, visit) VALUES ($1, $2, {now} + {retention}) RETURNING id",
             ),

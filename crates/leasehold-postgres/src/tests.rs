@@ -1,6 +1,7 @@
 //! The store against the model, command by command, on a real server whose clock is a table.
 
 mod comparison;
+mod inbox;
 mod search_path;
 mod visible;
 
@@ -370,12 +371,8 @@ fn tokens_rise_when_the_clock_is_set_back_and_after_the_row_was_swept() {
 fn unused_rows_are_swept_and_used_ones_are_kept() {
     with_comparison(|comparison| {
         comparison.run(0, &acquire(0, 1));
-        let release = Release {
-            acquisition: Acquisition { client: client_id(0), sequence: 1 },
-            min_hold: Duration::ZERO,
-            tombstone: Duration::from_secs(60),
-            as_granted: None,
-        };
+        let acquisition = Acquisition { client: client_id(0), sequence: 1 };
+        let release = Release { tombstone: Duration::from_secs(60), ..Release::now(acquisition) };
         assert_eq!(comparison.run(0, &Command::Release(release)), Reply::Released);
         assert_eq!(comparison.count_rows(), 2);
         comparison.step(0, &Step::Pass(3_610_000));

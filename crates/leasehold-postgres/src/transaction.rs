@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use leasehold_core::model::{CommandContext, Waiter};
+use leasehold_core::model::{CommandContext, Lease, Waiter};
 use leasehold_core::{ClientId, Failure, Now, Push, PushKind, Resource, StoreTime};
 use leasehold_store::{Inbox, StoreError};
 use tokio_postgres::error::SqlState;
@@ -257,7 +257,7 @@ impl<'s> Transaction<'s> {
     /// Sends the changes and COMMIT. Returns the pushes of this client.
     async fn end(&mut self, pushes: Vec<Push>, notifies: bool) -> Result<Vec<Push>, Failed> {
         let (own, others): (Vec<_>, Vec<_>) =
-            pushes.into_iter().partition(|push| push.to() == self.session.client);
+            pushes.into_iter().partition(|push| push.inbox == self.session.client);
         let is_unchanged = self.rows.iter().all(|rows| rows.changes.is_empty());
         if is_unchanged && others.is_empty() {
             // There is nothing to make durable.
@@ -283,7 +283,7 @@ impl<'s> Transaction<'s> {
         's: 'r,
     {
         let sql = &self.session.sql;
-        let polls = |push: &Push| self.rows.iter().any(|rows| rows.base.polling.contains(&push.to()));
+        let polls = |push: &Push| self.rows.iter().any(|rows| rows.base.polling.contains(&push.inbox));
         let is_for_holder = |push: &Push| matches!(push.kind, PushKind::Contended | PushKind::Revoked);
         let texts = |pushes: &[&Push], text: fn(&Push) -> String| {
             Param::Texts(pushes.iter().map(|push| text(push)).collect())
@@ -291,12 +291,12 @@ impl<'s> Transaction<'s> {
         let notified: Vec<_> = pushes.iter().filter(|push| !polls(push)).collect();
         let notifies = notifies && !notified.is_empty();
         if notifies {
-            let channels = texts(&notified, |push| push::channel(push.to()));
+            let channels = texts(&notified, |push| push::channel(push.inbox));
             requests.push(Request::new(&sql.notify, vec![channels, texts(&notified, push::encode)]));
         }
         let posted: Vec<_> = pushes.iter().filter(|push| polls(push) || is_for_holder(push)).collect();
         if !posted.is_empty() {
-            let clients = posted.iter().map(|push| push.to().get().to_be_bytes().to_vec()).collect();
+            let clients = posted.iter().map(|push| push.inbox.get().to_be_bytes().to_vec()).collect();
             let polling = posted.iter().map(|push| i64::from(polls(push))).collect();
             let params = vec![Param::ByteLists(clients), texts(&posted, push::encode), Param::Ints(polling)];
             requests.push(Request::new(&sql.post, params));
@@ -329,19 +329,18 @@ impl<'s> Transaction<'s> {
             });
         }
         // Before the new entries: a queue that has become empty begins with the first place again.
-        for (key, waiter) in &changes.waiters {
-            let place = waiter.as_ref().map(|waiter| waiter.place);
+        for (key, changed) in &changes.waiters {
+            let place = changed.now.as_ref().map(|waiter| waiter.place);
             let has_other_place =
                 rows.base.waiter(*key).flatten().is_some_and(|stored| Some(stored.place) != place);
             if place.is_none() || has_other_place {
                 requests.push(Request::new(&sql.remove_waiter, with_id(of_key(*key).into())));
             }
         }
-        for (key, waiter) in &changes.waiters {
-            let Some(waiter) = waiter else { continue };
-            let polls = match key.client == self.session.client {
+        for waiter in changes.waiters.values().filter_map(|changed| changed.now.as_ref()) {
+            let polls = match waiter.inbox() == self.session.client {
                 true => self.session.mailbox.polls(),
-                false => rows.base.polling.contains(&key.client),
+                false => rows.base.polling.contains(&waiter.inbox()),
             };
             requests.push(Request::new(&sql.put_waiter, with_id(of_waiter(waiter, polls))));
         }
@@ -384,12 +383,11 @@ fn with_next(rows: &CachedRows, present: &HashMap<ClientId, bool>, query: Query)
     let expiring = || base.expiring.iter().flat_map(|window| &window.rows).chain(base.slot());
     let next: Vec<Query> = match &query {
         Query::CountOf(_) => {
-            let client = |waiter: &Waiter| waiter.acquisition.client;
             // Those that will be parked, and those of which the clients that wait are counted.
-            let absent = ready().map(client).filter(|client| present.get(client) == Some(&false));
-            let changed = rows.changes.waiters.keys().map(|acquisition| acquisition.client);
+            let absent = ready().map(Waiter::inbox).filter(|client| present.get(client) == Some(&false));
+            let changed = rows.changes.clients_of_waiters();
             // The clients of leases that expire unclaimed are parked too.
-            let unclaimed = expiring().filter(|lease| !lease.claimed).map(|lease| lease.acquisition.client);
+            let unclaimed = expiring().filter(|lease| !lease.claimed).map(Lease::inbox);
             let clients: BTreeSet<_> = absent.chain(changed).chain(unclaimed).collect();
             let unknown = clients.into_iter().filter(|client| !base.counts.contains_key(client));
             unknown.map(Query::CountOf).collect()

@@ -296,7 +296,7 @@ fn push_of(client: ClientId, message: &[u8]) -> Option<Push> {
         _ => return None,
     };
     let acquisition = Acquisition { client, sequence: u64::from_be_bytes(*sequence) };
-    Some(Push { acquisition, at, kind })
+    Some(Push::new(acquisition, at, kind))
 }
 
 /// The first 16 digits are the proof.
@@ -592,7 +592,7 @@ mod tests {
 
     #[test]
     fn pushes_are_decoded() {
-        let push = |kind| Push { acquisition: ID, at: StoreTime::from_micros(5), kind };
+        let push = |kind| Push::new(ID, StoreTime::from_micros(5), kind);
         let grant = Grant { tokens: tokens(6, 8), valid_for: Duration::from_micros(9), is_plain: false };
         let proof = GrantProof::new([0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef]);
         let head = HeadHint { repoll_at: StoreTime::from_micros(6) };

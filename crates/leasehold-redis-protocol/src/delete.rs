@@ -2,7 +2,7 @@
 
 use leasehold_core::{Release, Token};
 
-use crate::encode::push_acquire;
+use crate::encode::{is_plain, push_acquire};
 use crate::layout::{PLAIN_MARK, TOKENS_PER_MS};
 
 /// A command that deletes a key if it has this value. It returns the number of deleted keys, and an error if the key is not a
@@ -56,7 +56,7 @@ fn version(info: &str, name: &str) -> Option<(u32, u32)> {
 #[must_use]
 pub fn plain_value(release: &Release) -> Option<Vec<u8>> {
     let (acquire, token) = release.as_granted.as_ref()?;
-    if !(release.min_hold.is_zero() && release.tombstone.is_zero()) {
+    if !is_plain(release) {
         return None;
     }
     let mut value = Vec::with_capacity(acquire.metadata.len() + 100);

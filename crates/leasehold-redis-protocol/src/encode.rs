@@ -220,9 +220,9 @@ fn push_args(call: &mut ScriptCall, command: &Command, expectation: Expectation)
     }
 }
 
-/// Without a minimum hold and a tombstone.
-fn is_plain(release: &Release) -> bool {
-    release.min_hold.is_zero() && release.tombstone.is_zero()
+/// Without a minimum hold, a tombstone and a condition.
+pub(crate) fn is_plain(release: &Release) -> bool {
+    release.min_hold.is_zero() && release.tombstone.is_zero() && release.if_inbox.is_none()
 }
 
 /// Appends the first argument of the command's script.
@@ -252,11 +252,14 @@ pub(crate) fn push_acquire(bytes: &mut Vec<u8>, acquire: &Acquire) {
     push_acquisition(bytes, acquire.acquisition);
     let extent = [acquire.capacity, acquire.weight, acquire.reserve];
     let has_extent = extent != [1, 1, 0];
-    let flags = [false, owner.is_some(), acquire.replaces.is_some(), has_extent];
+    let flags = [false, owner.is_some(), acquire.replaces.is_some(), has_extent, acquire.inbox.is_some()];
     bytes.push(flags.into_iter().rev().fold(0, |flags, flag| flags << 1 | u8::from(flag)));
     bytes.extend(micros(acquire.ttl).to_be_bytes());
     if has_extent {
         extent.iter().for_each(|number| bytes.extend(number.to_be_bytes()));
+    }
+    if let Some(inbox) = acquire.inbox {
+        bytes.extend(inbox.get().to_be_bytes());
     }
     if let Some(owner) = owner {
         bytes.extend(u32::try_from(owner.len()).unwrap_or(u32::MAX).to_be_bytes());
@@ -274,7 +277,7 @@ fn push_wait(bytes: &mut Vec<u8>, acquire: &Acquire, expectation: Expectation) {
     bytes.extend(acquire.secret.bytes());
     let is_usual = wait == USUAL_WAIT;
     if !is_usual || expectation == Expectation::Contended {
-        bytes.extend(digest_of(acquire.acquisition.client).as_bytes());
+        bytes.extend(digest_of(acquire.inbox()).as_bytes());
     }
     if !is_usual {
         bytes.extend(micros(wait.entry_ttl).to_be_bytes());
@@ -288,6 +291,9 @@ fn push_release(bytes: &mut Vec<u8>, release: &Release) {
         bytes.extend(micros(release.tombstone).to_be_bytes());
     }
     push_acquisition(bytes, release.acquisition);
+    if let Some(inbox) = release.if_inbox {
+        bytes.extend(inbox.get().to_be_bytes());
+    }
 }
 
 /// Appends an acquisition id: 24 bytes whose order is that of the numbers.

@@ -356,6 +356,6 @@ fn every_script_variant_reaches_the_waiters_inbox() {
         };
         assert_eq!(on, channel.as_bytes());
         let push = decode_push(waiter, pushed).unwrap();
-        assert!(matches!(push.kind, PushKind::Granted(..)) && push.to() == waiter, "{variant:?}: {push:?}");
+        assert!(matches!(push.kind, PushKind::Granted(..)) && push.inbox == waiter, "{variant:?}: {push:?}");
     }
 }

@@ -79,7 +79,9 @@ impl Quorum {
     /// Asks all nodes for their votes on a try, and waits for the verdict.
     async fn vote(self: &Arc<Self>, sent: NodeAttempt) -> VotedTry {
         let sent_at = self.now();
-        let acquire = Acquire { acquisition: sent.acquisition, reserve: 0, ..(*sent.request).clone() };
+        // The nodes push to this client, whose attempts at them have numbers of their own.
+        let acquire =
+            Acquire { acquisition: sent.acquisition, inbox: None, reserve: 0, ..(*sent.request).clone() };
         let waits = acquire.wait.is_some();
         let acquire = Arc::new(acquire);
         let floor = if self.options.is_fenced { self.floor(sent_at) } else { None };

@@ -1,7 +1,6 @@
 //! The admission queue of each lock, at one node: its head may queue at all nodes. Admission is not a lock.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{Acquire, Acquisition, Command, Failure, Release, Renew, Resource, TOMBSTONE_TTL};
@@ -158,12 +157,7 @@ impl Quorum {
         self.admission_used.notify_one();
         if let Some(left) = left {
             let tombstone = TOMBSTONE_TTL;
-            let release = Release {
-                acquisition: left.acquisition,
-                min_hold: Duration::ZERO,
-                tombstone,
-                as_granted: None,
-            };
+            let release = Release { tombstone, ..Release::now(left.acquisition) };
             // Later the entry has expired, also that of an acquire which is in flight now.
             let until = now + TOMBSTONE_TTL + POLL_INTERVALS.entry_ttl;
             let (node, resource) = (left.node, left.resource);
@@ -203,7 +197,9 @@ impl Quorum {
 fn with_acquisition(command: Command, acquisition: Acquisition) -> Command {
     match command {
         Command::Acquire(acquire) if acquire.acquisition == acquisition => Command::Acquire(acquire),
-        Command::Acquire(acquire) => Command::from(Acquire { acquisition, ..(*acquire).clone() }),
+        Command::Acquire(acquire) => {
+            Command::from(Acquire { acquisition, inbox: None, ..(*acquire).clone() })
+        }
         Command::Renew(renew) => Command::Renew(Renew { acquisition, ..renew }),
         Command::Release(release) => Command::Release(Release { acquisition, ..release }),
         other => other,

@@ -245,7 +245,7 @@ impl Quorum {
     fn handle_hint(&self, acquisition: Acquisition) {
         if let (Some(inbox), Some(attempt)) = (self.inbox.upgrade(), self.attempts.attempt_of(acquisition)) {
             let at = StoreTime::from_micros(self.now().as_micros());
-            inbox.deliver(Push { acquisition: attempt, at, kind: PushKind::Revoked });
+            inbox.deliver(Push::new(attempt, at, PushKind::Revoked));
         }
     }
 

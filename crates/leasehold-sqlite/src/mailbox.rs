@@ -213,7 +213,7 @@ impl PipeWriter {
     /// Writes a push, or drops it if the pipe is full.
     pub(super) fn write_push(&self, push: &Push) {
         if let Err(error) = self.write(&encode(push)) {
-            tracing::debug!(%error, to = %push.to(), "a push was dropped");
+            tracing::debug!(%error, to = %push.inbox, "a push was dropped");
         }
     }
 
@@ -334,7 +334,8 @@ fn decode(record: &[u8; RECORD], client: ClientId) -> Option<Push> {
         4 => PushKind::Contended,
         _ => return None,
     };
-    Some(Push { acquisition: Acquisition { client, sequence }, at: StoreTime::from_micros(at), kind })
+    let acquisition = Acquisition { client, sequence };
+    Some(Push::new(acquisition, StoreTime::from_micros(at), kind))
 }
 
 /// For `fuzz/`: any record is refused, or is a push that is written and read unchanged.
@@ -389,7 +390,7 @@ mod tests {
         ];
         let pushes = kinds.map(|kind| {
             let acquisition = Acquisition { client, sequence: 5 };
-            Push { acquisition, at: StoreTime::from_micros(1), kind }
+            Push::new(acquisition, StoreTime::from_micros(1), kind)
         });
         for push in &pushes {
             reached(&sender, client).unwrap().write_push(push);
@@ -405,7 +406,7 @@ mod tests {
         let mailbox = sender.open(client, &path).unwrap();
         (&mailbox.pipe).write_all(&[7; RECORD]).unwrap();
         let acquisition = Acquisition { client, sequence: 5 };
-        let push = Push { acquisition, at: StoreTime::ZERO, kind: PushKind::Revoked };
+        let push = Push::new(acquisition, StoreTime::ZERO, PushKind::Revoked);
         for _ in 0..5_000 {
             reached(&sender, client).unwrap().write_push(&push);
         }

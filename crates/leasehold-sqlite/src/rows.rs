@@ -73,7 +73,7 @@ impl<'c> SqliteRows<'c> {
 macro_rules! select_lease {
     ($rest:literal) => {
         concat!(
-            "SELECT client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata
+            "SELECT client, sequence, owner, weight, token, granted_at, expires_at, claimed, kept, metadata, inbox
             FROM lease WHERE resource = ? ",
             $rest
         )
@@ -84,7 +84,7 @@ macro_rules! select_waiter {
     ($rest:literal) => {
         concat!(
             "SELECT place, client, sequence, owner, weight, ttl, reserve, since, deadline, parked, metadata,
-            replaces, secret FROM waiter WHERE resource = ? ",
+            replaces, secret, inbox FROM waiter WHERE resource = ? ",
             $rest
         )
     };
@@ -93,14 +93,14 @@ macro_rules! select_waiter {
 /// Steps from client to client in the index, so the cost does not depend on the number of entries per client. All entries of a
 /// client are parked together.
 const COUNT_READY_CLIENTS: &str = "
-    WITH RECURSIVE each (client) AS (
-        SELECT MIN(client) FROM waiter WHERE resource = ?1
+    WITH RECURSIVE each (inbox) AS (
+        SELECT MIN(inbox) FROM waiter WHERE resource = ?1
         UNION ALL
-        SELECT (SELECT MIN(client) FROM waiter WHERE resource = ?1 AND client > each.client)
-        FROM each WHERE each.client IS NOT NULL
+        SELECT (SELECT MIN(inbox) FROM waiter WHERE resource = ?1 AND inbox > each.inbox)
+        FROM each WHERE each.inbox IS NOT NULL
     )
     SELECT COUNT(*) FROM each
-    WHERE (SELECT parked FROM waiter WHERE resource = ?1 AND client = each.client LIMIT 1) = 0";
+    WHERE (SELECT parked FROM waiter WHERE resource = ?1 AND inbox = each.inbox LIMIT 1) = 0";
 
 impl Rows for SqliteRows<'_> {
     type Error = rusqlite::Error;
@@ -175,7 +175,7 @@ impl Rows for SqliteRows<'_> {
         let (client, sequence) = key(lease.acquisition);
         let id = self.id()?;
         self.run(
-            "INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 id,
                 client,
@@ -188,7 +188,8 @@ impl Rows for SqliteRows<'_> {
                 lease.claimed,
                 lease.retained,
                 &*lease.metadata,
-                self.is_shared
+                self.is_shared,
+                lease.inbox.map(|inbox| inbox.get().to_be_bytes())
             ],
         )?;
         Ok(())
@@ -237,7 +238,7 @@ impl Rows for SqliteRows<'_> {
         let (client, sequence) = key(waiter.acquisition);
         let id = self.id()?;
         self.run(
-            "INSERT OR REPLACE INTO waiter VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO waiter VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             params![
                 id,
                 Number(waiter.place),
@@ -252,7 +253,8 @@ impl Rows for SqliteRows<'_> {
                 waiter.parked,
                 &*waiter.metadata,
                 waiter.replaces.map(Number),
-                waiter.secret.bytes()
+                waiter.secret.bytes(),
+                waiter.inbox().get().to_be_bytes()
             ],
         )?;
         Ok(())
@@ -280,7 +282,7 @@ impl Rows for SqliteRows<'_> {
 
     fn set_parked(&mut self, client: ClientId, parked: bool) -> Result<u32> {
         let id = self.id()?;
-        let sql = "UPDATE waiter SET parked = ? WHERE resource = ? AND client = ? AND parked <> ?";
+        let sql = "UPDATE waiter SET parked = ? WHERE resource = ? AND inbox = ? AND parked <> ?";
         let changed = self.run(sql, params![parked, id, client.get().to_be_bytes(), parked])?;
         Ok(u32::try_from(changed).unwrap_or(u32::MAX))
     }
@@ -290,7 +292,7 @@ impl Rows for SqliteRows<'_> {
     }
 
     fn waiters_of(&mut self, client: ClientId) -> Result<u32> {
-        let sql = "SELECT COUNT(*) FROM waiter WHERE resource = ? AND client = ?";
+        let sql = "SELECT COUNT(*) FROM waiter WHERE resource = ? AND inbox = ?";
         self.count(sql, params![self.known_id(), client.get().to_be_bytes()])
     }
 

@@ -262,7 +262,7 @@ impl Shared {
     pub(super) fn send(&self, pending: PendingPushes) {
         let PendingPushes { pushes, mut reached, .. } = pending;
         for push in pushes {
-            let to = push.to();
+            let to = push.inbox;
             if to == self.client {
                 if let Some(inbox) = self.inbox.upgrade() {
                     inbox.deliver(push);

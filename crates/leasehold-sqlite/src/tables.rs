@@ -2,7 +2,8 @@
 
 /// A mutex has few leases: one, or one per acquisition of its owner. Only kinds with many holders need the index `lease_expiry`.
 /// A mutex's leases are not in that index (`shared` is 0), so locking a mutex writes one page less. The column `visit` is the
-/// time at which the sweep checks whether the resource can be removed; commands do not change it (`sweep.rs`).
+/// time at which the sweep checks whether the resource can be removed; commands do not change it (`sweep.rs`). The column `inbox` is the
+/// client that speaks for an attempt; a lease has none if that is the client of its id.
 pub(super) const TABLES: &str = "
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE resource (
@@ -16,7 +17,7 @@ pub(super) const TABLES: &str = "
     CREATE TABLE lease (
         resource INTEGER NOT NULL, client BLOB NOT NULL, sequence INTEGER NOT NULL, owner TEXT,
         weight INTEGER NOT NULL, token INTEGER NOT NULL, granted_at INTEGER NOT NULL, expires_at INTEGER NOT NULL,
-        claimed INTEGER NOT NULL, kept INTEGER NOT NULL, metadata TEXT NOT NULL, shared INTEGER NOT NULL,
+        claimed INTEGER NOT NULL, kept INTEGER NOT NULL, metadata TEXT NOT NULL, shared INTEGER NOT NULL, inbox BLOB,
         PRIMARY KEY (resource, client, sequence)
     ) WITHOUT ROWID;
     CREATE INDEX lease_expiry ON lease (resource, expires_at) WHERE shared = 1;
@@ -25,9 +26,10 @@ pub(super) const TABLES: &str = "
         resource INTEGER NOT NULL, place INTEGER NOT NULL, client BLOB NOT NULL, sequence INTEGER NOT NULL, owner TEXT,
         weight INTEGER NOT NULL, ttl INTEGER NOT NULL, reserve INTEGER NOT NULL, since INTEGER NOT NULL,
         deadline INTEGER NOT NULL, parked INTEGER NOT NULL, metadata TEXT NOT NULL, replaces INTEGER, secret BLOB NOT NULL,
-        PRIMARY KEY (resource, place)
+        inbox BLOB NOT NULL, PRIMARY KEY (resource, place)
     ) WITHOUT ROWID;
     CREATE UNIQUE INDEX waiter_attempt ON waiter (resource, client, sequence);
+    CREATE INDEX waiter_inbox ON waiter (resource, inbox);
     CREATE INDEX waiter_ready ON waiter (resource, place) WHERE parked = 0;
     CREATE INDEX waiter_deadline ON waiter (resource, deadline);
     CREATE TABLE tombstone (

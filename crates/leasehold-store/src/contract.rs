@@ -34,7 +34,7 @@ pub trait Inbox: Send + Sync {
 
     /// The store knows that the attempt may be granted now: it asks again at once. Unlike a push, nobody else can cause this.
     fn recheck(&self, attempt: Acquisition) {
-        self.deliver(Push { acquisition: attempt, at: StoreTime::ZERO, kind: PushKind::Revoked });
+        self.deliver(Push::new(attempt, StoreTime::ZERO, PushKind::Revoked));
     }
 
     /// The connection was re-established for the matching resources: pushes may have been missed.

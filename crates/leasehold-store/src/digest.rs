@@ -4,7 +4,7 @@
 //! client. Inspection therefore shows only a digest of it. A digest has 128 bits, so it is as hard to guess as the id. SHA-1 is weak
 //! against chosen collisions, which are of no use here, and not against preimages.
 
-use leasehold_core::{Acquisition, ClientId};
+use leasehold_core::{Acquisition, ClientId, Resource};
 use sha1_smol::Sha1;
 
 /// The name of a client that inspection shows.
@@ -29,6 +29,33 @@ pub fn lease_secret(acquisition: Acquisition) -> u128 {
     bytes[..16].copy_from_slice(&client.get().to_be_bytes());
     bytes[16..].copy_from_slice(&sequence.to_be_bytes());
     digest("lease", &bytes)
+}
+
+/// The number from which the sequence numbers of attempts begin that are not counted by a client. No client counts that far, and a store keeps
+/// numbers below twice this one.
+pub const FIRST_UNCOUNTED: u64 = 1 << 62;
+
+/// The number from which those begin that a caller has named.
+const FIRST_REQUESTED: u64 = FIRST_UNCOUNTED | 1 << 61;
+
+/// Whether a caller has named this attempt, and may repeat it at any client.
+pub fn is_requested(attempt: Acquisition) -> bool {
+    attempt.sequence >= FIRST_REQUESTED
+}
+
+/// The id of the attempt that a caller names at a resource: the same at each client of the store.
+pub fn requested_attempt(resource: &Resource, request: &[u8]) -> Acquisition {
+    let (kind, name) = (resource.kind.as_str(), resource.name.as_str());
+    // No part can be read as the beginning of the next one.
+    let parts = [kind.as_bytes(), b"\0", name.as_bytes(), b"\0", request].concat();
+    let number = u64::try_from(digest("request number", &parts) >> 64).unwrap_or(u64::MAX);
+    let client = ClientId::new(digest("request", &parts));
+    Acquisition { client, sequence: FIRST_REQUESTED | number >> 3 }
+}
+
+/// The id of an attempt from random numbers.
+pub fn random_attempt(client: u128, number: u64) -> Acquisition {
+    Acquisition { client: ClientId::new(client), sequence: FIRST_UNCOUNTED | number >> 3 }
 }
 
 fn digest(purpose: &str, secret: &[u8]) -> u128 {

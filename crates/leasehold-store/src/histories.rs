@@ -115,24 +115,31 @@ fn who() -> impl Strategy<Value = Acquisition> {
     (0..CLIENTS, 0..5_u64).prop_map(|(client, sequence)| Acquisition { client: client_id(client), sequence })
 }
 
+/// Sometimes another client than that of the attempt's id, or the same by name.
+fn another() -> impl Strategy<Value = Option<ClientId>> {
+    proptest::option::weighted(0.2, (0..CLIENTS).prop_map(client_id))
+}
+
 fn acquire(capacity: u32) -> impl Strategy<Value = Acquire> {
     let owner = proptest::option::weighted(0.3, 0..3_u8);
     let replaces = proptest::option::weighted(0.2, 0..5_u64);
     let secret = any::<[u8; 8]>().prop_map(GrantSecret::new);
-    (who(), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces, secret).prop_map(
-        move |(acquisition, weight, waits, owner, reserve, ttl, replaces, secret)| Acquire {
-            acquisition,
-            owner: owner.map(|owner| Owner::new(&"o".repeat(usize::from(owner)))),
-            capacity,
-            weight,
-            ttl: Duration::from_secs(ttl + 1),
-            reserve,
-            wait: waits.then_some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
-            replaces,
-            secret,
-            metadata: Arc::from("ä\0b"),
-        },
-    )
+    ((who(), another()), 1..=capacity + 1, any::<bool>(), owner, 0..3_u32, 0..9_u64, replaces, secret)
+        .prop_map(move |((acquisition, inbox), weight, waits, owner, reserve, ttl, replaces, secret)| {
+            Acquire {
+                acquisition,
+                inbox,
+                owner: owner.map(|owner| Owner::new(&"o".repeat(usize::from(owner)))),
+                capacity,
+                weight,
+                ttl: Duration::from_secs(ttl + 1),
+                reserve,
+                wait: waits.then_some(WaitFor { entry_ttl: Duration::from_secs(10), max_queue: 6 }),
+                replaces,
+                secret,
+                metadata: Arc::from("ä\0b"),
+            }
+        })
 }
 
 fn one(capacity: u32) -> impl Strategy<Value = Step> {
@@ -141,14 +148,16 @@ fn one(capacity: u32) -> impl Strategy<Value = Step> {
     let renew = (who(), 0..3_u32, 0..5_u64).prop_map(|(acquisition, reserve, part)| {
         Step::Do(Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10 * part.min(1)), reserve }))
     });
-    let release = (who(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, min_hold, tombstone)| {
-        let min_hold = Duration::from_secs(min_hold * min_hold);
-        Step::Do(Command::Release(Release {
-            min_hold,
-            tombstone: Duration::from_secs(tombstone * 4),
-            ..Release::now(acquisition)
-        }))
-    });
+    let release =
+        (who(), another(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, if_inbox, min_hold, tombstone)| {
+            let min_hold = Duration::from_secs(min_hold * min_hold);
+            Step::Do(Command::Release(Release {
+                if_inbox,
+                min_hold,
+                tombstone: Duration::from_secs(tombstone * 4),
+                ..Release::now(acquisition)
+            }))
+        });
     prop_oneof![
         8 => acquire,
         4 => renew,
@@ -173,6 +182,7 @@ fn waits_for_more(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
             let ask = |client: u128, sequence, weight, replaces| {
                 Command::from(Acquire {
                     acquisition: Acquisition { client: client_id(client % CLIENTS), sequence },
+                    inbox: None,
                     owner: None,
                     capacity,
                     weight,
@@ -243,6 +253,7 @@ fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         let (owner, wait, replaces, metadata) = (None, None, None, Arc::from("m"));
         let acquire = Command::from(Acquire {
             acquisition,
+            inbox: None,
             owner,
             capacity,
             weight,
@@ -268,15 +279,15 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
     let seconds = || prop_oneof![8 => 5..20_u64, 1 => 1..5_u64, 1 => Just(30 * 60), 1 => Just(2 * 3_600)];
     let weight = prop_oneof![3 => Just(capacity), 1 => 1..=capacity];
     let owner = proptest::option::weighted(0.1, 1..3_usize);
-    let asked = (0..CLIENTS, 0..3_u32, seconds(), seconds(), weight, owner);
+    let asked = ((0..CLIENTS, another()), 0..3_u32, seconds(), seconds(), weight, owner);
     let asked = proptest::collection::vec(asked, 2..12);
     let aside = prop_oneof![
         6 => Just(Aside::Nothing),
         6 => (seconds(), 0..8_u32).prop_map(|(ttl, reserve)| Aside::Renew(ttl, reserve.saturating_sub(6))),
         6 => (0..900_u64).prop_map(Aside::Pass),
         1 => (0..9_u64).prop_map(|seconds| Aside::Pass(1_000 * seconds * seconds)),
-        2 => (0..12_usize).prop_map(Aside::AskAgain),
-        1 => (0..12_usize).prop_map(Aside::GiveUp),
+        2 => (0..12_usize, another()).prop_map(|(index, inbox)| Aside::AskAgain(index, inbox)),
+        1 => (0..12_usize, another()).prop_map(|(index, inbox)| Aside::GiveUp(index, inbox)),
         1 => (0..900_u64).prop_map(|ms| Aside::Do(Step::Raise(ms))),
         1 => (0..900_000_u64).prop_map(|ms| Aside::Do(Step::SetBack(ms))),
         1 => (0..CLIENTS).prop_map(|client| Aside::Do(Step::Leave(client))),
@@ -287,8 +298,9 @@ fn queue(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         let mut asides = asides.into_iter();
         let asked: Vec<Acquire> = (first..)
             .zip(asked)
-            .map(|(sequence, (client, reserve, ttl, entry_ttl, weight, owner))| Acquire {
+            .map(|(sequence, ((client, inbox), reserve, ttl, entry_ttl, weight, owner))| Acquire {
                 acquisition: Acquisition { client: client_id(client), sequence },
+                inbox,
                 owner: owner.map(|owner| Owner::new(&"o".repeat(owner))),
                 capacity,
                 weight,
@@ -321,8 +333,10 @@ enum Aside {
     Nothing,
     Renew(u64, u32),
     Pass(u64),
-    AskAgain(usize),
-    GiveUp(usize),
+    /// Perhaps from another client.
+    AskAgain(usize, Option<ClientId>),
+    /// Perhaps only if this client speaks for it.
+    GiveUp(usize, Option<ClientId>),
     Do(Step),
 }
 
@@ -335,8 +349,14 @@ impl Aside {
                 Some(Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })))
             }
             Self::Pass(ms) => Some(Step::Pass(ms)),
-            Self::AskAgain(index) => asked.get(index).map(|acquire| Step::Do(Command::from(acquire.clone()))),
-            Self::GiveUp(index) => asked.get(index).map(|acquire| Step::Do(release_of(acquire.acquisition))),
+            Self::AskAgain(index, inbox) => {
+                let again = |acquire: &Acquire| Acquire { inbox: inbox.or(acquire.inbox), ..acquire.clone() };
+                asked.get(index).map(|acquire| Step::Do(Command::from(again(acquire))))
+            }
+            Self::GiveUp(index, if_inbox) => {
+                let given_up = |acquire: &Acquire| Release { if_inbox, ..Release::now(acquire.acquisition) };
+                asked.get(index).map(|acquire| Step::Do(Command::Release(given_up(acquire))))
+            }
             Self::Do(step) => Some(step),
         }
     }

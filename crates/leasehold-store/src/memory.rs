@@ -242,9 +242,9 @@ impl Inner {
     }
 
     fn inbox(&mut self, push: &Push) -> Option<Arc<dyn Inbox>> {
-        let inbox = self.inboxes.get(&push.to())?.upgrade();
+        let inbox = self.inboxes.get(&push.inbox)?.upgrade();
         if inbox.is_none() {
-            self.inboxes.remove(&push.to());
+            self.inboxes.remove(&push.inbox);
         }
         inbox
     }

@@ -110,6 +110,12 @@ impl HolderMetadata {
         Self { label, trace_id, ..Self::default() }.encode_if_any()
     }
 
+    /// Whether it has anything of what all holders and waiters of a client have in common.
+    #[doc(hidden)]
+    pub fn has_client(&self) -> bool {
+        self.host.is_some() || self.pid.is_some() || self.program.is_some()
+    }
+
     fn encode_if_any(&self) -> Arc<str> {
         if *self == Self::default() { Arc::from("") } else { self.encode() }
     }
@@ -117,15 +123,12 @@ impl HolderMetadata {
     /// Merges the client's record into a holder's or a waiter's metadata.
     #[doc(hidden)]
     pub fn add_client(stored: &str, client: &str) -> Arc<str> {
-        let (own, client) = (Self::decode(stored), Self::decode(client));
-        let both = Self {
-            host: own.host.or(client.host),
-            pid: own.pid.or(client.pid),
-            program: own.program.or(client.program),
-            label: own.label,
-            trace_id: own.trace_id,
-        };
-        both.encode()
+        let own = Self::decode(stored);
+        if own.has_client() {
+            return Arc::from(stored);
+        }
+        let (label, trace_id) = (own.label, own.trace_id);
+        Self { label, trace_id, ..Self::decode(client) }.encode()
     }
 
     /// Decodes stored metadata. Text that is not such JSON, from another client, becomes the label.

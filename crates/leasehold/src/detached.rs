@@ -1,18 +1,22 @@
 //! Leases without a guard: they outlive the client that acquired them, and any client of the store can take them over by
 //! their id.
 //!
-//! For the store, a detached lease is a lease like any other. It stays in the store when its client forgets it. A client that
-//! attaches to it finds its holder by the secret in the id, and then renews and releases it as its own.
+//! For the store, a detached lease is a lease like any other. It stays in the store when its client forgets it. The id of a lease whose lock was
+//! detachable contains the attempt as the store knows it, so each client renews and releases it by one command. Otherwise a client
+//! finds the holder by the secret in the id, and then renews and releases it as its own.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use leasehold_core::{
-    Acquire, Acquisition, Command, Holder, Kind, Loss, Name, Reply, Resource, Token, TokenRange,
+    Acquire, Acquisition, Answer, ClientId, Command, Holder, Kind, LocalTime, Loss, Name, Release, Renew,
+    Reply, Resource, Token, TokenRange, drift_margin,
 };
-use leasehold_store::digest::lease_secret;
+use leasehold_store::digest::{FIRST_UNCOUNTED, lease_secret};
+use leasehold_store::{Call, CallResult};
 
 use crate::client::Client;
 use crate::engine::{AttachedLease, DetachedLease};
@@ -47,7 +51,25 @@ pub struct LeaseId {
     lease: DetachedTerms,
     /// The guard's token. After a hand-off within its client it is higher than the token that the store shows.
     token: Token,
-    secret: u128,
+    key: LeaseKey,
+}
+
+/// How the store finds the lease. Both are secrets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LeaseKey {
+    /// The attempt, whose random id proves nothing else.
+    Attempt(Acquisition),
+    /// A digest of the attempt's id, because that contains the id of its client.
+    Digest(u128),
+}
+
+impl LeaseKey {
+    fn is_of(self, acquisition: Acquisition) -> bool {
+        match self {
+            Self::Attempt(attempt) => attempt == acquisition,
+            Self::Digest(secret) => lease_secret(acquisition) == secret,
+        }
+    }
 }
 
 /// What the next guard must know about the lease.
@@ -66,8 +88,14 @@ const ENDS_AT_CLOSE: &str = "c";
 impl LeaseId {
     pub(crate) fn new(resource: &Resource, lease: &DetachedLease, token: Token, stored: Acquisition) -> Self {
         let DetachedLease { ttl, min_hold, ends_at_close, tombstone, .. } = *lease;
-        let lease = DetachedTerms { ttl, min_hold, tombstone, ends_at_close };
-        Self { resource: resource.clone(), lease, token, secret: lease_secret(stored) }
+        let terms = DetachedTerms { ttl, min_hold, tombstone, ends_at_close };
+        // A renewal by id alone would shorten a lease that must last longer than its ttl.
+        let is_uncounted = stored == lease.acquisition && stored.sequence >= FIRST_UNCOUNTED;
+        let key = match is_uncounted && !lease.outlasts_ttl {
+            true => LeaseKey::Attempt(stored),
+            false => LeaseKey::Digest(lease_secret(stored)),
+        };
+        Self { resource: resource.clone(), lease: terms, token, key }
     }
 
     /// The lock's kind.
@@ -112,6 +140,21 @@ impl LeaseId {
     pub fn ttl(&self) -> Duration {
         self.lease.ttl
     }
+
+    /// The fencing token of the lease when it was detached.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let guard = client.mutex("deploy").lock().await?;
+    /// let token = guard.token();
+    /// assert_eq!(guard.detach().await?.token(), token);
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn token(&self) -> Token {
+        self.token
+    }
 }
 
 impl fmt::Display for LeaseId {
@@ -124,7 +167,11 @@ impl fmt::Display for LeaseId {
         for span in [ttl, min_hold, tombstone] {
             write!(f, ".{}", span.as_millis())?;
         }
-        write!(f, ".{}.{:032x}", self.token, self.secret)?;
+        write!(f, ".{}.", self.token)?;
+        match self.key {
+            LeaseKey::Attempt(Acquisition { client, sequence }) => write!(f, "{client}{sequence:016x}")?,
+            LeaseKey::Digest(secret) => write!(f, "{secret:032x}")?,
+        }
         if ends_at_close { write!(f, ".{ENDS_AT_CLOSE}") } else { Ok(()) }
     }
 }
@@ -165,16 +212,27 @@ fn parse(text: &str) -> Option<LeaseId> {
     let span = |text: &str| text.parse().ok().map(Duration::from_millis).filter(|span| *span <= MAX_TTL);
     let ttl = span(ttl).filter(|ttl| !ttl.is_zero())?;
     let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone: span(tombstone)?, ends_at_close };
-    let secret = (secret.len() == 32).then(|| u128::from_str_radix(secret, 16).ok())??;
+    let key = parse_key(secret)?;
     let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
-    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, secret };
+    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, key };
     // One id has one text.
     (id.to_string() == text).then_some(id)
 }
 
+fn parse_key(text: &str) -> Option<LeaseKey> {
+    let (first, rest) = text.split_at_checked(32)?;
+    let first = u128::from_str_radix(first, 16).ok()?;
+    if rest.is_empty() {
+        return Some(LeaseKey::Digest(first));
+    }
+    let sequence = u64::from_str_radix(rest, 16).ok().filter(|_| rest.len() == 16)?;
+    let is_uncounted = (FIRST_UNCOUNTED..2 * FIRST_UNCOUNTED).contains(&sequence);
+    is_uncounted.then(|| LeaseKey::Attempt(Acquisition { client: ClientId::new(first), sequence }))
+}
+
 impl Guard {
-    /// Renews the lease to its full ttl, and lets it outlive this guard, its client and the process. From then on only
-    /// [`Client::attach`] with the returned id, in any process, can renew or release it. Otherwise it expires after the ttl.
+    /// Renews the lease to its full ttl, unless less than a tenth of it has passed, and lets it outlive this guard, its client and the
+    /// process. From then on only [`Client::attach`] with the returned id, in any process, can renew or release it. Otherwise it expires after the ttl.
     /// Tasks of this client that wait for the lock then wait in the store.
     ///
     /// ```
@@ -203,7 +261,9 @@ impl Guard {
             records.await_published(self.remaining() / PUBLISH_FRACTION).await;
         }
         // A lease that was granted after a wait has a few seconds only.
-        self.renew().await?;
+        if !self.is_fresh() {
+            self.renew().await?;
+        }
         match self.forget_lease() {
             Ok((lease, stored)) => Ok(LeaseId::new(self.resource(), &lease, self.token(), stored)),
             Err(loss) => Err(self.lost_error(loss)),
@@ -257,8 +317,7 @@ impl Client {
         }
         let asked_at = handle.now();
         let Some((holder, valid_for)) = handle.find_detached(id).await? else {
-            let what = "no such lease: it was released, it has expired, or the id is wrong";
-            return Err(handle.error(ErrorKind::Lost, &id.resource, what));
+            return Err(self.no_such_lease(id));
         };
         let resource = Arc::new(id.resource.clone());
         let (token, acquisition) = (holder.token.max(id.token), holder.acquisition);
@@ -271,7 +330,8 @@ impl Client {
         if let Some(attempts) = handle.store.voted_attempts() {
             attempts.attach(&resource, Arc::new(request), token);
         }
-        let detached = DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone };
+        let outlasts_ttl = valid_for > ttl;
+        let detached = DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl };
         // The loss of a borrowed lease concerns no guard of its owner.
         let owner = holder.owner.filter(|_| !is_borrowed);
         let tokens = TokenRange { first: holder.token, last: token };
@@ -302,8 +362,162 @@ impl Client {
     ///
     /// If the future is dropped, the lease stays detached, and may have been renewed.
     pub async fn renew_lease(&self, id: &LeaseId) -> Result<(), Error> {
-        let (guard, acquisition) = self.attach_as(id, true).await?;
-        Borrowed { guard: Some(guard), acquisition }.renew().await
+        self.renew_leases([id]).await.pop().unwrap_or_else(|| Err(self.handle.closed())).map(drop)
+    }
+
+    /// Renews detached leases to their full ttl, as [`Self::renew_lease`] does, at the same time: for how much longer each may be trusted,
+    /// in the order of the ids. Those of [detachable](crate::Mutex::detachable) locks go together, in one command where the store can do that.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let id = client.mutex("deploy").detachable().lock().await?.detach().await?;
+    /// for renewed in client.renew_leases([&id]).await {
+    ///     println!("valid for another {:?}", renewed?);
+    /// }
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Each as [`Self::renew_lease`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Self::renew_lease`].
+    pub async fn renew_leases(
+        &self,
+        ids: impl IntoIterator<Item = &LeaseId>,
+    ) -> Vec<Result<Duration, Error>> {
+        let slowly = async |id: &LeaseId| {
+            let (guard, acquisition) = self.attach_as(id, true).await?;
+            let borrowed = Borrowed { guard: Some(guard), acquisition };
+            borrowed.renew().await?;
+            Ok(borrowed.guard.as_ref().map_or(Duration::ZERO, Guard::remaining))
+        };
+        let command =
+            |id: &LeaseId, acquisition| Command::Renew(Renew { acquisition, ttl: id.lease.ttl, reserve: 0 });
+        let replied = |id: &LeaseId, sent_at: LocalTime, answered: CallResult| match answered {
+            Ok(Answer { reply: Reply::Renewed { valid_for, .. }, .. }) => {
+                let trusted_for = valid_for.min(id.lease.ttl);
+                let trusted_until = sent_at + trusted_for.saturating_sub(drift_margin(trusted_for));
+                match trusted_until.since(self.handle.now()) {
+                    Duration::ZERO => {
+                        let what = "the renewal was not confirmed before the lease had to end, and may have taken effect: look at the lease again";
+                        Err(self.handle.unavailable(&id.resource, what))
+                    }
+                    remaining => Ok(remaining),
+                }
+            }
+            Ok(Answer { reply: Reply::NotHeld, .. }) => Err(self.no_such_lease(id)),
+            Ok(Answer { reply, .. }) => Err(self.handle.unexpected(&id.resource, &reply)),
+            Err(error) => Err(self.handle.store_error(&id.resource, &error)),
+        };
+        self.of_leases(ids, command, replied, slowly).await
+    }
+
+    /// Releases detached leases, at the same time. True for each that this has released, and false for each that had ended before, or whose id
+    /// is wrong; in the order of the ids. A minimum hold of the lock counts. Those of [detachable](crate::Mutex::detachable) locks are
+    /// one command each; the others are attached first.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let id = client.mutex("deploy").detachable().lock().await?.detach().await?;
+    /// assert!(client.release_leases([&id]).await.remove(0)?);
+    /// assert!(!client.release_leases([&id]).await.remove(0)?);
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_unavailable` if the store did not confirm the release, which may have taken effect: it can be repeated; `is_closed`.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, leases may have been released.
+    pub async fn release_leases(&self, ids: impl IntoIterator<Item = &LeaseId>) -> Vec<Result<bool, Error>> {
+        let slowly = async |id: &LeaseId| match self.attach(id).await {
+            Ok(guard) => guard.release().await.map(|()| true),
+            Err(error) if error.is_lost() => Ok(false),
+            Err(error) => Err(error),
+        };
+        let command = |id: &LeaseId, acquisition| {
+            let DetachedTerms { min_hold, tombstone, .. } = id.lease;
+            Command::Release(Release { min_hold, tombstone, ..Release::now(acquisition) })
+        };
+        let replied = |id: &LeaseId, _: LocalTime, answered: CallResult| match answered {
+            Ok(Answer { reply: Reply::Released, .. }) => Ok(true),
+            Ok(Answer { reply: Reply::NotHeld | Reply::Dequeued, .. }) => Ok(false),
+            Ok(Answer { reply, .. }) => Err(self.handle.unexpected(&id.resource, &reply)),
+            Err(error) => Err(self.handle.store_error(&id.resource, &error)),
+        };
+        self.of_leases(ids, command, replied, slowly).await
+    }
+
+    /// The caller of a [request](crate::Mutex::request) was not told of this lease: it is released in 2.5 s, unless the caller repeats the
+    /// request until then, at this client or another one. A lease whose lock was only detachable is released at once.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let deploy = client.mutex("deploy").request(b"7f2c9d54a1e84b60");
+    /// let id = deploy.lock().await?.detach().await?;
+    /// client.return_lease(&id); // the answer could not be written
+    /// assert_eq!(deploy.lock().await?.detach().await?, id); // the caller has asked again
+    /// # Ok(()) });
+    /// ```
+    pub fn return_lease(&self, id: &LeaseId) {
+        let LeaseKey::Attempt(acquisition) = id.key else { return };
+        let DetachedTerms { ttl, min_hold, tombstone, ends_at_close } = id.lease;
+        let detached =
+            DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl: false };
+        self.handle.session.return_lease(Arc::new(id.resource.clone()), detached, id.token);
+    }
+
+    /// Runs a command for each lease whose id names its attempt, all at once, and something else for each of the others.
+    async fn of_leases<'a, T>(
+        &self,
+        ids: impl IntoIterator<Item = &'a LeaseId>,
+        command: impl Fn(&LeaseId, Acquisition) -> Command,
+        replied: impl Fn(&LeaseId, LocalTime, CallResult) -> Result<T, Error>,
+        slowly: impl AsyncFn(&'a LeaseId) -> Result<T, Error>,
+    ) -> Vec<Result<T, Error>> {
+        let ids: Vec<&LeaseId> = ids.into_iter().collect();
+        if let Err(error) = self.handle.check_open() {
+            drop(error);
+            return ids.iter().map(|_| Err(self.handle.closed())).collect();
+        }
+        let is_voted = self.handle.store.voted_attempts().is_some();
+        let attempt_of = |id: &LeaseId| match id.key {
+            LeaseKey::Attempt(acquisition) if !is_voted => Some(acquisition),
+            _ => None,
+        };
+        let sent_at = self.handle.now();
+        let batch: Vec<Call> = ids
+            .iter()
+            .filter_map(|id| Some(Call::new(Arc::new(id.resource.clone()), command(id, attempt_of(id)?))))
+            .collect();
+        let answered = async {
+            match batch.len() {
+                0 => Vec::new(),
+                _ => self.handle.store.call_batch(batch, self.handle.options.replicas).await,
+            }
+        };
+        let others = join_all(ids.iter().filter(|id| attempt_of(id).is_none()).map(|id| slowly(id)));
+        let (answered, others) = futures_util::future::join(answered, others).await;
+        let (mut answered, mut others) = (answered.into_iter(), others.into_iter());
+        let unanswered = |id: &LeaseId| Err(self.handle.unavailable(&id.resource, "there was no answer"));
+        let one = |id: &&LeaseId| match attempt_of(id) {
+            Some(_) => answered.next().map_or_else(|| unanswered(id), |answer| replied(id, sent_at, answer)),
+            None => others.next().unwrap_or_else(|| unanswered(id)),
+        };
+        ids.iter().map(one).collect()
+    }
+
+    fn no_such_lease(&self, id: &LeaseId) -> Error {
+        let what = "no such lease: it was released, it has expired, or the id is wrong";
+        self.handle.error(ErrorKind::Lost, &id.resource, what)
     }
 
     /// What the store shows of a detached lease; `None` if it has ended, or if the id is wrong. The lease is not renewed.
@@ -326,8 +540,7 @@ impl Client {
     /// Cancel safe: it only reads.
     pub async fn inspect_lease(&self, id: &LeaseId) -> Result<Option<HolderInfo>, Error> {
         let info = self.handle.inspect(id.resource.clone()).await?;
-        let is_meant =
-            |holder: &HolderInfo| !holder.retained && lease_secret(holder.acquisition) == id.secret;
+        let is_meant = |holder: &HolderInfo| !holder.retained && id.key.is_of(holder.acquisition);
         let found = info.holders.into_iter().find(is_meant);
         Ok(found.map(|holder| HolderInfo { token: holder.token.max(id.token), ..holder }))
     }
@@ -379,7 +592,7 @@ impl Handle {
     async fn find_detached(&self, id: &LeaseId) -> Result<Option<(Holder, Duration)>, Error> {
         let answer = self.ask(id.resource.clone(), Command::Inspect).await?;
         let Reply::View(view) = answer.reply else { return Ok(None) };
-        let is_meant = |holder: &Holder| !holder.retained && lease_secret(holder.acquisition) == id.secret;
+        let is_meant = |holder: &Holder| !holder.retained && id.key.is_of(holder.acquisition);
         let found = view.holders.into_iter().find(is_meant);
         Ok(found.map(|holder| {
             let valid_for = holder.expires_at.since(answer.at);
@@ -398,7 +611,7 @@ mod tests {
         let span = Duration::from_millis;
         let lease =
             DetachedTerms { ttl: span(300_000), min_hold: span(0), tombstone: span(7), ends_at_close: false };
-        LeaseId { resource, lease, token: Token::new(9).unwrap(), secret: 5 }
+        LeaseId { resource, lease, token: Token::new(9).unwrap(), key: LeaseKey::Digest(5) }
     }
 
     #[test]

@@ -33,5 +33,5 @@ pub(crate) use leases::{AttachedLease, DetachedLease, EndedHold, QueuedGrant};
 pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, ResourceHash, Ticket, WaitOutcome};
 pub(crate) use releasing::ReleaseOutcome;
 pub(crate) use request::{End, Request, Response, release_dropped};
-pub(crate) use session::{Closed, Session};
+pub(crate) use session::{BeginError, Session};
 pub(crate) use sleep::{Sleep, with_deadline};

@@ -128,6 +128,11 @@ impl Guard {
         Ok((lease, stored))
     }
 
+    /// Whether less than a tenth of the ttl has passed since the grant or the last renewal.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.handle.session.is_fresh(self.entry, self.handle.now())
+    }
+
     pub(crate) fn store(&self) -> &dyn Store {
         &*self.handle.store
     }

@@ -47,10 +47,72 @@ macro_rules! settings {
             }
         }
 
+        $crate::options::identity_settings!($kind, $new);
         $crate::options::lease_settings!($kind, $new);
     };
 }
 pub(crate) use settings;
+
+/// The ids of attempts and leases, for kinds whose leases are held by one caller.
+macro_rules! identity_settings {
+    ($kind:ident, $new:literal) => {
+        impl $kind {
+            /// Prepares the leases for [`Guard::detach`](crate::Guard::detach): the id of each is then all that its renewal and its release
+            /// need, which are one command each ([`Client::renew_leases`](crate::Client::renew_leases)). Off by default. Tasks of this
+            /// client do not share such a lease, inspection does not mark it as this client's own, and a writer does not become a reader.
+            /// Over a quorum, renewals stay as dear as they are.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".detachable();")]
+            /// # Ok(()) });
+            /// ```
+            #[must_use]
+            pub fn detachable(mut self) -> Self {
+                self.0.set_ids($crate::locks::lock::AttemptIds::Random);
+                self
+            }
+
+            /// Names the attempt: a caller who repeats it with the same id continues it, at any client of the store. It keeps its place in the
+            /// queue, or gets the same lease with the time that is left. Such an attempt outlives its future: if that is dropped, or its
+            /// time is over, the attempt stays in the queue for 2.5 s, and a lease that it is granted meanwhile is then released, unless
+            /// the request was repeated. Once the lease is released, or the request was not repeated in time, it has ended, and a further
+            /// attempt with its id fails with `is_lost`. The lease is [detachable](Self::detachable).
+            ///
+            /// The id is a secret of the caller: at least 16 random bytes, new for each request. Kind and name of the lock are part of it. Its
+            /// release leaves a row of the store for a minute, by which late repeats are recognised.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".request(b\"7f2c9d54a1e84b60\");")]
+            /// # Ok(()) });
+            /// ```
+            #[must_use]
+            pub fn request(mut self, id: impl AsRef<[u8]>) -> Self {
+                self.0.set_request(id.as_ref());
+                self
+            }
+
+            /// Shows this program and this host as the holder, in place of this process: for a server that acquires locks on behalf of
+            /// others.
+            ///
+            /// ```
+            /// # leasehold::doc_test(async {
+            /// # let client = leasehold::Client::connect("memory:").await?;
+            #[doc = concat!("let lock = client.", $new, ".holder(\"billing\", \"10.0.0.7\");")]
+            /// # Ok(()) });
+            /// ```
+            #[must_use]
+            pub fn holder(mut self, program: impl Into<String>, host: impl Into<String>) -> Self {
+                self.0.set_holder(program.into(), host.into());
+                self
+            }
+        }
+    };
+}
+pub(crate) use identity_settings;
 
 /// The options of a lease, for kinds that set the minimum hold themselves.
 macro_rules! lease_settings {

@@ -92,7 +92,7 @@ fn is_there(inboxes: &HashMap<ClientId, Weak<dyn Inbox>>, client: ClientId) -> b
 }
 
 fn inbox_of(inboxes: &HashMap<ClientId, Weak<dyn Inbox>>, push: &Push) -> Option<Arc<dyn Inbox>> {
-    inboxes.get(&push.to())?.upgrade()
+    inboxes.get(&push.inbox)?.upgrade()
 }
 
 impl StoreFactory for MapStore {

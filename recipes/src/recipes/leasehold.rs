@@ -178,6 +178,7 @@ impl Leasehold {
         let waits = self.own.waits && !is_in;
         let command = Acquire {
             acquisition,
+            inbox: None,
             owner: self.owner.clone(),
             capacity,
             weight,

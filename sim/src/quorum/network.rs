@@ -222,7 +222,7 @@ impl World {
     fn publish(&mut self, node: usize, pushes: Vec<Push>) {
         for push in pushes {
             self.stranger.hear(&push);
-            let to = self.nodes[node].connections.iter().filter(|(_, (_, client))| *client == push.to());
+            let to = self.nodes[node].connections.iter().filter(|(_, (_, client))| *client == push.inbox);
             for link in to.map(|(link, _)| *link).collect::<Vec<_>>() {
                 if !self.loses() {
                     self.transmit(link, false, Event::Push { link, push: push.clone() });
@@ -239,7 +239,7 @@ impl World {
         let clients: Vec<ClientId> = subscribers.iter().map(|(_, client)| *client).collect();
         let at = self.nodes[node].clock.at(self.now);
         for push in self.stranger.publish(at, &clients, false) {
-            for (link, _) in subscribers.iter().filter(|(_, client)| *client == push.to()) {
+            for (link, _) in subscribers.iter().filter(|(_, client)| *client == push.inbox) {
                 self.say(Column::Server, &[7, *link], || format!("a stranger publishes {:?}", push.kind));
                 self.transmit(*link, false, Event::Push { link: *link, push: push.clone() });
             }

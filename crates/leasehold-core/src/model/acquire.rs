@@ -103,6 +103,32 @@ impl<R: Rows> Step<'_, '_, R> {
         self.queued(place)
     }
 
+    /// An `Acquire` from another inbox than before: the attempt is that one's from now on. A waiter moves only with an `Acquire` that waits.
+    pub(super) fn move_attempt(&mut self, acquire: &Acquire) -> Result<(), R::Error> {
+        if acquire.inbox.is_none() {
+            return Ok(());
+        }
+        if let Some(lease) = self.held_lease(acquire.acquisition)?
+            && lease.inbox() != acquire.inbox()
+        {
+            let metadata = acquire.metadata.clone();
+            return self.rows.put_lease(Lease { inbox: acquire.inbox, metadata, ..lease });
+        }
+        if acquire.wait.is_some()
+            && self.header.waiters > 0
+            && let Some(waiter) = self.rows.waiter(acquire.acquisition)?
+            && waiter.inbox() != acquire.inbox()
+        {
+            self.rows.remove_waiter(waiter.acquisition)?;
+            self.header.parked -= u32::from(waiter.parked);
+            self.queue_moved |= waiter.parked;
+            let metadata = acquire.metadata.clone();
+            // Its client has just sent a command.
+            self.rows.put_waiter(Waiter { inbox: acquire.inbox, metadata, parked: false, ..waiter })?;
+        }
+        Ok(())
+    }
+
     fn reenter(&mut self, acquire: &Acquire, held: &Lease) -> Result<Reply, R::Error> {
         if acquire.weight > held.weight {
             return Ok(Reply::Refused(Refusal::HeavierReentry { held: held.weight }));
@@ -140,6 +166,7 @@ impl<R: Rows> Step<'_, '_, R> {
     ) -> Result<Reply, R::Error> {
         self.add_lease(Lease {
             acquisition: acquire.acquisition,
+            inbox: acquire.inbox,
             owner: acquire.owner.clone(),
             weight: acquire.weight,
             token: tokens.first,
@@ -164,6 +191,7 @@ impl<R: Rows> Step<'_, '_, R> {
         self.rows.put_waiter(Waiter {
             place,
             acquisition: acquire.acquisition,
+            inbox: acquire.inbox,
             owner: acquire.owner.clone(),
             weight: acquire.weight,
             ttl: acquire.ttl,
@@ -206,7 +234,7 @@ impl<R: Rows> Step<'_, '_, R> {
         let ends = self.head_hint()?.repoll_at;
         // A lease that ends sooner than this was not renewed or not claimed.
         let head_start = if ends.since(now) > CLAIM_WINDOW { CLAIM_WINDOW } else { Duration::ZERO };
-        let client = self.requester.map_or(ClientId::new(0), |requester| requester.client);
+        let client = self.requester.map_or(ClientId::new(0), |requester| requester.inbox);
         // The lower half of a random number.
         #[allow(clippy::cast_possible_truncation, reason = "any bits of it will do")]
         let apart = Duration::from_micros(u64::from(client.get() as u32) % REPOLL_JITTER_MICROS);

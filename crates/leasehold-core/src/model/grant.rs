@@ -12,11 +12,10 @@ impl<R: Rows> Step<'_, '_, R> {
             let Some((fits, held)) = self.fits_waiter(&waiter)? else {
                 // The waiter re-checks and learns that the lease to replace is gone.
                 self.remove_waiter(&waiter)?;
-                self.push(waiter.acquisition, PushKind::Revoked);
+                self.push(waiter.inbox(), waiter.acquisition, PushKind::Revoked);
                 continue;
             };
-            let (is_requester, client) =
-                (self.requester == Some(waiter.acquisition), waiter.acquisition.client);
+            let (is_requester, client) = (self.is_requester(&waiter), waiter.inbox());
             if !fits && (is_requester || !self.may_pass_head()) {
                 break;
             }
@@ -30,9 +29,14 @@ impl<R: Rows> Step<'_, '_, R> {
             self.remove_waiter(&waiter)?;
             let grant = self.lease_to_waiter(&waiter, held.as_ref())?;
             let proof = waiter.secret.prove(self.now(), &grant);
-            self.push(waiter.acquisition, PushKind::Granted(grant, proof));
+            self.push(waiter.inbox(), waiter.acquisition, PushKind::Granted(grant, proof));
         }
         Ok(())
+    }
+
+    /// Whether the command is this waiter's own `Acquire`: the answer reaches it even if a push would not.
+    fn is_requester(&self, waiter: &Waiter) -> bool {
+        self.requester.is_some_and(|requester| requester.acquisition == waiter.acquisition)
     }
 
     /// Whether an attempt may fit although the head of the queue does not. Other commands leave such a head where it is, and cost no
@@ -45,7 +49,7 @@ impl<R: Rows> Step<'_, '_, R> {
     fn next_candidate(&mut self) -> Result<Option<Waiter>, R::Error> {
         let first = self.first_ready()?;
         if let Some(requester) = self.requester.filter(|_| self.is_requester_parked)
-            && let Some(requester) = self.rows.waiter(requester)?
+            && let Some(requester) = self.rows.waiter(requester.acquisition)?
             && first.as_ref().is_none_or(|first| requester.place < first.place)
             && self.fits_waiter(&requester)?.is_none_or(|(fits, _)| fits)
         {
@@ -90,6 +94,7 @@ impl<R: Rows> Step<'_, '_, R> {
         }
         self.add_lease(Lease {
             acquisition: waiter.acquisition,
+            inbox: waiter.inbox,
             owner: waiter.owner.clone(),
             weight: waiter.weight,
             token: tokens.first,
@@ -127,7 +132,7 @@ impl<R: Rows> Step<'_, '_, R> {
             && !lease.retained
             && lease.token.get() < self.header.last_token
         {
-            self.push(lease.acquisition, PushKind::Contended);
+            self.push(lease.inbox(), lease.acquisition, PushKind::Contended);
         }
         Ok(())
     }
@@ -140,7 +145,7 @@ impl<R: Rows> Step<'_, '_, R> {
         if waiter.place != self.header.head {
             self.header.head = waiter.place;
             let hint = self.head_hint()?;
-            self.push(waiter.acquisition, PushKind::Next(hint));
+            self.push(waiter.inbox(), waiter.acquisition, PushKind::Next(hint));
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ impl<R: Rows> Step<'_, '_, R> {
         for holder in &holders {
             if let Some(lease) = self.rows.lease(holder.acquisition)? {
                 self.remove_lease(&lease)?;
-                self.push(holder.acquisition, PushKind::Revoked);
+                self.push(lease.inbox(), lease.acquisition, PushKind::Revoked);
             }
         }
         self.grant()?;

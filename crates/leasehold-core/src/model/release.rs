@@ -4,6 +4,7 @@ use core::time::Duration;
 
 use super::{Lease, Rows, Step};
 use crate::command::{Release, Renew, Reply};
+use crate::id::{Acquisition, ClientId};
 
 impl<R: Rows> Step<'_, '_, R> {
     pub(super) fn renew(&mut self, renew: &Renew) -> Result<Reply, R::Error> {
@@ -29,6 +30,11 @@ impl<R: Rows> Step<'_, '_, R> {
     }
 
     pub(super) fn release(&mut self, release: &Release) -> Result<Reply, R::Error> {
+        if let Some(inbox) = release.if_inbox
+            && self.inbox_of(release.acquisition)?.is_some_and(|current| current != inbox)
+        {
+            return Ok(Reply::NotHeld);
+        }
         if !release.tombstone.is_zero() {
             self.leave_tombstone(release)?;
         }
@@ -45,6 +51,17 @@ impl<R: Rows> Step<'_, '_, R> {
         };
         self.grant()?;
         Ok(reply)
+    }
+
+    /// The client that speaks for an attempt which holds or waits.
+    fn inbox_of(&mut self, acquisition: Acquisition) -> Result<Option<ClientId>, R::Error> {
+        if let Some(lease) = self.held_lease(acquisition)? {
+            return Ok(Some(lease.inbox()));
+        }
+        if self.header.waiters == 0 {
+            return Ok(None);
+        }
+        Ok(self.rows.waiter(acquisition)?.map(|waiter| waiter.inbox()))
     }
 
     /// Ends a lease. Before `min_hold` has passed it is retained, unless its owner holds the resource through another

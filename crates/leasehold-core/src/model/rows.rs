@@ -79,6 +79,8 @@ impl Header {
 pub struct Lease {
     /// The attempt that was granted; the key of this row.
     pub acquisition: Acquisition,
+    /// As that of the [`Acquire`](crate::Acquire).
+    pub inbox: Option<ClientId>,
     /// The named owner, if any.
     pub owner: Option<Owner>,
     /// Weight of the lease.
@@ -104,6 +106,8 @@ pub struct Waiter {
     pub place: u64,
     /// The attempt that waits.
     pub acquisition: Acquisition,
+    /// As that of the [`Acquire`](crate::Acquire).
+    pub inbox: Option<ClientId>,
     /// The named owner, if any.
     pub owner: Option<Owner>,
     /// Requested weight.
@@ -126,7 +130,23 @@ pub struct Waiter {
     pub metadata: Arc<str>,
 }
 
-/// The rows of one resource.
+impl Lease {
+    /// The client that speaks for the attempt.
+    #[must_use]
+    pub fn inbox(&self) -> ClientId {
+        self.inbox.unwrap_or(self.acquisition.client)
+    }
+}
+
+impl Waiter {
+    /// The client that speaks for the attempt.
+    #[must_use]
+    pub fn inbox(&self) -> ClientId {
+        self.inbox.unwrap_or(self.acquisition.client)
+    }
+}
+
+/// The rows of one resource. The client of a row is the one that speaks for its attempt.
 ///
 /// `put_*` inserts or replaces by key. If a method fails, the command must have no effect: the caller rolls back.
 pub trait Rows {

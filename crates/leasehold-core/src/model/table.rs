@@ -98,7 +98,7 @@ impl Table {
 
     /// An entry with its current parked state, which is stored once per client.
     fn entry(&self, waiter: &Waiter) -> Waiter {
-        let entries = self.clients.get(&waiter.acquisition.client);
+        let entries = self.clients.get(&waiter.inbox());
         Waiter { parked: entries.is_some_and(|entries| entries.parked), ..waiter.clone() }
     }
 }
@@ -177,7 +177,7 @@ impl Rows for Table {
         if let Some(old) = self.queue.get(&waiter.place) {
             self.deadlines.remove(&(old.deadline, old.place));
         }
-        self.update_entries(waiter.acquisition.client, |entries| {
+        self.update_entries(waiter.inbox(), |entries| {
             assert!(
                 entries.places.is_empty() || entries.parked == waiter.parked,
                 "an entry is parked, and others of its client are not"
@@ -195,7 +195,7 @@ impl Rows for Table {
         let place = self.places.remove(&acquisition);
         if let Some(waiter) = place.and_then(|place| self.queue.remove(&place)) {
             self.deadlines.remove(&(waiter.deadline, waiter.place));
-            self.update_entries(acquisition.client, |entries| entries.places.remove(&waiter.place));
+            self.update_entries(waiter.inbox(), |entries| entries.places.remove(&waiter.place));
         }
         Ok(())
     }

@@ -13,9 +13,9 @@ fn release_grants_to_the_head_for_a_claim_window_and_notifies_the_next() {
     assert_eq!(world.run(&release(id(0, 0))), Reply::Released);
     let [granted, next] = &world.pushes[..] else { panic!("{:?}", world.pushes) };
     assert!(matches!(granted.kind, PushKind::Granted(grant, _) if grant.valid_for == Duration::from_secs(3)));
-    assert_eq!(granted.to(), ClientId::new(1));
+    assert_eq!(granted.inbox, ClientId::new(1));
     assert!(matches!(next.kind, PushKind::Next(head) if head.repoll_at == START + Duration::from_secs(3)));
-    assert_eq!(next.to(), ClientId::new(2));
+    assert_eq!(next.inbox, ClientId::new(2));
 }
 
 #[test]

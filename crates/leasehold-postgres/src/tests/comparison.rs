@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
-use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Renew, Reply, Resource, StoreTime};
+use leasehold_core::{
+    Acquire, Acquisition, Answer, ClientId, Command, Now, Push, Renew, Reply, Resource, StoreTime,
+};
 use leasehold_store::histories::{CLIENTS, Step, client_id};
 use leasehold_store::{Call, CallResult, StoreError};
 use leasehold_testkit::{Postgres as Server, Session as ServerSession, wait_until};
@@ -29,6 +31,9 @@ use super::{NoInbox, any_server};
 use crate::url::PostgresUrl;
 
 const SCHEMA: &str = "leasehold";
+
+/// The client that sends the commands. Those of the histories are other ones.
+pub(super) const SESSION: ClientId = ClientId::new(u128::MAX);
 
 /// How long the first connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(60);
@@ -78,7 +83,7 @@ impl Harness {
             }
             let session = Session {
                 sql: Sql::new(SCHEMA, Some("(SELECT now FROM leasehold.clock)")),
-                client: ClientId::new(u128::MAX),
+                client: SESSION,
                 inbox: Weak::<NoInbox>::new(),
                 mailbox: Mailbox::new(false),
                 may_reserve: true,
@@ -173,6 +178,18 @@ impl Harness {
     }
 }
 
+/// The model's pushes as one transaction notifies of them: with the recipient as the client of the attempt's id, and once of what is the same.
+fn as_notified(pushes: Vec<Push>) -> Vec<Push> {
+    let mut notified = Vec::new();
+    for push in pushes {
+        let push = Push { acquisition: Acquisition { client: push.inbox, ..push.acquisition }, ..push };
+        if !notified.contains(&push) {
+            notified.push(push);
+        }
+    }
+    notified
+}
+
 /// Runs the same commands in the model and in the tables.
 pub(super) struct Comparison<'h> {
     harness: &'h mut Harness,
@@ -208,7 +225,7 @@ impl<'h> Comparison<'h> {
         let harness = &self.harness;
         let found = harness.answered(harness.runtime.block_on(harness.executor.call(&resource, command)));
         assert_eq!(found, expected, "after {command:?}");
-        assert_eq!(self.harness.pushes(), theirs, "pushed after {command:?}");
+        assert_eq!(self.harness.pushes(), as_notified(theirs), "pushed after {command:?}");
         found.reply
     }
 
@@ -239,7 +256,7 @@ impl<'h> Comparison<'h> {
         let harness = &self.harness;
         let found = harness.answered(harness.runtime.block_on(harness.executor.acquire_all(&attempts)));
         assert_eq!(found, expected, "after {attempts:?}");
-        assert_eq!(self.harness.pushes(), theirs, "pushed after {attempts:?}");
+        assert_eq!(self.harness.pushes(), as_notified(theirs), "pushed after {attempts:?}");
         (0..attempts.len()).for_each(|at| drop(self.run(at, &Command::Inspect)));
     }
 
@@ -249,9 +266,9 @@ impl<'h> Comparison<'h> {
         for (at, renew) in renewals {
             let now = self.now(&[&self.resources[*at].1]);
             let command = Command::Renew(renew.clone());
-            let (answer, mut pushes) = self.model(*at, &command, now);
+            let (answer, pushes) = self.model(*at, &command, now);
             expected.push(answer);
-            theirs.append(&mut pushes);
+            theirs.extend(as_notified(pushes));
             batch.push(Call::new(Arc::new(self.resources[*at].0.clone()), command));
         }
         let harness = &self.harness;
@@ -275,7 +292,7 @@ impl<'h> Comparison<'h> {
                 let now = self.now(&[&self.resources[at].1]);
                 expected.push(self.model_after(at, command, now, &mut pushes));
             }
-            theirs.append(&mut pushes);
+            theirs.extend(as_notified(pushes));
         }
         let resource = Arc::new(self.resources[at].0.clone());
         let batch: Vec<_> =
@@ -284,17 +301,7 @@ impl<'h> Comparison<'h> {
         let found = harness.runtime.block_on(harness.executor.call_batch(&batch));
         let found: Vec<_> = found.into_iter().map(|found| harness.answered(found)).collect();
         assert_eq!(found, expected, "after {batch:?}");
-        // A server notifies once of what is the same in one transaction.
-        let once = |pushes: Vec<Push>| {
-            let mut once = Vec::new();
-            for push in pushes {
-                if !once.contains(&push) {
-                    once.push(push);
-                }
-            }
-            once
-        };
-        assert_eq!(once(self.harness.pushes()), once(theirs), "pushed after {batch:?}");
+        assert_eq!(as_notified(self.harness.pushes()), as_notified(theirs), "pushed after {batch:?}");
     }
 
     pub(super) fn step(&mut self, at: usize, step: &Step) {
@@ -336,7 +343,7 @@ impl<'h> Comparison<'h> {
         let Ok(_) = sweep(&mut self.resources[at].1, context);
         let harness = &self.harness;
         harness.answered(harness.runtime.block_on(harness.executor.sweep_resource(&self.resources[at].0)));
-        assert_eq!(self.harness.pushes(), theirs, "pushed after a sweep");
+        assert_eq!(self.harness.pushes(), as_notified(theirs), "pushed after a sweep");
     }
 
     /// The next COMMIT that ends a wait fails as one does whose notifications have no room.

@@ -1,8 +1,9 @@
 -- Acquires a lease, or enqueues the attempt.
 --
 -- KEYS  1 the resource, 2 the clock: see table.lua; on a quorum node 3 born: see restart_guard.lua
--- ARGV  1 '>c24BI8': acquisition, flags (2 has owner, 4 replaces, 8 has an extent), ttl; with flag 8 '>I4I4I4':
---           capacity, weight, reserve, otherwise they are 1, 1, 0; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
+-- ARGV  1 '>c24BI8': acquisition, flags (2 has owner, 4 replaces, 8 has an extent, 16 names a client), ttl; with
+--           flag 8 '>I4I4I4': capacity, weight, reserve, otherwise they are 1, 1, 0; with 16 'c16': the client that speaks for the
+--           attempt, otherwise it is that of the acquisition; with 2 '>I4c0': owner; with 4 'c8': sequence number of the
 --           lease to replace; the rest is the metadata
 --       2 the ttl in milliseconds, if the first lines can grant it: a weight from 1 to the capacity, no owner, no reserve, and
 --           nothing to replace; otherwise empty; a hyphen before it if the client expects that the lock is contended or shared
@@ -29,10 +30,17 @@
 --
 -- If another attempt holds a plain lease of capacity 1, or another program has the key, an attempt that does not wait is busy.
 
+-- How many waiters the client of an `Acquire` has.
+local function client_field_of(request)
+  local flags = string.byte(request, 25)
+  local at = flags < 16 and 1 or flags % 16 < 8 and 34 or 46
+  return 'c' .. string.sub(request, at, at + 15)
+end
+
 local plain_ttl, id, own_field, client_field, found, raw = ARGV[2], nil, nil, nil, nil, nil
 if string.byte(plain_ttl) == 45 then -- a hyphen
   id = string.sub(ARGV[1], 1, 24)
-  own_field, client_field = 'i' .. id, 'c' .. string.sub(id, 1, 16)
+  own_field, client_field = 'i' .. id, client_field_of(ARGV[1])
   found = redis.pcall('HMGET', KEYS[1], 'h', own_field, client_field)
   if found.err or not found[1] then found = nil end
   if not found then plain_ttl = string.sub(plain_ttl, 2) end
@@ -68,7 +76,7 @@ local request = unpack_acquire(ARGV[1])
 local id, has_owner, owner, replaces = request.id, request.has_owner, request.owner, request.replaces
 local capacity, weight, ttl, reserve = request.capacity, request.weight, request.ttl, request.reserve
 local waits = ARGV[3] ~= ''
-local secret, inbox, entry_ttl, max_queue = unpack_wait(ARGV[3], id)
+local secret, inbox, entry_ttl, max_queue = unpack_wait(ARGV[3], request.client)
 
 local function grant_now(token, last, granted_at)
   request.token, request.granted_at, request.expires_at, request.claimed, request.retained = token, granted_at, now + ttl, 1, 0
@@ -79,10 +87,10 @@ end
 local function queued(place)
   local w = first_ready_waiter()
   if w and w.place == place then
-    h.head, h.head_client = place, client_of(w.id)
+    h.head, h.head_client = place, w.client
     return { now, 2, 1, head_hint() }
   end
-  return { now, 2, 0, follower_repoll_at(id, head_hint(), h.clients, waiters_of(client_of(id))) }
+  return { now, 2, 0, follower_repoll_at(request.client, head_hint(), h.clients, waiters_of(request.client)) }
 end
 
 local function recheck(w)
@@ -91,7 +99,8 @@ local function recheck(w)
     return { now, 1, lease_to_waiter(w, held) }
   end
   if waits then
-    w.deadline, w.secret, w.inbox = now + entry_ttl, secret, inbox
+    w.deadline, w.secret = now + entry_ttl, secret
+    if w.client == request.client then w.inbox = inbox end
     put_waiter(w)
   end
   return queued(w.place)
@@ -113,6 +122,23 @@ local function known_attempt()
     w = nil
   end
   if w then return recheck(w) end
+end
+
+-- An `Acquire` from another client than before: the attempt is that one's from now on. A waiter moves only with one that waits.
+local function move_attempt()
+  if not request.names_client then return end
+  local l = held_lease(id)
+  if l then
+    if l.client ~= request.client then
+      change_client(l, request)
+      put_lease(l)
+    end
+    return
+  end
+  local w = waits and waiter(id)
+  if w and w.deadline > now and w.client ~= request.client and move_waiter(w, request) then
+    queue.has_moved = true
+  end
 end
 
 local function enqueue()
@@ -169,8 +195,9 @@ local function acquire()
 end
 
 if not begin() then return { now, 13, foreign } end
-requester = id
-mark_client_alive(id)
+requester, requester_client = id, request.client
+mark_client_alive(request.client)
+move_attempt()
 grant()
 local reply, is_known = acquire()
 store()

@@ -19,7 +19,7 @@ repeat
   local changed, first, more, stays
   if raw then
     local request, first_ms, first_sequence, granted_at, last = string.match(raw, PLAIN)
-    if not request or #request < 45 or string.byte(request, 25) < 8 then break end
+    if not request or #request < 45 or string.byte(request, 25) % 16 < 8 then break end
     local of_lock, in_use = struct.unpack('>I4I4', request, 34)
     local first_token = first_ms * TOKENS_PER_MS + first_sequence
     local left = of_lock == capacity and weight <= capacity - in_use and call('PTTL', KEYS[1]) or 0

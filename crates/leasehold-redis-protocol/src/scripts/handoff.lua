@@ -37,7 +37,7 @@ repeat
   if not waiter or waiter == '' or not count or count == '' then break end
   local _, deadline, secret, inbox, client, sequence, flags, ttl, at = struct.unpack('<ddc8c40c16c8>BI8', waiter)
   local weight, reserve = 1, 0
-  if flags > 7 then _, weight, reserve = struct.unpack(EXTENT, waiter, at) end
+  if flags % 16 > 7 then _, weight, reserve = struct.unpack(EXTENT, waiter, at) end
   if weight ~= capacity or flags % 8 > 1 or deadline <= now then break end
   -- It is asked for before, since PUBLISH also counts subscribers to patterns, and is heard at replicas.
   inbox = INBOX .. inbox
@@ -58,7 +58,10 @@ repeat
     call('XADD', KEYS[2], 'MAXLEN', '0', last_id, 't', '')
   end
   local ends, own_field, next_inbox, next_client, next_sequence = now + valid_for, 'i' .. client .. sequence, nil, NO_CLIENT, nil
-  if following ~= '' then next_inbox, next_client, next_sequence = struct.unpack('c40c16c8', following, 25) end
+  if following ~= '' then
+    next_inbox, next_client, next_sequence, flags = struct.unpack('c40c16c8B', following, 25)
+    if flags > 15 then next_client = struct.unpack('c16', following, flags % 16 < 8 and 98 or 110) end
+  end
   local is_last = count == '1'
   if is_last then clients, count = clients - 1, '' else count = count - 1 .. '' end
   local lease = struct.pack(TABLE, capacity, capacity, last_token, 1, 0, ends, stays, 0, 0, next_place, following_number,

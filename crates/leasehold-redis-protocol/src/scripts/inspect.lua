@@ -17,7 +17,7 @@ grant()
 local holders, waiters = each_lease(), {}
 for i = 1, #holders do holders[i] = shown(holders[i]) end
 for i, w in ipairs(h.waiters > 0 and waiters_in(all_fields()) or {}) do
-  waiters[i] = { w.id, w.weight, w.since, w.deadline, passed_of(client_of(w.id)) and 1 or 0, w.metadata }
+  waiters[i] = { w.id, w.weight, w.since, w.deadline, passed_of(w.client) and 1 or 0, w.metadata }
 end
 store()
 return { now, 10, h.capacity, h.in_use, h.last_token, holders, waiters }

@@ -11,7 +11,7 @@
 -- queue is granted what fits, and the command runs. Finally the key gets the form that tells what is left, and an expiry.
 --@layer
 
-local requester = nil
+local requester, requester_client = nil, nil
 local requester_parked = 0 -- its client was found absent in this step
 local had_ready_waiter = false
 local loaded = nil -- the plain form as it was
@@ -22,10 +22,10 @@ local function note_expiry(expiry)
   if expiry < h.next_expiry then h.next_expiry = expiry end
 end
 
--- To a waiter or a holder. A stored lease has no secret, and its inbox is that of its id's client.
+-- To a waiter or a holder. A stored lease has no secret, and its inbox is that of its client.
 local function push(to, kind, a, b, c)
   local secret = kind == 1 and to.secret or nil
-  pushes[#pushes + 1] = { id = to.id, inbox = to.inbox, kind = kind, a = a or 0, b = b or 0, c = c or 0, secret = secret }
+  pushes[#pushes + 1] = { id = to.id, client = to.client, inbox = to.inbox, kind = kind, a = a or 0, b = b or 0, c = c or 0, secret = secret }
 end
 
 local function weight_of(owner)
@@ -55,11 +55,10 @@ local function remove_waiter(w)
   queue.has_moved = true
 end
 
-local function set_parked(id, parked)
-  local client = client_of(id)
+local function set_parked(client, parked)
   local is_changed = park(client, parked)
   queue.has_moved = queue.has_moved or is_changed
-  if requester and client_of(requester) == client then requester_parked = is_changed and parked or 0 end
+  if requester_client == client then requester_parked = is_changed and parked or 0 end
 end
 
 local function expire()
@@ -73,7 +72,7 @@ local function expire()
         next_expiry = math.min(next_expiry, l.expires_at)
       else
         remove_lease(l)
-        if l.claimed == 0 then set_parked(l.id, 1) end
+        if l.claimed == 0 then set_parked(l.client, 1) end
       end
     end
     h.next_expiry = math.min(next_expiry, end_tombstones())
@@ -128,7 +127,7 @@ local function remove_replaced(l)
 end
 
 local function replaceable(id, sequence)
-  local l = held_lease(client_of(id) .. sequence)
+  local l = held_lease(string.sub(id, 1, 16) .. sequence)
   if l and l.has_owner == 0 then return l end
 end
 
@@ -236,7 +235,7 @@ local function grant()
       remove_waiter(w)
       push(w, 3)
     elseif requester ~= w.id and not is_reachable(w.inbox) then
-      set_parked(w.id, 1)
+      set_parked(w.client, 1)
     elseif not does_fit then
       break
     else
@@ -270,7 +269,7 @@ local function notify_head()
   if not w then
     h.head, h.head_client = 0, NO_CLIENT
   elseif w.place ~= h.head then
-    h.head, h.head_client = w.place, client_of(w.id)
+    h.head, h.head_client = w.place, w.client
     push(w, 2, head_hint())
   end
 end
@@ -280,8 +279,8 @@ local function shown(l)
 end
 
 -- A client that acquires or renews is reachable: its waiters are not parked any more.
-local function mark_client_alive(id)
-  if h.parked > 0 then set_parked(id, 0) end
+local function mark_client_alive(client)
+  if h.parked > 0 then set_parked(client, 0) end
 end
 
 local function publish_all()

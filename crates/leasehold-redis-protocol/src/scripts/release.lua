@@ -2,7 +2,8 @@
 --
 -- KEYS  1 the resource, 2 the clock: see table.lua
 -- ARGV  1 'c24': acquisition; unless both are zero '>I8I8' before it: minimum hold, tombstone; a hyphen behind it if the client expects
---           that the lock is contended or shared
+--           that the lock is contended or shared; or with the two numbers 'c16' behind it: it is released only while this client
+--           speaks for the attempt
 --       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns a number if it is released; otherwise the time, and
 --       8   not held
@@ -23,8 +24,11 @@ if not found then
 end
 --@use rules
 
-local id, min_hold, tombstone = released, 0, 0
-if #id > struct.size('c24') then min_hold, tombstone, id = struct.unpack('>I8I8c24', id) end
+local id, min_hold, tombstone, speaker = released, 0, 0, ''
+if #id > struct.size('c24') then
+  speaker = string.sub(id, 41)
+  min_hold, tombstone, id = struct.unpack('>I8I8c24', id)
+end
 
 local function end_lease(l)
   remove_lease(l)
@@ -39,6 +43,8 @@ local function end_lease(l)
 end
 
 local function release()
+  local current = speaker ~= '' and (held_lease(id) or waiter(id))
+  if current and current.client ~= speaker then return { now, 8 } end
   if tombstone > 0 then
     local ends = now + tombstone
     put_tombstone(id, ends)

@@ -25,7 +25,7 @@ repeat
     return now
   end
   local weight = 1
-  if string.byte(lease, LEASE_SIZE + 25) > 7 then weight = struct.unpack('>I4', lease, LEASE_SIZE + 38) end
+  if string.byte(lease, LEASE_SIZE + 25) % 16 > 7 then weight = struct.unpack('>I4', lease, LEASE_SIZE + 38) end
   local changed = struct.pack('<dddd', capacity, in_use - weight, last, leases - 1) .. string.sub(header, 33, HEADER_SIZE) .. first
   -- Should memory be full, the rules know what to do. The last lease stays in its field: its next renewal makes it plain.
   local set

@@ -19,7 +19,7 @@ end
 
 may_exceed_memory = true
 if not begin() then return { now, 8 } end
-mark_client_alive(id)
+mark_client_alive(string.sub(id, 1, 16))
 grant()
 local reply = { now, 8 }
 local l = held_lease(id)

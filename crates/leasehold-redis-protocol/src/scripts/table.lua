@@ -26,7 +26,8 @@
 --   c CLIENT   how many waiters a client has
 --   p CLIENT   the client is parked: a hyphen, and the places of its waiters that were passed over
 --   t ID       when the tombstone of an acquisition ends
--- A lease is five numbers and the argument of its `Acquire`, a waiter two numbers, its secret, its inbox and that argument.
+-- A lease is five numbers and the argument of its `Acquire`, a waiter two numbers, its secret, its inbox and that argument. Its CLIENT is
+-- the one that speaks for the attempt: that of the acquisition, unless the `Acquire` names another one.
 --
 -- The server does not undo a script that fails half-way, for example because the user lacks a right. So each step takes effect by
 -- one command, and what follows only tidies up or tells others:
@@ -81,9 +82,9 @@ end
 --@use shared
 --@use tokens
 
--- The digest in the name of an inbox. A waiter's may be another client's than that of its acquisition.
-local function inbox_of(id)
-  return redis.sha1hex(string.sub(id, 1, 16))
+-- The digest in the name of a client's inbox.
+local function inbox_of(client)
+  return redis.sha1hex(client)
 end
 
 local function is_reachable(inbox)
@@ -96,28 +97,28 @@ local function publish(push)
   local numbers = struct.pack('>dddd', now, push.a, push.b, push.c)
   local proof = push.secret and redis.sha1hex(push.secret .. numbers) or ''
   local message = struct.pack('>Bc8', push.kind, string.sub(push.id, 17)) .. numbers .. proof
-  redis.call(PUBLISH, INBOX .. (push.inbox or inbox_of(push.id)), message)
+  redis.call(PUBLISH, INBOX .. (push.inbox or inbox_of(push.client)), message)
 end
 
 -- When a waiter looks again that is not the head: after the time that a head may need once the lease ends, in case that it is
 -- gone too. With many clients that wait each looks the more seldom, and so does each of a client's many waiters.
-local function follower_repoll_at(id, ends, clients, waiters_of_client)
+local function follower_repoll_at(client, ends, clients, waiters_of_client)
   if ends - now > CLAIM_WINDOW then ends = ends + CLAIM_WINDOW end
-  ends = ends + select(4, struct.unpack('>I4I4I4I4', id)) % REPOLL_JITTER
+  ends = ends + struct.unpack('>I4', client, 13) % REPOLL_JITTER
   return math.max(ends, now + REPOLL_SPACING * clients * waiters_of_client)
 end
 
 -- The acquisition, flags, ttl, capacity, weight and reserve of an `Acquire`, and where the rest of it begins.
 local function unpack_request(text)
   local id, flags, ttl, rest = struct.unpack(ACQUIRE, text)
-  if flags < 8 then return id, flags, ttl, 1, 1, 0, rest end
+  if flags % 16 < 8 then return id, flags, ttl, 1, 1, 0, rest end
   return id, flags, ttl, struct.unpack(EXTENT, text, rest)
 end
 
 -- The secret, the inbox, the entry's ttl and the longest queue of an `Acquire` that waits.
-local function unpack_wait(text, id)
+local function unpack_wait(text, client)
   if #text > 48 then return struct.unpack(WAIT, text) end
-  local inbox = #text > 8 and string.sub(text, 9) or inbox_of(id)
+  local inbox = #text > 8 and string.sub(text, 9) or inbox_of(client)
   return string.sub(text, 1, 8), inbox, USUAL_ENTRY_TTL, USUAL_MAX_QUEUE
 end
 
@@ -132,6 +133,9 @@ local function unpack_acquire(text)
   local a = { text = text, owner = '', has_owner = 0, replaces = '' }
   local flags, at
   a.id, flags, a.ttl, a.capacity, a.weight, a.reserve, at = unpack_request(text)
+  a.names_client = flags > 15
+  a.client = string.sub(a.id, 1, 16)
+  if a.names_client then a.client, at = struct.unpack('c16', text, at) end
   if flags % 4 > 1 then
     a.has_owner = 1
     a.owner, at = struct.unpack('>I4c0', text, at)
@@ -173,10 +177,6 @@ end
 
 local function outlive(moment)
   if h.stays < moment + 1000000 then h.stays = moment + SPARE end
-end
-
-local function client_of(id)
-  return string.sub(id, 1, 16)
 end
 
 -- Reads fields that are needed together.
@@ -561,13 +561,13 @@ local function put_waiter(w)
     table.insert(places, index_of(places, w.place), w.place)
     set_early_places(places)
   end
-  if not get('i' .. w.id) then count_waiter(client_of(w.id), 1) end
+  if not get('i' .. w.id) then count_waiter(w.client, 1) end
   set(field, struct.pack(WAITER, w.since, w.deadline, w.secret, w.inbox) .. w.text)
   set('i' .. w.id, field)
 end
 
 local function drop_waiter(w)
-  if passed_of(client_of(w.id)) then touch(client_of(w.id)) end
+  if passed_of(w.client) then touch(w.client) end
   if w.place == early_place() then
     queue.first, queue.is_changed = queue.first + 1, true
   else
@@ -575,7 +575,36 @@ local function drop_waiter(w)
   end
   set(field_at(w.place), nil)
   set('i' .. w.id, nil)
-  count_waiter(client_of(w.id), -1)
+  count_waiter(w.client, -1)
+end
+
+-- Another client speaks for what `moved` has been so far: a lease or a waiter. `a` is its `Acquire`.
+local function change_client(moved, a)
+  local _, flags, _, _, _, _, at = unpack_request(moved.text)
+  local head = string.sub(moved.text, 1, 24) .. string.char(flags % 16 + 16) .. string.sub(moved.text, 26, at - 1)
+  if flags > 15 then at = at + 16 end
+  moved.text = head .. a.client .. string.sub(moved.text, at, #moved.text - #moved.metadata) .. a.metadata
+  moved.client, moved.metadata = a.client, a.metadata
+end
+
+-- As `change_client`, for a waiter, and says whether its client was parked. The new one is not.
+local function move_waiter(w, a)
+  local places = passed_of(w.client)
+  if places then
+    touch(w.client)
+    local at = index_of(places, w.place)
+    if places[at] == w.place then
+      table.remove(places, at)
+      local early = early_places()
+      table.insert(early, index_of(early, w.place), w.place)
+      set_early_places(early)
+    end
+  end
+  count_waiter(w.client, -1)
+  change_client(w, a)
+  count_waiter(w.client, 1)
+  set(field_at(w.place), struct.pack(WAITER, w.since, w.deadline, w.secret, w.inbox) .. w.text)
+  return places and true
 end
 
 -- Says whether that changes anything.
@@ -625,12 +654,12 @@ local function first_ready_waiter()
     local place = is_early or first_in_line()
     if not place then return nil end
     local w = waiter_in(field_at(place))
-    local places = w and passed_of(client_of(w.id))
+    local places = w and passed_of(w.client)
     if w and not places and (w.deadline > now or not queue.is_current) then return w end
     store_part()
     if is_early then queue.first, queue.is_changed = queue.first + 1, true else h.first = h.first + 1 end
     if places then
-      touch(client_of(w.id))
+      touch(w.client)
       table.insert(places, index_of(places, place), place)
     elseif w then
       drop_waiter(w)

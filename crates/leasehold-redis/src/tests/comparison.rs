@@ -584,8 +584,10 @@ impl<'l, 'c> Comparison<'l, 'c> {
     /// A push to an unsubscribed client does not arrive.
     fn expect_pushes(&mut self, pushes: &[Push], command: &impl std::fmt::Debug) {
         let is_shared = self.resources.iter().any(|(_, table)| has_several_leases(table));
-        for push in pushes.iter().filter(|push| !self.absent.contains(&push.to())) {
-            let mut expected = (inbox_of(push.to(), None), Some(push.clone()));
+        for push in pushes.iter().filter(|push| !self.absent.contains(&push.inbox)) {
+            // The message has only the number of the attempt.
+            let acquisition = Acquisition { client: push.inbox, ..push.acquisition };
+            let mut expected = (inbox_of(push.inbox, None), Some(Push { acquisition, ..push.clone() }));
             let found = self.runner.next_push();
             if let (true, Some(expected), Some(found)) = (is_shared, &mut expected.1, &found.1) {
                 expect_pushed_hint(expected, found);

@@ -348,12 +348,12 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "del 278, hdel 573, hgetall 2499, hmget 16238, hset 1840, mget 6400, pexpireat 281, publish 786, \
-         pubsub|numsub 339, rename 161, set 365, xadd 911",
-        "del 280, hdel 631, hgetall 2410, hmget 18822, hset 1981, mget 6394, pexpireat 300, publish 843, \
-         pubsub|numsub 744, rename 169, set 383, xadd 1240",
-        "del 355, hdel 224, hgetall 850, hmget 7992, hset 869, mget 5756, pexpireat 228, publish 310, \
-         pubsub|numsub 134, rename 190, set 656, xadd 848",
+        "del 257, hdel 594, hgetall 2627, hmget 17079, hset 1830, mget 6409, pexpireat 241, publish 679, \
+         pubsub|numsub 271, rename 148, set 314, xadd 742",
+        "del 260, hdel 619, hgetall 2500, hmget 18689, hset 1943, mget 6403, pexpireat 256, publish 744, \
+         pubsub|numsub 693, rename 158, set 328, xadd 1028",
+        "del 337, hdel 276, hgetall 859, hmget 8651, hset 1109, mget 6196, pexpireat 242, publish 388, \
+         pubsub|numsub 163, rename 203, set 670, xadd 917",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }

@@ -12,6 +12,7 @@ use rusqlite::{Result, Row};
 pub(super) fn read_lease(row: &Row<'_>) -> Result<Lease> {
     Ok(Lease {
         acquisition: read_key(row, 0)?,
+        inbox: row.get::<_, Option<[u8; 16]>>(10)?.map(client),
         owner: row.get_ref(2)?.as_str_or_null()?.map(Owner::new),
         weight: row.get(3)?,
         token: Token::new(row.get::<_, Number>(4)?.0).ok_or(FromSqlError::OutOfRange(0))?,
@@ -24,9 +25,11 @@ pub(super) fn read_lease(row: &Row<'_>) -> Result<Lease> {
 }
 
 pub(super) fn read_waiter(row: &Row<'_>) -> Result<Waiter> {
+    let (acquisition, inbox) = (read_key(row, 1)?, client(row.get(13)?));
     Ok(Waiter {
         place: row.get::<_, Number>(0)?.0,
-        acquisition: read_key(row, 1)?,
+        acquisition,
+        inbox: (inbox != acquisition.client).then_some(inbox),
         owner: row.get_ref(3)?.as_str_or_null()?.map(Owner::new),
         weight: row.get(4)?,
         ttl: Duration::from_micros(row.get::<_, Number>(5)?.0),
@@ -46,8 +49,11 @@ pub(super) fn key(acquisition: Acquisition) -> ([u8; 16], i64) {
 }
 
 pub(super) fn read_key(row: &Row<'_>, at: usize) -> Result<Acquisition> {
-    let client = ClientId::new(u128::from_be_bytes(row.get(at)?));
-    Ok(Acquisition { client, sequence: row.get::<_, Number>(at + 1)?.0 })
+    Ok(Acquisition { client: client(row.get(at)?), sequence: row.get::<_, Number>(at + 1)?.0 })
+}
+
+fn client(stored: [u8; 16]) -> ClientId {
+    ClientId::new(u128::from_be_bytes(stored))
 }
 
 /// A number below 2^63.

@@ -78,7 +78,7 @@ impl Inbox for EchoInbox {
         let mut received = self.received.lock().unwrap();
         if received.is_empty() {
             let acquisition = Acquisition { sequence: ECHO, ..push.acquisition };
-            let Reached::Open(writer) = self.mailboxes.reach(push.to()) else {
+            let Reached::Open(writer) = self.mailboxes.reach(push.inbox) else {
                 panic!("the client is reachable")
             };
             writer.write_push(&Push { acquisition, kind: PushKind::Contended, ..push });

@@ -8,7 +8,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all};
-use leasehold_core::{Acquire, Answer, ClientId, Command, Kind, Name, Push, Renew, Reply, Resource, View};
+use leasehold_core::{
+    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Push, Renew, Reply, Resource, View,
+};
 use proptest::test_runner::TestCaseError;
 use tokio::runtime::{Builder, Runtime};
 
@@ -61,6 +63,11 @@ impl Inbox for RecordingInbox {
     fn reconnected(&self, _: &dyn Fn(&Resource) -> bool) {
         *self.reconnected.lock().unwrap_or_else(PoisonError::into_inner) = true;
     }
+}
+
+/// A push as far as it is delivered: some stores send only the number of the attempt.
+fn as_delivered(push: Push) -> Push {
+    Push { acquisition: Acquisition { client: push.inbox, ..push.acquisition }, ..push }
 }
 
 /// A client of the store.
@@ -125,7 +132,10 @@ impl Comparison {
     /// A client ends.
     pub(super) fn leave(&mut self, client: ClientId) -> Observed {
         let left = self.members.remove(&client);
-        left.map_or(Ok(()), |member| equal("pushes", &member.inbox.pushes(), &member.expected, &"all"))
+        left.map_or(Ok(()), |member| {
+            let found: Vec<Push> = member.inbox.pushes().into_iter().map(as_delivered).collect();
+            equal("pushes", &found, &member.expected, &"all")
+        })
     }
 
     pub(super) fn member(&self, client: ClientId) -> Option<&Member> {
@@ -189,9 +199,9 @@ impl Comparison {
 
     fn sender(&self, command: &Command) -> Arc<dyn Store> {
         let client = match command {
-            Command::Acquire(acquire) => acquire.acquisition.client,
+            Command::Acquire(acquire) => acquire.inbox(),
             Command::Renew(renew) => renew.acquisition.client,
-            Command::Release(release) => release.acquisition.client,
+            Command::Release(release) => release.if_inbox.unwrap_or(release.acquisition.client),
             Command::Inspect | Command::ForceRelease => OPERATOR,
         };
         self.members.get(&client).map_or_else(|| self.operator.clone(), |member| member.store.clone())
@@ -224,8 +234,8 @@ impl Comparison {
 
     fn expect(&mut self, pushes: Vec<Push>) {
         for push in pushes {
-            if let Some(member) = self.members.get_mut(&push.to()) {
-                member.expected.push(push);
+            if let Some(member) = self.members.get_mut(&push.inbox) {
+                member.expected.push(as_delivered(push));
             }
         }
     }
@@ -271,7 +281,7 @@ impl Comparison {
         for member in self.members.values() {
             let all = || (member.inbox.pushes().len() >= member.expected.len()).then_some(());
             let arrived = until("", all);
-            let found = member.inbox.pushes();
+            let found: Vec<Push> = member.inbox.pushes().into_iter().map(as_delivered).collect();
             equal("pushes", &found, &member.expected, after)?;
             arrived?;
         }

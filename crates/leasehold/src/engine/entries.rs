@@ -5,16 +5,18 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use leasehold_core::{Owner, Resource};
+use leasehold_core::{Acquisition, Owner, Resource};
 
 use super::entry::Entry;
-use super::ids::EntryId;
+use super::ids::{EntryId, UncountedId};
 use super::number_map::NumberMap;
 
 /// The entries by their ids. An entry never changes its owner or resource.
 #[derive(Default)]
 pub(super) struct Entries {
     by_number: NumberMap<EntryId, Box<Entry>>,
+    /// The entries of attempts that are not counted, by their own numbers: others may choose those, so the map is one that no choice slows down.
+    uncounted: HashMap<UncountedId, EntryId>,
     /// The numbers of an owner's entries for a resource. None is empty.
     by_owner: HashMap<Owner, HashMap<Arc<Resource>, BTreeSet<EntryId>>>,
 }
@@ -25,13 +27,29 @@ impl Entries {
             let resources = self.by_owner.entry(owner.clone()).or_default();
             resources.entry(entry.resource.clone()).or_default().insert(number);
         }
+        if let Some(uncounted) = entry.uncounted {
+            self.uncounted.insert(uncounted, number);
+        }
         self.by_number.insert(number, entry);
+    }
+
+    /// The entry of this attempt, as a push names it.
+    pub(super) fn of_attempt(&self, acquisition: Acquisition) -> Option<EntryId> {
+        match UncountedId::of(acquisition) {
+            None => Some(acquisition.into()),
+            Some(uncounted) => self.uncounted.get(&uncounted).copied(),
+        }
     }
 
     pub(super) fn remove(&mut self, number: EntryId) -> Option<Box<Entry>> {
         let entry = self.by_number.remove(number)?;
         if let Some(owner) = &entry.owner {
             self.forget(owner, &entry.resource, number);
+        }
+        if let Some(uncounted) = entry.uncounted
+            && self.uncounted.get(&uncounted) == Some(&number)
+        {
+            self.uncounted.remove(&uncounted);
         }
         Some(entry)
     }

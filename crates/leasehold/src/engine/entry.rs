@@ -4,6 +4,7 @@ mod detach;
 mod holder;
 mod late;
 mod lease;
+mod request;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -14,13 +15,14 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use leasehold_core::{
-    AcquireMachine, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms, LocalTime,
-    Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource,
+    AcquireMachine, ClientId, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
+    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, TOMBSTONE_TTL,
 };
 use leasehold_store::{CallResult, StoreError};
 
 use self::lease::Lease;
-use super::ids::{EntryId, QueueId, WakerId};
+use self::request::Suspended;
+use super::ids::{EntryId, QueueId, UncountedId, WakerId};
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOf, ReleaseOutcome, Releasing};
 
@@ -69,6 +71,10 @@ pub(super) struct Entry {
     pub(super) renewal_error: Option<StoreError>,
     /// The same of its companion.
     pub(super) companion_error: Option<StoreError>,
+    /// The number of an attempt that this client has not counted.
+    pub(super) uncounted: Option<UncountedId>,
+    /// A caller has named the attempt, and may repeat it at another client.
+    pub(super) requested_by: Option<ClientId>,
     /// A future or a guard refers to this entry.
     pub(super) is_referenced: bool,
     /// The session counts it among the entries that the store may keep something for.
@@ -112,6 +118,8 @@ impl Logged {
 enum Stage {
     Attempt(AcquireMachine),
     Lease(Lease),
+    /// No task makes the attempt at present. The caller may repeat it here or elsewhere until a while has passed.
+    Suspended(Suspended),
     /// The store may still keep the lease or the waiter.
     Releasing(Releasing),
     /// The store keeps nothing for this entry. An attempt that was refused at once had no release.
@@ -139,6 +147,8 @@ impl Entry {
             last_error: None,
             renewal_error: None,
             companion_error: None,
+            uncounted: None,
+            requested_by: None,
             is_referenced: true,
             is_unsettled: true,
             is_changed: false,
@@ -177,7 +187,7 @@ impl Entry {
             Stage::Attempt(machine) => machine.poll_transmit(now)?,
             Stage::Lease(lease) => late.or_else(|| lease.machine.poll_transmit(now))?,
             Stage::Releasing(releasing) => releasing.poll_transmit(now, self.terms.ttl)?,
-            Stage::Ended { .. } => return None,
+            Stage::Suspended(_) | Stage::Ended { .. } => return None,
         };
         let replicas = match &command {
             Command::Acquire(_) | Command::Renew(_) => self.terms.replicas,
@@ -195,6 +205,7 @@ impl Entry {
                 let times = [lease.machine.poll_timeout(), lease.trust_limit.expiry(), lease.late_release_at];
                 times.into_iter().flatten().min()
             }
+            Stage::Suspended(suspended) => Some(suspended.until),
             Stage::Releasing(releasing) => Some(releasing.poll_timeout()),
             Stage::Ended { .. } => None,
         }
@@ -290,7 +301,8 @@ impl Entry {
                 }
             }
             // The response was faster than the push, or the lease is being released.
-            (Stage::Lease(_), PushKind::Next(_)) | (Stage::Releasing(_) | Stage::Ended { .. }, _) => {}
+            (Stage::Lease(_), PushKind::Next(_))
+            | (Stage::Suspended(_) | Stage::Releasing(_) | Stage::Ended { .. }, _) => {}
         }
     }
 
@@ -300,7 +312,7 @@ impl Entry {
             Stage::Attempt(machine) => machine.handle_reconnected(now),
             Stage::Lease(lease) => lease.machine.handle_reconnected(now),
             Stage::Releasing(releasing) => releasing.retry_now(now),
-            Stage::Ended { .. } => {}
+            Stage::Suspended(_) | Stage::Ended { .. } => {}
         }
     }
 
@@ -339,11 +351,16 @@ impl Entry {
                 // From now on it is the release's error.
                 self.last_error = None;
                 let as_granted = lease.as_granted.take();
-                let release = Release { acquisition, min_hold: self.min_hold.length, tombstone, as_granted };
+                let release = Release {
+                    min_hold: self.min_hold.length,
+                    tombstone,
+                    as_granted,
+                    ..Release::now(acquisition)
+                };
                 self.begin_release(ReleaseOf::Lease, release, Duration::ZERO, remaining, now);
             }
             Stage::Releasing(releasing) => releasing.retry_now(now),
-            Stage::Ended { .. } => {}
+            Stage::Suspended(_) | Stage::Ended { .. } => {}
         }
     }
 
@@ -352,7 +369,9 @@ impl Entry {
         if self.min_hold.ends_at_close {
             self.min_hold.length = Duration::ZERO;
         }
-        self.abandon(now);
+        if !self.forget_request(now) {
+            self.abandon(now);
+        }
         if let Stage::Releasing(releasing) = &mut self.stage {
             releasing.close(now, self.terms.ttl);
         }
@@ -382,6 +401,10 @@ impl Entry {
         match &mut self.stage {
             Stage::Releasing(releasing) if releasing.has_expired(now) => {
                 self.end(ReleaseOutcome::Unconfirmed);
+            }
+            Stage::Suspended(suspended) if now >= suspended.until => {
+                let Suspended { release, lasts, .. } = suspended.clone();
+                self.begin_release(ReleaseOf::Attempt, release, lasts, Duration::ZERO, now);
             }
             Stage::Lease(lease) => {
                 lease.expire_trust(now);
@@ -417,8 +440,10 @@ impl Entry {
             let acquisition = machine.acquisition();
             let secrets = machine.secrets();
             let as_granted = grant.is_plain.then(|| (machine.command().clone(), grant.tokens.first));
+            // A repeat of a request may come late, too.
+            let least = if self.requested_by.is_some() { TOMBSTONE_TTL } else { Duration::ZERO };
             let (tombstone, tombstone_once_answered) =
-                (machine.tombstone(), machine.tombstone_once_answered());
+                (machine.tombstone().max(least), machine.tombstone_once_answered().max(least));
             // A grant that the queue has shortened shows a wait too, but an attempt that does not wait has nothing to claim.
             let is_shortened = machine.command().wait.is_some() && grant.valid_for < self.terms.ttl;
             let may_have_waited = machine.may_have_waited() || is_shortened;
@@ -455,7 +480,10 @@ impl Entry {
                 release.min_hold = self.min_hold.length;
             }
             let entry_ttl = machine.queue_entry_ttl();
-            self.begin_release(ReleaseOf::Attempt, release, entry_ttl, Duration::ZERO, now);
+            match self.requested_by {
+                Some(inbox) => self.suspend_until_release(release, inbox, entry_ttl, now),
+                None => self.begin_release(ReleaseOf::Attempt, release, entry_ttl, Duration::ZERO, now),
+            }
         } else {
             self.end(ReleaseOutcome::Released);
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_core::{Acquisition, ClientId};
+use leasehold_store::digest::FIRST_UNCOUNTED;
 
 /// An entry of the table: an attempt, then its lease, then its release. The store knows the attempt by this number and the client's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,9 +26,21 @@ impl EntryId {
 }
 
 impl From<Acquisition> for EntryId {
-    /// That of one of this client's attempts.
+    /// That of one of the attempts that this client counts.
     fn from(acquisition: Acquisition) -> Self {
         Self(acquisition.sequence)
+    }
+}
+
+/// The number of an attempt whose id this client has not counted: a caller has named it, or it is random. A push of such an attempt has
+/// this number, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct UncountedId(u64);
+
+impl UncountedId {
+    /// None for an attempt that this client has counted.
+    pub(super) fn of(acquisition: Acquisition) -> Option<Self> {
+        (acquisition.sequence >= FIRST_UNCOUNTED).then_some(Self(acquisition.sequence))
     }
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct DetachedLease {
     pub(crate) ends_at_close: bool,
     /// How long a release must be remembered, because an `Acquire` may still be in flight.
     pub(crate) tombstone: Duration,
+    /// It must last longer than its ttl, so that a renewal must not shorten it.
+    pub(crate) outlasts_ttl: bool,
 }
 
 /// A lease of another client that this client takes over.
@@ -181,6 +183,11 @@ impl Session {
         theirs.find_map(|(_, entry)| entry.loss(now, granted))
     }
 
+    /// Whether less than a tenth of a lease's ttl has passed.
+    pub(crate) fn is_fresh(&self, entry_id: EntryId, now: LocalTime) -> bool {
+        self.table().entries.get(&entry_id).is_some_and(|entry| entry.is_fresh(now))
+    }
+
     /// See [`Entry::needs_release`].
     pub(crate) fn needs_release(&self, entry_id: EntryId) -> bool {
         self.table().entries.get(&entry_id).is_some_and(|entry| entry.needs_release())
@@ -279,6 +286,27 @@ impl Session {
             entry.abandon(now);
             entry.poll_transmit(entry_id, now)
         })?
+    }
+
+    /// The task that made a request is gone, or could not tell its caller of the grant: the caller may repeat the request for a while.
+    pub(crate) fn suspend(&self, entry_id: EntryId, now: LocalTime) {
+        self.step(entry_id, now, |entry| {
+            entry.is_referenced = false;
+            entry.suspend(now);
+        });
+    }
+
+    /// The holder of this lease was not told of it. That of a request is suspended; any other one is released.
+    pub(crate) fn return_lease(&self, resource: Arc<Resource>, lease: DetachedLease, token: Token) {
+        let (entry_id, now) = (self.ids.entry(), self.now());
+        let mut entry = Box::new(Entry::returned(resource, lease, token, self.id, now));
+        self.act(|table, effects| {
+            // A caller that repeats its request makes another entry of it. A closed client leaves the lease to expire.
+            if !table.is_closed && table.end_suspension(lease.acquisition, now, effects).is_ok() {
+                entry.suspend_lease(lease.acquisition, now);
+                table.insert(entry_id, entry, now, effects);
+            }
+        });
     }
 
     /// Lets the driver send this release.

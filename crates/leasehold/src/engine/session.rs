@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 
 use super::due::DueWork;
 use super::entry::{Entry, MinHold, Transmit};
-use super::ids::{EntryId, Ids, QueueId};
+use super::ids::{EntryId, Ids, QueueId, UncountedId};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, QueueState, Ticket, WaitOutcome,
 };
@@ -52,6 +52,15 @@ pub(crate) struct Session {
 
 /// The client was closed.
 pub(crate) struct Closed;
+
+/// Why an attempt can't begin.
+pub(crate) enum BeginError {
+    Closed,
+    /// Another task of this client makes this request.
+    InUse,
+    /// Its release has begun: its caller was away for too long.
+    Released,
+}
 
 impl Session {
     pub(crate) fn new(id: ClientId, secret_key: SecretKey, clock: Clock, telemetry: ClientTelemetry) -> Self {
@@ -106,6 +115,14 @@ impl Session {
         self.act(|table, effects| table.step(entry_id, now, effects, act))
     }
 
+    /// As [`Self::step`], for the entry of this attempt.
+    fn step_attempt(&self, attempt: Acquisition, now: LocalTime, act: impl FnOnce(&mut Entry)) {
+        self.act(|table, effects| {
+            let entry_id = table.entries.of_attempt(attempt)?;
+            table.step(entry_id, now, effects, act)
+        });
+    }
+
     fn apply_effects(&self, effects: Effects) {
         // First: wakers and log subscribers are code of the program, and may panic.
         if effects.wake_driver {
@@ -131,20 +148,25 @@ impl Session {
         command: Acquire,
         wait_policy: Option<WaitPolicy>,
         now: LocalTime,
-    ) -> Result<Option<Transmit>, Closed> {
-        let entry_id = EntryId::from(command.acquisition);
-        let owner = command.owner.clone();
+    ) -> Result<(EntryId, Option<Transmit>), BeginError> {
+        let (acquisition, owner) = (command.acquisition, command.owner.clone());
+        let uncounted = UncountedId::of(acquisition);
+        let entry_id = uncounted.map_or_else(|| acquisition.into(), |_| self.ids.entry());
         let machine = AcquireMachine::new(command, wait_policy, now);
         let mut entry = Box::new(Entry::new(resource, owner, terms, min_hold, machine));
+        entry.name_attempt(acquisition, self.id);
         self.act(|table, effects| {
             if table.is_closed {
-                return Err(Closed);
+                return Err(BeginError::Closed);
+            }
+            if uncounted.is_some() {
+                table.end_suspension(acquisition, now, effects)?;
             }
             let transmit = entry.poll_transmit(entry_id, now);
             table.entries.insert(entry_id, entry);
             table.unsettled += 1;
             table.reconcile(entry_id, now, effects);
-            Ok(transmit)
+            Ok((entry_id, transmit))
         })
     }
 
@@ -413,12 +435,12 @@ impl Inbox for Session {
 
     fn deliver(&self, push: Push) {
         let now = self.now();
-        self.step(push.acquisition.into(), now, |entry| entry.handle_push(now, &push));
+        self.step_attempt(push.acquisition, now, |entry| entry.handle_push(now, &push));
     }
 
     fn recheck(&self, attempt: Acquisition) {
         let now = self.now();
-        self.step(attempt.into(), now, |entry| entry.recheck(now));
+        self.step_attempt(attempt, now, |entry| entry.recheck(now));
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
-use leasehold_core::{ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
+use leasehold_core::{Acquisition, ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
 
 use super::entries::Entries;
 use super::entry::{Entry, Transmit};
@@ -18,6 +18,7 @@ use super::local_queue::{
 };
 use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
+use super::session::BeginError;
 
 pub(super) struct Table {
     pub(super) id: ClientId,
@@ -74,6 +75,26 @@ impl Table {
             is_driver_gone: false,
             is_closed: false,
             has_no_handles: false,
+        }
+    }
+
+    /// A request begins again. An error if another task makes it, or if what the store had for it is being released.
+    pub(super) fn end_suspension(
+        &mut self,
+        attempt: Acquisition,
+        now: LocalTime,
+        effects: &mut Effects,
+    ) -> Result<(), BeginError> {
+        let Some(entry_id) = self.entries.of_attempt(attempt) else { return Ok(()) };
+        let Some(entry) = self.entries.get_mut(&entry_id) else { return Ok(()) };
+        let (is_referenced, is_settled) = (entry.is_referenced, entry.is_settled());
+        let was_suspended = entry.end_suspension();
+        self.reconcile(entry_id, now, effects);
+        match (was_suspended, is_referenced) {
+            (true, _) => Ok(()),
+            (false, _) if is_settled => Ok(()),
+            (false, true) => Err(BeginError::InUse),
+            (false, false) => Err(BeginError::Released),
         }
     }
 

@@ -89,7 +89,7 @@ impl Scene {
         let (resource, terms) = (resource(name), terms());
         let began =
             self.session.begin(resource, terms, MinHold::default(), command, policy, self.session.now());
-        began.ok().flatten().expect("a new attempt sends a command")
+        began.ok().and_then(|(_, transmit)| transmit).expect("a new attempt sends a command")
     }
 
     fn answer(&self, transmit: &Transmit, reply: Reply) -> Option<Outcome> {
@@ -119,7 +119,7 @@ impl Scene {
 
     fn push(&self, entry_id: EntryId, kind: PushKind) {
         let acquisition = entry_id.acquisition(self.session.id);
-        self.session.deliver(Push { acquisition, at: StoreTime::ZERO, kind });
+        self.session.deliver(Push::new(acquisition, StoreTime::ZERO, kind));
     }
 
     /// What the driver sends at this time: each command with its entry.
@@ -372,8 +372,14 @@ fn attached_lease_is_released_only_by_its_owner() {
     let attach = || {
         let acquisition = Acquisition { client: ClientId::new(2), sequence: 7 };
         let (ttl, zero) = (TTL, Duration::ZERO);
-        let detached =
-            DetachedLease { acquisition, ttl, min_hold: zero, ends_at_close: false, tombstone: zero };
+        let detached = DetachedLease {
+            acquisition,
+            ttl,
+            min_hold: zero,
+            ends_at_close: false,
+            tombstone: zero,
+            outlasts_ttl: false,
+        };
         let tokens = grant(1, 1).tokens;
         let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: true };
         scene.session.attach(resource("a"), lease, scene.start, TTL)

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::{Attempt, CANCEL_LIMIT};
-use crate::locks::lock::{Lock, WaitMode};
+use crate::locks::lock::{AttemptIds, Lock, WaitMode};
 use crate::telemetry::{LockTelemetry, spans};
 
 impl Lock {
@@ -83,6 +83,7 @@ impl Lock {
     /// task gets it.
     pub(crate) fn handoff_limits(&self) -> Option<HandoffLimits> {
         let is_plain = self.owner.is_none()
+            && self.ids == AttemptIds::Counted
             && self.terms.renews
             && self.terms.max_hold.is_none()
             && self.terms.min_lifetime.is_zero()

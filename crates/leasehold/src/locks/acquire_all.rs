@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::attempt::{Attempt, CANCEL_LIMIT};
-use crate::locks::lock::Lock;
+use crate::locks::lock::{AttemptIds, Lock};
 
 /// The result of a batch.
 pub(crate) enum BatchOutcome {
@@ -30,7 +30,7 @@ impl Lock {
     /// Whether this lock's attempt can be part of a batch.
     fn can_join_batch(&self) -> bool {
         // Commands that wait for replicas need a connection of their own.
-        self.terms.replicas == 0 && self.owner.is_none()
+        self.terms.replicas == 0 && self.owner.is_none() && self.ids == AttemptIds::Counted
     }
 
     /// Whether a task of this client has the lease. A batch must not overtake the local queue.

@@ -6,16 +6,17 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Failure, GrantSecret, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal, Resource, Token,
-    WaitFor, WaitPolicy,
+    Acquire, Acquisition, Failure, GrantSecret, Kind, LeaseTerms, LocalTime, Loss, Outcome, Refusal,
+    Resource, Token, WaitFor, WaitPolicy,
 };
 use leasehold_store::StoreError;
+use leasehold_store::digest::random_attempt;
 
-use super::lock::{Lock, WaitMode, unit};
+use super::lock::{AttemptIds, Lock, WaitMode, unit};
 use crate::barrier_rounds::parties;
 use crate::engine::{
-    AttemptEnd, Closed, End, EntryId, MinHold, ReleaseOutcome, Request, Response, Transmit, release_dropped,
-    with_deadline,
+    AttemptEnd, BeginError, End, EntryId, MinHold, ReleaseOutcome, Request, Response, Transmit,
+    release_dropped, with_deadline,
 };
 use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
@@ -48,6 +49,8 @@ impl Lock {
             return Ok(Some(attempt.into_guard(token)));
         }
         match outcome {
+            // The caller may repeat the request.
+            Outcome::TimedOut if attempt.is_request => Ok(None),
             Outcome::NotGranted | Outcome::TimedOut => {
                 let needs_release = self.handle.session.needs_release(attempt.entry);
                 let until = self.handle.now() + CANCEL_LIMIT;
@@ -98,6 +101,9 @@ impl Lock {
                 self.handle.error(ErrorKind::Invalid, resource, explain(refusal, resource.kind))
             }
             Outcome::Cancelled if self.handle.session.is_closed() => self.handle.closed(),
+            Outcome::Cancelled if matches!(self.ids, AttemptIds::Requested(_)) => {
+                self.request_ended(resource)
+            }
             Outcome::Cancelled => {
                 let what =
                     "it was granted and has been released by another process before this client heard of it";
@@ -130,9 +136,15 @@ impl Lock {
     ) -> Result<(Attempt<'a>, Option<Transmit>), Error> {
         let session = &self.handle.session;
         let terms = self.terms(replaces, self.handle.now());
-        let acquisition = session.next_acquisition();
+        let (acquisition, inbox) = match self.ids {
+            AttemptIds::Counted => (session.next_acquisition(), None),
+            AttemptIds::Random => (self.random_attempt(resource)?, Some(session.id)),
+            AttemptIds::Requested(acquisition) => (acquisition, Some(session.id)),
+        };
+        let is_request = matches!(self.ids, AttemptIds::Requested(_));
         let command = Acquire {
             acquisition,
+            inbox,
             owner: self.owner.clone(),
             capacity: self.capacity,
             weight,
@@ -153,9 +165,33 @@ impl Lock {
             ends_at_close: self.min_hold_ends_at_close,
             is_continued: continued.is_some(),
         };
-        let began = session.begin(resource.clone(), terms, min_hold, command, wait_policy, self.handle.now());
-        let transmit = began.map_err(|Closed| self.handle.closed())?;
-        Ok((Attempt { handle: &self.handle, resource, entry: acquisition.into(), is_taken: false }, transmit))
+        let now = self.handle.now();
+        let began = session.begin(resource.clone(), terms, min_hold, command, wait_policy, now);
+        let (entry, transmit) = began.map_err(|refused| match refused {
+            BeginError::Closed => self.handle.closed(),
+            BeginError::InUse => self.handle.error(
+                ErrorKind::Invalid,
+                resource,
+                "another task of this client makes this request",
+            ),
+            BeginError::Released => self.request_ended(resource),
+        })?;
+        Ok((Attempt { handle: &self.handle, resource, entry, is_request, is_taken: false }, transmit))
+    }
+
+    /// An id that cannot be guessed.
+    fn random_attempt(&self, resource: &Resource) -> Result<Acquisition, Error> {
+        let (mut client, mut number) = ([0; 16], [0; 8]);
+        getrandom::fill(&mut client).and_then(|()| getrandom::fill(&mut number)).map_err(|error| {
+            self.handle.unavailable(resource, &format!("the system gave no random numbers: {error}"))
+        })?;
+        Ok(random_attempt(u128::from_be_bytes(client), u64::from_be_bytes(number)))
+    }
+
+    /// The attempt of a request was released before.
+    fn request_ended(&self, resource: &Resource) -> Error {
+        let what = "this request has ended: its lease was released, or it was not repeated in time; use a new id for a new request";
+        self.handle.error(ErrorKind::Lost, resource, what)
     }
 
     /// The entry that an attempt of this lock has in the store's queue.
@@ -218,13 +254,15 @@ pub(crate) struct Attempt<'a> {
     handle: &'a Arc<Handle>,
     pub(crate) resource: &'a Arc<Resource>,
     pub(crate) entry: EntryId,
+    /// The caller may repeat it.
+    is_request: bool,
     is_taken: bool,
 }
 
 impl<'a> Attempt<'a> {
     /// The attempt, or the lease, of a local queue that no other task needs.
     pub(crate) fn of_queue(handle: &'a Arc<Handle>, resource: &'a Arc<Resource>, entry: EntryId) -> Self {
-        Self { handle, resource, entry, is_taken: false }
+        Self { handle, resource, entry, is_request: false, is_taken: false }
     }
 
     /// Cancels it. An error is the store's last word, if it has not confirmed that until `until`. Until then this refers to it: what ends
@@ -264,7 +302,12 @@ impl<'a> Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if !self.is_taken {
+        if self.is_taken {
+            return;
+        }
+        if self.is_request {
+            self.handle.session.suspend(self.entry, self.handle.now());
+        } else {
             self.handle.session.end_unused_min_hold(self.entry, self.handle.now());
             release_dropped(&self.handle.session, &*self.handle.store, self.resource, self.entry);
         }

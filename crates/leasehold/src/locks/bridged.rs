@@ -9,7 +9,7 @@ use leasehold_core::{Kind, LocalTime, Resource};
 use leasehold_store::StoreError;
 
 use super::attempt::CANCEL_LIMIT;
-use super::lock::{Lock, WaitMode};
+use super::lock::{AttemptIds, Lock, WaitMode};
 use super::mutex::Mutex;
 use super::mutex_set::{MutexSet, SetGuard};
 use crate::bridge::{Foreign, NO_MIN_HOLD, OwnLease, is_no_lock};
@@ -74,10 +74,13 @@ impl Lock {
 
     /// Whether a lease of this lock may be exchanged for one with another weight.
     pub(super) fn check_exchange(&self, resource: &Resource) -> Result<(), Error> {
-        if self.bridge.is_none() {
-            return Ok(());
-        }
-        let what = "a bridged writer can't become a reader: release the lock, and acquire it again";
+        let what = match (self.ids, &self.bridge) {
+            (AttemptIds::Counted, None) => return Ok(()),
+            (_, Some(_)) => "a bridged writer can't become a reader: release the lock, and acquire it again",
+            _ => {
+                "the lease of a request, or a detachable one, can't be exchanged: release the lock, and acquire it again"
+            }
+        };
         Err(self.handle.error(ErrorKind::Invalid, resource, what))
     }
 }

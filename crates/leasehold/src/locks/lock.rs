@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
+    Acquisition, HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
+use leasehold_store::digest::requested_attempt;
 use leasehold_store::{HolderMetadata, MAX_LABEL_BYTES};
 
 use crate::engine::ResourceHash;
@@ -37,9 +38,21 @@ pub(crate) struct Lock {
     pub(crate) hand_off: Option<HandoffLimits>,
     pub(crate) metadata: Arc<str>,
     label_bytes: usize,
+    pub(crate) ids: AttemptIds,
     /// The lock of another library that is taken with this one.
     pub(crate) bridge: Option<Arc<crate::bridge::Foreign>>,
     pub(crate) telemetry: LockTelemetry,
+}
+
+/// Where the ids of a lock's attempts come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttemptIds {
+    /// The client counts them.
+    Counted,
+    /// Each is random, and so is proof of its lease alone: a detached lease's id can contain it.
+    Random,
+    /// It is the one of the caller's request.
+    Requested(Acquisition),
 }
 
 /// Whether what is read of a lock counts. With replicas it must have been read before and after they were seen to have everything: what
@@ -126,6 +139,7 @@ impl Lock {
             hand_off: None,
             metadata,
             label_bytes: 0,
+            ids: AttemptIds::Counted,
             bridge: None,
             telemetry,
         }
@@ -153,10 +167,38 @@ impl Lock {
         self.change_metadata(|metadata| metadata.trace_id = trace_id);
     }
 
+    /// The holder that inspection shows in place of this process.
+    pub(crate) fn set_holder(&mut self, program: String, host: String) {
+        self.publish_all();
+        self.change_metadata(|metadata| {
+            (metadata.program, metadata.host, metadata.pid) = (Some(program), Some(host), None);
+        });
+    }
+
+    /// The attempts get ids of which nothing says that they are this client's: each has all of the metadata.
+    pub(crate) fn set_ids(&mut self, ids: AttemptIds) {
+        self.ids = ids;
+        self.publish_all();
+    }
+
+    /// The attempts of the request with this id.
+    pub(crate) fn set_request(&mut self, request: &[u8]) {
+        if let Ok(resource) = &self.resource {
+            self.set_ids(AttemptIds::Requested(requested_attempt(resource, request)));
+        }
+    }
+
+    fn publish_all(&mut self) {
+        let own = self.handle.options.metadata.encode_client();
+        self.metadata = HolderMetadata::add_client(&self.metadata, &own);
+    }
+
     fn change_metadata(&mut self, change: impl FnOnce(&mut HolderMetadata)) {
         let mut metadata = HolderMetadata::decode(&self.metadata);
+        let has_client = metadata.has_client();
         change(&mut metadata);
-        self.metadata = self.handle.encode_metadata(&metadata);
+        let has_client = has_client || metadata.has_client();
+        self.metadata = if has_client { metadata.encode() } else { self.handle.encode_metadata(&metadata) };
     }
 
     pub(crate) fn set_metrics_label(&mut self, label: &str) {
@@ -268,6 +310,11 @@ impl Lock {
             return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
         }
         self.check_bridge(resource, weight)?;
+        let is_request = matches!(self.ids, AttemptIds::Requested(_));
+        if is_request && (capabilities.needs_admission_queue || self.bridge.is_some()) {
+            let what = "a request can be repeated neither over a quorum nor with a bridged lock";
+            return Err(self.handle.error(ErrorKind::Unsupported, resource, what));
+        }
         if self.min_hold > MAX_TTL {
             return invalid(format!("a minimum hold is at most 30 days, not {:?}", self.min_hold));
         }

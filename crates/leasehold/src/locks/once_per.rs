@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind};
 use crate::guard::Guard;
 use crate::handle::Handle;
 use crate::locks::lock::{Lock, MAX_TTL, WaitMode};
-use crate::options::lease_settings;
+use crate::options::{identity_settings, lease_settings};
 
 /// The minimum time for which a start is retained.
 const MIN_RETENTION: Duration = Duration::from_millis(900);
@@ -56,6 +56,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct OncePer(Lock);
 
+identity_settings!(OncePer, "once_per(\"lottery\", std::time::Duration::from_secs(3_600))");
 lease_settings!(OncePer, "once_per(\"lottery\", std::time::Duration::from_secs(3_600))");
 
 impl OncePer {

@@ -287,7 +287,7 @@ fn head_repolls_at_the_holders_expiry_and_followers_seldom() {
     assert_eq!(other.poll_timeout(), Some(at(20_002)));
     let next = PushKind::Next(HeadHint { repoll_at: store(7_000) });
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    other.handle_push(at(100), &Push { acquisition, at: store(90), kind: next });
+    other.handle_push(at(100), &Push::new(acquisition, store(90), next));
     assert_eq!(other.poll_timeout(), Some(at(7_072)));
 }
 
@@ -377,7 +377,7 @@ fn pushed_grant(number: u32, ms: u64, valid_for: Duration) -> Push {
 }
 
 fn pushed(ms: u64, kind: PushKind) -> Push {
-    Push { acquisition: Acquisition { client: ClientId::new(1), sequence: 1 }, at: store(ms), kind }
+    Push::new(Acquisition { client: ClientId::new(1), sequence: 1 }, store(ms), kind)
 }
 
 #[test]

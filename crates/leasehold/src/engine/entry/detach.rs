@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, AcquireMachine, Acquisition, Grant, LeaseMachine, LeaseTerms, LocalTime, Loss, Outcome, Reply,
-    Resource, drift_margin,
+    Acquire, AcquireMachine, Acquisition, ClientId, Grant, LeaseMachine, LeaseTerms, LocalTime, Loss,
+    Outcome, Reply, Resource, Token, TokenRange, drift_margin,
 };
 
 use super::{Entry, Lease, MinHold, Stage};
@@ -19,7 +19,9 @@ impl Entry {
         let Stage::Lease(lease) = &self.stage else { return Err(Loss::Closed) };
         let (acquisition, tombstone) = (lease.machine.acquisition(), lease.tombstone);
         let MinHold { length: min_hold, ends_at_close, .. } = self.min_hold;
-        let detached = DetachedLease { acquisition, ttl: self.terms.ttl, min_hold, ends_at_close, tombstone };
+        let LeaseTerms { ttl, min_lifetime, .. } = self.terms;
+        let outlasts_ttl = min_lifetime > ttl;
+        let detached = DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl };
         self.is_referenced = false;
         self.logged.end_failure();
         self.end(ReleaseOutcome::Released);
@@ -50,6 +52,28 @@ impl Entry {
         }
     }
 
+    /// The entry of a lease whose holder was not told of it.
+    pub(in crate::engine) fn returned(
+        resource: Arc<Resource>,
+        lease: DetachedLease,
+        token: Token,
+        client: ClientId,
+        now: LocalTime,
+    ) -> Self {
+        let acquisition = lease.acquisition;
+        let attached = AttachedLease {
+            detached: DetachedLease { min_hold: Duration::ZERO, ..lease },
+            owner: None,
+            tokens: TokenRange { first: token, last: token },
+            replicas: 0,
+            is_borrowed: false,
+        };
+        let mut entry = Self::attached(resource, attached, now, lease.ttl);
+        entry.is_referenced = false;
+        entry.name_attempt(acquisition, client);
+        entry
+    }
+
     /// The store has answered that it does not have the lease. An attempt whose grant has not been heard of asks again.
     pub(in crate::engine) fn lose(&mut self, now: LocalTime) {
         self.end_attempt(now);
@@ -59,7 +83,7 @@ impl Entry {
                 lease.machine.handle_reply(now, now, &Reply::NotHeld);
                 self.handle_not_held(now);
             }
-            Stage::Releasing(_) | Stage::Ended { .. } => {}
+            Stage::Suspended(_) | Stage::Releasing(_) | Stage::Ended { .. } => {}
         }
     }
 
@@ -71,7 +95,7 @@ impl Entry {
         valid_for: Duration,
     ) -> Self {
         let AttachedLease {
-            detached: DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone },
+            detached: DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, .. },
             owner,
             tokens,
             replicas,

@@ -14,7 +14,7 @@ impl Entry {
         match &self.stage {
             Stage::Attempt(machine) => machine.may_be_in_store(),
             Stage::Lease(_) => self.logged != Logged::Loss,
-            Stage::Releasing(_) => true,
+            Stage::Suspended(_) | Stage::Releasing(_) => true,
             Stage::Ended { .. } => false,
         }
     }
@@ -45,7 +45,7 @@ impl Entry {
         let is_retried = match &self.stage {
             Stage::Attempt(machine) => machine.is_refused(),
             Stage::Lease(_) | Stage::Releasing(_) => true,
-            Stage::Ended { .. } => false,
+            Stage::Suspended(_) | Stage::Ended { .. } => false,
         };
         self.last_error.as_ref().filter(|error| is_retried && error.failure.is_refusal())
     }
@@ -74,6 +74,11 @@ impl Entry {
                 None => Ok(lease.machine.remaining(now).min(lease.trust_limit.deadline().since(now))),
             },
         }
+    }
+
+    /// Whether less than a tenth of the lease's ttl has passed.
+    pub(in crate::engine) fn is_fresh(&self, now: LocalTime) -> bool {
+        self.remaining(now).is_ok_and(|remaining| remaining >= self.terms.ttl / 10 * 9)
     }
 
     pub(in crate::engine) fn ends_at(&self) -> LocalTime {

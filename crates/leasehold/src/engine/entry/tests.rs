@@ -103,7 +103,7 @@ fn push(entry: &mut Entry, kind: PushKind) {
 
 fn push_at(entry: &mut Entry, now: LocalTime, at: StoreTime, kind: PushKind) {
     let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
-    entry.handle_push(now, &Push { acquisition, at, kind });
+    entry.handle_push(now, &Push::new(acquisition, at, kind));
 }
 
 /// Names of the events, which are logged once.
@@ -744,7 +744,8 @@ fn attached_lease_is_trusted_for_no_longer_than_it_was_asked_for() {
     for (min_hold, trusted_for) in [(Duration::ZERO, TTL), (hour, hour)] {
         let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
         let (ends_at_close, tombstone) = (false, Duration::ZERO);
-        let detached = DetachedLease { acquisition, ttl: TTL, min_hold, ends_at_close, tombstone };
+        let detached =
+            DetachedLease { acquisition, ttl: TTL, min_hold, ends_at_close, tombstone, outlasts_ttl: false };
         let tokens = grant(false).tokens;
         let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: false };
         let resource = held().resource;

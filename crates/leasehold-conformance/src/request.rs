@@ -1,0 +1,288 @@
+//! Attempts that their callers name, and leases whose ids are all that renewals and releases need.
+
+use std::time::Duration;
+
+use leasehold::{Client, Guard, LeaseId, Mutex};
+
+use crate::mutex::{queue, until};
+use crate::{Place, SOON, Test, pair, until_true};
+
+/// The tests of this suite.
+pub const TESTS: &[Test] = suite![
+    leases_are_renewed_and_released_by_their_ids_alone,
+    id_of_a_detachable_lease_opens_nothing_else,
+    waited_for_detachable_lease_has_its_full_ttl,
+    request_is_refused_over_a_quorum,
+    repeated_request_gets_the_same_lease_at_any_client,
+    request_keeps_its_place_and_is_granted_to_the_client_that_repeats_it,
+    request_that_is_not_repeated_leaves_the_queue,
+    grant_that_nobody_hears_of_is_released,
+    request_that_moved_is_not_released_by_its_former_client,
+    released_request_has_ended_at_every_client,
+    returned_lease_is_released_unless_its_request_is_repeated,
+    task_that_repeats_a_request_beside_another_is_refused,
+    holder_of_a_request_is_the_one_that_is_named,
+];
+
+const TTL: Duration = Duration::from_secs(20);
+
+/// Longer than a caller may take to repeat its request.
+const AWAY: Duration = Duration::from_millis(3_500);
+
+const SLICE: Duration = Duration::from_millis(50);
+
+fn request(client: &Client, id: u8) -> Mutex {
+    client.mutex("a").ttl(TTL).request([id; 16])
+}
+
+/// A quorum has no requests.
+fn is_skipped(store: &Place) -> bool {
+    store.is_quorum
+}
+
+/// Repeats a request, as a caller does, until it is granted.
+async fn repeat(mutex: &Mutex) -> Guard {
+    loop {
+        if let Some(guard) = mutex.lock_timeout(Duration::from_secs(5)).await.unwrap() {
+            return guard;
+        }
+    }
+}
+
+async fn leases_are_renewed_and_released_by_their_ids_alone(store: Place) {
+    let (one, other) = pair(&store).await;
+    let mut ids: Vec<LeaseId> = Vec::new();
+    for name in ["a", "b", "c"] {
+        ids.push(one.mutex(name).ttl(TTL).detachable().lock().await.unwrap().detach().await.unwrap());
+    }
+    // One whose lock was not detachable, one that has ended, and one of another kind.
+    ids.push(one.mutex("d").ttl(TTL).lock().await.unwrap().detach().await.unwrap());
+    let ended = one.mutex("e").ttl(TTL).detachable().lock().await.unwrap().detach().await.unwrap();
+    assert_eq!(
+        one.release_leases([&ended]).await.into_iter().map(Result::unwrap).collect::<Vec<_>>(),
+        [true]
+    );
+    ids.insert(1, ended);
+    one.close().await.unwrap();
+    let ids: Vec<LeaseId> = ids.iter().map(|id| id.to_string().parse().unwrap()).collect();
+    let renewed = other.renew_leases(&ids).await;
+    for (at, renewed) in renewed.into_iter().enumerate() {
+        match renewed {
+            Ok(left) => assert!(at != 1 && left > TTL / 2 && left <= TTL, "{at}: {left:?}"),
+            Err(error) => assert!(at == 1 && error.is_lost(), "{at}: {error}"),
+        }
+    }
+    for name in ["a", "b", "c", "d"] {
+        assert!(other.mutex(name).try_lock().await.unwrap().is_none(), "{name} is held");
+    }
+    let released = other.release_leases(&ids).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    assert_eq!(released, [true, false, true, true, true]);
+    let again = other.release_leases(&ids).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    assert_eq!(again, [false; 5]);
+    for name in ["a", "b", "c", "d"] {
+        assert!(other.mutex(name).lock_timeout(SOON).await.unwrap().is_some(), "{name} is free");
+    }
+}
+
+async fn id_of_a_detachable_lease_opens_nothing_else(store: Place) {
+    let (one, other) = pair(&store).await;
+    let take = async |name: &str| {
+        one.mutex(name).ttl(TTL).detachable().lock().await.unwrap().detach().await.unwrap()
+    };
+    let (id, sibling) = (take("a").await, take("b").await);
+    let text = id.to_string();
+    let (terms, secret) = text.rsplit_once('.').unwrap();
+    let shown = format!("{:?} {:?}", other.list().await.unwrap(), other.mutex("a").inspect().await.unwrap());
+    assert!(!shown.contains(secret) && !format!("{id:?}").contains(secret), "{shown}");
+    let of_sibling = sibling.to_string();
+    let guess: LeaseId = format!("{terms}.{}", of_sibling.rsplit_once('.').unwrap().1).parse().unwrap();
+    assert!(other.renew_leases([&guess]).await.remove(0).unwrap_err().is_lost());
+    assert!(!other.release_leases([&guess]).await.remove(0).unwrap());
+    assert!(other.mutex("a").try_lock().await.unwrap().is_none(), "it is held");
+    let guard = other.attach(&id).await.unwrap();
+    assert_eq!(guard.token(), id.token());
+    guard.release().await.unwrap();
+}
+
+async fn waited_for_detachable_lease_has_its_full_ttl(store: Place) {
+    let (one, other) = pair(&store).await;
+    let held = one.mutex("a").lock().await.unwrap();
+    let waiting = queue(&other.mutex("a").ttl(TTL).detachable()).await;
+    held.release().await.unwrap();
+    let id = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().detach().await.unwrap();
+    let left = one.inspect_lease(&id).await.unwrap().expect("it is held").expires_in;
+    assert!(left > TTL / 2, "{left:?}");
+    assert!(one.release_leases([&id]).await.remove(0).unwrap());
+}
+
+async fn request_is_refused_over_a_quorum(store: Place) {
+    let client = store.client().await;
+    match request(&client, 1).try_lock().await {
+        Err(error) => assert!(store.is_quorum && error.is_unsupported(), "{error}"),
+        Ok(granted) => assert!(!store.is_quorum && granted.is_some()),
+    }
+}
+
+async fn repeated_request_gets_the_same_lease_at_any_client(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let first = request(&one, 1).lock().await.unwrap().detach().await.unwrap();
+    for client in [&one, &other, &one] {
+        for mutex in [request(client, 1), request(client, 1)] {
+            let again =
+                mutex.try_lock().await.unwrap().expect("it is the same lease").detach().await.unwrap();
+            assert_eq!(again, first);
+        }
+    }
+    assert!(request(&other, 2).try_lock().await.unwrap().is_none(), "another request");
+    assert!(one.mutex("b").ttl(TTL).request([1; 16]).try_lock().await.unwrap().is_some(), "another lock");
+    assert!(other.release_leases([&first]).await.remove(0).unwrap());
+    until(&one.mutex("a"), |view| view.holders.is_empty() && view.waiters.is_empty()).await;
+}
+
+async fn request_keeps_its_place_and_is_granted_to_the_client_that_repeats_it(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let held = one.mutex("a").ttl(TTL).lock().await.unwrap();
+    assert!(request(&one, 1).lock_timeout(SLICE).await.unwrap().is_none());
+    let third = store.client().await;
+    let behind = queue(&third.mutex("a").ttl(TTL)).await;
+    // The caller's next server.
+    let mutex = request(&other, 1);
+    let repeated = tokio::spawn(async move { repeat(&mutex).await });
+    // It is there once, and before the one that came after it.
+    let view = until(&one.mutex("a"), |view| view.waiters.len() == 2).await;
+    assert!(view.waiters[0].waiting_for >= view.waiters[1].waiting_for);
+    tokio::time::sleep(AWAY).await;
+    assert_eq!(
+        one.mutex("a").inspect().await.unwrap().waiters.len(),
+        2,
+        "its former client has not ended it"
+    );
+    held.release().await.unwrap();
+    let guard = tokio::time::timeout(SOON, repeated).await.expect("the new client is told").unwrap();
+    assert!(!behind.is_finished());
+    guard.release().await.unwrap();
+    drop(tokio::time::timeout(SOON, behind).await.unwrap().unwrap());
+}
+
+async fn request_that_is_not_repeated_leaves_the_queue(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let held = one.mutex("a").ttl(TTL).lock().await.unwrap();
+    assert!(request(&one, 1).lock_timeout(SLICE).await.unwrap().is_none());
+    until(&other.mutex("a"), |view| view.waiters.len() == 1).await;
+    // So does one whose future is dropped.
+    let mutex = request(&one, 2);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until(&other.mutex("a"), |view| view.waiters.len() == 2).await;
+    waiting.abort();
+    until(&other.mutex("a"), |view| view.waiters.is_empty()).await;
+    // Its caller was away for too long.
+    for client in [&one, &other] {
+        assert!(request(client, 1).lock_timeout(SLICE).await.unwrap_err().is_lost());
+    }
+    held.release().await.unwrap();
+}
+
+async fn grant_that_nobody_hears_of_is_released(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let held = one.mutex("a").ttl(TTL).lock().await.unwrap();
+    assert!(request(&one, 1).lock_timeout(SLICE).await.unwrap().is_none());
+    let behind = queue(&other.mutex("a").ttl(TTL)).await;
+    held.release().await.unwrap();
+    // It was granted to the request of which no task knows, and goes on.
+    let granted = tokio::time::timeout(SOON, behind).await.expect("it is released").unwrap();
+    assert!(request(&other, 1).try_lock().await.unwrap_err().is_lost());
+    granted.release().await.unwrap();
+}
+
+async fn request_that_moved_is_not_released_by_its_former_client(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let held = one.mutex("a").ttl(TTL).lock().await.unwrap();
+    assert!(request(&one, 1).lock_timeout(SLICE).await.unwrap().is_none());
+    held.release().await.unwrap();
+    // Granted to the first client, which does not know whether the caller asks elsewhere.
+    let id = repeat(&request(&other, 1)).await.detach().await.unwrap();
+    tokio::time::sleep(AWAY).await;
+    let left = one.inspect_lease(&id).await.unwrap().expect("it is still held").expires_in;
+    assert!(left > TTL / 2, "{left:?}");
+    assert!(one.release_leases([&id]).await.remove(0).unwrap());
+}
+
+async fn released_request_has_ended_at_every_client(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let id = request(&one, 1).lock().await.unwrap().detach().await.unwrap();
+    assert!(other.release_leases([&id]).await.remove(0).unwrap());
+    for client in [&one, &other] {
+        let error = request(client, 1).try_lock().await.unwrap_err();
+        assert!(error.is_lost() && error.to_string().contains("new id"), "{error}");
+        assert!(request(client, 1).lock_timeout(SLICE).await.unwrap_err().is_lost());
+    }
+    assert!(request(&one, 2).try_lock().await.unwrap().is_some(), "the lock is free");
+}
+
+async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let id = request(&one, 1).lock().await.unwrap().detach().await.unwrap();
+    one.return_lease(&id);
+    // The caller repeats its request here, and another time elsewhere.
+    assert_eq!(request(&one, 1).try_lock().await.unwrap().unwrap().detach().await.unwrap(), id);
+    one.return_lease(&id);
+    assert_eq!(request(&other, 1).try_lock().await.unwrap().unwrap().detach().await.unwrap(), id);
+    tokio::time::sleep(AWAY).await;
+    assert!(one.inspect_lease(&id).await.unwrap().is_some(), "it is held");
+    other.return_lease(&id);
+    until(&one.mutex("a"), |view| view.holders.is_empty()).await;
+    assert!(request(&one, 1).try_lock().await.unwrap_err().is_lost());
+    // A lease that was only detachable is released at once.
+    let id = one.mutex("a").ttl(TTL).detachable().lock().await.unwrap().detach().await.unwrap();
+    one.return_lease(&id);
+    until_true(async || one.inspect_lease(&id).await.unwrap().is_none()).await;
+}
+
+async fn task_that_repeats_a_request_beside_another_is_refused(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let client = store.client().await;
+    let held = client.mutex("a").ttl(TTL).lock().await.unwrap();
+    let waiting = queue(&request(&client, 1)).await;
+    let error = request(&client, 1).lock_timeout(SLICE).await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains("another task"), "{error}");
+    held.release().await.unwrap();
+    let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();
+    guard.release().await.unwrap();
+}
+
+async fn holder_of_a_request_is_the_one_that_is_named(store: Place) {
+    let (one, other) = pair(&store).await;
+    let mutex = one.mutex("a").label("job 7").detachable().holder("billing", "10.0.0.7");
+    let guard = mutex.lock().await.unwrap();
+    let waiting = queue(&other.mutex("a").detachable()).await;
+    let view = other.mutex("a").inspect().await.unwrap();
+    let shown = &view.holders[0].metadata;
+    assert_eq!((shown.program.as_deref(), shown.host.as_deref()), (Some("billing"), Some("10.0.0.7")));
+    assert_eq!((shown.pid, shown.label.as_deref()), (None, Some("job 7")));
+    assert_eq!(view.waiters[0].metadata.pid, Some(std::process::id()));
+    guard.release().await.unwrap();
+    drop(waiting.await.unwrap());
+}

@@ -1,0 +1,89 @@
+//! Attempts that a caller has named: they outlive the task that makes them, because the caller may repeat them here or at another client.
+
+use std::time::Duration;
+
+use leasehold_core::{Acquisition, ClientId, LocalTime, Release, TOMBSTONE_TTL};
+use leasehold_store::digest::is_requested;
+
+use super::{Entry, Stage};
+use crate::engine::ids::UncountedId;
+use crate::engine::releasing::ReleaseOutcome;
+
+/// How long the caller of a request has to repeat it. Then the client releases what the store may have for it, if no other client speaks for
+/// the attempt by then: a lease that nobody knows of must not lapse, since that would delay the other waiters of this client.
+pub(crate) const REPEAT_WINDOW: Duration = Duration::from_millis(2_500);
+
+/// An attempt that no task makes.
+#[derive(Clone)]
+pub(super) struct Suspended {
+    pub(super) release: Release,
+    /// How long the store keeps what the release ends.
+    pub(super) lasts: Duration,
+    pub(super) until: LocalTime,
+}
+
+impl Entry {
+    /// The attempt has an id that this client may not have counted.
+    pub(in crate::engine) fn name_attempt(&mut self, attempt: Acquisition, client: ClientId) {
+        self.uncounted = UncountedId::of(attempt);
+        self.requested_by = is_requested(attempt).then_some(client);
+    }
+
+    /// The task that made the request is gone. What the store has for it stays for a while.
+    pub(in crate::engine) fn suspend(&mut self, now: LocalTime) {
+        self.end_attempt(now);
+        match &mut self.stage {
+            Stage::Attempt(machine) => {
+                machine.handle_cancel();
+                self.end_attempt(now);
+            }
+            Stage::Lease(lease) => {
+                let acquisition = lease.machine.acquisition();
+                self.suspend_lease(acquisition, now);
+            }
+            Stage::Suspended(_) | Stage::Releasing(_) | Stage::Ended { .. } => {}
+        }
+    }
+
+    /// As [`Self::suspend`], for a lease whose holder was not told of it.
+    pub(in crate::engine) fn suspend_lease(&mut self, acquisition: Acquisition, now: LocalTime) {
+        let lasts = self.terms.ttl.max(self.terms.min_lifetime);
+        match self.requested_by {
+            Some(inbox) => self.suspend_until_release(Release::now(acquisition), inbox, lasts, now),
+            None => self.abandon(now),
+        }
+    }
+
+    pub(super) fn suspend_until_release(
+        &mut self,
+        release: Release,
+        inbox: ClientId,
+        lasts: Duration,
+        now: LocalTime,
+    ) {
+        let release = Release { if_inbox: Some(inbox), tombstone: TOMBSTONE_TTL, ..release };
+        self.stage = Stage::Suspended(Suspended { release, lasts, until: now + REPEAT_WINDOW });
+        self.logged.end_failure();
+        self.is_changed = true;
+    }
+
+    /// The caller repeats its request. Returns whether a new attempt may begin: not if the release was begun.
+    pub(in crate::engine) fn end_suspension(&mut self) -> bool {
+        let is_suspended = matches!(self.stage, Stage::Suspended(_));
+        if is_suspended {
+            self.end(ReleaseOutcome::Released);
+        }
+        is_suspended
+    }
+
+    /// The client is closed: a caller may repeat its request at another one, so that nothing is released that it has not been told of.
+    pub(super) fn forget_request(&mut self, now: LocalTime) -> bool {
+        self.end_attempt(now);
+        let is_forgotten =
+            self.requested_by.is_some() && matches!(self.stage, Stage::Attempt(_) | Stage::Suspended(_));
+        if is_forgotten {
+            self.end(ReleaseOutcome::Released);
+        }
+        is_forgotten
+    }
+}
