@@ -100,9 +100,8 @@ async fn metrics_count_what_happened() {
 fn every_query_of_the_grafana_dashboards_and_of_the_alerts_names_a_metric() {
     let pages = [include_str!("../../../docs/metrics.md"), include_str!("../../../docs/operations.md")];
     let rows = pages.iter().flat_map(|page| page.lines()).filter(|line| line.starts_with("| `leasehold_"));
-    let metrics: Vec<&str> = rows
-        .flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2))
-        .collect();
+    let metrics: Vec<&str> =
+        rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2)).collect();
     assert!(metrics.len() > 25, "{metrics:?}");
     let is_metric = |name: &str| {
         let parts = ["_bucket", "_count", "_sum"];

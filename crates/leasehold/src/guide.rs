@@ -65,6 +65,8 @@ pub mod choosing {}
 pub mod testing {}
 
 #[doc = "[axum-service]: https://github.com/leasehold/leasehold/blob/main/examples/axum-service"]
+#[doc = "[rules]: https://github.com/leasehold/leasehold/blob/main/examples/serve/prometheus/leasehold.rules.yaml"]
+#[doc = "[grafana]: https://github.com/leasehold/leasehold/blob/main/examples/grafana/leasehold-library.json"]
 #[doc = ""]
 #[doc = include_str!("../guide/metrics.md")]
 pub mod metrics {}

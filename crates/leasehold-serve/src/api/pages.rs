@@ -64,10 +64,7 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, P
 }
 
 /// What the token of this request allows, and at which server and store.
-pub(super) async fn access(
-    State(app): State<Arc<App>>,
-    Extension(access): Extension<Access>,
-) -> Json<Value> {
+pub(super) async fn access(State(app): State<Arc<App>>, Extension(access): Extension<Access>) -> Json<Value> {
     Json(json!({
         "access": if access == Access::Write { "write" } else { "read" },
         "store": app.client.address(),
