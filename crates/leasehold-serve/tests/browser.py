@@ -481,6 +481,7 @@ def widths(browser, url, read):
             assert overflow <= width, f"{hash} at {width}: {overflow}"
         browser.value("location.hash = ''")
         browser.until("document.querySelectorAll('#rows tr.row').length > 1 && document.getElementById('lock').hidden", "the list is drawn")
+        assert browser.value("$('scroll').scrollWidth <= $('scroll').clientWidth"), f"the list is wider than {width}"
         cells = browser.value("[...document.querySelector('#rows tr.row').cells].map((cell) => { const { left, right, top, bottom } = cell.getBoundingClientRect(); return { key: cell.dataset.key, left, right, top, bottom, whole: cell.scrollWidth <= cell.clientWidth }; })")
         token = next(cell for cell in cells if cell["key"] == "token")
         assert token["whole"], f"the token is cut at {width}"
