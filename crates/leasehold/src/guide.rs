@@ -30,6 +30,7 @@ pub mod guarantees {}
 #[doc = "[rights]: https://github.com/leasehold/leasehold/blob/main/docs/rights.md"]
 #[doc = "[postgres]: crate::guide::postgres"]
 #[doc = "[postgres-addresses]: crate::guide::postgres#addresses"]
+#[doc = "[two-versions]: crate::guide::operations#two-versions-at-one-server"]
 #[doc = ""]
 #[doc = include_str!("../guide/operations.md")]
 pub mod operations {}
