@@ -6,7 +6,7 @@ mod common;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -586,7 +586,7 @@ fn compose_example_runs_without_containers() {
 }
 
 #[test]
-fn unit_and_container_start_the_server() {
+fn unit_container_and_manifests_start_the_server() {
     let read = |name: &str| fs::read_to_string(root().join("examples/serve").join(name)).unwrap();
     let (unit, container) = (read("leasehold-serve.service"), read("Containerfile"));
     let start =
@@ -595,13 +595,17 @@ fn unit_and_container_start_the_server() {
     assert_eq!(serde_json::from_str::<Vec<String>>(entry).unwrap(), ["leasehold"]);
     let command = container.lines().find_map(|line| line.strip_prefix("CMD ")).unwrap();
     let command: Vec<String> = serde_json::from_str(command).unwrap();
-    for args in [start.split(' ').map(str::to_owned).collect(), command] {
+    let shared = manifest("shared.yaml")["spec"]["template"]["spec"]["containers"][0].clone();
+    let sidecar = manifest("sidecar.yaml")["spec"]["template"]["spec"]["initContainers"][0].clone();
+    let start_of_unit = start.split(' ').map(str::to_owned).collect();
+    for args in [start_of_unit, command, words(&shared["args"]), words(&sidecar["args"])] {
         let place = Place::new();
         let tokens = place.path("tokens");
         fs::write(&tokens, format!("write {WRITE}\n")).unwrap();
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
         let here = |word: &String| {
             word.replace("${CREDENTIALS_DIRECTORY}/tokens", &tokens.display().to_string())
+                .replace("/etc/leasehold/tokens", &tokens.display().to_string())
                 .replace("/run/leasehold/serve.sock", &place.path("socket").display().to_string())
                 .replace("127.0.0.1:8430", "127.0.0.1:0")
                 .replace("0.0.0.0:8430", "127.0.0.1:0")
@@ -625,6 +629,41 @@ fn unit_and_container_start_the_server() {
     assert!(unit.contains("\n[Service]\n") && unit.contains("\n[Install]\n"));
     // Longer than the drain.
     assert!(start.contains("--drain 10s") && unit.contains("TimeoutStopSec=20s"));
+}
+
+/// The first object of a file for Kubernetes.
+fn manifest(name: &str) -> serde_yaml_ng::Value {
+    let text = fs::read_to_string(root().join("examples/serve/kubernetes").join(name)).unwrap();
+    serde_yaml_ng::from_str(text.split("\n---\n").next().unwrap()).unwrap()
+}
+
+#[test]
+fn program_of_the_sidecar_takes_its_lock_again_and_again() {
+    let pod = manifest("sidecar.yaml")["spec"]["template"]["spec"].clone();
+    let place = Place::new();
+    let socket = place.path("socket").display().to_string();
+    let args: Vec<String> = words(&pod["initContainers"][0]["args"])
+        .iter()
+        .map(|word| word.replace("/run/leasehold/serve.sock", &socket))
+        .collect();
+    let mut server = place.start(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(server.line(), format!("listening on unix:{socket}"));
+    // What the probe looks for.
+    let probe = words(&pod["initContainers"][0]["startupProbe"]["exec"]["command"]);
+    assert_eq!(probe[..2], ["test", "-S"]);
+    assert!(fs::metadata(&socket).unwrap().file_type().is_socket());
+    let program = &pod["containers"][0];
+    let shell = words(&program["command"]);
+    let script = words(&program["args"]).remove(0).replace("/run/leasehold/serve.sock", &socket);
+    let mut command = as_from_terminal(&shell[0]);
+    command.args([&shell[1], &script]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut program = Started(command.spawn().unwrap());
+    for _ in 0..2 {
+        assert!(program.line().ends_with(" writes the report"));
+    }
+    drop(program);
+    server.signal("TERM");
+    assert_eq!(server.end(), 0);
 }
 
 /// As a script's job in the background, which the script's Ctrl-C does not end.

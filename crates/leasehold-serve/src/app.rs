@@ -47,6 +47,9 @@ pub(crate) struct App {
     pub(crate) draining: CancellationToken,
     /// Connections end.
     pub(crate) stopping: CancellationToken,
+    /// Where it listens, for people: `unix:PATH`, `http://HOST:PORT` or `https://HOST:PORT`.
+    pub(crate) listen: Vec<String>,
+    pub(crate) started: Instant,
     watchers: AtomicUsize,
 }
 
@@ -72,8 +75,15 @@ impl App {
             limits,
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),
+            listen: Vec::new(),
+            started: Instant::now(),
             watchers: AtomicUsize::new(0),
         }
+    }
+
+    /// The same with the addresses of its listeners.
+    pub(crate) fn listening_on(self, listen: Vec<String>) -> Self {
+        Self { listen, ..self }
     }
 
     /// An error while the server stops.

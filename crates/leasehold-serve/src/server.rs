@@ -102,7 +102,9 @@ impl Server {
         for listen in &listen {
             listeners.push(Listener::bind(listen, certificate.as_ref()).await.map_err(StartError)?);
         }
-        Ok(Self { app: Arc::new(App::new(client, tokens, limits)), certificate, listeners, drain })
+        let addresses = listeners.iter().map(Listener::address).collect();
+        let app = App::new(client, tokens, limits).listening_on(addresses);
+        Ok(Self { app: Arc::new(app), certificate, listeners, drain })
     }
 
     /// The addresses, with the ports that the system has chosen: `unix:PATH`, `http://HOST:PORT` or `https://HOST:PORT`.

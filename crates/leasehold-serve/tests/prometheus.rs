@@ -97,21 +97,39 @@ async fn metrics_count_what_happened() {
 }
 
 #[test]
-fn every_query_of_the_grafana_dashboard_and_of_the_alerts_names_a_metric() {
-    let source = include_str!("../src/metrics.rs");
-    let dashboard = include_str!("../../../examples/grafana/leasehold.json");
-    let parsed: serde_json::Value = serde_json::from_str(dashboard).unwrap();
-    assert!(parsed["panels"].as_array().unwrap().len() >= 8);
-    let names = dashboard
-        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
-        .filter(|word| word.starts_with("leasehold_serve_") || word.starts_with("leasehold_store_"));
-    let mut count = 0;
-    for name in names {
-        let name = name.trim_end_matches("_bucket").trim_end_matches("_count").trim_end_matches("_sum");
-        assert!(source.contains(&format!("\"{name}\"")), "{name}");
-        count += 1;
+fn every_query_of_the_grafana_dashboards_and_of_the_alerts_names_a_metric() {
+    let pages = [include_str!("../../../docs/metrics.md"), include_str!("../../../docs/operations.md")];
+    let rows = pages.iter().flat_map(|page| page.lines()).filter(|line| line.starts_with("| `leasehold_"));
+    let metrics: Vec<&str> =
+        rows.flat_map(|row| row.split('|').nth(1).unwrap().split('`').skip(1).step_by(2)).collect();
+    assert!(metrics.len() > 25, "{metrics:?}");
+    let is_metric = |name: &str| {
+        let parts = ["_bucket", "_count", "_sum"];
+        metrics.contains(&name)
+            || parts.iter().any(|part| name.strip_suffix(part).is_some_and(|base| metrics.contains(&base)))
+    };
+    assert!(!is_metric("leasehold_serve_nothing_total"));
+    let expressions = |dashboard: &str| -> Vec<String> {
+        let dashboard: serde_json::Value = serde_json::from_str(dashboard).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap();
+        let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+        targets.map(|target| target["expr"].as_str().unwrap().to_owned()).collect()
+    };
+    let rules = include_str!("../../../examples/serve/prometheus/leasehold.rules.yaml").lines();
+    let rules = rules.filter_map(|line| Some(line.trim().strip_prefix("expr: ")?.to_owned())).collect();
+    for (expressions, least) in [
+        (expressions(include_str!("../../../examples/grafana/leasehold.json")), 10),
+        (expressions(include_str!("../../../examples/grafana/leasehold-library.json")), 14),
+        (rules, 15),
+    ] {
+        assert!(expressions.len() >= least, "{expressions:?}");
+        for expression in expressions {
+            let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            let names: Vec<&str> = words.filter(|word| word.starts_with("leasehold_")).collect();
+            assert!(!names.is_empty(), "{expression}");
+            names.iter().for_each(|name| assert!(is_metric(name), "{name}: {expression}"));
+        }
     }
-    assert!(count >= 10);
 }
 
 /// Requests for `/healthz` within a moment cost the store one command. Called by the one test.

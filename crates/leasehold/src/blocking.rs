@@ -142,6 +142,12 @@ impl Client {
         block_on(builder.connect_from(None)).map(Self)
     }
 
+    /// As [`crate::Client::address`].
+    #[must_use]
+    pub fn address(&self) -> &str {
+        self.0.address()
+    }
+
     /// As [`crate::Client::warnings`].
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {

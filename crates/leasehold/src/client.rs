@@ -76,6 +76,19 @@ impl Client {
         Self::connect_from(url, runtime::Handle::try_current().ok()).await
     }
 
+    /// The address of the store, as messages show it: without its password.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let client = leasehold::Client::connect("memory:jobs").await?;
+    /// assert_eq!(client.address(), "memory:jobs");
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.handle.url
+    }
+
     /// Warnings about the store for an operator; empty if there are none. Nothing is sent: they are from the time of the connect.
     ///
     /// ```

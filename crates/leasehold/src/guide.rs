@@ -30,6 +30,7 @@ pub mod guarantees {}
 #[doc = "[rights]: https://github.com/leasehold/leasehold/blob/main/docs/rights.md"]
 #[doc = "[postgres]: crate::guide::postgres"]
 #[doc = "[postgres-addresses]: crate::guide::postgres#addresses"]
+#[doc = "[two-versions]: crate::guide::operations#two-versions-at-one-server"]
 #[doc = ""]
 #[doc = include_str!("../guide/operations.md")]
 pub mod operations {}
@@ -65,6 +66,8 @@ pub mod choosing {}
 pub mod testing {}
 
 #[doc = "[axum-service]: https://github.com/leasehold/leasehold/blob/main/examples/axum-service"]
+#[doc = "[rules]: https://github.com/leasehold/leasehold/blob/main/examples/serve/prometheus/leasehold.rules.yaml"]
+#[doc = "[grafana]: https://github.com/leasehold/leasehold/blob/main/examples/grafana/leasehold-library.json"]
 #[doc = ""]
 #[doc = include_str!("../guide/metrics.md")]
 pub mod metrics {}

@@ -129,6 +129,8 @@ impl Feed {
             "error": snapshot.error,
             "locks": snapshot.rows.len(),
             "took_ms": millis(snapshot.took),
+            "age_ms": millis(snapshot.listed.at.elapsed()),
+            "is_listed": snapshot.listed.took.is_some(),
             "stopping": self.app.draining.is_cancelled(),
             "point": self.app.observer.last_point(),
         });

@@ -15,6 +15,7 @@ use crate::app::App;
 use crate::description::DESCRIPTION;
 use crate::leases::Id;
 use crate::problem::{Code, Problem};
+use crate::time::millis;
 use crate::tokens::Access;
 
 const DASHBOARD: &str = include_str!("../dashboard.html");
@@ -62,7 +63,16 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, P
     }
 }
 
-/// What the token of this request allows.
-pub(super) async fn access(Extension(access): Extension<Access>) -> Json<Value> {
-    Json(json!({ "access": if access == Access::Write { "write" } else { "read" } }))
+/// What the token of this request allows, and at which server and store.
+pub(super) async fn access(State(app): State<Arc<App>>, Extension(access): Extension<Access>) -> Json<Value> {
+    Json(json!({
+        "access": if access == Access::Write { "write" } else { "read" },
+        "store": app.client.address(),
+        "server": {
+            "version": env!("CARGO_PKG_VERSION"),
+            "host": rustix::system::uname().nodename().to_string_lossy(),
+            "listen": app.listen,
+            "uptime_ms": millis(app.started.elapsed()),
+        },
+    }))
 }
