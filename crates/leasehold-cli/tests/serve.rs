@@ -34,7 +34,7 @@ impl Server {
     fn start() -> Self {
         let place = Place::new();
         let tokens = place.path("tokens");
-        fs::write(&tokens, format!("read {READ}\nwrite {WRITE}\n")).unwrap();
+        fs::write(&tokens, format!("read {READ}\nwrite,force {WRITE}\n")).unwrap();
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
         let socket = format!("unix:{}", place.path("socket").display());
         let (tokens, tcp) = (tokens.display().to_string(), "127.0.0.1:0");

@@ -12,10 +12,11 @@ use axum::{Extension, Json};
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::caller::Caller;
 use crate::description::DESCRIPTION;
 use crate::leases::Id;
 use crate::problem::{Code, Problem};
-use crate::tokens::Access;
+use crate::rights::Right;
 
 const DASHBOARD: &str = include_str!("../dashboard.html");
 
@@ -62,7 +63,10 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, P
     }
 }
 
-/// What the token of this request allows.
-pub(super) async fn access(Extension(access): Extension<Access>) -> Json<Value> {
-    Json(json!({ "access": if access == Access::Write { "write" } else { "read" } }))
+/// Who the caller is, and what it may do.
+pub(super) async fn access(Extension(caller): Extension<Caller>) -> Json<Value> {
+    let profile = caller.profile();
+    let rights = Right::ALL.into_iter().filter(|right| profile.rights.has(*right)).map(Right::as_str);
+    let rights: Vec<&str> = rights.collect();
+    Json(json!({ "name": caller.name(), "rights": rights, "prefixes": profile.prefixes() }))
 }

@@ -13,7 +13,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use leasehold::Client;
-use leasehold_serve::{Config, Control, Limits, Listen, Server};
+use leasehold_serve::{Config, Control, Limits, Listen, Server, Tokens};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -93,8 +93,7 @@ impl Place {
     ) -> Self {
         let mut config =
             Config::new([Listen::Unix(folder.path().join("socket")), Listen::Tcp("127.0.0.1:0".to_owned())]);
-        config.tokens.add_write(WRITE).expect("a token");
-        config.tokens.add_read(READ).expect("a token");
+        config.tokens = Tokens::parse(&format!("ops write,force {WRITE}\nread {READ}")).expect("tokens");
         config.drain = Duration::from_millis(500);
         set(&mut config);
         let server = Server::bind(config, client).await.expect("it listens");
