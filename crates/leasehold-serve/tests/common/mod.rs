@@ -126,6 +126,11 @@ impl Place {
         drop(self.stop.take());
     }
 
+    /// Tells the server to stop when it is dropped.
+    pub(crate) fn stopper(&mut self) -> oneshot::Sender<()> {
+        self.stop.take().expect("it is not told yet")
+    }
+
     /// Waits for the end of the server: the number of leases that it left.
     pub(crate) async fn ended(&mut self) -> usize {
         let running = self.running.take().expect("it runs");
