@@ -580,6 +580,29 @@ fn hup_never_ends_a_server_with_a_socket_only() {
 }
 
 #[test]
+fn hup_while_the_start_reads_its_tokens_does_not_end_the_server() {
+    let place = Place::new();
+    let pipe = place.path("tokens");
+    assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status().unwrap().success());
+    let pipe = pipe.display().to_string();
+    let mut command =
+        place.leasehold(&["serve", "--listen", "127.0.0.1:0", "--tokens", &pipe, "--drain", "0s"]);
+    let mut server =
+        Started(command.stderr(fs::File::create(place.path("stderr")).unwrap()).spawn().unwrap());
+    // It is open once the server reads it.
+    let mut tokens = fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+    for _ in 0..20 {
+        server.signal("HUP");
+    }
+    tokens.write_all(format!("ci read {READ}\n").as_bytes()).unwrap();
+    drop(tokens);
+    let address = server.line().replace("listening on http://", "");
+    let server = Reloaded { place, program: server, address };
+    server.until_said("a pipe is not read again");
+    assert_eq!(server.status(READ), 200);
+}
+
+#[test]
 fn hup_during_the_start_does_not_end_the_server() {
     // A store that accepts a connection and then says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -592,7 +615,9 @@ fn hup_during_the_start_does_not_end_the_server() {
     }
     // The store is gone, and the start fails for this reason.
     drop((store, silent));
-    assert_eq!(server.end(), 69, "{}", server.stderr());
+    let stderr = server.stderr();
+    assert_eq!(server.end(), 125, "{stderr}");
+    assert!(stderr.contains("redis://"), "{stderr}");
 }
 
 #[test]
@@ -790,7 +815,7 @@ fn unit_and_container_start_the_server() {
     for args in [start.split(' ').map(str::to_owned).collect(), command] {
         let place = Place::new();
         let tokens = place.path("tokens");
-        fs::write(&tokens, format!("write {WRITE}\n")).unwrap();
+        fs::write(&tokens, format!("read {READ}\n")).unwrap();
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
         let here = |word: &String| {
             word.replace("${CREDENTIALS_DIRECTORY}/tokens", &tokens.display().to_string())

@@ -50,12 +50,17 @@ async fn watch(place: &Place, token: &str, query: &str) -> TcpStream {
 /// Reads until the text has arrived: everything that has.
 async fn read_until(stream: &mut TcpStream, text: &str) -> String {
     let mut read = String::new();
-    while !read.contains(text) {
-        let mut bytes = vec![0; 4096];
-        let count = tokio::time::timeout(SOON, stream.read(&mut bytes)).await.expect("it arrives").unwrap();
-        assert!(count > 0, "the stream ended without {text:?}: {read}");
-        read.push_str(&String::from_utf8_lossy(&bytes[..count]));
-    }
+    let all = async {
+        while !read.contains(text) {
+            let mut bytes = vec![0; 4096];
+            let count = stream.read(&mut bytes).await.unwrap();
+            assert!(count > 0, "the stream ended without {text:?}: {read}");
+            read.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+    };
+    // A stream of events does not end.
+    let is_there = tokio::time::timeout(SOON, all).await.is_ok();
+    assert!(is_there, "{text:?} has not arrived: {read:.2000}");
     read
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use leasehold::Client;
@@ -224,7 +224,8 @@ pub(crate) async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         sender.send_request(request.body(Full::new(bytes)).expect("a request")).await.expect("an answer");
     let (parts, body) = response.into_parts();
     let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().expect("text").to_owned());
-    let text = body.collect().await.expect("a body").to_bytes();
+    // A stream of events does not end.
+    let text = tokio::time::timeout(SOON, body.collect()).await.expect("it ends").expect("a body").to_bytes();
     connection.abort();
     Answer {
         status: parts.status.as_u16(),
@@ -261,6 +262,9 @@ pub(crate) fn checked(method: &str, path: &str, answer: Answer) -> Answer {
             };
             let media = answer.content_type.split(';').next().unwrap_or_default();
             let described = content.get(media).unwrap_or_else(|| panic!("{method} {path}: type {media}"));
+            if [429, 503].contains(&answer.status) {
+                assert!(answer.headers.contains_key(RETRY_AFTER), "{method} {path}: {answer:?}");
+            }
             if answer.status >= 400 {
                 let codes = response["description"].as_str().expect("text");
                 let code = answer.code();
