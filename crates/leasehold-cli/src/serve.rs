@@ -1,35 +1,32 @@
 //! `leasehold serve`: the locks of a store over HTTP, a dashboard, and metrics.
 
-use std::fmt::{Display, Write as _};
+mod files;
+mod reload;
+
+use std::fmt::Write as _;
 use std::fs;
 use std::future::pending;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use etcetera::BaseStrategy as _;
-use leasehold_serve::{
-    Config, Control, Listen, Notices, Server, Tls, Tokens, install_recorder, raise_open_files,
-};
+use leasehold_serve::{Config, Listen, Notices, Server, Tls, install_recorder, raise_open_files};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use crate::args::{Action, Args, ServeArgs, complaint};
-use crate::config::{self, Refused};
+use self::files::{WRITE_TOKEN, tls, tokens};
+use self::reload::{Reload, TokenFile};
+use crate::args::ServeArgs;
 use crate::duration;
 use crate::exit::{Exit, Stop};
 use crate::notify;
 use crate::output::{Level, message};
 use crate::signals::is_ignored;
 use crate::store::{Store, own_folder};
-
-/// The variables that hold a token. A process list shows arguments, so no option does.
-const WRITE_TOKEN: &str = "LEASEHOLD_SERVE_TOKEN";
-const READ_TOKEN: &str = "LEASEHOLD_SERVE_READ_TOKEN";
 
 /// Descriptors that are no connections: the store's, the listening sockets, the runtime's.
 const OTHER_FILES: u64 = 64;
@@ -39,11 +36,13 @@ const ONE_STOP: Duration = Duration::from_secs(1);
 
 pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: ServeArgs) -> Result<Exit, Stop> {
     let drain = args.drain;
+    // Before anything else: HUP does not end the server, and the start may wait for files and for the store.
+    let hang_up = HangUp::catch()?;
+    let token_file = TokenFile::new(args.tokens.as_deref());
     let mut config = config(&args)?;
     // Caught before anything is announced, so that a signal right after the start drains, too.
-    let mut signals = Signals::catch()?;
+    let mut signals = Signals::catch(hang_up)?;
     fit_open_files(&mut config);
-    warn_of_tokens(&config.tokens);
     let has_tls = config.tls.is_some();
     config.tls.iter().for_each(warn_of_key);
     let store = find()?;
@@ -55,13 +54,13 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     }
     announce(&server.addresses());
     notify::ready();
-    let reload = Reload { control: server.control(), args };
+    let mut reload = Reload::new(server.control(), args, token_file);
     let (stop, stopped) = oneshot::channel::<()>();
     let mut running = pin!(server.run(async { drop(stopped.await) }));
     tokio::select! {
         // It ends only after a signal.
         _ = &mut running => {}
-        _ = signals.stop(|| reload.run()) => drop(stop),
+        _ = signals.stop(&mut reload) => drop(stop),
     }
     message(
         Level::Info,
@@ -70,7 +69,7 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     );
     let since = Instant::now();
     let mut second_signal = async || loop {
-        let signal = signals.stop(|| reload.run()).await;
+        let signal = signals.stop(&mut reload).await;
         if since.elapsed() > ONE_STOP {
             return signal;
         }
@@ -108,36 +107,52 @@ fn announce(addresses: &[String]) {
 struct Signals {
     terminate: tokio::signal::unix::Signal,
     interrupt: Option<tokio::signal::unix::Signal>,
-    hang_up: tokio::signal::unix::Signal,
+    hang_up: HangUp,
+}
+
+struct HangUp {
+    signals: tokio::signal::unix::Signal,
     /// Whether the server ends with the terminal that stderr is: it does not under `nohup`.
     ends_with_terminal: bool,
 }
 
-impl Signals {
+impl HangUp {
     fn catch() -> Result<Self, Stop> {
-        let caught =
-            |kind| signal(kind).map_err(|error| Stop::failure(format!("signals can't be caught: {error}")));
+        let ends_with_terminal = io::stderr().is_terminal() && !is_ignored(Signal::SIGHUP);
+        Ok(Self { signals: caught(SignalKind::hangup())?, ends_with_terminal })
+    }
+}
+
+fn caught(kind: SignalKind) -> Result<tokio::signal::unix::Signal, Stop> {
+    signal(kind).map_err(|error| Stop::failure(format!("signals can't be caught: {error}")))
+}
+
+impl Signals {
+    fn catch(hang_up: HangUp) -> Result<Self, Stop> {
         Ok(Self {
             terminate: caught(SignalKind::terminate())?,
             interrupt: (!is_ignored(Signal::SIGINT)).then(|| caught(SignalKind::interrupt())).transpose()?,
-            ends_with_terminal: io::stderr().is_terminal() && !is_ignored(Signal::SIGHUP),
-            hang_up: caught(SignalKind::hangup())?,
+            hang_up,
         })
     }
 
-    /// Waits for a signal that stops the server, and reloads for those that do not.
-    async fn stop(&mut self, reload: impl Fn()) -> Signal {
+    /// Waits for a signal that stops the server, and reloads for those that do not, and for a new token file.
+    async fn stop(&mut self, reload: &mut Reload) -> Signal {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return Signal::SIGTERM,
                 _ = received(&mut self.interrupt) => return Signal::SIGINT,
-                _ = self.hang_up.recv() => {}
+                _ = self.hang_up.signals.recv() => {}
+                () = reload.tokens_changed() => {
+                    reload.read_tokens();
+                    continue;
+                }
             }
             // The terminal of the server was closed.
-            if self.ends_with_terminal && !io::stderr().is_terminal() {
+            if self.hang_up.ends_with_terminal && !io::stderr().is_terminal() {
                 return Signal::SIGHUP;
             }
-            reload();
+            reload.read_all();
         }
     }
 }
@@ -146,71 +161,6 @@ async fn received(signal: &mut Option<tokio::signal::unix::Signal>) {
     match signal {
         Some(signal) => drop(signal.recv().await),
         None => pending().await,
-    }
-}
-
-/// Reads again what can change while the server runs.
-struct Reload {
-    control: Control,
-    /// The settings with which the server was started.
-    args: ServeArgs,
-}
-
-impl Reload {
-    fn run(&self) {
-        let args = match config::arguments() {
-            Ok(Args { action: Action::Serve(args), .. }) => args,
-            // The same command was typed.
-            Ok(_) => return,
-            Err(Refused::Arguments(error)) => return Self::refused(complaint(error)),
-            Err(Refused::File(stop)) => return Self::refused(stop.message),
-        };
-        let is_pipe = |path: &Path| fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo());
-        let again = match args.tokens.as_deref() {
-            // It would be waited for.
-            Some(path) if is_pipe(path) => {
-                Err(format!("--tokens: {}: a pipe is not read again", path.display()))
-            }
-            path => tokens(path).map_err(|stop| stop.message),
-        };
-        match again {
-            Ok(tokens) => {
-                warn_of_tokens(&tokens);
-                match self.control.set_tokens(tokens) {
-                    Ok(()) => message(Level::Info, "reloaded", "HUP: the tokens were read again"),
-                    Err(what) => Self::refused(what),
-                }
-            }
-            Err(what) => Self::refused(what),
-        }
-        match tls(&args).map(|files| self.control.set_tls(&files)) {
-            Some(Ok(())) => message(Level::Info, "reloaded", "HUP: the certificate was read again"),
-            Some(Err(what)) => Self::refused(what),
-            None => {}
-        }
-        let ServeArgs { listen, tokens: _, tls_cert, tls_key: _, max_connections, drain } = &self.args;
-        for (option, is_changed) in [
-            ("--listen", *listen != args.listen),
-            ("--max-connections", *max_connections != args.max_connections),
-            ("--drain", *drain != args.drain),
-            ("--tls-cert", tls_cert.is_some() && args.tls_cert.is_none()),
-        ] {
-            if is_changed {
-                message(
-                    Level::Warn,
-                    "not_reloaded",
-                    format_args!("HUP: {option} has changed, which takes effect at the next start"),
-                );
-            }
-        }
-    }
-
-    fn refused(what: impl Display) {
-        message(
-            Level::Warn,
-            "not_reloaded",
-            format_args!("HUP: {what}; what was in use before stays in use"),
-        );
     }
 }
 
@@ -229,16 +179,6 @@ fn fit_open_files(config: &mut Config) {
                  it is lowered to {}; raise ulimit -n or LimitNOFILE=",
                 config.limits.connections
             ),
-        );
-    }
-}
-
-fn warn_of_tokens(tokens: &Tokens) {
-    if tokens.has_token_that_reads_and_writes() {
-        message(
-            Level::Warn,
-            "same_token",
-            "warning: the same token is one that reads and one that writes: it may write",
         );
     }
 }
@@ -284,35 +224,17 @@ fn config(args: &ServeArgs) -> Result<Config, Stop> {
     config.tls = tls(args);
     config.notices = Notices::new(|text| message(Level::Warn, "serve", text));
     config.limits.connections = args.max_connections;
+    config.limits.token_share_percent = args.token_share;
     config.drain = args.drain;
     if config.tokens.is_empty()
         && let Some(tcp) = config.listen.iter().find(|listen| matches!(listen, Listen::Tcp(_)))
     {
         return Err(Stop::usage(format!(
-            "{tcp}: connections over TCP need a token: write `write TOKEN` into a file for --tokens, with a token from \
+            "{tcp}: connections over TCP need a token: write `NAME write TOKEN` into a file for --tokens, with a token from \
              openssl rand -hex 16, or set {WRITE_TOKEN}"
         )));
     }
     Ok(config)
-}
-
-fn tls(args: &ServeArgs) -> Option<Tls> {
-    let (certificate, key) = args.tls_cert.clone().zip(args.tls_key.clone())?;
-    Some(Tls { certificate, key })
-}
-
-fn tokens(file: Option<&Path>) -> Result<Tokens, Stop> {
-    let mut tokens = match file {
-        Some(path) => Tokens::from_file(path).map_err(|what| Stop::usage(format!("--tokens: {what}")))?,
-        None => Tokens::default(),
-    };
-    for (variable, is_write) in [(WRITE_TOKEN, true), (READ_TOKEN, false)] {
-        if let Ok(token) = std::env::var(variable) {
-            let added = if is_write { tokens.add_write(&token) } else { tokens.add_read(&token) };
-            added.map_err(|what| Stop::usage(format!("{variable}: {what}")))?;
-        }
-    }
-    Ok(tokens)
 }
 
 /// `$XDG_RUNTIME_DIR/leasehold.sock`, or a socket beside the user's own store.

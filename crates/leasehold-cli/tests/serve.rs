@@ -34,7 +34,7 @@ impl Server {
     fn start() -> Self {
         let place = Place::new();
         let tokens = place.path("tokens");
-        fs::write(&tokens, format!("read {READ}\nwrite {WRITE}\n")).unwrap();
+        fs::write(&tokens, format!("read {READ}\nwrite,force {WRITE}\n")).unwrap();
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
         let socket = format!("unix:{}", place.path("socket").display());
         let (tokens, tcp) = (tokens.display().to_string(), "127.0.0.1:0");
@@ -297,21 +297,22 @@ fn wrong_settings_are_refused_with_the_fix() {
 #[test]
 fn risky_settings_are_reported_when_the_server_starts() {
     let place = Place::new();
-    for (read, is_reported) in [(WRITE, true), (READ, false)] {
+    let start = |read: &str| {
         let mut server = place.leasehold(&["serve", "--listen", "127.0.0.1:0", "--drain", "0s"]);
         server.env("LEASEHOLD_SERVE_TOKEN", WRITE).env("LEASEHOLD_SERVE_READ_TOKEN", read);
-        let mut server = Started(server.spawn().unwrap());
-        assert!(server.line().starts_with("listening on http://127.0.0.1:"));
-        server.signal("TERM");
-        assert_eq!(server.end(), 0);
-        let stderr = server.stderr();
-        assert_eq!(
-            stderr.contains("the same token is one that reads and one that writes"),
-            is_reported,
-            "{stderr}"
-        );
-        assert!(!stderr.contains("other hosts") && !stderr.contains(WRITE), "{stderr}");
-    }
+        Started(server.spawn().unwrap())
+    };
+    let mut server = start(READ);
+    assert!(server.line().starts_with("listening on http://127.0.0.1:"));
+    server.signal("TERM");
+    assert_eq!(server.end(), 0);
+    let stderr = server.stderr();
+    assert!(!stderr.contains("other hosts") && !stderr.contains(WRITE), "{stderr}");
+    let mut server = start(WRITE);
+    assert_eq!(server.end(), 2);
+    let stderr = server.stderr();
+    assert!(stderr.contains("LEASEHOLD_SERVE_READ_TOKEN: the token is also that of"), "{stderr}");
+    assert!(!stderr.contains(WRITE), "{stderr}");
     let key = place.path("key.pem");
     fs::write(&key, "no key").unwrap();
     for (mode, is_reported) in [(0o644, true), (0o602, true), (0o640, false)] {
@@ -429,6 +430,222 @@ fn hup_reads_tokens_certificate_and_configuration_again() {
     assert_eq!((status(READ), status(WRITE)), (200, 401));
     server.signal("TERM");
     assert_eq!(server.end(), 0, "with the drain of the start");
+}
+
+/// A server over TCP with a token file, whose messages are in a file.
+struct Reloaded {
+    place: Place,
+    program: Started,
+    address: String,
+}
+
+impl Reloaded {
+    fn start(tokens: &str) -> Self {
+        let place = Place::new();
+        let file = write_tokens(&place, "tokens", tokens);
+        let mut server =
+            place.leasehold(&["serve", "--listen", "127.0.0.1:0", "--tokens", &file, "--drain", "0s"]);
+        server.stderr(fs::File::create(place.path("stderr")).unwrap());
+        let mut program = Started(server.spawn().unwrap());
+        let address = program.line().replace("listening on http://", "");
+        Self { place, program, address }
+    }
+
+    /// The status of a request with this token.
+    fn status(&self, token: &str) -> u16 {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let head = "GET /v1/access HTTP/1.1\r\nHost: a\r\nConnection: close\r\n";
+        write!(stream, "{head}Authorization: Bearer {token}\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split(' ').nth(1).unwrap_or_else(|| panic!("{answer}")).parse().unwrap()
+    }
+
+    /// How often the server has said this.
+    fn said(&self, text: &str) -> usize {
+        fs::read_to_string(self.place.path("stderr")).unwrap().matches(text).count()
+    }
+
+    fn until_said(&self, text: &str) {
+        until(|| (self.said(text) > 0).then_some(()));
+    }
+}
+
+/// Replaces a token file at once, as programs that deploy secrets do.
+fn write_tokens(place: &Place, name: &str, text: &str) -> String {
+    let new = place.path("new");
+    fs::write(&new, text).unwrap();
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::rename(&new, place.path(name)).unwrap();
+    place.path(name).display().to_string()
+}
+
+#[test]
+fn changed_token_file_is_read_without_a_signal() {
+    let server = Reloaded::start(&format!("ci read {READ}\n"));
+    assert_eq!((server.status(READ), server.status(WRITE)), (200, 401));
+    write_tokens(&server.place, "tokens", &format!("ci read {WRITE}\n"));
+    until(|| (server.status(WRITE) == 200).then_some(()));
+    assert_eq!(server.status(READ), 401);
+    // In place, as an editor may write it.
+    fs::write(server.place.path("tokens"), format!("ci read {READ}\n")).unwrap();
+    until(|| (server.status(READ) == 200).then_some(()));
+    assert_eq!(server.status(WRITE), 401);
+    // By a link, as Kubernetes mounts a secret.
+    write_tokens(&server.place, "other", &format!("ci read {WRITE}\n"));
+    std::os::unix::fs::symlink(server.place.path("other"), server.place.path("link")).unwrap();
+    fs::rename(server.place.path("link"), server.place.path("tokens")).unwrap();
+    until(|| (server.status(WRITE) == 200).then_some(()));
+    assert_eq!(server.status(READ), 401);
+}
+
+#[test]
+fn token_file_that_cannot_be_used_changes_nothing_and_is_reported_once() {
+    let mut server = Reloaded::start(&format!("ci read {READ}\n"));
+    let tokens = server.place.path("tokens");
+    let remove = || drop(fs::remove_file(&tokens).or_else(|_| fs::remove_dir(&tokens)));
+    let write = |text: &str| drop(write_tokens(&server.place, "tokens", text));
+    let mut reported: Vec<&str> = Vec::new();
+    let mut refused = |change: &dyn Fn(), says: &'static str| {
+        change();
+        // Each further message follows two more looks at the file, so that one that is repeated is there twice.
+        server.until_said(says);
+        assert_eq!((server.status(READ), server.status(WRITE)), (200, 401), "{says}");
+        for before in &reported {
+            assert_eq!(server.said(before), 1, "{before}");
+        }
+        reported.push(says);
+    };
+    refused(&|| write(&format!("ci read {WRITE}\nops write secret\n")), "line 2: a token has 16");
+    refused(&|| write(&format!("ci read {WRITE}\nops admin {READ}\n")), "line 2: write NAME RIGHTS TOKEN");
+    refused(
+        &|| {
+            remove();
+            fs::create_dir(&tokens).unwrap();
+            fs::set_permissions(&tokens, fs::Permissions::from_mode(0o700)).unwrap();
+        },
+        "Is a directory",
+    );
+    refused(&remove, "No such file");
+    refused(&|| write("# none\n"), "connections over TCP need a token");
+    refused(
+        &|| {
+            write(&format!("ci read {WRITE}\n"));
+            fs::set_permissions(&tokens, fs::Permissions::from_mode(0o604)).unwrap();
+        },
+        "other users can read or change",
+    );
+    // Only root can give a file away.
+    let given = server.place.path("given");
+    fs::write(&given, format!("ci read {WRITE}\n")).unwrap();
+    fs::set_permissions(&given, fs::Permissions::from_mode(0o600)).unwrap();
+    if std::os::unix::fs::chown(&given, Some(12_345), None).is_ok() {
+        refused(&|| fs::rename(&given, &tokens).unwrap(), "another user (uid 12345) owns it");
+    }
+    write(&format!("ci read {WRITE}\n"));
+    until(|| (server.status(WRITE) == 200).then_some(()));
+    for before in &reported {
+        assert_eq!(server.said(before), 1, "{before}");
+    }
+    assert_eq!((server.said(READ), server.said(WRITE), server.said("secret")), (0, 0, 0));
+    server.program.signal("TERM");
+    assert_eq!(server.program.end(), 0);
+}
+
+#[test]
+fn hup_never_ends_a_server_with_a_socket_only() {
+    let place = Place::new();
+    let socket = format!("unix:{}", place.path("socket").display());
+    let mut command = place.leasehold(&["serve", "--listen", &socket]);
+    command.stderr(fs::File::create(place.path("stderr")).unwrap());
+    let program = Started(command.spawn().unwrap());
+    let mut server = Server { place, program, url: String::new() };
+    assert_eq!(server.program.line(), format!("listening on {socket}"));
+    let storm = format!("for i in $(seq 500); do kill -HUP {}; done", server.program.0.id());
+    assert!(Command::new("sh").args(["-c", &storm]).status().unwrap().success());
+    until(|| {
+        let said = fs::read_to_string(server.place.path("stderr")).unwrap();
+        said.contains("HUP: the tokens were read again").then_some(())
+    });
+    let (status, grant) = server.call("POST", "/v1/locks/mutex/a/acquire", &json!({ "ttl_ms": 600_000 }));
+    assert_eq!(status, 200);
+    // Nor while it drains.
+    server.program.signal("TERM");
+    until(|| (server.call("GET", "/healthz", &Value::Null).0 == 503).then_some(()));
+    assert!(Command::new("sh").args(["-c", &storm]).status().unwrap().success());
+    let release = json!({ "lease": grant["lease"] });
+    assert_eq!(server.call("POST", "/v1/locks/mutex/a/release", &release).0, 204);
+    assert_eq!(server.program.end(), 0);
+}
+
+#[test]
+fn hup_while_the_start_reads_its_tokens_does_not_end_the_server() {
+    let place = Place::new();
+    let pipe = place.path("tokens");
+    assert!(Command::new("mkfifo").args(["-m", "600"]).arg(&pipe).status().unwrap().success());
+    let pipe = pipe.display().to_string();
+    let mut command =
+        place.leasehold(&["serve", "--listen", "127.0.0.1:0", "--tokens", &pipe, "--drain", "0s"]);
+    let mut server =
+        Started(command.stderr(fs::File::create(place.path("stderr")).unwrap()).spawn().unwrap());
+    // It is open once the server reads it.
+    let mut tokens = fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+    for _ in 0..20 {
+        server.signal("HUP");
+    }
+    tokens.write_all(format!("ci read {READ}\n").as_bytes()).unwrap();
+    drop(tokens);
+    let address = server.line().replace("listening on http://", "");
+    let server = Reloaded { place, program: server, address };
+    server.until_said("a pipe is not read again");
+    assert_eq!(server.status(READ), 200);
+}
+
+#[test]
+fn hup_during_the_start_does_not_end_the_server() {
+    // A store that accepts a connection and then says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = Place::on(&format!("redis://{}", silent.local_addr().unwrap()));
+    let socket = format!("unix:{}", place.path("socket").display());
+    let mut server = place.start(&["serve", "--listen", &socket]);
+    let (store, _) = silent.accept().unwrap();
+    for _ in 0..20 {
+        server.signal("HUP");
+    }
+    // The store is gone, and the start fails for this reason.
+    drop((store, silent));
+    let stderr = server.stderr();
+    assert_eq!(server.end(), 125, "{stderr}");
+    assert!(stderr.contains("redis://"), "{stderr}");
+}
+
+#[test]
+fn terminated_server_answers_long_polls_at_once() {
+    let place = Place::new();
+    let socket = format!("unix:{}", place.path("socket").display());
+    let program = place.start(&["serve", "--listen", &socket, "--drain", "1h"]);
+    let mut server = Server { place, program, url: String::new() };
+    assert_eq!(server.program.line(), format!("listening on {socket}"));
+    let (_, grant) = server.call("POST", "/v1/locks/mutex/a/acquire", &json!({ "ttl_ms": 600_000 }));
+    let wait = json!({ "wait_ms": 3_000_000, "ttl_ms": 600_000 });
+    let poll = || server.call("POST", "/v1/locks/mutex/a/acquire", &wait);
+    std::thread::scope(|scope| {
+        let polls: Vec<_> = (0..8).map(|_| scope.spawn(poll)).collect();
+        server.place.until_waiting("a", 8);
+        server.program.signal("TERM");
+        for poll in polls {
+            let (status, problem) = poll.join().unwrap();
+            assert_eq!(
+                (status, &problem["code"], &problem["try_another"]),
+                (503, &json!("stopping"), &json!(true))
+            );
+        }
+    });
+    // It still waits for its lease.
+    let release = json!({ "lease": grant["lease"] });
+    assert_eq!(server.call("POST", "/v1/locks/mutex/a/release", &release).0, 204);
+    assert_eq!(server.program.end(), 0);
 }
 
 /// It would wait for who writes, and the server would hear no further signal.
@@ -601,7 +818,7 @@ fn unit_container_and_manifests_start_the_server() {
     for args in [start_of_unit, command, words(&shared["args"]), words(&sidecar["args"])] {
         let place = Place::new();
         let tokens = place.path("tokens");
-        fs::write(&tokens, format!("write {WRITE}\n")).unwrap();
+        fs::write(&tokens, format!("read {READ}\n")).unwrap();
         fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).unwrap();
         let here = |word: &String| {
             word.replace("${CREDENTIALS_DIRECTORY}/tokens", &tokens.display().to_string())

@@ -18,17 +18,18 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post};
 
 use crate::app::App;
+use crate::caller::Caller;
 use crate::description::METHODS;
 use crate::places::Peer;
 use crate::problem::{Code, Problem};
-use crate::tokens::Access;
+use crate::rights::Right;
 use request::{cut, receive_body};
 
 /// How a request came in.
 #[derive(Clone)]
 pub(crate) enum Transport {
     /// The permissions of the socket have decided who may connect.
-    Unix,
+    Unix(Caller),
     /// The request needs a token.
     Tcp(Arc<Peer>),
 }
@@ -36,7 +37,7 @@ pub(crate) enum Transport {
 impl Transport {
     pub(crate) fn peer(&self) -> Option<&Arc<Peer>> {
         match self {
-            Self::Unix => None,
+            Self::Unix(_) => None,
             Self::Tcp(peer) => Some(peer),
         }
     }
@@ -47,33 +48,34 @@ struct Route {
     #[cfg_attr(not(test), expect(dead_code, reason = "the tests compare it with the description"))]
     method: Method,
     path: &'static str,
-    access: Access,
+    /// None: no token is needed.
+    needs: Option<Right>,
     handler: MethodRouter<Arc<App>>,
 }
 
 fn routes() -> Vec<Route> {
-    use Access::{Public, Read, Write};
-    let route = |method, path, access, handler| Route { method, path, access, handler };
+    let route = |method, path, needs, handler| Route { method, path, needs, handler };
+    let [read, write, force] = Right::ALL.map(Some);
     let lock = "/v1/locks/{kind}/{name}";
     let session = "/v1/sessions/{session}";
     vec![
-        route(Method::GET, "/", Public, get(pages::dashboard)),
-        route(Method::GET, "/healthz", Public, get(pages::health)),
-        route(Method::GET, "/v1/openapi.json", Public, get(pages::description)),
-        route(Method::GET, "/metrics", Read, get(pages::metrics)),
-        route(Method::GET, "/v1/access", Read, get(pages::access)),
-        route(Method::GET, "/v1/events", Read, get(events::locks)),
-        route(Method::GET, "/v1/locks", Read, get(locks::list)),
-        route(Method::GET, lock, Read, get(locks::show)),
-        route(Method::POST, "/v1/locks/{kind}/{name}/acquire", Write, post(locks::acquire)),
-        route(Method::POST, "/v1/locks/{kind}/{name}/renew", Write, post(locks::renew)),
-        route(Method::POST, "/v1/locks/{kind}/{name}/release", Write, post(locks::release)),
-        route(Method::POST, "/v1/locks/{kind}/{name}/force-release", Write, post(locks::force_release)),
-        route(Method::POST, "/v1/sessions", Write, post(sessions::open)),
-        route(Method::GET, session, Write, get(sessions::show)),
-        route(Method::DELETE, session, Write, delete(sessions::close)),
-        route(Method::POST, "/v1/sessions/{session}/heartbeat", Write, post(sessions::heartbeat)),
-        route(Method::GET, "/v1/sessions/{session}/events", Write, get(events::session)),
+        route(Method::GET, "/", None, get(pages::dashboard)),
+        route(Method::GET, "/healthz", None, get(pages::health)),
+        route(Method::GET, "/v1/openapi.json", None, get(pages::description)),
+        route(Method::GET, "/metrics", read, get(pages::metrics)),
+        route(Method::GET, "/v1/access", read, get(pages::access)),
+        route(Method::GET, "/v1/events", read, get(events::locks)),
+        route(Method::GET, "/v1/locks", read, get(locks::list)),
+        route(Method::GET, lock, read, get(locks::show)),
+        route(Method::POST, "/v1/locks/{kind}/{name}/acquire", write, post(locks::acquire)),
+        route(Method::POST, "/v1/locks/{kind}/{name}/renew", write, post(locks::renew)),
+        route(Method::POST, "/v1/locks/{kind}/{name}/release", write, post(locks::release)),
+        route(Method::POST, "/v1/locks/{kind}/{name}/force-release", force, post(locks::force_release)),
+        route(Method::POST, "/v1/sessions", write, post(sessions::open)),
+        route(Method::GET, session, write, get(sessions::show)),
+        route(Method::DELETE, session, write, delete(sessions::close)),
+        route(Method::POST, "/v1/sessions/{session}/heartbeat", write, post(sessions::heartbeat)),
+        route(Method::GET, "/v1/sessions/{session}/events", write, get(events::session)),
     ]
 }
 
@@ -81,8 +83,8 @@ fn routes() -> Vec<Route> {
 pub(crate) fn router(app: Arc<App>) -> Router {
     let mut router = Router::new();
     let received = from_fn_with_state(app.clone(), receive_body);
-    for Route { method: _, path, access, handler } in routes() {
-        let checked = from_fn_with_state((app.clone(), access), check_access);
+    for Route { method: _, path, needs, handler } in routes() {
+        let checked = from_fn_with_state((app.clone(), needs), check_caller);
         // The body is received after the checks: without a token, nothing is waited for.
         router = router.route(path, handler.layer(received.clone()).layer(checked));
     }
@@ -103,34 +105,36 @@ async fn unknown_method(request: Request) -> Problem {
     Problem::new(Code::MethodNotAllowed, format!("{path:?} has no method {:?}", cut(method.as_str())))
 }
 
-/// Refuses a request without a token that allows it.
-async fn check_access(
-    State((app, needed)): State<(Arc<App>, Access)>,
+/// Finds the caller, and refuses a request for which it lacks the right. The name of a lock is checked where it is parsed.
+async fn check_caller(
+    State((app, needs)): State<(Arc<App>, Option<Right>)>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    let granted = match request.extensions().get::<Transport>() {
-        Some(Transport::Unix) => Access::Write,
-        // A header for another program, such as a proxy, closes no path that needs none.
-        Some(Transport::Tcp(peer)) if needed == Access::Public => {
-            token_access(&app, peer, request.headers()).unwrap_or(Access::Public)
-        }
-        Some(Transport::Tcp(peer)) => token_access(&app, peer, request.headers())?,
-        None => Access::Public,
+    let caller = match request.extensions().get::<Transport>() {
+        Some(Transport::Unix(caller)) => Ok(Some(caller.clone())),
+        Some(Transport::Tcp(peer)) => token_caller(&app, peer, request.headers()),
+        None => Ok(None),
     };
-    if granted == Access::Public && needed != Access::Public {
-        return Err(Problem::new(Code::Unauthorized, "there is no token in the header `Authorization`"));
+    match needs {
+        Some(right) => {
+            let caller = caller?.ok_or_else(no_token)?;
+            caller.has(right)?;
+            request.extensions_mut().insert(caller);
+        }
+        // A header for another program, such as a proxy, closes no path that needs none.
+        None => drop(caller),
     }
-    if granted < needed {
-        return Err(Problem::new(Code::ReadOnlyToken, "this needs a read-write token"));
-    }
-    request.extensions_mut().insert(granted);
     Ok(next.run(request).await)
 }
 
-/// What the token of a request allows. The connection has then shown it.
-fn token_access(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Access, Problem> {
-    let Some(value) = headers.get(AUTHORIZATION) else { return Ok(Access::Public) };
+fn no_token() -> Problem {
+    Problem::new(Code::Unauthorized, "there is no token in the header `Authorization`")
+}
+
+/// The caller whose token a request has, if it has one. The connection has then shown it.
+fn token_caller(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Option<Caller>, Problem> {
+    let Some(value) = headers.get(AUTHORIZATION) else { return Ok(None) };
     let value = value.as_bytes();
     let scheme = value.get(..7).is_some_and(|word| word.eq_ignore_ascii_case(b"bearer "));
     if !scheme {
@@ -140,11 +144,11 @@ fn token_access(app: &App, peer: &Peer, headers: &HeaderMap) -> Result<Access, P
         ));
     }
     let token = value[7..].trim_ascii();
-    let known = app.tokens.borrow().access_of(token);
-    let access =
+    let known = app.tokens.borrow().find(token).cloned();
+    let profile =
         known.ok_or_else(|| Problem::new(Code::Unauthorized, "the server does not know this token"))?;
-    peer.shows(access, token)?;
-    Ok(access)
+    peer.shows(&profile, token, app.limit_of_one_token(app.limits.connections))?;
+    Ok(Some(Caller::of_token(profile, peer.address)))
 }
 
 /// Refuses requests that a browser sends for a page of another site.
@@ -159,7 +163,7 @@ async fn check_origin(request: Request, next: Next) -> Result<Response, Problem>
     if !headers.get_all(ORIGIN).iter().all(is_own) {
         return Err(Problem::new(Code::ForeignOrigin, "the header `Origin` names another site"));
     }
-    let is_unix = matches!(request.extensions().get(), Some(Transport::Unix));
+    let is_unix = matches!(request.extensions().get(), Some(Transport::Unix(_)));
     if is_unix && !host.is_none_or(is_local) {
         let what = "on the Unix socket the header `Host` is localhost, or a name without dots";
         return Err(Problem::new(Code::ForeignOrigin, what));
@@ -230,16 +234,12 @@ mod tests {
     }
 
     #[test]
-    fn description_has_the_access_of_each_path() {
+    fn description_has_the_right_that_each_path_needs() {
         let description: Value = serde_json::from_str(DESCRIPTION).unwrap();
-        for Route { method, path, access, .. } in routes() {
+        for Route { method, path, needs, .. } in routes() {
             let operation = &description["paths"][path][method.as_str().to_lowercase()];
             let described = operation["security"][0]["token"][0].as_str();
-            let expected = match access {
-                Access::Public => None,
-                Access::Read => Some("read"),
-                Access::Write => Some("write"),
-            };
+            let expected = needs.map(Right::as_str);
             assert_eq!(described, expected, "{method} {path}");
         }
     }

@@ -9,13 +9,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Limits;
+use crate::caller::Caller;
+use crate::config::{Limits, Notices};
 use crate::leases::{Ending, Id, Lease, Leases, unconfirmed};
 use crate::metrics::Metrics;
 use crate::observer::Observer;
 use crate::problem::{Code, Problem};
 use crate::sessions::{LostLease, Session, Sessions};
-use crate::tokens::{Access, Tokens};
+use crate::shares::{LeasePermit, Share, Shares};
+use crate::tokens::Tokens;
 
 /// How often sessions are looked at. A session ends this much after its deadline at most.
 const SWEEP: Duration = Duration::from_millis(100);
@@ -43,6 +45,11 @@ pub(crate) struct App {
     /// Those that are accepted now.
     pub(crate) tokens: watch::Sender<Tokens>,
     pub(crate) limits: Limits,
+    pub(crate) notices: Notices,
+    /// Leases that the callers with each token hold or wait for.
+    lease_shares: Shares,
+    /// Connections of each token that receive events.
+    watcher_shares: Shares,
     /// Nothing new is granted.
     pub(crate) draining: CancellationToken,
     /// Connections end.
@@ -54,12 +61,15 @@ pub(crate) struct App {
 }
 
 /// A connection that receives events.
-pub(crate) struct Watcher(Arc<App>);
+pub(crate) struct Watcher {
+    app: Arc<App>,
+    _share: Option<Share>,
+}
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.0.watchers.fetch_sub(1, Ordering::Relaxed);
-        self.0.observer.unwatch();
+        self.app.watchers.fetch_sub(1, Ordering::Relaxed);
+        self.app.observer.unwatch();
     }
 }
 
@@ -73,6 +83,9 @@ impl App {
             metrics: Metrics::new(),
             tokens: watch::Sender::new(tokens),
             limits,
+            notices: Notices::default(),
+            lease_shares: Shares::default(),
+            watcher_shares: Shares::default(),
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),
             listen: Vec::new(),
@@ -96,9 +109,10 @@ impl App {
     }
 
     /// A place for a connection that receives events. A token that only reads gets half of them at most.
-    pub(crate) fn watch(self: &Arc<Self>, access: Access) -> Result<Watcher, Problem> {
+    pub(crate) fn watch(self: &Arc<Self>, caller: &Caller) -> Result<Watcher, Problem> {
         let all = self.limits.watchers;
-        let limit = if access == Access::Write { all } else { all.div_ceil(2) };
+        let share = self.token_share(caller, &self.watcher_shares, all, "connections receive events")?;
+        let limit = if caller.only_reads() { all.div_ceil(2) } else { all };
         let counted = self
             .watchers
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| (count < limit).then_some(count + 1));
@@ -109,7 +123,37 @@ impl App {
             )
         })?;
         self.observer.watch();
-        Ok(Watcher(self.clone()))
+        Ok(Watcher { app: self.clone(), _share: share })
+    }
+
+    /// A place for a lease, before the lock is requested.
+    pub(crate) fn reserve(&self, caller: &Caller) -> Result<LeasePermit, Problem> {
+        let (shares, limit) = (&self.lease_shares, self.limits.leases);
+        let of_token = self.token_share(caller, shares, limit, "leases are held or waited for")?;
+        Ok(LeasePermit { _of_all: self.leases.reserve()?, _of_token: of_token })
+    }
+
+    /// The part of a limit that the callers with one token can use.
+    pub(crate) fn limit_of_one_token(&self, limit: usize) -> usize {
+        if self.tokens.borrow().has_several_names() { self.limits.token_share(limit) } else { limit }
+    }
+
+    /// A place in the share of the caller's token. None on the Unix socket, whose callers are those of one user.
+    fn token_share(
+        &self,
+        caller: &Caller,
+        shares: &Shares,
+        limit: usize,
+        what: &str,
+    ) -> Result<Option<Share>, Problem> {
+        if !caller.has_token() {
+            return Ok(None);
+        }
+        let limit = self.limit_of_one_token(limit);
+        shares.take(caller.name(), limit).map(Some).ok_or_else(|| {
+            let what = format!("{limit} {what} with the token {:?}, which is its share", caller.name());
+            Problem::new(Code::LimitReached, what)
+        })
     }
 
     /// Releases the lease of a request that is no longer wanted, because its session has ended.

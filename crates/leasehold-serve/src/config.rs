@@ -93,6 +93,9 @@ pub struct Limits {
     pub leases: usize,
     /// Sessions.
     pub sessions: usize,
+    /// The part of `connections`, `leases` and `watchers` that the callers over TCP with tokens of one name can use, in percent, if
+    /// there are tokens of other names.
+    pub token_share_percent: u8,
     /// Connections that receive events. Those with a token that only reads get half of them.
     pub watchers: usize,
     /// Bytes of a request's body.
@@ -116,6 +119,7 @@ impl Default for Limits {
             strangers: 1024,
             leases: 100_000,
             sessions: 10_000,
+            token_share_percent: 50,
             watchers: 64,
             body_bytes: 16 * 1024,
             receive_timeout: Duration::from_secs(20),
@@ -169,6 +173,12 @@ impl Limits {
     pub fn descriptors(&self, listen: &[Listen]) -> usize {
         let tcp = listen.iter().filter(|listen| matches!(listen, Listen::Tcp(_))).count();
         listen.len().saturating_mul(self.connections).saturating_add(tcp * self.room_for_strangers())
+    }
+
+    /// The part of a limit that the callers with tokens of one name can use; at least 1.
+    pub(crate) fn token_share(&self, limit: usize) -> usize {
+        let percent = usize::from(self.token_share_percent.min(100));
+        (limit / 100 * percent + (limit % 100 * percent).div_ceil(100)).max(1)
     }
 
     /// The open connections of a TCP address that have shown no token: with those whose place was taken, and which may still be told so.
@@ -253,6 +263,28 @@ impl Config {
             limits: Limits::default(),
             drain: Duration::from_secs(10),
             notices: Notices::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn share_of_a_token_is_its_part_of_the_limit_and_one_at_least() {
+        for (percent, limit, share) in [
+            (50, 4096, 2048),
+            (50, 3, 2),
+            (50, 1, 1),
+            (1, 10, 1),
+            (0, 10, 1),
+            (100, 7, 7),
+            (255, 7, 7),
+            (100, usize::MAX, usize::MAX),
+        ] {
+            let limits = Limits { token_share_percent: percent, ..Limits::default() };
+            assert_eq!(limits.token_share(limit), share, "{percent} % of {limit}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! One connection: TLS, HTTP, and the limits that a slow or hostile client meets.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::Transport;
 use crate::app::App;
+use crate::caller::Caller;
 use crate::listener::{Listener, Stream};
 use crate::metrics::ConnectionGauge;
 use crate::places::{Peer, Places};
@@ -66,8 +68,9 @@ pub(crate) async fn accept(listener: Listener, app: Arc<App>, router: Router, op
                     }
                 }
             },
-            Ok(Stream::Tcp(stream, tls)) => {
-                open.spawn(serve_peer(stream, tls, app, router, Arc::new(places.stranger(room))));
+            Ok(Stream::Tcp(stream, address, tls)) => {
+                let peer = Arc::new(places.stranger(address, room));
+                open.spawn(serve_peer(stream, tls, app, router, peer));
             }
             Err(_) => {
                 app.metrics.refused("accept_failed");
@@ -81,7 +84,14 @@ pub(crate) async fn accept(listener: Listener, app: Arc<App>, router: Router, op
 /// A connection of the Unix socket.
 async fn serve_owner(stream: UnixStream, app: Arc<App>, router: Router, _place: OwnedSemaphorePermit) {
     let _open = ConnectionGauge::open();
-    serve(stream, &app, router, Transport::Unix).await;
+    let Ok(caller) = owner(&stream) else { return app.metrics.refused("accept_failed") };
+    serve(stream, &app, router, Transport::Unix(caller)).await;
+}
+
+/// The process at the other end.
+fn owner(stream: &UnixStream) -> io::Result<Caller> {
+    let peer = stream.peer_cred()?;
+    Ok(Caller::of_socket(peer.uid(), peer.pid()))
 }
 
 /// A connection over TCP.

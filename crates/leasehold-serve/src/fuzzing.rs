@@ -12,6 +12,7 @@ use tower_service::Service as _;
 
 use crate::api::{Transport, router};
 use crate::app::App;
+use crate::caller::Caller;
 use crate::config::Limits;
 use crate::presence::Presence;
 use crate::tokens::Tokens;
@@ -45,7 +46,8 @@ pub async fn send(requests: impl Iterator<Item = AnyRequest<'_>>) {
         let media = if is_json { "application/json" } else { "text/plain" };
         let request = Request::builder().method(method).uri(target).header(CONTENT_TYPE, media);
         // As in `connection.rs`.
-        let request = request.extension(Transport::Unix).extension(Presence::default());
+        let request =
+            request.extension(Transport::Unix(Caller::of_socket(0, None))).extension(Presence::default());
         let Ok(request) = request.body(Body::from(body.to_vec())) else { continue };
         let Ok(Ok(response)) = tokio::time::timeout(LIMIT, router.call(request)).await else { continue };
         let status = response.status();

@@ -15,6 +15,7 @@ use leasehold::{Guard, Kind, Loss, MAX_TTL, Token, WriteGuard};
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore, watch};
 
 use crate::problem::{Code, Problem};
+use crate::shares::LeasePermit;
 
 /// How many ended leases, and how many ended sessions, are remembered: so many in any case, and those of the last half minute up to
 /// the limit.
@@ -95,7 +96,7 @@ pub(crate) struct Lease {
     /// How it ended, for those who wait for the end of its release.
     ending: watch::Sender<Option<Ending>>,
     /// Its share of the limit.
-    _permit: OwnedSemaphorePermit,
+    _permit: LeasePermit,
 }
 
 /// How a lease ended.
@@ -201,7 +202,7 @@ impl Leases {
         lock: (Kind, &str),
         session: Option<Id>,
         held: Held,
-        permit: OwnedSemaphorePermit,
+        permit: LeasePermit,
     ) -> Result<Arc<Lease>, Problem> {
         let id = Id::random()?;
         let lease = Arc::new(Lease {

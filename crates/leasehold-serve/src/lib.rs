@@ -22,6 +22,8 @@
 
 mod api;
 mod app;
+mod audit;
+mod caller;
 mod config;
 mod connection;
 mod description;
@@ -35,8 +37,11 @@ mod observer;
 mod places;
 mod presence;
 mod problem;
+mod rights;
 mod server;
 mod sessions;
+mod shares;
+mod stamp;
 mod time;
 mod tls;
 mod tokens;
@@ -44,6 +49,7 @@ mod tokens;
 pub use self::metrics::install_recorder;
 pub use config::{Config, Limits, Listen, Notices, Tls};
 pub use server::{Control, Server, StartError, raise_open_files};
+pub use stamp::FileStamp;
 pub use tokens::{MIN_TOKEN_BYTES, Tokens};
 
 /// The README's example is a test too.

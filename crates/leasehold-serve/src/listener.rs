@@ -2,6 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ pub(crate) enum Listener {
 /// A new connection.
 pub(crate) enum Stream {
     Unix(UnixStream),
-    Tcp(TcpStream, Option<Arc<Certificate>>),
+    Tcp(TcpStream, SocketAddr, Option<Arc<Certificate>>),
 }
 
 /// Removes the socket's file at the end, unless another server has replaced it.
@@ -84,7 +85,7 @@ impl Listener {
         match self {
             Self::Unix(listener, _) => Ok(Stream::Unix(listener.accept().await?.0)),
             Self::Tcp(listener, tls) => {
-                let (stream, _) = listener.accept().await?;
+                let (stream, peer) = listener.accept().await?;
                 let socket = SockRef::from(&stream);
                 let keepalive = TcpKeepalive::new().with_time(GONE_AFTER / 2).with_interval(GONE_AFTER / 4);
                 // Without them a connection is only slower to answer, or to be found dead.
@@ -92,7 +93,7 @@ impl Listener {
                 let _ = socket.set_tcp_keepalive(&keepalive);
                 #[cfg(target_os = "linux")]
                 let _ = socket.set_tcp_user_timeout(Some(GONE_AFTER));
-                Ok(Stream::Tcp(stream, tls.clone()))
+                Ok(Stream::Tcp(stream, peer, tls.clone()))
             }
         }
     }

@@ -5,9 +5,11 @@
 //! for those that wait for an answer, so that silent ones cut off no answer. A connection is accepted only when those whose places
 //! were taken are really gone: otherwise a flood would take the place of a connection that the server has not looked at yet.
 //!
-//! A connection that has shown a token keeps its place until it ends. Tokens that only read get at most half of these places.
+//! A connection that has shown a token keeps its place until it ends. Tokens that only read get at most half of these places, and so
+//! do the tokens of one name if there are others.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -16,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Limits;
 use crate::problem::{Code, Problem};
-use crate::tokens::{Access, Tokens};
+use crate::rights::{Profile, Rights};
+use crate::shares::{Share, Shares};
+use crate::tokens::Tokens;
 
 /// The places of one listener.
 pub(crate) struct Places {
@@ -24,6 +28,8 @@ pub(crate) struct Places {
     known: Arc<Semaphore>,
     /// Those of them that may only read.
     readers: Arc<Semaphore>,
+    /// The places of each token.
+    shares: Shares,
     /// Those that are told why they are closed. Further ones are closed without a word.
     closing: Arc<Semaphore>,
     /// For strangers and those whose place was taken, until they are gone.
@@ -47,6 +53,7 @@ impl Places {
         Arc::new(Self {
             known: Arc::new(Semaphore::new(known)),
             readers: Arc::new(Semaphore::new(known.div_ceil(2))),
+            shares: Shares::default(),
             closing: Arc::new(Semaphore::new(limits.closing)),
             room: Arc::new(Semaphore::new(limits.room_for_strangers())),
             strangers: Mutex::default(),
@@ -65,7 +72,11 @@ impl Places {
     }
 
     /// A place for a new connection over TCP; that of the oldest stranger if all are taken.
-    pub(crate) fn stranger(self: &Arc<Self>, room: Option<OwnedSemaphorePermit>) -> Peer {
+    pub(crate) fn stranger(
+        self: &Arc<Self>,
+        address: SocketAddr,
+        room: Option<OwnedSemaphorePermit>,
+    ) -> Peer {
         let evicted = CancellationToken::new();
         let mut strangers = self.strangers();
         let number = strangers.next;
@@ -74,7 +85,7 @@ impl Places {
         evict_beyond(self.half_of_strangers(), &mut strangers.silent);
         drop(strangers);
         let state = Mutex::new(State::Stranger { has_asked: false, evicted, _room: room });
-        Peer { places: self.clone(), number, came: Instant::now(), state }
+        Peer { places: self.clone(), address, number, came: Instant::now(), state }
     }
 
     /// Closes the oldest connection without a token, because the process has no descriptor left.
@@ -117,6 +128,7 @@ fn evict_beyond(limit: usize, strangers: &mut BTreeMap<u64, CancellationToken>) 
 /// The client of one connection over TCP.
 pub(crate) struct Peer {
     places: Arc<Places>,
+    pub(crate) address: SocketAddr,
     /// Its number among the strangers.
     number: u64,
     came: Instant,
@@ -132,8 +144,10 @@ enum State {
     },
     Known {
         /// The last token, with what it allowed: it may be withdrawn while the connection is open.
-        shown: (Access, Box<[u8]>),
+        shown: (Arc<Profile>, Box<[u8]>),
         _place: OwnedSemaphorePermit,
+        /// Its place among those of the token's name.
+        share: Share,
         /// Its place among those that only read.
         reader: Option<OwnedSemaphorePermit>,
     },
@@ -159,35 +173,49 @@ impl Peer {
         evict_beyond(self.places.half_of_strangers(), &mut strangers.asking);
     }
 
-    /// The request shows a valid token.
+    /// The request shows a valid token, of whose name so many connections may be open.
     ///
     /// # Errors
     ///
-    /// If so many connections have shown a token that there is no place for this one.
-    pub(crate) fn shows(&self, access: Access, token: &[u8]) -> Result<(), Problem> {
+    /// If so many connections have shown a token, or a token of this name, that there is no place for this one.
+    pub(crate) fn shows(&self, profile: &Arc<Profile>, token: &[u8], limit: usize) -> Result<(), Problem> {
         let mut state = self.state();
+        let only_reads = profile.rights == Rights::READ;
         match &mut *state {
-            State::Known { shown, reader, .. } => {
-                *shown = (access, token.into());
-                if access == Access::Write {
+            State::Known { shown, share, reader, .. } => {
+                if !share.is_of(&profile.name) {
+                    *share = self.share(profile, limit)?;
+                }
+                if *shown.1 != *token {
+                    shown.1 = token.into();
+                }
+                shown.0 = profile.clone();
+                if !only_reads {
                     *reader = None;
                 }
             }
-            State::Stranger { .. } => *state = self.admit(access, token)?,
+            State::Stranger { .. } => {
+                let full =
+                    || Problem::new(Code::TooManyConnections, "too many connections with a token are open");
+                let place = self.places.owner().ok_or_else(full)?;
+                let readers = || self.places.readers.clone().try_acquire_owned();
+                let reader = only_reads.then(readers).transpose().map_err(|_| full())?;
+                let share = self.share(profile, limit)?;
+                // From now on `evicted` does not end, also if its place was just taken.
+                self.places.strangers().remove(self.number);
+                *state =
+                    State::Known { shown: (profile.clone(), token.into()), _place: place, share, reader };
+            }
         }
         Ok(())
     }
 
-    fn admit(&self, access: Access, token: &[u8]) -> Result<State, Problem> {
-        let full = || Problem::new(Code::TooManyConnections, "too many connections with a token are open");
-        let place = self.places.owner().ok_or_else(full)?;
-        let reader = match access {
-            Access::Write => None,
-            _ => Some(self.places.readers.clone().try_acquire_owned().map_err(|_| full())?),
-        };
-        // From now on `evicted` does not end, also if its place was just taken.
-        self.places.strangers().remove(self.number);
-        Ok(State::Known { shown: (access, token.into()), _place: place, reader })
+    fn share(&self, profile: &Profile, limit: usize) -> Result<Share, Problem> {
+        let name = &profile.name;
+        self.places.shares.take(name, limit).ok_or_else(|| {
+            let what = format!("{limit} connections with the token {name:?} are open, which is its share");
+            Problem::new(Code::LimitReached, what)
+        })
     }
 
     pub(crate) fn is_stranger(&self) -> bool {
@@ -240,7 +268,9 @@ impl Peer {
     pub(crate) fn is_allowed(&self, tokens: &Tokens) -> bool {
         match &*self.state() {
             State::Stranger { .. } => true,
-            State::Known { shown: (access, token), .. } => tokens.access_of(token) >= Some(*access),
+            State::Known { shown: (before, token), .. } => {
+                tokens.find(token).is_some_and(|now| now.covers(before))
+            }
         }
     }
 
@@ -257,6 +287,14 @@ mod tests {
 
     const TOKEN: &[u8] = b"0123456789abcdef";
 
+    fn address() -> SocketAddr {
+        "127.0.0.1:4242".parse().unwrap()
+    }
+
+    fn profile(name: &str, rights: Rights) -> Arc<Profile> {
+        Arc::new(Profile::new(name, rights, &[]))
+    }
+
     fn places() -> Arc<Places> {
         Places::new(&Limits { strangers: 4, connections: 4, ..Limits::default() })
     }
@@ -268,7 +306,7 @@ mod tests {
     #[tokio::test]
     async fn newest_stranger_takes_the_place_of_the_oldest_that_is_as_far() {
         let places = places();
-        let come = || places.stranger(None);
+        let come = || places.stranger(address(), None);
         let (first, second) = (come(), come());
         assert!(!is_evicted(&first));
         first.asks();
@@ -283,13 +321,13 @@ mod tests {
     #[tokio::test]
     async fn request_that_arrives_with_the_eviction_is_answered() {
         let places = places();
-        let come = || places.stranger(None);
+        let come = || places.stranger(address(), None);
         let (asking, known) = (come(), come());
         let _more = [come(), come()];
         assert!(is_evicted(&asking) && is_evicted(&known));
         asking.asks();
         known.asks();
-        known.shows(Access::Read, TOKEN).unwrap();
+        known.shows(&profile("a", Rights::READ), TOKEN, 1).unwrap();
         assert!(!is_evicted(&asking) && !is_evicted(&known));
         assert!(asking.is_stranger() && !known.is_stranger());
     }
@@ -301,7 +339,7 @@ mod tests {
         let room = || tokio::task::unconstrained(places.room()).now_or_never();
         let mut open = Vec::new();
         while let Some(room) = room() {
-            open.push(places.stranger(room));
+            open.push(places.stranger(address(), room));
         }
         let evicted = open.iter().filter(|peer| is_evicted(peer)).count();
         assert!((1..=2 * places.limits.closing + 4).contains(&evicted), "{evicted}");
@@ -311,7 +349,26 @@ mod tests {
         // One that has shown a token needs no room.
         let peer = open.pop().unwrap();
         let before = places.room.available_permits();
-        peer.shows(Access::Write, TOKEN).unwrap();
+        peer.shows(&profile("a", Rights::WRITE), TOKEN, 1).unwrap();
         assert_eq!(places.room.available_permits(), before + 1);
+    }
+
+    #[tokio::test]
+    async fn connections_of_one_token_have_a_limit_that_follows_the_last_token() {
+        let places = places();
+        let come = || places.stranger(address(), None);
+        let (ci, ops) = (profile("ci", Rights::WRITE), profile("ops", Rights::WRITE));
+        let (first, second, third) = (come(), come(), come());
+        first.shows(&ci, TOKEN, 2).unwrap();
+        first.shows(&ci, TOKEN, 2).unwrap();
+        second.shows(&ci, TOKEN, 2).unwrap();
+        assert_eq!(third.shows(&ci, TOKEN, 2).unwrap_err().code, Code::LimitReached);
+        assert!(third.is_stranger());
+        // A connection that shows a token of another name counts for that one.
+        first.shows(&ops, TOKEN, 2).unwrap();
+        third.shows(&ci, TOKEN, 2).unwrap();
+        assert_eq!(first.shows(&ci, TOKEN, 2).unwrap_err().code, Code::LimitReached);
+        drop(second);
+        first.shows(&ci, TOKEN, 2).unwrap();
     }
 }

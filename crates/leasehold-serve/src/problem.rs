@@ -16,7 +16,8 @@ const MEDIA: &str = "application/problem+json";
 pub(crate) enum Code {
     InvalidRequest,
     Unauthorized,
-    ReadOnlyToken,
+    MissingRight,
+    NameNotAllowed,
     ForeignOrigin,
     UnknownPath,
     UnknownLease,
@@ -41,10 +42,11 @@ pub(crate) enum Code {
 impl Code {
     /// Every code, for the test that compares them with the documents.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 22] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::InvalidRequest,
         Self::Unauthorized,
-        Self::ReadOnlyToken,
+        Self::MissingRight,
+        Self::NameNotAllowed,
         Self::ForeignOrigin,
         Self::UnknownPath,
         Self::UnknownLease,
@@ -70,7 +72,8 @@ impl Code {
         match self {
             Self::InvalidRequest => "invalid-request",
             Self::Unauthorized => "unauthorized",
-            Self::ReadOnlyToken => "read-only-token",
+            Self::MissingRight => "missing-right",
+            Self::NameNotAllowed => "name-not-allowed",
             Self::ForeignOrigin => "foreign-origin",
             Self::UnknownPath => "unknown-path",
             Self::UnknownLease => "unknown-lease",
@@ -97,7 +100,7 @@ impl Code {
         match self {
             Self::InvalidRequest => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::ReadOnlyToken | Self::ForeignOrigin => StatusCode::FORBIDDEN,
+            Self::MissingRight | Self::NameNotAllowed | Self::ForeignOrigin => StatusCode::FORBIDDEN,
             Self::UnknownPath | Self::UnknownLease | Self::UnknownSession => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
@@ -116,17 +119,20 @@ impl Code {
 
     /// Whether the same request may succeed in a moment.
     fn is_temporary(self) -> bool {
-        matches!(
-            self,
-            Self::LimitReached | Self::TooManyConnections | Self::Stopping | Self::StoreUnavailable
-        )
+        matches!(self.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
+    }
+
+    /// Whether the same request may succeed at another server of the same store: this server refuses it for a reason of its own.
+    fn is_of_this_server(self) -> bool {
+        matches!(self, Self::LimitReached | Self::TooManyConnections | Self::Stopping)
     }
 
     fn title(self) -> &'static str {
         match self {
             Self::InvalidRequest => "the request is invalid",
             Self::Unauthorized => "the request has no valid token",
-            Self::ReadOnlyToken => "the token may only read",
+            Self::MissingRight => "the token lacks a right",
+            Self::NameNotAllowed => "the token is not for this name",
             Self::ForeignOrigin => "the request comes from another site",
             Self::UnknownPath => "there is no such path",
             Self::UnknownLease => "there is no such lease",
@@ -153,7 +159,10 @@ impl Code {
         match self {
             Self::InvalidRequest => "correct what the detail names; /v1/openapi.json describes every field",
             Self::Unauthorized => "send the header `Authorization: Bearer TOKEN` with a token of this server",
-            Self::ReadOnlyToken => "use a read-write token",
+            Self::MissingRight => {
+                "use a token whose line of the token file has the right that the detail names"
+            }
+            Self::NameNotAllowed => "use a token for this name; GET /v1/access lists the prefixes of yours",
             Self::ForeignOrigin => "call the server by its own address, and not from a page of another site",
             Self::UnknownPath | Self::MethodNotAllowed => {
                 "/v1/openapi.json lists the paths and their methods"
@@ -175,7 +184,7 @@ impl Code {
             Self::NotJson => "send the header `Content-Type: application/json`",
             Self::Unsupported => "the detail names what is supported",
             Self::HeadTooLarge => "send fewer and shorter headers, and a shorter path",
-            Self::LimitReached => "release leases or sessions, or try again later",
+            Self::LimitReached => "release leases or close connections, or try again later",
             Self::TooManyConnections => {
                 "try again; requests with a token and those over the Unix socket have places of their own, which --max-connections sets"
             }
@@ -190,6 +199,8 @@ impl Code {
 pub(crate) struct Problem {
     pub(crate) code: Code,
     pub(crate) detail: String,
+    /// Whether another server of the same store may be asked.
+    try_another: bool,
 }
 
 #[derive(Serialize)]
@@ -200,11 +211,12 @@ struct Body<'a> {
     status: u16,
     detail: &'a str,
     remedy: &'a str,
+    try_another: bool,
 }
 
 impl Problem {
     pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into() }
+        Self { code, detail: detail.into(), try_another: code.is_of_this_server() }
     }
 
     /// A whole answer, for a connection on which no request was received. It is the last one.
@@ -220,7 +232,7 @@ impl Problem {
     }
 
     fn to_json(&self) -> String {
-        let Self { code, detail } = self;
+        let Self { code, detail, try_another } = self;
         let body = Body {
             r#type: format!("{PAGE}{}", code.as_str()),
             code: code.as_str(),
@@ -228,6 +240,7 @@ impl Problem {
             status: code.status().as_u16(),
             detail,
             remedy: code.remedy(),
+            try_another: *try_another,
         };
         // It has only texts and a number.
         serde_json::to_string(&body).unwrap_or_default()
@@ -245,7 +258,10 @@ impl From<Error> for Problem {
             ErrorKind::Closed => Code::Stopping,
             _ => Code::StoreUnavailable,
         };
-        Self::new(code, format!("{error:#}"))
+        // The limit of waiters is the store's, which all servers have.
+        let is_of_store = error.kind() == ErrorKind::QueueFull;
+        let problem = Self::new(code, format!("{error:#}"));
+        Self { try_another: problem.try_another && !is_of_store, ..problem }
     }
 }
 
@@ -262,5 +278,36 @@ impl IntoResponse for Problem {
             headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_for_the_moment_says_when_and_where_to_try_again() {
+        let elsewhere = [Code::LimitReached, Code::TooManyConnections, Code::Stopping];
+        for code in Code::ALL {
+            let problem = Problem::new(code, "because");
+            let (text, status) = (problem.to_answer(), code.status().as_u16());
+            let response = problem.into_response();
+            let is_for_the_moment = [429, 503].contains(&status);
+            assert_eq!(response.headers().contains_key(RETRY_AFTER), is_for_the_moment, "{code:?}");
+            assert_eq!(text.contains("\r\nRetry-After: 1\r\n"), is_for_the_moment, "{text}");
+            let expected = format!("\"try_another\":{}", elsewhere.contains(&code));
+            assert!(text.ends_with(&format!("{expected}}}")), "{text}");
+            assert!(is_for_the_moment || !elsewhere.contains(&code));
+        }
+    }
+
+    #[tokio::test]
+    async fn full_queue_of_the_store_is_full_at_every_server() {
+        let store = leasehold::testing::TestStore::new();
+        let (holder, client) = (store.client().unwrap(), store.client().unwrap());
+        let _held = holder.mutex("a").lock().await.unwrap();
+        let full = client.mutex("a").max_waiters(0).lock_timeout(std::time::Duration::from_secs(60)).await;
+        let problem = Problem::from(full.unwrap_err());
+        assert_eq!((problem.code, problem.try_another), (Code::LimitReached, false));
     }
 }

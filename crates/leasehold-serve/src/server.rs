@@ -8,6 +8,7 @@ use leasehold::Client;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::router;
@@ -20,6 +21,9 @@ use crate::tokens::Tokens;
 
 /// How long a stopping server waits for the last answers, after its leases are released.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
+
+/// The interval at which the files of the certificate are looked at. A handshake looks at them, too.
+const FILES_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The interval at which a stopping server checks whether its leases are released.
 const DRAIN_STEP: Duration = Duration::from_millis(20);
@@ -96,14 +100,15 @@ impl Server {
         {
             return Err(StartError(format!("{tcp}: connections over TCP need a token, and there is none")));
         }
-        let certificate = tls.map(|files| Certificate::read(&files, notices).map(Arc::new));
+        let certificate = tls.map(|files| Certificate::read(&files, notices.clone()).map(Arc::new));
         let certificate = certificate.transpose().map_err(StartError)?;
         let mut listeners = Vec::new();
         for listen in &listen {
             listeners.push(Listener::bind(listen, certificate.as_ref()).await.map_err(StartError)?);
         }
         let addresses = listeners.iter().map(Listener::address).collect();
-        let app = App::new(client, tokens, limits).listening_on(addresses);
+        let mut app = App::new(client, tokens, limits).listening_on(addresses);
+        app.notices = notices;
         Ok(Self { app: Arc::new(app), certificate, listeners, drain })
     }
 
@@ -160,7 +165,7 @@ impl Server {
     ///
     /// If the future is dropped, the server ends at once, and its leases are released.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> usize {
-        let Self { app, certificate: _, listeners, drain } = self;
+        let Self { app, certificate, listeners, drain } = self;
         let _stop = app.stopping.clone().drop_guard();
         let router = router(app.clone());
         let connections = TaskTracker::new();
@@ -172,6 +177,9 @@ impl Server {
         tasks.spawn(async move { sweeper.sweep().await });
         let observer = app.clone();
         tasks.spawn(async move { observer.observer.run(&observer.stopping).await });
+        if let Some(certificate) = certificate {
+            tasks.spawn(watch(certificate, app.stopping.clone()));
+        }
 
         shutdown.await;
         app.draining.cancel();
@@ -190,6 +198,13 @@ impl Server {
             app.leases.abandon();
         }
         remaining
+    }
+}
+
+/// Reads the certificate again when its files have changed, so that one that can't be used is reported before a client needs it.
+async fn watch(certificate: Arc<Certificate>, stopping: CancellationToken) {
+    while timeout(FILES_INTERVAL, stopping.cancelled()).await.is_err() {
+        certificate.refresh();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +16,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::{Notices, Tls};
+use crate::stamp::FileStamp;
 
 /// The certificate of a server.
 pub(crate) struct Certificate {
@@ -28,33 +29,16 @@ struct State {
     files: Tls,
     acceptor: TlsAcceptor,
     /// Of the files when they were read last, whether they could be used or not.
-    stamps: Stamps,
-}
-
-/// What tells one version of the two files from the next.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamps([Option<[i64; 6]>; 2]);
-
-impl Stamps {
-    fn of(files: &Tls) -> Self {
-        Self([&files.certificate, &files.key].map(|path| {
-            let found = fs::metadata(path).ok()?;
-            let inode = i64::from_ne_bytes(found.ino().to_ne_bytes());
-            let length = i64::from_ne_bytes(found.len().to_ne_bytes());
-            let (modified, changed) =
-                ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
-            Some([inode, length, modified.0, modified.1, changed.0, changed.1])
-        }))
-    }
+    stamps: [FileStamp; 2],
 }
 
 impl Certificate {
     pub(crate) fn read(files: &Tls, notices: Notices) -> Result<Self, String> {
         // Before the files: a change while they are read is a change.
-        let stamps = Stamps::of(files);
+        let found = stamps(files);
         let acceptor = acceptor(files)?;
         let handshakes = Handshakes::start().map_err(|error| format!("no thread for handshakes: {error}"))?;
-        let state = Mutex::new(State { files: files.clone(), acceptor, stamps });
+        let state = Mutex::new(State { files: files.clone(), acceptor, stamps: found });
         Ok(Self { state, handshakes, notices })
     }
 
@@ -68,29 +52,34 @@ impl Certificate {
 
     /// For one handshake, with the files as they are now. If they can't be used, with those before.
     fn acceptor(&self) -> TlsAcceptor {
+        self.refresh();
+        self.state().acceptor.clone()
+    }
+
+    /// Reads the files again if they have changed. Those that can't be used are reported once, and read again when they have changed
+    /// again.
+    pub(crate) fn refresh(&self) {
         let mut state = self.state();
         let files = state.files.clone();
-        let stamps = Stamps::of(&files);
-        if stamps != state.stamps {
-            // Files that can't be used are reported once, and read again when they have changed again.
-            state.stamps = stamps;
-            match acceptor(&files) {
-                Ok(acceptor) => {
-                    state.acceptor = acceptor;
-                    self.notices
-                        .tell(&format!("{}: the new certificate is in use", files.certificate.display()));
-                }
-                Err(what) => self.notices.tell(&format!("{what}; the certificate before stays in use")),
-            }
+        let found = stamps(&files);
+        if found == state.stamps {
+            return;
         }
-        state.acceptor.clone()
+        state.stamps = found;
+        match acceptor(&files) {
+            Ok(acceptor) => {
+                state.acceptor = acceptor;
+                self.notices.tell(&format!("{}: the new certificate is in use", files.certificate.display()));
+            }
+            Err(what) => self.notices.tell(&format!("{what}; the certificate before stays in use")),
+        }
     }
 
     /// Reads these files in place of those before, which stay in use if these can't be used.
     pub(crate) fn replace(&self, files: &Tls) -> Result<(), String> {
-        let stamps = Stamps::of(files);
+        let found = stamps(files);
         let acceptor = acceptor(files)?;
-        *self.state() = State { files: files.clone(), acceptor, stamps };
+        *self.state() = State { files: files.clone(), acceptor, stamps: found };
         Ok(())
     }
 
@@ -117,6 +106,10 @@ impl Drop for Handshakes {
             runtime.shutdown_background();
         }
     }
+}
+
+fn stamps(files: &Tls) -> [FileStamp; 2] {
+    [&files.certificate, &files.key].map(|path| FileStamp::of(path))
 }
 
 /// Reads a certificate and its key.

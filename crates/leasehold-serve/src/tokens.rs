@@ -1,9 +1,14 @@
-//! Bearer tokens: who may read, and who may acquire and release.
+//! Bearer tokens: the names of callers, and what they may do.
 
 use std::fmt;
+use std::io::Read as _;
 use std::path::Path;
+use std::sync::Arc;
 
-use subtle::{Choice, ConstantTimeEq as _};
+use leasehold::MAX_NAME_BYTES;
+use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
+
+use crate::rights::{Profile, Rights};
 
 /// The minimum length of a token in bytes. `openssl rand -hex 16` prints 32.
 ///
@@ -14,38 +19,48 @@ use subtle::{Choice, ConstantTimeEq as _};
 pub const MIN_TOKEN_BYTES: usize = 16;
 /// The maximum length of a token in bytes.
 const MAX_TOKEN_BYTES: usize = 1024;
+/// The maximum length of a token's name in bytes.
+const MAX_PROFILE_BYTES: usize = 64;
+/// The maximum size of a token file in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What a request may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Access {
-    /// No token needed: the dashboard's page, which has no data, and the description of the API.
-    Public,
-    /// States, metrics and events.
-    Read,
-    /// Acquire, renew, release and sessions.
-    Write,
-}
+/// The form of a line. No message repeats a word of a line, because any of them may be a token in the wrong place.
+const FORM: &str = "write NAME RIGHTS TOKEN [PREFIX...], with RIGHTS of read, write and force, for example `ci write,force TOKEN jobs:`";
 
 /// The tokens that a server accepts.
 ///
-/// A token file has one token per line, after the word `read` or `write`. Empty lines and lines that begin with `#` are
-/// ignored. A `write` token may also read.
+/// A token file has one token per line: `NAME RIGHTS TOKEN [PREFIX...]`. The name stands for the caller in the state of locks, in
+/// logs and in limits. The rights are `read`, `write` and `force`, which commas separate. Every token may read; `write` is the
+/// right to acquire and release, and `force` the right to release the leases of others. With prefixes, the token is for locks whose
+/// names begin with one of them. A name may have several tokens, with the same rights and prefixes, so that a token can be replaced.
+/// A line `RIGHTS TOKEN` is for a token without a name. Empty lines and lines that begin with `#` are ignored.
 ///
 /// ```
-/// let tokens = leasehold_serve::Tokens::parse("# the dashboard\nread 0123456789abcdef0123\n").unwrap();
+/// use leasehold_serve::Tokens;
+///
+/// let tokens = Tokens::parse("# the build\nci write 0123456789abcdef0123 jobs: builds:\nread fedcba98765432109876\n")?;
 /// assert!(!tokens.is_empty());
-/// assert!(leasehold_serve::Tokens::parse("write short").unwrap_err().contains("line 1"));
+/// assert!(Tokens::parse("ci write short").unwrap_err().contains("line 1"));
+/// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Default)]
 pub struct Tokens {
-    known: Vec<(Access, Vec<u8>)>,
+    known: Vec<Known>,
+}
+
+#[derive(Clone)]
+struct Known {
+    secret: Vec<u8>,
+    profile: Arc<Profile>,
+    /// Its line of the file; none of a token from elsewhere.
+    line: Option<usize>,
 }
 
 impl Tokens {
     /// Parses the text of a token file.
     ///
     /// ```
-    /// let tokens = leasehold_serve::Tokens::parse("write 0123456789abcdef0123456789abcdef")?;
+    /// let tokens = leasehold_serve::Tokens::parse("ci write 0123456789abcdef0123456789abcdef jobs:")?;
     /// assert!(!tokens.is_empty());
     /// # Ok::<(), String>(())
     /// ```
@@ -60,16 +75,9 @@ impl Tokens {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let at = |what: String| format!("line {}: {what}", index + 1);
-            let (word, token) = line
-                .split_once(char::is_whitespace)
-                .ok_or_else(|| at("write `read TOKEN` or `write TOKEN`".to_owned()))?;
-            let add = match word {
-                "read" => tokens.add_read(token.trim()),
-                "write" => tokens.add_write(token.trim()),
-                _ => Err("a line begins with `read` or `write`".to_owned()),
-            };
-            add.map_err(at)?;
+            let number = index + 1;
+            let added = profile(line).and_then(|(profile, token)| tokens.add(profile, token, Some(number)));
+            added.map_err(|what| format!("line {number}: {what}"))?;
         }
         Ok(tokens)
     }
@@ -106,11 +114,14 @@ impl Tokens {
             }
         }
         let mut text = String::new();
-        std::io::Read::read_to_string(&mut file, &mut text).map_err(unreadable)?;
+        file.by_ref().take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(format!("{shown}: it has more than {MAX_FILE_BYTES} bytes"));
+        }
         Self::parse(&text).map_err(|what| format!("{shown}: {what}"))
     }
 
-    /// Adds a token that may read.
+    /// Adds a token that may read, with the name `read`.
     ///
     /// ```
     /// let mut tokens = leasehold_serve::Tokens::default();
@@ -120,30 +131,19 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// If it is too short, too long, or has characters that a header can't have.
+    /// If it is too short, too long, or has characters that a header can't have. If it is there, or its name is, with other rights or
+    /// with prefixes.
     pub fn add_read(&mut self, token: &str) -> Result<(), String> {
-        self.add(Access::Read, token)
+        self.add(Profile::new("read", Rights::READ, &[]), token, None)
     }
 
-    /// As [`Self::add_read`], for a token that may also acquire and release.
+    /// As [`Self::add_read`], for a token that may also acquire and release, with the name `write`.
     ///
     /// # Errors
     ///
     /// As [`Self::add_read`].
     pub fn add_write(&mut self, token: &str) -> Result<(), String> {
-        self.add(Access::Write, token)
-    }
-
-    /// Adds the tokens of another set.
-    ///
-    /// ```
-    /// # use leasehold_serve::Tokens;
-    /// let mut tokens = Tokens::parse("read 0123456789abcdef0123456789abcdef")?;
-    /// tokens.extend(Tokens::parse("write fedcba9876543210fedcba9876543210")?);
-    /// # Ok::<(), String>(())
-    /// ```
-    pub fn extend(&mut self, other: Self) {
-        self.known.extend(other.known);
+        self.add(Profile::new("write", Rights::WRITE, &[]), token, None)
     }
 
     /// Whether there is no token.
@@ -156,20 +156,7 @@ impl Tokens {
         self.known.is_empty()
     }
 
-    /// Whether a token is both one that reads and one that writes. It may write, which is hardly meant.
-    ///
-    /// ```
-    /// let tokens = leasehold_serve::Tokens::parse("read 0123456789abcdef0123\nwrite 0123456789abcdef0123")?;
-    /// assert!(tokens.has_token_that_reads_and_writes());
-    /// # Ok::<(), String>(())
-    /// ```
-    #[must_use]
-    pub fn has_token_that_reads_and_writes(&self) -> bool {
-        let mut reading = self.known.iter().filter(|(access, _)| *access == Access::Read);
-        reading.any(|(_, token)| self.known.contains(&(Access::Write, token.clone())))
-    }
-
-    fn add(&mut self, access: Access, token: &str) -> Result<(), String> {
+    fn add(&mut self, profile: Profile, token: &str, line: Option<usize>) -> Result<(), String> {
         if !(MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&token.len()) {
             let what = "openssl rand -hex 16 prints one";
             return Err(format!(
@@ -180,23 +167,65 @@ impl Tokens {
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err("a token has only printable ASCII characters, and no spaces".to_owned());
         }
-        self.known.push((access, token.as_bytes().to_owned()));
+        if let Some(same) = self.known.iter().find(|known| known.secret == token.as_bytes()) {
+            return Err(format!("the token is {}: remove one of them", same.place()));
+        }
+        let of_name = self.known.iter().find(|known| known.profile.name == profile.name);
+        if let Some(other) = of_name.filter(|known| *known.profile != profile) {
+            return Err(format!(
+                "the name is {}, with other rights or prefixes: use another name, or make them equal",
+                other.place()
+            ));
+        }
+        let profile = of_name.map_or_else(|| Arc::new(profile), |known| known.profile.clone());
+        self.known.push(Known { secret: token.as_bytes().to_owned(), profile, line });
         Ok(())
     }
 
-    /// What this token may do. The time does not depend on the bytes of the tokens, only on their number and lengths.
-    pub(crate) fn access_of(&self, presented: &[u8]) -> Option<Access> {
-        let (mut may_read, mut may_write) = (Choice::from(0), Choice::from(0));
-        for (access, token) in &self.known {
-            let is_equal = token.as_slice().ct_eq(presented);
-            may_read |= is_equal;
-            may_write |= is_equal & Choice::from(u8::from(*access == Access::Write));
+    /// What this token stands for. The time does not depend on the bytes of the tokens, only on their number and lengths.
+    pub(crate) fn find(&self, presented: &[u8]) -> Option<&Arc<Profile>> {
+        let mut found = u64::MAX;
+        for (index, known) in (0..).zip(&self.known) {
+            found.conditional_assign(&index, known.secret.ct_eq(presented));
         }
-        match (bool::from(may_read), bool::from(may_write)) {
-            (_, true) => Some(Access::Write),
-            (true, false) => Some(Access::Read),
-            (false, false) => None,
+        self.known.get(usize::try_from(found).ok()?).map(|known| &known.profile)
+    }
+
+    /// Whether there are tokens of more than one name.
+    pub(crate) fn has_several_names(&self) -> bool {
+        let mut names = self.known.iter().map(|known| &known.profile.name);
+        let first = names.next();
+        names.any(|name| Some(name) != first)
+    }
+}
+
+impl Known {
+    fn place(&self) -> String {
+        match self.line {
+            Some(line) => format!("also in line {line}"),
+            None => "also that of another setting".to_owned(),
         }
+    }
+}
+
+/// The profile and the token of a line.
+fn profile(line: &str) -> Result<(Profile, &str), String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let rights = |word| Rights::parse(word).ok_or_else(|| FORM.to_owned());
+    match *words.as_slice() {
+        // The rights are its name.
+        [word, token] => Ok((Profile::new(word, rights(word)?, &[]), token)),
+        [name, word, token, ref prefixes @ ..] => {
+            let rights = rights(word)?;
+            if name.len() > MAX_PROFILE_BYTES || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(format!("a name has 1 to {MAX_PROFILE_BYTES} printable ASCII characters"));
+            }
+            if prefixes.iter().any(|prefix| prefix.len() > MAX_NAME_BYTES) {
+                return Err(format!("a prefix has at most {MAX_NAME_BYTES} bytes, as a lock's name"));
+            }
+            Ok((Profile::new(name, rights, prefixes), token))
+        }
+        _ => Err(FORM.to_owned()),
     }
 }
 
@@ -210,27 +239,36 @@ impl fmt::Debug for Tokens {
 mod tests {
     use super::*;
 
-    #[test]
-    fn token_has_the_access_of_its_line() {
-        let tokens = Tokens::parse("# a\n\nread aaaaaaaaaaaaaaaa\n write  bbbbbbbbbbbbbbbb \n").unwrap();
-        assert_eq!(tokens.access_of(b"aaaaaaaaaaaaaaaa"), Some(Access::Read));
-        assert_eq!(tokens.access_of(b"bbbbbbbbbbbbbbbb"), Some(Access::Write));
-        for wrong in [&b""[..], b"aaaaaaaaaaaaaaa", b"aaaaaaaaaaaaaaaaa", b"aaaaaaaaaaaaaaab", &[0xff; 4096]]
-        {
-            assert_eq!(tokens.access_of(wrong), None);
-        }
+    fn rights(text: &str, token: &[u8]) -> Option<(String, Rights, usize)> {
+        let tokens = Tokens::parse(text).unwrap();
+        let profile = tokens.find(token)?;
+        Some((profile.name.clone(), profile.rights, profile.prefixes().len()))
     }
 
     #[test]
-    fn token_that_reads_and_writes_is_found() {
-        for (text, is_found) in [
-            ("read aaaaaaaaaaaaaaaa\nwrite aaaaaaaaaaaaaaaa", true),
-            ("write aaaaaaaaaaaaaaaa\nread bbbbbbbbbbbbbbbb\nread aaaaaaaaaaaaaaaa", true),
-            ("write aaaaaaaaaaaaaaaa\nread bbbbbbbbbbbbbbbb\nread bbbbbbbbbbbbbbbb", false),
-            ("write aaaaaaaaaaaaaaaa\nwrite aaaaaaaaaaaaaaaa", false),
+    fn token_has_the_name_rights_and_prefixes_of_its_line() {
+        let text = "# a\n\nread aaaaaaaaaaaaaaaa\r\n write  bbbbbbbbbbbbbbbb \n\
+                    ci write,force cccccccccccccccc jobs: b\u{e4} jobs:\nci force,write dddddddddddddddd b\u{e4}  jobs:";
+        for (token, name, expected, prefixes) in [
+            (b"aaaaaaaaaaaaaaaa", "read", Rights::READ, 0),
+            (b"bbbbbbbbbbbbbbbb", "write", Rights::WRITE, 0),
+            (b"cccccccccccccccc", "ci", Rights::ALL, 2),
+            (b"dddddddddddddddd", "ci", Rights::ALL, 2),
         ] {
-            assert_eq!(Tokens::parse(text).unwrap().has_token_that_reads_and_writes(), is_found, "{text}");
+            assert_eq!(rights(text, token), Some((name.to_owned(), expected, prefixes)));
         }
+        for wrong in [&b""[..], b"aaaaaaaaaaaaaaa", b"aaaaaaaaaaaaaaaaa", b"aaaaaaaaaaaaaaab", &[0xff; 4096]]
+        {
+            assert_eq!(rights(text, wrong), None);
+        }
+        assert_eq!(rights("", b""), None);
+    }
+
+    #[test]
+    fn names_are_counted_and_not_tokens() {
+        let is_several = |text| Tokens::parse(text).unwrap().has_several_names();
+        assert!(!is_several("") && !is_several("ci write aaaaaaaaaaaaaaaa\nci write bbbbbbbbbbbbbbbb"));
+        assert!(is_several("ci write aaaaaaaaaaaaaaaa\nread bbbbbbbbbbbbbbbb"));
     }
 
     #[cfg(unix)]
@@ -257,15 +295,58 @@ mod tests {
     }
 
     #[test]
-    fn wrong_line_is_named_without_its_token() {
+    fn wrong_line_is_named_without_its_words() {
+        let long = format!("{} write {}", "secret".repeat(11), "a".repeat(16));
         for (text, says) in [
-            ("read\n", "line 1: write `read TOKEN`"),
-            ("\nadmin aaaaaaaaaaaaaaaa", "line 2: a line begins with"),
+            ("read\n", "line 1: write NAME RIGHTS TOKEN"),
+            ("\nsecret aaaaaaaaaaaaaaaa", "line 2: write NAME RIGHTS TOKEN"),
             ("write secret", "line 1: a token has 16 to 1024 characters, this one has 6"),
-            ("write secret secret secret", "no spaces"),
+            ("write secretsecretsecret secret secret", "line 1: write NAME RIGHTS TOKEN"),
+            ("ci write,secret aaaaaaaaaaaaaaaa", "line 1: write NAME RIGHTS TOKEN"),
+            ("ci write secretsecretsecret\u{e4}", "line 1: a token has only printable ASCII"),
+            ("secret\u{e4} write aaaaaaaaaaaaaaaa", "line 1: a name has 1 to 64 printable ASCII"),
+            (&long, "line 1: a name has 1 to 64 printable ASCII"),
+            (
+                &format!("ci write aaaaaaaaaaaaaaaa {}", "secret".repeat(100)),
+                "a prefix has at most 512 bytes",
+            ),
+            (
+                "ci read secretsecretsecret\n\nops write secretsecretsecret",
+                "line 3: the token is also in line 1",
+            ),
+            ("ci read secretsecretsecret\nci read secretsecretsecret", "line 2: the token is also in line 1"),
+            (
+                "secret read aaaaaaaaaaaaaaaa\nsecret write bbbbbbbbbbbbbbbb",
+                "line 2: the name is also in line 1",
+            ),
+            (
+                "secret read aaaaaaaaaaaaaaaa a\nsecret read bbbbbbbbbbbbbbbb a b",
+                "line 2: the name is also in line 1",
+            ),
+            (
+                "write aaaaaaaaaaaaaaaa\nwrite write bbbbbbbbbbbbbbbb secret",
+                "line 2: the name is also in line 1",
+            ),
         ] {
             let error = Tokens::parse(text).unwrap_err();
-            assert!(error.contains(says) && !error.contains("secret"), "{error}");
+            assert!(error.contains(says) && !error.contains("secret"), "{text}: {error}");
         }
+        let mut tokens = Tokens::parse("read aaaaaaaaaaaaaaaa").unwrap();
+        assert!(tokens.add_write("aaaaaaaaaaaaaaaa").unwrap_err().contains("also in line 1"));
+        tokens.add_write("bbbbbbbbbbbbbbbb").unwrap();
+        assert!(tokens.add_read("bbbbbbbbbbbbbbbb").unwrap_err().contains("another setting"));
+    }
+
+    #[test]
+    fn file_without_an_end_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        let text = "# a\n".repeat(1 << 18);
+        for (more, is_refused) in [("", false), ("#", true)] {
+            std::fs::write(&path, format!("{text}{more}")).unwrap();
+            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+            assert_eq!(Tokens::from_file(&path).is_err(), is_refused);
+        }
+        assert!(Tokens::from_file(folder.path()).is_err(), "a folder");
     }
 }

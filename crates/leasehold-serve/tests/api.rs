@@ -726,8 +726,11 @@ async fn tokens_decide_over_tcp_and_the_socket_is_the_owners_alone() {
     let access =
         async |token| place.call_with(Some(token), "GET", "/v1/access", None).await.expect(200).json();
     assert_eq!(
-        (access(READ).await["access"].clone(), access(WRITE).await["access"].clone()),
-        (json!("read"), json!("write"))
+        (access(READ).await, access(WRITE).await),
+        (
+            json!({ "name": "read", "rights": ["read"], "prefixes": [] }),
+            json!({ "name": "ops", "rights": ["read", "write", "force"], "prefixes": [] })
+        )
     );
     let mode = std::fs::symlink_metadata(place.path("socket")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);

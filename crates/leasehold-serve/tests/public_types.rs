@@ -20,7 +20,8 @@ fn re_exported(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn every_public_type_is_send_and_sync() {
-    let listed = send_and_sync![Config, Control, Limits, Listen, Notices, Server, StartError, Tls, Tokens];
+    let listed =
+        send_and_sync![Config, Control, FileStamp, Limits, Listen, Notices, Server, StartError, Tls, Tokens];
     assert_eq!(re_exported(include_str!("../src/lib.rs")), listed, "lib.rs and the list differ");
 }
 

@@ -88,6 +88,30 @@ async fn rotated_certificate_is_used_at_the_next_handshake_and_a_bad_one_is_not(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn changed_certificate_is_looked_at_without_a_handshake() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = Tls { certificate: folder.path().join("cert.pem"), key: folder.path().join("key.pem") };
+    let made = make();
+    replace(&files.certificate, &made.cert.pem());
+    replace(&files.key, &made.signing_key.serialize_pem());
+    let (sender, mut notices) = tokio::sync::mpsc::unbounded_channel();
+    let _place = Place::with(|config| {
+        config.tls = Some(files.clone());
+        config.notices = Notices::new(move |text| drop(sender.send(text.to_owned())));
+    })
+    .await;
+    let mut next = async || tokio::time::timeout(SOON, notices.recv()).await.expect("a notice").unwrap();
+    for (key, says) in
+        [("no key".to_owned(), "stays in use"), (made.signing_key.serialize_pem(), "is in use")]
+    {
+        replace(&files.key, &key);
+        // Each is reported once: the next notice is about the next change.
+        let notice = next().await;
+        assert!(notice.contains(says), "{notice}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn handshakes_that_do_not_end_keep_out_no_other_and_are_ended() {
     let folder = tempfile::tempdir().unwrap();
     let files = Tls { certificate: folder.path().join("cert.pem"), key: folder.path().join("key.pem") };

@@ -313,6 +313,13 @@ Only the user of the server can use its Unix socket, and needs no token. Over TC
 every request needs a token, from the file of --tokens or the environment:
   LEASEHOLD_SERVE_TOKEN       may acquire, release and read
   LEASEHOLD_SERVE_READ_TOKEN  may only read
+A line of the file is NAME RIGHTS TOKEN [PREFIX...]. The name is what the log and
+the limits call the caller. RIGHTS are read, write and force, with commas: every
+token may read, write is for acquire and release, and force is for releasing the
+leases of others. With prefixes, the names of the token's locks begin with one of
+them:
+  ci     write        4f1c7a0e9b2d6853a1f04c7e  builds: deploys:
+  oncall write,force  c09e5d1b7f3a8642d5b81f6a
 A token has 16 to 1024 characters; openssl rand -hex 16 prints one. Callers send
 it as Authorization: Bearer TOKEN; it is not the fencing token LEASEHOLD_TOKEN
 that run gives to its command. The page at /
@@ -322,4 +329,5 @@ API. The dashboard of a socket on another host, at http://localhost:8430/:
 
 On TERM or INT the server drains: it grants nothing new, and callers can release
 what they hold. Leases that remain expire within their ttl. On HUP it reads the
-tokens, the certificate and the configuration file again.";
+tokens, the certificate and the configuration file again; a changed file of
+tokens or certificates is read without it, too.";

@@ -1,5 +1,6 @@
 //! Streams of server-sent events: what changes in the store, and what a session must know.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,13 +19,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::{Lock, Parameters, SessionPath};
 use crate::app::{App, Watcher};
+use crate::caller::Caller;
 use crate::leases::Id;
 use crate::observer::{Key, Row, Snapshot};
 use crate::presence::{Presence, Watched};
 use crate::problem::{Code, Problem};
 use crate::sessions::{OpenRequest, Session};
 use crate::time::millis;
-use crate::tokens::Access;
 
 /// The pause after which a stream without events sends a comment, so that proxies keep its connection open.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -49,7 +50,7 @@ pub(super) struct EventsParameters {
 pub(super) async fn locks(
     State(app): State<Arc<App>>,
     Extension(presence): Extension<Presence>,
-    Extension(access): Extension<Access>,
+    Extension(caller): Extension<Caller>,
     Parameters(parameters): Parameters<EventsParameters>,
 ) -> Result<Events, Problem> {
     let lock = match (parameters.kind, parameters.name) {
@@ -57,7 +58,8 @@ pub(super) async fn locks(
         (None, None) => None,
         _ => return Err(Problem::new(Code::InvalidRequest, "kind and name are given together, or neither")),
     };
-    let watcher = app.watch(access)?;
+    lock.as_ref().map_or(Ok(()), |lock: &Lock| lock.check(Some(&caller)))?;
+    let watcher = app.watch(&caller)?;
     let feed = Feed {
         snapshots: app.observer.subscribe(),
         sent: BTreeMap::new(),
@@ -65,6 +67,7 @@ pub(super) async fn locks(
         is_first: true,
         stopping: app.stopping.clone(),
         lock,
+        caller,
         app,
         _watcher: watcher,
         _watched: presence.watch(),
@@ -76,6 +79,7 @@ pub(super) async fn locks(
 struct Feed {
     app: Arc<App>,
     lock: Option<Lock>,
+    caller: Caller,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     sent: BTreeMap<Key, Arc<Row>>,
     /// Events of this snapshot that are not sent yet, the last one first.
@@ -110,11 +114,12 @@ impl Feed {
 
     /// The rows that differ from those that were sent. The first event of a stream begins an empty list.
     fn changes(&mut self, snapshot: &Snapshot) -> Vec<Event> {
+        let rows = visible(&self.caller, &snapshot.rows);
         let is_new =
             |key: &Key, row: &Arc<Row>| self.sent.get(key).is_none_or(|sent| !Arc::ptr_eq(sent, row));
-        let changed = snapshot.rows.iter().filter(|(key, row)| is_new(key, row));
+        let changed = rows.iter().filter(|(key, row)| is_new(key, row));
         let changed: Vec<&Row> = changed.map(|(_, row)| &**row).collect();
-        let gone: Vec<_> = self.sent.keys().filter(|key| !snapshot.rows.contains_key(*key)).collect();
+        let gone: Vec<_> = self.sent.keys().filter(|key| !rows.contains_key(*key)).collect();
         let gone: Vec<_> = gone.iter().map(|(kind, name)| (kind.as_str(), name)).collect();
         let mut events = Vec::new();
         let mut reset = self.is_first;
@@ -127,7 +132,7 @@ impl Feed {
         }
         let status = json!({
             "error": snapshot.error,
-            "locks": snapshot.rows.len(),
+            "locks": rows.len(),
             "took_ms": millis(snapshot.took),
             "age_ms": millis(snapshot.listed.at.elapsed()),
             "is_listed": snapshot.listed.took.is_some(),
@@ -135,7 +140,7 @@ impl Feed {
             "point": self.app.observer.last_point(),
         });
         events.push(event("status", &status));
-        self.sent.clone_from(&snapshot.rows);
+        self.sent = rows.into_owned();
         self.is_first = false;
         events
     }
@@ -219,6 +224,15 @@ impl SessionStream {
             }
         }
     }
+}
+
+/// The rows that the caller may see.
+fn visible<'a>(caller: &Caller, rows: &'a BTreeMap<Key, Arc<Row>>) -> Cow<'a, BTreeMap<Key, Arc<Row>>> {
+    if caller.profile().has_all_names() {
+        return Cow::Borrowed(rows);
+    }
+    let seen = rows.iter().filter(|((_, name), _)| caller.sees(name));
+    Cow::Owned(seen.map(|(key, row)| (key.clone(), row.clone())).collect())
 }
 
 fn event(name: &str, data: &impl Serialize) -> Event {

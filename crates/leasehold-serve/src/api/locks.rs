@@ -17,6 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::request::{JsonBody, Lock, Parameters, span};
 use crate::app::App;
+use crate::audit;
+use crate::caller::Caller;
 use crate::leases::{Ending, Held, Id, Lease, unconfirmed};
 use crate::metrics::AcquireTimer;
 use crate::presence::Presence;
@@ -80,6 +82,7 @@ impl Grant {
 pub(super) async fn acquire(
     State(app): State<Arc<App>>,
     Extension(presence): Extension<Presence>,
+    Extension(caller): Extension<Caller>,
     lock: Lock,
     JsonBody(request): JsonBody<AcquireRequest>,
 ) -> Result<Json<Grant>, Problem> {
@@ -87,12 +90,17 @@ pub(super) async fn acquire(
     // A request that does not wait is answered although its client sends no more, as in a batch of requests.
     let _watched = request.wait_ms.is_some_and(|ms| ms > 0).then(|| presence.watch());
     let timer = AcquireTimer::start(lock.kind);
-    let result = acquire_now(&app, &lock, request).await;
+    let result = acquire_now(&app, &caller, &lock, request).await;
     timer.end(result.as_ref().map(drop).map_err(|problem| problem.code));
     result.map(Json)
 }
 
-async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Result<Grant, Problem> {
+async fn acquire_now(
+    app: &Arc<App>,
+    caller: &Caller,
+    lock: &Lock,
+    request: AcquireRequest,
+) -> Result<Grant, Problem> {
     let wait = span("wait_ms", request.wait_ms.unwrap_or(0), Duration::ZERO, app.limits.max_wait)?;
     let ttl = request.ttl_ms.map_or(Ok(DEFAULT_TTL), |ms| span("ttl_ms", ms, MIN_TTL, MAX_TTL))?;
     let session = request.session.as_deref().map(|id| app.sessions.enter(&Id::from(id))).transpose()?;
@@ -110,7 +118,7 @@ async fn acquire_now(app: &Arc<App>, lock: &Lock, request: AcquireRequest) -> Re
         owner: request.owner,
     };
     attempt.check()?;
-    let permit = app.leases.reserve()?;
+    let permit = app.reserve(caller)?;
     let ended = session.as_ref().map(|open| open.0.ended.clone());
     let began = Instant::now();
     let held = loop {
@@ -275,6 +283,7 @@ pub(super) struct ForceRequest {
 /// Releases a lock by force. With a token, only if its holder is still the one with this token.
 pub(super) async fn force_release(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     lock: Lock,
     JsonBody(request): JsonBody<ForceRequest>,
 ) -> Result<Json<Value>, Problem> {
@@ -284,6 +293,7 @@ pub(super) async fn force_release(
             Some(token) => app.client.force_release_token(*kind, name, token).await,
             None => Ok(None),
         };
+        audit::forced_release(&app.notices, &caller, lock.key(), released.as_ref().map(Option::as_slice));
         // Its name and kind are valid, so this is about the holder.
         let released = released.map_err(|error| match error.is_invalid() {
             true => {
@@ -298,7 +308,9 @@ pub(super) async fn force_release(
         };
         return Ok(Json(json!({ "released": [released] })));
     }
-    let released = app.client.force_release(*kind, name).await?;
+    let released = app.client.force_release(*kind, name).await;
+    audit::forced_release(&app.notices, &caller, lock.key(), released.as_ref().map(Vec::as_slice));
+    let released = released?;
     if released.is_empty() {
         return Err(Problem::new(Code::NotHeld, format!("{kind} {name:?} is not held")));
     }
@@ -323,6 +335,7 @@ pub(super) struct ListParameters {
 /// The locks in use, ordered by kind and name, in pages.
 pub(super) async fn list(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     Parameters(parameters): Parameters<ListParameters>,
 ) -> Result<Response, Problem> {
     let ListParameters { kind, search, limit, after } = parameters;
@@ -339,7 +352,8 @@ pub(super) async fn list(
     }
     let place = |kind: Kind, name: &str| format!("{kind}/{name}");
     let is_wanted = |lock: &&LockInfo| {
-        kind.as_ref().is_none_or(|kind| lock.kind.as_str() == kind)
+        caller.sees(&lock.name)
+            && kind.as_ref().is_none_or(|kind| lock.kind.as_str() == kind)
             && search.as_ref().is_none_or(|part| lock.name.contains(part.as_str()))
             && after.as_ref().is_none_or(|after| place(lock.kind, &lock.name) > *after)
     };
@@ -369,7 +383,7 @@ mod tests {
         let session = app.sessions.open(Duration::from_secs(60), None).unwrap();
         let open = app.sessions.enter(&session.id).unwrap();
         let guard = client.mutex("a").auto_renew(true).lock().await.unwrap();
-        let permit = app.leases.reserve().unwrap();
+        let permit = app.reserve(&Caller::of_socket(0, None)).unwrap();
         let held = Held::Guard(guard);
         let lease = app.leases.insert((Kind::Mutex, "a"), Some(session.id.clone()), held, permit).unwrap();
         assert!(app.sessions.end(&session, "it was closed").unwrap().is_empty());

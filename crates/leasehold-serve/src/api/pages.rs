@@ -12,11 +12,12 @@ use axum::{Extension, Json};
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::caller::Caller;
 use crate::description::DESCRIPTION;
 use crate::leases::Id;
 use crate::problem::{Code, Problem};
+use crate::rights::Right;
 use crate::time::millis;
-use crate::tokens::Access;
 
 const DASHBOARD: &str = include_str!("../dashboard.html");
 
@@ -63,10 +64,15 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, P
     }
 }
 
-/// What the token of this request allows, and at which server and store.
-pub(super) async fn access(State(app): State<Arc<App>>, Extension(access): Extension<Access>) -> Json<Value> {
+/// Who the caller is, what it may do, and at which server and store.
+pub(super) async fn access(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Json<Value> {
+    let profile = caller.profile();
+    let rights = Right::ALL.into_iter().filter(|right| profile.rights.has(*right)).map(Right::as_str);
+    let rights: Vec<&str> = rights.collect();
     Json(json!({
-        "access": if access == Access::Write { "write" } else { "read" },
+        "name": caller.name(),
+        "rights": rights,
+        "prefixes": profile.prefixes(),
         "store": app.client.address(),
         "server": {
             "version": env!("CARGO_PKG_VERSION"),

@@ -15,7 +15,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::app::App;
+use crate::caller::Caller;
 use crate::problem::{Code, Problem};
+use crate::rights::Right;
 
 /// The name in a path whose query has the lock's name. Clients take the names `.` and `..` for folders, and remove them from paths
 /// even if they are percent-encoded.
@@ -27,7 +29,7 @@ struct NameQuery {
     name: Option<String>,
 }
 
-/// The lock that the path names.
+/// The lock that the path names. The caller may use its name.
 pub(super) struct Lock {
     pub(super) kind: Kind,
     pub(super) name: String,
@@ -36,6 +38,13 @@ pub(super) struct Lock {
 impl Lock {
     pub(super) fn key(&self) -> (Kind, &str) {
         (self.kind, &self.name)
+    }
+
+    /// Refuses a lock whose name the caller may not use. A request that names a lock has a caller.
+    pub(super) fn check(&self, caller: Option<&Caller>) -> Result<(), Problem> {
+        // The path decides which right the request needs, and every token may read.
+        let unknown = || Problem::new(Code::Unauthorized, "the request has no caller");
+        caller.ok_or_else(unknown)?.may(Right::Read, &self.name)
     }
 
     /// Parses the words of a path or a query.
@@ -77,7 +86,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Lock {
                 return Err(invalid(what));
             }
         };
-        Self::new(&kind, name)
+        let lock = Self::new(&kind, name)?;
+        lock.check(parts.extensions.get::<Caller>())?;
+        Ok(lock)
     }
 }
 

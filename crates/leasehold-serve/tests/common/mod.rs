@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use leasehold::Client;
-use leasehold_serve::{Config, Control, Limits, Listen, Server};
+use leasehold_serve::{Config, Control, Limits, Listen, Server, Tokens};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -93,8 +93,7 @@ impl Place {
     ) -> Self {
         let mut config =
             Config::new([Listen::Unix(folder.path().join("socket")), Listen::Tcp("127.0.0.1:0".to_owned())]);
-        config.tokens.add_write(WRITE).expect("a token");
-        config.tokens.add_read(READ).expect("a token");
+        config.tokens = Tokens::parse(&format!("ops write,force {WRITE}\nread {READ}")).expect("tokens");
         config.drain = Duration::from_millis(500);
         set(&mut config);
         let server = Server::bind(config, client).await.expect("it listens");
@@ -125,6 +124,11 @@ impl Place {
     /// Tells the server to stop.
     pub(crate) fn stop(&mut self) {
         drop(self.stop.take());
+    }
+
+    /// Tells the server to stop when it is dropped.
+    pub(crate) fn stopper(&mut self) -> oneshot::Sender<()> {
+        self.stop.take().expect("it is not told yet")
     }
 
     /// Waits for the end of the server: the number of leases that it left.
@@ -220,7 +224,8 @@ pub(crate) async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         sender.send_request(request.body(Full::new(bytes)).expect("a request")).await.expect("an answer");
     let (parts, body) = response.into_parts();
     let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.to_str().expect("text").to_owned());
-    let text = body.collect().await.expect("a body").to_bytes();
+    // A stream of events does not end.
+    let text = tokio::time::timeout(SOON, body.collect()).await.expect("it ends").expect("a body").to_bytes();
     connection.abort();
     Answer {
         status: parts.status.as_u16(),
@@ -257,6 +262,9 @@ pub(crate) fn checked(method: &str, path: &str, answer: Answer) -> Answer {
             };
             let media = answer.content_type.split(';').next().unwrap_or_default();
             let described = content.get(media).unwrap_or_else(|| panic!("{method} {path}: type {media}"));
+            if [429, 503].contains(&answer.status) {
+                assert!(answer.headers.contains_key(RETRY_AFTER), "{method} {path}: {answer:?}");
+            }
             if answer.status >= 400 {
                 let codes = response["description"].as_str().expect("text");
                 let code = answer.code();
