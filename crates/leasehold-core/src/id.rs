@@ -4,26 +4,29 @@ use alloc::sync::Arc;
 use core::fmt;
 
 /// One process's connection to a store: a random 128-bit number.
+///
+/// The upper and the lower half: a `u128` would make every id with a sequence number, and every optional one, a quarter larger.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClientId(u128);
+pub struct ClientId(u64, u64);
 
 impl ClientId {
     /// The client with this number. The caller provides the randomness.
     #[must_use]
+    #[allow(clippy::cast_possible_truncation, reason = "the halves")]
     pub const fn new(number: u128) -> Self {
-        Self(number)
+        Self((number >> 64) as u64, number as u64)
     }
 
     /// The number.
     #[must_use]
     pub const fn get(self) -> u128 {
-        self.0
+        (self.0 as u128) << 64 | self.1 as u128
     }
 }
 
 impl fmt::Display for ClientId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        write!(f, "{:032x}", self.get())
     }
 }
 

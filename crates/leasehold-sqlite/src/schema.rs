@@ -24,7 +24,7 @@ use super::{BUSY_TIMEOUT, checkpoint, files, location};
 const APPLICATION_ID: i32 = 0x4c53_4844;
 
 /// Schema version.
-const LAYOUT: i32 = 3;
+const LAYOUT: i32 = 4;
 
 /// Max time that a new client waits for clients of its process with removed files to end.
 const STALE_TIMEOUT: Duration = Duration::from_secs(1);

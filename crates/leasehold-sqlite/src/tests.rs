@@ -336,7 +336,7 @@ fn machine_without_a_clock_uses_its_file_after_a_boot() {
     let lease = |granted_at: i64, expires_at: i64| {
         format!(
             "INSERT OR REPLACE INTO resource VALUES (1, 'mutex', 'a', 1, 1, 1, 1, 0, 1, 0, 0, 0, {expires_at}, 0, 1);
-            INSERT OR REPLACE INTO lease VALUES (1, zeroblob(16), 1, NULL, 1, 1, {granted_at}, {expires_at}, 1, 0, '', 0)"
+            INSERT OR REPLACE INTO lease VALUES (1, zeroblob(16), 1, NULL, 1, 1, {granted_at}, {expires_at}, 1, 0, '', 0, NULL)"
         )
     };
     let now = Clock::System.embedded().time.as_micros().cast_signed();

@@ -27,11 +27,11 @@ mod trust_limit;
 mod waiting;
 mod watch;
 
-pub(crate) use entry::{AttemptEnd, MinHold, RenewalError, Transmit};
+pub(crate) use entry::{AttemptEnd, BeginError, MinHold, RenewalError, Transmit};
 pub(crate) use ids::{EntryId, QueueId};
 pub(crate) use leases::{AttachedLease, DetachedLease, EndedHold, QueuedGrant};
 pub(crate) use local_queue::{AcquireKey, CancelledWait, EnqueueError, ResourceHash, Ticket, WaitOutcome};
 pub(crate) use releasing::ReleaseOutcome;
 pub(crate) use request::{End, Request, Response, release_dropped};
-pub(crate) use session::{BeginError, Session};
+pub(crate) use session::Session;
 pub(crate) use sleep::{Sleep, with_deadline};

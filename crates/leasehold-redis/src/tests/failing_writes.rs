@@ -446,9 +446,7 @@ impl Locks<'_, '_> {
                 for (_, mut table) in expected.into_iter().filter(|(view, _)| *view == shown) {
                     checked = checked.or_else(|_| self.run.check_rows(&key, &found, &mut table));
                 }
-                if let Err(what) = checked {
-                    return Err(what);
-                }
+                checked?;
             }
             self.run.runner.pushes();
             self.run.restore();

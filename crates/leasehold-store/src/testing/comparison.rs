@@ -66,8 +66,8 @@ impl Inbox for RecordingInbox {
 }
 
 /// A push as far as it is delivered: some stores send only the number of the attempt.
-fn as_delivered(push: Push) -> Push {
-    Push { acquisition: Acquisition { client: push.inbox, ..push.acquisition }, ..push }
+fn as_delivered(push: &Push) -> Push {
+    Push { acquisition: Acquisition { client: push.inbox, ..push.acquisition }, ..push.clone() }
 }
 
 /// A client of the store.
@@ -133,7 +133,7 @@ impl Comparison {
     pub(super) fn leave(&mut self, client: ClientId) -> Observed {
         let left = self.members.remove(&client);
         left.map_or(Ok(()), |member| {
-            let found: Vec<Push> = member.inbox.pushes().into_iter().map(as_delivered).collect();
+            let found: Vec<Push> = member.inbox.pushes().iter().map(as_delivered).collect();
             equal("pushes", &found, &member.expected, &"all")
         })
     }
@@ -235,7 +235,7 @@ impl Comparison {
     fn expect(&mut self, pushes: Vec<Push>) {
         for push in pushes {
             if let Some(member) = self.members.get_mut(&push.inbox) {
-                member.expected.push(as_delivered(push));
+                member.expected.push(as_delivered(&push));
             }
         }
     }
@@ -281,7 +281,7 @@ impl Comparison {
         for member in self.members.values() {
             let all = || (member.inbox.pushes().len() >= member.expected.len()).then_some(());
             let arrived = until("", all);
-            let found: Vec<Push> = member.inbox.pushes().into_iter().map(as_delivered).collect();
+            let found: Vec<Push> = member.inbox.pushes().iter().map(as_delivered).collect();
             equal("pushes", &found, &member.expected, after)?;
             arrived?;
         }

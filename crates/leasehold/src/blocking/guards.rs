@@ -155,7 +155,7 @@ macro_rules! exchangeable {
         #[derive(Debug)]
         pub struct $guard {
             guard: Guard,
-            lock: Lock,
+            lock: Box<Lock>,
         }
 
         impl $guard {

@@ -4,8 +4,9 @@ mod detach;
 mod holder;
 mod late;
 mod lease;
-mod request;
+mod requested;
 mod state;
+mod suspended;
 #[cfg(test)]
 mod tests;
 mod trust_limit;
@@ -21,7 +22,8 @@ use leasehold_core::{
 use leasehold_store::{CallResult, StoreError};
 
 use self::lease::Lease;
-use self::request::Suspended;
+pub(crate) use self::suspended::BeginError;
+use self::suspended::Suspended;
 use super::ids::{EntryId, QueueId, UncountedId, WakerId};
 use super::log_event::LogEvent;
 use super::releasing::{ReleaseOf, ReleaseOutcome, Releasing};

@@ -27,7 +27,7 @@ use shuttle::sync::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::due::DueWork;
-use super::entry::{Entry, MinHold, Transmit};
+use super::entry::{BeginError, Entry, MinHold, Transmit};
 use super::ids::{EntryId, Ids, QueueId, UncountedId};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, QueueState, Ticket, WaitOutcome,
@@ -52,15 +52,6 @@ pub(crate) struct Session {
 
 /// The client was closed.
 pub(crate) struct Closed;
-
-/// Why an attempt can't begin.
-pub(crate) enum BeginError {
-    Closed,
-    /// Another task of this client makes this request.
-    InUse,
-    /// Its release has begun: its caller was away for too long.
-    Released,
-}
 
 impl Session {
     pub(crate) fn new(id: ClientId, secret_key: SecretKey, clock: Clock, telemetry: ClientTelemetry) -> Self {

@@ -11,14 +11,13 @@ use std::task::{Context, Waker};
 use leasehold_core::{Acquisition, ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
 
 use super::entries::Entries;
-use super::entry::{Entry, Transmit};
+use super::entry::{BeginError, Entry, Transmit};
 use super::ids::{EntryId, Ids, QueueId, TicketNumber, WakerId};
 use super::local_queue::{
     AcquireKey, CancelledWait, EnqueueError, LocalQueue, LocalQueues, QueueState, Ticket,
 };
 use super::log_event::LogEvent;
 use super::releasing::ReleaseOutcome;
-use super::session::BeginError;
 
 pub(super) struct Table {
     pub(super) id: ClientId,

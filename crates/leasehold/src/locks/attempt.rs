@@ -136,10 +136,10 @@ impl Lock {
     ) -> Result<(Attempt<'a>, Option<Transmit>), Error> {
         let session = &self.handle.session;
         let terms = self.terms(replaces, self.handle.now());
-        let (acquisition, inbox) = match self.ids {
+        let (acquisition, inbox) = match &self.ids {
             AttemptIds::Counted => (session.next_acquisition(), None),
             AttemptIds::Random => (self.random_attempt(resource)?, Some(session.id)),
-            AttemptIds::Requested(acquisition) => (acquisition, Some(session.id)),
+            AttemptIds::Requested(acquisition) => (**acquisition, Some(session.id)),
         };
         let is_request = matches!(self.ids, AttemptIds::Requested(_));
         let command = Acquire {

@@ -74,7 +74,7 @@ impl Lock {
 
     /// Whether a lease of this lock may be exchanged for one with another weight.
     pub(super) fn check_exchange(&self, resource: &Resource) -> Result<(), Error> {
-        let what = match (self.ids, &self.bridge) {
+        let what = match (&self.ids, &self.bridge) {
             (AttemptIds::Counted, None) => return Ok(()),
             (_, Some(_)) => "a bridged writer can't become a reader: release the lock, and acquire it again",
             _ => {

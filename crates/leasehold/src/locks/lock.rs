@@ -45,14 +45,14 @@ pub(crate) struct Lock {
 }
 
 /// Where the ids of a lock's attempts come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AttemptIds {
     /// The client counts them.
     Counted,
     /// Each is random, and so is proof of its lease alone: a detached lease's id can contain it.
     Random,
-    /// It is the one of the caller's request.
-    Requested(Acquisition),
+    /// It is the one of the caller's request. Boxed, because few locks have one.
+    Requested(Arc<Acquisition>),
 }
 
 /// Whether what is read of a lock counts. With replicas it must have been read before and after they were seen to have everything: what
@@ -184,7 +184,7 @@ impl Lock {
     /// The attempts of the request with this id.
     pub(crate) fn set_request(&mut self, request: &[u8]) {
         if let Ok(resource) = &self.resource {
-            self.set_ids(AttemptIds::Requested(requested_attempt(resource, request)));
+            self.set_ids(AttemptIds::Requested(Arc::new(requested_attempt(resource, request))));
         }
     }
 

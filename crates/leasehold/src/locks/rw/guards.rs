@@ -42,7 +42,7 @@ macro_rules! exchangeable {
 
         impl From<(Guard, Lock)> for $guard {
             fn from((guard, lock): (Guard, Lock)) -> Self {
-                Self { guard, lock }
+                Self { guard, lock: Box::new(lock) }
             }
         }
 
@@ -74,7 +74,7 @@ exchangeable!(UpgradableGuard);
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct WriteGuard {
     pub(crate) guard: Guard,
-    pub(crate) lock: Lock,
+    pub(crate) lock: Box<Lock>,
 }
 
 impl WriteGuard {
@@ -130,7 +130,7 @@ impl From<WriteGuard> for Guard {
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct UpgradableGuard {
     pub(crate) guard: Guard,
-    pub(crate) lock: Lock,
+    pub(crate) lock: Box<Lock>,
 }
 
 impl UpgradableGuard {

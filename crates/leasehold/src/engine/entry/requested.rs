@@ -5,22 +5,10 @@ use std::time::Duration;
 use leasehold_core::{Acquisition, ClientId, LocalTime, Release, TOMBSTONE_TTL};
 use leasehold_store::digest::is_requested;
 
+use super::suspended::{REPEAT_WINDOW, Suspended};
 use super::{Entry, Stage};
 use crate::engine::ids::UncountedId;
 use crate::engine::releasing::ReleaseOutcome;
-
-/// How long the caller of a request has to repeat it. Then the client releases what the store may have for it, if no other client speaks for
-/// the attempt by then: a lease that nobody knows of must not lapse, since that would delay the other waiters of this client.
-pub(crate) const REPEAT_WINDOW: Duration = Duration::from_millis(2_500);
-
-/// An attempt that no task makes.
-#[derive(Clone)]
-pub(super) struct Suspended {
-    pub(super) release: Release,
-    /// How long the store keeps what the release ends.
-    pub(super) lasts: Duration,
-    pub(super) until: LocalTime,
-}
 
 impl Entry {
     /// The attempt has an id that this client may not have counted.
