@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use leasehold_core::{ClientId, Command};
+use leasehold_core::{ClientId, Command, Renew};
 use leasehold_redis_protocol::{client_key, slot_of_client};
 use leasehold_store::Call;
+use leasehold_store::digest::FIRST_UNCOUNTED;
 use tokio::sync::Notify;
 
 use super::limits::RECORD_REFRESH;
@@ -118,9 +119,11 @@ impl ClientRecord {
         self.kept().remove(&client);
     }
 
-    /// The client whose lease this command renews, if it is another one, and how long its record must last.
+    /// The client whose lease this command renews, if it is another one, and how long its record must last. The id of an attempt that no client
+    /// has counted is no client's.
     fn lease_of_other(&self, command: &Command) -> Option<(ClientId, Duration)> {
         match command {
+            Command::Renew(Renew { acquisition, .. }) if acquisition.sequence >= FIRST_UNCOUNTED => None,
             Command::Renew(renew) if renew.acquisition.client != self.client => {
                 Some((renew.acquisition.client, lifetime(renew.ttl.max(MIN_COVERED).as_secs() + 1)))
             }
@@ -201,7 +204,7 @@ fn lifetime(covered: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_core::{Acquire, Acquisition, Kind, Name, Release, Renew, Resource};
+    use leasehold_core::{Acquire, Acquisition, Kind, Name, Release, Resource};
 
     use super::*;
 
@@ -223,6 +226,18 @@ mod tests {
     #[test]
     fn record_is_refreshed_before_it_expires() {
         assert!(RECORD_REFRESH < MIN_COVERED && RECORD_REFRESH <= Duration::from_secs(300));
+    }
+
+    #[test]
+    fn renewal_of_a_lease_by_its_id_alone_keeps_no_record() {
+        let record = ClientRecord::new(ClientId::new(1));
+        let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
+        for (sequence, is_kept) in [(7, true), (FIRST_UNCOUNTED, false), (FIRST_UNCOUNTED + 9, false)] {
+            let acquisition = Acquisition { client: ClientId::new(2), sequence };
+            let renew = Renew { acquisition, ttl: Duration::from_secs(30), reserve: 0 };
+            let batch = [Call::new(resource.clone(), Command::Renew(renew))];
+            assert_eq!(record.take_others(&batch).len(), usize::from(is_kept), "{sequence}");
+        }
     }
 
     #[test]

@@ -201,6 +201,34 @@ impl Client {
     }
 }
 
+impl Client {
+    /// As [`crate::Client::renew_leases`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Client::renew_leases`].
+    pub fn renew_leases<'a>(
+        &self,
+        ids: impl IntoIterator<Item = &'a LeaseId>,
+    ) -> Vec<Result<Duration, Error>> {
+        block_on(self.0.renew_leases(ids))
+    }
+
+    /// As [`crate::Client::release_leases`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Client::release_leases`].
+    pub fn release_leases<'a>(&self, ids: impl IntoIterator<Item = &'a LeaseId>) -> Vec<Result<bool, Error>> {
+        block_on(self.0.release_leases(ids))
+    }
+
+    /// As [`crate::Client::return_lease`].
+    pub fn return_lease(&self, id: &LeaseId) {
+        self.0.return_lease(id);
+    }
+}
+
 calls! { Client:
     inspect(&self, kind: Kind, name: impl AsRef<str>) -> LockInfo;
     force_release(&self, kind: Kind, name: impl AsRef<str>) -> Vec<HolderInfo>;

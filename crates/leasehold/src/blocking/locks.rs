@@ -17,7 +17,33 @@ macro_rules! settings {
             }
         }
 
+        identity_settings!($kind);
         lease_settings!($kind);
+    };
+}
+
+/// The ids of attempts and leases, for kinds whose leases are held by one caller.
+macro_rules! identity_settings {
+    ($kind:ident) => {
+        impl $kind {
+            #[doc = concat!("As [`crate::", stringify!($kind), "::detachable`].")]
+            #[must_use]
+            pub fn detachable(self) -> Self {
+                Self(self.0.detachable())
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::request`].")]
+            #[must_use]
+            pub fn request(self, id: impl AsRef<[u8]>) -> Self {
+                Self(self.0.request(id))
+            }
+
+            #[doc = concat!("As [`crate::", stringify!($kind), "::holder`].")]
+            #[must_use]
+            pub fn holder(self, program: impl Into<String>, host: impl Into<String>) -> Self {
+                Self(self.0.holder(program, host))
+            }
+        }
     };
 }
 
@@ -222,6 +248,7 @@ impl Observer {
 }
 
 kind!(OncePer);
+identity_settings!(OncePer);
 lease_settings!(OncePer);
 calls! { OncePer:
     start(&self) -> Option<Guard>;

@@ -50,7 +50,7 @@ impl Lock {
         }
         match outcome {
             // The caller may repeat the request.
-            Outcome::TimedOut if attempt.is_request => Ok(None),
+            Outcome::NotGranted | Outcome::TimedOut if attempt.is_request => Ok(None),
             Outcome::NotGranted | Outcome::TimedOut => {
                 let needs_release = self.handle.session.needs_release(attempt.entry);
                 let until = self.handle.now() + CANCEL_LIMIT;
