@@ -86,11 +86,18 @@ struct DetachedTerms {
 const ENDS_AT_CLOSE: &str = "c";
 
 impl LeaseId {
-    pub(crate) fn new(resource: &Resource, lease: &DetachedLease, token: Token, stored: Acquisition) -> Self {
+    /// `is_voted`: the servers of a quorum know the lease by ids of their own.
+    pub(crate) fn new(
+        resource: &Resource,
+        lease: &DetachedLease,
+        token: Token,
+        stored: Acquisition,
+        is_voted: bool,
+    ) -> Self {
         let DetachedLease { ttl, min_hold, ends_at_close, tombstone, .. } = *lease;
         let terms = DetachedTerms { ttl, min_hold, tombstone, ends_at_close };
         // A renewal by id alone would shorten a lease that must last longer than its ttl.
-        let is_uncounted = stored == lease.acquisition && stored.sequence >= FIRST_UNCOUNTED;
+        let is_uncounted = stored.sequence >= FIRST_UNCOUNTED && !is_voted;
         let key = match is_uncounted && !lease.outlasts_ttl {
             true => LeaseKey::Attempt(stored),
             false => LeaseKey::Digest(lease_secret(stored)),
@@ -265,7 +272,10 @@ impl Guard {
             self.renew().await?;
         }
         match self.forget_lease() {
-            Ok((lease, stored)) => Ok(LeaseId::new(self.resource(), &lease, self.token(), stored)),
+            Ok((lease, stored)) => {
+                let is_voted = self.store().voted_attempts().is_some();
+                Ok(LeaseId::new(self.resource(), &lease, self.token(), stored, is_voted))
+            }
             Err(loss) => Err(self.lost_error(loss)),
         }
     }
