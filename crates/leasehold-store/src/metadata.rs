@@ -178,7 +178,7 @@ mod tests {
         let other = HolderMetadata { host: Some("elsewhere".to_owned()), ..HolderMetadata::default() };
         let both =
             HolderMetadata::decode(&HolderMetadata::add_client(&other.encode(), &metadata.encode_client()));
-        assert_eq!((both.host, both.pid, both.label), (other.host, metadata.pid, None));
+        assert_eq!(both, other);
         assert_eq!(&*HolderMetadata::default().encode_client(), "");
     }
 }
