@@ -20,6 +20,7 @@ pub const TESTS: &[Test] = suite![
     request_that_moved_is_not_released_by_its_former_client,
     released_request_has_ended_at_every_client,
     returned_lease_is_released_unless_its_request_is_repeated,
+    dropped_guard_of_a_request_leaves_time_to_repeat_it,
     task_that_repeats_a_request_beside_another_is_refused,
     holder_of_a_request_is_the_one_that_is_named,
 ];
@@ -258,6 +259,21 @@ async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place)
     let id = one.mutex("a").ttl(TTL).detachable().lock().await.unwrap().detach().await.unwrap();
     one.return_lease(&id);
     until_true(async || one.inspect_lease(&id).await.unwrap().is_none()).await;
+}
+
+async fn dropped_guard_of_a_request_leaves_time_to_repeat_it(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let guard = request(&one, 1).lock().await.unwrap();
+    let token = guard.token();
+    drop(guard);
+    let again = request(&other, 1).try_lock().await.unwrap().expect("it is the same lease");
+    assert_eq!(again.token(), token);
+    drop(again);
+    until(&one.mutex("a"), |view| view.holders.is_empty()).await;
+    assert!(request(&one, 1).try_lock().await.unwrap_err().is_lost());
 }
 
 async fn task_that_repeats_a_request_beside_another_is_refused(store: Place) {

@@ -261,7 +261,7 @@ impl Guard {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the lease is released.
+    /// If the future is dropped, the lease is released, as by the drop of its guard.
     pub async fn detach(mut self) -> Result<LeaseId, Error> {
         self.check_detachable()?;
         if let Some(records) = self.store().client_records() {

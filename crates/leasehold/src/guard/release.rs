@@ -174,6 +174,10 @@ impl Drop for Guard {
             leg.abandon(Box::new(release));
             return;
         }
+        // The caller of a request may have lost its server, and repeat the request.
+        if self.handle.session.suspend_request(self.entry, self.handle.now()) {
+            return;
+        }
         release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.entry);
     }
 }
