@@ -26,20 +26,21 @@ mod audit;
 mod caller;
 mod config;
 mod connection;
+mod delivery;
 mod description;
 #[cfg(feature = "_fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod leases;
 mod listener;
 mod metrics;
 mod observer;
 mod places;
 mod presence;
 mod problem;
+mod random;
+mod requests;
 mod rights;
 mod server;
-mod sessions;
 mod shares;
 mod stamp;
 mod time;

@@ -54,6 +54,8 @@ pub struct Guard {
     span: Span,
     /// The attempt waited before it reached the store.
     was_admitted: bool,
+    /// It is being detached: the drop of a request's lease leaves the caller time to repeat the request.
+    outlives_drop: bool,
     /// The lock of another library that the lease is bridged to.
     leg: Option<Arc<crate::bridge::Leg>>,
 }
@@ -76,6 +78,7 @@ impl Guard {
             hold: Hold::none(),
             span: Span::none(),
             was_admitted: false,
+            outlives_drop: false,
             leg: None,
         }
     }
@@ -126,6 +129,11 @@ impl Guard {
         let attempts = self.handle.store.voted_attempts();
         let stored = attempts.map_or(lease.acquisition, |attempts| attempts.detach(lease.acquisition));
         Ok((lease, stored))
+    }
+
+    /// From now on the drop of a request's lease leaves its caller time to repeat the request.
+    pub(crate) fn outlive_drop(&mut self) {
+        self.outlives_drop = true;
     }
 
     /// Whether less than a tenth of the ttl has passed since the grant or the last renewal.

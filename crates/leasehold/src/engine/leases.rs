@@ -296,6 +296,16 @@ impl Session {
         });
     }
 
+    /// As [`Self::suspend`], if the lease is that of a request. Returns whether it is.
+    pub(crate) fn suspend_request(&self, entry_id: EntryId, now: LocalTime) -> bool {
+        let is_request =
+            self.table().entries.get(&entry_id).is_some_and(|entry| entry.requested_by.is_some());
+        if is_request {
+            self.suspend(entry_id, now);
+        }
+        is_request
+    }
+
     /// The holder of this lease was not told of it. That of a request is suspended; any other one is released.
     pub(crate) fn return_lease(&self, resource: Arc<Resource>, lease: DetachedLease, token: Token) {
         let (entry_id, now) = (self.ids.entry(), self.now());

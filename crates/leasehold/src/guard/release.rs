@@ -174,6 +174,9 @@ impl Drop for Guard {
             leg.abandon(Box::new(release));
             return;
         }
+        if self.outlives_drop && self.handle.session.suspend_request(self.entry, self.handle.now()) {
+            return;
+        }
         release_dropped(&self.handle.session, &*self.handle.store, &self.resource, self.entry);
     }
 }
