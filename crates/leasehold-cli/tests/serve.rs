@@ -553,7 +553,7 @@ fn token_file_that_cannot_be_used_changes_nothing_and_is_reported_once() {
 fn hup_never_ends_a_server_with_a_socket_only() {
     let place = Place::new();
     let socket = format!("unix:{}", place.path("socket").display());
-    let mut command = place.leasehold(&["serve", "--listen", &socket]);
+    let mut command = place.leasehold(&["serve", "--listen", &socket, "--drain", "1h"]);
     command.stderr(fs::File::create(place.path("stderr")).unwrap());
     let program = Started(command.spawn().unwrap());
     let mut server = Server { place, program, url: String::new() };
@@ -566,13 +566,12 @@ fn hup_never_ends_a_server_with_a_socket_only() {
     });
     let (status, grant) = server.call("POST", "/v1/locks/mutex/a/acquire", &json!({ "ttl_ms": 600_000 }));
     assert_eq!(status, 200);
-    // Nor while it drains.
+    // Nor while it stops.
     server.program.signal("TERM");
     until(|| (server.call("GET", "/healthz", &Value::Null).0 == 503).then_some(()));
     assert!(Command::new("sh").args(["-c", &storm]).status().unwrap().success());
-    let release = json!({ "lease": grant["lease"] });
-    assert_eq!(server.call("POST", "/v1/locks/mutex/a/release", &release).0, 204);
-    assert_eq!(server.program.end(), 0);
+    assert_eq!(server.release(&grant), "released");
+    assert!(server.program.0.try_wait().unwrap().is_none());
 }
 
 #[test]
