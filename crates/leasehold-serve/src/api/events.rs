@@ -1,4 +1,4 @@
-//! Streams of server-sent events: what changes in the store, and what a session must know.
+//! Streams of server-sent events: what changes in the store.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
-use leasehold::{Kind, LeaseId, LockInfo, MAX_TTL, MIN_TTL, MutexSet, Token};
+use leasehold::{Client, Kind, LeaseId, LockInfo, MAX_TTL, MIN_TTL, MutexSet, Token};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -197,15 +197,10 @@ async fn run(
         let Some(guard) = unless_stopping(app, attempt.run(&app.client, left)).await? else {
             return Ok(None);
         };
+        look_for_client(wait).await;
         // A lease that was granted after a wait gets its whole ttl now.
         match guard.detach_valid_for().await {
-            Ok((id, valid_for)) => {
-                if !wait.is_zero() {
-                    // The connection's task looks here whether the client is gone. If the request was granted at once, it has not looked yet.
-                    tokio::task::yield_now().await;
-                }
-                return Ok(Some(Acquired::Granted(id, valid_for)));
-            }
+            Ok((id, valid_for)) => return Ok(Some(Acquired::Granted(id, valid_for))),
             // A lease of which the store knows nothing was never the caller's.
             Err(error) if error.is_lost() && began.elapsed() < wait => {}
             Err(error) if error.is_lost() => {
@@ -217,6 +212,14 @@ async fn run(
             }
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// The connection's task looks here whether the client of a request that waits is gone: if the request was granted at once, it has not looked
+/// yet. The guard releases the lease then; after that only its id could.
+async fn look_for_client(wait: Duration) {
+    if !wait.is_zero() {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -289,20 +292,35 @@ pub(super) async fn acquire_all(
         let code = if wait.is_zero() { Code::Busy } else { Code::TimedOut };
         return Err(Problem::new(code, "not all of these locks were granted, and none is held"));
     };
-    let mut grants: Vec<(LeaseId, Duration)> = Vec::new();
+    look_for_client(wait).await;
+    let mut detached = Detached { client: &app.client, grants: Vec::new() };
     for guard in held.into_guards() {
-        match guard.detach_valid_for().await {
-            Ok(grant) => grants.push(grant),
-            // The guards that are left release their leases.
-            Err(error) => {
-                grants.iter().for_each(|(id, _)| app.client.return_lease(id));
-                return Err(error.into());
-            }
-        }
+        // If one fails, the guards that are left release their leases.
+        detached.grants.push(guard.detach_valid_for().await?);
     }
+    let grants = detached.take();
     let shown: Vec<Grant> =
         grants.iter().map(|(id, valid_for)| Grant::new(id, *valid_for, arrived)).collect();
     Ok(granted(&delivery, grants.into_iter().map(|(id, _)| id), &json!({ "leases": shown })))
+}
+
+/// Leases that no guard releases any more, and for which there is no answer yet. They are returned when this is dropped.
+struct Detached<'a> {
+    client: &'a Client,
+    grants: Vec<(LeaseId, Duration)>,
+}
+
+impl Detached<'_> {
+    /// The leases, for an answer.
+    fn take(mut self) -> Vec<(LeaseId, Duration)> {
+        std::mem::take(&mut self.grants)
+    }
+}
+
+impl Drop for Detached<'_> {
+    fn drop(&mut self) {
+        self.grants.iter().for_each(|(id, _)| self.client.return_lease(id));
+    }
 }
 
 #[derive(Debug, Deserialize)]

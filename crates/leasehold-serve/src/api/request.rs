@@ -123,9 +123,22 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for JsonBody<T> {
         if bytes.trim_ascii_start().first() != Some(&b'{') {
             return Err(Problem::new(Code::InvalidRequest, "the body is no JSON object"));
         }
-        let value = serde_json::from_slice(&bytes)
-            .map_err(|error| Problem::new(Code::InvalidRequest, format!("the body: {error}")))?;
+        let value = serde_json::from_slice(&bytes).map_err(|error| {
+            Problem::new(Code::InvalidRequest, format!("the body: {}", without_text(&error)))
+        })?;
         Ok(Self(value))
+    }
+}
+
+/// What is wrong with a body, without a text in the place of another value: it may be the id of a lease.
+fn without_text(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let (begin, end) = ("string \"", "\", expected ");
+    match (text.find(begin), text.rfind(end)) {
+        (Some(first), Some(last)) if first + begin.len() <= last => {
+            format!("{}string{}", &text[..first], &text[last + 1..])
+        }
+        _ => text,
     }
 }
 
