@@ -151,7 +151,7 @@ async fn release_lease(client: &Client, id: &LeaseId) -> Result<bool, Error> {
                 is_repeated = true;
                 sleep(RELEASE_PAUSE).await;
             }
-            // The release without an answer was carried out.
+            // The release without an answer was carried out, or the lease has ended meanwhile: it is not held either way.
             Ok(false) if is_repeated => return Ok(true),
             released => return released,
         }
@@ -185,6 +185,6 @@ fn status_json(store: &Store, id: &LeaseId, holder: &HolderInfo) -> Value {
 }
 
 /// An ended lease is an answer, and not a failure of the program.
-fn ended(error: leasehold::Error) -> Stop {
+fn ended(error: Error) -> Stop {
     if error.is_lost() { Stop::new(Exit::Conflict(1), error.to_string()) } else { error.into() }
 }
