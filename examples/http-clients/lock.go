@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -28,7 +29,13 @@ func call(path, body string) (grant struct {
 }
 
 func main() {
-	grant := call("/v1/locks/mutex/nightly-report/acquire", `{"wait_ms": 60000, "ttl_ms": 30000}`)
+	id := make([]byte, 16)
+	rand.Read(id)
+	request := fmt.Sprintf(`{"request_id": "%x", "wait_ms": 20000}`, id)
+	grant := call("/v1/locks/mutex/nightly-report/acquire", request)
+	for grant.Lease == "" { // it keeps its place in the queue
+		grant = call("/v1/locks/mutex/nightly-report/acquire", request)
+	}
 	fmt.Println("token", grant.Token) // the work; it must end within expires_in_ms, or renew the lease
-	call("/v1/locks/mutex/nightly-report/release", fmt.Sprintf(`{"lease": %q}`, grant.Lease))
+	call("/v1/leases/release", fmt.Sprintf(`{"leases": [%q]}`, grant.Lease))
 }

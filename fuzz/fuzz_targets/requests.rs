@@ -25,15 +25,13 @@ impl<'a> Arbitrary<'a> for Input {
         let method = *input.choose(&["POST", "POST", "GET", "DELETE", "PUT"])?;
         let target = match input.int_in_range(0..=4)? {
             0..=2 => {
-                let kind = *input.choose(&["mutex", "rw", "semaphore", "reentrant", "other"])?;
+                let kind = *input.choose(&["mutex", "rw", "semaphore", "election", "other"])?;
                 let name = escaped(*input.choose(&["a", "b", "", "\u{7f}"])?);
-                let command =
-                    *input.choose(&["/acquire", "/renew", "/release", "/force-release", "", "/x"])?;
+                let command = *input.choose(&["/acquire", "/acquire", "/force-release", "", "/x"])?;
                 format!("/v1/locks/{kind}/{name}{command}")
             }
             3 => {
-                let command = *input.choose(&["", "/heartbeat", "/events", "/x"])?;
-                format!("/v1/sessions/{}{command}", escaped(input.arbitrary()?))
+                (*input.choose(&["/v1/leases/renew", "/v1/leases/release", "/v1/locks/acquire"])?).to_owned()
             }
             _ => format!("/{}", input.arbitrary::<&str>()?),
         };
@@ -52,15 +50,34 @@ impl<'a> Arbitrary<'a> for Input {
 /// A member of a JSON object, usually one that the server knows.
 fn member(input: &mut Unstructured<'_>) -> Result<String> {
     let names = [
-        "session", "wait_ms", "ttl_ms", "label", "mode", "permits", "capacity", "owner", "lease", "token",
+        "request_id",
+        "wait_ms",
+        "ttl_ms",
+        "min_hold_ms",
+        "once_per_ms",
+        "label",
+        "mode",
+        "permits",
+        "capacity",
+        "owner",
+        "leases",
+        "names",
+        "token",
         "x",
     ];
     let name = *input.choose(&names)?;
-    let value = match input.int_in_range(0..=4)? {
+    let value = match input.int_in_range(0..=6)? {
         0 => input.arbitrary::<u64>()?.to_string(),
         1 => input.int_in_range(-1..=20_000)?.to_string(),
         2 => format!("\"{}\"", *input.choose(&["read", "write", "upgradable", "a", ""])?),
         3 => (*input.choose(&["null", "true", "1.5", "[]", "{}"])?).to_owned(),
+        // The id of a request, and those of leases.
+        4 => "\"0123456789abcdef\"".to_owned(),
+        5 => {
+            let secret = "0".repeat(16 + 16 * input.int_in_range(0..=3)?);
+            let name = *input.choose(&["61", "62", "zz"])?;
+            format!("[\"a\",\"b\",\"lease1.mutex.{name}.10000.0.60000.1.{secret}\"]")
+        }
         _ => format!("{:?}", input.arbitrary::<&str>()?),
     };
     Ok(format!("\"{name}\":{value}"))

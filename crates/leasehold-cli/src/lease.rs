@@ -5,9 +5,9 @@ mod id;
 use std::io::{self, Write as _};
 use std::time::Duration;
 
-use leasehold::{Client, Guard, HolderInfo, LeaseId};
+use leasehold::{Client, Error, Guard, HolderInfo, LeaseId};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::args::{AcquireArgs, LeaseArgs, ReleaseArgs, RenewArgs, print_text};
 use crate::duration::show as span;
@@ -23,6 +23,9 @@ use crate::run::{
 use crate::signals::Signals;
 use crate::store::Store;
 use crate::text::printable;
+
+/// Between two tries of a release.
+const RELEASE_PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) async fn acquire(
     find: impl FnOnce() -> Result<Store, Stop>,
@@ -40,7 +43,7 @@ pub(crate) async fn acquire(
         Connected::Interrupted(signal) => return Ok(Exit::Signal(signal as i32)),
     };
     let label = args.label.as_deref().unwrap_or("acquired by a script");
-    let options = LeaseOptions { ttl: args.ttl, min_hold: Duration::ZERO, label };
+    let options = LeaseOptions { ttl: args.ttl, min_hold: Duration::ZERO, label, is_detached: true };
     let lock = Lock::of_kind(&client, &args.name, &args.kind, &options, !limit.is_zero())?;
     let left = left_of(limit, began.elapsed());
     let exit = match wait_for(&lock, left, args.verbose, &mut signals).await {
@@ -62,16 +65,12 @@ pub(crate) async fn acquire(
 /// Prints the id only when nothing can end the lease any more but its ttl. A lease whose id can't be written is released.
 async fn detach(store: &Store, client: &Client, guard: Guard, is_json: bool) -> Result<Exit, Stop> {
     let token = guard.token().get();
-    // The renewal that `detach` waits for is later than this.
-    let renewed_after = Instant::now();
-    let id = guard.detach().await?;
-    let left = id.ttl().saturating_sub(renewed_after.elapsed());
+    let (id, left) = guard.detach_valid_for().await?;
     let text = if is_json { json_of(store, &id, token, left) } else { id.to_string() };
     let Err(error) = write_line(&text) else { return Ok(Exit::Success) };
-    let released = async { client.attach(&id).await?.release_timeout(RELEASE_TIMEOUT).await };
-    let then = match released.await {
-        Ok(()) => "the lease was released".to_owned(),
-        Err(error) if error.is_lost() => "the lease has ended".to_owned(),
+    let then = match release_lease(client, &id).await {
+        Ok(true) => "the lease was released".to_owned(),
+        Ok(false) => "the lease has ended".to_owned(),
         Err(error) => format!("the lease ends within {}: {error:#}", span(id.ttl())),
     };
     Err(Stop::failure(format!("the id of the lease can't be written to stdout: {error}; {then}")))
@@ -125,13 +124,15 @@ pub(crate) async fn release(
         let advice = "or pass --force with the lock's name, while the holder may still be working";
         Stop::usage(format!("{stop}; {advice}"))
     })?;
-    let client = find()?.connect().await?;
-    let holder = client.inspect_lease(&id).await?;
-    let guard = client.attach(&id).await.map_err(ended)?;
-    let released = guard.release_timeout(RELEASE_TIMEOUT).await;
-    // It repeats a release without an answer.
+    let store = find()?;
+    let client = store.connect().await?;
+    // It is shown as it was.
+    let holder = if args.json { client.inspect_lease(&id).await? } else { None };
+    let released = release_lease(&client, &id).await;
     close(client).await;
-    released.map_err(ended)?;
+    if !released? {
+        return Err(no_such_lease(&store, &id));
+    }
     if args.json {
         let released: Vec<Value> = holder.iter().map(holder_json).collect();
         return print_json(&json!({ "released": released }));
@@ -139,14 +140,33 @@ pub(crate) async fn release(
     Ok(Exit::Success)
 }
 
+/// Releases a lease, again while there is no answer. False if it had ended before.
+async fn release_lease(client: &Client, id: &LeaseId) -> Result<bool, Error> {
+    let began = Instant::now();
+    let mut is_repeated = false;
+    loop {
+        // There is a result for each id.
+        match client.release_leases([id]).await.pop().unwrap_or(Ok(false)) {
+            Err(error) if error.is_unavailable() && began.elapsed() < RELEASE_TIMEOUT => {
+                is_repeated = true;
+                sleep(RELEASE_PAUSE).await;
+            }
+            // The release without an answer was carried out, or the lease has ended meanwhile: it is not held either way.
+            Ok(false) if is_repeated => return Ok(true),
+            released => return released,
+        }
+    }
+}
+
+fn no_such_lease(store: &Store, id: &LeaseId) -> Stop {
+    let (kind, name, store) = (id.kind(), printable(id.name()), store.public_url());
+    let what = "there is no such lease: it was released, it has expired, or the id is wrong";
+    Stop::new(Exit::Conflict(1), format!("{kind} \"{name}\" on {}: {what}", printable(&store)))
+}
+
 async fn show(store: &Store, client: &Client, id: &LeaseId, is_json: bool) -> Result<Exit, Stop> {
     let Some(holder) = client.inspect_lease(id).await? else {
-        let name = printable(id.name());
-        let what = "there is no such lease: it was released, it has expired, or the id is wrong";
-        return Err(Stop::new(
-            Exit::Conflict(1),
-            format!("{} \"{name}\" on {}: {what}", id.kind(), printable(&store.public_url())),
-        ));
+        return Err(no_such_lease(store, id));
     };
     if is_json {
         return print_json(&status_json(store, id, &holder));
@@ -165,6 +185,6 @@ fn status_json(store: &Store, id: &LeaseId, holder: &HolderInfo) -> Value {
 }
 
 /// An ended lease is an answer, and not a failure of the program.
-fn ended(error: leasehold::Error) -> Stop {
+fn ended(error: Error) -> Stop {
     if error.is_lost() { Stop::new(Exit::Conflict(1), error.to_string()) } else { error.into() }
 }

@@ -36,6 +36,8 @@ pub(crate) struct LeaseOptions<'a> {
     pub(crate) ttl: Duration,
     pub(crate) min_hold: Duration,
     pub(crate) label: &'a str,
+    /// Whether the lease is renewed and released by its id, and not by this process.
+    pub(crate) is_detached: bool,
 }
 
 /// Leases whose command does not start if this is dropped.
@@ -82,7 +84,7 @@ impl Lock {
             });
         }
         let waits = !args.no_wait && args.wait != Some(Duration::ZERO);
-        let options = LeaseOptions { ttl: *ttl, min_hold: args.min_hold, label };
+        let options = LeaseOptions { ttl: *ttl, min_hold: args.min_hold, label, is_detached: false };
         if others.is_empty() {
             let lock = Self::of_kind(client, typed, &args.kind, &options, waits)?;
             return lock.bridged(args.work.bridge.as_ref());
@@ -118,9 +120,10 @@ impl Lock {
         waits: bool,
     ) -> Result<Self, Stop> {
         macro_rules! set {
-            ($lock:expr) => {
-                $lock.ttl(options.ttl).min_hold(options.min_hold).label(options.label)
-            };
+            ($lock:expr) => {{
+                let lock = $lock.ttl(options.ttl).min_hold(options.min_hold).label(options.label);
+                if options.is_detached { lock.detachable() } else { lock }
+            }};
         }
         let name = name(typed)?.to_owned();
         let variant = match (&kind.owner, kind.semaphore) {

@@ -40,7 +40,7 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     let hang_up = HangUp::catch()?;
     let token_file = TokenFile::new(args.tokens.as_deref());
     let mut config = config(&args)?;
-    // Caught before anything is announced, so that a signal right after the start drains, too.
+    // Caught before anything is announced, so that a signal right after the start stops the server in the same way.
     let mut signals = Signals::catch(hang_up)?;
     fit_open_files(&mut config);
     let has_tls = config.tls.is_some();
@@ -59,13 +59,13 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     let mut running = pin!(server.run(async { drop(stopped.await) }));
     tokio::select! {
         // It ends only after a signal.
-        _ = &mut running => {}
+        () = &mut running => {}
         _ = signals.stop(&mut reload) => drop(stop),
     }
     message(
         Level::Info,
-        "draining",
-        format_args!("draining for up to {}: nothing new is granted", duration::show(drain)),
+        "stopping",
+        format_args!("stopping: nothing new is granted, and leases stay{}", answering(drain)),
     );
     let since = Instant::now();
     let mut second_signal = async || loop {
@@ -74,23 +74,21 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
             return signal;
         }
     };
-    let remaining = tokio::select! {
-        remaining = running => remaining,
+    tokio::select! {
+        () = running => Ok(Exit::Success),
         signal = second_signal() => {
-            message(Level::Warn, "stopping", "a second signal: leases that are not released expire within their ttl");
+            message(Level::Warn, "stopping", "a second signal: the server ends at once, and leases stay");
             Exit::Signal(signal as i32).end_now()
         }
-    };
-    if remaining > 0 {
-        let leases =
-            if remaining == 1 { "1 lease was".to_owned() } else { format!("{remaining} leases were") };
-        message(
-            Level::Warn,
-            "not_released",
-            format_args!("{leases} not released before the end of --drain; the ttl ends what is left"),
-        );
     }
-    Ok(Exit::Success)
+}
+
+/// What a server that stops does until it ends.
+fn answering(drain: Duration) -> String {
+    if drain.is_zero() {
+        return String::new();
+    }
+    format!("; other requests are answered for another {}", duration::show(drain))
 }
 
 fn announce(addresses: &[String]) {

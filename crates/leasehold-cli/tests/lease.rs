@@ -220,3 +220,16 @@ fn id_is_discarded_by_dev_null_and_by_a_closed_stdout() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(place.locks().as_array().map(Vec::len), Some(3));
 }
+
+/// The id then ends with the attempt as the store knows it (48 digits), and not with a digest by which the holder is looked for (32).
+#[test]
+fn id_of_a_lease_names_its_attempt_to_the_store() {
+    let place = Place::new();
+    for args in [&["a"][..], &["--owner", "me", "b"], &["--semaphore", "2", "c"], &["-s", "d"], &["-x", "e"]]
+    {
+        let lease = acquire(&place, args);
+        let attempt = lease["id"].as_str().unwrap().rsplit('.').next().unwrap();
+        assert_eq!(attempt.len(), 48, "{args:?}");
+        assert!(lease["expires_in_ms"].as_u64() > Some(0));
+    }
+}

@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -92,11 +92,26 @@ async fn acquire(connection: &mut Connection, name: &str, wait_ms: u64) -> Outco
     if status == 200 { Ok(grant) } else { Err(format!("{status}: {grant}").into()) }
 }
 
-async fn release(connection: &mut Connection, name: &str, grant: &Value) -> Outcome<()> {
-    let path = format!("/v1/locks/mutex/{name}/release");
-    match connection.call(&path, &json!({ "lease": grant["lease"] })).await? {
-        (204, _) => Ok(()),
-        (status, problem) => Err(format!("{status}: {problem}").into()),
+async fn release(connection: &mut Connection, grant: &Value) -> Outcome<()> {
+    let leases = json!({ "leases": [grant["lease"]] });
+    match connection.call("/v1/leases/release", &leases).await? {
+        (200, answer) if answer["leases"][0]["outcome"] == "released" => Ok(()),
+        (status, answer) => Err(format!("{status}: {answer}").into()),
+    }
+}
+
+/// A lease after a wait that no one request may last.
+async fn wait_for(connection: &mut Connection, name: &str, number: u64) -> Outcome<Value> {
+    // Nobody else uses this server: the id is new, and need not be secret.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+    let body =
+        json!({ "wait_ms": 50_000, "ttl_ms": 60_000, "request_id": format!("load-{now:020}-{number}") });
+    loop {
+        match connection.call(&format!("/v1/locks/mutex/{name}/acquire"), &body).await? {
+            (200, grant) => return Ok(grant),
+            (202, _) => {}
+            (status, answer) => return Err(format!("{status}: {answer}").into()),
+        }
     }
 }
 
@@ -111,7 +126,7 @@ async fn rate(socket: &str, connections: u64) -> Outcome<()> {
             while begin.elapsed() < MEASURED {
                 let name = format!("load-{task}-{number}");
                 let grant = acquire(&mut connection, &name, 0).await?;
-                release(&mut connection, &name, &grant).await?;
+                release(&mut connection, &grant).await?;
                 done.fetch_add(1, Ordering::Relaxed);
                 number += 1;
             }
@@ -133,11 +148,11 @@ async fn polls(socket: &str, count: u64) -> Outcome<()> {
     let mut holder = Connection::open(socket).await?;
     let held = acquire(&mut holder, "polled", 0).await?;
     let mut tasks = JoinSet::new();
-    for _ in 0..count {
+    for number in 0..count {
         let mut connection = Connection::open(socket).await?;
         tasks.spawn(async move {
-            let grant = acquire(&mut connection, "polled", 600_000).await?;
-            release(&mut connection, "polled", &grant).await?;
+            let grant = wait_for(&mut connection, "polled", number).await?;
+            release(&mut connection, &grant).await?;
             Outcome::Ok(grant["token"].as_u64().unwrap_or_default())
         });
     }
@@ -145,7 +160,7 @@ async fn polls(socket: &str, count: u64) -> Outcome<()> {
     until_queued(socket, "polled", count).await?;
     println!("{count} long polls are queued after {:.1?}", begin.elapsed());
     let begin = Instant::now();
-    release(&mut holder, "polled", &held).await?;
+    release(&mut holder, &held).await?;
     let mut tokens = Vec::new();
     while let Some(ended) = tasks.join_next().await {
         tokens.push(ended??);
@@ -190,7 +205,7 @@ async fn aborts(socket: &str, count: u64, pid: u32) -> Outcome<()> {
             tasks.spawn(async move {
                 for _ in 0..mine {
                     let mut connection = Connection::open(&socket).await?;
-                    let body = json!({ "wait_ms": 60_000 });
+                    let body = json!({ "wait_ms": 50_000 });
                     connection.send("/v1/locks/mutex/aborted/acquire", &body).await?;
                     tokio::task::yield_now().await;
                 }
@@ -203,7 +218,7 @@ async fn aborts(socket: &str, count: u64, pid: u32) -> Outcome<()> {
         until_queued(socket, "aborted", 0).await?;
         println!("{name} ({part} in {:.1?}): {}", begin.elapsed(), usage(pid)?);
     }
-    release(&mut holder, "aborted", &held).await
+    release(&mut holder, &held).await
 }
 
 async fn idle(socket: &str, count: u64, pid: u32) -> Outcome<()> {

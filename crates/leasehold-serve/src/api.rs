@@ -1,10 +1,10 @@
 //! The paths of the API, and what every request passes: its origin, its token, and the count of its answer.
 
 mod events;
+mod leases;
 mod locks;
 mod pages;
 mod request;
-mod sessions;
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use axum::http::{HeaderMap, HeaderValue, Method};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{MethodRouter, delete, get, post};
+use axum::routing::{MethodRouter, get, post};
 
 use crate::app::App;
 use crate::caller::Caller;
@@ -57,7 +57,6 @@ fn routes() -> Vec<Route> {
     let route = |method, path, needs, handler| Route { method, path, needs, handler };
     let [read, write, force] = Right::ALL.map(Some);
     let lock = "/v1/locks/{kind}/{name}";
-    let session = "/v1/sessions/{session}";
     vec![
         route(Method::GET, "/", None, get(pages::dashboard)),
         route(Method::GET, "/healthz", None, get(pages::health)),
@@ -68,14 +67,10 @@ fn routes() -> Vec<Route> {
         route(Method::GET, "/v1/locks", read, get(locks::list)),
         route(Method::GET, lock, read, get(locks::show)),
         route(Method::POST, "/v1/locks/{kind}/{name}/acquire", write, post(locks::acquire)),
-        route(Method::POST, "/v1/locks/{kind}/{name}/renew", write, post(locks::renew)),
-        route(Method::POST, "/v1/locks/{kind}/{name}/release", write, post(locks::release)),
+        route(Method::POST, "/v1/locks/acquire", write, post(locks::acquire_all)),
+        route(Method::POST, "/v1/leases/renew", write, post(leases::renew)),
+        route(Method::POST, "/v1/leases/release", write, post(leases::release)),
         route(Method::POST, "/v1/locks/{kind}/{name}/force-release", force, post(locks::force_release)),
-        route(Method::POST, "/v1/sessions", write, post(sessions::open)),
-        route(Method::GET, session, write, get(sessions::show)),
-        route(Method::DELETE, session, write, delete(sessions::close)),
-        route(Method::POST, "/v1/sessions/{session}/heartbeat", write, post(sessions::heartbeat)),
-        route(Method::GET, "/v1/sessions/{session}/events", write, get(events::session)),
     ]
 }
 

@@ -1,53 +1,40 @@
-//! What all requests share, and the work that no request does: ending sessions and lost leases.
+//! What all requests share. The server keeps no lease: the store has them, and their ids say all that is needed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::{Client, Kind};
-use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, sleep_until, timeout};
+use leasehold::Client;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::caller::Caller;
 use crate::config::{Limits, Notices};
-use crate::leases::{Ending, Id, Lease, Leases, unconfirmed};
 use crate::metrics::Metrics;
 use crate::observer::Observer;
 use crate::problem::{Code, Problem};
-use crate::sessions::{LostLease, Session, Sessions};
-use crate::shares::{LeasePermit, Share, Shares};
+use crate::requests::Requests;
+use crate::shares::{Share, Shares, WaitPermit};
 use crate::tokens::Tokens;
 
-/// How often sessions are looked at. A session ends this much after its deadline at most.
-const SWEEP: Duration = Duration::from_millis(100);
-
-/// How often leases are looked at, because there may be many. In between, when one would end that a session renews.
-const LOOK: Duration = Duration::from_millis(500);
-
-/// The shortest time between two looks. It is shorter than the time by which a lease ends earlier here than in the store, unless its
-/// ttl is below a second.
-const SHORTEST_LOOK: Duration = Duration::from_millis(10);
-
-/// How long a request waits for the store's confirmation of a release.
-const RELEASE_WAIT: Duration = Duration::from_secs(2);
-
-/// Metrics are added up every five seconds.
-const UPKEEP_EVERY: u64 = 50;
+/// Metrics are added up as often as this.
+const UPKEEP: Duration = Duration::from_secs(5);
 
 /// The state of a server.
 pub(crate) struct App {
     pub(crate) client: Client,
-    pub(crate) leases: Leases,
-    pub(crate) sessions: Sessions,
+    pub(crate) requests: Requests,
     pub(crate) observer: Observer,
     pub(crate) metrics: Metrics,
     /// Those that are accepted now.
     pub(crate) tokens: watch::Sender<Tokens>,
     pub(crate) limits: Limits,
     pub(crate) notices: Notices,
-    /// Leases that the callers with each token hold or wait for.
-    lease_shares: Shares,
+    /// Places of requests that acquire.
+    waits: Arc<Semaphore>,
+    /// Those of each token.
+    wait_shares: Shares,
     /// Connections of each token that receive events.
     watcher_shares: Shares,
     /// Nothing new is granted.
@@ -78,13 +65,13 @@ impl App {
         Self {
             observer: Observer::new(client.clone()),
             client,
-            leases: Leases::new(limits.leases),
-            sessions: Sessions::new(limits.sessions),
+            requests: Requests::default(),
+            waits: Arc::new(Semaphore::new(limits.waits.min(Semaphore::MAX_PERMITS))),
             metrics: Metrics::new(),
             tokens: watch::Sender::new(tokens),
             limits,
             notices: Notices::default(),
-            lease_shares: Shares::default(),
+            wait_shares: Shares::default(),
             watcher_shares: Shares::default(),
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),
@@ -126,11 +113,14 @@ impl App {
         Ok(Watcher { app: self.clone(), _share: share })
     }
 
-    /// A place for a lease, before the lock is requested.
-    pub(crate) fn reserve(&self, caller: &Caller) -> Result<LeasePermit, Problem> {
-        let (shares, limit) = (&self.lease_shares, self.limits.leases);
-        let of_token = self.token_share(caller, shares, limit, "leases are held or waited for")?;
-        Ok(LeasePermit { _of_all: self.leases.reserve()?, _of_token: of_token })
+    /// A place for a request that acquires.
+    pub(crate) fn reserve(&self, caller: &Caller) -> Result<WaitPermit, Problem> {
+        let limit = self.limits.waits;
+        let of_token = self.token_share(caller, &self.wait_shares, limit, "requests acquire or wait")?;
+        let of_all = self.waits.clone().try_acquire_owned().map_err(|_| {
+            Problem::new(Code::LimitReached, format!("{limit} requests acquire or wait, which is the limit"))
+        })?;
+        Ok(WaitPermit { _of_all: of_all, _of_token: of_token })
     }
 
     /// The part of a limit that the callers with one token can use.
@@ -156,130 +146,10 @@ impl App {
         })
     }
 
-    /// Releases the lease of a request that is no longer wanted, because its session has ended.
-    pub(crate) fn drop_lease(self: &Arc<Self>, lease: &Arc<Lease>, why: &str) {
-        self.begin_release(lease, Ending::Session(why.to_owned()));
-    }
-
-    /// Begins to release a lease, unless its release has begun.
-    ///
-    /// One task owns the release of a lease, so its outcome is kept although the request may be dropped. The lease stays in the
-    /// table and in its session until the store has confirmed the release, or until the lease has expired.
-    fn begin_release(self: &Arc<Self>, lease: &Arc<Lease>, ending: Ending) {
-        if !lease.begin_release() {
-            return;
-        }
-        // A server that ends does not wait for it: its other leases are released too.
-        let (app, lease) = (Arc::downgrade(self), lease.clone());
-        tokio::spawn(async move {
-            let ending = lease.release(ending).await;
-            let Some(app) = app.upgrade() else { return };
-            if let Some(session) = app.session_of(&lease) {
-                session.remove_lease(&lease.id);
-            }
-            app.leases.end(&lease, ending);
-        });
-    }
-
-    /// Releases a lease: how it ended, or an error if the store has not confirmed that in time. Then the release goes on.
-    pub(crate) async fn release(
-        self: &Arc<Self>,
-        lease: &Arc<Lease>,
-        ending: Ending,
-    ) -> Result<Ending, Problem> {
-        self.begin_release(lease, ending);
-        let lock = (lease.kind, lease.name.as_str());
-        match timeout(RELEASE_WAIT, lease.ended()).await {
-            Err(_) => Err(unconfirmed(lock, "its release is not confirmed yet")),
-            Ok(refused @ Ending::Refused(_)) => Err(unconfirmed(lock, refused)),
-            Ok(ending) => Ok(ending),
-        }
-    }
-
-    fn session_of(&self, lease: &Lease) -> Option<Arc<Session>> {
-        lease.session.as_ref().and_then(|id: &Id| self.sessions.get(id).ok())
-    }
-
-    /// Ends overdue sessions and lost leases, until the server stops.
-    pub(crate) async fn sweep(self: &Arc<Self>) {
-        let mut ticks = tokio::time::interval(SWEEP);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut look_at = Instant::now();
-        let mut round = 0_u64;
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = sleep_until(look_at) => {
-                    look_at = Instant::now() + self.end_lost();
-                    continue;
-                }
-                () = self.stopping.cancelled() => return,
-            }
-            self.end_overdue();
-            if round.is_multiple_of(UPKEEP_EVERY) {
-                self.metrics.upkeep();
-            }
-            round += 1;
-        }
-    }
-
-    fn end_overdue(self: &Arc<Self>) {
-        let now = Instant::now();
-        for session in self.sessions.overdue(now) {
-            let why = format!("there was no heartbeat for {:?}", session.heartbeat);
-            // A heartbeat may have come in between.
-            let Some(ids) = self.sessions.end_overdue(&session, now, &why) else { continue };
-            self.metrics.session_ended("heartbeat");
-            for lease in ids.iter().filter_map(|id| self.leases.by_id(id)) {
-                // It is released in the background.
-                self.begin_release(&lease, Ending::Session(why.clone()));
-                self.metrics.lease_lost(lease.kind, "heartbeat");
-                self.observer.count_loss();
-            }
-        }
-    }
-
-    /// Returns when to look again.
-    fn end_lost(&self) -> Duration {
-        let mut next = LOOK;
-        for lease in self.leases.live() {
-            self.end_if_lost(&lease);
-            // A lease that is being released has no time left.
-            if let Some(remaining) = Some(lease.remaining()).filter(|remaining| !remaining.is_zero())
-                && lease.session.is_some()
-            {
-                next = next.min(remaining);
-            }
-        }
-        next.max(SHORTEST_LOOK)
-    }
-
-    /// Looks for losses that no sweep has found yet.
-    pub(crate) fn end_lost_of(&self, session: &Session) {
-        for lease in session.leases().iter().filter_map(|id| self.leases.by_id(id)) {
-            self.end_if_lost(&lease);
-        }
-    }
-
-    /// The same for the leases of a lock.
-    pub(crate) fn end_lost_at(&self, kind: Kind, name: &str) {
-        for lease in self.leases.live().iter().filter(|lease| lease.kind == kind && lease.name == name) {
-            self.end_if_lost(lease);
-        }
-    }
-
-    fn end_if_lost(&self, lease: &Lease) {
-        let Some(reason) = self.leases.end_if_lost(lease) else { return };
-        self.metrics.lease_lost(lease.kind, "store");
-        self.observer.count_loss();
-        if let Some(session) = self.session_of(lease) {
-            session.lose(LostLease {
-                lease: lease.id.as_str().to_owned(),
-                kind: lease.kind.to_string(),
-                name: lease.name.clone(),
-                token: lease.token.get(),
-                reason,
-            });
+    /// Adds the samples of metrics up, until the server stops.
+    pub(crate) async fn keep_up(&self) {
+        while timeout(UPKEEP, self.stopping.cancelled()).await.is_err() {
+            self.metrics.upkeep();
         }
     }
 }

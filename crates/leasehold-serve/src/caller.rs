@@ -41,6 +41,15 @@ impl Caller {
         &self.profile.name
     }
 
+    /// The host that it calls from: the other end of the connection, or `unix` for a process of this machine.
+    pub(crate) fn peer(&self) -> String {
+        match self.origin {
+            Origin::Unix { pid: Some(pid) } => format!("unix, pid {pid}"),
+            Origin::Unix { pid: None } => "unix".to_owned(),
+            Origin::Tcp(peer) => peer.ip().to_string(),
+        }
+    }
+
     pub(crate) fn profile(&self) -> &Profile {
         &self.profile
     }

@@ -89,16 +89,14 @@ pub struct Limits {
     /// Open connections of each TCP address that have shown no token, half of them before their request and half during it. A
     /// further one takes the place of the oldest.
     pub strangers: usize,
-    /// Leases that requests hold or wait for.
-    pub leases: usize,
-    /// Sessions.
-    pub sessions: usize,
+    /// Requests that acquire a lock or wait for it.
+    pub waits: usize,
     /// The part of `connections`, `leases` and `watchers` that the callers over TCP with tokens of one name can use, in percent, if
     /// there are tokens of other names.
     pub token_share_percent: u8,
     /// Connections that receive events. Those with a token that only reads get half of them.
     pub watchers: usize,
-    /// Bytes of a request's body.
+    /// Bytes of a request's body; 16 times as many for the ids of leases.
     pub body_bytes: usize,
     /// The time in which a request's header, and a request's body, must arrive.
     pub receive_timeout: Duration,
@@ -106,7 +104,7 @@ pub struct Limits {
     pub stranger_timeout: Duration,
     /// The time in which a client must take in a part of an answer.
     pub send_timeout: Duration,
-    /// The longest `wait_ms`.
+    /// The longest `wait_ms`: a caller repeats its request, so that no proxy ends it.
     pub max_wait: Duration,
     /// Connections over TCP at a time that are told why they are closed.
     pub(crate) closing: usize,
@@ -117,15 +115,14 @@ impl Default for Limits {
         Self {
             connections: 4096,
             strangers: 1024,
-            leases: 100_000,
-            sessions: 10_000,
+            waits: 100_000,
             token_share_percent: 50,
             watchers: 64,
             body_bytes: 16 * 1024,
             receive_timeout: Duration::from_secs(20),
             stranger_timeout: Duration::from_secs(5),
             send_timeout: Duration::from_secs(20),
-            max_wait: Duration::from_secs(3600),
+            max_wait: Duration::from_secs(50),
             closing: 64,
         }
     }
@@ -241,7 +238,7 @@ pub struct Config {
     pub tls: Option<Tls>,
     /// The limits.
     pub limits: Limits,
-    /// How long a stopping server waits for the release of its leases.
+    /// How long a stopping server goes on answering what does not wait, while callers go on to other servers. None by default.
     pub drain: Duration,
     /// Where messages for the operator go.
     pub notices: Notices,
@@ -261,7 +258,7 @@ impl Config {
             tokens: Tokens::default(),
             tls: None,
             limits: Limits::default(),
-            drain: Duration::from_secs(10),
+            drain: Duration::ZERO,
             notices: Notices::default(),
         }
     }

@@ -24,6 +24,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::Transport;
 use crate::app::App;
 use crate::caller::Caller;
+use crate::delivery::Delivery;
 use crate::listener::{Listener, Stream};
 use crate::metrics::ConnectionGauge;
 use crate::places::{Peer, Places};
@@ -121,6 +122,18 @@ async fn refuse(mut stream: UnixStream, _place: OwnedSemaphorePermit) {
     close_with(&mut stream, &problem).await;
 }
 
+/// Returns the leases whose answers were not written, when the connection ends.
+struct Undelivered {
+    app: Arc<App>,
+    delivery: Delivery,
+}
+
+impl Drop for Undelivered {
+    fn drop(&mut self) {
+        self.delivery.end(&self.app.client);
+    }
+}
+
 /// How a connection ended that the server has not just dropped.
 enum End {
     /// hyper has ended it.
@@ -138,13 +151,14 @@ async fn serve(
 ) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(app.limits.send_timeout));
-    let presence = Presence::default();
-    let mut stream = WatchedStream::new(Box::pin(stream), presence.clone());
+    let (presence, delivery) = (Presence::default(), Delivery::default());
+    let mut stream = WatchedStream::new(Box::pin(stream), presence.clone(), delivery.clone());
+    let _undelivered = Undelivered { app: app.clone(), delivery: delivery.clone() };
     let peer = transport.peer().cloned();
     // From before the first request, so that no change is missed.
     let tokens = app.tokens.subscribe();
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        answer(request, router.clone(), transport.clone(), presence.clone())
+        answer(request, router.clone(), transport.clone(), presence.clone(), delivery.clone())
     });
     let mut http = http1::Builder::new();
     // A client that sends no more may still wait for its answer. Whether it is gone while a request waits, the stream notices.
@@ -185,6 +199,7 @@ async fn answer(
     router: Router,
     transport: Transport,
     presence: Presence,
+    delivery: Delivery,
 ) -> Result<Response, Infallible> {
     let peer = transport.peer().cloned();
     if let Some(peer) = &peer {
@@ -193,6 +208,7 @@ async fn answer(
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(transport);
     request.extensions_mut().insert(presence);
+    request.extensions_mut().insert(delivery);
     let mut response = tower_service::Service::call(&mut { router }, request).await?;
     // A stranger gets one answer, so that it does not keep its place between requests.
     if peer.is_some_and(|peer| peer.is_stranger()) {

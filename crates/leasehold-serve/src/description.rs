@@ -6,7 +6,7 @@ use serde_json::Value;
 pub(crate) const DESCRIPTION: &str = include_str!("../openapi.json");
 
 /// The methods that paths of the API have.
-pub(crate) const METHODS: [&str; 3] = ["GET", "POST", "DELETE"];
+pub(crate) const METHODS: [&str; 2] = ["GET", "POST"];
 
 /// The method, path and status of each answer that is described.
 pub(crate) fn answers() -> Vec<(&'static str, String, u16)> {

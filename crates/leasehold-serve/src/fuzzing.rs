@@ -48,6 +48,7 @@ pub async fn send(requests: impl Iterator<Item = AnyRequest<'_>>) {
         // As in `connection.rs`.
         let request =
             request.extension(Transport::Unix(Caller::of_socket(0, None))).extension(Presence::default());
+        let request = request.extension(crate::delivery::Delivery::default());
         let Ok(request) = request.body(Body::from(body.to_vec())) else { continue };
         let Ok(Ok(response)) = tokio::time::timeout(LIMIT, router.call(request)).await else { continue };
         let status = response.status();

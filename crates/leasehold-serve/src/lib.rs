@@ -1,7 +1,7 @@
 //! Distributed locks over HTTP, for languages without a client, with a dashboard.
 //!
 //! A [`Server`] answers requests with the locks of one [`Client`](leasehold::Client): acquire (waiting in the lock's FIFO
-//! queue), renew, release, sessions, the state of locks, a dashboard, and metrics for Prometheus. It listens on a Unix
+//! queue), renew, release, the state of locks, a dashboard, and metrics for Prometheus. It listens on a Unix
 //! socket, or on TCP with tokens and TLS. `leasehold serve` is this server as a program; `docs/http-api.md` explains the API.
 //!
 //! The server has no rules of its own: they are in the library and its store. The callers of several servers on one store use the
@@ -26,20 +26,21 @@ mod audit;
 mod caller;
 mod config;
 mod connection;
+mod delivery;
 mod description;
 #[cfg(feature = "_fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod leases;
 mod listener;
 mod metrics;
 mod observer;
 mod places;
 mod presence;
 mod problem;
+mod random;
+mod requests;
 mod rights;
 mod server;
-mod sessions;
 mod shares;
 mod stamp;
 mod time;

@@ -13,7 +13,7 @@ use socket2::{Domain, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::config::Listen;
-use crate::leases::Id;
+use crate::random::random_hex;
 use crate::tls::Certificate;
 
 /// A connection whose host is gone is closed after about this time.
@@ -107,7 +107,7 @@ fn bind_unix(path: &Path) -> Result<Listener, String> {
     remove_stale(path)?;
     let shown = |error: io::Error| format!("can't listen there: {error}");
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let random = Id::random().map_err(|problem| problem.detail)?;
+    let random = random_hex()?;
     let folder = parent.join(format!(".{}", &random.as_str()[..8]));
     DirBuilder::new().mode(0o700).create(&folder).map_err(shown)?;
     let temporary = folder.join("s");

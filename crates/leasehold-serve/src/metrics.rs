@@ -27,20 +27,16 @@ pub(crate) struct Metrics(PrometheusHandle);
 
 /// The label values of counters. They are registered with 0 when the server starts, because the increase of a counter that begins
 /// with 1 is 0: an alert would miss the first event.
-const LOSS_CAUSES: [&str; 2] = ["heartbeat", "store"];
-const SESSION_CAUSES: [&str; 2] = ["closed", "heartbeat"];
 const REFUSALS: [&str; 7] = ["too_many", "evicted", "slow", "withdrawn", "tls", "no_http", "accept_failed"];
 
 /// What a request that acquires may end with, besides a grant.
-const NOT_GRANTED: [Code; 10] = [
+const NOT_GRANTED: [Code; 8] = [
     Code::Busy,
     Code::TimedOut,
     Code::InvalidRequest,
     Code::Unsupported,
     Code::LimitReached,
-    Code::UnknownSession,
-    Code::SessionEnded,
-    Code::LeaseEnded,
+    Code::RequestEnded,
     Code::Stopping,
     Code::StoreUnavailable,
 ];
@@ -89,12 +85,8 @@ fn durations(kind: Kind, outcome: &'static str) -> Histogram {
     histogram!("leasehold_serve_acquire_seconds", "kind" => kind.as_str(), "outcome" => outcome)
 }
 
-fn lost(kind: Kind, cause: &'static str) -> Counter {
-    counter!("leasehold_serve_leases_lost_total", "kind" => kind.as_str(), "cause" => cause)
-}
-
-fn ended(cause: &'static str) -> Counter {
-    counter!("leasehold_serve_sessions_ended_total", "cause" => cause)
+fn lost(kind: Kind) -> Counter {
+    counter!("leasehold_serve_leases_lost_total", "kind" => kind.as_str())
 }
 
 fn refused(reason: &'static str) -> Counter {
@@ -158,10 +150,9 @@ impl Metrics {
             drop(acquires(*kind, GRANTED));
             drop(acquires(*kind, CANCELLED));
             NOT_GRANTED.iter().for_each(|code| drop(acquires(*kind, code.as_str())));
-            LOSS_CAUSES.iter().for_each(|cause| drop(lost(*kind, cause)));
+            drop(lost(*kind));
             drop(durations(*kind, GRANTED));
         }
-        SESSION_CAUSES.iter().for_each(|cause| drop(ended(cause)));
         REFUSALS.iter().for_each(|reason| drop(refused(reason)));
         gauge!("leasehold_serve_acquiring").increment(0.0);
         gauge!("leasehold_serve_connections").increment(0.0);
@@ -182,17 +173,9 @@ impl Metrics {
         refused(reason).increment(1);
     }
 
-    pub(crate) fn lease_lost(&self, kind: Kind, cause: &'static str) {
-        lost(kind, cause).increment(1);
-    }
-
-    pub(crate) fn session_ended(&self, cause: &'static str) {
-        ended(cause).increment(1);
-    }
-
-    pub(crate) fn set_sizes(&self, leases: usize, sessions: usize) {
-        gauge!("leasehold_serve_leases").set(leases as f64);
-        gauge!("leasehold_serve_sessions").set(sessions as f64);
+    /// A renewal has found that its lease has ended.
+    pub(crate) fn lease_lost(&self, kind: Kind) {
+        lost(kind).increment(1);
     }
 
     /// The text of all metrics, with what the store held at this moment.
@@ -231,13 +214,10 @@ fn describe() {
     describe_histogram!("leasehold_serve_acquire_seconds", Unit::Seconds, "From the request to its outcome");
     describe_gauge!("leasehold_serve_acquiring", "Requests that acquire or wait now");
     describe_gauge!("leasehold_serve_connections", "Open connections");
-    describe_gauge!("leasehold_serve_leases", "Leases that callers of this server hold");
-    describe_gauge!("leasehold_serve_sessions", "Open sessions");
     describe_counter!(
         "leasehold_serve_leases_lost_total",
-        "Leases that ended without a release, by kind and cause"
+        "Leases that had ended when their callers renewed them, by kind"
     );
-    describe_counter!("leasehold_serve_sessions_ended_total", "Sessions that ended, by cause");
     describe_counter!(
         "leasehold_serve_refused_connections_total",
         "Connections that were refused, by reason"

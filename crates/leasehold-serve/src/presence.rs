@@ -13,6 +13,8 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::delivery::Delivery;
+
 /// What a client may send while its request waits. One that sends more is cut off, because its end could not be seen.
 const MAX_AHEAD: usize = 64 * 1024;
 
@@ -60,18 +62,19 @@ struct State<S> {
 pub(crate) struct WatchedStream<S> {
     state: Arc<Mutex<State<S>>>,
     presence: Presence,
+    delivery: Delivery,
 }
 
 impl<S> Clone for WatchedStream<S> {
     fn clone(&self) -> Self {
-        Self { state: self.state.clone(), presence: self.presence.clone() }
+        Self { state: self.state.clone(), presence: self.presence.clone(), delivery: self.delivery.clone() }
     }
 }
 
 impl<S: AsyncRead + Unpin> WatchedStream<S> {
-    pub(crate) fn new(stream: S, presence: Presence) -> Self {
+    pub(crate) fn new(stream: S, presence: Presence, delivery: Delivery) -> Self {
         let state = State { stream, ahead: Vec::new(), is_closed: false, has_bare_answer: false };
-        Self { state: Arc::new(Mutex::new(state)), presence }
+        Self { state: Arc::new(Mutex::new(state)), presence, delivery }
     }
 
     /// Whether hyper has answered what is no HTTP. Its answer has no body, and is left out: the caller writes another one.
@@ -154,7 +157,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedStream<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.state().stream).poll_flush(cx)
+        let flushed = Pin::new(&mut self.state().stream).poll_flush(cx);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.delivery.flushed();
+        }
+        flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

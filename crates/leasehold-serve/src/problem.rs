@@ -20,15 +20,12 @@ pub(crate) enum Code {
     NameNotAllowed,
     ForeignOrigin,
     UnknownPath,
-    UnknownLease,
-    UnknownSession,
     MethodNotAllowed,
     SlowBody,
     Busy,
     TimedOut,
     NotHeld,
-    LeaseEnded,
-    SessionEnded,
+    RequestEnded,
     BodyTooLarge,
     NotJson,
     Unsupported,
@@ -42,22 +39,19 @@ pub(crate) enum Code {
 impl Code {
     /// Every code, for the test that compares them with the documents.
     #[cfg(test)]
-    pub(crate) const ALL: [Self; 23] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::MissingRight,
         Self::NameNotAllowed,
         Self::ForeignOrigin,
         Self::UnknownPath,
-        Self::UnknownLease,
-        Self::UnknownSession,
         Self::MethodNotAllowed,
         Self::SlowBody,
         Self::Busy,
         Self::TimedOut,
         Self::NotHeld,
-        Self::LeaseEnded,
-        Self::SessionEnded,
+        Self::RequestEnded,
         Self::BodyTooLarge,
         Self::NotJson,
         Self::Unsupported,
@@ -76,15 +70,12 @@ impl Code {
             Self::NameNotAllowed => "name-not-allowed",
             Self::ForeignOrigin => "foreign-origin",
             Self::UnknownPath => "unknown-path",
-            Self::UnknownLease => "unknown-lease",
-            Self::UnknownSession => "unknown-session",
             Self::MethodNotAllowed => "method-not-allowed",
             Self::SlowBody => "slow-body",
             Self::Busy => "busy",
             Self::TimedOut => "timed-out",
             Self::NotHeld => "not-held",
-            Self::LeaseEnded => "lease-ended",
-            Self::SessionEnded => "session-ended",
+            Self::RequestEnded => "request-ended",
             Self::BodyTooLarge => "body-too-large",
             Self::NotJson => "not-json",
             Self::Unsupported => "unsupported",
@@ -101,11 +92,11 @@ impl Code {
             Self::InvalidRequest => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::MissingRight | Self::NameNotAllowed | Self::ForeignOrigin => StatusCode::FORBIDDEN,
-            Self::UnknownPath | Self::UnknownLease | Self::UnknownSession => StatusCode::NOT_FOUND,
+            Self::UnknownPath => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::SlowBody => StatusCode::REQUEST_TIMEOUT,
             Self::Busy | Self::TimedOut | Self::NotHeld => StatusCode::CONFLICT,
-            Self::LeaseEnded | Self::SessionEnded => StatusCode::GONE,
+            Self::RequestEnded => StatusCode::GONE,
             Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Unsupported => StatusCode::UNPROCESSABLE_ENTITY,
@@ -135,15 +126,12 @@ impl Code {
             Self::NameNotAllowed => "the token is not for this name",
             Self::ForeignOrigin => "the request comes from another site",
             Self::UnknownPath => "there is no such path",
-            Self::UnknownLease => "there is no such lease",
-            Self::UnknownSession => "there is no such session",
             Self::MethodNotAllowed => "the path has no such method",
             Self::SlowBody => "the body did not arrive in time",
             Self::Busy => "the lock is held",
             Self::TimedOut => "the lock was not granted in time",
             Self::NotHeld => "the lock is not held like that",
-            Self::LeaseEnded => "the lease has ended",
-            Self::SessionEnded => "the session has ended",
+            Self::RequestEnded => "the request has ended",
             Self::BodyTooLarge => "the body is too large",
             Self::NotJson => "the body is not declared as JSON",
             Self::Unsupported => "the lock or the store does not support this",
@@ -167,19 +155,11 @@ impl Code {
             Self::UnknownPath | Self::MethodNotAllowed => {
                 "/v1/openapi.json lists the paths and their methods"
             }
-            Self::UnknownLease => {
-                "pass the lease and the lock as acquire answered them; leases do not survive a restart of the server"
-            }
-            Self::UnknownSession => {
-                "open a session with POST /v1/sessions; sessions do not survive a restart"
-            }
             Self::SlowBody => "send the body at once",
             Self::Busy => "wait in the queue with `wait_ms`, or try again later",
             Self::TimedOut => "wait longer with `wait_ms`, or look at the holders: GET the lock",
             Self::NotHeld => "GET the lock for its holders and their tokens",
-            Self::LeaseEnded | Self::SessionEnded => {
-                "stop the work that the lock protects, then acquire the lock again"
-            }
+            Self::RequestEnded => "acquire the lock by a new request with a new `request_id`",
             Self::BodyTooLarge => "send a shorter body",
             Self::NotJson => "send the header `Content-Type: application/json`",
             Self::Unsupported => "the detail names what is supported",
@@ -252,7 +232,7 @@ impl From<Error> for Problem {
         let code = match error.kind() {
             ErrorKind::Invalid => Code::InvalidRequest,
             ErrorKind::Unsupported => Code::Unsupported,
-            ErrorKind::Lost | ErrorKind::Stale | ErrorKind::Ahead => Code::LeaseEnded,
+            ErrorKind::Lost | ErrorKind::Stale | ErrorKind::Ahead => Code::RequestEnded,
             ErrorKind::NotOwner => Code::NotHeld,
             ErrorKind::QueueFull => Code::LimitReached,
             ErrorKind::Closed => Code::Stopping,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::Client;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -19,14 +19,11 @@ use crate::listener::Listener;
 use crate::tls::Certificate;
 use crate::tokens::Tokens;
 
-/// How long a stopping server waits for the last answers, after its leases are released.
+/// How long a stopping server waits for the last answers, and for the store to confirm what it releases.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// The interval at which the files of the certificate are looked at. A handshake looks at them, too.
 const FILES_INTERVAL: Duration = Duration::from_secs(2);
-
-/// The interval at which a stopping server checks whether its leases are released.
-const DRAIN_STEP: Duration = Duration::from_millis(20);
 
 /// Why a server can't start: the message names the setting and the fix.
 ///
@@ -148,23 +145,20 @@ impl Server {
         Control { tokens: self.app.tokens.clone(), certificate: self.certificate.clone(), has_tcp }
     }
 
-    /// Answers requests until `shutdown` is ready, and then drains: nothing new is granted, and callers can release what
-    /// they hold, for the time of the setting `drain` at most. Leases that remain are left to expire in the store, because
-    /// their callers may still be working. Returns their number. End the process then: while it lives, its client renews the
-    /// leases of sessions.
+    /// Answers requests until `shutdown` is ready. Then requests that wait are answered at once, nothing new is granted, and other requests are
+    /// answered for the time of the setting `drain`. The leases of callers stay in the store: they renew and release them at another server.
     ///
     /// ```no_run
     /// # async fn example(server: leasehold_serve::Server) {
     /// # async fn signal() {}
-    /// let remaining = server.run(signal()).await; // for example `tokio::signal::ctrl_c`
-    /// std::process::exit(i32::from(remaining > 0));
+    /// server.run(signal()).await; // for example `tokio::signal::ctrl_c`
     /// # }
     /// ```
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the server ends at once, and its leases are released.
-    pub async fn run(self, shutdown: impl Future<Output = ()>) -> usize {
+    /// If the future is dropped, the server ends at once. The leases of callers stay.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { app, certificate, listeners, drain } = self;
         let _stop = app.stopping.clone().drop_guard();
         let router = router(app.clone());
@@ -173,8 +167,8 @@ impl Server {
         for listener in listeners {
             tasks.spawn(connection::accept(listener, app.clone(), router.clone(), connections.clone()));
         }
-        let sweeper = app.clone();
-        tasks.spawn(async move { sweeper.sweep().await });
+        let upkeep = app.clone();
+        tasks.spawn(async move { upkeep.keep_up().await });
         let observer = app.clone();
         tasks.spawn(async move { observer.observer.run(&observer.stopping).await });
         if let Some(certificate) = certificate {
@@ -183,21 +177,12 @@ impl Server {
 
         shutdown.await;
         app.draining.cancel();
-        let until = Instant::now() + drain;
-        while app.leases.len() > 0 && Instant::now() < until {
-            sleep(DRAIN_STEP).await;
-        }
+        sleep(drain).await;
         app.stopping.cancel();
         while tasks.join_next().await.is_some() {}
         connections.close();
         let _ = timeout(LAST_ANSWERS, connections.wait()).await;
-        let remaining = app.leases.len();
-        if remaining == 0 {
-            let _ = app.client.clone().close_timeout(LAST_ANSWERS).await;
-        } else {
-            app.leases.abandon();
-        }
-        remaining
+        let _ = app.client.clone().close_timeout(LAST_ANSWERS).await;
     }
 }
 
@@ -230,7 +215,7 @@ pub struct Control {
 
 impl Control {
     /// Accepts these tokens, and no others. A connection whose token is withdrawn, or allows less than before, is closed: its
-    /// waiting requests leave their queues. Leases and sessions stay.
+    /// waiting requests leave their queues. Leases stay.
     ///
     /// ```
     /// # fn example(control: leasehold_serve::Control) -> Result<(), String> {

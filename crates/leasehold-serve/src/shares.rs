@@ -53,9 +53,9 @@ impl Drop for Share {
     }
 }
 
-/// The place of a lease, or of a request that waits for one, in the limit of all and in that of its token.
+/// The place of a request that acquires, in the limit of all and in that of its token.
 #[derive(Debug)]
-pub(crate) struct LeasePermit {
+pub(crate) struct WaitPermit {
     pub(crate) _of_all: OwnedSemaphorePermit,
     /// None on the Unix socket.
     pub(crate) _of_token: Option<Share>,

@@ -74,7 +74,7 @@ async fn invalid_bodies_are_refused() {
         r#"{"wait_ms": -1}"#,
         r#"{"wait_ms": 1.5}"#,
         r#"{"wait_ms": "1"}"#,
-        r#"{"wait_ms": 3600001}"#,
+        r#"{"wait_ms": 50001}"#,
         r#"{"wait_ms": 99999999999999999999999}"#,
         r#"{"ttl_ms": 99}"#,
         r#"{"ttl_ms": 0}"#,
@@ -82,6 +82,12 @@ async fn invalid_bodies_are_refused() {
         r#"{"ttl": 1000}"#,
         r#"{"ttl_ms": 1000, "ttl_ms": 1000}"#,
         r#"{"mode": "append"}"#,
+        r#"{"request_id": ""}"#,
+        r#"{"request_id": "0123456789abcde"}"#,
+        r#"{"request_id": 1234567890123456}"#,
+        r#"{"once_per_ms": 0}"#,
+        r#"{"min_hold_ms": 2592000001}"#,
+        r#"{"once_per_ms": 1000, "min_hold_ms": 1000}"#,
         "\u{feff}{}",
         deep.as_str(),
         "{\"label\": \"\\ud800\"}",
@@ -90,13 +96,21 @@ async fn invalid_bodies_are_refused() {
         assert_eq!(answer.code(), "invalid-request", "{body:.100}");
         assert!(answer.text.len() < 2000);
     }
-    let label = json!({ "label": "x".repeat(1025) });
-    assert_eq!(place.post(ACQUIRE, label.clone()).await.expect(400).code(), "invalid-request");
-    assert_eq!(place.post("/v1/sessions", label).await.expect(400).code(), "invalid-request");
-    assert_eq!(
-        place.post("/v1/sessions", json!({ "heartbeat_ms": 1 })).await.expect(400).code(),
-        "invalid-request"
-    );
+    for body in [json!({ "label": "x".repeat(1025) }), json!({ "request_id": "x".repeat(201) })] {
+        assert_eq!(place.post(ACQUIRE, body).await.expect(400).code(), "invalid-request");
+    }
+    for body in ["{}", r#"{"leases": []}"#, r#"{"leases": null}"#, r#"{"leases": [1]}"#, r#"{"lease": "a"}"#]
+    {
+        for action in ["renew", "release"] {
+            let answer = place.post(&format!("/v1/leases/{action}"), Value::String(body.to_owned())).await;
+            assert_eq!(answer.expect(400).code(), "invalid-request", "{body}");
+        }
+    }
+    let many: Vec<String> = (0..101).map(|number| format!("lock-{number}")).collect();
+    for names in [json!([]), json!(many), json!([""]), json!(["b", "b\u{7}"]), json!("b")] {
+        let answer = place.post("/v1/locks/acquire", json!({ "names": names })).await.expect(400);
+        assert_eq!(answer.code(), "invalid-request", "{}", answer.text);
+    }
     let large = json!({ "label": "x".repeat(17_000) });
     assert_eq!(place.post(ACQUIRE, large).await.expect(413).code(), "body-too-large");
     for media in ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""] {
@@ -163,7 +177,7 @@ async fn slow_request_is_ended_after_the_time_limit() {
     let begin = Instant::now();
     let body = raw(&place, b"POST /v1/locks/mutex/a/acquire HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{").await;
     assert!(body.starts_with("HTTP/1.1 408") && body.contains("slow-body"), "{body}");
-    let chunked = raw(&place, b"POST /v1/sessions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n").await;
+    let chunked = raw(&place, b"POST /v1/leases/renew HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n").await;
     assert!(chunked.starts_with("HTTP/1.1 408"), "{chunked}");
     // Half a header, nothing at all, and a connection that is idle after its request.
     for bytes in [&b"GET / HT"[..], b"", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"] {
@@ -195,16 +209,29 @@ async fn client_that_does_not_read_is_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_leases_sessions_and_watchers_have_limits() {
+async fn connections_waits_and_watchers_have_limits() {
     let place = Place::with_limits(|limits| {
-        (limits.connections, limits.leases, limits.sessions, limits.watchers) = (20, 2, 1, 1);
+        (limits.connections, limits.waits, limits.watchers) = (20, 2, 1);
     })
     .await;
-    place.acquire("a", json!({})).await;
-    place.acquire("b", json!({})).await;
+    let held = place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+    let mut waiting = Vec::new();
+    for count in 1..=2 {
+        let mut stream = place.unix().await;
+        stream.write_all(long_poll().as_bytes()).await.unwrap();
+        waiting.push(stream);
+        place.until_waiting("a", count).await;
+    }
+    // Requests that acquire have a limit, and leases have none.
     assert_eq!(place.post("/v1/locks/mutex/c/acquire", json!({})).await.expect(429).code(), "limit-reached");
-    place.call("POST", "/v1/sessions", None).await.expect(201);
-    assert_eq!(place.call("POST", "/v1/sessions", None).await.expect(429).code(), "limit-reached");
+    let several = place.post("/v1/locks/acquire", json!({ "names": ["c"] })).await.expect(429);
+    assert_eq!(several.code(), "limit-reached");
+    assert_eq!(place.renew(&held).await["outcome"], "renewed");
+    drop(waiting);
+    place.until_waiting("a", 0).await;
+    for name in ["c", "d", "e"] {
+        place.acquire(name, json!({})).await;
+    }
     let watch = b"GET /v1/events HTTP/1.1\r\nHost: a\r\n\r\n";
     let mut watcher = place.unix().await;
     watcher.write_all(watch).await.unwrap();
@@ -277,23 +304,24 @@ async fn ask(stream: &mut TcpStream, method: &str, path: &str, token: Option<&st
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_in_every_place_keep_out_no_token_no_socket_and_no_health_check() {
     let place = Place::with_limits(patient_limits).await;
-    let session = place.call("POST", "/v1/sessions", None).await.expect(201).json();
-    let heartbeat = format!("/v1/sessions/{}/heartbeat", session["session"].as_str().unwrap());
+    let held = place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+    let renewal = json!({ "leases": [held["lease"]] });
     let mut strangers = Vec::new();
     // Silent ones, halves of heads, bodies that never come, and idle ones; more than there are places.
     let said = [
         "",
         "GET / HT",
         "GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n",
-        "POST /v1/sessions HTTP/1.1\r\nHost: a\r\n",
+        "POST /v1/leases/renew HTTP/1.1\r\nHost: a\r\n",
     ];
     for round in 0..40 {
         let mut stranger = place.tcp().await;
         stranger.write_all(said[round % said.len()].as_bytes()).await.unwrap();
         strangers.push(stranger);
         if round % 10 == 9 {
-            place.call_with(Some(WRITE), "POST", &heartbeat, None).await.expect(200);
-            place.post(&heartbeat, json!({})).await.expect(200);
+            let path = "/v1/leases/renew";
+            place.call_with(Some(WRITE), "POST", path, Some(renewal.clone())).await.expect(200);
+            place.post(path, renewal.clone()).await.expect(200);
             place.call_with(None, "GET", "/healthz", None).await.expect(200);
             place.get("/healthz").await.expect(200);
         }
@@ -407,9 +435,9 @@ async fn refusal_is_read_although_the_body_is_still_on_its_way() {
     .await;
 }
 
-/// A request that waits for ten minutes, for a lease of ten minutes.
+/// A request that waits for 50 s, for a lease of ten minutes.
 fn long_poll() -> String {
-    let body = json!({ "wait_ms": 600_000, "ttl_ms": 600_000 }).to_string();
+    let body = json!({ "wait_ms": 50_000, "ttl_ms": 600_000 }).to_string();
     format!(
         "POST {ACQUIRE} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {WRITE}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
@@ -436,26 +464,6 @@ async fn client_that_sends_more_and_closes_leaves_the_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn session_of_a_stream_whose_client_sent_more_and_closed_ends() {
-    let place = Place::new().await;
-    // Longer than the pause after which the server writes into the stream, and so finds that it is closed.
-    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 60_000 })).await.expect(201).json();
-    let path = format!("/v1/sessions/{}", session["session"].as_str().unwrap());
-    let mut stream = place.unix().await;
-    let request = format!("GET {path}/events HTTP/1.1\r\nHost: localhost\r\n\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut first = [0; 15];
-    stream.read_exact(&mut first).await.unwrap();
-    assert_eq!(&first, b"HTTP/1.1 200 OK");
-    let is_open = async || place.get(&path).await.expect(200).json()["expires_in_ms"] == 60_000;
-    assert!(is_open().await, "an open stream holds the deadline");
-    drop(stream);
-    let begin = Instant::now();
-    until(async || !is_open().await).await;
-    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn client_that_sends_too_much_during_its_wait_is_cut_off() {
     let place = Place::new().await;
     place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
@@ -478,7 +486,7 @@ async fn pipelined_requests_are_answered_in_their_order() {
     let requests = format!("{}{}{last}", long_poll(), show.repeat(800));
     stream.write_all(requests.as_bytes()).await.unwrap();
     place.until_waiting("a", 1).await;
-    place.post("/v1/locks/mutex/a/release", json!({ "lease": held["lease"] })).await.expect(204);
+    assert_eq!(place.release(&held).await, "released");
     let answers = rest(stream).await;
     let parts: Vec<&str> = answers.split("HTTP/1.1 200 OK").collect();
     assert_eq!(parts.len(), 803);
@@ -518,7 +526,7 @@ async fn aborted_requests_leave_nothing_behind() {
         drop(stream);
     }
     place.until_waiting("a", 0).await;
-    place.post("/v1/locks/mutex/a/release", json!({ "lease": held["lease"] })).await.expect(204);
+    assert_eq!(place.release(&held).await, "released");
     // The server may read the last requests only now.
     place.until_free("a").await;
 }

@@ -28,8 +28,7 @@ fn value(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> f64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_count_what_happened() {
     let place = Place::new().await;
-    let session = place.post("/v1/sessions", json!({ "heartbeat_ms": 16_000 })).await.expect(201).json();
-    place.acquire("a", json!({ "session": session["session"], "wait_ms": 10_000 })).await;
+    let held = place.acquire("a", json!({ "ttl_ms": 600_000, "wait_ms": 10_000 })).await;
     place.post("/v1/locks/mutex/a/acquire", json!({})).await.expect(409);
     let other = place.client().await;
     let guard = other.election("leader").campaign().await.unwrap();
@@ -68,23 +67,15 @@ async fn metrics_count_what_happened() {
         value(&scrape(&place).await, "leasehold_store_oldest_wait_seconds", &[("kind", "mutex")]) > 0.3
     })
     .await;
-    // The session gets no heartbeat, and the waiter its lock.
+    // Its caller learns of the loss by a renewal.
+    place.post("/v1/locks/mutex/a/force-release", json!({ "token": held["token"] })).await.expect(200);
     let granted = waiting.await.unwrap();
-    until(async || {
-        value(
-            &scrape(&place).await,
-            "leasehold_serve_leases_lost_total",
-            &[("cause", "heartbeat"), ("kind", "mutex")],
-        ) > 0.0
-    })
-    .await;
+    let lost =
+        async || value(&scrape(&place).await, "leasehold_serve_leases_lost_total", &[("kind", "mutex")]);
+    assert_eq!(lost().await, 0.0);
+    assert_eq!(place.renew(&held).await["outcome"], "ended");
+    assert_eq!(lost().await, 1.0);
     let counted = scrape(&place).await;
-    assert_eq!(
-        value(&counted, "leasehold_serve_leases_lost_total", &[("cause", "heartbeat"), ("kind", "mutex")]),
-        1.0
-    );
-    assert_eq!(value(&counted, "leasehold_serve_sessions_ended_total", &[("cause", "heartbeat")]), 1.0);
-    assert_eq!(value(&counted, "leasehold_serve_sessions", &[]), 0.0);
     drop((guard, granted));
     for sample in &counted.samples {
         for (label, text) in sample.labels.iter() {

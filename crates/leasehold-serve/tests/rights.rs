@@ -88,12 +88,9 @@ async fn token_with_prefixes_reaches_no_lock_outside_of_them() {
     }
     let held = place.acquire("orders", json!({ "ttl_ms": 600_000 })).await;
     for lock in &locks {
-        let lease = json!({ "lease": held["lease"] });
         for (method, path, body) in [
             ("GET", String::new(), None),
             ("POST", "/acquire".to_owned(), Some(json!({ "ttl_ms": 600_000 }))),
-            ("POST", "/renew".to_owned(), Some(lease.clone())),
-            ("POST", "/release".to_owned(), Some(lease.clone())),
             ("POST", "/force-release".to_owned(), Some(json!({}))),
             ("POST", "/force-release".to_owned(), Some(json!({ "token": held["token"] }))),
         ] {
@@ -117,6 +114,16 @@ async fn token_with_prefixes_reaches_no_lock_outside_of_them() {
     }
     let path = "/v1/events?kind=mutex&name=orders";
     assert_eq!(place.call_with(Some(CI), "GET", path, None).await.expect(403).code(), "name-not-allowed");
+    for action in ["renew", "release"] {
+        let (path, body) = (format!("/v1/leases/{action}"), json!({ "leases": [held["lease"]] }));
+        let answer = place.call_with(Some(CI), "POST", &path, Some(body)).await.expect(200);
+        assert_eq!(answer.json()["leases"][0]["outcome"], "not-allowed", "{answer:?}");
+        assert!(!answer.text.contains("other-secret-prefix") && !answer.text.contains(CI), "{answer:?}");
+    }
+    let several = Some(json!({ "names": ["jobs:5", "orders"] }));
+    let answer = place.call_with(Some(CI), "POST", "/v1/locks/acquire", several).await.expect(403);
+    assert_eq!(answer.code(), "name-not-allowed");
+    assert_eq!(place.state("jobs:5").await["holders"], json!([]));
     let state = place.state("orders").await;
     assert_eq!(state["holders"][0]["token"], held["token"], "nothing has changed: {state}");
     // Its own locks are free for it, of every kind.
@@ -149,7 +156,7 @@ async fn lists_and_event_streams_leave_out_names_that_the_token_may_not_use() {
     assert!(first.contains("jobs:1") && !first.contains("orders"), "{first}");
     read_until(&mut all, "orders").await;
     // Its end is as invisible as its beginning.
-    place.post("/v1/locks/mutex/orders/release", json!({ "lease": held["lease"] })).await.expect(204);
+    assert_eq!(place.release(&held).await, "released");
     read_until(&mut all, "\"gone\":[[\"mutex\",\"orders\"]]").await;
     place.acquire("orders", json!({ "ttl_ms": 600_000 })).await;
     place.acquire("jobs:2", json!({ "ttl_ms": 600_000 })).await;
@@ -165,17 +172,18 @@ async fn force_is_a_right_that_write_does_not_include() {
     let place = Place::with(set_tokens).await;
     let held = place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
     let lock = "/v1/locks/mutex/a";
-    for (token, action, lacks) in [
-        (WRITE, "force-release", "force"),
-        (READ, "force-release", "force"),
-        (READ, "acquire", "write"),
-        (FORCE, "acquire", "write"),
-        (FORCE, "release", "write"),
-        (FORCE, "renew", "write"),
+    let (force, acquire) = (format!("{lock}/force-release"), format!("{lock}/acquire"));
+    for (token, path, lacks) in [
+        (WRITE, force.as_str(), "force"),
+        (READ, &force, "force"),
+        (READ, &acquire, "write"),
+        (FORCE, &acquire, "write"),
+        (FORCE, "/v1/locks/acquire", "write"),
+        (FORCE, "/v1/leases/release", "write"),
+        (FORCE, "/v1/leases/renew", "write"),
     ] {
-        let path = format!("{lock}/{action}");
-        let body = json!({ "lease": held["lease"] });
-        let answer = place.call_with(Some(token), "POST", &path, Some(body)).await.expect(403);
+        let body = json!({ "leases": [held["lease"]] });
+        let answer = place.call_with(Some(token), "POST", path, Some(body)).await.expect(403);
         assert_eq!(answer.code(), "missing-right");
         assert!(answer.json()["detail"].as_str().unwrap().contains(&format!("`{lacks}`")), "{answer:?}");
         assert!(!answer.text.contains(token), "{answer:?}");
@@ -231,56 +239,63 @@ async fn forced_release_is_reported_with_the_caller_the_lock_and_the_tokens() {
     assert!(log.take().is_empty(), "nothing was released");
 }
 
+/// Requests that wait for the lock `jobs:a`, each over a connection of its own.
+async fn wait_for(place: &Place, token: &str, queued: std::ops::RangeInclusive<usize>) -> Vec<TcpStream> {
+    let mut streams = Vec::new();
+    for count in queued {
+        let mut stream = place.tcp().await;
+        let body = json!({ "ttl_ms": 600_000, "wait_ms": 50_000 }).to_string();
+        let head = format!(
+            "POST /v1/locks/mutex/jobs:a/acquire HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+        );
+        let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(request.as_bytes()).await.unwrap();
+        place.until_waiting("jobs:a", count).await;
+        streams.push(stream);
+    }
+    streams
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn one_token_uses_its_share_of_the_leases_and_leaves_the_rest() {
+async fn one_token_uses_its_share_of_the_waits_and_leaves_the_rest() {
     let place = Place::with(|config| {
         set_tokens(config);
-        config.limits.leases = 4;
+        config.limits.waits = 4;
     })
     .await;
-    let acquire = async |token: &str, name: &str, wait: u64| {
-        let body = json!({ "ttl_ms": 600_000, "wait_ms": wait });
-        let path = format!("/v1/locks/mutex/jobs:{name}/acquire");
-        place.call_with(Some(token), "POST", &path, Some(body)).await
+    let acquire = async |token: &str, path: &str, body: Value| {
+        place.call_with(Some(token), "POST", path, Some(body)).await
     };
-    let held = acquire(CI, "a", 0).await.expect(200).json();
-    let mut waiting = place.tcp().await;
-    let body = json!({ "ttl_ms": 600_000, "wait_ms": 600_000 }).to_string();
-    let head = format!(
-        "POST /v1/locks/mutex/jobs:a/acquire HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {CI}\r\nContent-Type: application/json\r\n"
-    );
-    waiting
-        .write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes())
-        .await
-        .unwrap();
-    place.until_waiting("jobs:a", 1).await;
-    assert_full(&acquire(CI, "b", 0).await);
-    assert_full(&acquire(CI, "a", 1000).await);
-    // The other token has as much, and the socket what is left.
-    acquire(WRITE, "b", 0).await.expect(200);
-    acquire(WRITE, "c", 0).await.expect(200);
-    let all = place.post("/v1/locks/mutex/d/acquire", json!({})).await;
-    assert_full(&all);
+    let one = "/v1/locks/mutex/jobs:b/acquire";
+    acquire(WRITE, "/v1/locks/mutex/jobs:a/acquire", json!({ "ttl_ms": 600_000 })).await.expect(200);
+    let waiting = wait_for(&place, CI, 1..=2).await;
+    assert_full(&acquire(CI, one, json!({})).await);
+    assert_full(&acquire(CI, "/v1/locks/acquire", json!({ "names": ["jobs:b"] })).await);
+    // The other token has as much, and then nothing is left for the socket.
+    let _others = wait_for(&place, WRITE, 3..=4).await;
+    assert_full(&acquire(WRITE, one, json!({})).await);
+    assert_full(&place.post(one, json!({})).await);
     drop(waiting);
-    place.until_waiting("jobs:a", 0).await;
-    until(async || acquire(CI, "d", 0).await.status == 200).await;
-    assert_full(&acquire(CI, "e", 0).await);
-    let release = json!({ "lease": held["lease"] });
-    place.call_with(Some(CI), "POST", "/v1/locks/mutex/jobs:a/release", Some(release)).await.expect(204);
-    acquire(CI, "e", 0).await.expect(200);
+    place.until_waiting("jobs:a", 2).await;
+    until(async || acquire(CI, one, json!({})).await.status == 200).await;
+    // Leases use no part of it.
+    for name in ["jobs:c", "jobs:d", "jobs:e"] {
+        acquire(CI, &format!("/v1/locks/mutex/{name}/acquire"), json!({})).await.expect(200);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_token_of_a_server_can_use_the_whole_limit() {
     let place = Place::with(|config| {
         config.tokens = Tokens::parse(&format!("ci write {CI}\nci write {WRITE}")).unwrap();
-        config.limits.leases = 4;
+        config.limits.waits = 4;
     })
     .await;
-    for (number, token) in [CI, WRITE, CI, CI].into_iter().enumerate() {
-        let path = format!("/v1/locks/mutex/{number}/acquire");
-        place.call_with(Some(token), "POST", &path, Some(json!({ "ttl_ms": 600_000 }))).await.expect(200);
-    }
+    place.acquire("jobs:a", json!({ "ttl_ms": 600_000 })).await;
+    let _first = wait_for(&place, CI, 1..=1).await;
+    let _second = wait_for(&place, WRITE, 2..=2).await;
+    let _rest = wait_for(&place, CI, 3..=4).await;
+    assert_full(&place.post("/v1/locks/mutex/b/acquire", json!({})).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -341,7 +356,7 @@ async fn open_waits_are_answered_at_once_when_the_server_stops() {
     let stop = place.stopper();
     let place_ref = &place;
     let wait = async |is_tcp: bool| {
-        let body = Some(json!({ "wait_ms": 600_000, "ttl_ms": 600_000 }));
+        let body = Some(json!({ "wait_ms": 50_000, "ttl_ms": 600_000 }));
         let path = "/v1/locks/mutex/a/acquire";
         if is_tcp {
             place_ref.call_with(Some(WRITE), "POST", path, body).await
@@ -362,7 +377,6 @@ async fn open_waits_are_answered_at_once_when_the_server_stops() {
         answer.expect(503);
     }
     let problem: Value = place.get("/healthz").await.expect(503).json();
-    assert_eq!(problem["code"], "stopping", "it still waits for its lease");
-    place.post("/v1/locks/mutex/a/release", json!({ "lease": held["lease"] })).await.expect(204);
-    assert_eq!(place.ended().await, 0);
+    assert_eq!(problem["code"], "stopping", "it still drains");
+    assert_eq!(place.release(&held).await, "released");
 }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Holder, Kind, LocalTime, Loss, Name, Release, Renew,
     Reply, Resource, Token, TokenRange, drift_margin,
@@ -262,7 +262,28 @@ impl Guard {
     /// # Cancel safety
     ///
     /// If the future is dropped, the lease is released, as by the drop of its guard.
-    pub async fn detach(mut self) -> Result<LeaseId, Error> {
+    pub async fn detach(self) -> Result<LeaseId, Error> {
+        self.detach_valid_for().await.map(|(id, _)| id)
+    }
+
+    /// As [`Self::detach`], and for how much longer the lease may be trusted without a renewal.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// let (id, valid_for) = client.mutex("deploy").lock().await?.detach_valid_for().await?;
+    /// assert!(valid_for <= id.ttl());
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::detach`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Self::detach`].
+    pub async fn detach_valid_for(mut self) -> Result<(LeaseId, Duration), Error> {
         self.check_detachable()?;
         if let Some(records) = self.store().client_records() {
             records.await_published(self.remaining() / PUBLISH_FRACTION).await;
@@ -271,10 +292,12 @@ impl Guard {
         if !self.is_fresh() {
             self.renew().await?;
         }
+        let valid_for = self.remaining();
         match self.forget_lease() {
             Ok((lease, stored)) => {
                 let is_voted = self.store().voted_attempts().is_some();
-                Ok(LeaseId::new(self.resource(), &lease, self.token(), stored, is_voted))
+                let id = LeaseId::new(self.resource(), &lease, self.token(), stored, is_voted);
+                Ok((id, valid_for))
             }
             Err(loss) => Err(self.lost_error(loss)),
         }
@@ -399,12 +422,6 @@ impl Client {
         &self,
         ids: impl IntoIterator<Item = &LeaseId>,
     ) -> Vec<Result<Duration, Error>> {
-        let slowly = async |id: &LeaseId| {
-            let (guard, acquisition) = self.attach_as(id, true).await?;
-            let borrowed = Borrowed { guard: Some(guard), acquisition };
-            borrowed.renew().await?;
-            Ok(borrowed.guard.as_ref().map_or(Duration::ZERO, Guard::remaining))
-        };
         let command =
             |id: &LeaseId, acquisition| Command::Renew(Renew { acquisition, ttl: id.lease.ttl, reserve: 0 });
         let replied = |id: &LeaseId, sent_at: LocalTime, answered: CallResult| match answered {
@@ -423,7 +440,8 @@ impl Client {
             Ok(Answer { reply, .. }) => Err(self.handle.unexpected(&id.resource, &reply)),
             Err(error) => Err(self.handle.store_error(&id.resource, &error)),
         };
-        self.of_leases(ids, command, replied, slowly).await
+        let ids: Vec<&LeaseId> = ids.into_iter().collect();
+        self.of_leases(ids, command, replied, |id| Box::pin(self.renew_attached(id))).await
     }
 
     /// Releases detached leases, at the same time. True for each that this has released, and false for each that had ended before, or whose id
@@ -447,11 +465,6 @@ impl Client {
     ///
     /// If the future is dropped, leases may have been released.
     pub async fn release_leases(&self, ids: impl IntoIterator<Item = &LeaseId>) -> Vec<Result<bool, Error>> {
-        let slowly = async |id: &LeaseId| match self.attach(id).await {
-            Ok(guard) => guard.release().await.map(|()| true),
-            Err(error) if error.is_lost() => Ok(false),
-            Err(error) => Err(error),
-        };
         let command = |id: &LeaseId, acquisition| {
             let DetachedTerms { min_hold, tombstone, .. } = id.lease;
             Command::Release(Release { min_hold, tombstone, ..Release::now(acquisition) })
@@ -462,7 +475,8 @@ impl Client {
             Ok(Answer { reply, .. }) => Err(self.handle.unexpected(&id.resource, &reply)),
             Err(error) => Err(self.handle.store_error(&id.resource, &error)),
         };
-        self.of_leases(ids, command, replied, slowly).await
+        let ids: Vec<&LeaseId> = ids.into_iter().collect();
+        self.of_leases(ids, command, replied, |id| Box::pin(self.release_attached(id))).await
     }
 
     /// The caller of a [request](crate::Mutex::request) was not told of this lease: it is released in 2.5 s, unless the caller repeats the
@@ -488,12 +502,11 @@ impl Client {
     /// Runs a command for each lease whose id names its attempt, all at once, and something else for each of the others.
     async fn of_leases<'a, T>(
         &self,
-        ids: impl IntoIterator<Item = &'a LeaseId>,
+        ids: Vec<&'a LeaseId>,
         command: impl Fn(&LeaseId, Acquisition) -> Command,
         replied: impl Fn(&LeaseId, LocalTime, CallResult) -> Result<T, Error>,
-        slowly: impl AsyncFn(&'a LeaseId) -> Result<T, Error>,
+        slowly: impl Fn(&'a LeaseId) -> BoxFuture<'a, Result<T, Error>>,
     ) -> Vec<Result<T, Error>> {
-        let ids: Vec<&LeaseId> = ids.into_iter().collect();
         if let Err(error) = self.handle.check_open() {
             drop(error);
             return ids.iter().map(|_| Err(self.handle.closed())).collect();
@@ -514,7 +527,8 @@ impl Client {
                 _ => self.handle.store.call_batch(batch, self.handle.options.replicas).await,
             }
         };
-        let others = join_all(ids.iter().filter(|id| attempt_of(id).is_none()).map(|id| slowly(id)));
+        let others: Vec<_> = ids.iter().filter(|id| attempt_of(id).is_none()).map(|id| slowly(id)).collect();
+        let others = join_all(others);
         let (answered, others) = futures_util::future::join(answered, others).await;
         let (mut answered, mut others) = (answered.into_iter(), others.into_iter());
         let unanswered = |id: &LeaseId| Err(self.handle.unavailable(&id.resource, "there was no answer"));
@@ -523,6 +537,21 @@ impl Client {
             None => others.next().unwrap_or_else(|| unanswered(id)),
         };
         ids.iter().map(one).collect()
+    }
+
+    async fn renew_attached(&self, id: &LeaseId) -> Result<Duration, Error> {
+        let (guard, acquisition) = self.attach_as(id, true).await?;
+        let borrowed = Borrowed { guard: Some(guard), acquisition };
+        borrowed.renew().await?;
+        Ok(borrowed.guard.as_ref().map_or(Duration::ZERO, Guard::remaining))
+    }
+
+    async fn release_attached(&self, id: &LeaseId) -> Result<bool, Error> {
+        match self.attach(id).await {
+            Ok(guard) => guard.release().await.map(|()| true),
+            Err(error) if error.is_lost() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn no_such_lease(&self, id: &LeaseId) -> Error {

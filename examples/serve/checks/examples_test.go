@@ -199,7 +199,7 @@ func TestFaultsOfManifestsAreFound(t *testing.T) {
 		{shared, "        - { name: tokens, mountPath", "        - { name: token, mountPath"},
 		{shared, "tcpSocket: { port: http }", "tcpSocket: { port: https }"},
 		{shared, "readOnlyRootFilesystem: true", "readOnlyRootFilesystem: false"},
-		{shared, "terminationGracePeriodSeconds: 30", "terminationGracePeriodSeconds: 15"},
+		{shared, "terminationGracePeriodSeconds: 30", "terminationGracePeriodSeconds: 5"},
 		{shared, "        runAsUser: 10001\n", ""},
 		{sidecar, "        - name: socket\n", "        - name: sockets\n"},
 	} {

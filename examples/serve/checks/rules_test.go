@@ -64,7 +64,7 @@ var series = map[string][2]string{
 	"LeaseholdStoreUnreachable":        {"leasehold_store_up{instance=\"1\"} 0x20\nleasehold_store_up{instance=\"2\"} 1x20", "leasehold_store_up{instance=\"1\"} 1x20"},
 	"LeaseholdListOld":                 {"leasehold_store_age_seconds 0+60x20", "leasehold_store_age_seconds 5x20"},
 	"LeaseholdStoreSlow":               {latency("leasehold_store_latency_seconds", "", "0.1", "1.0"), latency("leasehold_store_latency_seconds", "", "0.005", "0.01")},
-	"LeaseholdLeasesLost":              {counter("leasehold_serve_leases_lost_total", `kind="mutex",cause="store"`, 1), counter("leasehold_serve_leases_lost_total", `kind="mutex",cause="store"`, 0)},
+	"LeaseholdLeasesLost":              {counter("leasehold_serve_leases_lost_total", `kind="mutex"`, 1), counter("leasehold_serve_leases_lost_total", `kind="mutex"`, 0)},
 	"LeaseholdWaitTooLong":             {`leasehold_store_oldest_wait_seconds{kind="mutex"} 0+60x20`, `leasehold_store_oldest_wait_seconds{kind="mutex"} 60x20`},
 	"LeaseholdQueueLong":               {`leasehold_store_waiters{kind="mutex"} 101x20`, `leasehold_store_waiters{kind="mutex"} 99x20`},
 	"LeaseholdConnectionsRefused":      {counter("leasehold_serve_refused_connections_total", `reason="too_many"`, 1), counter("leasehold_serve_refused_connections_total", `reason="no_http"`, 1)},

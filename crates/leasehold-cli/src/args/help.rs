@@ -311,12 +311,12 @@ The addresses are printed on stdout when the server is ready:
 
 Only the user of the server can use its Unix socket, and needs no token. Over TCP
 every request needs a token, from the file of --tokens or the environment:
-  LEASEHOLD_SERVE_TOKEN       may acquire, release and read
+  LEASEHOLD_SERVE_TOKEN       may acquire, renew, release and read
   LEASEHOLD_SERVE_READ_TOKEN  may only read
 A line of the file is NAME RIGHTS TOKEN [PREFIX...]. The name is what the log and
 the limits call the caller. RIGHTS are read, write and force, with commas: every
-token may read, write is for acquire and release, and force is for releasing the
-leases of others. With prefixes, the names of the token's locks begin with one of
+token may read, write is for acquire, renew and release, and force is for
+releasing the leases of others. With prefixes, the names of the token's locks begin with one of
 them:
   ci     write        4f1c7a0e9b2d6853a1f04c7e  builds: deploys:
   oncall write,force  c09e5d1b7f3a8642d5b81f6a
@@ -327,7 +327,8 @@ is a dashboard, /metrics is for Prometheus, and /v1/openapi.json describes the
 API. The dashboard of a socket on another host, at http://localhost:8430/:
   ssh -N -L 8430:/run/leasehold/serve.sock HOST
 
-On TERM or INT the server drains: it grants nothing new, and callers can release
-what they hold. Leases that remain expire within their ttl. On HUP it reads the
+On TERM or INT the server stops: requests that wait are answered at once, and
+nothing new is granted. Leases stay in the store; their callers renew and release
+them at another server, or at this one after its restart. On HUP it reads the
 tokens, the certificate and the configuration file again; a changed file of
 tokens or certificates is read without it, too.";

@@ -25,10 +25,10 @@ pub(crate) struct ServeArgs {
     /// Maximum number of open connections per address, each with at most one request; those without a token have 1024 others
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     pub(crate) max_connections: usize,
-    /// Part of the connections, leases and event streams that the tokens of one name can use if there are others, in percent
+    /// Part of the connections, waiting requests and event streams that the tokens of one name can use if there are others, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=100))]
     pub(crate) token_share: u8,
-    /// After TERM: how long callers can release what they hold, before the server exits
-    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration::parse, allow_negative_numbers = true)]
+    /// After TERM: how long the server answers requests that neither acquire nor wait, where callers find no other server meanwhile
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration::parse, allow_negative_numbers = true)]
     pub(crate) drain: Duration,
 }

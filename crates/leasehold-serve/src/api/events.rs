@@ -1,4 +1,4 @@
-//! Streams of server-sent events: what changes in the store, and what a session must know.
+//! Streams of server-sent events: what changes in the store.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,17 +14,14 @@ use futures_util::stream::unfold;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::sync::watch;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::request::{Lock, Parameters, SessionPath};
+use super::request::{Lock, Parameters};
 use crate::app::{App, Watcher};
 use crate::caller::Caller;
-use crate::leases::Id;
 use crate::observer::{Key, Row, Snapshot};
 use crate::presence::{Presence, Watched};
 use crate::problem::{Code, Problem};
-use crate::sessions::{OpenRequest, Session};
 use crate::time::millis;
 
 /// The pause after which a stream without events sends a comment, so that proxies keep its connection open.
@@ -152,76 +149,6 @@ impl Feed {
                 event("lock", &json!({ "lock": info, "timeline": timeline }))
             }
             Err(error) => event("lock", &json!({ "error": format!("{error:#}") })),
-        }
-    }
-}
-
-/// The events of a session. While the stream is open, the session lives.
-pub(super) async fn session(
-    State(app): State<Arc<App>>,
-    Extension(presence): Extension<Presence>,
-    SessionPath(id): SessionPath,
-) -> Result<Events, Problem> {
-    let open = app.sessions.enter(&Id::from(id.as_str()))?;
-    let opened = event("open", &json!({ "heartbeat_ms": millis(open.0.heartbeat) }));
-    let stream_state = SessionStream {
-        app,
-        lost: open.0.lost.subscribe(),
-        open,
-        ready: vec![opened],
-        sent_losses: 0,
-        is_over: false,
-        has_announced_stop: false,
-        _watched: presence.watch(),
-    };
-    Ok(stream(unfold(stream_state, async |mut state| state.next().await.map(|event| (Ok(event), state)))))
-}
-
-/// The stream of one session.
-struct SessionStream {
-    app: Arc<App>,
-    open: OpenRequest,
-    /// The number of the session's losses. Every stream of the session has a receiver of its own.
-    lost: watch::Receiver<u64>,
-    ready: Vec<Event>,
-    /// The number of the last loss that it has sent.
-    sent_losses: u64,
-    is_over: bool,
-    has_announced_stop: bool,
-    _watched: Watched,
-}
-
-impl SessionStream {
-    async fn next(&mut self) -> Option<Event> {
-        let session: &Arc<Session> = &self.open.0;
-        loop {
-            if let Some(event) = self.ready.pop() {
-                return Some(event);
-            }
-            if self.is_over {
-                return None;
-            }
-            let losses = session.report_losses(Instant::now(), self.sent_losses);
-            self.sent_losses = losses.iter().map(|(number, _)| *number).fold(self.sent_losses, u64::max);
-            self.ready.extend(losses.iter().rev().map(|(_, lost)| event("lost", lost)));
-            if !self.ready.is_empty() {
-                continue;
-            }
-            // A third of the heartbeat, so that a client that hears nothing for a heartbeat knows that its connection is cut.
-            let pause = session.heartbeat / 3;
-            tokio::select! {
-                changed = self.lost.changed() => changed.ok()?,
-                () = session.ended.cancelled() => {
-                    self.is_over = true;
-                    self.ready.push(event("ended", &json!({})));
-                }
-                () = self.app.draining.cancelled(), if !self.has_announced_stop => {
-                    self.has_announced_stop = true;
-                    self.ready.push(event("stopping", &json!({})));
-                }
-                () = self.app.stopping.cancelled() => return None,
-                () = tokio::time::sleep(pause) => self.ready.push(event("alive", &json!({}))),
-            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Acquire, renew and release; the state of locks.
+//! Acquire and release by force; the state of locks.
 
 mod attempt;
 
@@ -7,32 +7,34 @@ use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
-use futures_util::FutureExt as _;
-use leasehold::{Kind, LockInfo, Loss, MAX_TTL, MIN_TTL, Token};
+use leasehold::{Client, Kind, LeaseId, LockInfo, MAX_TTL, MIN_TTL, MutexSet, Token};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
+use super::leases::Shown;
 use super::request::{JsonBody, Lock, Parameters, span};
 use crate::app::App;
 use crate::audit;
 use crate::caller::Caller;
-use crate::leases::{Ending, Held, Id, Lease, unconfirmed};
+use crate::delivery::Delivery;
 use crate::metrics::AcquireTimer;
 use crate::presence::Presence;
 use crate::problem::{Code, Problem};
-use crate::sessions::OpenRequest;
-use crate::time::millis;
+use crate::rights::Right;
+use crate::time::{expires_in_ms, millis};
 use attempt::Attempt;
 
-/// The ttl of a lease whose request names none.
-const DEFAULT_TTL: Duration = Duration::from_secs(10);
+/// The ttl of a lease whose request names none: three times a failover of ten seconds.
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// How long an `acquire` with an owner is repeated after it found that a lease of that owner has ended.
-const LOSS_LIMIT: Duration = Duration::from_secs(1);
-const LOSS_PAUSE: Duration = Duration::from_millis(10);
+/// How soon a caller must repeat a request that goes on waiting. The server gives it half a second longer.
+const REPEAT_WITHIN: Duration = Duration::from_secs(2);
+
+/// The length of a request's id in bytes: at least so much that it can't be guessed.
+const REQUEST_ID: std::ops::RangeInclusive<usize> = 16..=200;
 
 /// The maximum age of a list, so that several callers share one poll of the store.
 const LIST_AGE: Duration = Duration::from_millis(100);
@@ -40,12 +42,18 @@ const LIST_AGE: Duration = Duration::from_millis(100);
 /// Locks of one page of the list.
 const MAX_PAGE: usize = 10_000;
 
+/// Locks that are acquired together.
+const MAX_NAMES: usize = 100;
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AcquireRequest {
-    session: Option<String>,
+    /// Names the attempt, so that it can be repeated.
+    request_id: Option<String>,
     wait_ms: Option<u64>,
     ttl_ms: Option<u64>,
+    min_hold_ms: Option<u64>,
+    once_per_ms: Option<u64>,
     label: Option<String>,
     mode: Option<attempt::RequestedMode>,
     permits: Option<u32>,
@@ -53,46 +61,70 @@ pub(super) struct AcquireRequest {
     owner: Option<String>,
 }
 
-/// A lease that was granted, or is held.
+/// A lease that was granted.
 #[derive(Debug, Serialize)]
-pub(super) struct Grant {
+struct Grant {
     lease: String,
-    kind: &'static str,
-    name: String,
-    token: u64,
+    #[serde(flatten)]
+    shown: Shown,
     expires_in_ms: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<String>,
 }
 
 impl Grant {
-    pub(super) fn new(lease: &Lease, remaining: Duration) -> Self {
-        Self {
-            lease: lease.id.as_str().to_owned(),
-            kind: lease.kind.as_str(),
-            name: lease.name.clone(),
-            token: lease.token.get(),
-            expires_in_ms: millis(remaining),
-            session: lease.session.as_ref().map(|id| id.as_str().to_owned()),
-        }
+    fn new(id: &LeaseId, valid_for: Duration, arrived: Instant) -> Self {
+        let expires_in_ms = expires_in_ms(valid_for, arrived);
+        Self { lease: id.to_string(), shown: Shown::of(id), expires_in_ms }
     }
 }
 
-/// Acquires a lock. The attempt ends when the request is dropped, because its future is.
+/// What has become of a request that acquires.
+enum Acquired {
+    Granted(LeaseId, Duration),
+    /// It stays in the queue for the caller, who repeats it.
+    Waiting,
+}
+
+/// Acquires a lock. Without an id of the caller's, the attempt ends when the request is dropped, because its future is.
 pub(super) async fn acquire(
     State(app): State<Arc<App>>,
     Extension(presence): Extension<Presence>,
+    Extension(delivery): Extension<Delivery>,
     Extension(caller): Extension<Caller>,
     lock: Lock,
     JsonBody(request): JsonBody<AcquireRequest>,
-) -> Result<Json<Grant>, Problem> {
+) -> Result<Response, Problem> {
+    let arrived = Instant::now();
     app.check_open()?;
     // A request that does not wait is answered although its client sends no more, as in a batch of requests.
     let _watched = request.wait_ms.is_some_and(|ms| ms > 0).then(|| presence.watch());
     let timer = AcquireTimer::start(lock.kind);
     let result = acquire_now(&app, &caller, &lock, request).await;
-    timer.end(result.as_ref().map(drop).map_err(|problem| problem.code));
-    result.map(Json)
+    timer.end(match &result {
+        Ok(Acquired::Granted(..)) => Ok(()),
+        Ok(Acquired::Waiting) => Err(Code::TimedOut),
+        Err(problem) => Err(problem.code),
+    });
+    match result? {
+        Acquired::Granted(id, valid_for) => {
+            let grant = Grant::new(&id, valid_for, arrived);
+            Ok(granted(&delivery, [id], &grant))
+        }
+        Acquired::Waiting => {
+            let body = json!({ "status": "waiting", "repeat_within_ms": millis(REPEAT_WITHIN) });
+            Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+        }
+    }
+}
+
+/// An answer with leases, which are returned if it can't be written.
+fn granted(
+    delivery: &Delivery,
+    leases: impl IntoIterator<Item = LeaseId>,
+    body: &impl Serialize,
+) -> Response {
+    // Texts and numbers always serialize.
+    let body = delivery.answer(leases, serde_json::to_vec(body).unwrap_or_default());
+    ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 async fn acquire_now(
@@ -100,127 +132,109 @@ async fn acquire_now(
     caller: &Caller,
     lock: &Lock,
     request: AcquireRequest,
-) -> Result<Grant, Problem> {
+) -> Result<Acquired, Problem> {
     let wait = span("wait_ms", request.wait_ms.unwrap_or(0), Duration::ZERO, app.limits.max_wait)?;
     let ttl = request.ttl_ms.map_or(Ok(DEFAULT_TTL), |ms| span("ttl_ms", ms, MIN_TTL, MAX_TTL))?;
-    let session = request.session.as_deref().map(|id| app.sessions.enter(&Id::from(id))).transpose()?;
-    let label = request.label.or_else(|| session.as_ref().and_then(|open| open.0.label.clone()));
+    let min_hold =
+        request.min_hold_ms.map(|ms| span("min_hold_ms", ms, Duration::ZERO, MAX_TTL)).transpose()?;
+    let period = request.once_per_ms.map(Duration::from_millis);
+    let request_id = request.request_id.as_deref().map(|id| attempt_name(caller, id)).transpose()?;
     let attempt = Attempt {
         kind: lock.kind,
         name: &lock.name,
+        request_id,
+        holder: (caller.name(), caller.peer()),
         ttl,
-        // A session renews its leases; a lease without one is renewed by its caller.
-        renews: session.is_some(),
-        label,
+        min_hold,
+        period,
+        label: request.label,
         mode: request.mode,
         permits: request.permits,
         capacity: request.capacity,
         owner: request.owner,
     };
     attempt.check()?;
-    let permit = app.reserve(caller)?;
-    let ended = session.as_ref().map(|open| open.0.ended.clone());
-    let began = Instant::now();
-    let held = loop {
-        let left = wait.saturating_sub(began.elapsed());
-        let attempting = acquire_unless_lost(app, lock, &attempt, left);
-        let held = unless_ended(app, ended.as_ref(), attempting).await?;
-        let held = held.ok_or_else(|| not_granted(lock, wait))?;
-        if lasts(lock, &held, ttl).await? {
-            break held;
-        }
-        if began.elapsed() >= wait {
-            return Err(not_granted(lock, wait));
-        }
+    let _permit = app.reserve(caller)?;
+    let Some(id) = attempt.request_id.clone() else {
+        return run(app, lock, &attempt, wait).await?.ok_or_else(|| not_granted(lock, wait));
     };
-    if !wait.is_zero() {
-        // The connection's task looks here whether the client is gone. If the request was granted at once, it has not looked yet.
-        tokio::task::yield_now().await;
+    let Some(open) = app.requests.open(lock.kind, &lock.name, id).await else { return Ok(Acquired::Waiting) };
+    tokio::select! {
+        biased;
+        // The caller has asked again, and no longer reads this answer.
+        () = open.superseded() => Ok(Acquired::Waiting),
+        acquired = run(app, lock, &attempt, wait) => match acquired? {
+            Some(acquired) => Ok(acquired),
+            None if wait.is_zero() => Err(not_granted(lock, wait)),
+            None => Ok(Acquired::Waiting),
+        },
     }
-    let id = session.as_ref().map(|open| open.0.id.clone());
-    let lease = app.leases.insert(lock.key(), id, held, permit)?;
-    if let Some(open) = &session {
-        join(app, open, &lease)?;
-    }
-    Ok(Grant::new(&lease, lease.remaining()))
 }
 
-/// Acquires the lock for at most this wait, and again if a lease of the same owner turns out to be lost.
-async fn acquire_unless_lost(
+/// The id under which the store knows the attempt of a caller's request: no other caller's is the same.
+fn attempt_name(caller: &Caller, request_id: &str) -> Result<Vec<u8>, Problem> {
+    if !REQUEST_ID.contains(&request_id.len()) {
+        let (least, most) = (REQUEST_ID.start(), REQUEST_ID.end());
+        let what = format!(
+            "request_id has {least} to {most} bytes, of which at least {least} are random, this one has {}",
+            request_id.len()
+        );
+        return Err(Problem::new(Code::InvalidRequest, what));
+    }
+    Ok([caller.name().as_bytes(), b"\0", request_id.as_bytes()].concat())
+}
+
+/// Acquires the lock for at most this wait. None if it was not granted.
+async fn run(
     app: &App,
     lock: &Lock,
     attempt: &Attempt<'_>,
     wait: Duration,
-) -> Result<Option<Held>, leasehold::Error> {
+) -> Result<Option<Acquired>, Problem> {
     let began = Instant::now();
-    let mut repeats_until = None;
     loop {
-        let asked_at = Instant::now();
-        let held = attempt.run(&app.client, wait.saturating_sub(began.elapsed())).await;
-        if !held.as_ref().is_err_and(leasehold::Error::is_lost) {
-            return held;
+        let left = wait.saturating_sub(began.elapsed());
+        let Some(guard) = unless_stopping(app, attempt.run(&app.client, left)).await? else {
+            return Ok(None);
+        };
+        look_for_client(wait).await;
+        // A lease that was granted after a wait gets its whole ttl now.
+        match guard.detach_valid_for().await {
+            Ok((id, valid_for)) => return Ok(Some(Acquired::Granted(id, valid_for))),
+            // A lease of which the store knows nothing was never the caller's.
+            Err(error) if error.is_lost() && began.elapsed() < wait => {}
+            Err(error) if error.is_lost() => {
+                let Lock { kind, name } = lock;
+                let what = format!(
+                    "{kind} {name:?} was granted, and its lease ended before the answer: the store is too slow for this ttl"
+                );
+                return Err(Problem::new(Code::StoreUnavailable, what));
+            }
+            Err(error) => return Err(error.into()),
         }
-        let now = Instant::now();
-        if now - asked_at > LOSS_LIMIT {
-            // It has waited, so this is another loss.
-            repeats_until = None;
-        }
-        if now > *repeats_until.get_or_insert(now + LOSS_LIMIT) {
-            return held;
-        }
-        // A lease of this owner has ended that was not looked at since. It was another caller's, whose request may be using it, and
-        // learns of the end at this moment.
-        app.end_lost_at(lock.kind, &lock.name);
-        tokio::time::sleep(LOSS_PAUSE).await;
     }
 }
 
-/// Whether the store confirms a lease that was granted after a wait: it has a few seconds, until its first renewal. A lease of which the
-/// store knows nothing was never the caller's. If the store does not answer, the caller gets what is left.
-async fn lasts(lock: &Lock, held: &Held, ttl: Duration) -> Result<bool, Problem> {
-    if held.remaining() >= ttl / 2 {
-        return Ok(true);
+/// The connection's task looks here whether the client of a request that waits is gone: if the request was granted at once, it has not looked
+/// yet. The guard releases the lease then; after that only its id could.
+async fn look_for_client(wait: Duration) {
+    if !wait.is_zero() {
+        tokio::task::yield_now().await;
     }
-    match held.renew().await {
-        Err(error) if error.is_lost() => {}
-        _ => return Ok(true),
-    }
-    if matches!(held.lost().now_or_never(), Some(Loss::Gone)) {
-        return Ok(false);
-    }
-    let Lock { kind, name } = lock;
-    let what = format!(
-        "{kind} {name:?} was granted, and its lease ended before the answer: the store is too slow for this ttl"
-    );
-    Err(Problem::new(Code::StoreUnavailable, what))
 }
 
-/// Adds the lease to its session, which may have ended in the meantime.
-fn join(app: &Arc<App>, open: &OpenRequest, lease: &Arc<Lease>) -> Result<(), Problem> {
-    let joined = app.sessions.add_lease(&open.0, &lease.id);
-    if joined.is_err() {
-        app.drop_lease(lease, "it ended during the grant");
-    }
-    joined
-}
-
-/// Runs an attempt until the server or the session ends.
-async fn unless_ended<T>(
+/// Runs an attempt until the server stops.
+async fn unless_stopping<T>(
     app: &App,
-    session: Option<&CancellationToken>,
     attempt: impl Future<Output = Result<T, leasehold::Error>>,
 ) -> Result<T, Problem> {
-    let session_ended = async {
-        match session {
-            Some(ended) => ended.cancelled().await,
-            None => std::future::pending().await,
-        }
-    };
     tokio::select! {
         biased;
         () = app.draining.cancelled() => Err(App::stopping_problem()),
-        () = session_ended => Err(Problem::new(Code::SessionEnded, "the session ended during the wait")),
-        result = attempt => Ok(result?),
+        result = attempt => result.map_err(|error| match error.is_lost() {
+            true => Problem::new(Code::RequestEnded, format!("{error:#}")),
+            false => error.into(),
+        }),
     }
 }
 
@@ -235,41 +249,77 @@ fn not_granted(lock: &Lock, wait: Duration) -> Problem {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LeaseRequest {
-    lease: String,
+pub(super) struct AcquireAllRequest {
+    names: Vec<String>,
+    wait_ms: Option<u64>,
+    ttl_ms: Option<u64>,
+    label: Option<String>,
 }
 
-pub(super) async fn renew(
+/// Acquires several mutexes, all or none.
+pub(super) async fn acquire_all(
     State(app): State<Arc<App>>,
-    lock: Lock,
-    JsonBody(request): JsonBody<LeaseRequest>,
-) -> Result<Json<Grant>, Problem> {
-    let lease = app.leases.get(lock.key(), &Id::from(request.lease.as_str()))?;
-    let remaining = app.leases.renew(&lease).await?;
-    Ok(Json(Grant::new(&lease, remaining)))
-}
-
-/// Releases a lease. A repeated release succeeds too, because the answer of the first one may have been lost.
-pub(super) async fn release(
-    State(app): State<Arc<App>>,
-    lock: Lock,
-    JsonBody(request): JsonBody<LeaseRequest>,
-) -> Result<StatusCode, Problem> {
-    let id = Id::from(request.lease.as_str());
-    let lease = match app.leases.get(lock.key(), &id) {
-        Ok(lease) => lease,
-        // Asked after the look for the lease: another request may just have ended it.
-        Err(problem) => {
-            return match app.leases.ending(lock.key(), &id) {
-                Some(Ending::Released) => Ok(StatusCode::NO_CONTENT),
-                Some(refused @ Ending::Refused(_)) => Err(unconfirmed(lock.key(), refused)),
-                _ => Err(problem),
-            };
+    Extension(presence): Extension<Presence>,
+    Extension(delivery): Extension<Delivery>,
+    Extension(caller): Extension<Caller>,
+    JsonBody(request): JsonBody<AcquireAllRequest>,
+) -> Result<Response, Problem> {
+    let arrived = Instant::now();
+    app.check_open()?;
+    let AcquireAllRequest { names, wait_ms, ttl_ms, label } = request;
+    let wait = span("wait_ms", wait_ms.unwrap_or(0), Duration::ZERO, app.limits.max_wait)?;
+    let ttl = ttl_ms.map_or(Ok(DEFAULT_TTL), |ms| span("ttl_ms", ms, MIN_TTL, MAX_TTL))?;
+    if names.is_empty() || names.len() > MAX_NAMES {
+        let what = format!("names has 1 to {MAX_NAMES} names, not {}", names.len());
+        return Err(Problem::new(Code::InvalidRequest, what));
+    }
+    for name in &names {
+        Lock::new(Kind::Mutex.as_str(), name.clone())?;
+        caller.may(Right::Write, name)?;
+    }
+    let _watched = (!wait.is_zero()).then(|| presence.watch());
+    let _permit = app.reserve(&caller)?;
+    let mutexes = names.iter().map(|name| {
+        let mutex = app.client.mutex(name).ttl(ttl).detachable().holder(caller.name(), caller.peer());
+        match &label {
+            Some(label) => mutex.label(label.as_str()),
+            None => mutex,
         }
+    });
+    let set = MutexSet::new(mutexes);
+    let attempt = async { if wait.is_zero() { set.try_lock().await } else { set.lock_timeout(wait).await } };
+    let Some(held) = unless_stopping(&app, attempt).await? else {
+        let code = if wait.is_zero() { Code::Busy } else { Code::TimedOut };
+        return Err(Problem::new(code, "not all of these locks were granted, and none is held"));
     };
-    match app.release(&lease, Ending::Released).await? {
-        Ending::Released => Ok(StatusCode::NO_CONTENT),
-        ending => Err(Problem::new(Code::LeaseEnded, format!("{} {:?}: {ending}", lock.kind, lock.name))),
+    look_for_client(wait).await;
+    let mut detached = Detached { client: &app.client, grants: Vec::new() };
+    for guard in held.into_guards() {
+        // If one fails, the guards that are left release their leases.
+        detached.grants.push(guard.detach_valid_for().await?);
+    }
+    let grants = detached.take();
+    let shown: Vec<Grant> =
+        grants.iter().map(|(id, valid_for)| Grant::new(id, *valid_for, arrived)).collect();
+    Ok(granted(&delivery, grants.into_iter().map(|(id, _)| id), &json!({ "leases": shown })))
+}
+
+/// Leases that no guard releases any more, and for which there is no answer yet. They are returned when this is dropped.
+struct Detached<'a> {
+    client: &'a Client,
+    grants: Vec<(LeaseId, Duration)>,
+}
+
+impl Detached<'_> {
+    /// The leases, for an answer.
+    fn take(mut self) -> Vec<(LeaseId, Duration)> {
+        std::mem::take(&mut self.grants)
+    }
+}
+
+impl Drop for Detached<'_> {
+    fn drop(&mut self) {
+        self.grants.iter().for_each(|(id, _)| self.client.return_lease(id));
     }
 }
 
@@ -364,34 +414,4 @@ pub(super) async fn list(
     let last = locks.last().filter(|_| is_more);
     let next = last.map(|lock| place(lock.kind, &lock.name));
     Ok(Json(json!({ "locks": locks, "next": next })).into_response())
-}
-
-#[cfg(test)]
-mod tests {
-    use leasehold::Client;
-
-    use super::*;
-    use crate::config::Limits;
-    use crate::leases::Held;
-    use crate::tokens::Tokens;
-
-    /// The session ends after the grant, and before the lease is in it.
-    #[tokio::test]
-    async fn lease_that_is_granted_while_its_session_ends_is_released() {
-        let client = Client::connect("memory:").await.unwrap();
-        let app = Arc::new(App::new(client.clone(), Tokens::default(), Limits::default()));
-        let session = app.sessions.open(Duration::from_secs(60), None).unwrap();
-        let open = app.sessions.enter(&session.id).unwrap();
-        let guard = client.mutex("a").auto_renew(true).lock().await.unwrap();
-        let permit = app.reserve(&Caller::of_socket(0, None)).unwrap();
-        let held = Held::Guard(guard);
-        let lease = app.leases.insert((Kind::Mutex, "a"), Some(session.id.clone()), held, permit).unwrap();
-        assert!(app.sessions.end(&session, "it was closed").unwrap().is_empty());
-        let refused = join(&app, &open, &lease).unwrap_err();
-        assert_eq!((refused.code, refused.detail.as_str()), (Code::SessionEnded, "it was closed"));
-        let ended = tokio::time::timeout(Duration::from_secs(60), lease.ended()).await;
-        assert_eq!(ended.unwrap(), Ending::Session("it ended during the grant".to_owned()));
-        assert!(client.inspect(Kind::Mutex, "a").await.unwrap().holders.is_empty());
-        assert_eq!(app.leases.len(), 0);
-    }
 }

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::caller::Caller;
 use crate::description::DESCRIPTION;
-use crate::leases::Id;
 use crate::problem::{Code, Problem};
+use crate::random::random_hex;
 use crate::rights::Right;
 use crate::time::millis;
 
@@ -33,7 +33,7 @@ pub(super) async fn description() -> impl IntoResponse {
 
 /// The page, which has no data. Only its own script runs, and it loads nothing from elsewhere.
 pub(super) async fn dashboard() -> Result<Response, Problem> {
-    let nonce = Id::random()?;
+    let nonce = random_hex().map_err(|what| Problem::new(Code::StoreUnavailable, what))?;
     let policy = format!(
         "default-src 'none'; connect-src 'self'; img-src data:; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -50,7 +50,6 @@ pub(super) async fn dashboard() -> Result<Response, Problem> {
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let snapshot = app.observer.snapshot_within(METRICS_LIMIT, METRICS_AGE).await;
-    app.metrics.set_sizes(app.leases.len(), app.sessions.len());
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render(&snapshot))
 }
 

@@ -23,6 +23,9 @@ use crate::rights::Right;
 /// even if they are percent-encoded.
 const NAME_IN_QUERY: &str = "_";
 
+/// How many times the usual length a body with the ids of leases may have.
+const LEASES_FACTOR: usize = 16;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NameQuery {
@@ -92,18 +95,6 @@ impl<S: Send + Sync> FromRequestParts<S> for Lock {
     }
 }
 
-/// The session that the path names.
-pub(super) struct SessionPath(pub(super) String);
-
-impl<S: Send + Sync> FromRequestParts<S> for SessionPath {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let path = Path::<String>::from_request_parts(parts, state).await;
-        path.map(|Path(id)| Self(id)).map_err(|error| Problem::new(Code::InvalidRequest, error.body_text()))
-    }
-}
-
 /// The parameters after `?`.
 pub(super) struct Parameters<T>(pub(super) T);
 
@@ -126,15 +117,28 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for JsonBody<T> {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
-        let bytes = receive(body, app.limits.body_bytes).await?;
+        let bytes = receive(body, LEASES_FACTOR * app.limits.body_bytes).await?;
         let bytes = if bytes.is_empty() { b"{}".to_vec() } else { json(&parts, bytes)? };
         // An array would be read as the values of the members.
         if bytes.trim_ascii_start().first() != Some(&b'{') {
             return Err(Problem::new(Code::InvalidRequest, "the body is no JSON object"));
         }
-        let value = serde_json::from_slice(&bytes)
-            .map_err(|error| Problem::new(Code::InvalidRequest, format!("the body: {error}")))?;
+        let value = serde_json::from_slice(&bytes).map_err(|error| {
+            Problem::new(Code::InvalidRequest, format!("the body: {}", without_text(&error)))
+        })?;
         Ok(Self(value))
+    }
+}
+
+/// What is wrong with a body, without a text in the place of another value: it may be the id of a lease.
+fn without_text(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let (begin, end) = ("string \"", "\", expected ");
+    match (text.find(begin), text.rfind(end)) {
+        (Some(first), Some(last)) if first + begin.len() <= last => {
+            format!("{}string{}", &text[..first], &text[last + 1..])
+        }
+        _ => text,
     }
 }
 
@@ -149,7 +153,9 @@ pub(super) async fn receive_body(
     if body.is_end_stream() {
         return Ok(next.run(Request::from_parts(parts, body)).await);
     }
-    let received = tokio::time::timeout(app.limits.receive_timeout, receive(body, app.limits.body_bytes));
+    let factor = if parts.uri.path().starts_with("/v1/leases/") { LEASES_FACTOR } else { 1 };
+    let received =
+        tokio::time::timeout(app.limits.receive_timeout, receive(body, factor * app.limits.body_bytes));
     let bytes = received.await.map_err(|_| {
         let what = format!("the body did not end within {:?}", app.limits.receive_timeout);
         Problem::new(Code::SlowBody, what)

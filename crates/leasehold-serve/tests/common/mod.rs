@@ -36,7 +36,7 @@ pub(crate) struct Place {
     pub(crate) tcp: String,
     pub(crate) control: Control,
     stop: Option<oneshot::Sender<()>>,
-    running: Option<JoinHandle<usize>>,
+    running: Option<JoinHandle<()>>,
 }
 
 /// An answer.
@@ -131,10 +131,16 @@ impl Place {
         self.stop.take().expect("it is not told yet")
     }
 
-    /// Waits for the end of the server: the number of leases that it left.
-    pub(crate) async fn ended(&mut self) -> usize {
+    /// Waits for the end of the server.
+    pub(crate) async fn ended(&mut self) {
         let running = self.running.take().expect("it runs");
-        tokio::time::timeout(SOON, running).await.expect("it ends").expect("no panic")
+        tokio::time::timeout(SOON, running).await.expect("it ends").expect("no panic");
+    }
+
+    /// Another server of the same store.
+    pub(crate) async fn beside(&self) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        Self::start(folder, self.store.clone(), self.client().await, |_| {}).await
     }
 
     pub(crate) async fn unix(&self) -> UnixStream {
@@ -175,16 +181,44 @@ impl Place {
         self.post(&format!("/v1/locks/mutex/{name}/acquire"), body).await.expect(200).json()
     }
 
+    /// Renews or releases leases by their ids: the outcomes.
+    pub(crate) async fn leases(&self, action: &str, ids: &[Value]) -> Vec<Value> {
+        let path = format!("/v1/leases/{action}");
+        let answer = self.post(&path, json!({ "leases": ids })).await.expect(200).json();
+        answer["leases"].as_array().expect("outcomes").clone()
+    }
+
+    /// Renews the lease of this grant: the outcome.
+    pub(crate) async fn renew(&self, grant: &Value) -> Value {
+        self.leases("renew", std::slice::from_ref(&grant["lease"])).await.remove(0)
+    }
+
+    /// Releases the lease of this grant: the word for the outcome.
+    pub(crate) async fn release(&self, grant: &Value) -> String {
+        let outcome = self.leases("release", std::slice::from_ref(&grant["lease"])).await.remove(0);
+        outcome["outcome"].as_str().expect("a word").to_owned()
+    }
+
     pub(crate) async fn state(&self, name: &str) -> Value {
         self.get(&format!("/v1/locks/mutex/{name}")).await.expect(200).json()
     }
 
     pub(crate) async fn until_waiting(&self, name: &str, count: usize) {
-        until(async || self.state(name).await["waiters"].as_array().expect("an array").len() == count).await;
+        let mut state = Value::Null;
+        let is_seen = until_or_late(async || {
+            state = self.state(name).await;
+            state["waiters"].as_array().expect("an array").len() == count
+        });
+        assert!(is_seen.await, "it has not {count} waiters: {state}");
     }
 
     pub(crate) async fn until_free(&self, name: &str) {
-        until(async || self.state(name).await["holders"] == json!([])).await;
+        let mut state = Value::Null;
+        let is_seen = until_or_late(async || {
+            state = self.state(name).await;
+            state["holders"] == json!([])
+        });
+        assert!(is_seen.await, "it is still held: {state}");
     }
 
     pub(crate) async fn metric(&self, line: &str) -> Option<f64> {
@@ -289,10 +323,18 @@ pub(crate) fn checked(method: &str, path: &str, answer: Answer) -> Answer {
 }
 
 /// Waits until the condition holds, in bounded time.
-pub(crate) async fn until(mut holds: impl AsyncFnMut() -> bool) {
+pub(crate) async fn until(holds: impl AsyncFnMut() -> bool) {
+    assert!(until_or_late(holds).await, "the condition does not hold after {SOON:?}");
+}
+
+/// Whether the condition holds within the limit of each wait.
+async fn until_or_late(mut holds: impl AsyncFnMut() -> bool) -> bool {
     let give_up = Instant::now() + SOON;
     while !holds().await {
-        assert!(Instant::now() < give_up, "the condition does not hold after {SOON:?}");
+        if Instant::now() > give_up {
+            return false;
+        }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    true
 }

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, Kind};
+use leasehold::{Client, Error, Guard, Kind, WriteGuard};
 use serde::Deserialize;
 
-use crate::leases::Held;
 use crate::problem::{Code, Problem};
 
 /// The mode of a read-write lock.
@@ -20,9 +19,14 @@ pub(super) enum RequestedMode {
 pub(super) struct Attempt<'a> {
     pub(super) kind: Kind,
     pub(super) name: &'a str,
+    /// The caller repeats the attempt by this id.
+    pub(super) request_id: Option<Vec<u8>>,
+    /// Whom inspection shows: the caller's name, and its host.
+    pub(super) holder: (&'a str, String),
     pub(super) ttl: Duration,
-    /// Whether the server renews the lease.
-    pub(super) renews: bool,
+    pub(super) min_hold: Option<Duration>,
+    /// It is granted once in this period.
+    pub(super) period: Option<Duration>,
     pub(super) label: Option<String>,
     pub(super) mode: Option<RequestedMode>,
     pub(super) permits: Option<u32>,
@@ -33,12 +37,25 @@ pub(super) struct Attempt<'a> {
 /// The lock with the options that all kinds have.
 macro_rules! with_options {
     ($attempt:expr, $lock:expr) => {{
-        let lock = $lock.ttl($attempt.ttl).auto_renew($attempt.renews);
+        // The caller renews it.
+        let lock = $lock.ttl($attempt.ttl).auto_renew(false);
+        let lock = match &$attempt.request_id {
+            Some(id) => lock.request(id),
+            None => lock.detachable(),
+        };
+        let lock = lock.holder($attempt.holder.0, $attempt.holder.1.as_str());
         match &$attempt.label {
             Some(label) => lock.label(label.as_str()),
             None => lock,
         }
     }};
+}
+
+/// As `with_options`, with the minimum hold.
+macro_rules! with_min_hold {
+    ($attempt:expr, $lock:expr) => {
+        with_options!($attempt, $lock.min_hold($attempt.min_hold.unwrap_or_default()))
+    };
 }
 
 impl Attempt<'_> {
@@ -54,6 +71,7 @@ impl Attempt<'_> {
             ("permits", self.permits.is_some(), Kind::Semaphore),
             ("capacity", self.capacity.is_some(), Kind::Semaphore),
             ("owner", self.owner.is_some(), Kind::Mutex),
+            ("once_per_ms", self.period.is_some(), Kind::Mutex),
         ] {
             if is_given && self.kind != kind {
                 return unsupported(format!("only the kind {kind} has the option `{option}`"));
@@ -63,6 +81,10 @@ impl Attempt<'_> {
             let what = "a semaphore needs `capacity`, the same in all requests";
             return Err(Problem::new(Code::InvalidRequest, what));
         }
+        if self.period.is_some() && (self.owner.is_some() || self.min_hold.is_some()) {
+            let what = "`once_per_ms` goes with neither `owner` nor `min_hold_ms`";
+            return Err(Problem::new(Code::InvalidRequest, what));
+        }
         Ok(())
     }
 
@@ -70,22 +92,26 @@ impl Attempt<'_> {
     ///
     /// A mutex is not handed from one request to the next within this server. Each request has its own place in the store's
     /// queue, so that the order is the same for all servers and clients, and every waiter is shown.
-    pub(super) async fn run(&self, client: &Client, wait: Duration) -> Result<Option<Held>, Error> {
+    pub(super) async fn run(&self, client: &Client, wait: Duration) -> Result<Option<Guard>, Error> {
         let is_now = wait.is_zero();
         let guard = match self.kind {
-            Kind::Mutex => match &self.owner {
-                None => {
-                    let lock = with_options!(self, client.mutex(self.name).global_fifo());
+            Kind::Mutex => match (&self.owner, self.period) {
+                (_, Some(period)) => {
+                    let lock = with_options!(self, client.once_per(self.name, period));
+                    if is_now { lock.start().await? } else { lock.start_timeout(wait).await? }
+                }
+                (None, None) => {
+                    let lock = with_min_hold!(self, client.mutex(self.name).global_fifo());
                     if is_now { lock.try_lock().await? } else { lock.lock_timeout(wait).await? }
                 }
-                Some(owner) => {
-                    let lock = with_options!(self, client.reentrant_mutex(self.name, owner));
+                (Some(owner), None) => {
+                    let lock = with_min_hold!(self, client.reentrant_mutex(self.name, owner));
                     if is_now { lock.try_lock().await? } else { lock.lock_timeout(wait).await? }
                 }
             },
             Kind::Semaphore => {
                 let permits = self.permits.unwrap_or(1);
-                let lock = with_options!(self, client.semaphore(self.name, self.capacity.unwrap_or(1)));
+                let lock = with_min_hold!(self, client.semaphore(self.name, self.capacity.unwrap_or(1)));
                 if is_now {
                     lock.try_acquire(permits).await?
                 } else {
@@ -93,22 +119,22 @@ impl Attempt<'_> {
                 }
             }
             Kind::Election => {
-                let lock = with_options!(self, client.election(self.name));
+                let lock = with_min_hold!(self, client.election(self.name));
                 if is_now { lock.try_campaign().await? } else { lock.campaign_timeout(wait).await? }
             }
             Kind::ReadWrite => {
-                let lock = with_options!(self, client.rw_lock(self.name));
+                let lock = with_min_hold!(self, client.rw_lock(self.name));
                 if self.mode == Some(RequestedMode::Read) {
                     if is_now { lock.try_read().await? } else { lock.read_timeout(wait).await? }
                 } else {
                     let guard =
                         if is_now { lock.try_write().await? } else { lock.write_timeout(wait).await? };
-                    return Ok(guard.map(Held::Write));
+                    guard.map(WriteGuard::into_guard)
                 }
             }
             // `check` has refused them.
             _ => None,
         };
-        Ok(guard.map(Held::Guard))
+        Ok(guard)
     }
 }
