@@ -105,6 +105,15 @@ impl Guard {
     pub fn detach(self) -> Result<LeaseId, Error> {
         block_on(self.0.detach())
     }
+
+    /// As [`crate::Guard::detach_valid_for`].
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Guard::detach_valid_for`].
+    pub fn detach_valid_for(self) -> Result<(LeaseId, Duration), Error> {
+        block_on(self.0.detach_valid_for())
+    }
 }
 
 calls! { Guard:

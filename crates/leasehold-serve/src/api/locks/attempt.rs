@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, Guard, Kind, WriteGuard};
+use leasehold::{Client, Error, Guard, Kind};
 use serde::Deserialize;
 
 use crate::problem::{Code, Problem};
@@ -129,7 +129,7 @@ impl Attempt<'_> {
                 } else {
                     let guard =
                         if is_now { lock.try_write().await? } else { lock.write_timeout(wait).await? };
-                    guard.map(WriteGuard::into_guard)
+                    guard.map(Guard::from)
                 }
             }
             // `check` has refused them.

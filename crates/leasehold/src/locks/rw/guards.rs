@@ -78,20 +78,6 @@ pub struct WriteGuard {
 }
 
 impl WriteGuard {
-    /// The writer's guard as that of any lock, for example to [detach](Guard::detach) it. It can't become a reader's any more.
-    ///
-    /// ```
-    /// # leasehold::doc_test(async {
-    /// # let client = leasehold::Client::connect("memory:").await?;
-    /// let writer = client.rw_lock("prices").detachable().write().await?;
-    /// let id = writer.into_guard().detach().await?;
-    /// # Ok(()) });
-    /// ```
-    #[must_use = "the lock is released when the guard is dropped"]
-    pub fn into_guard(self) -> Guard {
-        self.guard
-    }
-
     /// Continues as a reader with the same token. No other writer is granted in between. Readers at the head of the queue
     /// are granted at once.
     ///
