@@ -245,19 +245,19 @@ async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place)
     }
     let (one, other) = pair(&store).await;
     let id = request(&one, 1).lock().await.unwrap().detach().await.unwrap();
-    one.return_lease(&id);
+    assert!(one.return_lease(&id));
     // The caller repeats its request here, and another time elsewhere.
     assert_eq!(request(&one, 1).try_lock().await.unwrap().unwrap().detach().await.unwrap(), id);
-    one.return_lease(&id);
+    assert!(one.return_lease(&id));
     assert_eq!(request(&other, 1).try_lock().await.unwrap().unwrap().detach().await.unwrap(), id);
     tokio::time::sleep(AWAY).await;
     assert!(one.inspect_lease(&id).await.unwrap().is_some(), "it is held");
-    other.return_lease(&id);
+    assert!(other.return_lease(&id));
     until(&one.mutex("a"), |view| view.holders.is_empty()).await;
     assert!(request(&one, 1).try_lock().await.unwrap_err().is_lost());
     // A lease that was only detachable is released at once.
     let id = one.mutex("a").ttl(TTL).detachable().lock().await.unwrap().detach().await.unwrap();
-    one.return_lease(&id);
+    assert!(one.return_lease(&id));
     until_true(async || one.inspect_lease(&id).await.unwrap().is_none()).await;
 }
 

@@ -12,6 +12,18 @@ use http_body_util::Full;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use leasehold::{Client, LeaseId};
 
+/// Releases a lease of which its caller does not know, or leaves the caller time to repeat its request.
+pub(crate) fn give_back(client: &Client, lease: &LeaseId) {
+    if client.return_lease(lease) {
+        return;
+    }
+    // The servers of a quorum have to be asked for it first.
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        let (client, lease) = (client.clone(), lease.clone());
+        runtime.spawn(async move { client.release_leases([&lease]).await });
+    }
+}
+
 /// The leases of one connection's answers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Delivery(Arc<Mutex<State>>);
@@ -40,7 +52,7 @@ impl Delivery {
     pub(crate) fn end(&self, client: &Client) {
         let State { granted, taken } = std::mem::take(&mut *self.state());
         for lease in granted.iter().chain(&taken) {
-            client.return_lease(lease);
+            give_back(client, lease);
         }
     }
 

@@ -224,8 +224,9 @@ impl Client {
     }
 
     /// As [`crate::Client::return_lease`].
-    pub fn return_lease(&self, id: &LeaseId) {
-        self.0.return_lease(id);
+    #[must_use = "false if the lease is still held"]
+    pub fn return_lease(&self, id: &LeaseId) -> bool {
+        self.0.return_lease(id)
     }
 }
 

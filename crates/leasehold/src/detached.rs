@@ -480,23 +480,26 @@ impl Client {
     }
 
     /// The caller of a [request](crate::Mutex::request) was not told of this lease: it is released in 2.5 s, unless the caller repeats the
-    /// request until then, at this client or another one. A lease whose lock was only detachable is released at once.
+    /// request until then, at this client or another one. A lease whose lock was only detachable is released at once. False,
+    /// without effect, for any other lease, also for each of a quorum: [`Self::release_leases`] releases it.
     ///
     /// ```
     /// # leasehold::doc_test(async {
     /// # let client = leasehold::Client::connect("memory:").await?;
     /// let deploy = client.mutex("deploy").request(b"7f2c9d54a1e84b60");
     /// let id = deploy.lock().await?.detach().await?;
-    /// client.return_lease(&id); // the answer could not be written
+    /// assert!(client.return_lease(&id)); // the answer could not be written
     /// assert_eq!(deploy.lock().await?.detach().await?, id); // the caller has asked again
     /// # Ok(()) });
     /// ```
-    pub fn return_lease(&self, id: &LeaseId) {
-        let LeaseKey::Attempt(acquisition) = id.key else { return };
+    #[must_use = "false if the lease is still held"]
+    pub fn return_lease(&self, id: &LeaseId) -> bool {
+        let LeaseKey::Attempt(acquisition) = id.key else { return false };
         let DetachedTerms { ttl, min_hold, tombstone, ends_at_close } = id.lease;
         let detached =
             DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl: false };
         self.handle.session.return_lease(Arc::new(id.resource.clone()), detached, id.token);
+        true
     }
 
     /// Runs a command for each lease whose id names its attempt, all at once, and something else for each of the others.

@@ -19,7 +19,7 @@ use super::request::{JsonBody, Lock, Parameters, span};
 use crate::app::App;
 use crate::audit;
 use crate::caller::Caller;
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, give_back};
 use crate::metrics::AcquireTimer;
 use crate::presence::Presence;
 use crate::problem::{Code, Problem};
@@ -319,7 +319,7 @@ impl Detached<'_> {
 
 impl Drop for Detached<'_> {
     fn drop(&mut self) {
-        self.grants.iter().for_each(|(id, _)| self.client.return_lease(id));
+        self.grants.iter().for_each(|(id, _)| give_back(self.client, id));
     }
 }
 
