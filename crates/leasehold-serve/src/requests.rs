@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold::Kind;
-use tokio::sync::{Mutex as Turn, OwnedMutexGuard};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 use tokio_util::sync::CancellationToken;
 
 /// A lock, and the id of a request for it.
@@ -22,14 +22,14 @@ pub(crate) struct Requests(Arc<Mutex<HashMap<Key, Repeats>>>);
 #[derive(Default)]
 struct Repeats {
     count: usize,
-    turn: Arc<Turn<()>>,
+    sole: Arc<AsyncMutex<()>>,
     /// Ends the newest one when another one comes.
     newest: CancellationToken,
 }
 
 /// An open request with an id. No other one with this id is carried out at this server.
 pub(crate) struct OpenRequest {
-    _turn: OwnedMutexGuard<()>,
+    _sole: OwnedMutexGuard<()>,
     place: Place,
 }
 
@@ -44,18 +44,18 @@ impl Requests {
     /// Takes the place of an earlier request with this id, once that has ended. None if a later one has come meanwhile.
     pub(crate) async fn open(&self, kind: Kind, name: &str, id: Vec<u8>) -> Option<OpenRequest> {
         let (key, superseded) = ((kind, name.to_owned(), id), CancellationToken::new());
-        let turn = {
+        let sole = {
             let mut table = self.table();
             let repeats = table.entry(key.clone()).or_default();
             repeats.count += 1;
             std::mem::replace(&mut repeats.newest, superseded.clone()).cancel();
-            repeats.turn.clone()
+            repeats.sole.clone()
         };
         let place = Place { requests: self.clone(), key, superseded };
         tokio::select! {
             biased;
             () = place.superseded.cancelled() => None,
-            turn = turn.lock_owned() => Some(OpenRequest { _turn: turn, place }),
+            sole = sole.lock_owned() => Some(OpenRequest { _sole: sole, place }),
         }
     }
 
