@@ -54,15 +54,15 @@ impl Random {
         Self(seed)
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0 % limit
+        usize::try_from(self.0 % limit as u64).expect("it is below the limit")
     }
 
     /// Steps until a close or a release: usually a few.
-    fn soon(&mut self) -> u64 {
+    fn soon(&mut self) -> usize {
         let limit = 1 + self.below(60);
         self.below(limit)
     }
@@ -228,7 +228,7 @@ async fn round(place: &Place, other: &Client, random: &mut Random, name: &str, b
     let (release_at, close_at) = match close {
         // Whether the server hears of the end of what its client sends before it writes its answer is a matter of microseconds: the lock is
         // released after the end, or the request comes together with its end.
-        Close::Tcp if held.is_some() => (u64::MAX, random.soon()),
+        Close::Tcp if held.is_some() => (usize::MAX, random.soon()),
         Close::Tcp => (0, 0),
         Close::Unix | Close::Reset => (random.soon(), random.soon()),
     };
@@ -298,7 +298,8 @@ fn caller_that_is_gone_leaves_no_lease() {
                 (Close::Reset, 50_000),
             ] {
                 let name = format!("lock-{}", number % 7);
-                let second = format!("{name}-too");
+                // It is granted first, and waits with its lease for the other one.
+                let second = format!("a-{name}");
                 let one = json!({ "wait_ms": wait_ms, "ttl_ms": 600_000 });
                 let two = json!({ "wait_ms": wait_ms, "ttl_ms": 600_000, "names": [second, name] });
                 for body in [one, two] {
@@ -364,16 +365,16 @@ async fn request_that_is_repeated_a_thousand_times_has_one_lease() {
         let mut known: Option<Value> = None;
         let mut has_ended = false;
         for _ in 0..100 {
-            let mut stream = places[random.below(3) as usize].unix().await;
+            let mut stream = places[random.below(3)].unix().await;
             let length = match random.below(4) {
-                0 => random.below(text.len() as u64) as usize,
+                0 => random.below(text.len()),
                 _ => text.len(),
             };
             stream.write_all(&text.as_bytes()[..length]).await.unwrap();
             match random.below(4) {
                 0 => {}
                 1 => tokio::task::yield_now().await,
-                2 => tokio::time::sleep(Duration::from_micros(random.below(1500))).await,
+                2 => tokio::time::sleep(Duration::from_micros(random.below(1500) as u64)).await,
                 _ if length == text.len() => {
                     let mut bytes = vec![0; 4096];
                     let read = tokio::time::timeout(SOON, stream.read(&mut bytes)).await.unwrap().unwrap();
@@ -399,7 +400,7 @@ async fn request_that_is_repeated_a_thousand_times_has_one_lease() {
             assert!(state.holders.len() + state.waiters.len() <= 1, "{state:?}");
         }
         if let Some(grant) = known {
-            let place = &places[random.below(3) as usize];
+            let place = &places[random.below(3)];
             let released = place.release(&grant).await;
             assert!(released == "released" || has_ended, "{released}");
         }

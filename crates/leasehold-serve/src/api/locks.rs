@@ -415,3 +415,30 @@ pub(super) async fn list(
     let next = last.map(|lock| place(lock.kind, &lock.name));
     Ok(Json(json!({ "locks": locks, "next": next })).into_response())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn leases_for_which_there_is_no_answer_are_returned() {
+        let client = Client::connect("memory:").await.unwrap();
+        for is_answered in [false, true] {
+            let mut detached = Detached { client: &client, grants: Vec::new() };
+            let mut free = Vec::new();
+            for name in ["a", "b"] {
+                let guard = client.mutex(name).detachable().lock().await.unwrap();
+                detached.grants.push(guard.detach_valid_for().await.unwrap());
+            }
+            match is_answered {
+                true => assert_eq!(detached.take().len(), 2),
+                false => drop(detached),
+            }
+            let wait = if is_answered { Duration::ZERO } else { Duration::from_secs(60) };
+            for name in ["a", "b"] {
+                free.push(client.mutex(name).lock_timeout(wait).await.unwrap());
+            }
+            assert!(free.iter().all(|guard| guard.is_none() == is_answered));
+        }
+    }
+}
