@@ -197,10 +197,18 @@ async fn run(
         let Some(guard) = unless_stopping(app, attempt.run(&app.client, left)).await? else {
             return Ok(None);
         };
-        look_for_client(wait).await;
         // A lease that was granted after a wait gets its whole ttl now.
         match guard.detach_valid_for().await {
-            Ok((id, valid_for)) => return Ok(Some(Acquired::Granted(id, valid_for))),
+            Ok(grant) => {
+                // The lease of a request that is repeated must not be released at once, as the guard would do.
+                let (detached, since) =
+                    (Detached { client: &app.client, grants: vec![grant] }, Instant::now());
+                look_for_client(wait).await;
+                let granted = |(id, valid_for): (LeaseId, Duration)| {
+                    Acquired::Granted(id, valid_for.saturating_sub(since.elapsed()))
+                };
+                return Ok(detached.take().pop().map(granted));
+            }
             // A lease of which the store knows nothing was never the caller's.
             Err(error) if error.is_lost() && began.elapsed() < wait => {}
             Err(error) if error.is_lost() => {
@@ -216,7 +224,7 @@ async fn run(
 }
 
 /// The connection's task looks here whether the client of a request that waits is gone: if the request was granted at once, it has not looked
-/// yet. The guard releases the lease then; after that only its id could.
+/// yet.
 async fn look_for_client(wait: Duration) {
     if !wait.is_zero() {
         tokio::task::yield_now().await;
