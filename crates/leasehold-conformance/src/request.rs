@@ -249,12 +249,17 @@ async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place)
     // The caller repeats its request here, and another time elsewhere.
     assert_eq!(request(&one, 1).try_lock().await.unwrap().unwrap().detach().await.unwrap(), id);
     assert!(one.return_lease(&id));
-    assert_eq!(request(&other, 1).try_lock().await.unwrap().unwrap().detach().await.unwrap(), id);
+    let repeated = request(&other, 1).try_lock().await.unwrap().unwrap().detach().await.unwrap();
+    assert_eq!(repeated, id);
+    // A late repeat whose answer nobody reads does not end what the caller knows of.
+    assert!(other.return_lease(&repeated));
     tokio::time::sleep(AWAY).await;
     assert!(one.inspect_lease(&id).await.unwrap().is_some(), "it is held");
-    assert!(other.return_lease(&id));
+    assert!(one.release_leases([&id]).await.remove(0).unwrap());
+    let id = request(&one, 2).lock().await.unwrap().detach().await.unwrap();
+    assert!(one.return_lease(&id));
     until(&one.mutex("a"), |view| view.holders.is_empty()).await;
-    assert!(request(&one, 1).try_lock().await.unwrap_err().is_lost());
+    assert!(request(&one, 2).try_lock().await.unwrap_err().is_lost());
     // A lease that was only detachable is released at once.
     let id = one.mutex("a").ttl(TTL).detachable().lock().await.unwrap().detach().await.unwrap();
     assert!(one.return_lease(&id));
@@ -271,9 +276,15 @@ async fn dropped_guard_of_a_request_leaves_time_to_repeat_it(store: Place) {
     drop(guard);
     let again = request(&other, 1).try_lock().await.unwrap().expect("it is the same lease");
     assert_eq!(again.token(), token);
+    // The caller may know of it by another answer.
     drop(again);
+    tokio::time::sleep(AWAY).await;
+    assert_eq!(one.mutex("a").inspect().await.unwrap().holders.len(), 1);
+    let again = request(&one, 1).try_lock().await.unwrap().expect("it is still the same lease");
+    again.release().await.unwrap();
+    drop(request(&one, 2).lock().await.unwrap());
     until(&one.mutex("a"), |view| view.holders.is_empty()).await;
-    assert!(request(&one, 1).try_lock().await.unwrap_err().is_lost());
+    assert!(request(&one, 2).try_lock().await.unwrap_err().is_lost());
 }
 
 async fn task_that_repeats_a_request_beside_another_is_refused(store: Place) {

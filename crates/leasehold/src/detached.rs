@@ -45,14 +45,26 @@ const FORMAT: &str = "lease1";
 /// guard.release().await?;
 /// # Ok(()) });
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct LeaseId {
     resource: Resource,
     lease: DetachedTerms,
     /// The guard's token. After a hand-off within its client it is higher than the token that the store shows.
     token: Token,
     key: LeaseKey,
+    /// It was granted before to the same request. Not a part of the text.
+    is_repeat: bool,
 }
+
+/// Two ids of one lease are equal.
+impl PartialEq for LeaseId {
+    fn eq(&self, other: &Self) -> bool {
+        let parts = |id: &Self| (id.resource.clone(), id.lease, id.token, id.key);
+        parts(self) == parts(other)
+    }
+}
+
+impl Eq for LeaseId {}
 
 /// How the store finds the lease. Both are secrets.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,7 +106,7 @@ impl LeaseId {
         stored: Acquisition,
         is_voted: bool,
     ) -> Self {
-        let DetachedLease { ttl, min_hold, ends_at_close, tombstone, .. } = *lease;
+        let DetachedLease { ttl, min_hold, ends_at_close, tombstone, is_repeat, .. } = *lease;
         let terms = DetachedTerms { ttl, min_hold, tombstone, ends_at_close };
         // A renewal by id alone would shorten a lease that must last longer than its ttl.
         let is_uncounted = stored.sequence >= FIRST_UNCOUNTED && !is_voted;
@@ -102,7 +114,7 @@ impl LeaseId {
             true => LeaseKey::Attempt(stored),
             false => LeaseKey::Digest(lease_secret(stored)),
         };
-        Self { resource: resource.clone(), lease: terms, token, key }
+        Self { resource: resource.clone(), lease: terms, token, key, is_repeat }
     }
 
     /// The lock's kind.
@@ -221,7 +233,7 @@ fn parse(text: &str) -> Option<LeaseId> {
     let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone: span(tombstone)?, ends_at_close };
     let key = parse_key(secret)?;
     let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
-    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, key };
+    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, key, is_repeat: false };
     // One id has one text.
     (id.to_string() == text).then_some(id)
 }
@@ -364,7 +376,15 @@ impl Client {
             attempts.attach(&resource, Arc::new(request), token);
         }
         let outlasts_ttl = valid_for > ttl;
-        let detached = DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl };
+        let detached = DetachedLease {
+            acquisition,
+            ttl,
+            min_hold,
+            ends_at_close,
+            tombstone,
+            outlasts_ttl,
+            is_repeat: false,
+        };
         // The loss of a borrowed lease concerns no guard of its owner.
         let owner = holder.owner.filter(|_| !is_borrowed);
         let tokens = TokenRange { first: holder.token, last: token };
@@ -480,7 +500,8 @@ impl Client {
     }
 
     /// The caller of a [request](crate::Mutex::request) was not told of this lease: it is released in 2.5 s, unless the caller repeats the
-    /// request until then, at this client or another one. A lease whose lock was only detachable is released at once. False,
+    /// request until then, at this client or another one. A lease that was granted to the request before is left
+    /// alone, because the caller may know of it by another answer. A lease whose lock was only detachable is released at once. False,
     /// without effect, for any other lease, also for each of a quorum: [`Self::release_leases`] releases it.
     ///
     /// ```
@@ -495,9 +516,19 @@ impl Client {
     #[must_use = "false if the lease is still held"]
     pub fn return_lease(&self, id: &LeaseId) -> bool {
         let LeaseKey::Attempt(acquisition) = id.key else { return false };
+        if id.is_repeat {
+            return true;
+        }
         let DetachedTerms { ttl, min_hold, tombstone, ends_at_close } = id.lease;
-        let detached =
-            DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl: false };
+        let detached = DetachedLease {
+            acquisition,
+            ttl,
+            min_hold,
+            ends_at_close,
+            tombstone,
+            outlasts_ttl: false,
+            is_repeat: false,
+        };
         self.handle.session.return_lease(Arc::new(id.resource.clone()), detached, id.token);
         true
     }
@@ -653,7 +684,7 @@ mod tests {
         let span = Duration::from_millis;
         let lease =
             DetachedTerms { ttl: span(300_000), min_hold: span(0), tombstone: span(7), ends_at_close: false };
-        LeaseId { resource, lease, token: Token::new(9).unwrap(), key: LeaseKey::Digest(5) }
+        LeaseId { resource, lease, token: Token::new(9).unwrap(), key: LeaseKey::Digest(5), is_repeat: false }
     }
 
     #[test]

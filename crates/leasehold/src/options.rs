@@ -77,7 +77,8 @@ macro_rules! identity_settings {
             /// Names the attempt: a caller who repeats it with the same id continues it, at any client of the store. It keeps its place in the
             /// queue, or gets the same lease with the time that is left. Such an attempt outlives its future and its guard: if one of
             /// them is dropped, or the time for waiting is over, the attempt stays in the queue, or holds the lease, for another 2.5 s; unless
-            /// the request was repeated, it is then released. Once the lease is released, or the request was not repeated in time, it has ended, and a further
+            /// the request was repeated, it is then released. (A lease that a repeat was answered with is left alone: the caller may know of it
+            /// by another answer.) Once the lease is released, or the request was not repeated in time, it has ended, and a further
             /// attempt with its id fails with `is_lost`. The lease is [detachable](Self::detachable).
             ///
             /// The id is a secret of the caller: at least 16 random bytes, new for each request. Kind and name of the lock are part of it. Its

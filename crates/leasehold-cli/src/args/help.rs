@@ -316,8 +316,8 @@ every request needs a token, from the file of --tokens or the environment:
 A line of the file is NAME RIGHTS TOKEN [PREFIX...]. The name is what the log and
 the limits call the caller. RIGHTS are read, write and force, with commas: every
 token may read, write is for acquire, renew and release, and force is for
-releasing the leases of others. With prefixes, the names of the token's locks begin with one of
-them:
+releasing the leases of others. With prefixes, the names of the token's locks
+begin with one of them:
   ci     write        4f1c7a0e9b2d6853a1f04c7e  builds: deploys:
   oncall write,force  c09e5d1b7f3a8642d5b81f6a
 A token has 16 to 1024 characters; openssl rand -hex 16 prints one. Callers send

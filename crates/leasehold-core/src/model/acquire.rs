@@ -11,6 +11,9 @@ use crate::id::ClientId;
 use crate::time::StoreTime;
 use crate::token::TokenRange;
 
+/// By how much the lifetime of a repeated grant is shorter.
+const REPEAT_MARK: Duration = Duration::from_micros(1);
+
 impl<R: Rows> Step<'_, '_, R> {
     pub(super) fn acquire(&mut self, acquire: &Acquire) -> Result<Reply, R::Error> {
         if let Some(reply) = self.known_attempt(acquire)? {
@@ -80,7 +83,10 @@ impl<R: Rows> Step<'_, '_, R> {
         // The reserved range is not stored: a repeat gets the grant's own token only.
         let tokens = TokenRange { first: lease.token, last: lease.token };
         // After the clock was set back more than the ttl would remain, and end early if the clock is set forward again.
-        let valid_for = lease.expires_at.since(self.now()).min(acquire.ttl);
+        let remaining = lease.expires_at.since(self.now()).min(acquire.ttl);
+        // Where several clients make an attempt, a repeat never has the whole ttl: that tells it from the grant.
+        let mark = if acquire.inbox.is_some() { REPEAT_MARK } else { Duration::ZERO };
+        let valid_for = remaining.saturating_sub(mark);
         Reply::Granted(Grant { tokens, valid_for, is_plain: false })
     }
 

@@ -469,12 +469,16 @@ impl Entry {
                 next.handle_pushed_hint(now);
             }
             let has_waited = machine.has_waited();
+            // A repeated grant never has the whole ttl, and an attempt that this client has queued was not granted before.
+            let is_repeat =
+                self.requested_by.is_some() && !has_waited && grant.valid_for < machine.command().ttl;
             self.stage = Stage::Lease(Lease {
                 tombstone,
                 tombstone_once_answered,
                 as_granted,
                 secrets,
                 has_waited,
+                is_repeat,
                 ..Lease::new(next)
             });
         } else if let Some(Command::Release(mut release)) = machine.poll_transmit(now) {

@@ -36,6 +36,8 @@ pub(crate) struct DetachedLease {
     pub(crate) tombstone: Duration,
     /// It must last longer than its ttl, so that a renewal must not shorten it.
     pub(crate) outlasts_ttl: bool,
+    /// It was granted before to the same request.
+    pub(crate) is_repeat: bool,
 }
 
 /// A lease of another client that this client takes over.

@@ -21,7 +21,9 @@ impl Entry {
         let MinHold { length: min_hold, ends_at_close, .. } = self.min_hold;
         let LeaseTerms { ttl, min_lifetime, .. } = self.terms;
         let outlasts_ttl = min_lifetime > ttl;
-        let detached = DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl };
+        let is_repeat = lease.is_repeat;
+        let detached =
+            DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl, is_repeat };
         self.is_referenced = false;
         self.logged.end_failure();
         self.end(ReleaseOutcome::Released);

@@ -19,6 +19,8 @@ pub(super) struct Lease {
     pub(super) secrets: Option<GrantSecrets>,
     /// The attempt was queued in the store.
     pub(super) has_waited: bool,
+    /// The request was granted before, perhaps to another client: its caller may know of the lease.
+    pub(super) is_repeat: bool,
     /// The lease belongs to an id and is only renewed here: it ends without a release.
     pub(super) is_borrowed: bool,
     /// Another lease is about to replace this one, which then ends without a loss.
@@ -39,6 +41,7 @@ impl Lease {
             as_granted: None,
             secrets: None,
             has_waited: false,
+            is_repeat: false,
             is_borrowed: false,
             is_replacing: false,
             late_release_at: None,

@@ -25,6 +25,8 @@ impl Entry {
                 machine.handle_cancel();
                 self.end_attempt(now);
             }
+            // Its caller may have been told of it by another answer.
+            Stage::Lease(lease) if lease.is_repeat => self.end(ReleaseOutcome::Released),
             Stage::Lease(lease) => {
                 let acquisition = lease.machine.acquisition();
                 self.suspend_lease(acquisition, now);

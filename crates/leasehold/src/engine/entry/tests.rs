@@ -744,8 +744,15 @@ fn attached_lease_is_trusted_for_no_longer_than_it_was_asked_for() {
     for (min_hold, trusted_for) in [(Duration::ZERO, TTL), (hour, hour)] {
         let acquisition = Acquisition { client: ClientId::new(1), sequence: 1 };
         let (ends_at_close, tombstone) = (false, Duration::ZERO);
-        let detached =
-            DetachedLease { acquisition, ttl: TTL, min_hold, ends_at_close, tombstone, outlasts_ttl: false };
+        let detached = DetachedLease {
+            acquisition,
+            ttl: TTL,
+            min_hold,
+            ends_at_close,
+            tombstone,
+            outlasts_ttl: false,
+            is_repeat: false,
+        };
         let tokens = grant(false).tokens;
         let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: false };
         let resource = held().resource;
