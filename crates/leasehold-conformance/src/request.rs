@@ -1,6 +1,6 @@
 //! Attempts that their callers name, and leases whose ids are all that renewals and releases need.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Guard, LeaseId, Mutex};
 
@@ -40,6 +40,15 @@ fn request(client: &Client, id: u8) -> Mutex {
 /// A quorum has no requests.
 fn is_skipped(store: &Place) -> bool {
     store.is_quorum
+}
+
+/// The condition holds for longer than a caller may take to repeat its request.
+async fn stays(is_so: impl AsyncFn() -> bool) {
+    let began = Instant::now();
+    while began.elapsed() < AWAY {
+        assert!(is_so().await, "it has ended after {:?}", began.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// Repeats a request, as a caller does, until it is granted.
@@ -159,12 +168,8 @@ async fn request_keeps_its_place_and_is_granted_to_the_client_that_repeats_it(st
     // It is there once, and before the one that came after it.
     let view = until(&one.mutex("a"), |view| view.waiters.len() == 2).await;
     assert!(view.waiters[0].waiting_for >= view.waiters[1].waiting_for);
-    tokio::time::sleep(AWAY).await;
-    assert_eq!(
-        one.mutex("a").inspect().await.unwrap().waiters.len(),
-        2,
-        "its former client has not ended it"
-    );
+    // Its former client does not end it.
+    stays(async || one.mutex("a").inspect().await.unwrap().waiters.len() == 2).await;
     held.release().await.unwrap();
     let guard = tokio::time::timeout(SOON, repeated).await.expect("the new client is told").unwrap();
     assert!(!behind.is_finished());
@@ -218,7 +223,7 @@ async fn request_that_moved_is_not_released_by_its_former_client(store: Place) {
     held.release().await.unwrap();
     // Granted to the first client, which does not know whether the caller asks elsewhere.
     let id = repeat(&request(&other, 1)).await.detach().await.unwrap();
-    tokio::time::sleep(AWAY).await;
+    stays(async || one.inspect_lease(&id).await.unwrap().is_some()).await;
     let left = one.inspect_lease(&id).await.unwrap().expect("it is still held").expires_in;
     assert!(left > TTL / 2, "{left:?}");
     assert!(one.release_leases([&id]).await.remove(0).unwrap());
@@ -251,10 +256,9 @@ async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place)
     assert!(one.return_lease(&id));
     let repeated = request(&other, 1).try_lock().await.unwrap().unwrap().detach().await.unwrap();
     assert_eq!(repeated, id);
-    // A late repeat whose answer nobody reads does not end what the caller knows of.
+    // A late repeat whose answer is lost does not end the lease that the caller has.
     assert!(other.return_lease(&repeated));
-    tokio::time::sleep(AWAY).await;
-    assert!(one.inspect_lease(&id).await.unwrap().is_some(), "it is held");
+    stays(async || one.inspect_lease(&id).await.unwrap().is_some()).await;
     assert!(one.release_leases([&id]).await.remove(0).unwrap());
     let id = request(&one, 2).lock().await.unwrap().detach().await.unwrap();
     assert!(one.return_lease(&id));
@@ -278,8 +282,7 @@ async fn dropped_guard_of_a_request_leaves_time_to_repeat_it(store: Place) {
     assert_eq!(again.token(), token);
     // The caller may know of it by another answer.
     drop(again);
-    tokio::time::sleep(AWAY).await;
-    assert_eq!(one.mutex("a").inspect().await.unwrap().holders.len(), 1);
+    stays(async || one.mutex("a").inspect().await.unwrap().holders.len() == 1).await;
     let again = request(&one, 1).try_lock().await.unwrap().expect("it is still the same lease");
     again.release().await.unwrap();
     drop(request(&one, 2).lock().await.unwrap());

@@ -102,7 +102,7 @@ async fn release(connection: &mut Connection, grant: &Value) -> Outcome<()> {
 
 /// A lease after a wait that no one request may last.
 async fn wait_for(connection: &mut Connection, name: &str, number: u64) -> Outcome<Value> {
-    // Nobody else uses this server: the id is new, and need not be secret.
+    // The test is the only caller of this server, so the id is new, but not secret.
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
     let body =
         json!({ "wait_ms": 50_000, "ttl_ms": 60_000, "request_id": format!("load-{now:020}-{number}") });

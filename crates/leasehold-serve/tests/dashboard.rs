@@ -41,7 +41,7 @@ async fn dashboard_lists_searches_and_opens_one_of_ten_thousand_locks() {
     seen(browser(&["many", &place.tcp, READ])).await;
 }
 
-/// Names of hidden characters, of letters that look like others, and of signs that look like an escape; and names that deceive nobody.
+/// Names of hidden characters, of letters that look like others, and of signs that look like an escape; and ordinary names.
 const NAMES: [&str; 19] = [
     "pay\u{202e}lap",
     "a\u{200b}b\u{feff}",

@@ -94,6 +94,15 @@ struct DetachedTerms {
     ends_at_close: bool,
 }
 
+impl DetachedTerms {
+    /// The lease with these terms that the store knows by this attempt.
+    fn of(self, acquisition: Acquisition) -> DetachedLease {
+        let Self { ttl, min_hold, tombstone, ends_at_close } = self;
+        let (outlasts_ttl, is_repeat) = (false, false);
+        DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl, is_repeat }
+    }
+}
+
 /// The last part of the text of an id whose minimum hold ends at the close of its client.
 const ENDS_AT_CLOSE: &str = "c";
 
@@ -366,7 +375,7 @@ impl Client {
         };
         let resource = Arc::new(id.resource.clone());
         let (token, acquisition) = (holder.token.max(id.token), holder.acquisition);
-        let DetachedTerms { ttl, min_hold, tombstone, ends_at_close } = id.lease;
+        let ttl = id.lease.ttl;
         let request = Acquire {
             weight: holder.weight,
             metadata: holder.metadata.clone(),
@@ -375,16 +384,7 @@ impl Client {
         if let Some(attempts) = handle.store.voted_attempts() {
             attempts.attach(&resource, Arc::new(request), token);
         }
-        let outlasts_ttl = valid_for > ttl;
-        let detached = DetachedLease {
-            acquisition,
-            ttl,
-            min_hold,
-            ends_at_close,
-            tombstone,
-            outlasts_ttl,
-            is_repeat: false,
-        };
+        let detached = DetachedLease { outlasts_ttl: valid_for > ttl, ..id.lease.of(acquisition) };
         // The loss of a borrowed lease concerns no guard of its owner.
         let owner = holder.owner.filter(|_| !is_borrowed);
         let tokens = TokenRange { first: holder.token, last: token };
@@ -519,16 +519,7 @@ impl Client {
         if id.is_repeat {
             return true;
         }
-        let DetachedTerms { ttl, min_hold, tombstone, ends_at_close } = id.lease;
-        let detached = DetachedLease {
-            acquisition,
-            ttl,
-            min_hold,
-            ends_at_close,
-            tombstone,
-            outlasts_ttl: false,
-            is_repeat: false,
-        };
+        let detached = id.lease.of(acquisition);
         self.handle.session.return_lease(Arc::new(id.resource.clone()), detached, id.token);
         true
     }
@@ -541,8 +532,7 @@ impl Client {
         replied: impl Fn(&LeaseId, LocalTime, CallResult) -> Result<T, Error>,
         slowly: impl Fn(&'a LeaseId) -> BoxFuture<'a, Result<T, Error>>,
     ) -> Vec<Result<T, Error>> {
-        if let Err(error) = self.handle.check_open() {
-            drop(error);
+        if self.handle.session.is_closed() {
             return ids.iter().map(|_| Err(self.handle.closed())).collect();
         }
         let is_voted = self.handle.store.voted_attempts().is_some();

@@ -21,7 +21,7 @@ pub(super) struct Attempt<'a> {
     pub(super) name: &'a str,
     /// The caller repeats the attempt by this id.
     pub(super) request_id: Option<Vec<u8>>,
-    /// Whom inspection shows: the caller's name, and its host.
+    /// The holder that inspection shows: the caller's name, and its host.
     pub(super) holder: (&'a str, String),
     pub(super) ttl: Duration,
     pub(super) min_hold: Option<Duration>,

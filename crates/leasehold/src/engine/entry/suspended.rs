@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{LocalTime, Release};
 
 /// How long the caller of a request has to repeat it. Then the client releases what the store may have for it, if no other client speaks for
-/// the attempt by then: a lease that nobody knows of must not lapse, since that would delay the other waiters of this client.
+/// the attempt by then: if the store's grant lapsed, the other waiters of this client would be skipped.
 pub(crate) const REPEAT_WINDOW: Duration = Duration::from_millis(2_500);
 
 /// An attempt that no task makes.
