@@ -7,8 +7,8 @@ pub(crate) fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// For how long a lease is the caller's, counted from when it sent its request, which was not after `arrived`. `valid_for`: for how much longer this
-/// server trusts the lease. The caller's clock may run a hundredth slower.
-pub(crate) fn expires_in_ms(valid_for: Duration, arrived: Instant) -> u64 {
-    millis((arrived.elapsed() + valid_for) / 100 * 99)
+/// For how long a lease is the caller's, counted from when it sent its request, which was not after `arrived`. The caller's clock may run a
+/// hundredth slower.
+pub(crate) fn expires_in_ms(trusted_until: Instant, arrived: Instant) -> u64 {
+    millis(trusted_until.saturating_duration_since(arrived) / 100 * 99)
 }

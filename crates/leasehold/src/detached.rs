@@ -447,21 +447,25 @@ impl Client {
         let replied = |id: &LeaseId, sent_at: LocalTime, answered: CallResult| match answered {
             Ok(Answer { reply: Reply::Renewed { valid_for, .. }, .. }) => {
                 let trusted_for = valid_for.min(id.lease.ttl);
-                let trusted_until = sent_at + trusted_for.saturating_sub(drift_margin(trusted_for));
-                match trusted_until.since(self.handle.now()) {
-                    Duration::ZERO => {
-                        let what = "the renewal was not confirmed before the lease had to end, and may have taken effect: look at the lease again";
-                        Err(self.handle.unavailable(&id.resource, what))
-                    }
-                    remaining => Ok(remaining),
-                }
+                Ok(sent_at + trusted_for.saturating_sub(drift_margin(trusted_for)))
             }
             Ok(Answer { reply: Reply::NotHeld, .. }) => Err(self.no_such_lease(id)),
             Ok(Answer { reply, .. }) => Err(self.handle.unexpected(&id.resource, &reply)),
             Err(error) => Err(self.handle.store_error(&id.resource, &error)),
         };
         let ids: Vec<&LeaseId> = ids.into_iter().collect();
-        self.of_leases(ids, command, replied, |id| Box::pin(self.renew_attached(id))).await
+        let renewed =
+            self.of_leases(ids.clone(), command, replied, |id| Box::pin(self.renew_attached(id))).await;
+        // Each was trusted from its own reply on, and this answer is as late as the last one.
+        let now = self.handle.now();
+        let remaining = |(id, renewed): (&LeaseId, Result<LocalTime, Error>)| match renewed?.since(now) {
+            Duration::ZERO => {
+                let what = "the renewal was not confirmed before the lease had to end, and may have taken effect: look at the lease again";
+                Err(self.handle.unavailable(&id.resource, what))
+            }
+            remaining => Ok(remaining),
+        };
+        ids.into_iter().zip(renewed).map(remaining).collect()
     }
 
     /// Releases detached leases, at the same time. True for each that this has released, and false for each that had ended before, or whose id
@@ -563,11 +567,13 @@ impl Client {
         ids.iter().map(one).collect()
     }
 
-    async fn renew_attached(&self, id: &LeaseId) -> Result<Duration, Error> {
+    /// Until when the lease may be trusted.
+    async fn renew_attached(&self, id: &LeaseId) -> Result<LocalTime, Error> {
         let (guard, acquisition) = self.attach_as(id, true).await?;
         let borrowed = Borrowed { guard: Some(guard), acquisition };
         borrowed.renew().await?;
-        Ok(borrowed.guard.as_ref().map_or(Duration::ZERO, Guard::remaining))
+        let remaining = borrowed.guard.as_ref().map_or(Duration::ZERO, Guard::remaining);
+        Ok(self.handle.now() + remaining)
     }
 
     async fn release_attached(&self, id: &LeaseId) -> Result<bool, Error> {

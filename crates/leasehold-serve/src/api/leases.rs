@@ -144,7 +144,10 @@ pub(super) async fn renew(
     requested.answer(renewed, |id, renewed| {
         let lease = Shown::of(id);
         let outcome = match renewed {
-            Ok(valid_for) => Outcome::Renewed { lease, expires_in_ms: expires_in_ms(valid_for, arrived) },
+            Ok(valid_for) => {
+                let expires_in_ms = expires_in_ms(Instant::now() + valid_for, arrived);
+                Outcome::Renewed { lease, expires_in_ms }
+            }
             Err(error) if error.is_lost() => Outcome::Ended { lease, detail: format!("{error:#}") },
             Err(error) => Outcome::Unknown { lease, detail: format!("{error:#}") },
         };

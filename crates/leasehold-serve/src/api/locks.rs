@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use axum::{Extension, Json};
-use leasehold::{Client, Kind, LeaseId, LockInfo, MAX_TTL, MIN_TTL, MutexSet, Token};
+use leasehold::{Client, Guard, Kind, LeaseId, LockInfo, MAX_TTL, MIN_TTL, MutexSet, Token};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -71,15 +71,16 @@ struct Grant {
 }
 
 impl Grant {
-    fn new(id: &LeaseId, valid_for: Duration, arrived: Instant) -> Self {
-        let expires_in_ms = expires_in_ms(valid_for, arrived);
+    fn new(id: &LeaseId, trusted_until: Instant, arrived: Instant) -> Self {
+        let expires_in_ms = expires_in_ms(trusted_until, arrived);
         Self { lease: id.to_string(), shown: Shown::of(id), expires_in_ms }
     }
 }
 
 /// What has become of a request that acquires.
 enum Acquired {
-    Granted(LeaseId, Duration),
+    /// The lease, and until when it may be trusted.
+    Granted(LeaseId, Instant),
     /// It stays in the queue for the caller, who repeats it.
     Waiting,
 }
@@ -105,8 +106,8 @@ pub(super) async fn acquire(
         Err(problem) => Err(problem.code),
     });
     match result? {
-        Acquired::Granted(id, valid_for) => {
-            let grant = Grant::new(&id, valid_for, arrived);
+        Acquired::Granted(id, trusted_until) => {
+            let grant = Grant::new(&id, trusted_until, arrived);
             Ok(granted(&delivery, [id], &grant))
         }
         Acquired::Waiting => {
@@ -198,16 +199,14 @@ async fn run(
             return Ok(None);
         };
         // A lease that was granted after a wait gets its whole ttl now.
-        match guard.detach_valid_for().await {
-            Ok(grant) => {
-                // The lease of a request that is repeated must not be released at once, as the guard would do.
-                let (detached, since) =
-                    (Detached { client: &app.client, grants: vec![grant] }, Instant::now());
+        let mut detached = Detached::new(&app.client);
+        match detached.add(guard).await {
+            Ok(()) => {
                 look_for_client(wait).await;
-                let granted = |(id, valid_for): (LeaseId, Duration)| {
-                    Acquired::Granted(id, valid_for.saturating_sub(since.elapsed()))
-                };
-                return Ok(detached.take().pop().map(granted));
+                return Ok(detached
+                    .take()
+                    .pop()
+                    .map(|(id, trusted_until)| Acquired::Granted(id, trusted_until)));
             }
             // A lease of which the store knows nothing was never the caller's.
             Err(error) if error.is_lost() && began.elapsed() < wait => {}
@@ -301,26 +300,37 @@ pub(super) async fn acquire_all(
         return Err(Problem::new(code, "not all of these locks were granted, and none is held"));
     };
     look_for_client(wait).await;
-    let mut detached = Detached { client: &app.client, grants: Vec::new() };
+    let mut detached = Detached::new(&app.client);
     for guard in held.into_guards() {
         // If one fails, the guards that are left release their leases.
-        detached.grants.push(guard.detach_valid_for().await?);
+        detached.add(guard).await?;
     }
     let grants = detached.take();
     let shown: Vec<Grant> =
-        grants.iter().map(|(id, valid_for)| Grant::new(id, *valid_for, arrived)).collect();
+        grants.iter().map(|(id, trusted_until)| Grant::new(id, *trusted_until, arrived)).collect();
     Ok(granted(&delivery, grants.into_iter().map(|(id, _)| id), &json!({ "leases": shown })))
 }
 
 /// Leases that no guard releases any more, and for which there is no answer yet. They are returned when this is dropped.
 struct Detached<'a> {
     client: &'a Client,
-    grants: Vec<(LeaseId, Duration)>,
+    /// Each with the time until which it may be trusted.
+    grants: Vec<(LeaseId, Instant)>,
 }
 
-impl Detached<'_> {
+impl<'a> Detached<'a> {
+    fn new(client: &'a Client) -> Self {
+        Self { client, grants: Vec::new() }
+    }
+
+    async fn add(&mut self, guard: Guard) -> Result<(), leasehold::Error> {
+        let (id, valid_for) = guard.detach_valid_for().await?;
+        self.grants.push((id, Instant::now() + valid_for));
+        Ok(())
+    }
+
     /// The leases, for an answer.
-    fn take(mut self) -> Vec<(LeaseId, Duration)> {
+    fn take(mut self) -> Vec<(LeaseId, Instant)> {
         std::mem::take(&mut self.grants)
     }
 }
@@ -432,12 +442,17 @@ mod tests {
     async fn leases_for_which_there_is_no_answer_are_returned() {
         let client = Client::connect("memory:").await.unwrap();
         for is_answered in [false, true] {
-            let mut detached = Detached { client: &client, grants: Vec::new() };
+            let mut detached = Detached::new(&client);
             let mut free = Vec::new();
             for name in ["a", "b"] {
                 let guard = client.mutex(name).detachable().lock().await.unwrap();
-                detached.grants.push(guard.detach_valid_for().await.unwrap());
+                detached.add(guard).await.unwrap();
             }
+            // Of several leases, the first is not trusted for longer because the answer is late.
+            let added_by = Instant::now();
+            assert!(
+                detached.grants.iter().all(|(_, trusted_until)| *trusted_until <= added_by + DEFAULT_TTL)
+            );
             match is_answered {
                 true => assert_eq!(detached.take().len(), 2),
                 false => drop(detached),

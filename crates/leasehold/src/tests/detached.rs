@@ -63,6 +63,24 @@ fn dropped_renewal_by_id_and_close_never_release_the_lease() {
 }
 
 #[test]
+fn renewed_leases_are_not_trusted_for_longer_because_another_one_is_late() {
+    let (stage, pause) = (Stage::new(), Duration::from_secs(1));
+    let first = detached(&stage, TTL);
+    let other = stage.other_client();
+    let second = block_on(async { other.mutex("b").ttl(TTL).lock().await?.detach().await }).unwrap();
+    // The first one is looked up and renewed at once; the answer about the second one is late.
+    stage.script(&[Fate::Now, Fate::Now, Fate::Later]);
+    let ids = [first, second];
+    let mut renewal = Box::pin(stage.client.renew_leases(&ids));
+    let asked = Instant::now();
+    assert!(poll_once(renewal.as_mut()).is_pending());
+    wait_until("the answer is late", || asked.elapsed() >= pause);
+    let renewed = block_on(renewal);
+    let [Ok(first), Ok(_)] = renewed[..] else { panic!("{renewed:?}") };
+    assert!(first <= TTL - pause, "{first:?}");
+}
+
+#[test]
 fn renewal_of_a_lease_that_was_removed_reports_the_loss() {
     let stage = Stage::new();
     let id = detached(&stage, TTL);
