@@ -15,6 +15,8 @@ pub const TESTS: &[Test] = suite![
     request_is_refused_over_a_quorum,
     repeated_request_gets_the_same_lease_at_any_client,
     request_keeps_its_place_and_is_granted_to_the_client_that_repeats_it,
+    request_that_waits_and_then_tries_leaves_the_queue,
+    request_with_other_terms_is_another_one,
     request_that_is_not_repeated_leaves_the_queue,
     grant_that_nobody_hears_of_is_released,
     request_that_moved_is_not_released_by_its_former_client,
@@ -224,6 +226,47 @@ async fn request_keeps_its_place_and_is_granted_to_the_client_that_repeats_it(st
         Ok(())
     })
     .await;
+}
+
+/// As a caller does whose time is over.
+async fn request_that_waits_and_then_tries_leaves_the_queue(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    in_time(async |name| {
+        let held = one.mutex(name).ttl(TTL).lock().await.unwrap();
+        assert!(request_of(&one, name, 1).lock_timeout(SLICE).await.unwrap().is_none());
+        let away = Away::begin();
+        for client in [&other, &one] {
+            let tried = tokio::time::timeout(SOON, request_of(client, name, 1).try_lock()).await;
+            assert!(away.outcome(tried.expect("it does not wait"))?.is_none());
+        }
+        until(&other.mutex(name), |view| view.waiters.is_empty()).await;
+        held.release().await.unwrap();
+        Ok(())
+    })
+    .await;
+}
+
+/// What was granted to a request is not given for more than that.
+async fn request_with_other_terms_is_another_one(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let uploads = |client: &Client| client.semaphore("a", 5).ttl(TTL).request([1; 16]);
+    let held = uploads(&one).try_acquire(1).await.unwrap().expect("it is free");
+    assert!(uploads(&other).try_acquire(5).await.unwrap().is_none());
+    let same = uploads(&other).try_acquire(1).await.unwrap().expect("it is the same lease");
+    assert_eq!(same.token(), held.token());
+    let report = |client: &Client| client.rw_lock("a").ttl(TTL).request([1; 16]);
+    let reading = report(&one).try_read().await.unwrap().expect("it is free");
+    assert!(report(&other).try_write().await.unwrap().is_none(), "there is a reader");
+    let owned = |client: &Client, owner: &str| client.reentrant_mutex("a", owner).ttl(TTL).request([1; 16]);
+    let first = owned(&one, "job 7").try_lock().await.unwrap().expect("it is free");
+    assert!(owned(&other, "job 8").try_lock().await.unwrap().is_none(), "another owner");
+    drop((same, reading, first));
 }
 
 async fn request_that_is_not_repeated_leaves_the_queue(store: Place) {
