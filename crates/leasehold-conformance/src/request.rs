@@ -23,6 +23,8 @@ pub const TESTS: &[Test] = suite![
     released_request_has_ended_at_every_client,
     returned_lease_is_released_unless_its_request_is_repeated,
     dropped_guard_of_a_request_leaves_time_to_repeat_it,
+    dropped_guard_of_a_request_keeps_its_minimum_hold,
+    closed_client_releases_no_lease_of_which_another_has_told,
     task_that_repeats_a_request_beside_another_is_refused,
     holder_of_a_request_is_the_one_that_is_named,
 ];
@@ -399,6 +401,37 @@ async fn dropped_guard_of_a_request_leaves_time_to_repeat_it(store: Place) {
     drop(request(&one, 2).lock().await.unwrap());
     until(&one.mutex("a"), |view| view.holders.is_empty()).await;
     assert!(request(&one, 2).try_lock().await.unwrap_err().is_lost());
+}
+
+async fn dropped_guard_of_a_request_keeps_its_minimum_hold(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let report = |client: &Client, id: u8| client.once_per("a", Duration::from_secs(3_600)).request([id; 16]);
+    drop(report(&one, 1).start().await.unwrap().expect("it is the first start of the period"));
+    until(&other.mutex("a"), |view| view.holders.iter().any(|holder| holder.retained)).await;
+    assert!(report(&other, 2).start().await.unwrap().is_none());
+    // A caller that was not told of its start has not done the work.
+    let again = |client: &Client| client.once_per("b", Duration::from_secs(3_600)).request([3; 16]);
+    let id = again(&one).start().await.unwrap().expect("it is the first start").detach().await.unwrap();
+    assert!(one.return_lease(&id));
+    until(&other.mutex("b"), |view| view.holders.is_empty()).await;
+}
+
+async fn closed_client_releases_no_lease_of_which_another_has_told(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let guard = request(&one, 1).lock().await.unwrap();
+    let alone = request_of(&one, "b", 1).lock().await.unwrap();
+    let continued = request(&other, 1).try_lock().await.unwrap().expect("it is the same lease");
+    one.close().await.unwrap();
+    assert!(!guard.is_held() && !alone.is_held());
+    until(&other.mutex("b"), |view| view.holders.is_empty()).await;
+    continued.renew().await.unwrap();
+    continued.release().await.unwrap();
 }
 
 async fn task_that_repeats_a_request_beside_another_is_refused(store: Place) {

@@ -372,7 +372,7 @@ impl Entry {
         if self.min_hold.ends_at_close {
             self.min_hold.length = Duration::ZERO;
         }
-        if !self.forget_request(now) {
+        if !self.close_request(now) {
             self.abandon(now);
         }
         if let Stage::Releasing(releasing) = &mut self.stage {

@@ -315,10 +315,10 @@ impl Drop for Attempt<'_> {
         if self.is_taken {
             return;
         }
+        self.handle.session.end_unused_min_hold(self.entry, self.handle.now());
         if self.is_request {
             self.handle.session.suspend(self.entry, self.handle.now());
         } else {
-            self.handle.session.end_unused_min_hold(self.entry, self.handle.now());
             release_dropped(&self.handle.session, &*self.handle.store, self.resource, self.entry);
         }
     }
