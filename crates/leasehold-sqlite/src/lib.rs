@@ -42,6 +42,7 @@ mod mailbox;
 mod rows;
 mod schema;
 mod shared;
+mod side_files;
 mod sweep;
 mod tables;
 mod url;
