@@ -15,12 +15,16 @@ pub const TESTS: &[Test] = suite![
     request_is_refused_over_a_quorum,
     repeated_request_gets_the_same_lease_at_any_client,
     request_keeps_its_place_and_is_granted_to_the_client_that_repeats_it,
+    request_that_waits_and_then_tries_leaves_the_queue,
+    request_with_other_terms_is_another_one,
     request_that_is_not_repeated_leaves_the_queue,
     grant_that_nobody_hears_of_is_released,
     request_that_moved_is_not_released_by_its_former_client,
     released_request_has_ended_at_every_client,
     returned_lease_is_released_unless_its_request_is_repeated,
     dropped_guard_of_a_request_leaves_time_to_repeat_it,
+    dropped_guard_of_a_request_keeps_its_minimum_hold,
+    closed_client_releases_no_lease_of_which_another_has_told,
     task_that_repeats_a_request_beside_another_is_refused,
     holder_of_a_request_is_the_one_that_is_named,
 ];
@@ -226,6 +230,47 @@ async fn request_keeps_its_place_and_is_granted_to_the_client_that_repeats_it(st
     .await;
 }
 
+/// As a caller does whose time is over.
+async fn request_that_waits_and_then_tries_leaves_the_queue(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    in_time(async |name| {
+        let held = one.mutex(name).ttl(TTL).lock().await.unwrap();
+        assert!(request_of(&one, name, 1).lock_timeout(SLICE).await.unwrap().is_none());
+        let away = Away::begin();
+        for client in [&other, &one] {
+            let tried = tokio::time::timeout(SOON, request_of(client, name, 1).try_lock()).await;
+            assert!(away.outcome(tried.expect("it does not wait"))?.is_none());
+        }
+        until(&other.mutex(name), |view| view.waiters.is_empty()).await;
+        held.release().await.unwrap();
+        Ok(())
+    })
+    .await;
+}
+
+/// What was granted to a request is not given for more than that.
+async fn request_with_other_terms_is_another_one(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let uploads = |client: &Client| client.semaphore("a", 5).ttl(TTL).request([1; 16]);
+    let held = uploads(&one).try_acquire(1).await.unwrap().expect("it is free");
+    assert!(uploads(&other).try_acquire(5).await.unwrap().is_none());
+    let same = uploads(&other).try_acquire(1).await.unwrap().expect("it is the same lease");
+    assert_eq!(same.token(), held.token());
+    let report = |client: &Client| client.rw_lock("a").ttl(TTL).request([1; 16]);
+    let reading = report(&one).try_read().await.unwrap().expect("it is free");
+    assert!(report(&other).try_write().await.unwrap().is_none(), "there is a reader");
+    let owned = |client: &Client, owner: &str| client.reentrant_mutex("a", owner).ttl(TTL).request([1; 16]);
+    let first = owned(&one, "job 7").try_lock().await.unwrap().expect("it is free");
+    assert!(owned(&other, "job 8").try_lock().await.unwrap().is_none(), "another owner");
+    drop((same, reading, first));
+}
+
 async fn request_that_is_not_repeated_leaves_the_queue(store: Place) {
     if is_skipped(&store) {
         return;
@@ -356,6 +401,37 @@ async fn dropped_guard_of_a_request_leaves_time_to_repeat_it(store: Place) {
     drop(request(&one, 2).lock().await.unwrap());
     until(&one.mutex("a"), |view| view.holders.is_empty()).await;
     assert!(request(&one, 2).try_lock().await.unwrap_err().is_lost());
+}
+
+async fn dropped_guard_of_a_request_keeps_its_minimum_hold(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let report = |client: &Client, id: u8| client.once_per("a", Duration::from_secs(3_600)).request([id; 16]);
+    drop(report(&one, 1).start().await.unwrap().expect("it is the first start of the period"));
+    until(&other.mutex("a"), |view| view.holders.iter().any(|holder| holder.retained)).await;
+    assert!(report(&other, 2).start().await.unwrap().is_none());
+    // A caller that was not told of its start has not done the work.
+    let again = |client: &Client| client.once_per("b", Duration::from_secs(3_600)).request([3; 16]);
+    let id = again(&one).start().await.unwrap().expect("it is the first start").detach().await.unwrap();
+    assert!(one.return_lease(&id));
+    until(&other.mutex("b"), |view| view.holders.is_empty()).await;
+}
+
+async fn closed_client_releases_no_lease_of_which_another_has_told(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let guard = request(&one, 1).lock().await.unwrap();
+    let alone = request_of(&one, "b", 1).lock().await.unwrap();
+    let continued = request(&other, 1).try_lock().await.unwrap().expect("it is the same lease");
+    one.close().await.unwrap();
+    assert!(!guard.is_held() && !alone.is_held());
+    until(&other.mutex("b"), |view| view.holders.is_empty()).await;
+    continued.renew().await.unwrap();
+    continued.release().await.unwrap();
 }
 
 async fn task_that_repeats_a_request_beside_another_is_refused(store: Place) {
