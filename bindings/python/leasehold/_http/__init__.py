@@ -5,7 +5,7 @@ thread. A blocked event loop loses nothing, but a thread that holds the GIL for 
 addresses of stores, renews without it.
 """
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._errors import ClientClosed, Unsupported
@@ -57,10 +57,10 @@ class Lease:
         return "" if loss is None else loss[1]
 
     def lost(self, completions: "_backend.Completions | None" = None) -> Operation[str | None]:
-        return Operation(self._core.runtime, self._held.lost(), _own(completions), keep=self._backend)
+        return Operation(self._core.runtime, self._held.lost, _own(completions), keep=self._backend)
 
     def renew(self, completions: "_backend.Completions | None" = None) -> Operation[None]:
-        return self._backend.start(self._core.renew(self._held), completions)
+        return self._backend.start(lambda: self._core.renew(self._held), completions)
 
     def release(
         self, timeout: float | None = None, completions: "_backend.Completions | None" = None
@@ -68,11 +68,10 @@ class Lease:
         # It is carried out also if nobody waits for it, and while the client is closed.
         self._held.end()
         self._core.runtime.call_soon(self._core.begin_release, self._held)
-        work = self._core.released(self._held, timeout)
-        return Operation(self._core.runtime, work, _own(completions), keep=self._backend)
+        return Operation(self._core.runtime, lambda: self._core.released(self._held, timeout), _own(completions), keep=self._backend)
 
     def detach(self, completions: "_backend.Completions | None" = None) -> Operation[str]:
-        return self._backend.start(self._core.detach(self._held), completions)
+        return self._backend.start(lambda: self._core.detach(self._held), completions)
 
     def downgrade(self, completions: "_backend.Completions | None" = None) -> "Operation[_backend.Lease]":
         raise Unsupported("a server's HTTP API can't downgrade a lease: use the address of its store")
@@ -105,14 +104,16 @@ class Lock:
     def acquire(
         self, wait: float | None = None, completions: "_backend.Completions | None" = None
     ) -> "Operation[_backend.Lease | None]":
-        backend = self._backend
+        backend, request = self._backend, self._request
+        # Those that did not start the work of a period do not wait for the next one.
+        limit = 0.0 if "once_per_ms" in request.fields else wait
 
         async def acquire() -> "_backend.Lease | None":
-            held = await backend.core.acquire(self._request, wait)
+            held = await backend.core.acquire(request, limit)
             return None if held is None else Lease(backend, held)
 
         # A lease that nothing refers to releases itself.
-        return backend.start(acquire(), completions)
+        return backend.start(acquire, completions)
 
 
 class Backend:
@@ -131,10 +132,10 @@ class Backend:
         return Completions()
 
     def start(
-        self, work: Coroutine[Any, Any, T], completions: "_backend.Completions | None" = None
+        self, work: Callable[[], Coroutine[Any, Any, T]], completions: "_backend.Completions | None" = None
     ) -> Operation[T]:
         core = self.core
-        return Operation(core.runtime, core.called(work), _own(completions), keep=self)
+        return Operation(core.runtime, lambda: core.called(work), _own(completions), keep=self)
 
     def lock(self, terms: "_backend.Terms") -> Lock:
         return Lock(self, request_of(terms, self.core.settings))
@@ -143,24 +144,24 @@ class Backend:
         async def attach() -> "_backend.Lease":
             return Lease(self, await self.core.attach(lease))
 
-        return self.start(attach(), completions)
+        return self.start(attach, completions)
 
     def inspect(self, kind: str, name: str, completions: "_backend.Completions | None" = None) -> Operation[str]:
-        return self.start(self.core.inspect(kind, name), completions)
+        return self.start(lambda: self.core.inspect(kind, name), completions)
 
     def list(self, completions: "_backend.Completions | None" = None) -> Operation[str]:
-        return self.start(self.core.list(), completions)
+        return self.start(lambda: self.core.list(), completions)
 
     def force_release(
         self, kind: str, name: str, token: int | None = None, completions: "_backend.Completions | None" = None
     ) -> Operation[str]:
-        return self.start(self.core.force_release(kind, name, token), completions)
+        return self.start(lambda: self.core.force_release(kind, name, token), completions)
 
     def close(
         self, timeout: float | None = None, completions: "_backend.Completions | None" = None
     ) -> Operation[None]:
         self.core.runtime.call_soon(self.core.begin_close)
-        return Operation(self.core.runtime, self.core.closed(timeout), _own(completions), keep=self)
+        return Operation(self.core.runtime, lambda: self.core.closed(timeout), _own(completions), keep=self)
 
     def __del__(self) -> None:
         if hasattr(self, "core"):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -45,7 +45,7 @@ class Core:
         self.runtime = runtime
         self.is_closed = False
         self._api = Api(servers, token_of(settings.token), settings.connect_timeout, runtime)
-        self._renewals = Renewals(self._send_ids)
+        self._renewals = Renewals(self._send_ids, self.begin_release)
         # Over a quorum, requests have no ids.
         self._has_request_ids = True
         self._withdrawals = 0
@@ -56,16 +56,15 @@ class Core:
         self._calls: set[asyncio.Task[Any]] = set()
         runtime.call_soon(runtime.clients.add, self)
 
-    async def called(self, work: Coroutine[Any, Any, T]) -> T:
+    async def called(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs the work of a caller, which ends with `ClientClosed` if the client is closed meanwhile."""
         task = asyncio.current_task()
         assert task is not None
         if self.is_closed:
-            work.close()
             raise ClientClosed("the client was closed")
         self._calls.add(task)
         try:
-            return await work
+            return await work()
         except asyncio.CancelledError:
             if self.is_closed:
                 raise ClientClosed("the client was closed") from None
@@ -171,7 +170,7 @@ class Core:
 
     # Renew and release
 
-    async def _send_ids(self, path: str, ids: list[str], limit: float, latest: float | None = None) -> Answer:
+    async def _send_ids(self, path: str, ids: list[str], limit: float, latest: float | None) -> Answer:
         return await self._api.call("POST", path, {"leases": ids}, limit=limit, latest=latest)
 
     async def renew(self, held: Held) -> None:
@@ -191,7 +190,7 @@ class Core:
         self._renewals.discard(held)
         if held.released is None:
             ids = [grant.id for grant in held.grants]
-            held.released = self._release_in_background(ids, held.ttl, held.deadline())
+            held.released = self._release_in_background(ids, held.ttl, held.valid_until)
 
     async def released(self, held: Held, timeout: float | None) -> None:
         """Waits for the release."""
@@ -209,7 +208,7 @@ class Core:
             self.begin_release(held)
 
     def _release_in_background(self, ids: list[str], ttl: float, deadline: float) -> asyncio.Future[None]:
-        """Releases leases, and goes on until their time is over. The future has the first result."""
+        """Releases leases, and goes on until their time is over, since then they end by themselves. The future has the first result."""
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         confirmed.add_done_callback(lambda future: future.cancelled() or future.exception())
         self._spawn(self._release(ids, ttl, deadline, confirmed))
@@ -224,9 +223,9 @@ class Core:
             else:
                 confirmed.set_exception(error)
 
-        while True:
+        while now() < deadline:
             try:
-                answer = await self._send_ids("/v1/leases/release", ids, _limit(ttl))
+                answer = await self._send_ids("/v1/leases/release", ids, _limit(ttl), deadline)
                 outcomes = dict(zip(ids, answer.content["leases"], strict=True))
             except Unavailable as error:
                 settle(error)
@@ -244,9 +243,8 @@ class Core:
                     settle(None)
                     return
                 settle(Unavailable(f"the store did not confirm the release: {outcomes[ids[0]]['detail']}"))
-            if now() >= deadline:
-                return
             await asyncio.sleep(1.0)
+        settle(None)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -266,7 +264,7 @@ class Core:
 
     async def attach(self, text: str) -> Held:
         sent_by = now()
-        answer = await self._send_ids("/v1/leases/renew", [text], 5.0)
+        answer = await self._send_ids("/v1/leases/renew", [text], 5.0, None)
         outcome = answer.content["leases"][0]
         match outcome["outcome"]:
             case "renewed":
@@ -318,7 +316,7 @@ class Core:
         ended = [held for held in self._renewals.take_all() if held.lose("closed", f"{held.what}: the client was closed")]
         for batch in batches(ended):
             ids = [grant.id for held in batch for grant in held.grants]
-            deadline = max(held.deadline() for held in batch)
+            deadline = max(held.valid_until for held in batch)
             released = self._release_in_background(ids, batch[0].ttl, deadline)
             for held in batch:
                 held.released = released

@@ -65,7 +65,7 @@ class Held:
         self.error: str | None = None
         # The result of the release, once that has begun. Only the runtime's thread uses it.
         self.released: asyncio.Future[None] | None = None
-        self._valid_until = min(grant.valid_until for grant in grants)
+        self.valid_until = min(grant.valid_until for grant in grants)
         self._status = Status.HELD
         self._reason: str | None = None
         self._message = ""
@@ -83,7 +83,7 @@ class Held:
 
     def deadline(self) -> float:
         """The time at which the lease ends unless it is renewed."""
-        return self._valid_until if self.ends_at is None else min(self._valid_until, self.ends_at)
+        return self.valid_until if self.ends_at is None else min(self.valid_until, self.ends_at)
 
     def remaining(self) -> float:
         self.check_time()
@@ -99,7 +99,7 @@ class Held:
         time = now()
         if self._status is not Status.HELD or time < self.deadline():
             return
-        if self.ends_at is not None and time >= self.ends_at and self.ends_at <= self._valid_until:
+        if self.ends_at is not None and time >= self.ends_at and self.ends_at <= self.valid_until:
             self.lose("max_hold", f"{self.what}: the lease has reached its maximum hold")
         else:
             why = f": {self.error}" if self.error else "" if self.is_renewed else ": it is not renewed automatically"
@@ -128,7 +128,7 @@ class Held:
         self.check_time()
         with self._lock:
             if self._status is Status.HELD:
-                self._valid_until = max(self._valid_until, valid_until)
+                self.valid_until = max(self.valid_until, valid_until)
 
     # Those below are called by the runtime's thread.
 
@@ -154,14 +154,17 @@ class Held:
                     watcher.set_result(self._reason)
 
 
-Send = Callable[[str, list[str], float], Awaitable[Answer]]
+# Sends ids of leases to a path, with the limit of a request, and the time after which it is not repeated.
+Send = Callable[[str, list[str], float, float | None], Awaitable[Answer]]
 
 
 class Renewals:
     """Renews the leases of a client, all that are due by one request. Runs in the runtime's thread while there are leases."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, release: Callable[[Held], object]) -> None:
         self._send = send
+        # Of a lease at its maximum hold, which the server does not know.
+        self._release = release
         self._held: set[Held] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -189,9 +192,9 @@ class Renewals:
             for held in list(self._held):
                 held.check_time()
                 if held.status is not Status.HELD:
-                    self.discard(held)
-            # Those that are nearly due go along.
-            due = [held for held in self._held if held.is_renewed and held.next_renewal <= time + held.ttl / 12]
+                    self._end(held)
+            # All that were not renewed just now go along, so that they stay together.
+            due = [held for held in self._held if held.is_renewed and held.next_renewal <= time + held.ttl / 4]
             if any(held.next_renewal <= time for held in due):
                 await asyncio.gather(*(self.renew(batch) for batch in batches(due)))
                 continue
@@ -209,7 +212,8 @@ class Renewals:
         ids = [grant.id for held in batch for grant in held.grants]
         limit = min(max(min(held.ttl for held in batch) / 6, 0.05), 5.0)
         try:
-            answer = await self._send("/v1/leases/renew", ids, limit)
+            # Each server is asked once. What to do after that depends on the lease.
+            answer = await self._send("/v1/leases/renew", ids, limit, now())
             outcomes = iter(answer.content["leases"])
             results = [[next(outcomes) for _ in held.grants] for held in batch]
         except Error as error:
@@ -223,7 +227,13 @@ class Renewals:
         for held, result in zip(batch, results, strict=True):
             _note(held, result, answer.sent)
             if held.status is not Status.HELD:
-                self.discard(held)
+                self._end(held)
+
+    def _end(self, held: Held) -> None:
+        loss = held.loss()
+        if loss is not None and loss[0] == "max_hold":
+            self._release(held)
+        self.discard(held)
 
 
 def _note(held: Held, outcomes: list[dict[str, object]], sent: float) -> None:

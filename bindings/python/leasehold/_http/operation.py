@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from .._errors import ClientClosed, Error
@@ -21,7 +21,10 @@ _WAIT_SLICE = 0.05 if sys.platform == "win32" else None
 
 
 class Completions:
-    """The descriptor is that of a socket pair, which every system's event loops can watch."""
+    """The descriptor is that of a socket pair, which every system's event loops can watch.
+
+    An operation ends in another thread: it may be done when its method returns, and is named all the same.
+    """
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -60,8 +63,6 @@ class Completions:
                     pass
             ended = list(self._ended)
             self._ended.clear()
-        for state in ended:
-            state.is_ended.set()
         return [state.key for state in ended if not state.is_cancelled]
 
     def close(self) -> None:
@@ -86,12 +87,11 @@ class _State(Generic[T]):
         self.value: T | None = None
         self.error: BaseException | None = None
 
-    def start(self, work: Coroutine[Any, Any, T]) -> None:
+    def start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         if self.is_cancelled:
-            work.close()
             self.is_ended.set()
             return
-        self.task = asyncio.get_running_loop().create_task(work)
+        self.task = asyncio.get_running_loop().create_task(work())
         self.task.add_done_callback(self._end)
 
     def _end(self, task: "asyncio.Task[T]") -> None:
@@ -101,10 +101,8 @@ class _State(Generic[T]):
             if self.error is None:
                 # A lease that nobody takes releases itself once nothing refers to it.
                 self.value = None if self.is_cancelled else task.result()
-        if self.completions is None or self.is_cancelled:
-            self.is_ended.set()
-        else:
-            # It counts as ended from the call of `take` that names it.
+        self.is_ended.set()
+        if self.completions is not None and not self.is_cancelled:
             self.completions._push(self)
 
     def cancel(self) -> None:
@@ -120,7 +118,7 @@ class Operation(Generic[T]):
     def __init__(
         self,
         runtime: Runtime,
-        work: Coroutine[Any, Any, T],
+        work: Callable[[], Coroutine[Any, Any, T]],
         completions: Completions | None = None,
         *,
         keep: object = None,
@@ -130,7 +128,6 @@ class Operation(Generic[T]):
         self._keep = keep
         self._state: _State[T] = _State(completions)
         if not runtime.call_soon(self._state.start, work):
-            work.close()
             raise ClientClosed("the interpreter exits")
 
     @property

@@ -7,6 +7,7 @@ never touches what it has inherited: it closes the sockets, which ends no connec
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import selectors
 import socket
@@ -31,15 +32,12 @@ class Runtime:
         self._start()
 
     def _start(self) -> None:
-        try:
-            threading.Thread(target=self._run, name="leasehold-http", daemon=True).start()
-        except RuntimeError:
-            # A sub-interpreter without daemon threads waits for this thread at its end. So the thread must end just before.
-            register = getattr(threading, "_register_atexit", None)
-            if register is None:
-                raise
-            threading.Thread(target=self._run, name="leasehold-http", daemon=False).start()
-            register(self._stop)
+        # The main interpreter ends daemon threads after `shut_down`, which waits for all other threads that may hold leases. A sub-interpreter
+        # must not have daemon threads at its end: its thread is told just before the interpreter waits for it.
+        is_main = _is_main_interpreter()
+        threading.Thread(target=self._run, name="leasehold-http", daemon=is_main).start()
+        if not is_main:
+            threading._register_atexit(self._stop)  # type: ignore[attr-defined]
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -85,6 +83,16 @@ class Runtime:
             except OSError:
                 pass
         self._selector.close()
+
+
+def _is_main_interpreter() -> bool:
+    for name in ("_interpreters", "_xxsubinterpreters"):
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        return bool(module.get_current() == module.get_main())
+    return True
 
 
 _abandoned: list[Runtime] = []
