@@ -104,10 +104,12 @@ class Api:
             index = self._current
             server = self._servers[index]
             sent = now()
-            outcome = await self._send(index, method, path, content, limit, is_repeatable)
-            if isinstance(outcome, Response):
+            response = await self._send(index, method, path, content, limit, is_repeatable)
+            if isinstance(response, Response):
                 self._was_answered = True
-                outcome = self._judge(outcome, server, sent, was_lost)
+                outcome = self._judge(response, server, sent, was_lost)
+            else:
+                outcome = response
             if isinstance(outcome, Answer):
                 return outcome
             if until is None:
@@ -151,26 +153,27 @@ class Api:
             return _Failure(f"{server}: {what}")
 
     def _judge(self, response: Response, server: Server, sent: float, was_lost: bool) -> Answer | _Failure:
+        content: Any
         try:
             text = response.body.decode()
             content = json.loads(text)
         except ValueError:
             text, content = "", None
-        is_problem = isinstance(content, dict) and isinstance(content.get("code"), str)
-        code: str | None = content["code"] if is_problem else None
         status = response.status
         if status in (200, 202) and content is not None:
             return Answer(status, content, text, sent, None, was_lost)
+        problem: dict[str, Any] = content if isinstance(content, dict) and isinstance(content.get("code"), str) else {}
+        code: str | None = problem.get("code")
         if code in OUTCOMES:
             return Answer(status, content, text, sent, code, was_lost)
         if code in ("stopping", "limit-reached", "too-many-connections"):
             pause = _retry_after(response)
-            return _Failure(f"{server}: {_words(content)}", False, content.get("try_another") is True, pause)
+            return _Failure(f"{server}: {_words(problem)}", False, problem.get("try_another") is True, pause)
         if status >= 500 or status in (408, 425, 429):
             # Those without a code are a proxy's, whose server may have done what it has not answered.
-            reason = _words(content) if is_problem else f"it answered with status {status}"
+            reason = _words(problem) if problem else f"it answered with status {status}"
             return _Failure(f"{server}: {reason}", pause=_retry_after(response))
-        self._fail(server, status, code, content if is_problem else {})
+        self._fail(server, status, code, problem)
 
     def _fail(self, server: Server, status: int, code: str | None, problem: dict[str, Any]) -> NoReturn:
         if code == "unauthorized" and not self._has_token:

@@ -27,6 +27,7 @@ class Runtime:
         self.sockets: set[socket.socket] = set()
         # Those that are not closed. Only the thread uses it.
         self.clients: set[Core] = set()
+        self._closing: asyncio.Task[None] | None = None
         self._selector = selectors.DefaultSelector()
         self.loop = asyncio.SelectorEventLoop(self._selector)
         self._start()

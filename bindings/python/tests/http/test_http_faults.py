@@ -352,7 +352,8 @@ def test_problems_are_the_errors_of_the_package(start: Start) -> None:
         ("store-unavailable", 503, leasehold.Unavailable),
         ("limit-reached", 429, leasehold.Unavailable),
     ]:
-        server = start.fake(lambda path, body, code=code, status=status: problem(code, status))
+        reply = problem(code, status)
+        server = start.fake(lambda path, body, reply=reply: reply)  # type: ignore[misc]
         with pytest.raises(error, match=f"the detail of {code}; the remedy of {code}"):
             leasehold.connect(server.url).lock("a").try_acquire()
 
@@ -684,11 +685,11 @@ def test_sub_interpreter(serve: Serve, name: str) -> None:
                 interpreters.destroy(child)
                 print(isolated, flush=True)
     """
-    programs = [f"python3.{minor}" for minor in (14, 13, 12)]
-    programs += map(str, Path.home().glob(".pyenv/versions/3.1[234].*/bin/python3"))
+    programs = [f"python3.{minor}" for minor in (14, 13)]
+    programs += map(str, Path.home().glob(".pyenv/versions/3.1[34].*/bin/python3"))
     found = [program for program in programs if works(program)]
     if not found:
-        pytest.skip("sub-interpreters need Python 3.12 or later on the PATH")
+        pytest.skip("sub-interpreters need Python 3.13 or later: python3.13 on the PATH")
     for program in found:
         done = subprocess.run([program, "-c", runner], capture_output=True, text=True, timeout=60, check=False)
         assert done.stdout.split() == ["True", "True", "False", "False"], done.stderr

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from servers import Serve, until
@@ -39,11 +40,11 @@ def test_waiter_is_granted_when_the_holder_releases(client: leasehold.Client, na
             order.append(number)
 
     with client.lock(name):
-        threads = []
+        threads: list[threading.Thread] = []
         for number in range(3):
             threads.append(threading.Thread(target=wait, args=(number,)))
             threads[-1].start()
-            until(lambda number=number: len(client.inspect(name).waiters) == number + 1)
+            until(lambda: len(client.inspect(name).waiters) == len(threads))
     for thread in threads:
         thread.join()
     assert order == [0, 1, 2]
@@ -185,7 +186,7 @@ def test_forced_release_is_a_loss(client: leasehold.Client, name: str) -> None:
 
 
 def test_what_the_api_does_not_have_is_refused_with_the_reason(client: leasehold.Client, serve: Serve) -> None:
-    for make in [
+    calls: list[Callable[[], object]] = [
         lambda: client.rwlock("a").upgradable().acquire(),
         lambda: client.lock("a", bridge=bridge.redis_py("a")).acquire(),
         lambda: client.lock("a", max_waiters=5).acquire(),
@@ -193,9 +194,10 @@ def test_what_the_api_does_not_have_is_refused_with_the_reason(client: leasehold
         lambda: client.lock("a", trace_id="t").acquire(),
         lambda: client.once_per("a", 60, at_least_once=True).acquire(),
         lambda: leasehold.connect(serve.url, max_waiters=3).lock("a").acquire(),
-    ]:
+    ]
+    for call in calls:
         with pytest.raises(leasehold.Unsupported, match="HTTP"):
-            make()
+            call()
     lease = client.lock("a").acquire()
     with pytest.raises(leasehold.Unsupported, match="minimum hold"):
         lease.set_min_hold(0)
@@ -203,7 +205,7 @@ def test_what_the_api_does_not_have_is_refused_with_the_reason(client: leasehold
 
 
 def test_invalid_input_is_refused(client: leasehold.Client, serve: Serve) -> None:
-    for make in [
+    calls: list[Callable[[], object]] = [
         lambda: client.lock("").acquire(),
         lambda: client.lock("x" * 600).acquire(),
         lambda: client.lock("\ud800").acquire(),
@@ -215,9 +217,10 @@ def test_invalid_input_is_refused(client: leasehold.Client, serve: Serve) -> Non
         lambda: leasehold.connect("http://a/?x=y").lock("a").acquire(),
         lambda: leasehold.connect("unix:").lock("a").acquire(),
         lambda: leasehold.connect(serve.url, token="a b").lock("a").acquire(),
-    ]:
+    ]
+    for call in calls:
         with pytest.raises(leasehold.InvalidInput):
-            make()
+            call()
 
 
 def test_decorator(client: leasehold.Client, name: str) -> None:
