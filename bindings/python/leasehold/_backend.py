@@ -133,6 +133,10 @@ class Lease(Protocol):
         """The message of `LeaseLost` for `loss`."""
         ...
 
+    def completions(self) -> Completions:
+        """As `Backend.completions`, for the thread that calls ``on_lost`` callbacks: it takes one for all leases of this class."""
+        ...
+
     def lost(self, completions: Completions | None = None) -> Operation[str | None]:
         """Ends with the reason once the lease is lost, with None when it is released or detached."""
         ...
@@ -163,6 +167,10 @@ class Lease(Protocol):
 
 class Lock(Protocol):
     """Checked terms. Nothing is sent, and nothing is held."""
+
+    def completions(self) -> Completions:
+        """As `Backend.completions`."""
+        ...
 
     def acquire(self, wait: float | None = None, completions: Completions | None = None) -> Operation[Lease | None]:
         """Waits at most ``wait`` seconds in the queue; None waits without a limit, 0 does not wait. The result is None if the lock was not granted

@@ -91,8 +91,7 @@ class Lease(BaseLease):
         >>> client.attach(text).release()
         """
         _fork.check(self._generation)
-        text: str = _call(self._lease.detach)
-        self._end()
+        text: str = _call(self._consumed(self._lease.detach))
         return text
 
     def downgrade(self) -> Lease:
@@ -104,9 +103,7 @@ class Lease(BaseLease):
         >>> reader.release()
         """
         _fork.check(self._generation)
-        lease = Lease(_call(self._lease.downgrade))
-        self._end()
-        return lease
+        return Lease(_call(self._consumed(self._lease.downgrade)))
 
     def upgrade(self, wait: Seconds | None = None) -> Lease:
         """Of an upgradable reader: becomes a writer, with no writer in between. The returned lease replaces this one. `Timeout` after ``wait``

@@ -80,6 +80,18 @@ def _register_exit() -> None:
     _is_exit_registered_in = _fork.generation
 
 
+_is_logging_in = -1
+
+
+def _log_native(module: _backend.Module) -> None:
+    global _is_logging_in
+    if _is_logging_in != _fork.generation:
+        _is_logging_in = _fork.generation
+        from ._reporter import log_records
+
+        log_records(module)
+
+
 class BaseClient:
     """A client of a store. Created by ``connect``; it opens at its first use. Thread-safe."""
 
@@ -113,8 +125,11 @@ class BaseClient:
             if self._is_closed:
                 raise ClientClosed("the client was closed")
             if self._backend is None:
-                self._backend = _module(self._url).open(self._url, self._settings)
+                module = _module(self._url)
+                self._backend = module.open(self._url, self._settings)
                 _register_exit()
+                if module.__name__ == "leasehold._native":
+                    _log_native(module)
             return self._backend
 
     @property

@@ -11,9 +11,11 @@ from ._errors import LeaseLost
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import NoReturn
+    from typing import NoReturn, TypeVar
 
     from . import _backend
+
+    T = TypeVar("T")
 
 _current: contextvars.ContextVar[tuple[BaseLease, ...]] = contextvars.ContextVar("leasehold", default=())
 
@@ -121,6 +123,18 @@ class BaseLease:
     def _end(self) -> None:
         self._ended = True
         self._kept.clear()
+
+    def _consumed(self, start: Callable[..., T]) -> Callable[..., T]:
+        """A call that ends this lease, whatever comes of it, unless it is refused before it starts."""
+
+        def started(*arguments: object) -> T:
+            operation = start(*arguments)
+            self._end()
+            return operation
+
+        # As a bound method has it.
+        started.__self__ = start.__self__  # type: ignore[attr-defined]
+        return started
 
     def __repr__(self) -> str:
         if self._generation != _fork.generation:

@@ -1,6 +1,6 @@
-"""One Python thread of this package: it calls `on_lost` callbacks and passes the engine's records to `logging`. Started on demand.
+"""One Python thread of this package: it calls ``on_lost`` callbacks, and passes the engine's records to `logging`. Started on demand.
 
-It waits in ``poll`` for the descriptors of completions; no thread of a back end runs Python.
+It waits in ``poll`` for the descriptors of completions, so no thread of a back end runs Python. It alone starts and takes its operations.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import logging
 import os
 import select
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from . import _fork
@@ -21,73 +22,71 @@ if TYPE_CHECKING:
 logger = logging.getLogger("leasehold")
 
 
+class _Source:
+    """The completions of one back end's module, and what is called when an operation ends."""
+
+    def __init__(self, completions: _backend.Completions) -> None:
+        self.completions = completions
+        self.ended: dict[int, Callable[[], None]] = {}
+
+    def start(self, operation: _backend.Operation[Any], ended: Callable[[], None]) -> None:
+        if operation.is_done():
+            ended()
+        else:
+            self.ended[operation.key] = ended
+
+    def take(self) -> None:
+        for key in self.completions.take():
+            ended = self.ended.pop(key, None)
+            if ended is not None:
+                ended()
+
+
 class _Reporter:
     def __init__(self) -> None:
         self.generation = _fork.generation
-        self.mutex = threading.Lock()
-        self.wake_read, self.wake_write = os.pipe()
-        os.set_blocking(self.wake_read, False)
-        os.set_blocking(self.wake_write, False)
-        self.arriving: list[_Watch] = []
-        # Daemonic: a program that ends does not wait for it, and it holds nothing.
-        self.thread = threading.Thread(target=self._run, name="leasehold-reporter", daemon=True)
-        self.thread.start()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        # Finalizers append to it, also between two lines of the thread: a deque needs no lock.
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._sources: dict[type, _Source] = {}
+        self._poll = select.poll()
+        self._poll.register(self._wake_read, select.POLLIN)
+        # A daemon: a program that ends does not wait for it.
+        threading.Thread(target=self._run, name="leasehold-reporter", daemon=True).start()
 
-    def add(self, watch: _Watch) -> None:
-        with self.mutex:
-            self.arriving.append(watch)
-        self.wake()
-
-    def wake(self) -> None:
+    def run_soon(self, task: Callable[[], None]) -> None:
+        """Runs this in the thread."""
+        self._tasks.append(task)
         try:
-            os.write(self.wake_write, b"\0")
-        except BlockingIOError:  # It is awake soon anyway.
+            os.write(self._wake_write, b"\0")
+        except BlockingIOError:  # It has enough to wake up for.
             pass
 
+    def source(self, kind: type, completions: Callable[[], _backend.Completions]) -> _Source:
+        """In the thread: the source of this kind of objects."""
+        source = self._sources.get(kind)
+        if source is None:
+            source = self._sources[kind] = _Source(completions())
+            self._poll.register(source.completions.fileno(), select.POLLIN)
+        return source
+
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self.wake_read, select.POLLIN)
-        watches: dict[int, _Watch] = {}
         while True:
-            with self.mutex:
-                arrived, self.arriving = self.arriving, []
-            for watch in arrived:
-                descriptor = watch.completions.fileno()
-                watches[descriptor] = watch
-                poll.register(descriptor, select.POLLIN)
-            arrived.clear()
-            del arrived[:]
-            for descriptor, _ in poll.poll():
-                if descriptor == self.wake_read:
-                    os.read(self.wake_read, 4096)
-            for descriptor, watch in list(watches.items()):
-                if watch.is_over or watch.look():
-                    poll.unregister(descriptor)
-                    del watches[descriptor]
-                    watch.completions.close()
-            watch = None  # type: ignore[assignment]
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._wake_read:
+                    os.read(self._wake_read, 4096)
+            while self._tasks:
+                self._call(self._tasks.popleft())
+            for source in list(self._sources.values()):
+                self._call(source.take)
 
-
-class _Watch:
-    """A descriptor of the thread, and what it calls."""
-
-    def __init__(self, completions: _backend.Completions, look: Callable[[], bool]) -> None:
-        self.completions = completions
-        self.look = look
-        self.is_over = False
-
-
-class _OnLost:
-    """A callback of a lease. Dropping it ends it."""
-
-    def __init__(self, reporter: _Reporter, watch: _Watch) -> None:
-        self.reporter = reporter
-        self.watch = watch
-
-    def __del__(self) -> None:
-        self.watch.is_over = True
-        if self.reporter.generation == _fork.generation:
-            self.reporter.wake()
+    def _call(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except Exception:
+            logger.exception("a task of leasehold's reporter failed")
 
 
 _reporter: _Reporter | None = None
@@ -106,22 +105,75 @@ def _started() -> _Reporter:
         return _reporter
 
 
-def on_lost(lease: _backend.Lease, completions: _backend.Completions, callback: Callable[[str], object]) -> object:
-    """Calls ``callback`` with the reason once the lease is lost. The callback ends with the returned object."""
-    operation = lease.lost(completions)
+class _Callback:
+    """A callback of a lease, which ends with this object."""
 
-    def look() -> bool:
-        if not operation.is_done():
-            return False
+    def __init__(self, callback: Callable[[str], object]) -> None:
+        self._callback = callback
+        self._operation: _backend.Operation[str | None] | None = None
+        self._is_over = False
+
+    def start(self, lease: _backend.Lease, reporter: _Reporter) -> None:
+        if self._is_over:
+            return
+        source = reporter.source(type(lease), lease.completions)
+        self._operation = lease.lost(source.completions)
+        source.start(self._operation, self._ended)
+        if source.completions.is_ready:
+            source.take()
+
+    def _ended(self) -> None:
+        operation, self._operation = self._operation, None
+        if self._is_over or operation is None:
+            return
         reason = operation.result()
         if reason is not None:
             try:
-                callback(reason)
+                self._callback(reason)
             except Exception:
-                logger.exception("the on_lost callback %r failed", callback)
-        return True
+                logger.exception("the on_lost callback %r failed", self._callback)
 
+    def end(self) -> None:
+        self._is_over = True
+        operation, self._operation = self._operation, None
+        if operation is not None:
+            operation.cancel()
+
+
+class _Registration:
+    """Dropping it ends the callback."""
+
+    def __init__(self, callback: _Callback, generation: int) -> None:
+        self._callback = callback
+        self._generation = generation
+
+    def __del__(self) -> None:
+        if self._generation == _fork.generation:
+            self._callback.end()
+
+
+def on_lost(lease: _backend.Lease, callback: Callable[[str], object]) -> object:
+    """Calls ``callback`` with the reason once the lease is lost, unless the returned object is dropped before."""
     reporter = _started()
-    watch = _Watch(completions, look)
-    reporter.add(watch)
-    return _OnLost(reporter, watch)
+    one = _Callback(callback)
+    reporter.run_soon(lambda: one.start(lease, reporter))
+    return _Registration(one, reporter.generation)
+
+
+def log_records(module: Any) -> None:
+    """From now on the records of the native engine go to the logger ``leasehold``."""
+    reporter = _started()
+
+    def start() -> None:
+        source = reporter.source(type(module), module.Completions)
+        operation = module.records(source.completions)
+        source.start(operation, lambda: pass_on(operation))
+        if source.completions.is_ready:
+            source.take()
+
+    def pass_on(operation: _backend.Operation[list[tuple[int, str]]]) -> None:
+        for level, message in operation.result():
+            logger.log(level, "%s", message)
+        start()
+
+    reporter.run_soon(start)

@@ -109,41 +109,45 @@ async def _call(client: Client, start: Callable[..., Any], *arguments: Any) -> A
 class _Body:
     """The ``async with`` block of a lease: it is cancelled when the lease is lost."""
 
-    __slots__ = ("cancelling", "has_cancelled", "loss", "loss_key", "scheduled", "task", "watcher")
+    __slots__ = ("_cancelling", "_has_cancelled", "_lease", "_loss", "_scheduled", "_watcher", "task")
 
-    def __init__(self, lease: Lease, watcher: _Watcher) -> None:
+    def __init__(self, lease: _backend.Lease, watcher: _Watcher) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a lease's block needs a task of asyncio")
         self.task = task
-        self.cancelling = task.cancelling()
-        self.has_cancelled = False
-        self.scheduled: asyncio.Handle | None = None
-        self.watcher = watcher
-        self.loss = lease._lease.lost(watcher.completions)
-        self.loss_key = self.loss.key
-        if self.loss.is_done():
-            self.on_loss()
+        self._cancelling = task.cancelling()
+        self._has_cancelled = False
+        self._scheduled: asyncio.Handle | None = None
+        self._watcher = watcher
+        self._lease = lease
+        self.watch()
+
+    def watch(self) -> None:
+        """Waits for the loss, in the loop."""
+        self._loss = self._lease.lost(self._watcher.completions)
+        if self._loss.is_done():
+            self._on_loss()
         else:
-            watcher.callbacks[self.loss_key] = self.on_loss
+            self._watcher.callbacks[self._loss.key] = self._on_loss
 
-    def on_loss(self) -> None:
+    def _on_loss(self) -> None:
         # Never at once: this may be called by the task itself, whose next await may be behind the block.
-        if self.loss.result() is not None:
-            self.scheduled = asyncio.get_running_loop().call_soon(self.cancel_task)
+        if self._loss.result() is not None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._cancel_task)
 
-    def cancel_task(self) -> None:
-        self.scheduled = None
-        self.has_cancelled = True
+    def _cancel_task(self) -> None:
+        self._scheduled = None
+        self._has_cancelled = True
         self.task.cancel()
 
     def leave(self) -> bool:
         """The block ends. Whether a cancellation that ends it is that of the loss alone."""
-        self.watcher.callbacks.pop(self.loss_key, None)
-        self.loss.cancel()
-        if self.scheduled is not None:
-            self.scheduled.cancel()
-        return self.has_cancelled and self.task.uncancel() <= self.cancelling
+        self._watcher.callbacks.pop(self._loss.key, None)
+        self._loss.cancel()
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        return self._has_cancelled and self.task.uncancel() <= self._cancelling
 
 
 class Lease(BaseLease):
@@ -188,17 +192,15 @@ class Lease(BaseLease):
         """Lets the lease outlive this object and this process. It is not renewed any more. The returned text is a secret; `Client.attach` takes the
         lease over, in any process."""
         _fork.check(self._generation)
-        text: str = await _call(self._client, self._lease.detach)
-        self._end()
+        text: str = await _call(self._client, self._consumed(self._lease.detach))
         return text
 
     async def downgrade(self) -> Lease:
         """Of a writer (or an upgradable reader): becomes a reader, with no moment in which the lock is free. The returned lease replaces this one.
         `Unsupported` for leases of other locks."""
         _fork.check(self._generation)
-        lease = Lease(self._client, await _call(self._client, self._lease.downgrade), self._cancels)
-        self._end()
-        return lease
+        reader = await _call(self._client, self._consumed(self._lease.downgrade))
+        return Lease(self._client, reader, self._cancels)
 
     async def upgrade(self, wait: Seconds | None = None) -> Lease:
         """Of an upgradable reader: becomes a writer, with no writer in between. The returned lease replaces this one. `Timeout` after ``wait``
@@ -206,6 +208,8 @@ class Lease(BaseLease):
         _fork.check(self._generation)
         upgraded = await _call(self._client, self._lease.upgrade, optional_seconds(wait, "wait"))
         if upgraded is None:
+            if self._body is not None:
+                self._body.watch()
             raise Timeout(f"{self.name!r}: not upgraded within {wait} s")
         self._end()
         return Lease(self._client, upgraded, self._cancels)
@@ -213,7 +217,7 @@ class Lease(BaseLease):
     async def __aenter__(self) -> Self:
         _fork.check(self._generation)
         if self._cancels:
-            self._body = _Body(self, self._client._watcher())
+            self._body = _Body(self._lease, self._client._watcher())
         entered(self)
         return self
 

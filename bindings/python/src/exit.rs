@@ -1,0 +1,105 @@
+//! The end of the interpreter. A thread that comes back to Python after it would be ended through frames of Rust, so every wait ends before.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Wake as _;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use pyo3::prelude::*;
+
+use crate::backend::Opened;
+use crate::core::{Core, Signal};
+use crate::fork::PerProcess;
+
+/// What an exit ends.
+#[derive(Default)]
+struct Exit {
+    is_exiting: AtomicBool,
+    keys: AtomicU64,
+    registry: Mutex<Registry>,
+    /// The last wait has ended.
+    left: Condvar,
+}
+
+#[derive(Default)]
+struct Registry {
+    /// Threads that wait without the GIL.
+    waiting: HashMap<u64, Arc<Signal>>,
+    backends: HashMap<u64, Weak<Opened>>,
+}
+
+static EXIT: PerProcess<Exit> = PerProcess::new();
+
+impl Exit {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_key(&self) -> u64 {
+        self.keys.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+pub(crate) fn is_exiting() -> bool {
+    EXIT.get().is_exiting.load(Ordering::Acquire)
+}
+
+/// A thread that waits for an operation.
+pub(crate) struct Waiting(u64);
+
+impl Waiting {
+    /// None while the interpreter exits.
+    pub(crate) fn begin(core: &Arc<Core>) -> Option<Self> {
+        let exit = EXIT.get();
+        let key = exit.next_key();
+        exit.registry().waiting.insert(key, core.signal().clone());
+        let waiting = Self(key);
+        (!is_exiting()).then_some(waiting)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let exit = EXIT.get();
+        let mut registry = exit.registry();
+        registry.waiting.remove(&self.0);
+        if registry.waiting.is_empty() {
+            exit.left.notify_all();
+        }
+    }
+}
+
+/// Notes a client for the exit. The returned key is for [`remove`].
+pub(crate) fn add(backend: &Weak<Opened>) -> u64 {
+    let exit = EXIT.get();
+    let key = exit.next_key();
+    exit.registry().backends.insert(key, backend.clone());
+    key
+}
+
+pub(crate) fn remove(key: u64) {
+    EXIT.get().registry().backends.remove(&key);
+}
+
+/// Wakes every wait, closes all clients, and waits at most `timeout` seconds for that.
+#[pyfunction]
+pub(crate) fn shut_down(py: Python<'_>, timeout: f64) {
+    let exit = EXIT.get();
+    exit.is_exiting.store(true, Ordering::Release);
+    let limit = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO);
+    let registry = exit.registry();
+    let signals: Vec<_> = registry.waiting.values().cloned().collect();
+    let backends: Vec<_> = registry.backends.values().filter_map(Weak::upgrade).collect();
+    drop(registry);
+    for signal in signals {
+        signal.wake();
+    }
+    py.detach(|| {
+        pollster::block_on(join_all(backends.iter().map(|backend| backend.close(Some(limit)))));
+        drop(backends);
+        let is_waited_for = |registry: &mut Registry| !registry.waiting.is_empty();
+        let _ = exit.left.wait_timeout_while(exit.registry(), limit, is_waited_for);
+    });
+}
