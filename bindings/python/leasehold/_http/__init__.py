@@ -56,6 +56,9 @@ class Lease:
         loss = self._held.loss()
         return "" if loss is None else loss[1]
 
+    def completions(self) -> Completions:
+        return Completions()
+
     def lost(self, completions: "_backend.Completions | None" = None) -> Operation[str | None]:
         return Operation(self._core.runtime, self._held.lost, _own(completions), keep=self._backend)
 
@@ -71,6 +74,8 @@ class Lease:
         return Operation(self._core.runtime, lambda: self._core.released(self._held, timeout), _own(completions), keep=self._backend)
 
     def detach(self, completions: "_backend.Completions | None" = None) -> Operation[str]:
+        if len(self._held.grants) > 1:
+            raise Unsupported("the leases of several locks can't be detached together: acquire the locks one by one")
         return self._backend.start(lambda: self._core.detach(self._held), completions)
 
     def downgrade(self, completions: "_backend.Completions | None" = None) -> "Operation[_backend.Lease]":
@@ -100,6 +105,9 @@ class Lock:
     def __init__(self, backend: "Backend", request: Request) -> None:
         self._backend = backend
         self._request = request
+
+    def completions(self) -> Completions:
+        return Completions()
 
     def acquire(
         self, wait: float | None = None, completions: "_backend.Completions | None" = None

@@ -252,10 +252,12 @@ class Core:
         task.add_done_callback(self._background.discard)
 
     async def detach(self, held: Held) -> str:
-        """Renews the lease, so that its next holder has the whole ttl, and forgets it."""
-        if len(held.grants) > 1:
-            raise Unsupported("the leases of several locks can't be detached together: acquire the locks one by one")
-        await self.renew(held)
+        """Renews the lease, so that its next holder has the whole ttl, and forgets it. If that fails, the lease is released."""
+        try:
+            await self.renew(held)
+        except BaseException:
+            self.abandon(held)
+            raise
         self._renewals.discard(held)
         if not held.end():
             self.check(held)

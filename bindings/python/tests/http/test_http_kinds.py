@@ -179,10 +179,10 @@ def test_forced_release_is_a_loss(client: leasehold.Client, name: str) -> None:
     assert [holder.token for holder in released] == [lease.token]
     until(lambda: lease.is_lost)
     assert lease.loss == "gone"
+    until(lambda: reasons == ["gone"])
     with pytest.raises(leasehold.LeaseLost) as caught:
         lease.release()
     assert caught.value.reason == "gone"
-    until(lambda: reasons == ["gone"])
 
 
 def test_what_the_api_does_not_have_is_refused_with_the_reason(client: leasehold.Client, serve: Serve) -> None:
