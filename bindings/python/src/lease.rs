@@ -99,8 +99,7 @@ impl Held {
         let guard = match self {
             Self::Plain(guard) => guard,
             Self::Writer(guard) => guard.into(),
-            Self::Upgradable(guard) => guard.into(),
-            Self::Set(_) => return Err(Failure::unsupported(NO_SET)),
+            Self::Upgradable(_) | Self::Set(_) => return Err(Failure::unsupported(NO_DETACH)),
         };
         Ok(Value::Text(guard.detach().await?.to_string()))
     }
@@ -115,7 +114,7 @@ impl Held {
     }
 }
 
-const NO_SET: &str = "the leases of several locks cannot be detached together: acquire each lock, and detach its lease";
+const NO_DETACH: &str = "the lease of an upgradable reader, and those of several locks together, cannot be detached";
 const NO_READER: &str = "only the lease of a writer or of an upgradable reader can be downgraded";
 const NO_WRITER: &str = "only the lease of an upgradable reader can be upgraded: acquire rwlock(name).upgradable()";
 
@@ -304,7 +303,7 @@ impl Lease {
 
     #[pyo3(signature = (completions=None))]
     fn detach(&self, py: Python<'_>, completions: Option<&Bound<'_, Completions>>) -> PyResult<Operation> {
-        self.check(py, |held| !matches!(held, Held::Set(_)), NO_SET)?;
+        self.check(py, |held| matches!(held, Held::Plain(_) | Held::Writer(_)), NO_DETACH)?;
         self.consume(py, completions, Held::detach)
     }
 
