@@ -1,15 +1,12 @@
 """Fixtures of the tests that speak to servers of `leasehold serve`."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from servers import FakeServer, Proxy, Redis, Reply, Serve, free_port
+from .servers import FakeServer, Proxy, Redis, Reply, Serve, free_port
 
 S = TypeVar("S", Serve, Proxy, FakeServer)
 

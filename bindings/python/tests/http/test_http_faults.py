@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start
-from servers import READ_TOKEN, TOKEN, Reply, Serve, free_port, grant, problem, until
 
 import leasehold
 import leasehold.aio
 
-
-def token_of(request: bytes) -> bool:
-    return b"/acquire" in request
+from .conftest import Start
+from .servers import READ_TOKEN, TOKEN, Reply, Serve, free_port, grant, problem, until
 
 
 # The life of a lease

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from servers import Serve, until
 
 import leasehold
 from leasehold import bridge
+
+from .servers import Serve, until
 
 
 @pytest.fixture
