@@ -75,7 +75,7 @@ def _url(redis: Any) -> str:
 
 
 _SCHEMES = {"Connection": "redis", "SSLConnection": "rediss", "UnixDomainSocketConnection": "redis+unix"}
-_TLS_DEFAULTS = (None, False, True, "required", [])
+_TLS_DEFAULTS: tuple[object, ...] = (None, False, True, "required", [])
 
 
 def _client(redis: Any) -> Client:

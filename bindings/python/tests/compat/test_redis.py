@@ -128,6 +128,6 @@ def test_client_of_leasehold_can_be_passed(server: Redis, client: Any, name: str
 def test_address_that_is_unknown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(leasehold.Unsupported, match="client="):
         redis.Redis(ssl=True, ssl_ca_certs=str(tmp_path)).lock("a", lock_class=Lock)
-    sentinel = redis.Sentinel([("127.0.0.1", 1)])
+    sentinel: Any = redis.Sentinel([("127.0.0.1", 1)])  # type: ignore[no-untyped-call]
     with pytest.raises(leasehold.Unsupported, match="client="):
         sentinel.master_for("m").lock("a", lock_class=Lock)

@@ -5,6 +5,7 @@ import os
 import threading
 import unittest
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,9 @@ class TestBoundedSemaphore(lock_tests.BoundedSemaphoreTests):  # type: ignore[mi
 
 
 class TestConditionWithRLock(lock_tests.ConditionTests):  # type: ignore[misc]
-    condtype = staticmethod(lambda lock=None: threading.Condition(RLock(_client, _unique()) if lock is None else lock))
+    @staticmethod
+    def condtype(lock: Any = None) -> threading.Condition:
+        return threading.Condition(RLock(_client, _unique()) if lock is None else lock)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -52,7 +55,8 @@ def client() -> Iterator[leasehold.Client]:
 
 def test_each_class_of_cpython_ran() -> None:
     """A class without tests would pass as well."""
-    for case, least in [(TestLock, 15), (TestRLock, 15), (TestBoundedSemaphore, 10), (TestConditionWithRLock, 7)]:
+    cases: list[tuple[Any, int]] = [(TestLock, 15), (TestRLock, 15), (TestBoundedSemaphore, 10), (TestConditionWithRLock, 7)]
+    for case, least in cases:
         assert len(unittest.TestLoader().getTestCaseNames(case)) >= least
 
 
