@@ -42,12 +42,15 @@ P = ParamSpec("P")
 
 
 class _Watcher:
-    """The operations of one client in one loop, which watches their descriptor."""
+    """The operations of one client in one loop, which watches their descriptor.
 
-    __slots__ = ("callbacks", "completions", "futures", "loop")
+    Only the loop refers to it, by its reader. If the loop is closed with tasks that still wait, they are collected with it, and their operations are
+    cancelled.
+    """
+
+    __slots__ = ("__weakref__", "callbacks", "completions", "futures", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, completions: _backend.Completions) -> None:
-        # The loop refers to this by its reader; a closed loop must not be kept by its client.
         self.loop = weakref.ref(loop)
         self.completions = completions
         self.futures: dict[int, asyncio.Future[None]] = {}
@@ -365,20 +368,19 @@ class Client(BaseClient):
 
     def __init__(self, url: str, namespace: str | None, settings: Settings) -> None:
         super().__init__(url, namespace, settings)
-        self._watchers: dict[int, _Watcher] = {}
+        # By the id of the loop.
+        self._watchers: dict[int, weakref.ref[_Watcher]] = {}
 
     def _watcher(self) -> _Watcher:
         loop = asyncio.get_running_loop()
-        watcher = self._watchers.get(id(loop))
+        found = self._watchers.get(id(loop))
+        watcher = None if found is None else found()
         if watcher is not None and watcher.loop() is loop and self._generation == _fork.generation:
             return watcher
         backend = self._open()
-        for key, other in list(self._watchers.items()):
-            its_loop = other.loop()
-            if its_loop is None or its_loop.is_closed():
-                del self._watchers[key]
-                other.close()
-        watcher = self._watchers[id(loop)] = _Watcher(loop, backend.completions())
+        self._watchers = {key: found for key, found in self._watchers.items() if found() is not None}
+        watcher = _Watcher(loop, backend.completions())
+        self._watchers[id(loop)] = weakref.ref(watcher)
         return watcher
 
     def lock(
@@ -557,10 +559,11 @@ class Client(BaseClient):
             self._close_watchers()
 
     def _close_watchers(self) -> None:
-        watchers = list(self._watchers.values())
+        watchers = [found() for found in self._watchers.values()]
         self._watchers.clear()
         for watcher in watchers:
-            watcher.close_later()
+            if watcher is not None:
+                watcher.close_later()
 
     def __del__(self) -> None:
         if getattr(self, "_watchers", None) and self._generation == _fork.generation:

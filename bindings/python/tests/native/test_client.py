@@ -60,6 +60,10 @@ def test_password_is_in_no_message() -> None:
 
 
 def test_wrong_password_is_refused(own_redis: Redis) -> None:
+    import redis
+
+    with redis.Redis(unix_socket_path=str(own_redis.socket)) as admin:
+        admin.config_set("requirepass", "right")
     with leasehold.connect(f"{own_redis.url}?password=wrong") as client, pytest.raises(leasehold.Refused) as caught:
         client.lock("a").try_acquire()
     assert isinstance(caught.value, PermissionError) and isinstance(caught.value, leasehold.Unavailable)
