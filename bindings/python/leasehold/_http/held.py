@@ -1,6 +1,7 @@
 """Leases that were granted: what is known of each, and the task that renews all leases of a client."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from enum import Enum, auto
 from .._errors import Error
 from .api import Answer
 from .clock import now
+from .runtime import is_main_interpreter
 
 # The most ids of a request, in number and in bytes.
 MAX_IDS = 500
@@ -231,9 +233,22 @@ class Renewals:
 
     def _end(self, held: Held) -> None:
         loss = held.loss()
-        if loss is not None and loss[0] == "max_hold":
-            self._release(held)
+        if loss is not None:
+            reason, message = loss
+            if reason == "max_hold":
+                self._release(held)
+            _log(f"lease lost: {message}")
         self.discard(held)
+
+
+def _log(message: str) -> None:
+    """Logs in the package's thread: a handler may take as long as it likes, and this thread renews."""
+    from .. import _reporter
+
+    if is_main_interpreter():
+        _reporter.log(logging.WARNING, message)
+    else:
+        _reporter.logger.warning("%s", message)
 
 
 def _note(held: Held, outcomes: list[dict[str, object]], sent: float) -> None:
@@ -250,6 +265,8 @@ def _note(held: Held, outcomes: list[dict[str, object]], sent: float) -> None:
 
 
 def _retry(held: Held, error: str) -> None:
+    if held.error is None:
+        _log(f"{held.what}: the lease was not renewed, which is tried again: {error}")
     held.error = error
     held.next_renewal = now() + min(RETRY_PAUSE, held.ttl / 12)
 

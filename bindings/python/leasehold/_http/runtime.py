@@ -7,6 +7,7 @@ never touches what it has inherited: it closes the sockets, which ends no connec
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import selectors
@@ -35,7 +36,7 @@ class Runtime:
     def _start(self) -> None:
         # The main interpreter ends daemon threads after `shut_down`, which waits for all other threads that may hold leases. A sub-interpreter
         # must not have daemon threads at its end: its thread is told just before the interpreter waits for it.
-        is_main = _is_main_interpreter()
+        is_main = is_main_interpreter()
         threading.Thread(target=self._run, name="leasehold-http", daemon=is_main).start()
         if not is_main:
             threading._register_atexit(self._stop)  # type: ignore[attr-defined]
@@ -86,7 +87,9 @@ class Runtime:
         self._selector.close()
 
 
-def _is_main_interpreter() -> bool:
+@functools.cache
+def is_main_interpreter() -> bool:
+    """Only there may a thread be a daemon at the end of the interpreter."""
     for name in ("_interpreters", "_xxsubinterpreters"):
         try:
             module = importlib.import_module(name)

@@ -37,9 +37,9 @@ class Start:
         self.folder = folder
         self.started: list[Serve | Proxy | FakeServer] = []
 
-    def serve(self, store: str | None = None, *, is_tcp: bool = False) -> Serve:
+    def serve(self, store: str | None = None, *, is_tcp: bool = False, tls: tuple[Path, Path] | None = None) -> Serve:
         store = store or f"sqlite:{self.folder}/locks.db"
-        return self._keep(Serve(store, self.folder, port=free_port() if is_tcp else None))
+        return self._keep(Serve(store, self.folder, port=free_port() if is_tcp else None, tls=tls))
 
     def proxy(self, ports: list[int], cuts: Callable[[bytes], bool] = lambda request: False) -> Proxy:
         return self._keep(Proxy(ports, cuts))

@@ -70,8 +70,9 @@ class Redis:
 class Serve:
     """A server of `leasehold serve` on TCP or, without a port, on a Unix socket."""
 
-    def __init__(self, store: str, folder: Path, *, port: int | None = None) -> None:
+    def __init__(self, store: str, folder: Path, *, port: int | None = None, tls: tuple[Path, Path] | None = None) -> None:
         self.store = store
+        self.more = ["--tls-cert", str(tls[0]), "--tls-key", str(tls[1])] if tls else []
         self.port = port
         self.folder = folder
         self.path = folder / f"serve-{random.randrange(10**9)}.sock"
@@ -86,6 +87,7 @@ class Serve:
             tokens.write_text(f"tests write,force {TOKEN}\nreader read {READ_TOKEN}\n")
             tokens.chmod(0o600)
         command = [leasehold_program(), "serve", "--store", self.store, "--listen", self.listen, "--tokens", str(tokens)]
+        command += self.more
         with self.log.open("ab") as log:
             before = self.log.stat().st_size
             self.process = subprocess.Popen(command, stdout=log, stderr=log)

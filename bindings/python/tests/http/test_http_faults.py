@@ -67,7 +67,9 @@ def test_lease_without_renewal_ends_and_says_so(serve: Serve, name: str) -> None
         lease.release()
 
 
-def test_lease_that_no_server_renews_is_lost_when_its_time_is_over(start: Start, name: str) -> None:
+def test_lease_that_no_server_renews_is_lost_when_its_time_is_over(
+    start: Start, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     serve = start.serve()
     client = leasehold.connect(serve.url)
     lease = client.lock(name, ttl=2).acquire()
@@ -78,6 +80,8 @@ def test_lease_that_no_server_renews_is_lost_when_its_time_is_over(start: Start,
     assert lease.loss == "expired"
     with pytest.raises(leasehold.LeaseLost, match="no server listens there"):
         lease.check()
+    until(lambda: "lease lost" in caplog.text)
+    assert "not renewed, which is tried again" in caplog.text
 
 
 def test_time_of_a_lease_counts_from_when_the_request_was_sent(start: Start) -> None:
@@ -276,6 +280,51 @@ def test_counter_is_exact_behind_a_balancer_that_cuts_connections(
 
 
 # Refusals
+
+
+def test_chunked_answers_of_a_proxy_are_read() -> None:
+    content = json.dumps(grant()).encode()
+    answer = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for at in range(0, len(content), 7):
+        part = content[at : at + 7]
+        answer += f"{len(part):x};x=y\r\n".encode() + part + b"\r\n"
+    answer += b"0\r\nTrailer: x\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            # Two answers on one connection, byte by byte.
+            for _ in range(2):
+                connection.recv(65536)
+                for byte in answer:
+                    connection.sendall(bytes([byte]))
+            connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        client = leasehold.connect(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for _ in range(2):
+            lease = client.lock("a").acquire()
+            assert lease.token == 7
+            lease._end()
+
+
+def test_tls_is_checked(start: Start, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = start.folder
+    for file, subject, more in [
+        ("ca", "/CN=test CA", ["-x509", "-addext", "basicConstraints=critical,CA:TRUE"]),
+        ("server", "/CN=localhost", ["-x509", "-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "subjectAltName=DNS:localhost"]),
+    ]:
+        command = ["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{file}.key", "-out", f"{file}.pem", "-days", "2"]
+        subprocess.run([*command, "-subj", subject, *more], cwd=folder, check=True, capture_output=True)
+    serve = start.serve(is_tcp=True, tls=(folder / "server.pem", folder / "server.key"))
+    url = f"https://localhost:{serve.port}"
+    with pytest.raises(leasehold.Unavailable, match="certificate"):
+        leasehold.connect(url, token=TOKEN).lock(name).acquire()
+    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.pem"))
+    with leasehold.connect(url, token=TOKEN) as client, client.lock(name, wait=5):
+        assert client.lock(name, wait=0.1)._acquire(0.1) is None
+    with pytest.raises(leasehold.Unavailable, match="certificate"):
+        leasehold.connect(f"https://127.0.0.1:{serve.port}", token=TOKEN).lock(name).acquire()
 
 
 def test_token_is_checked_and_shown_nowhere(start: Start, name: str, caplog: pytest.LogCaptureFixture) -> None:
