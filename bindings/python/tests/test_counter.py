@@ -25,6 +25,9 @@ import leasehold
 
 url, file, mode = sys.argv[1:]
 
+# A machine without a moment's time for a process may cost it its lease, or an answer. It is told, and goes on.
+EXPECTED = (leasehold.LeaseLost, leasehold.Unavailable)
+
 def turn(lease):
     with open(file, "rb+", buffering=0) as counter:
         counter.seek(-min(64, os.fstat(counter.fileno()).st_size), 2)
@@ -38,8 +41,11 @@ def in_threads():
     client = leasehold.connect(url, ttl=3)
     def work():
         while True:
-            with client.lock("counter") as lease:
-                turn(lease)
+            try:
+                with client.lock("counter") as lease:
+                    turn(lease)
+            except EXPECTED as error:
+                print(repr(error), file=sys.stderr, flush=True)
     for _ in range(4):
         threading.Thread(target=work).start()
 
@@ -47,9 +53,12 @@ async def in_tasks():
     client = leasehold.aio.connect(url, ttl=3)
     async def work():
         while True:
-            async with client.lock("counter") as lease:
-                turn(lease)
-                await asyncio.sleep(0)
+            try:
+                async with client.lock("counter") as lease:
+                    turn(lease)
+                    await asyncio.sleep(0)
+            except EXPECTED as error:
+                print(repr(error), file=sys.stderr, flush=True)
     await asyncio.gather(*(work() for _ in range(50)))
 
 def guarded(work):
@@ -118,4 +127,6 @@ def test_counter_is_exact_while_processes_are_killed(url: str, mode: str, tmp_pa
     assert list(numbers) == list(range(len(lines)))
     assert all(before < after for before, after in zip(tokens, tokens[1:], strict=False))
     assert killed > 2
-    print(f"{len(lines)} turns, {killed} processes killed")
+    told = len(errors.read_text().splitlines())
+    assert told < len(lines)
+    print(f"{len(lines)} turns, {killed} processes killed, {told} leases or answers lost")
