@@ -500,6 +500,39 @@ def test_cancelled_acquisitions_leave_nothing_behind(serve: Serve, name: str) ->
         until(lambda: len(os.listdir("/proc/self/fd")) <= files_before + 5)
 
 
+def test_clients_and_locks_leave_no_memory_no_file_and_no_thread(serve: Serve, name: str) -> None:
+    is_long = os.environ.get("LEASEHOLD_TEST_LONG")
+    clients, pairs = (10_000, 100_000) if is_long else (100, 1_000)
+
+    def state() -> tuple[int, int, int]:
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return threading.active_count(), len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+
+    def use(count: int) -> None:
+        for number in range(count):
+            client = leasehold.connect(serve.url)
+            with client.lock(f"{name}-{number % 7}"):
+                pass
+            if number % 2:
+                client.close()
+
+    def lock(count: int) -> None:
+        with leasehold.connect(serve.url) as client:
+            for _ in range(count):
+                with client.lock(name):
+                    pass
+
+    use(clients // 10)
+    lock(pairs // 10)
+    threads, files, memory = state()
+    use(clients)
+    lock(pairs)
+    until(lambda: state()[1] <= files)
+    assert state()[0] == threads
+    assert state()[2] < memory + 8_000_000
+
+
 def test_lease_that_nothing_refers_to_is_released(serve: Serve, name: str) -> None:
     client = leasehold.connect(serve.url)
     client.lock(name).acquire
