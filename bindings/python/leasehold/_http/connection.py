@@ -42,6 +42,7 @@ class Connections:
         # All open sockets of the process, which a child closes after a fork.
         self._sockets = sockets
         self._idle: deque[_Connection] = deque()
+        self._pruning: asyncio.TimerHandle | None = None
 
     async def send(self, head: bytes, body: bytes, *, is_repeatable: bool) -> Response:
         """Sends a request. One that may not arrive twice gets a new connection: an old one may be at its end."""
@@ -74,8 +75,17 @@ class Connections:
 
     def _keep(self, connection: "_Connection") -> None:
         self._idle.append(connection)
-        while self._idle and not self._idle[0].is_usable():
-            self._idle.popleft().close()
+        if self._pruning is None:
+            self._pruning = asyncio.get_running_loop().call_later(MAX_IDLE, self._prune)
+
+    def _prune(self) -> None:
+        """Closes connections that were not used for a while, before their server does."""
+        usable = [connection for connection in self._idle if connection.is_usable()]
+        for connection in self._idle:
+            if connection not in usable:
+                connection.close()
+        self._idle = deque(usable)
+        self._pruning = asyncio.get_running_loop().call_later(MAX_IDLE, self._prune) if usable else None
 
     async def _open(self) -> "_Connection":
         async with asyncio.timeout(CONNECT_LIMIT):
@@ -115,6 +125,9 @@ class Connections:
         return await _resolve(host, port)
 
     def close(self) -> None:
+        if self._pruning is not None:
+            self._pruning.cancel()
+            self._pruning = None
         while self._idle:
             self._idle.pop().close()
 

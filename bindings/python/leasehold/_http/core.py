@@ -32,9 +32,10 @@ LOOK_LIMIT = 10.0
 # By how much an acquisition may last longer than its wait while no server answers.
 GRACE = 2.0
 
-# Requests that leave the queue in the background. Others leave it 2.5 s after their last slice.
+# Requests that leave the queue in the background, at the same time. After 2.5 s without a repeat the server takes them out.
 MAX_WITHDRAWALS = 32
-WITHDRAWAL_LIMIT = 30.0
+FORGOTTEN_AFTER = 2.5
+WITHDRAWAL_LIMIT = 5.0
 
 
 class Core:
@@ -48,7 +49,7 @@ class Core:
         self._renewals = Renewals(self._send_ids, self.begin_release)
         # Over a quorum, requests have no ids.
         self._has_request_ids = True
-        self._withdrawals = 0
+        self._withdrawals = asyncio.Semaphore(MAX_WITHDRAWALS)
         # What goes on in the background, and ends with the client.
         self._background: set[asyncio.Task[None]] = set()
         self._closing: list[asyncio.Future[None]] = []
@@ -88,8 +89,11 @@ class Core:
                 answer = await self._acquire_unnamed(request, deadline)
         if answer is None:
             return None
-        grants = answer.content["leases"] if request.is_set else [answer.content]
-        return self._hold([grant_of(grant, answer.sent) for grant in grants], request)
+        try:
+            grants = answer.content["leases"] if request.is_set else [answer.content]
+            return self._hold([grant_of(grant, answer.sent) for grant in grants], request)
+        except (KeyError, TypeError, ValueError):
+            raise Error(f"{request.what}: the server's answer is not understood: is it of another version?") from None
 
     def _hold(self, grants: list[Grant], request: Request) -> Held:
         ends_at = None if request.max_hold is None else now() + request.max_hold
@@ -150,20 +154,21 @@ class Core:
 
     def _leave(self, request: Request, fields: dict[str, Any]) -> None:
         """Takes a request that goes on waiting at the server out of the queue, in the background."""
-        if not self.is_closed and self._withdrawals < MAX_WITHDRAWALS:
-            self._withdrawals += 1
+        if not self.is_closed:
             self._spawn(self._withdraw(request, fields))
 
     async def _withdraw(self, request: Request, fields: dict[str, Any]) -> None:
-        try:
-            # A repeat that does not wait. If the lock was granted meanwhile, it gets the lease.
-            answer = await self._api.call(
-                "POST", request.path, {**fields, "wait_ms": 0}, limit=WITHDRAWAL_LIMIT, latest=now() + GRACE
-            )
-        except Error:
-            return  # the server takes it out after 2.5 s
-        finally:
-            self._withdrawals -= 1
+        began = now()
+        async with self._withdrawals:
+            if now() > began + FORGOTTEN_AFTER:
+                return
+            try:
+                # A repeat that does not wait. If the lock was granted meanwhile, it gets the lease.
+                answer = await self._api.call(
+                    "POST", request.path, {**fields, "wait_ms": 0}, limit=WITHDRAWAL_LIMIT, latest=now() + GRACE
+                )
+            except Error:
+                return
         if answer.status == 200:
             grant = grant_of(answer.content, answer.sent)
             self._release_in_background([grant.id], request.ttl, grant.valid_until)

@@ -19,6 +19,9 @@ MAX_IDS_SIZE = 200_000
 # The pause after a renewal that was not confirmed. A short lease is asked for again sooner.
 RETRY_PAUSE = 1.0
 
+# How long a server may take to answer a renewal.
+MAX_RENEWAL = 5.0
+
 # The loop's clock may stand still while the host sleeps. So no sleep is longer, and a lease that ended meanwhile is noticed.
 MAX_SLEEP = 1.0
 
@@ -168,6 +171,8 @@ class Renewals:
         # Of a lease at its maximum hold, which the server does not know.
         self._release = release
         self._held: set[Held] = set()
+        self._in_flight: set[Held] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -195,12 +200,14 @@ class Renewals:
                 held.check_time()
                 if held.status is not Status.HELD:
                     self._end(held)
-            # All that were not renewed just now go along, so that they stay together.
-            due = [held for held in self._held if held.is_renewed and held.next_renewal <= time + held.ttl / 4]
-            if any(held.next_renewal <= time for held in due):
-                await asyncio.gather(*(self.renew(batch) for batch in batches(due)))
+            idle = [held for held in self._held if held.is_renewed and held not in self._in_flight]
+            if any(held.next_renewal <= time for held in idle):
+                # All that were not renewed just now go along, so that they stay together.
+                due = [held for held in idle if held.next_renewal <= time + held.ttl / 4]
+                for batch in batches(due):
+                    self._renew_in_background(batch)
                 continue
-            times = [min(held.deadline(), held.next_renewal if held.is_renewed else held.deadline()) for held in self._held]
+            times = [held.deadline() for held in self._held] + [held.next_renewal for held in idle]
             rest = min([MAX_SLEEP, *(then - time for then in times)])
             self._wake.clear()
             try:
@@ -209,10 +216,25 @@ class Renewals:
             except TimeoutError:
                 pass
 
+    def _renew_in_background(self, batch: list[Held]) -> None:
+        """Several batches may be in flight: a server that does not answer delays only those that it was asked for."""
+        self._in_flight.update(batch)
+        task = asyncio.get_running_loop().create_task(self.renew(batch))
+        self._tasks.add(task)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._in_flight.difference_update(batch)
+            self._wake.set()
+
+        task.add_done_callback(end)
+
     async def renew(self, batch: list[Held]) -> None:
         """Renews the leases, and notes what has become of each. Raises nothing."""
         ids = [grant.id for held in batch for grant in held.grants]
-        limit = min(max(min(held.ttl for held in batch) / 6, 0.05), 5.0)
+        # Half of the time that is left: the other half is for another server.
+        left = min(held.deadline() for held in batch) - now()
+        limit = min(max(left / 2, 0.05), MAX_RENEWAL)
         try:
             # Each server is asked once. What to do after that depends on the lease.
             answer = await self._send("/v1/leases/renew", ids, limit, now())

@@ -153,6 +153,27 @@ def test_frozen_server_is_left_for_another_one(start: Start, name: str) -> None:
             first.thaw()
 
 
+def test_renewal_without_an_answer_delays_no_other_lease(start: Start) -> None:
+    tokens = itertools.count(1)
+
+    def reply(path: str, body: dict[str, Any]) -> Reply | None:
+        if "renew" in path:
+            if any(lease.endswith("long") for lease in body["leases"]):
+                time.sleep(4)
+            return 200, {}, {"leases": [{**grant(expires_in_ms=1_500), "outcome": "renewed"} for _ in body["leases"]]}
+        if "release" in path:
+            return 200, {}, {"leases": [{**grant(), "outcome": "released"} for _ in body["leases"]]}
+        name = "long" if body["ttl_ms"] > 2_000 else "short"
+        return 200, {}, {**grant(next(tokens), body["ttl_ms"], name), "lease": f"lease1.{name}"}
+
+    with leasehold.connect(start.fake(reply).url) as client:
+        with client.lock("long", ttl=12), client.lock("short", ttl=1.5) as short:
+            end = time.monotonic() + 7
+            while time.monotonic() < end:
+                short.check()
+                time.sleep(0.05)
+
+
 def test_several_servers_are_asked_in_turn(start: Start, name: str) -> None:
     serve = start.serve(is_tcp=True)
     client = leasehold.connect(f"http://127.0.0.1:{free_port()},127.0.0.1:{serve.port}", token=TOKEN)
