@@ -2,11 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Wake as _;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::FutureExt as _;
+use futures_util::future::{join, join_all};
+use leasehold::{Client, Error};
 use pyo3::prelude::*;
 
 use crate::backend::Opened;
@@ -28,7 +31,11 @@ struct Registry {
     /// Threads that wait without the GIL.
     waiting: HashMap<u64, Arc<Signal>>,
     backends: HashMap<u64, Weak<Opened>>,
+    /// Clients that were dropped without `close`, and still release what they held.
+    closing: Vec<(Client, Closing)>,
 }
+
+type Closing = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 static EXIT: PerProcess<Exit> = PerProcess::new();
 
@@ -83,13 +90,25 @@ pub(crate) fn remove(key: u64) {
     EXIT.get().registry().backends.remove(&key);
 }
 
+/// Closes a client in the background. The exit waits for it.
+pub(crate) fn close(client: Client) {
+    let mut closing: Closing = Box::pin(client.clone().close());
+    if closing.as_mut().now_or_never().is_none() {
+        let mut registry = EXIT.get().registry();
+        // Those that are closed by now are forgotten.
+        registry.closing.retain_mut(|(_, closing)| closing.as_mut().now_or_never().is_none());
+        registry.closing.push((client, closing));
+    }
+}
+
 /// Wakes every wait, closes all clients, and waits at most `timeout` seconds for that.
 #[pyfunction]
 pub(crate) fn shut_down(py: Python<'_>, timeout: f64) {
     let exit = EXIT.get();
     exit.is_exiting.store(true, Ordering::Release);
     let limit = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO);
-    let registry = exit.registry();
+    let mut registry = exit.registry();
+    let closing = std::mem::take(&mut registry.closing);
     let signals: Vec<_> = registry.waiting.values().cloned().collect();
     let backends: Vec<_> = registry.backends.values().filter_map(Weak::upgrade).collect();
     drop(registry);
@@ -97,7 +116,9 @@ pub(crate) fn shut_down(py: Python<'_>, timeout: f64) {
         signal.wake();
     }
     py.detach(|| {
-        pollster::block_on(join_all(backends.iter().map(|backend| backend.close(Some(limit)))));
+        let open = join_all(backends.iter().map(|backend| backend.close(Some(limit))));
+        let dropped = join_all(closing.into_iter().map(|(client, _)| client.close_timeout(limit)));
+        pollster::block_on(join(open, dropped));
         drop(backends);
         let is_waited_for = |registry: &mut Registry| !registry.waiting.is_empty();
         let _ = exit.left.wait_timeout_while(exit.registry(), limit, is_waited_for);

@@ -22,10 +22,6 @@ impl Home {
     pub(crate) fn is_here(self) -> bool {
         self.0 == GENERATION.load(Ordering::Relaxed)
     }
-
-    pub(crate) fn check(self, py: Python<'_>) -> PyResult<()> {
-        if self.is_here() { Ok(()) } else { Err(crate::errors::forked(py)) }
-    }
 }
 
 /// A value whose drop is left out in a forked child.
@@ -37,10 +33,6 @@ pub(crate) struct Forkable<T> {
 impl<T> Forkable<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { value: Some(value), home: Home::here() }
-    }
-
-    pub(crate) fn home(&self) -> Home {
-        self.home
     }
 
     /// None in a forked child.
