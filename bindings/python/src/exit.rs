@@ -3,18 +3,18 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Wake as _;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::{join, join_all};
 use leasehold::{Client, Error};
+use leasehold_store::process::PerProcess;
 use pyo3::prelude::*;
 
 use crate::backend::Opened;
 use crate::core::{Core, Signal};
-use crate::fork::PerProcess;
 
 /// What an exit ends.
 #[derive(Default)]
@@ -37,7 +37,11 @@ struct Registry {
 
 type Closing = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
-static EXIT: PerProcess<Exit> = PerProcess::new();
+static EXIT: PerProcess<OnceLock<Exit>> = PerProcess::of_first(OnceLock::new());
+
+fn exit() -> &'static Exit {
+    EXIT.get_or_default().get_or_init(Exit::default)
+}
 
 impl Exit {
     fn registry(&self) -> MutexGuard<'_, Registry> {
@@ -50,7 +54,7 @@ impl Exit {
 }
 
 pub(crate) fn is_exiting() -> bool {
-    EXIT.get().is_exiting.load(Ordering::Acquire)
+    exit().is_exiting.load(Ordering::Acquire)
 }
 
 /// A thread that waits for an operation.
@@ -59,7 +63,7 @@ pub(crate) struct Waiting(u64);
 impl Waiting {
     /// None while the interpreter exits.
     pub(crate) fn begin(core: &Arc<Core>) -> Option<Self> {
-        let exit = EXIT.get();
+        let exit = self::exit();
         let key = exit.next_key();
         exit.registry().waiting.insert(key, core.signal().clone());
         let waiting = Self(key);
@@ -69,7 +73,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let exit = EXIT.get();
+        let exit = self::exit();
         let mut registry = exit.registry();
         registry.waiting.remove(&self.0);
         if registry.waiting.is_empty() {
@@ -80,21 +84,21 @@ impl Drop for Waiting {
 
 /// Notes a client for the exit. The returned key is for [`remove`].
 pub(crate) fn add(backend: &Weak<Opened>) -> u64 {
-    let exit = EXIT.get();
+    let exit = self::exit();
     let key = exit.next_key();
     exit.registry().backends.insert(key, backend.clone());
     key
 }
 
 pub(crate) fn remove(key: u64) {
-    EXIT.get().registry().backends.remove(&key);
+    exit().registry().backends.remove(&key);
 }
 
 /// Closes a client in the background. The exit waits for it.
 pub(crate) fn close(client: Client) {
     let mut closing: Closing = Box::pin(client.clone().close());
     if closing.as_mut().now_or_never().is_none() {
-        let mut registry = EXIT.get().registry();
+        let mut registry = exit().registry();
         // Those that are closed by now are forgotten.
         registry.closing.retain_mut(|(_, closing)| closing.as_mut().now_or_never().is_none());
         registry.closing.push((client, closing));
@@ -104,7 +108,7 @@ pub(crate) fn close(client: Client) {
 /// Wakes every wait, closes all clients, and waits at most `timeout` seconds for that.
 #[pyfunction]
 pub(crate) fn shut_down(py: Python<'_>, timeout: f64) {
-    let exit = EXIT.get();
+    let exit = self::exit();
     exit.is_exiting.store(true, Ordering::Release);
     let limit = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO);
     let mut registry = exit.registry();
