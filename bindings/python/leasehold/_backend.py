@@ -217,6 +217,8 @@ class Backend(Protocol):
 class Module(Protocol):
     """A back end's module."""
 
+    __name__: str
+
     def open(self, url: str, settings: Settings) -> Backend:
         """`InvalidInput` for an address that cannot be used."""
         ...

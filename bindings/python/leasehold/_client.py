@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import EllipsisType, TracebackType
-    from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack
+    from typing import Any, Literal, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
     from . import _backend
     from ._info import Holder, LockInfo
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
     P = ParamSpec("P")
+    # `list` is a method of the client.
+    Holders: TypeAlias = list[Holder]
 
 
 def _call(start: Callable[..., Any], *arguments: Any) -> Any:
@@ -464,7 +466,7 @@ class Client(BaseClient):
         prefix = self._name("")
         return [info for info in infos if info.name.startswith(prefix)]
 
-    def force_release(self, name: str, kind: str = "mutex", *, token: int | None = None) -> list[Holder]:
+    def force_release(self, name: str, kind: str = "mutex", *, token: int | None = None) -> Holders:
         """Takes the lock from its holders, or from the one with ``token``. Returns the former holders. They learn it at their next renewal, so only
         the fencing token protects what they write until then.
 

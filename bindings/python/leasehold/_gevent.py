@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def call(start: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """As the synchronous call: only this greenlet waits."""
-    from gevent import socket
+    from gevent import socket  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     owner: Any = start
     completions = owner.__self__.completions()

@@ -138,7 +138,7 @@ class BaseLease:
 
     def __repr__(self) -> str:
         if self._generation != _fork.generation:
-            return f"<{type(self).__qualname__} {self.name!r} of the parent process>"
+            return f"<{type(self).__qualname__} of the parent process>"
         state = "released" if self._ended else f"lost: {self.loss}" if self.is_lost else f"{self.expires_in:.3f} s left"
         return f"<{type(self).__qualname__} {self.name!r} token {self.token}, {state}>"
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import EllipsisType, TracebackType
 
     from . import _backend
+    from ._client import Holders
     from ._info import Holder, LockInfo
     from ._kinds import LockOptions, MutexOptions
     from ._terms import Seconds
@@ -230,8 +231,7 @@ class Lease(BaseLease):
         is_strange = body is not None and asyncio.current_task() is not body.task
         is_of_loss = body is not None and body.leave() and isinstance(error, asyncio.CancelledError)
         failed: Exception | None = None
-        if is_of_loss:
-            lost = LeaseLost(self._lease.loss_error(), self._lease.loss())
+        lost = LeaseLost(self._lease.loss_error(), self._lease.loss()) if is_of_loss else None
         try:
             await self.release()
         except Exception as release_failed:
@@ -240,7 +240,7 @@ class Lease(BaseLease):
             raise RuntimeError(
                 f"the block of {self.name!r} ends in another task than it began, so its loss would cancel the wrong task: use cancel_on_lost=False"
             ) from error
-        if is_of_loss:
+        if lost is not None:
             raise lost from error
         if failed is not None and not is_ignored(failed, error):
             raise failed
@@ -506,7 +506,7 @@ class Client(BaseClient):
         prefix = self._name("")
         return [info for info in infos if info.name.startswith(prefix)]
 
-    async def force_release(self, name: str, kind: str = "mutex", *, token: int | None = None) -> list[Holder]:
+    async def force_release(self, name: str, kind: str = "mutex", *, token: int | None = None) -> Holders:
         """Takes the lock from its holders, or from the one with ``token``. Returns the former holders. They learn it at their next renewal, so only
         the fencing token protects what they write until then."""
         return holders(await _call(self, self._open().force_release, kind, self._name(name), token))

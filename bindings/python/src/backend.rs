@@ -19,7 +19,7 @@ use crate::{errors, exit};
 
 /// `leasehold._terms.Settings`
 #[derive(FromPyObject)]
-struct Settings {
+pub(crate) struct Settings {
     ttl: Option<f64>,
     label: Option<String>,
     max_waiters: Option<u32>,
@@ -105,10 +105,10 @@ impl Opened {
         Ok(Value::None)
     }
 
-    async fn attach(&self, text: String) -> Outcome {
+    async fn attach(self: Arc<Self>, text: String) -> Outcome {
         let id: LeaseId = text.parse()?;
         let guard = self.client().await?.attach(&id).await?;
-        Ok(Value::Lease(Box::new(LeaseParts::new(Held::Plain(guard)))))
+        Ok(Value::Lease(Box::new(LeaseParts::new(Held::Plain(guard), self))))
     }
 
     async fn inspect(&self, kind: Kind, name: String) -> Outcome {
@@ -142,6 +142,11 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         exit::remove(self.key);
+        if let Some(client) = self.client.take()
+            && !*self.is_closed.get_mut()
+        {
+            exit::close(client);
+        }
     }
 }
 

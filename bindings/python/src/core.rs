@@ -7,10 +7,10 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use leasehold::Loss;
+use leasehold_store::process::Process;
 
 use crate::completions::Queue;
 use crate::errors::Failure;
-use crate::fork::Home;
 use crate::lease::LeaseParts;
 use crate::log::Record;
 
@@ -76,7 +76,7 @@ pub(crate) struct Core {
     state: Mutex<State>,
     signal: Arc<Signal>,
     waker: Waker,
-    home: Home,
+    home: Process,
 }
 
 impl Core {
@@ -89,7 +89,7 @@ impl Core {
         let target = queue.map_or_else(|| Target::Thread(Mutex::new(false), Condvar::new()), |queue| Target::Queue(queue.clone()));
         let signal = Arc::new(Signal { target, core: OnceLock::new(), is_queued: AtomicBool::new(false) });
         let (state, waker) = (Mutex::new(State::Running(Box::pin(work))), Waker::from(signal.clone()));
-        let core = Arc::new(Self { key, state, signal, waker, home: Home::here() });
+        let core = Arc::new(Self { key, state, signal, waker, home: Process::current() });
         let _ = core.signal.core.set(Arc::downgrade(&core));
         let _calling = queue.map(Queue::begin_call);
         core.poll();
@@ -175,7 +175,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        if !self.home.is_here() {
+        if !self.home.is_current() {
             let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::replace(state, State::Over));
         }

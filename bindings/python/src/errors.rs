@@ -50,6 +50,7 @@ impl Failure {
                     ErrorKind::Timeout => "Timeout",
                     ErrorKind::QueueFull => "QueueFull",
                     ErrorKind::Closed => "ClientClosed",
+                    ErrorKind::Forked => "ForkedError",
                     _ => "Error",
                 };
                 exception(py, class, (format!("{error:#}"),))

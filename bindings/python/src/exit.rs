@@ -2,16 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Wake as _;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::FutureExt as _;
+use futures_util::future::{join, join_all};
+use leasehold::{Client, Error};
+use leasehold_store::process::PerProcess;
 use pyo3::prelude::*;
 
 use crate::backend::Opened;
 use crate::core::{Core, Signal};
-use crate::fork::PerProcess;
 
 /// What an exit ends.
 #[derive(Default)]
@@ -28,9 +31,17 @@ struct Registry {
     /// Threads that wait without the GIL.
     waiting: HashMap<u64, Arc<Signal>>,
     backends: HashMap<u64, Weak<Opened>>,
+    /// Clients that were dropped without `close`, and still release what they held.
+    closing: Vec<(Client, Closing)>,
 }
 
-static EXIT: PerProcess<Exit> = PerProcess::new();
+type Closing = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+static EXIT: PerProcess<OnceLock<Exit>> = PerProcess::of_first(OnceLock::new());
+
+fn exit() -> &'static Exit {
+    EXIT.get_or_default().get_or_init(Exit::default)
+}
 
 impl Exit {
     fn registry(&self) -> MutexGuard<'_, Registry> {
@@ -43,7 +54,7 @@ impl Exit {
 }
 
 pub(crate) fn is_exiting() -> bool {
-    EXIT.get().is_exiting.load(Ordering::Acquire)
+    exit().is_exiting.load(Ordering::Acquire)
 }
 
 /// A thread that waits for an operation.
@@ -52,7 +63,7 @@ pub(crate) struct Waiting(u64);
 impl Waiting {
     /// None while the interpreter exits.
     pub(crate) fn begin(core: &Arc<Core>) -> Option<Self> {
-        let exit = EXIT.get();
+        let exit = self::exit();
         let key = exit.next_key();
         exit.registry().waiting.insert(key, core.signal().clone());
         let waiting = Self(key);
@@ -62,7 +73,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let exit = EXIT.get();
+        let exit = self::exit();
         let mut registry = exit.registry();
         registry.waiting.remove(&self.0);
         if registry.waiting.is_empty() {
@@ -73,23 +84,35 @@ impl Drop for Waiting {
 
 /// Notes a client for the exit. The returned key is for [`remove`].
 pub(crate) fn add(backend: &Weak<Opened>) -> u64 {
-    let exit = EXIT.get();
+    let exit = self::exit();
     let key = exit.next_key();
     exit.registry().backends.insert(key, backend.clone());
     key
 }
 
 pub(crate) fn remove(key: u64) {
-    EXIT.get().registry().backends.remove(&key);
+    exit().registry().backends.remove(&key);
+}
+
+/// Closes a client in the background. The exit waits for it.
+pub(crate) fn close(client: Client) {
+    let mut closing: Closing = Box::pin(client.clone().close());
+    if closing.as_mut().now_or_never().is_none() {
+        let mut registry = exit().registry();
+        // Those that are closed by now are forgotten.
+        registry.closing.retain_mut(|(_, closing)| closing.as_mut().now_or_never().is_none());
+        registry.closing.push((client, closing));
+    }
 }
 
 /// Wakes every wait, closes all clients, and waits at most `timeout` seconds for that.
 #[pyfunction]
 pub(crate) fn shut_down(py: Python<'_>, timeout: f64) {
-    let exit = EXIT.get();
+    let exit = self::exit();
     exit.is_exiting.store(true, Ordering::Release);
     let limit = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO);
-    let registry = exit.registry();
+    let mut registry = exit.registry();
+    let closing = std::mem::take(&mut registry.closing);
     let signals: Vec<_> = registry.waiting.values().cloned().collect();
     let backends: Vec<_> = registry.backends.values().filter_map(Weak::upgrade).collect();
     drop(registry);
@@ -97,7 +120,9 @@ pub(crate) fn shut_down(py: Python<'_>, timeout: f64) {
         signal.wake();
     }
     py.detach(|| {
-        pollster::block_on(join_all(backends.iter().map(|backend| backend.close(Some(limit)))));
+        let open = join_all(backends.iter().map(|backend| backend.close(Some(limit))));
+        let dropped = join_all(closing.into_iter().map(|(client, _)| client.close_timeout(limit)));
+        pollster::block_on(join(open, dropped));
         drop(backends);
         let is_waited_for = |registry: &mut Registry| !registry.waiting.is_empty();
         let _ = exit.left.wait_timeout_while(exit.registry(), limit, is_waited_for);

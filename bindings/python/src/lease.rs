@@ -8,6 +8,7 @@ use leasehold::{Error, Guard, Loss, SetGuard, UpgradableGuard, WriteGuard};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict as _, PyDict};
 
+use crate::backend::Opened;
 use crate::completions::{Completions, Queue, queue_of};
 use crate::core::{Core, Outcome, Value};
 use crate::errors::{Failure, reason};
@@ -104,13 +105,13 @@ impl Held {
         Ok(Value::Text(guard.detach().await?.to_string()))
     }
 
-    async fn downgrade(self) -> Outcome {
+    async fn downgrade(self, opened: Arc<Opened>) -> Outcome {
         let reader = match self {
             Self::Writer(guard) => guard.downgrade().await?,
             Self::Upgradable(guard) => guard.downgrade().await?,
             Self::Plain(_) | Self::Set(_) => return Err(Failure::unsupported(NO_READER)),
         };
-        Ok(Value::Lease(Box::new(LeaseParts::new(Self::Plain(reader)))))
+        Ok(Value::Lease(Box::new(LeaseParts::new(Self::Plain(reader), opened))))
     }
 }
 
@@ -121,11 +122,12 @@ const NO_WRITER: &str = "only the lease of an upgradable reader can be upgraded:
 /// A lease that Python has not taken yet.
 pub(crate) struct LeaseParts {
     held: Held,
+    opened: Arc<Opened>,
 }
 
 impl LeaseParts {
-    pub(crate) fn new(held: Held) -> Self {
-        Self { held }
+    pub(crate) fn new(held: Held, opened: Arc<Opened>) -> Self {
+        Self { held, opened }
     }
 }
 
@@ -137,6 +139,8 @@ struct State {
     looking: Mutex<Vec<Weak<Core>>>,
     name: String,
     tokens: Vec<(String, u64)>,
+    /// The client is closed after its last lease.
+    opened: Arc<Opened>,
 }
 
 impl State {
@@ -198,12 +202,12 @@ pub(crate) struct Lease {
 
 impl Lease {
     pub(crate) fn new(parts: LeaseParts) -> Self {
-        let held = parts.held;
+        let LeaseParts { held, opened } = parts;
         let tokens: Vec<_> =
             held.guards().iter().map(|guard| (guard.name().to_owned(), guard.token().get())).collect();
         let name = tokens.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",");
         let (held, looking) = (Mutex::new(Some(Arc::new(held))), Mutex::default());
-        Self { state: Forkable::new(Arc::new(State { held, looking, name, tokens })) }
+        Self { state: Forkable::new(Arc::new(State { held, looking, name, tokens, opened })) }
     }
 
     fn state(&self, py: Python<'_>) -> PyResult<&Arc<State>> {
@@ -295,7 +299,15 @@ impl Lease {
         let limit = timeout.map(|limit| duration(py, limit)).transpose()?;
         let queue = queue_of(completions)?;
         let core = match self.state(py)?.take() {
-            Some(held) => Core::start(held.release(limit), queue.as_ref()),
+            Some(held) => {
+                let opened = self.state(py)?.opened.clone();
+                let release = async move {
+                    let released = held.release(limit).await;
+                    drop(opened);
+                    released
+                };
+                Core::start(release, queue.as_ref())
+            }
             None => Core::ended(Ok(Value::None), queue.as_ref()),
         };
         Ok(Operation::new(core))
@@ -304,13 +316,19 @@ impl Lease {
     #[pyo3(signature = (completions=None))]
     fn detach(&self, py: Python<'_>, completions: Option<&Bound<'_, Completions>>) -> PyResult<Operation> {
         self.check(py, |held| matches!(held, Held::Plain(_) | Held::Writer(_)), NO_DETACH)?;
-        self.consume(py, completions, Held::detach)
+        let opened = self.state(py)?.opened.clone();
+        self.consume(py, completions, |held| async move {
+            let detached = held.detach().await;
+            drop(opened);
+            detached
+        })
     }
 
     #[pyo3(signature = (completions=None))]
     fn downgrade(&self, py: Python<'_>, completions: Option<&Bound<'_, Completions>>) -> PyResult<Operation> {
         self.check(py, |held| matches!(held, Held::Writer(_) | Held::Upgradable(_)), NO_READER)?;
-        self.consume(py, completions, Held::downgrade)
+        let opened = self.state(py)?.opened.clone();
+        self.consume(py, completions, |held| held.downgrade(opened))
     }
 
     #[pyo3(signature = (wait=None, completions=None))]
@@ -322,10 +340,11 @@ impl Lease {
     ) -> PyResult<Operation> {
         self.check(py, |held| matches!(held, Held::Upgradable(_)), NO_WRITER)?;
         let (limit, state) = (Limit::new(py, wait)?, Arc::downgrade(self.state(py)?));
+        let opened = self.state(py)?.opened.clone();
         self.consume(py, completions, move |held| async move {
             let Held::Upgradable(reader) = held else { return Err(Failure::unsupported(NO_WRITER)) };
             match reader.upgrade_timeout(limit.left()).await? {
-                Ok(writer) => Ok(Value::Lease(Box::new(LeaseParts::new(Held::Writer(writer))))),
+                Ok(writer) => Ok(Value::Lease(Box::new(LeaseParts::new(Held::Writer(writer), opened)))),
                 Err(reader) => {
                     if let Some(state) = state.upgrade() {
                         state.put_back(Held::Upgradable(reader));

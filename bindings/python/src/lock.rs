@@ -256,7 +256,8 @@ impl Prepared {
         let client = self.opened.client().await?;
         let lock = self.lock.get_or_try_init(|| std::future::ready(AnyLock::new(client, &self.checked))).await?;
         let granted = lock.acquire(limit.left()).await?;
-        Ok(granted.map_or(Value::None, |held| Value::Lease(Box::new(LeaseParts::new(held)))))
+        let lease = |held| Value::Lease(Box::new(LeaseParts::new(held, self.opened.clone())));
+        Ok(granted.map_or(Value::None, lease))
     }
 }
 

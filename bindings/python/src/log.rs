@@ -6,13 +6,13 @@ use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
+use leasehold_store::process::PerProcess;
 use pyo3::prelude::*;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, level_filters::LevelFilter, span};
 
 use crate::completions::{Completions, queue_of};
 use crate::core::{Core, Value};
-use crate::fork::PerProcess;
 use crate::operation::Operation;
 
 /// Older ones are dropped.
@@ -24,16 +24,21 @@ pub(crate) struct Record {
     pub(crate) message: String,
 }
 
-#[derive(Default)]
 struct Kept {
     records: VecDeque<Record>,
     waker: Option<Waker>,
 }
 
-static KEPT: PerProcess<Mutex<Kept>> = PerProcess::new();
+static KEPT: PerProcess<Mutex<Kept>> = PerProcess::of_first(Kept::none());
+
+impl Kept {
+    const fn none() -> Mutex<Self> {
+        Mutex::new(Self { records: VecDeque::new(), waker: None })
+    }
+}
 
 fn kept() -> MutexGuard<'static, Kept> {
-    KEPT.get().lock().unwrap_or_else(PoisonError::into_inner)
+    KEPT.get(Kept::none).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Capture;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, join_all};
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Holder, Kind, LocalTime, Loss, Name, Release, Renew,
-    Reply, Resource, Token, TokenRange, drift_margin,
+    Reply, Resource, TOMBSTONE_TTL, Token, TokenRange, drift_margin,
 };
 use leasehold_store::digest::{FIRST_UNCOUNTED, lease_secret};
 use leasehold_store::{Call, CallResult};
@@ -52,7 +52,15 @@ pub struct LeaseId {
     /// The guard's token. After a hand-off within its client it is higher than the token that the store shows.
     token: Token,
     key: LeaseKey,
-    /// It was granted before to the same request. Not a part of the text.
+    /// What [`Client::return_lease`] returns. Not a part of the text.
+    returnable: Option<Returnable>,
+}
+
+/// A lease of which the caller of a request, or of a detachable lock, may not have been told.
+#[derive(Clone, Copy)]
+struct Returnable {
+    attempt: Acquisition,
+    /// It was granted before to the same request.
     is_repeat: bool,
 }
 
@@ -123,7 +131,8 @@ impl LeaseId {
             true => LeaseKey::Attempt(stored),
             false => LeaseKey::Digest(lease_secret(stored)),
         };
-        Self { resource: resource.clone(), lease: terms, token, key, is_repeat }
+        let returnable = is_uncounted.then_some(Returnable { attempt: stored, is_repeat });
+        Self { resource: resource.clone(), lease: terms, token, key, returnable }
     }
 
     /// The lock's kind.
@@ -239,10 +248,12 @@ fn parse(text: &str) -> Option<LeaseId> {
     let name = String::from_utf8(bytes.collect::<Option<_>>()?).ok()?;
     let span = |text: &str| text.parse().ok().map(Duration::from_millis).filter(|span| *span <= MAX_TTL);
     let ttl = span(ttl).filter(|ttl| !ttl.is_zero())?;
-    let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone: span(tombstone)?, ends_at_close };
+    // A longer one would be another's: the store keeps it for an attempt that it does not know, too.
+    let tombstone = span(tombstone).filter(|tombstone| *tombstone <= TOMBSTONE_TTL)?;
+    let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone, ends_at_close };
     let key = parse_key(secret)?;
     let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
-    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, key, is_repeat: false };
+    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, key, returnable: None };
     // One id has one text.
     (id.to_string() == text).then_some(id)
 }
@@ -506,7 +517,7 @@ impl Client {
     /// The caller of a [request](crate::Mutex::request) was not told of this lease: it is released in 2.5 s, unless the caller repeats the
     /// request until then, at this client or another one. A lease that was granted to the request before is left
     /// alone, because the caller may know of it by another answer. A lease whose lock was only detachable is released at once. False,
-    /// without effect, for any other lease, also for each of a quorum: [`Self::release_leases`] releases it.
+    /// without effect, for any other lease, also for each of a quorum, and for an id that was read from a text: [`Self::release_leases`] releases it.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -519,11 +530,11 @@ impl Client {
     /// ```
     #[must_use = "false if the lease is still held"]
     pub fn return_lease(&self, id: &LeaseId) -> bool {
-        let LeaseKey::Attempt(acquisition) = id.key else { return false };
-        if id.is_repeat {
+        let Some(Returnable { attempt, is_repeat }) = id.returnable else { return false };
+        if is_repeat {
             return true;
         }
-        let detached = id.lease.of(acquisition);
+        let detached = id.lease.of(attempt);
         self.handle.session.return_lease(Arc::new(id.resource.clone()), detached, id.token);
         true
     }
@@ -680,7 +691,7 @@ mod tests {
         let span = Duration::from_millis;
         let lease =
             DetachedTerms { ttl: span(300_000), min_hold: span(0), tombstone: span(7), ends_at_close: false };
-        LeaseId { resource, lease, token: Token::new(9).unwrap(), key: LeaseKey::Digest(5), is_repeat: false }
+        LeaseId { resource, lease, token: Token::new(9).unwrap(), key: LeaseKey::Digest(5), returnable: None }
     }
 
     #[test]

@@ -398,19 +398,18 @@ def test_many_cancelled_acquisitions_leave_memory_descriptors_and_threads_flat(o
     async def work() -> None:
         async with aio.connect(own_redis.url) as client, aio.connect(own_redis.url) as other:
             async with other.lock("a"):
-                for _ in range(5):
-                    await some(client)
-                gc.collect()
-                before = (resident_kib(), descriptors(), native_threads())
-                for _ in range(rounds // batch):
+                for _ in range(rounds // batch // 2):
                     await some(client)
                 await until(lambda: waiters_gone(other), "waiters remain")
-                gc.collect()
-                after = (resident_kib(), descriptors(), native_threads())
+                before = (resident_kib(), descriptors(), native_threads())
+                for _ in range(rounds // batch // 2):
+                    await some(client)
+                await until(lambda: waiters_gone(other), "waiters remain")
+                # What was cancelled is kept until the server has answered, which may be behind.
+                await until(lambda: gc.collect() >= 0 and resident_kib() < before[0] + 8_192, f"{before[0]} KiB grow to {resident_kib()}")
+                assert (descriptors(), native_threads()) == before[1:]
             async with asyncio.timeout(9):
                 await (await other.lock("a").acquire()).release()
-        assert after[0] < before[0] + 16_384, (before, after)
-        assert after[1:] == before[1:]
 
     async def waiters_gone(client: aio.Client) -> bool:
         return await waiters(client, "a") == 0
