@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .http.servers import ROOT, Redis, Serve, until
+from over_http.servers import Redis, Serve, environment, until
 
 SECONDS = 60 if os.environ.get("LEASEHOLD_TEST_LONG") else 8
 PROCESSES = 8
@@ -89,13 +89,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def test_counter_is_exact_while_processes_are_killed(url: str, mode: str, tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0 0\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "bindings/python"), *sys.path])}
 
     errors = tmp_path / "errors"
 
     def start() -> "subprocess.Popen[bytes]":
         with errors.open("ab") as file:
-            return subprocess.Popen([sys.executable, "-c", WORKER, url, str(counter), mode], env=environment, stderr=file)
+            return subprocess.Popen([sys.executable, "-c", WORKER, url, str(counter), mode], env=environment(), stderr=file)
 
     def check() -> None:
         """A worker that has ended by itself has found a violation, or an error."""

@@ -21,7 +21,7 @@ import pytest
 
 import leasehold
 
-from .http.servers import ROOT, Redis, free_port, until
+from over_http.servers import ROOT, Redis, environment, free_port, until
 
 PACKAGE = ROOT / "bindings/python"
 
@@ -33,7 +33,7 @@ DOCUMENTS = {
 # What examples need beside the package.
 OPTIONAL = {"celery", "django", "fastapi", "pytest", "redis"}
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE), *sys.path]), "PYTHONWARNINGS": "default"}
+ENVIRONMENT = environment(PYTHONWARNINGS="default")
 
 
 def blocks(document: Path) -> list[str]:

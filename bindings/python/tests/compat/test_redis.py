@@ -13,7 +13,7 @@ import redis
 import leasehold
 from leasehold.compat.redis import Lock
 
-from ..http.servers import Redis, until
+from over_http.servers import Redis, until
 
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ..http.servers import ROOT, Redis, until
+from over_http.servers import Redis, environment, until
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "TEST_NOTES": str(folder / "notes"),
     }
     (folder / "notes").touch()
-    command = [sys.executable, "-m", "celery", "-A", "tests.recipes.jobs", "worker", "--concurrency", "3", "--max-tasks-per-child", "4"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "bindings/python"), *sys.path])}
+    command = [sys.executable, "-m", "celery", "-A", "recipes.jobs", "worker", "--concurrency", "3", "--max-tasks-per-child", "4"]
     with (folder / "worker.log").open("wb") as log:
-        worker = subprocess.Popen([*command, "-l", "INFO"], env=environment, stdout=log, stderr=log, cwd=folder)
+        worker = subprocess.Popen([*command, "-l", "INFO"], env=environment(), stdout=log, stderr=log, cwd=folder)
     from . import jobs
 
     def is_ready() -> bool:

@@ -14,6 +14,7 @@ import pytest
 from django.conf import settings
 
 import leasehold
+from over_http.servers import environment
 
 
 @pytest.fixture(scope="module")
@@ -121,22 +122,21 @@ def test_lock_is_held_until_the_commit_or_the_rollback(other: leasehold.Client) 
         locks.lock_until_commit("account")
 
 
-def run(project: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(project), *sys.path])}
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "django", "with_lock", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_command_runs_under_a_lock(project: Path, other: leasehold.Client) -> None:
-    done = run(project, "nightly", "check", "--tag", "models")
+def test_command_runs_under_a_lock(other: leasehold.Client) -> None:
+    done = run("nightly", "check", "--tag", "models")
     assert (done.returncode, "no issues" in done.stdout) == (0, True), done.stderr
     with other.lock("nightly"):
-        busy = run(project, "nightly", "check")
+        busy = run("nightly", "check")
         assert (busy.returncode, busy.stdout) == (1, "")
         assert "not granted" in busy.stderr
-        skipped = run(project, "--skip", "nightly", "check")
+        skipped = run("--skip", "nightly", "check")
         assert (skipped.returncode, skipped.stdout.split(":")[0]) == (0, "skipped")
-    assert run(project, "nightly").returncode == 1
+    assert run("nightly").returncode == 1
 
 
 def test_command_ends_when_its_lock_is_lost(other: leasehold.Client, monkeypatch: pytest.MonkeyPatch) -> None:

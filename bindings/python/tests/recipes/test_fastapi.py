@@ -12,7 +12,7 @@ import leasehold
 import leasehold.aio
 from leasehold.fastapi import locked
 
-from ..http.servers import until
+from over_http.servers import until
 
 
 @pytest.fixture

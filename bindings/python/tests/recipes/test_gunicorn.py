@@ -1,6 +1,5 @@
 """A client in workers of gunicorn that are forked from a master with --preload, and recycled after a few requests."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..http.servers import ROOT, Serve, free_port, until
+from over_http.servers import Serve, environment, free_port, until
 
 
 @pytest.mark.parametrize("kind", ["native", "http"])
@@ -19,15 +18,10 @@ def test_workers_are_forked_and_recycled(tmp_path: Path, kind: str) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
     port = free_port()
-    environment = {
-        **os.environ,
-        "TEST_STORE": serve.url if serve else store,
-        "TEST_COUNTER": str(counter),
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "bindings/python"), *sys.path]),
-    }
-    command = [sys.executable, "-m", "gunicorn", "tests.recipes.wsgi:app", "--preload", "--workers", "3", "--max-requests", "5"]
+    variables = environment(TEST_STORE=serve.url if serve else store, TEST_COUNTER=str(counter))
+    command = [sys.executable, "-m", "gunicorn", "recipes.wsgi:app", "--preload", "--workers", "3", "--max-requests", "5"]
     log = (tmp_path / "log").open("wb")
-    server = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], env=environment, stdout=log, stderr=log, cwd=tmp_path)
+    server = subprocess.Popen([*command, "--bind", f"127.0.0.1:{port}"], env=variables, stdout=log, stderr=log, cwd=tmp_path)
     answers: list[tuple[int, int]] = []
 
     def get() -> tuple[int, int]:

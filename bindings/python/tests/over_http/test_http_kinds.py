@@ -9,7 +9,7 @@ import pytest
 import leasehold
 from leasehold import bridge
 
-from .servers import Serve, until
+from over_http.servers import Serve, until
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ import pytest
 import leasehold
 import leasehold.aio
 
-from .conftest import Start
-from .servers import READ_TOKEN, TOKEN, Reply, Serve, free_port, grant, problem, until
+from over_http.conftest import Start
+from over_http.servers import READ_TOKEN, TOKEN, Reply, Serve, free_port, grant, problem, until
 
 
 # The life of a lease

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from .servers import FakeServer, Proxy, Redis, Reply, Serve, free_port
+from over_http.servers import FakeServer, Proxy, Redis, Reply, Serve, free_port
 
 S = TypeVar("S", Serve, Proxy, FakeServer)
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,6 +28,11 @@ def until(condition: Callable[[], Any], limit: float = 30.0) -> Any:
         assert time.monotonic() < end, "the condition did not hold in time"
         time.sleep(0.01)
     return value
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a child process that finds the packages that this one has found."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
 
 
 def free_port() -> int:
