@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from django.conf import settings  # type: ignore[import-untyped,unused-ignore]
-from django.db import transaction  # type: ignore[import-untyped,unused-ignore]
+from django.conf import settings
+from django.db import transaction
 
 from .. import _fork
 from .._client import Client, Lease, connect
@@ -48,7 +48,9 @@ def transaction_lock(
 ) -> Iterator[Lease]:
     """A block that is a transaction under a lock: it is committed before the release, and rolled back if the lease is lost. It must be the outermost transaction
     (``RuntimeError`` of Django): within one, use `lock_until_commit`."""
-    with client().lock(name, wait=wait, ttl=ttl, **options) as lease, transaction.atomic(using=using, durable=True):
+    # Without types of Django's own, its function is taken for the decorator only.
+    atomic: Any = transaction.atomic
+    with client().lock(name, wait=wait, ttl=ttl, **options) as lease, atomic(using=using, durable=True):
         yield lease
         lease.check()
 

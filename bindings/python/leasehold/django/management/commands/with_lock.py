@@ -6,14 +6,14 @@ import _thread
 import argparse
 from typing import Any
 
-from django.core.management import call_command  # type: ignore[import-untyped,unused-ignore]
-from django.core.management.base import BaseCommand, CommandError  # type: ignore[import-untyped,unused-ignore]
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
 
 from leasehold import LeaseLost, Timeout
 from leasehold.django import client
 
 
-class Command(BaseCommand):  # type: ignore[misc,unused-ignore]
+class Command(BaseCommand):  # type: ignore[misc]
     help = "Runs another command while it holds a lock. If the lock is not granted, it ends with status 1; with --skip, with status 0."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
