@@ -470,8 +470,8 @@ class Client(BaseClient):
         """Takes the lock from its holders, or from the one with ``token``. Returns the former holders. They learn it at their next renewal, so only
         the fencing token protects what they write until then.
 
-        >>> with client.election("scheduler"):
-        ...     len(client.force_release("scheduler", "election"))
+        >>> lease = client.lock("orders:42").acquire()
+        >>> len(client.force_release("orders:42"))
         1
         """
         from ._info import holders

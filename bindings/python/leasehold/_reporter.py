@@ -160,6 +160,11 @@ def on_lost(lease: _backend.Lease, callback: Callable[[str], object]) -> object:
     return _Registration(one, reporter.generation)
 
 
+def log(level: int, message: str) -> None:
+    """Logs a record in the thread, for a back end whose own thread must not wait for a handler."""
+    _started().run_soon(lambda: logger.log(level, "%s", message))
+
+
 def log_records(module: Any) -> None:
     """From now on the records of the native engine go to the logger ``leasehold``."""
     reporter = _started()
