@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import time
 import warnings
 from collections.abc import Coroutine
@@ -383,8 +384,8 @@ def test_loop_that_is_closed_with_a_pending_task_harms_nobody(name: str) -> None
     other.close()
 
 
-def test_many_cancelled_acquisitions_leave_memory_descriptors_and_threads_flat(own_redis: Redis, request: pytest.FixtureRequest) -> None:
-    rounds = 100_000 if request.config.getoption("--long") else 4_000
+def test_many_cancelled_acquisitions_leave_memory_descriptors_and_threads_flat(own_redis: Redis) -> None:
+    rounds = 100_000 if os.environ.get("LEASEHOLD_TEST_LONG") else 4_000
 
     batch = 200
 

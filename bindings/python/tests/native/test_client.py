@@ -183,10 +183,6 @@ def test_import_loads_none_of_the_slow_modules() -> None:
     assert not modules & {"asyncio", "ssl", "http.client", "leasehold.aio", "leasehold._native", "inspect", "dataclasses", "logging", "socket"}
 
 
-def test_package_is_typed() -> None:
-    assert (Path(leasehold.__file__).parent / "py.typed").exists()
-
-
 def test_descriptors_threads_and_memory_are_flat_over_many_clients(tmp_path: Path) -> None:
     from .conftest import descriptors, native_threads, resident_kib
 
