@@ -1,7 +1,7 @@
 """Processes with threads, and with tasks of asyncio, count in a file under one lock, while some of them are killed.
 
 Each turn appends a line with the next number and its token. Two holders at a time would write one number twice, and a stale one a lower token.
-`LEASEHOLD_TEST_LONG=1` runs for a minute for each store.
+`LEASEHOLD_COUNTER_SECONDS=60` runs for a minute with each store.
 """
 
 import os
@@ -16,7 +16,7 @@ import pytest
 
 from over_http.servers import Redis, Serve, environment, until
 
-SECONDS = 60 if os.environ.get("LEASEHOLD_TEST_LONG") else 8
+SECONDS = float(os.environ.get("LEASEHOLD_COUNTER_SECONDS", "5"))
 PROCESSES = 8
 
 WORKER = """

@@ -21,7 +21,7 @@ def note(word: str) -> None:
         file.write(f"{word} {os.getpid()}\n")
 
 
-@app.task(bind=True, acks_late=True)
+@app.task(bind=True, acks_late=True)  # type: ignore[untyped-decorator]
 @one_at_a_time(client, "report:{user}", countdown=0.2)
 def report(task: Any, user: int, seconds: float = 0.3) -> int:
     note(f"begin {user}")
@@ -33,13 +33,13 @@ def report(task: Any, user: int, seconds: float = 0.3) -> int:
     return lease.token
 
 
-@app.task(bind=True)
+@app.task(bind=True)  # type: ignore[untyped-decorator]
 @one_at_a_time(client, "report:{user}", busy="skip")
 def skipping(task: Any, user: int) -> str:
     return "done"
 
 
-@app.task(bind=True, time_limit=1)
+@app.task(bind=True, time_limit=1)  # type: ignore[untyped-decorator]
 @one_at_a_time(client, "endless")
 def endless(task: Any) -> None:
     note("begin endless")
