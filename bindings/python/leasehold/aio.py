@@ -49,13 +49,14 @@ class _Watcher:
     cancelled.
     """
 
-    __slots__ = ("__weakref__", "callbacks", "completions", "futures", "loop")
+    __slots__ = ("__weakref__", "_is_closing", "callbacks", "completions", "futures", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, completions: _backend.Completions) -> None:
         self.loop = weakref.ref(loop)
         self.completions = completions
         self.futures: dict[int, asyncio.Future[None]] = {}
         self.callbacks: dict[int, Callable[[], None]] = {}
+        self._is_closing = False
         loop.add_reader(completions.fileno(), self.take)
 
     def take(self) -> None:
@@ -70,8 +71,16 @@ class _Watcher:
                 callback = self.callbacks.pop(key, None)
                 if callback is not None:
                     callback()
+        if self._is_closing and not futures:
+            self._close_now()
 
     def close(self) -> None:
+        """Once no task waits any more: those that wait for a closed client are told so."""
+        self._is_closing = True
+        self.take()
+
+    def _close_now(self) -> None:
+        self._is_closing = False
         loop = self.loop()
         if loop is not None and not loop.is_closed():
             loop.remove_reader(self.completions.fileno())
@@ -82,7 +91,7 @@ class _Watcher:
         loop = self.loop()
         try:
             if loop is None or loop.is_closed():
-                self.close()
+                self._close_now()
             else:
                 loop.call_soon_threadsafe(self.close)
         except RuntimeError:  # The loop was closed meanwhile.

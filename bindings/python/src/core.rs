@@ -165,11 +165,17 @@ impl Core {
         let woken = is_woken.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut woken, _) =
             condition.wait_timeout_while(woken, limit, |woken| !*woken).unwrap_or_else(PoisonError::into_inner);
-        if std::mem::replace(&mut *woken, false) {
-            drop(woken);
-            self.poll();
+        if !std::mem::replace(&mut *woken, false) {
+            return self.is_done();
         }
-        self.is_done()
+        drop(woken);
+        self.poll();
+        let is_done = self.is_done();
+        if is_done {
+            // For other threads that wait for it.
+            self.signal.wake_by_ref();
+        }
+        is_done
     }
 }
 

@@ -52,12 +52,13 @@ impl Operation {
         if core.is_done() {
             return Ok(true);
         }
-        let until = timeout.map(|limit| Instant::now() + Duration::try_from_secs_f64(limit).unwrap_or(Duration::ZERO));
+        let limit = timeout.map(|limit| crate::lock::duration(py, limit)).transpose()?;
+        // A limit beyond the clock's range is none.
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let slice = if handles_signals() { SLICE } else { LONG_SLICE };
         let Some(waiting) = Waiting::begin(core) else { return Err(Failure::exits().into_exception(py)) };
         let waited = loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let is_last = left.is_some_and(|left| left <= slice);
             let limit = left.map_or(slice, |left| left.min(slice));
             if py.detach(|| core.park(limit)) {
                 break Ok(true);
@@ -69,8 +70,8 @@ impl Operation {
             if let Err(interrupt) = py.check_signals() {
                 break Err(interrupt);
             }
-            if is_last && until.is_some_and(|until| Instant::now() >= until) {
-                break Ok(core.is_done());
+            if until.is_some_and(|until| Instant::now() >= until) {
+                break Ok(false);
             }
         };
         drop(waiting);

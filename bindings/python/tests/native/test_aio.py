@@ -345,6 +345,29 @@ def test_acquisition_that_is_cancelled_after_its_grant_is_released(name: str) ->
     run(work())
 
 
+def test_close_ends_the_waits_and_the_bodies_of_other_tasks(url: str, name: str) -> None:
+    async def work() -> None:
+        async with aio.connect(url) as other, other.lock(name):
+            client = aio.connect(url)
+
+            async def wait() -> None:
+                await client.lock(name).acquire()
+
+            async def hold() -> None:
+                async with client.lock(name + ":held"):
+                    await asyncio.sleep(LIMIT)
+
+            waiting, holding = [asyncio.create_task(wait()) for _ in range(10)], asyncio.create_task(hold())
+            await until(lambda: holders(other, name + ":held"), "the task does not hold the lock")
+            await client.close()
+            results = await asyncio.gather(*waiting, holding, return_exceptions=True)
+            assert [type(result) for result in results] == [leasehold.ClientClosed] * 10 + [leasehold.LeaseLost]
+
+    before = descriptors()
+    run(work())
+    assert descriptors() <= before + 8, "the descriptors of loops remain"
+
+
 def test_client_is_used_in_one_loop_after_the_other(name: str) -> None:
     client = aio.connect(f"memory:{name}")
 
