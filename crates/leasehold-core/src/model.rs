@@ -258,7 +258,7 @@ impl<'r, 't, R: Rows> Step<'r, 't, R> {
         if self.header.parked > 0 {
             self.set_parked(sender, false)?;
         }
-        if let Command::Acquire(acquire) = command { self.move_attempt(acquire) } else { Ok(()) }
+        if let Command::Acquire(acquire) = command { self.move_waiter(acquire) } else { Ok(()) }
     }
 
     // --- Rows and header, changed together -------------------------------------------------------

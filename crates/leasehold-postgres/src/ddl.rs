@@ -7,7 +7,7 @@
 use super::pinned::Pinned;
 
 /// Schema version.
-pub(super) const LAYOUT: i64 = 1;
+pub(super) const LAYOUT: i64 = 2;
 
 /// A lock with one holder is one row. Every change of it leaves the indexed columns alone, so that it is a heap-only update, and
 /// half of each page is free for the next version: the table does not grow, and its indexes see no change. `visit` is when the

@@ -158,6 +158,13 @@ async fn check_origin(request: Request, next: Next) -> Result<Response, Problem>
     if !headers.get_all(ORIGIN).iter().all(is_own) {
         return Err(Problem::new(Code::ForeignOrigin, "the header `Origin` names another site"));
     }
+    // A page of another site can send a GET without `Origin`.
+    let says = |name: &str, value: &str| headers.get(name).is_some_and(|found| text(found) == value);
+    let is_foreign = says("sec-fetch-site", "cross-site") || says("sec-fetch-site", "same-site");
+    if is_foreign && !says("sec-fetch-mode", "navigate") {
+        let what = "the header `Sec-Fetch-Site` says that a page of another site sends this";
+        return Err(Problem::new(Code::ForeignOrigin, what));
+    }
     let is_unix = matches!(request.extensions().get(), Some(Transport::Unix(_)));
     if is_unix && !host.is_none_or(is_local) {
         let what = "on the Unix socket the header `Host` is localhost, or a name without dots";

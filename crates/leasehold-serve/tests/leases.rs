@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Place, WRITE, send, until};
+use common::{Place, SOON, WRITE, send, until};
 use leasehold_serve::Tokens;
 use serde_json::{Value, json};
 
@@ -227,6 +227,37 @@ async fn owner_acquires_again_at_another_server() {
     assert_eq!(word(&second.renew(&outer).await), "renewed");
     assert_eq!(second.release(&outer).await, "released");
     first.post("/v1/locks/mutex/a/acquire", stranger).await.expect(200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn owner_of_another_caller_is_another_one() {
+    const CI: &str = "ci-0123456789abcdef";
+    let place = Place::with(|config| {
+        config.tokens = Tokens::parse(&format!("ops write {WRITE}\nci write {CI}")).unwrap();
+    })
+    .await;
+    let path = "/v1/locks/mutex/a/acquire";
+    let ask = async |token: &str| {
+        place.call_with(Some(token), "POST", path, Some(json!({ "owner": "job-7", "ttl_ms": 600_000 }))).await
+    };
+    ask(WRITE).await.expect(200);
+    ask(WRITE).await.expect(200);
+    // Whoever may look at the lock sees the owner.
+    assert_eq!(ask(CI).await.expect(409).code(), "busy");
+    let on_the_socket = place.post(path, json!({ "owner": "job-7" })).await;
+    assert_eq!(on_the_socket.expect(409).code(), "busy");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn period_that_has_begun_elsewhere_is_answered_at_once() {
+    let place = Place::new().await;
+    place.acquire("a", json!({ "once_per_ms": 3_600_000 })).await;
+    for id in [json!(null), json!("another-0123456789abcdef")] {
+        let body = json!({ "once_per_ms": 3_600_000, "wait_ms": 50_000, "request_id": id });
+        let asked = place.post("/v1/locks/mutex/a/acquire", body);
+        let answer = tokio::time::timeout(SOON, asked).await.expect("it does not wait");
+        assert_eq!(answer.expect(409).code(), "busy");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

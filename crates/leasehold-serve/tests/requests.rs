@@ -113,6 +113,55 @@ async fn same_request_gets_the_same_lease_at_any_server() {
     }
 }
 
+/// As a caller does whose time is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn request_that_waits_and_then_tries_is_busy() {
+    unless_paused(PAUSE, async || {
+        let place = Place::new().await;
+        let other = place.beside().await;
+        place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+        place.post(ACQUIRE, json!({ "request_id": ID, "wait_ms": 300 })).await.expect(202);
+        for server in [&other, &place] {
+            let asked = server.post(ACQUIRE, json!({ "request_id": ID, "wait_ms": 0 }));
+            let answer = tokio::time::timeout(SOON, asked).await.expect("it does not wait");
+            assert_eq!(answer.expect(409).code(), "busy");
+        }
+        until(async || place.state("a").await["waiters"] == json!([])).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_with_other_terms_is_another_one() {
+    let place = Place::new().await;
+    let ask = async |lock: &str, mut body: Value| {
+        body["request_id"] = json!(ID);
+        place.post(&format!("/v1/locks/{lock}/acquire"), body).await
+    };
+    ask("rw/r", json!({ "mode": "read" })).await.expect(200);
+    assert_eq!(ask("rw/r", json!({ "mode": "write" })).await.expect(409).code(), "busy");
+    ask("semaphore/s", json!({ "capacity": 5 })).await.expect(200);
+    assert_eq!(ask("semaphore/s", json!({ "capacity": 5, "permits": 5 })).await.expect(409).code(), "busy");
+    ask("mutex/m", json!({ "owner": "job-7" })).await.expect(200);
+    assert_eq!(ask("mutex/m", json!({ "owner": "job-8" })).await.expect(409).code(), "busy");
+}
+
+/// The name of a token is not the beginning of another one's id.
+#[tokio::test(flavor = "multi_thread")]
+async fn name_of_a_token_and_the_id_are_apart() {
+    let place = Place::with(|config| {
+        config.tokens = Tokens::parse("a write a-0123456789abcdef\nab write ab-0123456789abcdef").unwrap();
+    })
+    .await;
+    for (token, id, status) in [
+        ("a-0123456789abcdef", "b-request-0123456789abcdef", 200),
+        ("ab-0123456789abcdef", "-request-0123456789abcdef", 409),
+    ] {
+        let body = json!({ "request_id": id });
+        place.call_with(Some(token), "POST", ACQUIRE, Some(body)).await.expect(status);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn callers_with_different_tokens_and_the_same_id_have_two_requests() {
     const CI: &str = "ci-0123456789abcdef";

@@ -10,10 +10,14 @@
 
 use std::fs;
 use std::io;
+use std::mem::forget;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::SystemTime;
+
+use leasehold_store::process::PerProcess;
 
 /// What is beside the database, by what is added to its name.
 pub(super) const SUFFIXES: [&str; 3] = ["", "-wal", "-shm"];
@@ -23,7 +27,24 @@ pub(super) const GONE: &str = "the file, or its -wal or -shm, was removed or rep
     connect again, from all clients of this process";
 
 /// The files that the clients of this process use.
-static IN_USE: Mutex<Vec<Weak<Files>>> = Mutex::new(Vec::new());
+static IN_USE: PerProcess<InUse> = PerProcess::of_first(InUse::new());
+
+#[derive(Debug, Default)]
+struct InUse {
+    known: Mutex<Vec<Weak<Files>>>,
+    /// How many clients open a file at present.
+    opening: AtomicUsize,
+}
+
+impl InUse {
+    const fn new() -> Self {
+        Self { known: Mutex::new(Vec::new()), opening: AtomicUsize::new(0) }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<Weak<Files>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Device and number of a file.
 pub(super) type FileId = (u64, u64);
@@ -48,7 +69,7 @@ impl Files {
 
     fn register(self) -> Arc<Self> {
         let files = Arc::new(self);
-        let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut in_use = IN_USE.get_or_default().known();
         in_use.retain(|known| known.strong_count() > 0);
         in_use.push(Arc::downgrade(&files));
         files
@@ -64,10 +85,47 @@ impl Files {
 /// all connections of a process to one file, so a new client would share the old one's.
 pub(super) fn are_stale_in_process(path: &Path) -> bool {
     let (Ok(id), created) = (id_of(path), created(path)) else { return false };
-    let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    let in_use = IN_USE.get_or_default().known();
     // A file that a client has closed but not forgotten yet may have been removed, and its number belong to a new file.
     let is_same = |files: &Arc<Files>| files.ids[0] == id && files.created == created;
     in_use.iter().filter_map(Weak::upgrade).filter(is_same).any(|files| !files.are_in_place())
+}
+
+/// Counts a client that opens a file, until its files are known.
+pub(super) struct Opening(&'static InUse);
+
+impl Opening {
+    pub(super) fn begin() -> Self {
+        let in_use = IN_USE.get_or_default();
+        in_use.opening.fetch_add(1, Ordering::Relaxed);
+        Self(in_use)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.opening.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether a process from which this one was forked had the file open then, or may have had it. SQLite in this process takes the locks on the
+/// file for its own that are its parent's: it would write beside others.
+pub(super) fn are_open_in_parent(path: &Path) -> bool {
+    let id = id_of(path).ok();
+    IN_USE.of_parents().any(|in_use| {
+        let is_open = |files: &Arc<Files>| id.is_some_and(|id| files.ids.contains(&id));
+        match in_use.known.try_lock() {
+            Ok(known) => {
+                let opened: Vec<_> = known.iter().filter_map(Weak::upgrade).collect();
+                let is_open = in_use.opening.load(Ordering::Relaxed) > 0 || opened.iter().any(is_open);
+                // They are the parent's to drop.
+                forget(opened);
+                is_open
+            }
+            // A thread that does not run here has it.
+            Err(_) => true,
+        }
+    })
 }
 
 fn created(path: &Path) -> Option<SystemTime> {

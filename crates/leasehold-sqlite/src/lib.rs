@@ -64,7 +64,7 @@ use leasehold_store::{
 use tokio::sync::oneshot;
 
 use connection::FileConnection;
-use files::Files;
+use files::{Files, Opening};
 use jobs::Job;
 use limits::{BUSY_TIMEOUT, CHECKPOINT_AFTER, INLINE_TIMEOUT};
 use mailbox::{Mailbox, Mailboxes};
@@ -98,6 +98,7 @@ struct Opened {
 
 impl Opened {
     fn new(url: &SqliteUrl, client: ClientId) -> Result<Self, OpenError> {
+        let _opening = Opening::begin();
         let (path, connection) = schema::prepare(url.path(), url.is_durable())?;
         let files = Files::identify(&path)
             .map_err(|error| failed(&path, "it was removed while it was opened", error))?;

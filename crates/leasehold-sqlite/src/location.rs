@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use leasehold_store::OpenError;
+use leasehold_store::process::PerProcess;
 use rustix::fs::Access;
 
 use super::files;
@@ -140,8 +141,8 @@ fn touch(path: &Path) -> Result<(), OpenError> {
     }
     // A file that exists is never opened and closed here: closing it would drop every lock that SQLite, in another client of
     // this process, holds on it. That client does not open a new file before it is closed here.
-    static CREATING: Mutex<()> = Mutex::new(());
-    let _creating = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
+    static CREATING: PerProcess<Mutex<()>> = PerProcess::of_first(Mutex::new(()));
+    let _creating = CREATING.get_or_default().lock().unwrap_or_else(PoisonError::into_inner);
     let created =
         create(path).and_then(|file| share_with_group(&file, &folder).and_then(|()| show_to_writers(&file)));
     let usable = match created {

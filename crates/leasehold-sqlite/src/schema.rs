@@ -43,6 +43,11 @@ const NEW_BOOT: &str = "
 pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileConnection), OpenError> {
     let path = location::check(path)?;
     let path = path.as_path();
+    if files::are_open_in_parent(path) {
+        let what = "the process from which this one was forked has the file open, and SQLite's locks on files do not pass a fork: start \
+            this process by exec instead, or open the file only after the fork";
+        return Err(OpenError::forked(format!("sqlite:{}: {what}", path.display())));
+    }
     let boot = Boot::read(path)?;
     retry_while_busy(path, || {
         if files::are_stale_in_process(path) {

@@ -4,7 +4,9 @@
 //! client. Inspection therefore shows only a digest of it. A digest has 128 bits, so it is as hard to guess as the id. SHA-1 is weak
 //! against chosen collisions, which are of no use here, and not against preimages.
 
-use leasehold_core::{Acquisition, ClientId, Resource};
+use std::time::Duration;
+
+use leasehold_core::{Acquisition, ClientId, Owner, Resource};
 use sha1_smol::Sha1;
 
 /// The name of a client that inspection shows.
@@ -43,11 +45,28 @@ pub fn is_requested(attempt: Acquisition) -> bool {
     attempt.sequence >= FIRST_REQUESTED
 }
 
-/// The id of the attempt that a caller names at a resource: the same at each client of the store.
-pub fn requested_attempt(resource: &Resource, request: &[u8]) -> Acquisition {
-    let (kind, name) = (resource.kind.as_str(), resource.name.as_str());
+/// What a named attempt asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestedTerms<'a> {
+    /// The capacity of the resource.
+    pub capacity: u32,
+    /// How much of it.
+    pub weight: u32,
+    /// The owner of a reentrant lock.
+    pub owner: Option<&'a Owner>,
+    /// How long the lease is to last at least.
+    pub min_lifetime: Duration,
+}
+
+/// The id of the attempt that a caller names at a resource: the same at each client of the store. With other terms it is another attempt.
+pub fn requested_attempt(resource: &Resource, terms: RequestedTerms<'_>, request: &[u8]) -> Acquisition {
+    let RequestedTerms { capacity, weight, owner, min_lifetime } = terms;
+    let (kind, name, micros) = (resource.kind.as_str(), resource.name.as_str(), min_lifetime.as_micros());
+    let owner = owner
+        .map_or_else(String::new, |owner| format!("{:032x}", digest("owner", owner.as_str().as_bytes())));
     // No part can be read as the beginning of the next one.
-    let parts = [kind.as_bytes(), b"\0", name.as_bytes(), b"\0", request].concat();
+    let terms = format!("{kind}\0{name}\0{capacity}\0{weight}\0{micros}\0{owner}\0");
+    let parts = [terms.as_bytes(), request].concat();
     let number = u64::try_from(digest("request number", &parts) >> 64).unwrap_or(u64::MAX);
     let client = ClientId::new(digest("request", &parts));
     Acquisition { client, sequence: FIRST_REQUESTED | number >> 3 }

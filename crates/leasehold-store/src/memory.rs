@@ -18,6 +18,7 @@ use leasehold_core::model::{CommandContext, TOKEN_RETENTION, Table, apply, apply
 use leasehold_core::{Acquire, Answer, ClientId, Command, Now, Push, Resource, StoreTime, Token};
 
 use crate::clock::Clock;
+use crate::process::PerProcess;
 use crate::{
     Batch, BoxFuture, Call, CallResult, Capabilities, Diagnose, EMBEDDED_POLL_INTERVALS, Inbox, Store,
     StoreError, trial,
@@ -31,7 +32,7 @@ const SWEEP: u32 = 16;
 const KEPT: usize = 1_024;
 
 /// The stores with a name.
-static NAMED: Mutex<BTreeMap<String, Named>> = Mutex::new(BTreeMap::new());
+static NAMED: PerProcess<Mutex<BTreeMap<String, Named>>> = PerProcess::of_first(Mutex::new(BTreeMap::new()));
 
 /// Entry of a named store.
 struct Named {
@@ -85,7 +86,7 @@ impl Memory {
         if name.is_empty() {
             return Arc::default();
         }
-        let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named = NAMED.get_or_default().lock().unwrap_or_else(PoisonError::into_inner);
         let now = Clock::System.in_memory();
         named.retain(|_, known| known.is_to_be_known(now));
         let known = named.get(name);

@@ -18,6 +18,8 @@ pub enum OpenErrorKind {
     Unsupported,
     /// The store was not reached, did not answer, or refused.
     Unavailable,
+    /// This process was forked from one that has the store open.
+    Forked,
 }
 
 /// A store can't be opened. The message names the store and what to do, and contains no password.
@@ -73,6 +75,12 @@ impl OpenError {
     #[must_use]
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(OpenErrorKind::Unavailable, message)
+    }
+
+    /// This process was forked from one that has the store open.
+    #[must_use]
+    pub fn forked(message: impl Into<String>) -> Self {
+        Self::new(OpenErrorKind::Forked, message)
     }
 
     /// A command failed while the store was opened. `subject`: the store.

@@ -22,7 +22,9 @@ use crate::inspect::{HolderInfo, LockInfo};
 /// A connection to a store. Cloning is cheap; all clones are the same client.
 ///
 /// A thread of the library renews its leases, detects losses, and releases dropped guards. All clients of a process share min(4, cores) such
-/// threads, and each thread ends after the last clone, lock and guard of its clients are dropped. A process that forks without `exec` must not use a client of its parent.
+/// threads, and each thread ends after the last clone, lock and guard of its clients are dropped. In a process
+/// that was forked without `exec` a client of the parent fails ([`Error::is_forked`]), and its guards do nothing when they are dropped: connect
+/// again there. The child learns of the fork when it connects, or by [`forked`](crate::forked).
 ///
 /// ```
 /// # leasehold::doc_test(async {
@@ -317,6 +319,7 @@ impl Client {
         if let Some(limit) = self.handle.options.close_timeout {
             return self.close_timeout(limit).await;
         }
+        self.handle.check_process()?;
         self.handle.session.close(self.handle.now());
         self.closed().await
     }
@@ -340,6 +343,7 @@ impl Client {
     ///
     /// As [`Self::close`].
     pub async fn close_timeout(self, limit: Duration) -> Result<(), Error> {
+        self.handle.check_process()?;
         let session = &self.handle.session;
         session.close(session.now());
         let until = session.now() + limit;

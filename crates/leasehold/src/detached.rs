@@ -25,7 +25,7 @@ use crate::handle::Handle;
 use crate::inspect::HolderInfo;
 
 pub use id::LeaseId;
-use id::{DetachedTerms, LeaseKey};
+use id::{DetachedTerms, LeaseKey, Returnable};
 
 /// Part of the lease's time for which [`Guard::detach`] waits until the store has the client's metadata.
 const PUBLISH_FRACTION: u32 = 4;
@@ -278,7 +278,7 @@ impl Client {
     /// The caller of a [request](crate::Mutex::request) was not told of this lease: it is released in 2.5 s, unless the caller repeats the
     /// request until then, at this client or another one. A lease that was granted to the request before is left
     /// alone, because the caller may know of it by another answer. A lease whose lock was only detachable is released at once. False,
-    /// without effect, for any other lease, also for each of a quorum: [`Self::release_leases`] releases it.
+    /// without effect, for any other lease, also for each of a quorum, and for an id that was read from a text: [`Self::release_leases`] releases it.
     ///
     /// ```
     /// # leasehold::doc_test(async {
@@ -291,11 +291,11 @@ impl Client {
     /// ```
     #[must_use = "false if the lease is still held"]
     pub fn return_lease(&self, id: &LeaseId) -> bool {
-        let LeaseKey::Attempt(acquisition) = id.key else { return false };
-        if id.is_repeat {
+        let Some(Returnable { attempt, is_repeat }) = id.returnable else { return false };
+        if is_repeat {
             return true;
         }
-        let detached = id.lease.of(acquisition);
+        let detached = id.lease.of(attempt);
         self.handle.session.return_lease(Arc::new(id.resource.clone()), detached, id.token);
         true
     }

@@ -109,6 +109,8 @@ pub enum ErrorKind {
     Ahead,
     /// [`Error::is_closed`]
     Closed,
+    /// [`Error::is_forked`]
+    Forked,
 }
 
 impl Error {
@@ -362,6 +364,25 @@ impl Error {
     pub fn is_closed(&self) -> bool {
         self.0.kind == ErrorKind::Closed
     }
+
+    /// The client, its locks or its leases are those of a parent process: this one was forked from it without `exec`, and has none of its
+    /// threads and connections. The lease still is the parent's. Connect again in this process.
+    ///
+    /// A file of `sqlite:` that a parent has open can't be opened here at all, because SQLite's locks on files do not pass a fork.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// # let client = leasehold::Client::connect("memory:").await?;
+    /// match client.mutex("orders:42").lock().await {
+    ///     Err(error) if error.is_forked() => eprintln!("connect after the fork: {error}"),
+    ///     other => drop(other?),
+    /// }
+    /// # Ok(()) });
+    /// ```
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.0.kind == ErrorKind::Forked
+    }
 }
 
 impl From<NameError> for Error {
@@ -376,6 +397,7 @@ impl From<OpenError> for Error {
             OpenErrorKind::Invalid => ErrorKind::Invalid,
             OpenErrorKind::Unsupported => ErrorKind::Unsupported,
             OpenErrorKind::Unavailable => ErrorKind::Unavailable,
+            OpenErrorKind::Forked => ErrorKind::Forked,
         };
         let mut this = Self::new(kind, error.message);
         if let Some(inner) = Arc::get_mut(&mut this.0) {

@@ -1,6 +1,7 @@
 //! What every lock and guard of one client shares: its table, its store, and the errors that name both.
 
 use std::fmt;
+use std::mem::forget;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use leasehold_core::{
     Acquire, Answer, Command, Failure, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource,
     Token, View,
 };
+use leasehold_store::process::Own;
 use leasehold_store::{Call, Capabilities, HolderMetadata, Store, StoreError};
 
 use crate::engine::Session;
@@ -63,6 +65,10 @@ pub(crate) struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.session.is_forked() {
+            forget((self.session.clone(), self.store.clone(), self.telemetry.clone(), self.bridges.take()));
+            return;
+        }
         self.session.on_handles_dropped();
     }
 }
@@ -124,7 +130,7 @@ impl Handle {
         let resource = Arc::new(resource);
         let answered = match self.store.try_call_inline(&resource, &command) {
             Some(answered) => answered,
-            None => self.store.call(Call::new(resource.clone(), command), 0).await,
+            None => Own::new(self.store.call(Call::new(resource.clone(), command), 0)).await,
         };
         answered.map_err(|error| self.store_error(&resource, &error))
     }
@@ -251,6 +257,9 @@ impl Handle {
 
     /// `renewal_error`: why a lease that has expired was not renewed.
     pub(crate) fn lost(&self, resource: &Resource, loss: Loss, renewal_error: Option<&StoreError>) -> Error {
+        if self.session.is_forked() {
+            return self.closed();
+        }
         let why = renewal_error.map_or_else(String::new, |error| format!(": {}", error.message));
         self.error(ErrorKind::Lost, resource, format_args!("the lease was lost: {loss}{why}"))
     }
@@ -260,12 +269,22 @@ impl Handle {
         if self.session.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
 
+    /// An error if this process was forked since.
+    pub(crate) fn check_process(&self) -> Result<(), Error> {
+        if self.session.is_forked() { Err(self.closed()) } else { Ok(()) }
+    }
+
     /// The error of a wait that has lost a lease which it needs: that the client was closed, if it was.
     pub(crate) fn closed_or(&self, error: Error) -> Error {
         if error.is_lost() && self.session.is_closed() { self.closed() } else { error }
     }
 
+    /// Why the client can't be used any more.
     pub(crate) fn closed(&self) -> Error {
+        if self.session.is_forked() {
+            let what = "this process was forked from the one that has connected: connect again here";
+            return Error::new(ErrorKind::Forked, format!("the client of {}: {what}", self.url));
+        }
         Error::new(ErrorKind::Closed, format!("the client of {} was closed", self.url))
     }
 

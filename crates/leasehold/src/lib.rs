@@ -124,6 +124,7 @@ pub use error::{Error, ErrorKind};
 pub use guard::Guard;
 pub use inspect::{ForeignInfo, HolderInfo, LockInfo, Mode, WaiterInfo};
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
+pub use leasehold_store::process::forked;
 pub use leasehold_store::{
     Component, Diagnosis, FINDING_IDS, Fact, Finding, HolderMetadata, MAX_LABEL_BYTES, Severity,
 };

@@ -294,6 +294,8 @@ impl AcquireMachine {
                 self.phase = Phase::Queued { repoll_at: now };
                 self.finish_granted(now, *grant, sent_at, until);
             }
+            // Another client has queued it.
+            Reply::Queued(_) if self.policy.is_none() => self.finish_and_release(Outcome::NotGranted),
             Reply::Queued(queued) => {
                 self.has_waited = true;
                 let repoll_at = self.next_repoll(now, sent_at, answer.at, *queued);

@@ -6,7 +6,7 @@ use core::time::Duration;
 use super::{
     CLAIM_WINDOW, FIRST_WAITER_PLACE, Lease, REPOLL_JITTER_MICROS, REPOLL_SPACING, Rows, Step, Waiter,
 };
-use crate::command::{Acquire, Grant, Queued, Refusal, Reply, WaitFor};
+use crate::command::{Acquire, Grant, PushKind, Queued, Refusal, Reply, WaitFor};
 use crate::id::ClientId;
 use crate::time::StoreTime;
 use crate::token::TokenRange;
@@ -56,7 +56,9 @@ impl<R: Rows> Step<'_, '_, R> {
     /// The answer to an attempt that the table knows already.
     fn known_attempt(&mut self, acquire: &Acquire) -> Result<Option<Reply>, R::Error> {
         let acquisition = acquire.acquisition;
-        if let Some(grant) = self.take_back_grant(acquisition) {
+        if let Some(grant) = self.take_back_grant(acquisition)
+            && acquire.inbox.is_none()
+        {
             return Ok(Some(Reply::Granted(grant)));
         }
         if self.header.tombstones > 0 && self.rows.tombstone(acquisition)?.is_some() {
@@ -65,7 +67,7 @@ impl<R: Rows> Step<'_, '_, R> {
         if self.header.leases > 0
             && let Some(lease) = self.rows.lease(acquisition)?
         {
-            return Ok(Some(self.repeated_grant(&lease, acquire)));
+            return self.repeated_grant(lease, acquire).map(Some);
         }
         if self.header.waiters > 0
             && let Some(waiter) = self.rows.waiter(acquisition)?
@@ -75,10 +77,21 @@ impl<R: Rows> Step<'_, '_, R> {
         Ok(None)
     }
 
-    /// The answer to a repeated `Acquire`: the same grant with its remaining lifetime.
-    fn repeated_grant(&self, lease: &Lease, acquire: &Acquire) -> Reply {
+    /// The answer to a repeated `Acquire`: the same grant with its remaining lifetime. Of an attempt that several clients make, only the first
+    /// answer is a grant, and only the client that gets it may release the lease on the condition that it speaks for the attempt: after a
+    /// further answer nobody can tell which of them the caller has read.
+    fn repeated_grant(&mut self, mut lease: Lease, acquire: &Acquire) -> Result<Reply, R::Error> {
         if lease.retained {
-            return Reply::Cancelled;
+            return Ok(Reply::Cancelled);
+        }
+        if acquire.inbox.is_some() {
+            if !lease.claimed {
+                return self.claim(lease, acquire);
+            }
+            if lease.inbox() != lease.acquisition.client {
+                lease.inbox = Some(lease.acquisition.client);
+                self.rows.put_lease(lease.clone())?;
+            }
         }
         // The reserved range is not stored: a repeat gets the grant's own token only.
         let tokens = TokenRange { first: lease.token, last: lease.token };
@@ -87,7 +100,17 @@ impl<R: Rows> Step<'_, '_, R> {
         // Where several clients make an attempt, a repeat never has the whole ttl: that tells it from the grant.
         let mark = if acquire.inbox.is_some() { REPEAT_MARK } else { Duration::ZERO };
         let valid_for = remaining.saturating_sub(mark);
-        Reply::Granted(Grant { tokens, valid_for, is_plain: false })
+        Ok(Reply::Granted(Grant { tokens, valid_for, is_plain: false }))
+    }
+
+    /// A grant from the queue, of which no answer has told yet.
+    fn claim(&mut self, lease: Lease, acquire: &Acquire) -> Result<Reply, R::Error> {
+        let (granted_at, expires_at) = (self.hold_start(&lease), self.now() + acquire.ttl);
+        let tokens = TokenRange { first: lease.token, last: lease.token };
+        let (inbox, metadata) = (acquire.inbox, acquire.metadata.clone());
+        self.rows.put_lease(Lease { inbox, metadata, claimed: true, granted_at, expires_at, ..lease })?;
+        self.note_expiry(expires_at);
+        Ok(Reply::Granted(Grant { tokens, valid_for: acquire.ttl, is_plain: false }))
     }
 
     /// A waiter's re-check, still waiting after the queue has moved.
@@ -97,7 +120,11 @@ impl<R: Rows> Step<'_, '_, R> {
         {
             // Its owner was granted the lease through another attempt meanwhile.
             self.remove_waiter(&waiter)?;
-            return Ok(Reply::Granted(self.lease_to_waiter(&waiter, Some(&held))?));
+            let grant = self.lease_to_waiter(&waiter, Some(&held))?;
+            return match self.held_lease(waiter.acquisition)? {
+                Some(lease) if acquire.inbox.is_some() => self.claim(lease, acquire),
+                _ => Ok(Reply::Granted(grant)),
+            };
         }
         let place = waiter.place;
         if let Some(wait) = acquire.wait {
@@ -109,18 +136,11 @@ impl<R: Rows> Step<'_, '_, R> {
         self.queued(place)
     }
 
-    /// An `Acquire` from another inbox than before: the attempt is that one's from now on. A waiter moves only with an `Acquire` that waits.
-    pub(super) fn move_attempt(&mut self, acquire: &Acquire) -> Result<(), R::Error> {
-        if acquire.inbox.is_none() {
-            return Ok(());
-        }
-        if let Some(lease) = self.held_lease(acquire.acquisition)?
-            && lease.inbox() != acquire.inbox()
-        {
-            let metadata = acquire.metadata.clone();
-            return self.rows.put_lease(Lease { inbox: acquire.inbox, metadata, ..lease });
-        }
-        if acquire.wait.is_some()
+    /// An `Acquire` that waits, from another inbox than before: it speaks for the waiter from now on. The one before is told, and asks again if its
+    /// caller still waits there: the command of a client that the caller has left may come late.
+    pub(super) fn move_waiter(&mut self, acquire: &Acquire) -> Result<(), R::Error> {
+        if acquire.inbox.is_some()
+            && acquire.wait.is_some()
             && self.header.waiters > 0
             && let Some(waiter) = self.rows.waiter(acquire.acquisition)?
             && waiter.inbox() != acquire.inbox()
@@ -128,6 +148,7 @@ impl<R: Rows> Step<'_, '_, R> {
             self.rows.remove_waiter(waiter.acquisition)?;
             self.header.parked -= u32::from(waiter.parked);
             self.queue_moved |= waiter.parked;
+            self.push(waiter.inbox(), waiter.acquisition, PushKind::Revoked);
             let metadata = acquire.metadata.clone();
             // Its client has just sent a command.
             self.rows.put_waiter(Waiter { inbox: acquire.inbox, metadata, parked: false, ..waiter })?;

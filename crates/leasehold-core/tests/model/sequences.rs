@@ -232,3 +232,64 @@ fn command_from_an_unreachable_client_unparks_its_entries() {
         assert_eq!((view.waiters[0].acquisition, view.waiters[1].acquisition), (early, late));
     }
 }
+
+/// The attempt, as this client makes it.
+fn from_client(inbox: u128, attempt: Acquisition) -> Command {
+    let Command::Acquire(any) = acquire(attempt, 1, 1, true) else { unreachable!("it is one") };
+    Command::from(Acquire { inbox: Some(ClientId::new(inbox)), ..Acquire::clone(&any) })
+}
+
+fn release_if(inbox: u128, attempt: Acquisition) -> Command {
+    Command::Release(Release { if_inbox: Some(ClientId::new(inbox)), ..Release::now(attempt) })
+}
+
+/// The command of a client that the caller has left comes late, and the client then releases what it takes for its own.
+#[test]
+fn lease_that_two_clients_have_told_of_is_released_by_none_of_them_on_condition() {
+    let attempt = id(9, 0);
+    for late in [1, 2] {
+        let mut world = World::new();
+        let Reply::Granted(grant) = world.run(&from_client(2, attempt)) else { panic!("it is free") };
+        let Reply::Granted(repeated) = world.run(&from_client(late, attempt)) else {
+            panic!("it is a repeat")
+        };
+        assert!(repeated.valid_for < grant.valid_for, "a repeat is marked");
+        for inbox in [1, 2] {
+            assert_eq!(world.run(&release_if(inbox, attempt)), Reply::NotHeld, "client {inbox}");
+        }
+        assert!(matches!(world.run(&renew(attempt)), Reply::Renewed { .. }));
+        assert_eq!(world.run(&release(attempt)), Reply::Released);
+    }
+}
+
+#[test]
+fn grant_from_the_queue_belongs_to_the_client_that_first_asks_for_it() {
+    for asks in [1, 2] {
+        let (mut world, attempt) = (World::new(), id(9, 0));
+        world.run(&acquire(id(0, 0), 1, 1, true));
+        world.run(&from_client(1, attempt));
+        world.run(&release(id(0, 0)));
+        world.pushes.clear();
+        let Reply::Granted(grant) = world.run(&from_client(asks, attempt)) else { panic!("it was granted") };
+        let Command::Acquire(command) = from_client(asks, attempt) else { unreachable!("it is one") };
+        assert_eq!(grant.valid_for, command.ttl, "it is claimed, and no repeat");
+        assert_eq!(world.run(&release_if(3 - asks, attempt)), Reply::NotHeld);
+        assert_eq!(world.run(&release_if(asks, attempt)), Reply::Released);
+    }
+}
+
+#[test]
+fn client_that_a_waiter_moves_from_is_told_and_can_take_it_back() {
+    let (mut world, attempt) = (World::new(), id(9, 0));
+    world.run(&acquire(id(0, 0), 1, 1, true));
+    world.run(&from_client(1, attempt));
+    world.pushes.clear();
+    world.run(&from_client(2, attempt));
+    let told = |push: &Push| push.inbox == ClientId::new(1) && push.kind == PushKind::Revoked;
+    assert!(world.pushes.iter().any(told), "{:?}", world.pushes);
+    world.run(&from_client(1, attempt));
+    assert_eq!(world.run(&release_if(2, attempt)), Reply::NotHeld);
+    assert_eq!(world.run(&release(id(0, 0))), Reply::Released);
+    let granted = |push: &Push| push.inbox == ClientId::new(1) && matches!(push.kind, PushKind::Granted(..));
+    assert!(world.pushes.iter().any(granted), "{:?}", world.pushes);
+}

@@ -229,6 +229,17 @@ impl<'h> Comparison<'h> {
         found.reply
     }
 
+    /// As `run`, with so many pushes to a client that looks for them.
+    pub(super) fn run_posting(&mut self, at: usize, command: &Command, posted: usize) {
+        let now = self.now(&[&self.resources[at].1]);
+        let (expected, theirs) = self.model(at, command, now);
+        let resource = self.resources[at].0.clone();
+        let harness = &self.harness;
+        let found = harness.answered(harness.runtime.block_on(harness.executor.call(&resource, command)));
+        assert_eq!((found, theirs.len()), (expected, posted), "after {command:?}");
+        assert!(self.harness.pushes().is_empty(), "notified after {command:?}");
+    }
+
     fn model(&mut self, at: usize, command: &Command, now: Now) -> (Answer, Vec<Push>) {
         let mut pushes = Vec::new();
         (self.model_after(at, command, now, &mut pushes), pushes)

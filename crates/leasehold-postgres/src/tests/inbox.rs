@@ -1,6 +1,7 @@
 //! Attempts for which another client speaks than that of their id.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource};
 use leasehold_store::histories::{Step, client_id};
@@ -65,26 +66,50 @@ fn attempt_whose_client_is_gone_is_parked_by_the_transaction_that_queues_it() {
 
 /// A shared lease is in another table than the only one of a lock.
 #[test]
-fn lease_moves_to_the_client_that_repeats_its_attempt() {
+fn only_the_client_of_the_first_answer_releases_a_lease_on_condition() {
     for kind in [Kind::Mutex, Kind::Semaphore] {
         with_comparison_of(kind, |comparison| {
-            let held = |sequence| match kind {
-                Kind::Semaphore => permits(0, sequence, 1, None),
-                _ => acquire(0, sequence),
-            };
-            let moved = |sequence| {
-                let Command::Acquire(any) = held(sequence) else { unreachable!("it is one") };
-                Command::from(Acquire { inbox: Some(client_id(1)), ..(*any).clone() })
+            let from = |inbox, sequence| {
+                let held = match kind {
+                    Kind::Semaphore => permits(0, sequence, 1, None),
+                    _ => acquire(0, sequence),
+                };
+                let Command::Acquire(any) = held else { unreachable!("it is one") };
+                Command::from(Acquire { inbox: Some(client_id(inbox)), ..(*any).clone() })
             };
             let sequences = if kind == Kind::Semaphore { 1..4 } else { 1..2 };
             for sequence in sequences.clone() {
-                assert!(matches!(comparison.run(0, &held(sequence)), Reply::Granted(_)));
-            }
-            for sequence in sequences {
-                assert!(matches!(comparison.run(0, &moved(sequence)), Reply::Granted(_)));
-                assert_eq!(comparison.run(0, &release_if(0, 0, sequence)), Reply::NotHeld);
+                assert!(matches!(comparison.run(0, &from(1, sequence)), Reply::Granted(_)));
+                assert_eq!(comparison.run(0, &release_if(2, 0, sequence)), Reply::NotHeld);
                 assert_eq!(comparison.run(0, &release_if(1, 0, sequence)), Reply::Released);
             }
+            for sequence in sequences.map(|sequence| sequence + 10) {
+                for inbox in [1, 2, 1] {
+                    assert!(matches!(comparison.run(0, &from(inbox, sequence)), Reply::Granted(_)));
+                }
+                for inbox in [1, 2] {
+                    assert_eq!(comparison.run(0, &release_if(inbox, 0, sequence)), Reply::NotHeld);
+                }
+                assert_eq!(comparison.run(0, &release(0, sequence)), Reply::Released);
+            }
+        });
+    }
+}
+
+/// The first answer that tells of it claims it: no other client may have told of it.
+#[test]
+fn grant_from_the_queue_belongs_to_the_client_that_asks_for_it_first() {
+    for asked_by in [2, 3] {
+        with_comparison(|comparison| {
+            comparison.run(0, &acquire(0, 1));
+            comparison.run(0, &acquire_from(2, 1, 1));
+            assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
+            let Reply::Granted(grant) = comparison.run(0, &acquire_from(asked_by, 1, 1)) else {
+                panic!("no grant")
+            };
+            assert_eq!(grant.valid_for, Duration::from_secs(10));
+            assert_eq!(comparison.run(0, &release_if(5 - asked_by, 1, 1)), Reply::NotHeld);
+            assert_eq!(comparison.run(0, &release_if(asked_by, 1, 1)), Reply::Released);
         });
     }
 }
@@ -96,10 +121,11 @@ fn waiter_that_moves_from_a_client_that_polls_is_notified() {
         comparison.run(0, &acquire(0, 1));
         comparison.run(0, &acquire(1, 1));
         comparison.sql("UPDATE leasehold.waiter SET polls = true");
-        comparison.run(0, &acquire_from(2, 1, 1));
-        // The push is compared with the model's.
+        // The client that it moves from finds that among its pushes.
+        comparison.run_posting(0, &acquire_from(2, 1, 1), 1);
+        // This push is compared with the model's.
         assert_eq!(comparison.run(0, &release(0, 1)), Reply::Released);
-        assert_eq!(comparison.column("SELECT count(*) FROM leasehold.mail"), 0);
+        assert_eq!(comparison.column("SELECT count(*) FROM leasehold.mail"), 1);
     });
 }
 

@@ -93,10 +93,39 @@ local function queued(place)
   return { now, 2, 0, follower_repoll_at(request.client, head_hint(), h.clients, waiters_of(request.client)) }
 end
 
+-- A grant from the queue, of which no answer has told yet.
+local function claim(l)
+  l.claimed, l.granted_at, l.expires_at = 1, hold_start(l), now + ttl
+  change_client(l, request.client, request.metadata)
+  note_expiry(l.expires_at)
+  put_lease(l)
+  return { now, 1, l.token, l.token, ttl }
+end
+
+-- Of an attempt that several clients make only the first answer is a grant. After a further one no client may release the lease on the
+-- condition that it speaks for the attempt.
+local function repeated_grant(l)
+  if l.retained == 1 then return { now, 4 } end
+  local mark = 0
+  if request.names_client then
+    if l.claimed == 0 then return claim(l) end
+    local own = string.sub(id, 1, 16)
+    if l.client ~= own then
+      change_client(l, own, l.metadata)
+      put_lease(l)
+    end
+    mark = 1
+  end
+  -- A clock that was set back leaves more than was asked for.
+  return { now, 1, l.token, l.token, math.max(math.min(l.expires_at - now, ttl) - mark, 0) }
+end
+
 local function recheck(w)
   local held = held_by(w.has_owner, w.owner)
   if held and w.weight <= held.weight then
-    return { now, 1, lease_to_waiter(w, held) }
+    local token, last, valid_for = lease_to_waiter(w, held)
+    if request.names_client then return claim(w) end
+    return { now, 1, token, last, valid_for }
   end
   if waits then
     w.deadline, w.secret = now + entry_ttl, secret
@@ -108,16 +137,10 @@ end
 
 local function known_attempt()
   local granted = take_back_grant(id)
-  if granted then return { now, 1, granted.a, granted.b, granted.c } end
+  if granted and not request.names_client then return { now, 1, granted.a, granted.b, granted.c } end
   if tombstone(id) then return { now, 4 } end
   local l = lease(id)
-  if l then
-    if l.retained == 1 then return { now, 4 } end
-    -- A clock that was set back leaves more than was asked for. Where several clients make an attempt, a repeat never has the whole ttl:
-    -- that tells it from the grant.
-    local mark = request.names_client and 1 or 0
-    return { now, 1, l.token, l.token, math.max(math.min(l.expires_at - now, ttl) - mark, 0) }
-  end
+  if l then return repeated_grant(l) end
   local w = waiter(id)
   if w and w.deadline <= now then
     remove_waiter(w)
@@ -126,21 +149,12 @@ local function known_attempt()
   if w then return recheck(w) end
 end
 
--- An `Acquire` from another client than before: the attempt is that one's from now on. A waiter moves only with one that waits.
-local function move_attempt()
-  if not request.names_client then return end
-  local l = held_lease(id)
-  if l then
-    if l.client ~= request.client then
-      change_client(l, request)
-      put_lease(l)
-    end
-    return
-  end
-  local w = waits and waiter(id)
-  if w and w.deadline > now and w.client ~= request.client and move_waiter(w, request) then
-    queue.has_moved = true
-  end
+-- An `Acquire` that waits, from another client than before: it speaks for the waiter from now on. The one before is told.
+local function move_waiter()
+  local w = request.names_client and waits and waiter(id)
+  if not w or w.deadline <= now or w.client == request.client then return end
+  push({ id = id, client = w.client, inbox = w.inbox }, 3)
+  queue.has_moved = put_moved_waiter(w, request) or queue.has_moved
 end
 
 local function enqueue()
@@ -199,7 +213,7 @@ end
 if not begin() then return { now, 13, foreign } end
 requester, requester_client = id, request.client
 mark_client_alive(request.client)
-move_attempt()
+move_waiter()
 grant()
 local reply, is_known = acquire()
 store()

@@ -578,17 +578,17 @@ local function drop_waiter(w)
   count_waiter(w.client, -1)
 end
 
--- Another client speaks for what `moved` has been so far: a lease or a waiter. `a` is its `Acquire`.
-local function change_client(moved, a)
+-- This client speaks for the lease or the waiter from now on.
+local function change_client(moved, client, metadata)
   local _, flags, _, _, _, _, at = unpack_request(moved.text)
   local head = string.sub(moved.text, 1, 24) .. string.char(flags % 16 + 16) .. string.sub(moved.text, 26, at - 1)
   if flags > 15 then at = at + 16 end
-  moved.text = head .. a.client .. string.sub(moved.text, at, #moved.text - #moved.metadata) .. a.metadata
-  moved.client, moved.metadata = a.client, a.metadata
+  moved.text = head .. client .. string.sub(moved.text, at, #moved.text - #moved.metadata) .. metadata
+  moved.client, moved.metadata = client, metadata
 end
 
--- As `change_client`, for a waiter, and says whether its client was parked. The new one is not.
-local function move_waiter(w, a)
+-- As `change_client`, for a waiter and the `Acquire` of that client. Says whether its client was parked. The new one is not.
+local function put_moved_waiter(w, a)
   local places = passed_of(w.client)
   if places then
     touch(w.client)
@@ -601,7 +601,7 @@ local function move_waiter(w, a)
     end
   end
   count_waiter(w.client, -1)
-  change_client(w, a)
+  change_client(w, a.client, a.metadata)
   count_waiter(w.client, 1)
   set(field_at(w.place), struct.pack(WAITER, w.since, w.deadline, w.secret, w.inbox) .. w.text)
   return places and true

@@ -348,11 +348,11 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "del 257, hdel 594, hgetall 2627, hmget 17079, hset 1830, mget 6409, pexpireat 241, publish 679, \
+        "del 257, hdel 594, hgetall 2627, hmget 17078, hset 1828, mget 6409, pexpireat 241, publish 680, \
          pubsub|numsub 271, rename 148, set 314, xadd 742",
-        "del 260, hdel 619, hgetall 2500, hmget 18689, hset 1943, mget 6403, pexpireat 256, publish 744, \
+        "del 260, hdel 619, hgetall 2500, hmget 18685, hset 1940, mget 6403, pexpireat 256, publish 745, \
          pubsub|numsub 693, rename 158, set 328, xadd 1028",
-        "del 337, hdel 276, hgetall 859, hmget 8651, hset 1109, mget 6196, pexpireat 242, publish 388, \
+        "del 337, hdel 276, hgetall 859, hmget 8651, hset 1107, mget 6196, pexpireat 242, publish 388, \
          pubsub|numsub 163, rename 203, set 670, xadd 917",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);

@@ -152,12 +152,15 @@ async fn acquire_now(
         mode: request.mode,
         permits: request.permits,
         capacity: request.capacity,
-        owner: request.owner,
+        // Of this caller: no name of a token has a space, so that no other caller's is the same.
+        owner: request.owner.map(|owner| format!("{owner} ({})", caller.name())),
     };
     attempt.check()?;
     let _permit = app.reserve(caller)?;
     let Some(id) = attempt.request_id.clone() else {
-        return run(app, lock, &attempt, wait).await?.ok_or_else(|| not_granted(lock, wait));
+        // A period does not wait: its work has begun elsewhere.
+        let waited = if attempt.period.is_some() { Duration::ZERO } else { wait };
+        return run(app, lock, &attempt, wait).await?.ok_or_else(|| not_granted(lock, waited));
     };
     let Some(open) = app.requests.open(lock.kind, &lock.name, id).await else { return Ok(Acquired::Waiting) };
     tokio::select! {
@@ -166,7 +169,7 @@ async fn acquire_now(
         () = open.superseded() => Ok(Acquired::Waiting),
         acquired = run(app, lock, &attempt, wait) => match acquired? {
             Some(acquired) => Ok(acquired),
-            None if wait.is_zero() => Err(not_granted(lock, wait)),
+            None if wait.is_zero() || attempt.period.is_some() => Err(not_granted(lock, Duration::ZERO)),
             None => Ok(Acquired::Waiting),
         },
     }

@@ -12,6 +12,7 @@ use leasehold_core::Failure;
 use tokio::sync::Notify;
 
 use super::error::StoreError;
+use crate::process::Process;
 use crate::tasks::Tasks;
 use crate::wakes;
 
@@ -190,6 +191,7 @@ pub struct KeyWatch {
     keys: Vec<String>,
     number: u64,
     notify: Arc<Notify>,
+    process: Process,
 }
 
 impl KeyWatch {
@@ -201,7 +203,7 @@ impl KeyWatch {
             by_key.entry(key.clone()).or_default().push((number, notify.clone()));
         }
         drop(by_key);
-        Self { watchers: watchers.clone(), keys: keys.to_vec(), number, notify }
+        Self { watchers: watchers.clone(), keys: keys.to_vec(), number, notify, process: Process::current() }
     }
 
     /// Waits until one of the keys may have changed. Cancel safe.
@@ -213,6 +215,9 @@ impl KeyWatch {
 
 impl Drop for KeyWatch {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            return;
+        }
         let mut by_key = self.watchers.by_key();
         for key in &self.keys {
             if let Some(watching) = by_key.get_mut(key) {

@@ -247,6 +247,9 @@ struct Unanswered<'a> {
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
+        if self.leg.session.is_forked() {
+            return;
+        }
         self.leg.note_unanswered(self.holder, self.sent_at);
         self.leg.end_take();
     }
@@ -261,6 +264,9 @@ struct Unreleased<'a> {
 
 impl Drop for Unreleased<'_> {
     fn drop(&mut self) {
+        if self.leg.session.is_forked() {
+            return;
+        }
         self.leg.note_late(self.sent_at);
     }
 }

@@ -9,6 +9,7 @@ use leasehold_core::{ClientId, SecretKey};
 use leasehold_store::clock::Clock;
 use leasehold_store::clock::manual::ManualClock;
 use leasehold_store::digest::client_name;
+use leasehold_store::process::look_for_fork;
 use leasehold_store::{Inbox, Store, wakes};
 use tokio::runtime;
 use tokio::sync::oneshot;
@@ -62,6 +63,7 @@ impl Client {
         O: FnOnce(ClientId, Weak<dyn Inbox>, Clock) -> F + Send + 'static,
         F: Future<Output = Result<Arc<dyn Store>, Error>> + Send + 'static,
     {
+        look_for_fork();
         let clock = Clock::System;
         let telemetry = ClientTelemetry::new(&url);
         let (id, key) = random_id()?;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Kind, Name, Resource, Token};
+use leasehold_core::{Acquisition, ClientId, Kind, Name, Resource, TOMBSTONE_TTL, Token};
 use leasehold_store::digest::{FIRST_UNCOUNTED, lease_secret};
 
 use crate::engine::DetachedLease;
@@ -34,7 +34,15 @@ pub struct LeaseId {
     /// The guard's token. After a hand-off within its client it is higher than the token that the store shows.
     pub(super) token: Token,
     pub(super) key: LeaseKey,
-    /// It was granted before to the same request. Not a part of the text.
+    /// What [`Client::return_lease`](crate::Client::return_lease) returns. Not a part of the text.
+    pub(super) returnable: Option<Returnable>,
+}
+
+/// A lease of which the caller of a request, or of a detachable lock, may not have been told.
+#[derive(Clone, Copy)]
+pub(super) struct Returnable {
+    pub(super) attempt: Acquisition,
+    /// It was granted before to the same request.
     pub(super) is_repeat: bool,
 }
 
@@ -105,7 +113,8 @@ impl LeaseId {
             true => LeaseKey::Attempt(stored),
             false => LeaseKey::Digest(lease_secret(stored)),
         };
-        Self { resource: resource.clone(), lease: terms, token, key, is_repeat }
+        let returnable = is_uncounted.then_some(Returnable { attempt: stored, is_repeat });
+        Self { resource: resource.clone(), lease: terms, token, key, returnable }
     }
 
     /// The lock's kind.
@@ -221,10 +230,12 @@ fn parse(text: &str) -> Option<LeaseId> {
     let name = String::from_utf8(bytes.collect::<Option<_>>()?).ok()?;
     let span = |text: &str| text.parse().ok().map(Duration::from_millis).filter(|span| *span <= MAX_TTL);
     let ttl = span(ttl).filter(|ttl| !ttl.is_zero())?;
-    let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone: span(tombstone)?, ends_at_close };
+    // A longer one is no id that was ever given: the store keeps it also for an attempt that it does not know.
+    let tombstone = span(tombstone).filter(|tombstone| *tombstone <= TOMBSTONE_TTL)?;
+    let lease = DetachedTerms { ttl, min_hold: span(min_hold)?, tombstone, ends_at_close };
     let key = parse_key(secret)?;
     let resource = Resource { kind: Kind::parse(kind)?, name: Name::new(&name).ok()? };
-    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, key, is_repeat: false };
+    let id = LeaseId { resource, lease, token: Token::new(token.parse().ok()?)?, key, returnable: None };
     // One id has one text.
     (id.to_string() == text).then_some(id)
 }
@@ -249,7 +260,7 @@ mod tests {
         let span = Duration::from_millis;
         let lease =
             DetachedTerms { ttl: span(300_000), min_hold: span(0), tombstone: span(7), ends_at_close: false };
-        LeaseId { resource, lease, token: Token::new(9).unwrap(), key: LeaseKey::Digest(5), is_repeat: false }
+        LeaseId { resource, lease, token: Token::new(9).unwrap(), key: LeaseKey::Digest(5), returnable: None }
     }
 
     #[test]

@@ -223,6 +223,7 @@ impl Entry {
         match (&mut self.stage, &transmit.command, answered) {
             (Stage::Attempt(machine), Command::Acquire(_), Ok(answer)) => {
                 machine.handle_answer(transmit.sent_at, now, answer);
+                self.last_error = None;
                 if self.logged.end_failure() {
                     self.log_events.push(LogEvent::AttemptRecovered);
                     self.is_changed = true;
@@ -371,7 +372,7 @@ impl Entry {
         if self.min_hold.ends_at_close {
             self.min_hold.length = Duration::ZERO;
         }
-        if !self.forget_request(now) {
+        if !self.close_request(now) {
             self.abandon(now);
         }
         if let Stage::Releasing(releasing) = &mut self.stage {
@@ -469,9 +470,7 @@ impl Entry {
                 next.handle_pushed_hint(now);
             }
             let has_waited = machine.has_waited();
-            // A repeated grant never has the whole ttl, and an attempt that this client has queued was not granted before.
-            let is_repeat =
-                self.requested_by.is_some() && !has_waited && grant.valid_for < machine.command().ttl;
+            let is_repeat = self.requested_by.is_some() && grant.valid_for < machine.command().ttl;
             self.stage = Stage::Lease(Lease {
                 tombstone,
                 tombstone_once_answered,

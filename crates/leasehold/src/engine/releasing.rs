@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Command, Failure, LocalTime, Release, Reply, drift_margin};
+use leasehold_core::{ClientId, Command, Failure, LocalTime, Release, Reply, drift_margin};
 
 /// The first pause before a failed release is retried. It doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -55,6 +55,11 @@ impl Releasing {
     ) -> Self {
         let until = now + lasts + drift_margin(lasts);
         Self { release, of, retry_at: now, pause: RETRY_MIN, sent: 0, until, held_until: now + remaining }
+    }
+
+    /// The store is to release only what this client speaks for.
+    pub(super) fn release_if(&mut self, inbox: ClientId) {
+        self.release = Release { if_inbox: Some(inbox), ..self.release.clone() };
     }
 
     /// The command.

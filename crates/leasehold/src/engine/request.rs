@@ -3,10 +3,12 @@
 //! Every command of an attempt or a lease takes this path if its caller polls for the answer. The driver sends batches,
 //! `Handle::ask` sends look-ups, and `locks/acquire_all.rs` sends several attempts as one command.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use leasehold_core::{Command, Outcome, Resource};
+use leasehold_store::process::Own;
 use leasehold_store::{BoxFuture, Call, CallResult, Store, StoreError};
 
 use super::entry::Transmit;
@@ -26,7 +28,7 @@ pub(crate) struct Request<'a> {
 }
 
 enum State {
-    InFlight(Transmit, BoxFuture<CallResult>),
+    InFlight(Transmit, Own<BoxFuture<CallResult>>),
     /// The table was updated, and the caller has not polled the result.
     Answered(Response),
     Done,
@@ -61,7 +63,7 @@ impl<'a> Request<'a> {
                 None => {
                     let sent =
                         store.call(Call::new(resource.clone(), transmit.command.clone()), transmit.replicas);
-                    State::InFlight(transmit, sent)
+                    State::InFlight(transmit, Own::new(sent))
                 }
             },
         };
@@ -84,7 +86,7 @@ impl<'a> Request<'a> {
         let response = match &mut self.state {
             State::Done => return None,
             State::Answered(response) => std::mem::take(response),
-            State::InFlight(transmit, sent) => match sent.as_mut().poll(context) {
+            State::InFlight(transmit, sent) => match Pin::new(sent).poll(context) {
                 Poll::Ready(answered) => step(self.session, transmit, answered, self.polled_by),
                 Poll::Pending => return None,
             },

@@ -21,6 +21,7 @@ use leasehold_core::{
     Reply, Resource, SecretKey, WaitPolicy,
 };
 use leasehold_store::clock::Clock;
+use leasehold_store::process::PerProcess;
 use leasehold_store::{CallResult, Inbox, StoreError, wakes};
 #[cfg(shuttle)]
 use shuttle::sync::{Mutex, MutexGuard};
@@ -42,7 +43,7 @@ pub(crate) struct Session {
     pub(crate) id: ClientId,
     /// From which the secrets of the client's attempts are derived.
     pub(crate) secret_key: SecretKey,
-    table: Mutex<Table>,
+    table: PerProcess<Mutex<Table>>,
     pub(super) ids: Ids,
     clock: Clock,
     telemetry: ClientTelemetry,
@@ -57,7 +58,15 @@ impl Session {
     pub(crate) fn new(id: ClientId, secret_key: SecretKey, clock: Clock, telemetry: ClientTelemetry) -> Self {
         let ids = Ids::new();
         let table = Table::new(id, ids.clone());
-        Self { id, secret_key, table: Mutex::new(table), ids, clock, telemetry, alarm: Notify::new() }
+        Self {
+            id,
+            secret_key,
+            table: PerProcess::new(Mutex::new(table)),
+            ids,
+            clock,
+            telemetry,
+            alarm: Notify::new(),
+        }
     }
 
     /// The time by this client's clock.
@@ -65,8 +74,16 @@ impl Session {
         self.clock.local()
     }
 
+    /// This process is a child of the one whose client this is. It sees the table of a client that was closed.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.table.is_current()
+    }
+
     /// Wakes the driver to process what is due.
     fn wake_driver(&self) {
+        if self.is_forked() {
+            return;
+        }
         match &self.clock {
             Clock::System => self.alarm.notify_one(),
             Clock::Manual(clock) => clock.run_drivers(),
@@ -74,8 +91,9 @@ impl Session {
     }
 
     pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        let table = self.table.get(|| Mutex::new(Table::forked(self.id, self.ids.clone())));
         // A panic in a machine leaves at most one entry half stepped.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The number of entries.

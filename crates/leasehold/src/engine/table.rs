@@ -77,6 +77,11 @@ impl Table {
         }
     }
 
+    /// In a child of the process whose client this is.
+    pub(super) fn forked(id: ClientId, ids: Ids) -> Self {
+        Self { is_closed: true, is_driver_gone: true, has_no_handles: true, ..Self::new(id, ids) }
+    }
+
     /// A request begins again. An error if another task makes it, or if what the store had for it is being released.
     pub(super) fn end_suspension(
         &mut self,

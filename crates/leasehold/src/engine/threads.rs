@@ -5,9 +5,10 @@
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use leasehold_store::process::PerProcess;
 use leasehold_store::{BoxFuture, gate, wakes};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -27,11 +28,9 @@ pub(super) trait Drive: Send {
 }
 
 /// The threads of one process.
+#[derive(Default)]
 pub(super) struct Threads {
-    process: u32,
     running: Mutex<Running>,
-    /// Those of a child that was forked. Its parent's threads do not run there, and one of them may have held the mutex.
-    forked: OnceLock<Box<Threads>>,
 }
 
 #[derive(Default)]
@@ -50,9 +49,8 @@ struct Thread {
 
 /// Drives a client on the thread with the fewest clients. An error means that there is no thread for it.
 pub(super) fn start(client: Box<dyn Drive>) -> io::Result<()> {
-    static FIRST: OnceLock<Threads> = OnceLock::new();
-    let process = std::process::id();
-    FIRST.get_or_init(|| Threads::new(process)).of_process(process).start(client, max_threads())
+    static THREADS: PerProcess<Threads> = PerProcess::of_first(Threads::new());
+    THREADS.get_or_default().start(client, max_threads())
 }
 
 fn max_threads() -> usize {
@@ -60,16 +58,8 @@ fn max_threads() -> usize {
 }
 
 impl Threads {
-    fn new(process: u32) -> Self {
-        Self { process, running: Mutex::default(), forked: OnceLock::new() }
-    }
-
-    fn of_process(&'static self, process: u32) -> &'static Self {
-        let mut threads = self;
-        while threads.process != process {
-            threads = threads.forked.get_or_init(|| Box::new(Self::new(process)));
-        }
-        threads
+    const fn new() -> Self {
+        Self { running: Mutex::new(Running { threads: Vec::new(), next: 0 }) }
     }
 
     fn running(&self) -> MutexGuard<'_, Running> {
@@ -221,7 +211,7 @@ mod tests {
     impl Scene {
         fn new() -> Self {
             let (tell, begun) = channel();
-            let threads = Box::leak(Box::new(Threads::new(std::process::id())));
+            let threads = Box::leak(Box::default());
             Self { threads, begun, tell, ends: HashMap::new() }
         }
 
@@ -284,23 +274,5 @@ mod tests {
         assert_eq!(scene.start(4), on[0], "its thread goes on");
         scene.ends.drain().for_each(|(_, end)| end.send(()).unwrap());
         scene.settles(&[]);
-    }
-
-    /// A child that is forked has no threads but the one that forked, and a mutex may be held for ever there.
-    #[test]
-    fn forked_process_has_threads_of_its_own() {
-        let mut parent = Scene::new();
-        parent.start(0);
-        let held = parent.threads.running();
-        let mut child = Scene { threads: parent.threads.of_process(u32::MAX), ..Scene::new() };
-        child.start(0);
-        assert_eq!(child.counts(), [1]);
-        assert!(std::ptr::eq(child.threads, parent.threads.of_process(u32::MAX)));
-        assert!(std::ptr::eq(parent.threads, parent.threads.of_process(std::process::id())));
-        drop(held);
-        for scene in [&mut parent, &mut child] {
-            scene.ends.drain().for_each(|(_, end)| end.send(()).unwrap());
-            scene.settles(&[]);
-        }
     }
 }

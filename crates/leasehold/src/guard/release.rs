@@ -1,6 +1,7 @@
 //! The end of a hold: the lease is handed to the next task of this client, or released in the store.
 
 use std::future::poll_fn;
+use std::mem::forget;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -165,6 +166,11 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        if self.handle.session.is_forked() {
+            // They may be the last that refer to what the parent's threads use.
+            forget((self.leg.take(), std::mem::replace(&mut self.span, Span::none())));
+            return;
+        }
         if self.is_over || self.try_hand_off() {
             return;
         }

@@ -10,7 +10,7 @@ use leasehold_core::{
     Resource, Token, WaitFor, WaitPolicy,
 };
 use leasehold_store::StoreError;
-use leasehold_store::digest::random_attempt;
+use leasehold_store::digest::{RequestedTerms, random_attempt, requested_attempt};
 
 use super::lock::{AttemptIds, Lock, WaitMode, unit};
 use crate::barrier_rounds::parties;
@@ -49,6 +49,10 @@ impl Lock {
             return Ok(Some(attempt.into_guard(token)));
         }
         match outcome {
+            // The store did not answer at last: what the caller repeats may not be in the queue.
+            Outcome::TimedOut if attempt.is_request && last_error.is_some() => {
+                Err(self.failed(resource, outcome, last_error.as_ref()))
+            }
             // The caller may repeat the request.
             Outcome::NotGranted | Outcome::TimedOut if attempt.is_request => Ok(None),
             Outcome::NotGranted | Outcome::TimedOut => {
@@ -139,7 +143,12 @@ impl Lock {
         let (acquisition, inbox) = match &self.ids {
             AttemptIds::Counted => (session.next_acquisition(), None),
             AttemptIds::Random => (self.random_attempt(resource)?, Some(session.id)),
-            AttemptIds::Requested(acquisition) => (**acquisition, Some(session.id)),
+            AttemptIds::Requested(request) => {
+                let (capacity, owner) = (self.capacity, self.owner.as_ref());
+                let min_lifetime = self.terms.min_lifetime;
+                let asked_for = RequestedTerms { capacity, weight, owner, min_lifetime };
+                (requested_attempt(resource, asked_for, request), Some(session.id))
+            }
         };
         let is_request = matches!(self.ids, AttemptIds::Requested(_));
         let command = Acquire {
@@ -205,7 +214,8 @@ impl Lock {
         WaitPolicy {
             deadline,
             repoll_interval: self.handle.capabilities.poll_intervals.repoll_interval,
-            confirms_pushes: self.terms.replicas > 0,
+            // Of several clients that make an attempt, the one that the store answers has the grant.
+            confirms_pushes: self.terms.replicas > 0 || !matches!(self.ids, AttemptIds::Counted),
             secret_key: self.handle.session.secret_key,
         }
     }
@@ -305,10 +315,10 @@ impl Drop for Attempt<'_> {
         if self.is_taken {
             return;
         }
+        self.handle.session.end_unused_min_hold(self.entry, self.handle.now());
         if self.is_request {
             self.handle.session.suspend(self.entry, self.handle.now());
         } else {
-            self.handle.session.end_unused_min_hold(self.entry, self.handle.now());
             release_dropped(&self.handle.session, &*self.handle.store, self.resource, self.entry);
         }
     }

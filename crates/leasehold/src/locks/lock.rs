@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquisition, HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
+    HandoffLimits, Kind, LeaseTerms, LocalTime, MAX_NAME_BYTES, Name, NameError, Owner, Resource,
 };
-use leasehold_store::digest::requested_attempt;
 use leasehold_store::{HolderMetadata, MAX_LABEL_BYTES};
 
 use crate::engine::ResourceHash;
@@ -51,8 +50,8 @@ pub(crate) enum AttemptIds {
     Counted,
     /// Each is random, and so is proof of its lease alone: a detached lease's id can contain it.
     Random,
-    /// It is the one of the caller's request. Boxed, because few locks have one.
-    Requested(Arc<Acquisition>),
+    /// It follows from the caller's request with this id.
+    Requested(Arc<[u8]>),
 }
 
 /// Whether what is read of a lock counts. With replicas it must have been read before and after they were seen to have everything: what
@@ -183,9 +182,7 @@ impl Lock {
 
     /// The attempts of the request with this id.
     pub(crate) fn set_request(&mut self, request: &[u8]) {
-        if let Ok(resource) = &self.resource {
-            self.set_ids(AttemptIds::Requested(Arc::new(requested_attempt(resource, request))));
-        }
+        self.set_ids(AttemptIds::Requested(request.into()));
     }
 
     fn publish_all(&mut self) {

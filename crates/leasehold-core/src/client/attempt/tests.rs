@@ -778,3 +778,13 @@ fn answer_ends_the_count_of_refusals() {
         now = attempt.poll_timeout().unwrap();
     }
 }
+
+/// Another client has queued it: a caller that tries once more is not to wait.
+#[test]
+fn attempt_that_does_not_wait_ends_when_it_is_in_the_queue() {
+    let mut attempt = attempt(None);
+    assert!(matches!(attempt.poll_transmit(at(0)), Some(Command::Acquire(_))));
+    attempt.handle_answer(at(0), at(5), &answer(5, queued(None)));
+    assert_eq!(attempt.poll_outcome(), Some(Outcome::NotGranted));
+    assert_eq!(tombstone_sent(&mut attempt), Some(Duration::ZERO));
+}

@@ -35,11 +35,12 @@ impl Entry {
         }
     }
 
-    /// As [`Self::suspend`], for a lease whose holder was not told of it.
+    /// As [`Self::suspend`], for a lease whose holder has left it, or was not told of it.
     pub(in crate::engine) fn suspend_lease(&mut self, acquisition: Acquisition, now: LocalTime) {
         let lasts = self.terms.ttl.max(self.terms.min_lifetime);
+        let release = Release { min_hold: self.min_hold.length, ..Release::now(acquisition) };
         match self.requested_by {
-            Some(inbox) => self.suspend_until_release(Release::now(acquisition), inbox, lasts, now),
+            Some(inbox) => self.suspend_until_release(release, inbox, lasts, now),
             None => self.abandon(now),
         }
     }
@@ -66,14 +67,23 @@ impl Entry {
         is_suspended
     }
 
-    /// The client is closed: a caller may repeat its request at another one, so that nothing is released that it has not been told of.
-    pub(super) fn forget_request(&mut self, now: LocalTime) -> bool {
+    /// The client is closed: a caller may repeat its request at another one, so that nothing is released of which another client has told.
+    /// Returns whether this is an attempt of a request.
+    pub(super) fn close_request(&mut self, now: LocalTime) -> bool {
         self.end_attempt(now);
-        let is_forgotten =
-            self.requested_by.is_some() && matches!(self.stage, Stage::Attempt(_) | Stage::Suspended(_));
-        if is_forgotten {
-            self.end(ReleaseOutcome::Released);
+        let Some(inbox) = self.requested_by else { return false };
+        match &self.stage {
+            Stage::Lease(lease) if !lease.is_repeat => {
+                self.abandon(now);
+                if let Stage::Releasing(releasing) = &mut self.stage {
+                    releasing.release_if(inbox);
+                }
+            }
+            Stage::Lease(_) | Stage::Attempt(_) | Stage::Suspended(_) => self.end(ReleaseOutcome::Released),
+            // Its holder has ordered the release, or it is conditional.
+            Stage::Releasing(_) => return false,
+            Stage::Ended { .. } => {}
         }
-        is_forgotten
+        true
     }
 }
