@@ -289,7 +289,8 @@ mod tests {
             (".300000.", "2592000001", false),
             (".300000.", "18446744073709551615", false),
             (".0.", "2592000001", false),
-            (".7.", "2592000001", false),
+            (".7.", "60000", true),
+            (".7.", "60001", false),
         ] {
             let other = text.replace(field, &format!(".{milliseconds}."));
             assert!(other != text && other.parse::<LeaseId>().is_ok() == is_valid, "{other}");

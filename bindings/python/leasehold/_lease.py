@@ -1,0 +1,178 @@
+"""What a lease is in both APIs: its token, its time and its loss."""
+
+from __future__ import annotations
+
+import contextvars
+import warnings
+
+from . import _fork
+from ._errors import LeaseLost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn, TypeVar
+
+    from . import _backend
+
+    T = TypeVar("T")
+
+_current: contextvars.ContextVar[tuple[BaseLease, ...]] = contextvars.ContextVar("leasehold", default=())
+
+
+def current() -> BaseLease | None:
+    """The lease of the innermost ``with`` block around this code, in this thread or task; None outside of one.
+
+    >>> with client.lock("orders:42") as lease:
+    ...     leasehold.current() is lease
+    True
+    """
+    leases = _current.get()
+    return leases[-1] if leases else None
+
+
+class BaseLease:
+    """A lock that is held for a bounded time, which is renewed until it is released. Created by the locks of a client."""
+
+    __slots__ = ("__weakref__", "_ended", "_generation", "_kept", "_lease")
+
+    def __init__(self, lease: _backend.Lease) -> None:
+        self._lease = lease
+        self._generation = _fork.generation
+        self._ended = False
+        # The operations behind `on_lost`, which end when they are dropped.
+        self._kept: list[object] = []
+
+    @property
+    def name(self) -> str:
+        """The lock's name, with the client's namespace."""
+        return self._lease.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of every earlier holder. Pass it along with each write, and let the resource refuse lower ones.
+
+        >>> with client.lock("orders:42") as lease:
+        ...     first = lease.token
+        >>> with client.lock("orders:42") as lease:
+        ...     lease.token > first
+        True
+        """
+        return self._lease.token
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """The tokens by the names of the locks: several for `Client.lock_all`."""
+        return self._lease.tokens
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds for which the lease may be trusted if no further renewal succeeds. 0.0 once it is lost or released.
+
+        >>> with client.lock("orders:42", ttl=10) as lease:
+        ...     0 < lease.expires_in <= 10
+        True
+        """
+        if self._generation != _fork.generation:
+            return 0.0
+        return self._lease.remaining()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease has ended although it was not released. Look at it before each step that the lock protects."""
+        return self.loss is not None
+
+    @property
+    def loss(self) -> str | None:
+        """Why the lease is lost, as `LeaseLost.reason`; None while it is held, and after it was released."""
+        _fork.check(self._generation)
+        return None if self._ended else self._lease.loss()
+
+    def check(self) -> None:
+        """Raises `LeaseLost` if the lease is lost. Sends nothing.
+
+        >>> with client.lock("orders:42") as lease:
+        ...     for step in range(3):
+        ...         lease.check()
+        """
+        loss = self.loss
+        if loss is not None:
+            raise LeaseLost(self._lease.loss_error(), loss)
+
+    def on_lost(self, callback: Callable[[str], object]) -> None:
+        """Calls ``callback(reason)`` once the lease is lost, in a thread of this package. It should return soon. It is never called for a lease that is
+        released before.
+
+        >>> with client.lock("orders:42") as lease:
+        ...     lease.on_lost(lambda reason: print("stop the work:", reason))
+        """
+        from . import _reporter
+
+        _fork.check(self._generation)
+        self._kept.append(_reporter.on_lost(self._lease, callback))
+
+    def set_min_hold(self, seconds: float) -> None:
+        """Replaces the lock's ``min_hold``: 0 lets the release free the lock at once.
+
+        >>> with client.lock("lottery", min_hold=3600) as lease:
+        ...     lease.set_min_hold(0)
+        """
+        _fork.check(self._generation)
+        self._lease.set_min_hold(seconds)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._kept.clear()
+
+    def _consumed(self, start: Callable[..., T]) -> Callable[..., T]:
+        """A call that ends this lease, whatever comes of it, unless it is refused before it starts."""
+
+        def started(*arguments: object) -> T:
+            operation = start(*arguments)
+            self._end()
+            return operation
+
+        # As a bound method has it.
+        started.__self__ = start.__self__  # type: ignore[attr-defined]
+        return started
+
+    def __repr__(self) -> str:
+        if self._generation != _fork.generation:
+            return f"<{type(self).__qualname__} of the parent process>"
+        state = "released" if self._ended else f"lost: {self.loss}" if self.is_lost else f"{self.expires_in:.3f} s left"
+        return f"<{type(self).__qualname__} {self.name!r} token {self.token}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a lease cannot be pickled, because its holder is this process: pass the str of lease.detach() on, and call client.attach(…) there"
+        )
+
+    def __del__(self) -> None:
+        if getattr(self, "_ended", True) or self._generation != _fork.generation:
+            return
+        self._ended = True
+        self._lease.abandon()
+        try:
+            warnings.warn(f"lease of {self.name!r} was not released", ResourceWarning, stacklevel=2, source=self)
+        except Exception:  # The interpreter ends, or warnings are errors: nothing can be raised here.
+            pass
+
+
+def entered(lease: BaseLease) -> None:
+    """The lease is that of the innermost block."""
+    _current.set((*_current.get(), lease))
+
+
+def left(lease: BaseLease) -> None:
+    """The block has ended. Blocks may end in another order, or in another context."""
+    leases = _current.get()
+    if lease in leases:
+        _current.set(tuple(other for other in leases if other is not lease))
+
+
+def is_ignored(error: BaseException, body: BaseException | None) -> bool:
+    """Whether an error of the release goes to the log because another error is on its way."""
+    if body is None:
+        return False
+    body.add_note(f"leasehold: the release failed too: {error}")
+    return True

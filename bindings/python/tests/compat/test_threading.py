@@ -1,0 +1,82 @@
+"""The adapters of `leasehold.compat.threading` pass CPython's own tests of `threading`."""
+
+import itertools
+import os
+import threading
+import unittest
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import leasehold
+from leasehold.compat.threading import BoundedSemaphore, Factory, Lock, RLock
+
+try:
+    from test import lock_tests  # type: ignore[import-not-found,unused-ignore]
+except ImportError as error:
+    raise ImportError("CPython's own tests are missing: apt-get install libpython3-testsuite") from error
+
+_numbers = itertools.count()
+_client = leasehold.connect(os.environ.get("LEASEHOLD_TEST_STORE", "memory:"))
+
+
+def _unique() -> str:
+    return f"lock-{next(_numbers)}"
+
+
+# As the standard library's tests do it, each lock is one of its own. Leases that the tests leave to the garbage collector warn.
+pytestmark = pytest.mark.filterwarnings("ignore:lease of:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+class TestLock(lock_tests.LockTests):  # type: ignore[misc]
+    locktype = staticmethod(lambda: Lock(_client, _unique()))
+
+
+class TestRLock(lock_tests.RLockTests):  # type: ignore[misc]
+    locktype = staticmethod(lambda: RLock(_client, _unique()))
+
+
+class TestBoundedSemaphore(lock_tests.BoundedSemaphoreTests):  # type: ignore[misc]
+    semtype = staticmethod(lambda value=1: BoundedSemaphore(_client, _unique(), value))
+
+
+class TestConditionWithRLock(lock_tests.ConditionTests):  # type: ignore[misc]
+    @staticmethod
+    def condtype(lock: Any = None) -> threading.Condition:
+        return threading.Condition(RLock(_client, _unique()) if lock is None else lock)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def client() -> Iterator[leasehold.Client]:
+    with leasehold.connect("memory:") as client:
+        yield client
+
+
+def test_each_class_of_cpython_ran() -> None:
+    """A class without tests would pass as well."""
+    cases: list[tuple[Any, int]] = [(TestLock, 15), (TestRLock, 15), (TestBoundedSemaphore, 10), (TestConditionWithRLock, 7)]
+    for case, least in cases:
+        assert len(unittest.TestLoader().getTestCaseNames(case)) >= least
+
+
+def test_locks_of_one_name_exclude_each_other(client: leasehold.Client) -> None:
+    first, second = Factory(client, "app"), Factory(client, "app")
+    with first.Lock("orders"):
+        assert not second.Lock("orders").acquire(blocking=False)
+        assert not second.RLock("orders").acquire(timeout=0.01)
+    assert repr(first.Lock()).split("'")[1] == repr(second.Lock()).split("'")[1] == "app:lock-1"
+    assert repr(first.Lock()).split("'")[1] == "app:lock-2"
+    one, other = first.BoundedSemaphore(2), second.BoundedSemaphore(2)
+    with one, other:
+        assert not other.acquire(blocking=False)
+
+
+def test_lost_lease_is_told_at_the_release(client: leasehold.Client) -> None:
+    lock = Lock(client, "orders")
+    lock.acquire()
+    assert lock.lease is not None
+    assert client.force_release("orders")
+    with pytest.raises(leasehold.LeaseLost):
+        lock.release()
+    assert not lock.locked()
