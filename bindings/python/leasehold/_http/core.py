@@ -49,7 +49,8 @@ class Core:
         self._renewals = Renewals(self._send_ids, self.begin_release)
         # Over a quorum, requests have no ids.
         self._has_request_ids = True
-        self._withdrawals = asyncio.Semaphore(MAX_WITHDRAWALS)
+        self._withdrawals: set[asyncio.Task[None]] = set()
+        self._withdrawal_places = asyncio.Semaphore(MAX_WITHDRAWALS)
         # What goes on in the background, and ends with the client.
         self._background: set[asyncio.Task[None]] = set()
         self._closing: list[asyncio.Future[None]] = []
@@ -154,12 +155,11 @@ class Core:
 
     def _leave(self, request: Request, fields: dict[str, Any]) -> None:
         """Takes a request that goes on waiting at the server out of the queue, in the background."""
-        if not self.is_closed:
-            self._spawn(self._withdraw(request, fields))
+        _spawn(self._withdraw(request, fields), self._withdrawals)
 
     async def _withdraw(self, request: Request, fields: dict[str, Any]) -> None:
         began = now()
-        async with self._withdrawals:
+        async with self._withdrawal_places:
             if now() > began + FORGOTTEN_AFTER:
                 return
             try:
@@ -216,7 +216,7 @@ class Core:
         """Releases leases, and goes on until their time is over, since then they end by themselves. The future has the first result."""
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         confirmed.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._spawn(self._release(ids, ttl, deadline, confirmed))
+        _spawn(self._release(ids, ttl, deadline, confirmed), self._background)
         return confirmed
 
     async def _release(self, ids: list[str], ttl: float, deadline: float, confirmed: asyncio.Future[None]) -> None:
@@ -250,11 +250,6 @@ class Core:
                 settle(Unavailable(f"the store did not confirm the release: {outcomes[ids[0]]['detail']}"))
             await asyncio.sleep(1.0)
         settle(None)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def detach(self, held: Held) -> str:
         """Renews the lease, so that its next holder has the whole ttl, and forgets it. If that fails, the lease is released."""
@@ -293,7 +288,7 @@ class Core:
     async def inspect(self, kind: str, name: str) -> str:
         return (await self._api.call("GET", lock_path(kind, name), limit=LOOK_LIMIT)).text
 
-    async def list(self) -> str:
+    async def all_states(self) -> str:
         locks: list[Any] = []
         after = ""
         while True:
@@ -318,8 +313,7 @@ class Core:
             return
         self.is_closed = True
         self.runtime.clients.discard(self)
-        for call in self._calls:
-            call.cancel()
+        self._closing.append(asyncio.get_running_loop().create_task(self._end_calls(list(self._calls))))
         ended = [held for held in self._renewals.take_all() if held.lose("closed", f"{held.what}: the client was closed")]
         for batch in batches(ended):
             ids = [grant.id for held in batch for grant in held.grants]
@@ -329,22 +323,39 @@ class Core:
                 held.released = released
                 held.notify()
             self._closing.append(released)
-        self._spawn(self._disconnect())
+        _spawn(self._disconnect(list(self._closing)), self._background)
 
     async def closed(self, timeout: float | None) -> None:
-        """Waits for the releases of `begin_close`."""
+        """Waits for what `begin_close` has begun."""
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.gather(*map(asyncio.shield, self._closing))
         except TimeoutError:
             raise Timeout(f"{self.address}: not all releases were confirmed within {timeout} s; they go on") from None
 
-    async def _disconnect(self) -> None:
+    async def _end_calls(self, calls: list[asyncio.Task[Any]]) -> None:
+        """Ends what callers wait for, and waits until the queues are left."""
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls)
+        if self._withdrawals:
+            await asyncio.wait(self._withdrawals)
+
+    async def _disconnect(self, closing: list[asyncio.Future[None]]) -> None:
         """Closes the connections once the background's work is done."""
-        others = self._background - {asyncio.current_task()}
+        await asyncio.wait(closing)
+        others = (self._background | self._withdrawals) - {asyncio.current_task()}
         if others:
             await asyncio.wait(others)
         self._api.close()
+
+
+def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Starts a task, and keeps it among the tasks until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 def _limit(ttl: float) -> float:
