@@ -32,10 +32,9 @@ LOOK_LIMIT = 10.0
 # By how much an acquisition may last longer than its wait while no server answers.
 GRACE = 2.0
 
-# Requests that leave the queue in the background, at the same time. After 2.5 s without a repeat the server takes them out.
-MAX_WITHDRAWALS = 32
-FORGOTTEN_AFTER = 2.5
-WITHDRAWAL_LIMIT = 5.0
+# Requests that were given up, and for whose leases the client waits at the same time.
+MAX_GIVEN_UP = 32
+MAX_GIVING_UP = 60.0
 
 
 class Core:
@@ -49,8 +48,8 @@ class Core:
         self._renewals = Renewals(self._send_ids, self.begin_release)
         # Over a quorum, requests have no ids.
         self._has_request_ids = True
-        self._withdrawals: set[asyncio.Task[None]] = set()
-        self._withdrawal_places = asyncio.Semaphore(MAX_WITHDRAWALS)
+        self._given_up: set[asyncio.Task[None]] = set()
+        self._giving_up = asyncio.Semaphore(MAX_GIVEN_UP)
         # What goes on in the background, and ends with the client.
         self._background: set[asyncio.Task[None]] = set()
         self._closing: list[asyncio.Future[None]] = []
@@ -154,24 +153,28 @@ class Core:
         )
 
     def _leave(self, request: Request, fields: dict[str, Any]) -> None:
-        """Takes a request that goes on waiting at the server out of the queue, in the background."""
-        _spawn(self._withdraw(request, fields), self._withdrawals)
+        """Gives up a request that the server may go on with, in the background."""
+        _spawn(self._give_up(request, fields), self._given_up)
 
-    async def _withdraw(self, request: Request, fields: dict[str, Any]) -> None:
-        began = now()
-        async with self._withdrawal_places:
-            if now() > began + FORGOTTEN_AFTER:
-                return
-            try:
-                # A repeat that does not wait. If the lock was granted meanwhile, it gets the lease.
-                answer = await self._api.call(
-                    "POST", request.path, {**fields, "wait_ms": 0}, limit=WITHDRAWAL_LIMIT, latest=now() + GRACE
-                )
-            except Error:
-                return
+    async def _give_up(self, request: Request, fields: dict[str, Any]) -> None:
+        """Repeats a request in order to release its lease at once.
+
+        The server can't take a request out of the queue: it keeps the place, and then the lease, for 2.5 s after the last repeat. A lease that a
+        repeat was answered with lasts for its ttl if that answer is lost. So there is at least one repeat, which does not wait.
+        """
+        deadline = now() + MAX_GIVING_UP
+        answer: Answer | None = None
+        try:
+            async with self._giving_up:
+                while (answer is None or answer.status == 202) and now() < deadline and not self.is_closed:
+                    answer = await self._slice(request, fields, deadline, SLICE)
+                if answer is None or answer.status == 202:
+                    answer = await self._slice(request, fields, 0.0, SLICE)
+        except asyncio.CancelledError:  # the client is closed
+            answer = await self._slice(request, fields, 0.0, SLICE)
         if answer.status == 200:
             grant = grant_of(answer.content, answer.sent)
-            self._release_in_background([grant.id], request.ttl, grant.valid_until)
+            await self._release_in_background([grant.id], request.ttl, grant.valid_until)
 
     # Renew and release
 
@@ -313,7 +316,9 @@ class Core:
             return
         self.is_closed = True
         self.runtime.clients.discard(self)
-        self._closing.append(asyncio.get_running_loop().create_task(self._end_calls(list(self._calls))))
+        for task in self._calls | self._given_up:
+            task.cancel()
+        self._closing.append(asyncio.get_running_loop().create_task(self._end(list(self._calls))))
         ended = [held for held in self._renewals.take_all() if held.lose("closed", f"{held.what}: the client was closed")]
         for batch in batches(ended):
             ids = [grant.id for held in batch for grant in held.grants]
@@ -333,29 +338,34 @@ class Core:
         except TimeoutError:
             raise Timeout(f"{self.address}: not all releases were confirmed within {timeout} s; they go on") from None
 
-    async def _end_calls(self, calls: list[asyncio.Task[Any]]) -> None:
-        """Ends what callers wait for, and waits until the queues are left."""
-        for call in calls:
-            call.cancel()
+    async def _end(self, calls: list[asyncio.Task[Any]]) -> None:
+        """Waits until the calls have ended, and their requests are given up."""
         if calls:
             await asyncio.wait(calls)
-        if self._withdrawals:
-            await asyncio.wait(self._withdrawals)
+        if self._given_up:
+            await asyncio.wait(self._given_up)
 
     async def _disconnect(self, closing: list[asyncio.Future[None]]) -> None:
         """Closes the connections once the background's work is done."""
-        await asyncio.wait(closing)
-        others = (self._background | self._withdrawals) - {asyncio.current_task()}
+        if closing:
+            await asyncio.wait(closing)
+        others = self._background - {asyncio.current_task()}
         if others:
             await asyncio.wait(others)
         self._api.close()
 
 
 def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Starts a task, and keeps it among the tasks until it ends."""
+    """Starts a task, and keeps it among the tasks until it ends. Its errors are of no interest to anyone."""
+
+    def end(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
-    task.add_done_callback(tasks.discard)
+    task.add_done_callback(end)
 
 
 def _limit(ttl: float) -> float:
