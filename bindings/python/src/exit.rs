@@ -63,7 +63,7 @@ pub(crate) struct Waiting(u64);
 impl Waiting {
     /// None while the interpreter exits.
     pub(crate) fn begin(core: &Arc<Core>) -> Option<Self> {
-        let exit = self::exit();
+        let exit = exit();
         let key = exit.next_key();
         exit.registry().waiting.insert(key, core.signal().clone());
         let waiting = Self(key);
@@ -73,7 +73,7 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let exit = self::exit();
+        let exit = exit();
         let mut registry = exit.registry();
         registry.waiting.remove(&self.0);
         if registry.waiting.is_empty() {
@@ -84,7 +84,7 @@ impl Drop for Waiting {
 
 /// Notes a client for the exit. The returned key is for [`remove`].
 pub(crate) fn add(backend: &Weak<Opened>) -> u64 {
-    let exit = self::exit();
+    let exit = exit();
     let key = exit.next_key();
     exit.registry().backends.insert(key, backend.clone());
     key
@@ -108,7 +108,7 @@ pub(crate) fn close(client: Client) {
 /// Wakes every wait, closes all clients, and waits at most `timeout` seconds for that.
 #[pyfunction]
 pub(crate) fn shut_down(py: Python<'_>, timeout: f64) {
-    let exit = self::exit();
+    let exit = exit();
     exit.is_exiting.store(true, Ordering::Release);
     let limit = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::ZERO);
     let mut registry = exit.registry();

@@ -349,16 +349,18 @@ def test_close_ends_the_waits_and_the_bodies_of_other_tasks(url: str, name: str)
     async def work() -> None:
         async with aio.connect(url) as other, other.lock(name):
             client = aio.connect(url)
+            holds = asyncio.Event()
 
             async def wait() -> None:
                 await client.lock(name).acquire()
 
             async def hold() -> None:
                 async with client.lock(name + ":held"):
+                    holds.set()
                     await asyncio.sleep(LIMIT)
 
             waiting, holding = [asyncio.create_task(wait()) for _ in range(10)], asyncio.create_task(hold())
-            await until(lambda: holders(other, name + ":held"), "the task does not hold the lock")
+            await holds.wait()
             await client.close()
             results = await asyncio.gather(*waiting, holding, return_exceptions=True)
             assert [type(result) for result in results] == [leasehold.ClientClosed] * 10 + [leasehold.LeaseLost]

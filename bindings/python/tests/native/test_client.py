@@ -191,10 +191,10 @@ def test_descriptors_threads_and_memory_are_flat_over_many_clients(tmp_path: Pat
             with leasehold.connect("memory:") as client, client.lock("a"):
                 pass
 
-    some(100)
+    some(50)
     until(lambda: native_threads() <= 8, "threads remain")
     before, before_kib = descriptors(), resident_kib()
-    some(500)
+    some(200)
     until(lambda: descriptors() <= before, "descriptors remain")
     until(lambda: native_threads() <= 8, "threads remain")
     assert resident_kib() < before_kib + 8_192
