@@ -11,14 +11,14 @@ use crate::core::Core;
 
 /// Wakers push to it, from any thread; the loop's thread takes.
 pub(crate) struct Queue {
-    descriptor: Descriptor,
     keys: AtomicU64,
     woken: Mutex<Woken>,
 }
 
-#[derive(Default)]
 struct Woken {
     cores: VecDeque<Weak<Core>>,
+    /// None after `close`, although operations may still have the queue.
+    descriptor: Option<Descriptor>,
     /// The descriptor is readable.
     is_signalled: bool,
     /// A call on the loop's thread polls operations. Its caller takes what it wakes, so the descriptor stays as it is.
@@ -36,11 +36,11 @@ impl Queue {
 
     pub(crate) fn push(&self, core: Weak<Core>) {
         let mut woken = self.woken();
-        woken.cores.push_back(core);
-        if !woken.is_in_call && !woken.is_signalled {
-            woken.is_signalled = true;
-            drop(woken);
-            self.descriptor.signal();
+        let Woken { cores, descriptor: Some(descriptor), is_signalled, is_in_call } = &mut *woken else { return };
+        cores.push_back(core);
+        if !*is_in_call && !*is_signalled {
+            *is_signalled = true;
+            descriptor.signal();
         }
     }
 
@@ -52,8 +52,10 @@ impl Queue {
 
     fn take(&self) -> Vec<u64> {
         let mut woken = self.woken();
-        if std::mem::replace(&mut woken.is_signalled, false) {
-            self.descriptor.clear();
+        if std::mem::replace(&mut woken.is_signalled, false)
+            && let Some(descriptor) = &woken.descriptor
+        {
+            descriptor.clear();
         }
         woken.is_in_call = true;
         let mut ended = Vec::new();
@@ -138,20 +140,20 @@ impl Descriptor {
 /// The operations of one event loop that have ended.
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Completions {
-    queue: Mutex<Option<Arc<Queue>>>,
+    queue: Arc<Queue>,
 }
 
 impl Completions {
     pub(crate) fn open() -> PyResult<Self> {
-        let queue = Queue { descriptor: Descriptor::new()?, keys: AtomicU64::new(1), woken: Mutex::default() };
-        Ok(Self { queue: Mutex::new(Some(Arc::new(queue))) })
+        let descriptor = Some(Descriptor::new()?);
+        let woken = Woken { cores: VecDeque::new(), descriptor, is_signalled: false, is_in_call: false };
+        let queue = Queue { keys: AtomicU64::new(1), woken: Mutex::new(woken) };
+        Ok(Self { queue: Arc::new(queue) })
     }
+}
 
-    /// An error after `close`.
-    pub(crate) fn queue(&self) -> PyResult<Arc<Queue>> {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        queue.ok_or_else(|| pyo3::exceptions::PyValueError::new_err("the completions are closed"))
-    }
+fn closed() -> PyErr {
+    pyo3::exceptions::PyValueError::new_err("the completions are closed")
 }
 
 #[pymethods]
@@ -162,25 +164,28 @@ impl Completions {
     }
 
     fn fileno(&self) -> PyResult<i32> {
-        Ok(self.queue()?.descriptor.readable().as_raw_fd())
+        let woken = self.queue.woken();
+        woken.descriptor.as_ref().map(|descriptor| descriptor.readable().as_raw_fd()).ok_or_else(closed)
     }
 
     #[getter]
-    fn is_ready(&self) -> PyResult<bool> {
-        Ok(!self.queue()?.woken().cores.is_empty())
+    fn is_ready(&self) -> bool {
+        !self.queue.woken().cores.is_empty()
     }
 
     fn take(&self) -> Vec<u64> {
-        self.queue().map_or_else(|_| Vec::new(), |queue| queue.take())
+        self.queue.take()
     }
 
     fn close(&self) {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(queue);
+        let mut woken = self.queue.woken();
+        woken.descriptor = None;
+        woken.cores.clear();
     }
 }
 
 /// The queue of these completions, if there are any.
 pub(crate) fn queue_of(completions: Option<&Bound<'_, Completions>>) -> PyResult<Option<Arc<Queue>>> {
-    completions.map(|completions| completions.get().queue()).transpose()
+    let queue = completions.map(|completions| completions.get().queue.clone());
+    if queue.as_ref().is_some_and(|queue| queue.woken().descriptor.is_none()) { Err(closed()) } else { Ok(queue) }
 }
