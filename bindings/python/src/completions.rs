@@ -36,7 +36,9 @@ impl Queue {
 
     pub(crate) fn push(&self, core: Weak<Core>) {
         let mut woken = self.woken();
-        let Woken { cores, descriptor: Some(descriptor), is_signalled, is_in_call } = &mut *woken else { return };
+        let Woken { cores, descriptor: Some(descriptor), is_signalled, is_in_call } = &mut *woken else {
+            return;
+        };
         cores.push_back(core);
         if !*is_in_call && !*is_signalled {
             *is_signalled = true;
@@ -187,5 +189,9 @@ impl Completions {
 /// The queue of these completions, if there are any.
 pub(crate) fn queue_of(completions: Option<&Bound<'_, Completions>>) -> PyResult<Option<Arc<Queue>>> {
     let queue = completions.map(|completions| completions.get().queue.clone());
-    if queue.as_ref().is_some_and(|queue| queue.woken().descriptor.is_none()) { Err(closed()) } else { Ok(queue) }
+    if queue.as_ref().is_some_and(|queue| queue.woken().descriptor.is_none()) {
+        Err(closed())
+    } else {
+        Ok(queue)
+    }
 }
