@@ -1,178 +1,31 @@
-//! The operations of one event loop that can go on.
+//! The operations of one event loop that have ended, as Python sees them.
 
-use std::collections::VecDeque;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::core::Core;
+use crate::queue::Queue;
 
-/// Wakers push to it, from any thread; the loop's thread takes.
-pub(crate) struct Queue {
-    keys: AtomicU64,
-    woken: Mutex<Woken>,
-}
-
-struct Woken {
-    cores: VecDeque<Weak<Core>>,
-    /// None after `close`, although operations may still have the queue.
-    descriptor: Option<Descriptor>,
-    /// The descriptor is readable.
-    is_signalled: bool,
-    /// A call on the loop's thread polls operations. Its caller takes what it wakes, so the descriptor stays as it is.
-    is_in_call: bool,
-}
-
-impl Queue {
-    fn woken(&self) -> MutexGuard<'_, Woken> {
-        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn next_key(&self) -> u64 {
-        self.keys.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub(crate) fn push(&self, core: Weak<Core>) {
-        let mut woken = self.woken();
-        let Woken { cores, descriptor: Some(descriptor), is_signalled, is_in_call } = &mut *woken else {
-            return;
-        };
-        cores.push_back(core);
-        if !*is_in_call && !*is_signalled {
-            *is_signalled = true;
-            descriptor.signal();
-        }
-    }
-
-    /// Until the returned value is dropped, the loop's thread polls operations.
-    pub(crate) fn begin_call(self: &Arc<Self>) -> InCall {
-        self.woken().is_in_call = true;
-        InCall(self.clone())
-    }
-
-    fn take(&self) -> Vec<u64> {
-        let mut woken = self.woken();
-        if std::mem::replace(&mut woken.is_signalled, false)
-            && let Some(descriptor) = &woken.descriptor
-        {
-            descriptor.clear();
-        }
-        woken.is_in_call = true;
-        let mut ended = Vec::new();
-        while let Some(core) = woken.cores.pop_front() {
-            drop(woken);
-            if let Some(core) = core.upgrade()
-                && core.poll()
-            {
-                ended.push(core.key);
-            }
-            woken = self.woken();
-        }
-        woken.is_in_call = false;
-        ended
-    }
-}
-
-pub(crate) struct InCall(Arc<Queue>);
-
-impl Drop for InCall {
-    fn drop(&mut self) {
-        self.0.woken().is_in_call = false;
-    }
-}
-
-/// What `poll` and its like watch.
-#[cfg(target_os = "linux")]
-struct Descriptor(OwnedFd);
-
-#[cfg(target_os = "linux")]
-impl Descriptor {
-    fn new() -> std::io::Result<Self> {
-        use rustix::event::{EventfdFlags, eventfd};
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
-    }
-
-    /// Fails only if it is signalled 2^64 - 1 times.
-    fn signal(&self) {
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
-    }
-
-    fn clear(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
-    }
-
-    fn readable(&self) -> &OwnedFd {
-        &self.0
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-struct Descriptor {
-    read: OwnedFd,
-    write: OwnedFd,
-}
-
-#[cfg(not(target_os = "linux"))]
-impl Descriptor {
-    fn new() -> std::io::Result<Self> {
-        let (read, write) = rustix::pipe::pipe()?;
-        for end in [&read, &write] {
-            rustix::io::ioctl_fionbio(end, true)?;
-            rustix::io::fcntl_setfd(end, rustix::io::FdFlags::CLOEXEC)?;
-        }
-        Ok(Self { read, write })
-    }
-
-    /// At most one byte is in the pipe.
-    fn signal(&self) {
-        let _ = rustix::io::write(&self.write, &[1]);
-    }
-
-    fn clear(&self) {
-        let _ = rustix::io::read(&self.read, &mut [0_u8; 8]);
-    }
-
-    fn readable(&self) -> &OwnedFd {
-        &self.read
-    }
-}
-
-/// The operations of one event loop that have ended.
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Completions {
     queue: Arc<Queue>,
 }
 
-impl Completions {
-    pub(crate) fn open() -> PyResult<Self> {
-        let descriptor = Some(Descriptor::new()?);
-        let woken = Woken { cores: VecDeque::new(), descriptor, is_signalled: false, is_in_call: false };
-        let queue = Queue { keys: AtomicU64::new(1), woken: Mutex::new(woken) };
-        Ok(Self { queue: Arc::new(queue) })
-    }
-}
-
-fn closed() -> PyErr {
-    pyo3::exceptions::PyValueError::new_err("the completions are closed")
-}
-
 #[pymethods]
 impl Completions {
     #[new]
-    fn new() -> PyResult<Self> {
-        Self::open()
+    pub(crate) fn open() -> PyResult<Self> {
+        Ok(Self { queue: Queue::open()? })
     }
 
     fn fileno(&self) -> PyResult<i32> {
-        let woken = self.queue.woken();
-        woken.descriptor.as_ref().map(|descriptor| descriptor.readable().as_raw_fd()).ok_or_else(closed)
+        self.queue.descriptor().ok_or_else(closed)
     }
 
     #[getter]
     fn is_ready(&self) -> bool {
-        !self.queue.woken().cores.is_empty()
+        self.queue.is_ready()
     }
 
     fn take(&self) -> Vec<u64> {
@@ -180,18 +33,16 @@ impl Completions {
     }
 
     fn close(&self) {
-        let mut woken = self.queue.woken();
-        woken.descriptor = None;
-        woken.cores.clear();
+        self.queue.close();
     }
+}
+
+fn closed() -> PyErr {
+    PyValueError::new_err("the completions are closed")
 }
 
 /// The queue of these completions, if there are any.
 pub(crate) fn queue_of(completions: Option<&Bound<'_, Completions>>) -> PyResult<Option<Arc<Queue>>> {
     let queue = completions.map(|completions| completions.get().queue.clone());
-    if queue.as_ref().is_some_and(|queue| queue.woken().descriptor.is_none()) {
-        Err(closed())
-    } else {
-        Ok(queue)
-    }
+    if queue.as_ref().is_some_and(|queue| queue.descriptor().is_none()) { Err(closed()) } else { Ok(queue) }
 }
