@@ -158,7 +158,7 @@ class Backend:
         return self.start(lambda: self.core.inspect(kind, name), completions)
 
     def list(self, completions: "_backend.Completions | None" = None) -> Operation[str]:
-        return self.start(lambda: self.core.list(), completions)
+        return self.start(lambda: self.core.all_states(), completions)
 
     def force_release(
         self, kind: str, name: str, token: int | None = None, completions: "_backend.Completions | None" = None

@@ -32,10 +32,9 @@ LOOK_LIMIT = 10.0
 # By how much an acquisition may last longer than its wait while no server answers.
 GRACE = 2.0
 
-# Requests that leave the queue in the background, at the same time. After 2.5 s without a repeat the server takes them out.
-MAX_WITHDRAWALS = 32
-FORGOTTEN_AFTER = 2.5
-WITHDRAWAL_LIMIT = 5.0
+# Requests that were given up, and for whose leases the client waits at the same time.
+MAX_GIVEN_UP = 32
+MAX_GIVING_UP = 60.0
 
 
 class Core:
@@ -49,7 +48,8 @@ class Core:
         self._renewals = Renewals(self._send_ids, self.begin_release)
         # Over a quorum, requests have no ids.
         self._has_request_ids = True
-        self._withdrawals = asyncio.Semaphore(MAX_WITHDRAWALS)
+        self._given_up: set[asyncio.Task[None]] = set()
+        self._giving_up = asyncio.Semaphore(MAX_GIVEN_UP)
         # What goes on in the background, and ends with the client.
         self._background: set[asyncio.Task[None]] = set()
         self._closing: list[asyncio.Future[None]] = []
@@ -153,25 +153,28 @@ class Core:
         )
 
     def _leave(self, request: Request, fields: dict[str, Any]) -> None:
-        """Takes a request that goes on waiting at the server out of the queue, in the background."""
-        if not self.is_closed:
-            self._spawn(self._withdraw(request, fields))
+        """Gives up a request that the server may go on with, in the background."""
+        _spawn(self._give_up(request, fields), self._given_up)
 
-    async def _withdraw(self, request: Request, fields: dict[str, Any]) -> None:
-        began = now()
-        async with self._withdrawals:
-            if now() > began + FORGOTTEN_AFTER:
-                return
-            try:
-                # A repeat that does not wait. If the lock was granted meanwhile, it gets the lease.
-                answer = await self._api.call(
-                    "POST", request.path, {**fields, "wait_ms": 0}, limit=WITHDRAWAL_LIMIT, latest=now() + GRACE
-                )
-            except Error:
-                return
+    async def _give_up(self, request: Request, fields: dict[str, Any]) -> None:
+        """Repeats a request in order to release its lease at once.
+
+        The server can't take a request out of the queue: it keeps the place, and then the lease, for 2.5 s after the last repeat. A lease that a
+        repeat was answered with lasts for its ttl if that answer is lost. So there is at least one repeat, which does not wait.
+        """
+        deadline = now() + MAX_GIVING_UP
+        answer: Answer | None = None
+        try:
+            async with self._giving_up:
+                while (answer is None or answer.status == 202) and now() < deadline and not self.is_closed:
+                    answer = await self._slice(request, fields, deadline, SLICE)
+                if answer is None or answer.status == 202:
+                    answer = await self._slice(request, fields, 0.0, SLICE)
+        except asyncio.CancelledError:  # the client is closed
+            answer = await self._slice(request, fields, 0.0, SLICE)
         if answer.status == 200:
             grant = grant_of(answer.content, answer.sent)
-            self._release_in_background([grant.id], request.ttl, grant.valid_until)
+            await self._release_in_background([grant.id], request.ttl, grant.valid_until)
 
     # Renew and release
 
@@ -216,7 +219,7 @@ class Core:
         """Releases leases, and goes on until their time is over, since then they end by themselves. The future has the first result."""
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         confirmed.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._spawn(self._release(ids, ttl, deadline, confirmed))
+        _spawn(self._release(ids, ttl, deadline, confirmed), self._background)
         return confirmed
 
     async def _release(self, ids: list[str], ttl: float, deadline: float, confirmed: asyncio.Future[None]) -> None:
@@ -250,11 +253,6 @@ class Core:
                 settle(Unavailable(f"the store did not confirm the release: {outcomes[ids[0]]['detail']}"))
             await asyncio.sleep(1.0)
         settle(None)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def detach(self, held: Held) -> str:
         """Renews the lease, so that its next holder has the whole ttl, and forgets it. If that fails, the lease is released."""
@@ -293,7 +291,7 @@ class Core:
     async def inspect(self, kind: str, name: str) -> str:
         return (await self._api.call("GET", lock_path(kind, name), limit=LOOK_LIMIT)).text
 
-    async def list(self) -> str:
+    async def all_states(self) -> str:
         locks: list[Any] = []
         after = ""
         while True:
@@ -318,8 +316,9 @@ class Core:
             return
         self.is_closed = True
         self.runtime.clients.discard(self)
-        for call in self._calls:
-            call.cancel()
+        for task in self._calls | self._given_up:
+            task.cancel()
+        self._closing.append(asyncio.get_running_loop().create_task(self._end(list(self._calls))))
         ended = [held for held in self._renewals.take_all() if held.lose("closed", f"{held.what}: the client was closed")]
         for batch in batches(ended):
             ids = [grant.id for held in batch for grant in held.grants]
@@ -329,22 +328,44 @@ class Core:
                 held.released = released
                 held.notify()
             self._closing.append(released)
-        self._spawn(self._disconnect())
+        _spawn(self._disconnect(list(self._closing)), self._background)
 
     async def closed(self, timeout: float | None) -> None:
-        """Waits for the releases of `begin_close`."""
+        """Waits for what `begin_close` has begun."""
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.gather(*map(asyncio.shield, self._closing))
         except TimeoutError:
             raise Timeout(f"{self.address}: not all releases were confirmed within {timeout} s; they go on") from None
 
-    async def _disconnect(self) -> None:
+    async def _end(self, calls: list[asyncio.Task[Any]]) -> None:
+        """Waits until the calls have ended, and their requests are given up."""
+        if calls:
+            await asyncio.wait(calls)
+        if self._given_up:
+            await asyncio.wait(self._given_up)
+
+    async def _disconnect(self, closing: list[asyncio.Future[None]]) -> None:
         """Closes the connections once the background's work is done."""
+        if closing:
+            await asyncio.wait(closing)
         others = self._background - {asyncio.current_task()}
         if others:
             await asyncio.wait(others)
         self._api.close()
+
+
+def _spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Starts a task, and keeps it among the tasks until it ends. Its errors are of no interest to anyone."""
+
+    def end(task: asyncio.Task[None]) -> None:
+        tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(end)
 
 
 def _limit(ttl: float) -> float:
