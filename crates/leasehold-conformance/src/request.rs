@@ -37,6 +37,7 @@ const AWAY: Duration = Duration::from_millis(3_500);
 /// Long enough for the first answer on a busy machine.
 const SLICE: Duration = Duration::from_secs(1);
 
+/// Each test has ids of its own: where they share a store, what a client of an earlier test releases 2.5 s later ends no request of a later one.
 fn request(client: &Client, id: u8) -> Mutex {
     request_of(client, "a", id)
 }
@@ -168,7 +169,7 @@ async fn waited_for_detachable_lease_has_its_full_ttl(store: Place) {
 
 async fn request_is_refused_over_a_quorum(store: Place) {
     let client = store.client().await;
-    match request(&client, 1).try_lock().await {
+    match request(&client, 41).try_lock().await {
         Err(error) => assert!(store.is_quorum && error.is_unsupported(), "{error}"),
         Ok(granted) => assert!(!store.is_quorum && granted.is_some()),
     }
@@ -179,16 +180,16 @@ async fn repeated_request_gets_the_same_lease_at_any_client(store: Place) {
         return;
     }
     let (one, other) = pair(&store).await;
-    let first = request(&one, 1).lock().await.unwrap().detach().await.unwrap();
+    let first = request(&one, 51).lock().await.unwrap().detach().await.unwrap();
     for client in [&one, &other, &one] {
-        for mutex in [request(client, 1), request(client, 1)] {
+        for mutex in [request(client, 51), request(client, 51)] {
             let again =
                 mutex.try_lock().await.unwrap().expect("it is the same lease").detach().await.unwrap();
             assert_eq!(again, first);
         }
     }
-    assert!(request(&other, 2).try_lock().await.unwrap().is_none(), "another request");
-    assert!(one.mutex("b").ttl(TTL).request([1; 16]).try_lock().await.unwrap().is_some(), "another lock");
+    assert!(request(&other, 52).try_lock().await.unwrap().is_none(), "another request");
+    assert!(one.mutex("b").ttl(TTL).request([51; 16]).try_lock().await.unwrap().is_some(), "another lock");
     assert!(other.release_leases([&first]).await.remove(0).unwrap());
     until(&one.mutex("a"), |view| view.holders.is_empty() && view.waiters.is_empty()).await;
 }
@@ -201,11 +202,11 @@ async fn request_keeps_its_place_and_is_granted_to_the_client_that_repeats_it(st
     let third = store.client().await;
     in_time(async |name| {
         let held = one.mutex(name).ttl(TTL).lock().await.unwrap();
-        assert!(request_of(&one, name, 1).lock_timeout(SLICE).await.unwrap().is_none());
+        assert!(request_of(&one, name, 61).lock_timeout(SLICE).await.unwrap().is_none());
         let away = Away::begin();
         let behind = queue(&third.mutex(name).ttl(TTL)).await;
         // The caller's next server.
-        let mutex = request_of(&other, name, 1);
+        let mutex = request_of(&other, name, 61);
         let repeated = tokio::spawn(async move { repeat(&mutex, away).await });
         let mut order = Vec::new();
         // It is there once, and before the one that came after it. Its former client does not end it.
@@ -238,10 +239,10 @@ async fn request_that_waits_and_then_tries_leaves_the_queue(store: Place) {
     let (one, other) = pair(&store).await;
     in_time(async |name| {
         let held = one.mutex(name).ttl(TTL).lock().await.unwrap();
-        assert!(request_of(&one, name, 1).lock_timeout(SLICE).await.unwrap().is_none());
+        assert!(request_of(&one, name, 71).lock_timeout(SLICE).await.unwrap().is_none());
         let away = Away::begin();
         for client in [&other, &one] {
-            let tried = tokio::time::timeout(SOON, request_of(client, name, 1).try_lock()).await;
+            let tried = tokio::time::timeout(SOON, request_of(client, name, 71).try_lock()).await;
             assert!(away.outcome(tried.expect("it does not wait"))?.is_none());
         }
         until(&other.mutex(name), |view| view.waiters.is_empty()).await;
@@ -257,15 +258,15 @@ async fn request_with_other_terms_is_another_one(store: Place) {
         return;
     }
     let (one, other) = pair(&store).await;
-    let uploads = |client: &Client| client.semaphore("a", 5).ttl(TTL).request([1; 16]);
+    let uploads = |client: &Client| client.semaphore("a", 5).ttl(TTL).request([81; 16]);
     let held = uploads(&one).try_acquire(1).await.unwrap().expect("it is free");
     assert!(uploads(&other).try_acquire(5).await.unwrap().is_none());
     let same = uploads(&other).try_acquire(1).await.unwrap().expect("it is the same lease");
     assert_eq!(same.token(), held.token());
-    let report = |client: &Client| client.rw_lock("a").ttl(TTL).request([1; 16]);
+    let report = |client: &Client| client.rw_lock("a").ttl(TTL).request([81; 16]);
     let reading = report(&one).try_read().await.unwrap().expect("it is free");
     assert!(report(&other).try_write().await.unwrap().is_none(), "there is a reader");
-    let owned = |client: &Client, owner: &str| client.reentrant_mutex("a", owner).ttl(TTL).request([1; 16]);
+    let owned = |client: &Client, owner: &str| client.reentrant_mutex("a", owner).ttl(TTL).request([81; 16]);
     let first = owned(&one, "job 7").try_lock().await.unwrap().expect("it is free");
     assert!(owned(&other, "job 8").try_lock().await.unwrap().is_none(), "another owner");
     drop((same, reading, first));
@@ -277,17 +278,17 @@ async fn request_that_is_not_repeated_leaves_the_queue(store: Place) {
     }
     let (one, other) = pair(&store).await;
     let held = one.mutex("a").ttl(TTL).lock().await.unwrap();
-    assert!(request(&one, 1).lock_timeout(SLICE).await.unwrap().is_none());
+    assert!(request(&one, 91).lock_timeout(SLICE).await.unwrap().is_none());
     until(&other.mutex("a"), |view| view.waiters.len() == 1).await;
     // So does one whose future is dropped.
-    let mutex = request(&one, 2);
+    let mutex = request(&one, 92);
     let waiting = tokio::spawn(async move { mutex.lock().await });
     until(&other.mutex("a"), |view| view.waiters.len() == 2).await;
     waiting.abort();
     until(&other.mutex("a"), |view| view.waiters.is_empty()).await;
     // Its caller was away for too long.
     for client in [&one, &other] {
-        assert!(request(client, 1).lock_timeout(SOON).await.unwrap_err().is_lost());
+        assert!(request(client, 91).lock_timeout(SOON).await.unwrap_err().is_lost());
     }
     held.release().await.unwrap();
 }
@@ -298,12 +299,12 @@ async fn grant_that_nobody_hears_of_is_released(store: Place) {
     }
     let (one, other) = pair(&store).await;
     let held = one.mutex("a").ttl(TTL).lock().await.unwrap();
-    assert!(request(&one, 1).lock_timeout(SLICE).await.unwrap().is_none());
+    assert!(request(&one, 101).lock_timeout(SLICE).await.unwrap().is_none());
     let behind = queue(&other.mutex("a").ttl(TTL)).await;
     held.release().await.unwrap();
     // It was granted to the request of which no task knows, and goes on.
     let granted = tokio::time::timeout(SOON, behind).await.expect("it is released").unwrap();
-    assert!(request(&other, 1).try_lock().await.unwrap_err().is_lost());
+    assert!(request(&other, 101).try_lock().await.unwrap_err().is_lost());
     granted.release().await.unwrap();
 }
 
@@ -314,11 +315,11 @@ async fn request_that_moved_is_not_released_by_its_former_client(store: Place) {
     let (one, other) = pair(&store).await;
     in_time(async |name| {
         let held = one.mutex(name).ttl(TTL).lock().await.unwrap();
-        assert!(request_of(&one, name, 1).lock_timeout(SLICE).await.unwrap().is_none());
+        assert!(request_of(&one, name, 111).lock_timeout(SLICE).await.unwrap().is_none());
         let away = Away::begin();
         held.release().await.unwrap();
         // Granted to the first client, which does not know whether the caller asks elsewhere.
-        let id = repeat(&request_of(&other, name, 1), away).await?.detach().await.unwrap();
+        let id = repeat(&request_of(&other, name, 111), away).await?.detach().await.unwrap();
         stays(async || one.inspect_lease(&id).await.unwrap().is_some()).await;
         let left = one.inspect_lease(&id).await.unwrap().expect("it is still held").expires_in;
         assert!(left > TTL / 2, "{left:?}");
@@ -333,14 +334,14 @@ async fn released_request_has_ended_at_every_client(store: Place) {
         return;
     }
     let (one, other) = pair(&store).await;
-    let id = request(&one, 1).lock().await.unwrap().detach().await.unwrap();
+    let id = request(&one, 121).lock().await.unwrap().detach().await.unwrap();
     assert!(other.release_leases([&id]).await.remove(0).unwrap());
     for client in [&one, &other] {
-        let error = request(client, 1).try_lock().await.unwrap_err();
+        let error = request(client, 121).try_lock().await.unwrap_err();
         assert!(error.is_lost() && error.to_string().contains("new id"), "{error}");
-        assert!(request(client, 1).lock_timeout(SOON).await.unwrap_err().is_lost());
+        assert!(request(client, 121).lock_timeout(SOON).await.unwrap_err().is_lost());
     }
-    assert!(request(&one, 2).try_lock().await.unwrap().is_some(), "the lock is free");
+    assert!(request(&one, 122).try_lock().await.unwrap().is_some(), "the lock is free");
 }
 
 async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place) {
@@ -350,10 +351,10 @@ async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place)
     let (one, other) = pair(&store).await;
     in_time(async |name| {
         let again = async |client: &Client, away: Away| {
-            let granted = away.outcome(request_of(client, name, 1).try_lock().await)?;
+            let granted = away.outcome(request_of(client, name, 131).try_lock().await)?;
             Ok(granted.expect("it is the same lease").detach().await.unwrap())
         };
-        let id = request_of(&one, name, 1).lock().await.unwrap().detach().await.unwrap();
+        let id = request_of(&one, name, 131).lock().await.unwrap().detach().await.unwrap();
         assert!(one.return_lease(&id));
         // The caller repeats its request here, and another time elsewhere.
         assert_eq!(again(&one, Away::begin()).await?, id);
@@ -367,10 +368,10 @@ async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place)
         Ok(())
     })
     .await;
-    let id = request(&one, 2).lock().await.unwrap().detach().await.unwrap();
+    let id = request(&one, 132).lock().await.unwrap().detach().await.unwrap();
     assert!(one.return_lease(&id));
     until(&one.mutex("a"), |view| view.holders.is_empty()).await;
-    assert!(request(&one, 2).try_lock().await.unwrap_err().is_lost());
+    assert!(request(&one, 132).try_lock().await.unwrap_err().is_lost());
     // A lease that was only detachable is released at once.
     let id = one.mutex("a").ttl(TTL).detachable().lock().await.unwrap().detach().await.unwrap();
     assert!(one.return_lease(&id));
@@ -383,24 +384,25 @@ async fn dropped_guard_of_a_request_leaves_time_to_repeat_it(store: Place) {
     }
     let (one, other) = pair(&store).await;
     in_time(async |name| {
-        let guard = request_of(&one, name, 1).lock().await.unwrap();
+        let guard = request_of(&one, name, 141).lock().await.unwrap();
         let token = guard.token();
         let away = Away::begin();
         drop(guard);
-        let again = away.outcome(request_of(&other, name, 1).try_lock().await)?;
+        let again = away.outcome(request_of(&other, name, 141).try_lock().await)?;
         let again = again.expect("it is the same lease");
         assert_eq!(again.token(), token);
         // The caller may know of it by another answer.
         drop(again);
         stays(async || one.mutex(name).inspect().await.unwrap().holders.len() == 1).await;
-        let again = request_of(&one, name, 1).try_lock().await.unwrap().expect("it is still the same lease");
+        let again =
+            request_of(&one, name, 141).try_lock().await.unwrap().expect("it is still the same lease");
         again.release().await.unwrap();
         Ok(())
     })
     .await;
-    drop(request(&one, 2).lock().await.unwrap());
+    drop(request(&one, 142).lock().await.unwrap());
     until(&one.mutex("a"), |view| view.holders.is_empty()).await;
-    assert!(request(&one, 2).try_lock().await.unwrap_err().is_lost());
+    assert!(request(&one, 142).try_lock().await.unwrap_err().is_lost());
 }
 
 async fn dropped_guard_of_a_request_keeps_its_minimum_hold(store: Place) {
@@ -409,11 +411,11 @@ async fn dropped_guard_of_a_request_keeps_its_minimum_hold(store: Place) {
     }
     let (one, other) = pair(&store).await;
     let report = |client: &Client, id: u8| client.once_per("a", Duration::from_secs(3_600)).request([id; 16]);
-    drop(report(&one, 1).start().await.unwrap().expect("it is the first start of the period"));
+    drop(report(&one, 151).start().await.unwrap().expect("it is the first start of the period"));
     until(&other.mutex("a"), |view| view.holders.iter().any(|holder| holder.retained)).await;
-    assert!(report(&other, 2).start().await.unwrap().is_none());
+    assert!(report(&other, 152).start().await.unwrap().is_none());
     // A caller that was not told of its start has not done the work.
-    let again = |client: &Client| client.once_per("b", Duration::from_secs(3_600)).request([3; 16]);
+    let again = |client: &Client| client.once_per("b", Duration::from_secs(3_600)).request([153; 16]);
     let id = again(&one).start().await.unwrap().expect("it is the first start").detach().await.unwrap();
     assert!(one.return_lease(&id));
     until(&other.mutex("b"), |view| view.holders.is_empty()).await;
@@ -424,9 +426,9 @@ async fn closed_client_releases_no_lease_of_which_another_has_told(store: Place)
         return;
     }
     let (one, other) = pair(&store).await;
-    let guard = request(&one, 1).lock().await.unwrap();
-    let lone = request_of(&one, "b", 1).lock().await.unwrap();
-    let continued = request(&other, 1).try_lock().await.unwrap().expect("it is the same lease");
+    let guard = request(&one, 161).lock().await.unwrap();
+    let lone = request_of(&one, "b", 161).lock().await.unwrap();
+    let continued = request(&other, 161).try_lock().await.unwrap().expect("it is the same lease");
     one.close().await.unwrap();
     assert!(!guard.is_held() && !lone.is_held());
     until(&other.mutex("b"), |view| view.holders.is_empty()).await;
@@ -440,8 +442,8 @@ async fn task_that_repeats_a_request_beside_another_is_refused(store: Place) {
     }
     let client = store.client().await;
     let held = client.mutex("a").ttl(TTL).lock().await.unwrap();
-    let waiting = queue(&request(&client, 1)).await;
-    let error = request(&client, 1).lock_timeout(SLICE).await.unwrap_err();
+    let waiting = queue(&request(&client, 171)).await;
+    let error = request(&client, 171).lock_timeout(SLICE).await.unwrap_err();
     assert!(error.is_invalid() && error.to_string().contains("another task"), "{error}");
     held.release().await.unwrap();
     let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();

@@ -291,8 +291,8 @@ impl Client {
     /// ```
     #[must_use = "false if the lease is still held"]
     pub fn return_lease(&self, id: &LeaseId) -> bool {
-        let Some(Returnable { attempt, is_repeat }) = id.returnable else { return false };
-        if is_repeat {
+        let Some(Returnable { attempt, until, is_repeat }) = id.returnable else { return false };
+        if is_repeat || self.handle.now() >= until {
             return true;
         }
         let detached = id.lease.of(attempt);

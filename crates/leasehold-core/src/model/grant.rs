@@ -1,7 +1,7 @@
 //! Grants to the waiters of a queue, and the pushes to its head and to a holder.
 
 use super::{CLAIM_WINDOW, Lease, Rows, Step, Waiter};
-use crate::command::{Grant, HeadHint, PushKind};
+use crate::command::{Grant, HeadHint, Push, PushKind};
 use crate::id::Acquisition;
 use crate::token::TokenRange;
 
@@ -109,14 +109,14 @@ impl<R: Rows> Step<'_, '_, R> {
 
     /// Removes a pending push of a grant that the answer reports.
     pub(super) fn take_back_grant(&mut self, acquisition: Acquisition) -> Option<Grant> {
-        let index = self.context.pushes.iter().position(|push| push.acquisition == acquisition)?;
-        match self.context.pushes[index].kind {
-            PushKind::Granted(grant, _) => {
-                self.context.pushes.remove(index);
-                Some(grant)
-            }
-            PushKind::Next(_) | PushKind::Revoked | PushKind::Contended => None,
-        }
+        let granted = |push: &Push| match push.kind {
+            PushKind::Granted(grant, _) if push.acquisition == acquisition => Some(grant),
+            _ => None,
+        };
+        let (index, grant) =
+            self.context.pushes.iter().enumerate().find_map(|(index, push)| Some((index, granted(push)?)))?;
+        self.context.pushes.remove(index);
+        Some(grant)
     }
 
     /// Removes a replaced lease, and its pending grant push.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Kind, Name, Resource, TOMBSTONE_TTL, Token};
+use leasehold_core::{Acquisition, ClientId, Kind, LocalTime, Name, Resource, TOMBSTONE_TTL, Token};
 use leasehold_store::digest::{FIRST_UNCOUNTED, lease_secret};
 
 use crate::engine::DetachedLease;
@@ -42,6 +42,8 @@ pub struct LeaseId {
 #[derive(Clone, Copy)]
 pub(super) struct Returnable {
     pub(super) attempt: Acquisition,
+    /// Then the store may let the lease expire, and grant the request anew.
+    pub(super) until: LocalTime,
     /// It was granted before to the same request.
     pub(super) is_repeat: bool,
 }
@@ -88,8 +90,17 @@ impl DetachedTerms {
     /// The lease with these terms that the store knows by this attempt.
     pub(super) fn of(self, acquisition: Acquisition) -> DetachedLease {
         let Self { ttl, min_hold, tombstone, ends_at_close } = self;
-        let (outlasts_ttl, is_repeat) = (false, false);
-        DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl, is_repeat }
+        let (outlasts_ttl, is_repeat, trusted_until) = (false, false, LocalTime::NEVER);
+        DetachedLease {
+            acquisition,
+            ttl,
+            min_hold,
+            ends_at_close,
+            tombstone,
+            outlasts_ttl,
+            is_repeat,
+            trusted_until,
+        }
     }
 }
 
@@ -105,7 +116,9 @@ impl LeaseId {
         stored: Acquisition,
         is_voted: bool,
     ) -> Self {
-        let DetachedLease { ttl, min_hold, ends_at_close, tombstone, is_repeat, .. } = *lease;
+        let DetachedLease {
+            ttl, min_hold, ends_at_close, tombstone, is_repeat, trusted_until: until, ..
+        } = *lease;
         let terms = DetachedTerms { ttl, min_hold, tombstone, ends_at_close };
         // A renewal by id alone would shorten a lease that must last longer than its ttl.
         let is_uncounted = stored.sequence >= FIRST_UNCOUNTED && !is_voted;
@@ -113,7 +126,7 @@ impl LeaseId {
             true => LeaseKey::Attempt(stored),
             false => LeaseKey::Digest(lease_secret(stored)),
         };
-        let returnable = is_uncounted.then_some(Returnable { attempt: stored, is_repeat });
+        let returnable = is_uncounted.then_some(Returnable { attempt: stored, until, is_repeat });
         Self { resource: resource.clone(), lease: terms, token, key, returnable }
     }
 

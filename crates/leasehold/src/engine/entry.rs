@@ -268,8 +268,10 @@ impl Entry {
                 lease.repeat_late_release(now);
             }
             (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
-                let outcome = releasing.outcome(&answer.reply, now);
-                self.end(outcome);
+                if !releasing.lingers_after(&answer.reply, now) {
+                    let outcome = releasing.outcome(&answer.reply, now);
+                    self.end(outcome);
+                }
             }
             (Stage::Releasing(releasing), Command::Release(_), Err(error)) => {
                 releasing.handle_failure(error.failure, now);
@@ -403,7 +405,8 @@ impl Entry {
         self.end_attempt(now);
         match &mut self.stage {
             Stage::Releasing(releasing) if releasing.has_expired(now) => {
-                self.end(ReleaseOutcome::Unconfirmed);
+                let outcome = releasing.last_outcome();
+                self.end(outcome);
             }
             Stage::Suspended(suspended) if now >= suspended.until => {
                 let Suspended { release, lasts, .. } = suspended.clone();

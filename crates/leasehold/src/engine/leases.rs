@@ -38,6 +38,8 @@ pub(crate) struct DetachedLease {
     pub(crate) outlasts_ttl: bool,
     /// It was granted before to the same request.
     pub(crate) is_repeat: bool,
+    /// Without a renewal.
+    pub(crate) trusted_until: LocalTime,
 }
 
 /// A lease of another client that this client takes over.
@@ -306,6 +308,13 @@ impl Session {
             self.suspend(entry_id, now);
         }
         is_request
+    }
+
+    /// The entry that releases this attempt unless another client speaks for it.
+    pub(crate) fn conditional_release(&self, attempt: Acquisition) -> Option<EntryId> {
+        let table = self.table();
+        let entry_id = table.entries.of_attempt(attempt)?;
+        table.entries.get(&entry_id)?.releases_on_condition().then_some(entry_id)
     }
 
     /// The holder of this lease was not told of it. That of a request is suspended; any other one is released.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{ClientId, Command, Failure, LocalTime, Release, Reply, drift_margin};
+use leasehold_core::{ClientId, Command, Failure, LocalTime, Release, Reply, TOMBSTONE_TTL, drift_margin};
 
 /// The first pause before a failed release is retried. It doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -42,6 +42,8 @@ pub(super) struct Releasing {
     until: LocalTime,
     /// When an unreleased lease expires by this client's clock.
     held_until: LocalTime,
+    /// The store has confirmed it, and another one that was sent before may still arrive.
+    lingers: bool,
 }
 
 impl Releasing {
@@ -54,12 +56,41 @@ impl Releasing {
         now: LocalTime,
     ) -> Self {
         let until = now + lasts + drift_margin(lasts);
-        Self { release, of, retry_at: now, pause: RETRY_MIN, sent: 0, until, held_until: now + remaining }
+        Self {
+            release,
+            of,
+            retry_at: now,
+            pause: RETRY_MIN,
+            sent: 0,
+            until,
+            held_until: now + remaining,
+            lingers: false,
+        }
     }
 
     /// The store is to release only what this client speaks for.
     pub(super) fn release_if(&mut self, inbox: ClientId) {
         self.release = Release { if_inbox: Some(inbox), ..self.release.clone() };
+    }
+
+    /// The store releases only what this client speaks for, so that its caller may repeat the request elsewhere meanwhile.
+    pub(super) const fn is_conditional(&self) -> bool {
+        self.release.if_inbox.is_some()
+    }
+
+    /// The store has nothing to release. If a conditional release that was sent before has had no answer, it may still arrive, and would end what is
+    /// granted to the attempt at this client by then: nothing may begin here until that is over. Returns whether this is so.
+    pub(super) fn lingers_after(&mut self, reply: &Reply, now: LocalTime) -> bool {
+        self.lingers = self.is_conditional() && self.sent > 1 && *reply == Reply::NotHeld;
+        if self.lingers {
+            (self.retry_at, self.until) = (LocalTime::NEVER, now + TOMBSTONE_TTL);
+        }
+        self.lingers
+    }
+
+    /// How it has ended when its time is over.
+    pub(super) const fn last_outcome(&self) -> ReleaseOutcome {
+        if self.lingers { ReleaseOutcome::Released } else { ReleaseOutcome::Unconfirmed }
     }
 
     /// The command.
@@ -117,12 +148,63 @@ impl Releasing {
 
     /// Sends it again at once, because the task that sent it may be gone, or the connection is another one.
     pub(super) fn retry_now(&mut self, now: LocalTime) {
-        self.retry_at = now.min(self.retry_at);
+        if !self.lingers {
+            self.retry_at = now.min(self.retry_at);
+        }
     }
 
     /// The client is closed: retries end with the lease, or after [`CLOSE_GRACE`] without one. A waiter that stays in the queue
     /// delays no other once its client is gone.
     pub(super) fn close(&mut self, now: LocalTime, ttl: Duration) {
         self.until = self.held_until.min(now + ttl).max(now + CLOSE_GRACE).min(self.until);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::Acquisition;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn at(ms: u64) -> LocalTime {
+        LocalTime::ZERO + Duration::from_millis(ms)
+    }
+
+    fn releasing(if_inbox: Option<ClientId>) -> Releasing {
+        let attempt = Acquisition { client: ClientId::new(1), sequence: 1 };
+        let release = Release { if_inbox, ..Release::now(attempt) };
+        Releasing::new(ReleaseOf::Attempt, release, TTL, Duration::ZERO, at(0))
+    }
+
+    /// The first copy may arrive after the answer to the second one.
+    #[test]
+    fn conditional_release_whose_first_copy_may_be_late_lingers() {
+        let mut own = releasing(Some(ClientId::new(2)));
+        assert!(own.poll_transmit(at(0), TTL).is_some());
+        own.handle_failure(Failure::Unknown, at(1_000));
+        assert!(own.poll_transmit(at(1_100), TTL).is_some());
+        assert!(own.lingers_after(&Reply::NotHeld, at(1_200)));
+        own.retry_now(at(1_300));
+        assert!(own.poll_transmit(at(1_300), TTL).is_none());
+        assert!(!own.has_expired(at(61_199)) && own.has_expired(at(61_200)));
+        assert_eq!(own.last_outcome(), ReleaseOutcome::Released);
+    }
+
+    #[test]
+    fn release_lingers_only_if_another_copy_may_end_something() {
+        let twice = |mut own: Releasing| {
+            own.poll_transmit(at(0), TTL);
+            own.handle_failure(Failure::Unknown, at(1_000));
+            own.poll_transmit(at(1_100), TTL);
+            own
+        };
+        assert!(!twice(releasing(None)).lingers_after(&Reply::NotHeld, at(1_200)), "it has a tombstone");
+        let conditional = || releasing(Some(ClientId::new(2)));
+        assert!(!twice(conditional()).lingers_after(&Reply::Dequeued, at(1_200)), "it has left a tombstone");
+        let mut once = conditional();
+        assert!(once.poll_transmit(at(0), TTL).is_some());
+        assert!(!once.lingers_after(&Reply::NotHeld, at(100)));
     }
 }

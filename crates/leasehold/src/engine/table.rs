@@ -92,12 +92,14 @@ impl Table {
         let Some(entry_id) = self.entries.of_attempt(attempt) else { return Ok(()) };
         let Some(entry) = self.entries.get_mut(&entry_id) else { return Ok(()) };
         let (is_referenced, is_settled) = (entry.is_referenced, entry.is_settled());
+        let is_conditional = entry.releases_on_condition();
         let was_suspended = entry.end_suspension();
         self.reconcile(entry_id, now, effects);
         match (was_suspended, is_referenced) {
             (true, _) => Ok(()),
             (false, _) if is_settled => Ok(()),
             (false, true) => Err(BeginError::InUse),
+            (false, false) if is_conditional => Err(BeginError::Unsettled),
             (false, false) => Err(BeginError::Released),
         }
     }

@@ -380,6 +380,7 @@ fn attached_lease_is_released_only_by_its_owner() {
             tombstone: zero,
             outlasts_ttl: false,
             is_repeat: false,
+            trusted_until: LocalTime::NEVER,
         };
         let tokens = grant(1, 1).tokens;
         let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: true };

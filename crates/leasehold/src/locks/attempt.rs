@@ -41,6 +41,7 @@ impl Lock {
         replaces: Option<&Guard>,
         wait: WaitMode,
     ) -> Result<Option<Guard>, Error> {
+        self.await_earlier_release(resource, weight).await;
         let (attempt, transmit) = self.begin(resource, weight, replaces, wait.deadline(self.handle.now()))?;
         let (outcome, last_error) = attempt.finish(transmit).await;
         if let Outcome::Granted { grant, .. } = outcome {
@@ -144,10 +145,7 @@ impl Lock {
             AttemptIds::Counted => (session.next_acquisition(), None),
             AttemptIds::Random => (self.random_attempt(resource)?, Some(session.id)),
             AttemptIds::Requested(request) => {
-                let (capacity, owner) = (self.capacity, self.owner.as_ref());
-                let min_lifetime = self.terms.min_lifetime;
-                let asked_for = RequestedTerms { capacity, weight, owner, min_lifetime };
-                (requested_attempt(resource, asked_for, request), Some(session.id))
+                (self.requested_attempt(resource, weight, request), Some(session.id))
             }
         };
         let is_request = matches!(self.ids, AttemptIds::Requested(_));
@@ -184,8 +182,29 @@ impl Lock {
                 "another task of this client makes this request",
             ),
             BeginError::Released => self.request_ended(resource),
+            BeginError::Unsettled => {
+                let what = "this client releases what it has had of this request, and the store has not confirmed that: repeat it at another client, \
+                            or later";
+                self.handle.unavailable(resource, what)
+            }
         })?;
         Ok((Attempt { handle: &self.handle, resource, entry, is_request, is_taken: false }, transmit))
+    }
+
+    /// The id that this request has at each client of the store.
+    fn requested_attempt(&self, resource: &Resource, weight: u32, request: &[u8]) -> Acquisition {
+        let (capacity, owner, min_lifetime) = (self.capacity, self.owner.as_ref(), self.terms.min_lifetime);
+        requested_attempt(resource, RequestedTerms { capacity, weight, owner, min_lifetime }, request)
+    }
+
+    /// This client may be releasing what it has had of a request, unless another client has continued it: only the answer tells whether the
+    /// request goes on.
+    async fn await_earlier_release(&self, resource: &Resource, weight: u32) {
+        let AttemptIds::Requested(request) = &self.ids else { return };
+        let attempt = self.requested_attempt(resource, weight, request);
+        if let Some(releasing) = self.handle.session.conditional_release(attempt) {
+            await_release(&self.handle, releasing, self.handle.now() + CANCEL_LIMIT).await;
+        }
     }
 
     /// An id that cannot be guessed.

@@ -15,15 +15,23 @@ use crate::engine::releasing::ReleaseOutcome;
 impl Entry {
     /// Ends the entry of a held lease without a release.
     pub(in crate::engine) fn detach(&mut self, now: LocalTime) -> Result<DetachedLease, Loss> {
-        self.remaining(now)?;
+        let trusted_until = now + self.remaining(now)?;
         let Stage::Lease(lease) = &self.stage else { return Err(Loss::Closed) };
         let (acquisition, tombstone) = (lease.machine.acquisition(), lease.tombstone);
         let MinHold { length: min_hold, ends_at_close, .. } = self.min_hold;
         let LeaseTerms { ttl, min_lifetime, .. } = self.terms;
         let outlasts_ttl = min_lifetime > ttl;
         let is_repeat = lease.is_repeat;
-        let detached =
-            DetachedLease { acquisition, ttl, min_hold, ends_at_close, tombstone, outlasts_ttl, is_repeat };
+        let detached = DetachedLease {
+            acquisition,
+            ttl,
+            min_hold,
+            ends_at_close,
+            tombstone,
+            outlasts_ttl,
+            is_repeat,
+            trusted_until,
+        };
         self.is_referenced = false;
         self.logged.end_failure();
         self.end(ReleaseOutcome::Released);

@@ -53,7 +53,8 @@ impl Entry {
         let Stage::Lease(lease) = &mut self.stage else { return None };
         lease.late_release_at.take_if(|at| *at <= now)?;
         let release = Release::now(lease.machine.acquisition());
-        Some(Command::Release(Release { tombstone: lease.tombstone, ..release }))
+        // Another client may have told the caller of a request of what the late `Acquire` was granted.
+        Some(Command::Release(Release { tombstone: lease.tombstone, if_inbox: self.requested_by, ..release }))
     }
 }
 

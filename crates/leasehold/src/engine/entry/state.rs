@@ -29,6 +29,11 @@ impl Entry {
         matches!(self.stage, Stage::Lease(Lease { has_waited: true, .. }))
     }
 
+    /// Whether it is being released unless another client speaks for it.
+    pub(in crate::engine) fn releases_on_condition(&self) -> bool {
+        matches!(&self.stage, Stage::Releasing(releasing) if releasing.is_conditional())
+    }
+
     pub(in crate::engine) fn is_settled(&self) -> bool {
         matches!(self.stage, Stage::Ended { .. })
     }

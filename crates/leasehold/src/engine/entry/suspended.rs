@@ -24,4 +24,6 @@ pub(crate) enum BeginError {
     InUse,
     /// Its release has begun: its caller was away for too long.
     Released,
+    /// As `Released`, but it is not known whether the release ends anything: the caller may have repeated the request elsewhere.
+    Unsettled,
 }

@@ -752,6 +752,7 @@ fn attached_lease_is_trusted_for_no_longer_than_it_was_asked_for() {
             tombstone,
             outlasts_ttl: false,
             is_repeat: false,
+            trusted_until: LocalTime::NEVER,
         };
         let tokens = grant(false).tokens;
         let lease = AttachedLease { detached, owner: None, tokens, replicas: 0, is_borrowed: false };
