@@ -25,7 +25,7 @@ import leasehold
 
 url, file, mode = sys.argv[1:]
 
-# A machine without a moment's time for a process may cost it its lease, or an answer. It is lost, and goes on.
+# A machine without a moment's time for a process may cost it its lease, or an answer. The worker prints that, and goes on.
 EXPECTED = (leasehold.LeaseLost, leasehold.Unavailable)
 
 def turn(lease):

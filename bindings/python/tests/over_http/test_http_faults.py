@@ -22,7 +22,7 @@ import leasehold
 import leasehold.aio
 
 from over_http.conftest import Start
-from over_http.servers import READ_TOKEN, TOKEN, Reply, Serve, free_port, grant, problem, until
+from over_http.servers import READ_TOKEN, TOKEN, Reply, Serve, environment, free_port, grant, problem, until
 
 
 # The life of a lease
@@ -685,6 +685,66 @@ def test_tasks_of_a_loop_take_turns(serve: Serve, name: str) -> None:
 
     asyncio.run(main())
     assert sorted(turns) == list(range(50))
+
+
+def test_only_the_calling_greenlet_waits_under_gevent(start: Start, name: str) -> None:
+    script = """if True:
+        from gevent import monkey
+        monkey.patch_all()
+        import gevent, leasehold, sys
+        client, name = leasehold.connect(sys.argv[1]), sys.argv[2]
+        ticks, turns = [], []
+        def tick():
+            while True:
+                ticks.append(1)
+                gevent.sleep(0.01)
+        gevent.spawn(tick)
+        def work():
+            for _ in range(10):
+                with client.lock("turns"):
+                    turns.append(1)
+        with client.lock(name, ttl=4) as lease:
+            before = len(ticks)
+            try:
+                client.lock(name, wait=0.5).acquire()
+            except leasehold.Timeout:
+                assert len(ticks) > before + 5, (before, len(ticks))
+            gevent.joinall([gevent.spawn(work) for _ in range(10)], raise_error=True)
+            gevent.sleep(6)
+            lease.check()
+        client.close()
+        print(len(turns))
+    """
+    command = [sys.executable, "-c", script, start.serve().url, name]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["100"]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_children_of_multiprocessing_lock_for_themselves(start: Start, name: str, method: str) -> None:
+    serve = start.serve()
+    script = """if True:
+        import leasehold, multiprocessing, sys
+        method, url, name = sys.argv[1:]
+        if method == "fork":
+            used = leasehold.connect(url)
+            used.lock("before").acquire().release()
+        context = multiprocessing.get_context(method)
+        from over_http.turns import take_turns
+        children = [context.Process(target=take_turns, args=(url, name)) for _ in range(3)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        print([child.exitcode for child in children])
+    """
+    command = [sys.executable, "-c", script, method, serve.url, name]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=90, check=False)
+    assert done.stdout.strip() == "[0, 0, 0]", done.stderr
+    # The last child has left its lock, and no lease that it had not released.
+    with leasehold.connect(serve.url) as client, client.lock(name, wait=20):
+        pass
 
 
 # Fork
