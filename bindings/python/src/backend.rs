@@ -159,7 +159,8 @@ fn text(value: &impl serde::Serialize) -> Outcome {
 fn kind_of(py: Python<'_>, kind: &str) -> PyResult<Kind> {
     Kind::ALL.iter().copied().find(|known| known.as_str() == kind).ok_or_else(|| {
         let known: Vec<_> = Kind::ALL.iter().map(|kind| kind.as_str()).collect();
-        Failure::invalid(format!("{kind:?} is no kind of lock: they are {}", known.join(", "))).into_exception(py)
+        Failure::invalid(format!("{kind:?} is no kind of lock: they are {}", known.join(", ")))
+            .into_exception(py)
     })
 }
 
@@ -238,9 +239,16 @@ impl Backend {
         completions: Option<&Bound<'_, Completions>>,
     ) -> PyResult<Operation> {
         let kind = kind_of(py, kind)?;
-        let known = |token| Token::new(token).ok_or_else(|| Failure::invalid(format!("{token} is no token")).into_exception(py));
+        let known = |token| {
+            Token::new(token)
+                .ok_or_else(|| Failure::invalid(format!("{token} is no token")).into_exception(py))
+        };
         let token = token.map(known).transpose()?;
-        self.start(py, completions, move |opened| async move { opened.force_release(kind, name, token).await })
+        self.start(
+            py,
+            completions,
+            move |opened| async move { opened.force_release(kind, name, token).await },
+        )
     }
 
     #[pyo3(signature = (timeout=None, completions=None))]
@@ -260,11 +268,15 @@ impl Backend {
 pub(crate) fn open(py: Python<'_>, url: String, settings: Settings) -> PyResult<Backend> {
     let scheme = url.split(':').next().unwrap_or_default();
     if !SCHEMES.contains(&scheme) {
-        let what = format!("{scheme:?} is no scheme of a store: they are {}, http, https and unix", SCHEMES.join(", "));
+        let what = format!(
+            "{scheme:?} is no scheme of a store: they are {}, http, https and unix",
+            SCHEMES.join(", ")
+        );
         return Err(Failure::invalid(what).into_exception(py));
     }
     if settings.token.is_some() {
-        return Err(Failure::invalid("token is for servers of leasehold serve (http:, https:, unix:)").into_exception(py));
+        return Err(Failure::invalid("token is for servers of leasehold serve (http:, https:, unix:)")
+            .into_exception(py));
     }
     Ok(Backend { opened: Forkable::new(Opened::new(py, url, settings)?) })
 }

@@ -143,7 +143,8 @@ pub(crate) struct Completions {
 
 impl Completions {
     pub(crate) fn open() -> PyResult<Self> {
-        let queue = Queue { descriptor: Descriptor::new()?, keys: AtomicU64::new(1), woken: Mutex::default() };
+        let queue =
+            Queue { descriptor: Descriptor::new()?, keys: AtomicU64::new(1), woken: Mutex::default() };
         Ok(Self { queue: Mutex::new(Some(Arc::new(queue))) })
     }
 

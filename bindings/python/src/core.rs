@@ -86,7 +86,10 @@ impl Core {
         queue: Option<&Arc<Queue>>,
     ) -> Arc<Self> {
         let key = queue.map_or(0, |queue| queue.next_key());
-        let target = queue.map_or_else(|| Target::Thread(Mutex::new(false), Condvar::new()), |queue| Target::Queue(queue.clone()));
+        let target = queue.map_or_else(
+            || Target::Thread(Mutex::new(false), Condvar::new()),
+            |queue| Target::Queue(queue.clone()),
+        );
         let signal = Arc::new(Signal { target, core: OnceLock::new(), is_queued: AtomicBool::new(false) });
         let (state, waker) = (Mutex::new(State::Running(Box::pin(work))), Waker::from(signal.clone()));
         let core = Arc::new(Self { key, state, signal, waker, home: Process::current() });
@@ -163,8 +166,9 @@ impl Core {
     pub(crate) fn park(&self, limit: Duration) -> bool {
         let Target::Thread(is_woken, condition) = &self.signal.target else { return self.is_done() };
         let woken = is_woken.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut woken, _) =
-            condition.wait_timeout_while(woken, limit, |woken| !*woken).unwrap_or_else(PoisonError::into_inner);
+        let (mut woken, _) = condition
+            .wait_timeout_while(woken, limit, |woken| !*woken)
+            .unwrap_or_else(PoisonError::into_inner);
         if !std::mem::replace(&mut *woken, false) {
             return self.is_done();
         }

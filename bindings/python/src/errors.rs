@@ -71,7 +71,8 @@ pub(crate) fn reason(loss: Loss) -> &'static str {
 }
 
 pub(crate) fn forked(py: Python<'_>) -> PyErr {
-    let what = "this object belongs to the parent process: call leasehold.connect in the child, after the fork";
+    let what =
+        "this object belongs to the parent process: call leasehold.connect in the child, after the fork";
     exception(py, "ForkedError", (what,))
 }
 

@@ -1,8 +1,8 @@
 //! The end of the interpreter. A thread that comes back to Python after it would be ended through frames of Rust, so every wait ends before.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Wake as _;
 use std::time::Duration;

@@ -115,9 +115,11 @@ impl Held {
     }
 }
 
-const NO_DETACH: &str = "the lease of an upgradable reader, and those of several locks together, cannot be detached";
+const NO_DETACH: &str =
+    "the lease of an upgradable reader, and those of several locks together, cannot be detached";
 const NO_READER: &str = "only the lease of a writer or of an upgradable reader can be downgraded";
-const NO_WRITER: &str = "only the lease of an upgradable reader can be upgraded: acquire rwlock(name).upgradable()";
+const NO_WRITER: &str =
+    "only the lease of an upgradable reader can be upgraded: acquire rwlock(name).upgradable()";
 
 /// A lease that Python has not taken yet.
 pub(crate) struct LeaseParts {
@@ -266,7 +268,10 @@ impl Lease {
     fn loss_error(&self, py: Python<'_>) -> PyResult<String> {
         let state = self.state(py)?;
         let loss = state.with(Held::loss).flatten();
-        Ok(loss.map_or_else(|| format!("{:?}: the lease is not lost", state.name), |(_, error)| format!("{error:#}")))
+        Ok(loss.map_or_else(
+            || format!("{:?}: the lease is not lost", state.name),
+            |(_, error)| format!("{error:#}"),
+        ))
     }
 
     fn completions(&self) -> PyResult<Completions> {

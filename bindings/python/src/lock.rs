@@ -110,7 +110,11 @@ fn foreign(terms: &[String]) -> Result<Foreign, Failure> {
         ("redisson_read_write_lock", [name]) => Foreign::redisson_read_write_lock(name),
         ("redlock", [key, servers @ ..]) => Foreign::redlock(servers, key)?,
         ("redisson_redlock", [name, servers @ ..]) => Foreign::redisson_redlock(servers, name)?,
-        _ => return Err(Failure::invalid(format!("{function:?} is no function of leasehold.bridge with these arguments"))),
+        _ => {
+            return Err(Failure::invalid(format!(
+                "{function:?} is no function of leasehold.bridge with these arguments"
+            )));
+        }
     })
 }
 
@@ -185,7 +189,8 @@ impl AnyLock {
                 None => mutex,
             }
         };
-        let is_bridgeable = matches!(terms.kind.as_str(), "mutex" | "read" | "write" | "upgradable" | "election");
+        let is_bridgeable =
+            matches!(terms.kind.as_str(), "mutex" | "read" | "write" | "upgradable" | "election");
         if checked.bridge.is_some() && !is_bridgeable {
             return Err(Failure::unsupported("a bridge is for a lock, an rwlock and an election"));
         }
@@ -254,7 +259,8 @@ pub(crate) struct Prepared {
 impl Prepared {
     async fn acquire(&self, limit: Limit) -> Outcome {
         let client = self.opened.client().await?;
-        let lock = self.lock.get_or_try_init(|| std::future::ready(AnyLock::new(client, &self.checked))).await?;
+        let lock =
+            self.lock.get_or_try_init(|| std::future::ready(AnyLock::new(client, &self.checked))).await?;
         let granted = lock.acquire(limit.left()).await?;
         let lease = |held| Value::Lease(Box::new(LeaseParts::new(held, self.opened.clone())));
         Ok(granted.map_or(Value::None, lease))

@@ -47,7 +47,9 @@ impl Operation {
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let core = self.core(py)?;
         if core.is_of_queue() {
-            return Err(PyRuntimeError::new_err("the operation reports to completions, and cannot be waited for"));
+            return Err(PyRuntimeError::new_err(
+                "the operation reports to completions, and cannot be waited for",
+            ));
         }
         if core.is_done() {
             return Ok(true);
@@ -85,14 +87,17 @@ impl Operation {
 
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let outcome = self.core(py)?.take();
-        let outcome = outcome.ok_or_else(|| PyRuntimeError::new_err("the operation runs, was cancelled, or its result was taken"))?;
+        let outcome = outcome.ok_or_else(|| {
+            PyRuntimeError::new_err("the operation runs, was cancelled, or its result was taken")
+        })?;
         match outcome.map_err(|failure| failure.into_exception(py))? {
             Value::None => Ok(py.None()),
             Value::Text(text) => Ok(text.into_pyobject(py)?.into_any().unbind()),
             Value::Loss(loss) => Ok(reason(loss).into_pyobject(py)?.into_any().unbind()),
             Value::Lease(parts) => Ok(Lease::new(*parts).into_pyobject(py)?.into_any().unbind()),
             Value::Records(records) => {
-                let records: Vec<_> = records.into_iter().map(|record| (record.level, record.message)).collect();
+                let records: Vec<_> =
+                    records.into_iter().map(|record| (record.level, record.message)).collect();
                 Ok(records.into_pyobject(py)?.unbind())
             }
         }
