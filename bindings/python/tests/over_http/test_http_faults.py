@@ -633,6 +633,51 @@ def test_interpreter_ends_with_waits_and_leases_that_are_open(serve: Serve, name
         print(time.monotonic() - began)
 
 
+def test_interpreter_ends_within_seconds_without_a_server(start: Start, name: str) -> None:
+    serve = start.serve()
+    script = """if True:
+        import leasehold, sys, threading
+        client = leasehold.connect(sys.argv[1])
+        kept = client.lock(sys.argv[2]).acquire()
+        threading.Thread(target=client.lock(sys.argv[2]).acquire, daemon=True).start()
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", script, serve.url, name]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdin is not None and child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    serve.kill()
+    child.stdin.close()
+    began = time.monotonic()
+    assert child.wait(timeout=60) == 0
+    # 2 s for the releases, and the time in which a busy machine ends a process.
+    assert time.monotonic() - began < 8
+
+
+def test_wait_outlasts_several_restarts(start: Start, name: str) -> None:
+    serve = start.serve(is_tcp=True)
+    client = leasehold.connect(serve.url, token=TOKEN)
+    granted = threading.Event()
+
+    def wait() -> None:
+        with client.lock(name):
+            granted.set()
+
+    with leasehold.connect(serve.url, token=TOKEN).lock(name, ttl=60):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        for _ in range(3):
+            until(lambda: client.inspect(name).waiters)
+            time.sleep(4)
+            serve.kill()
+            serve.start()
+        until(lambda: client.inspect(name).waiters)
+        assert not granted.is_set()
+    thread.join()
+    assert granted.is_set()
+
+
 def test_import_loads_no_event_loop_no_tls_and_no_http() -> None:
     script = "import leasehold, sys; print([m for m in ('asyncio', 'ssl', 'http.client', 'socket', 'json') if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
