@@ -1,4 +1,4 @@
-//! An operation without Python: a future, who is woken when it can go on, and its outcome.
+//! What an operation is: a future, whom its waker reaches, and its outcome.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,24 +6,37 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use leasehold::Loss;
 use leasehold_store::process::Process;
+use pyo3::prelude::*;
 
-use crate::completions::Queue;
 use crate::errors::Failure;
-use crate::lease::LeaseParts;
-use crate::log::Record;
-
-pub(crate) type Outcome = Result<Value, Failure>;
-type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+use crate::queue::{Queue, Resume};
 
 /// What an operation results in.
-pub(crate) enum Value {
-    None,
-    Text(String),
-    Loss(Loss),
-    Lease(Box<LeaseParts>),
-    Records(Vec<Record>),
+pub(crate) trait Value: Send {
+    /// For Python.
+    fn into_object(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>>;
+}
+
+impl Value for () {
+    fn into_object(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(py.None())
+    }
+}
+
+impl Value for String {
+    fn into_object(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok((*self).into_pyobject(py)?.into_any().unbind())
+    }
+}
+
+pub(crate) type Outcome = Result<Box<dyn Value>, Failure>;
+type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+
+/// The outcome of an operation that has succeeded.
+#[expect(clippy::unnecessary_wraps, reason = "the operations end with it")]
+pub(crate) fn done(value: impl Value + 'static) -> Outcome {
+    Ok(Box::new(value))
 }
 
 enum State {
@@ -64,7 +77,7 @@ impl Wake for Signal {
                 if !self.is_queued.swap(true, Ordering::AcqRel)
                     && let Some(core) = self.core.get()
                 {
-                    queue.push(core.clone());
+                    queue.push(core.clone() as Weak<dyn Resume>);
                 }
             }
         }
@@ -180,6 +193,12 @@ impl Core {
             self.signal.wake_by_ref();
         }
         is_done
+    }
+}
+
+impl Resume for Core {
+    fn resume(&self) -> Option<u64> {
+        self.poll().then_some(self.key)
     }
 }
 

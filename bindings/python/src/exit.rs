@@ -8,13 +8,18 @@ use std::task::Wake as _;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{join, join_all};
+use futures_util::future::{BoxFuture, join, join_all};
 use leasehold::{Client, Error};
 use leasehold_store::process::PerProcess;
 use pyo3::prelude::*;
 
-use crate::backend::Opened;
 use crate::core::{Core, Signal};
+
+/// A client that an exit closes.
+pub(crate) trait Close: Send + Sync {
+    /// Releases what it holds, within this limit.
+    fn close(&self, limit: Duration) -> BoxFuture<'_, ()>;
+}
 
 /// What an exit ends.
 #[derive(Default)]
@@ -30,7 +35,7 @@ struct Exit {
 struct Registry {
     /// Threads that wait without the GIL.
     waiting: HashMap<u64, Arc<Signal>>,
-    backends: HashMap<u64, Weak<Opened>>,
+    backends: HashMap<u64, Weak<dyn Close>>,
     /// Clients that were dropped without `close`, and still release what they held.
     closing: Vec<(Client, Closing)>,
 }
@@ -83,10 +88,10 @@ impl Drop for Waiting {
 }
 
 /// Notes a client for the exit. The returned key is for [`remove`].
-pub(crate) fn add(backend: &Weak<Opened>) -> u64 {
+pub(crate) fn add(backend: Weak<dyn Close>) -> u64 {
     let exit = exit();
     let key = exit.next_key();
-    exit.registry().backends.insert(key, backend.clone());
+    exit.registry().backends.insert(key, backend);
     key
 }
 
@@ -120,7 +125,7 @@ pub(crate) fn shut_down(py: Python<'_>, timeout: f64) {
         signal.wake();
     }
     py.detach(|| {
-        let open = join_all(backends.iter().map(|backend| backend.close(Some(limit))));
+        let open = join_all(backends.iter().map(|backend| backend.close(limit)));
         let dropped = join_all(closing.into_iter().map(|(client, _)| client.close_timeout(limit)));
         pollster::block_on(join(open, dropped));
         drop(backends);

@@ -8,13 +8,14 @@ use leasehold::{Error, Guard, Loss, SetGuard, UpgradableGuard, WriteGuard};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict as _, PyDict};
 
-use crate::backend::Opened;
-use crate::completions::{Completions, Queue, queue_of};
-use crate::core::{Core, Outcome, Value};
+use crate::completions::{Completions, queue_of};
+use crate::core::{Core, Outcome, Value, done};
 use crate::errors::{Failure, reason};
 use crate::fork::Forkable;
-use crate::lock::{Limit, duration};
+use crate::opened::Opened;
 use crate::operation::Operation;
+use crate::queue::Queue;
+use crate::time::{Limit, duration};
 
 /// What was granted. Dropping it releases it in the background.
 pub(crate) enum Held {
@@ -70,7 +71,10 @@ impl Held {
                 _ => Ok(()),
             },
         };
-        renewed.map(|()| Value::None).map_err(|error| self.failure(error))
+        match renewed {
+            Ok(()) => done(()),
+            Err(error) => Err(self.failure(error)),
+        }
     }
 
     async fn release(self, limit: Option<Duration>) -> Outcome {
@@ -89,7 +93,7 @@ impl Held {
             }
         };
         match (released, loss) {
-            (Ok(()), _) => Ok(Value::None),
+            (Ok(()), _) => done(()),
             (Err(error), Some((loss, _))) if error.is_lost() => Err(Failure::Lost(error, loss)),
             (Err(error), None) if error.is_lost() => Err(Failure::Lost(error, Loss::Gone)),
             (Err(error), _) => Err(error.into()),
@@ -102,7 +106,7 @@ impl Held {
             Self::Writer(guard) => guard.into(),
             Self::Upgradable(_) | Self::Set(_) => return Err(Failure::unsupported(NO_DETACH)),
         };
-        Ok(Value::Text(guard.detach().await?.to_string()))
+        done(guard.detach().await?.to_string())
     }
 
     async fn downgrade(self, opened: Arc<Opened>) -> Outcome {
@@ -111,7 +115,7 @@ impl Held {
             Self::Upgradable(guard) => guard.downgrade().await?,
             Self::Plain(_) | Self::Set(_) => return Err(Failure::unsupported(NO_READER)),
         };
-        Ok(Value::Lease(Box::new(LeaseParts::new(Self::Plain(reader), opened))))
+        done(LeaseParts::new(Self::Plain(reader), opened))
     }
 }
 
@@ -130,6 +134,18 @@ pub(crate) struct LeaseParts {
 impl LeaseParts {
     pub(crate) fn new(held: Held, opened: Arc<Opened>) -> Self {
         Self { held, opened }
+    }
+}
+
+impl Value for LeaseParts {
+    fn into_object(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(Lease::new(*self).into_pyobject(py)?.into_any().unbind())
+    }
+}
+
+impl Value for Loss {
+    fn into_object(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(reason(*self).into_pyobject(py)?.into_any().unbind())
     }
 }
 
@@ -180,7 +196,7 @@ impl State {
         let held = self.held().take()?;
         let looking = std::mem::take(&mut *self.looking());
         for core in looking.iter().filter_map(Weak::upgrade) {
-            core.end(Ok(Value::None));
+            core.end(done(()));
         }
         // Nothing else has it: a call that looks holds the mutex, and the operations have ended.
         Arc::try_unwrap(held).ok()
@@ -281,8 +297,8 @@ impl Lease {
     #[pyo3(signature = (completions=None))]
     fn lost(&self, py: Python<'_>, completions: Option<&Bound<'_, Completions>>) -> PyResult<Operation> {
         let queue = queue_of(completions)?;
-        let lost = |held: Arc<Held>| async move { Ok(Value::Loss(held.lost().await)) };
-        Ok(Operation::new(self.state(py)?.look(lost, Ok(Value::None), queue.as_ref())))
+        let lost = |held: Arc<Held>| async move { done(held.lost().await) };
+        Ok(Operation::new(self.state(py)?.look(lost, done(()), queue.as_ref())))
     }
 
     #[pyo3(signature = (completions=None))]
@@ -313,7 +329,7 @@ impl Lease {
                 };
                 Core::start(release, queue.as_ref())
             }
-            None => Core::ended(Ok(Value::None), queue.as_ref()),
+            None => Core::ended(done(()), queue.as_ref()),
         };
         Ok(Operation::new(core))
     }
@@ -349,12 +365,12 @@ impl Lease {
         self.consume(py, completions, move |held| async move {
             let Held::Upgradable(reader) = held else { return Err(Failure::unsupported(NO_WRITER)) };
             match reader.upgrade_timeout(limit.left()).await? {
-                Ok(writer) => Ok(Value::Lease(Box::new(LeaseParts::new(Held::Writer(writer), opened)))),
+                Ok(writer) => done(LeaseParts::new(Held::Writer(writer), opened)),
                 Err(reader) => {
                     if let Some(state) = state.upgrade() {
                         state.put_back(Held::Upgradable(reader));
                     }
-                    Ok(Value::None)
+                    done(())
                 }
             }
         })

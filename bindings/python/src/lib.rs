@@ -17,7 +17,10 @@ mod fork;
 mod lease;
 mod lock;
 mod log;
+mod opened;
 mod operation;
+mod queue;
+mod time;
 
 use pyo3::prelude::*;
 

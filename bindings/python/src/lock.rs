@@ -1,44 +1,21 @@
 //! Locks with their terms, as Python sees them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Election, Error, Mutex, MutexSet, OncePer, ReentrantMutex, RwLock, Semaphore};
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
 
-use crate::backend::Opened;
 use crate::completions::{Completions, queue_of};
-use crate::core::{Core, Outcome, Value};
+use crate::core::{Core, Outcome, done};
 use crate::errors::Failure;
 use crate::fork::Forkable;
 use crate::lease::{Held, LeaseParts};
+use crate::opened::Opened;
 use crate::operation::Operation;
-
-/// How long a call may wait, from its start on.
-#[derive(Clone, Copy)]
-pub(crate) struct Limit {
-    started: Instant,
-    wait: Duration,
-}
-
-impl Limit {
-    pub(crate) fn new(py: Python<'_>, wait: Option<f64>) -> PyResult<Self> {
-        let wait = wait.map_or(Ok(Duration::MAX), |wait| duration(py, wait))?;
-        Ok(Self { started: Instant::now(), wait })
-    }
-
-    pub(crate) fn left(self) -> Duration {
-        if self.wait == Duration::MAX { self.wait } else { self.wait.saturating_sub(self.started.elapsed()) }
-    }
-}
-
-/// Seconds of Python.
-pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds)
-        .map_err(|_| Failure::invalid(format!("{seconds} is no number of seconds")).into_exception(py))
-}
+use crate::time::{Limit, duration};
 
 /// `leasehold._terms.Terms`
 #[derive(FromPyObject)]
@@ -262,8 +239,10 @@ impl Prepared {
         let lock =
             self.lock.get_or_try_init(|| std::future::ready(AnyLock::new(client, &self.checked))).await?;
         let granted = lock.acquire(limit.left()).await?;
-        let lease = |held| Value::Lease(Box::new(LeaseParts::new(held, self.opened.clone())));
-        Ok(granted.map_or(Value::None, lease))
+        match granted {
+            Some(held) => done(LeaseParts::new(held, self.opened.clone())),
+            None => done(()),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, level_filters::LevelFilter, span};
 
 use crate::completions::{Completions, queue_of};
-use crate::core::{Core, Value};
+use crate::core::{Core, Value, done};
 use crate::operation::Operation;
 
 /// Older ones are dropped.
@@ -22,6 +22,13 @@ pub(crate) struct Record {
     /// As `logging` counts.
     pub(crate) level: u8,
     pub(crate) message: String,
+}
+
+impl Value for Vec<Record> {
+    fn into_object(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let records: Vec<_> = self.into_iter().map(|record| (record.level, record.message)).collect();
+        Ok(records.into_pyobject(py)?.unbind())
+    }
 }
 
 struct Kept {
@@ -123,7 +130,7 @@ pub(crate) fn records(completions: Option<&Bound<'_, Completions>>) -> PyResult<
             kept.waker = Some(context.waker().clone());
             return Poll::Pending;
         }
-        Poll::Ready(Ok(Value::Records(kept.records.drain(..).collect())))
+        Poll::Ready(done(kept.records.drain(..).collect::<Vec<_>>()))
     });
     Ok(Operation::new(Core::start(next, queue_of(completions)?.as_ref())))
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::core::{Core, Value};
-use crate::errors::{Failure, reason};
+use crate::core::Core;
+use crate::errors::Failure;
 use crate::exit::{self, Waiting};
 use crate::fork::Forkable;
-use crate::lease::Lease;
+use crate::time::duration;
 
 /// Signal handlers of Python run on the main thread only, between two slices of a wait.
 const SLICE: Duration = Duration::from_millis(50);
@@ -54,7 +54,7 @@ impl Operation {
         if core.is_done() {
             return Ok(true);
         }
-        let limit = timeout.map(|limit| crate::lock::duration(py, limit)).transpose()?;
+        let limit = timeout.map(|limit| duration(py, limit)).transpose()?;
         // A limit beyond the clock's range is none.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let slice = if handles_signals() { SLICE } else { LONG_SLICE };
@@ -90,17 +90,7 @@ impl Operation {
         let outcome = outcome.ok_or_else(|| {
             PyRuntimeError::new_err("the operation runs, was cancelled, or its result was taken")
         })?;
-        match outcome.map_err(|failure| failure.into_exception(py))? {
-            Value::None => Ok(py.None()),
-            Value::Text(text) => Ok(text.into_pyobject(py)?.into_any().unbind()),
-            Value::Loss(loss) => Ok(reason(loss).into_pyobject(py)?.into_any().unbind()),
-            Value::Lease(parts) => Ok(Lease::new(*parts).into_pyobject(py)?.into_any().unbind()),
-            Value::Records(records) => {
-                let records: Vec<_> =
-                    records.into_iter().map(|record| (record.level, record.message)).collect();
-                Ok(records.into_pyobject(py)?.unbind())
-            }
-        }
+        outcome.map_err(|failure| failure.into_exception(py))?.into_object(py)
     }
 }
 

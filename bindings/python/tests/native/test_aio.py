@@ -16,6 +16,7 @@ import leasehold
 from leasehold import aio
 
 from .conftest import LIMIT, Redis, descriptors, native_threads, resident_kib
+from .conftest import until as until_true
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -365,9 +366,13 @@ def test_close_ends_the_waits_and_the_bodies_of_other_tasks(url: str, name: str)
             results = await asyncio.gather(*waiting, holding, return_exceptions=True)
             assert [type(result) for result in results] == [leasehold.ClientClosed] * 10 + [leasehold.LeaseLost]
 
+    gc.collect()
+    until_true(lambda: native_threads() <= 8, "threads of other tests remain")
     before = descriptors()
-    run(work())
-    assert descriptors() <= before + 8, "the descriptors of loops remain"
+    for _ in range(3):
+        run(work())
+    # The errors have the frames of the tasks, and with them their locks. The threads of the clients end a little later, with their descriptors.
+    until_true(lambda: gc.collect() >= 0 and descriptors() <= before + 2, "descriptors remain")
 
 
 def test_client_is_used_in_one_loop_after_the_other(name: str) -> None:
@@ -433,7 +438,8 @@ def test_many_cancelled_acquisitions_leave_memory_descriptors_and_threads_flat(o
                 await until(lambda: waiters_gone(other), "waiters remain")
                 # What was cancelled is kept until the server has answered, which may be behind.
                 await until(lambda: gc.collect() >= 0 and resident_kib() < before[0] + 8_192, f"{before[0]} KiB grow to {resident_kib()}")
-                assert (descriptors(), native_threads()) == before[1:]
+                # A connection more or less is none of the attempts.
+                assert descriptors() <= before[1] + 8 and native_threads() <= before[2] + 2
             async with asyncio.timeout(9):
                 await (await other.lock("a").acquire()).release()
 

@@ -216,9 +216,8 @@ def count_up(url: str, name: str, path: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("url", ["sqlite", "redis"], indirect=True)
 def test_processes_of_multiprocessing_exclude_each_other(url: str, name: str, tmp_path: Path, method: str) -> None:
-    if url.startswith("memory:"):
-        pytest.skip("memory is of one process")
     counter = tmp_path / "counter"
     counter.write_text("0")
     context = multiprocessing.get_context(method)

@@ -1,0 +1,157 @@
+//! A client that opens when it is first used.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use leasehold::{Client, Kind, Token};
+use pyo3::prelude::*;
+use tokio::sync::OnceCell;
+
+use crate::core::{Outcome, done};
+use crate::errors::Failure;
+use crate::exit::{self, Close};
+use crate::time::duration;
+
+/// `leasehold._terms.Settings`
+#[derive(FromPyObject)]
+pub(crate) struct Settings {
+    ttl: Option<f64>,
+    label: Option<String>,
+    max_waiters: Option<u32>,
+    replicas: Option<u32>,
+    connect_timeout: Option<f64>,
+    pub(crate) token: Option<String>,
+}
+
+/// A client that is open, or will be.
+pub(crate) struct Opened {
+    url: String,
+    ttl: Option<Duration>,
+    connect_timeout: Option<Duration>,
+    label: Option<String>,
+    max_waiters: Option<u32>,
+    replicas: Option<u32>,
+    client: OnceCell<Client>,
+    is_closed: AtomicBool,
+    /// Of the exit's list.
+    key: u64,
+}
+
+impl Opened {
+    pub(crate) fn new(py: Python<'_>, url: String, settings: Settings) -> PyResult<Arc<Self>> {
+        let optional = |seconds: Option<f64>| seconds.map(|seconds| duration(py, seconds)).transpose();
+        let (ttl, connect_timeout) = (optional(settings.ttl)?, optional(settings.connect_timeout)?);
+        Ok(Arc::new_cyclic(|own: &Weak<Self>| Self {
+            url,
+            ttl,
+            connect_timeout,
+            label: settings.label,
+            max_waiters: settings.max_waiters,
+            replicas: settings.replicas,
+            client: OnceCell::new(),
+            is_closed: AtomicBool::new(false),
+            key: exit::add(own.clone() as Weak<dyn Close>),
+        }))
+    }
+
+    /// The client. The first call opens it, and the next call tries again if that fails.
+    pub(crate) async fn client(&self) -> Result<&Client, Failure> {
+        if self.is_closed.load(Ordering::Acquire) || exit::is_exiting() {
+            return Err(Failure::closed());
+        }
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let client = self.client.get_or_try_init(|| self.connect()).await?;
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Failure::closed());
+        }
+        Ok(client)
+    }
+
+    async fn connect(&self) -> Result<Client, Failure> {
+        let mut builder = Client::builder().store(self.url.as_str());
+        if let Some(ttl) = self.ttl {
+            builder = builder.ttl(ttl);
+        }
+        if let Some(limit) = self.connect_timeout {
+            builder = builder.connect_timeout(limit);
+        }
+        if let Some(label) = &self.label {
+            builder = builder.label(label);
+        }
+        if let Some(max_waiters) = self.max_waiters {
+            builder = builder.max_waiters(max_waiters);
+        }
+        if let Some(replicas) = self.replicas {
+            builder = builder.replicas(replicas);
+        }
+        Ok(builder.connect().await?)
+    }
+
+    pub(crate) async fn close(&self, limit: Option<Duration>) -> Outcome {
+        self.is_closed.store(true, Ordering::Release);
+        if let Some(client) = self.client.get().cloned() {
+            match limit {
+                Some(limit) => client.close_timeout(limit).await?,
+                None => client.close().await?,
+            }
+        }
+        done(())
+    }
+
+    pub(crate) async fn inspect(&self, kind: Kind, name: String) -> Outcome {
+        text(&self.client().await?.inspect(kind, name).await?)
+    }
+
+    pub(crate) async fn list(&self) -> Outcome {
+        text(&self.client().await?.list().await?)
+    }
+
+    pub(crate) async fn force_release(&self, kind: Kind, name: String, token: Option<Token>) -> Outcome {
+        let client = self.client().await?;
+        match token {
+            Some(token) => text(&Vec::from_iter(client.force_release_token(kind, name, token).await?)),
+            None => text(&client.force_release(kind, name).await?),
+        }
+    }
+
+    /// The address without a password.
+    pub(crate) fn shown(&self) -> String {
+        if let Some(client) = self.client.get() {
+            return client.address().to_owned();
+        }
+        match (self.url.split_once("://"), self.url.rsplit_once('@')) {
+            (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+            _ => self.url.clone(),
+        }
+    }
+}
+
+impl Close for Opened {
+    fn close(&self, limit: Duration) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            // What was not confirmed expires with its ttl.
+            let _ = self.close(Some(limit)).await;
+        })
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        exit::remove(self.key);
+        if let Some(client) = self.client.take()
+            && !*self.is_closed.get_mut()
+        {
+            exit::close(client);
+        }
+    }
+}
+
+/// JSON, as `leasehold serve` answers.
+fn text(value: &impl serde::Serialize) -> Outcome {
+    let text = serde_json::to_string(value).map_err(|error| Failure::Own("Error", error.to_string()))?;
+    done(text)
+}
