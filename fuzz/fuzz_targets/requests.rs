@@ -5,12 +5,14 @@
 use std::sync::LazyLock;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use leasehold_serve::fuzzing::{AnyRequest, send};
+use leasehold_serve::fuzzing::{AnyRequest, members, send};
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
 
 static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_current_thread().enable_time().build().expect("a runtime"));
+
+static MEMBERS: LazyLock<Vec<String>> = LazyLock::new(members);
 
 #[derive(Debug)]
 struct Input {
@@ -49,23 +51,7 @@ impl<'a> Arbitrary<'a> for Input {
 
 /// A member of a JSON object, usually one that the server knows.
 fn member(input: &mut Unstructured<'_>) -> Result<String> {
-    let names = [
-        "request_id",
-        "wait_ms",
-        "ttl_ms",
-        "min_hold_ms",
-        "once_per_ms",
-        "label",
-        "mode",
-        "permits",
-        "capacity",
-        "owner",
-        "leases",
-        "names",
-        "token",
-        "x",
-    ];
-    let name = *input.choose(&names)?;
+    let name = if input.ratio(1, 16)? { "x" } else { input.choose(MEMBERS.as_slice())?.as_str() };
     let value = match input.int_in_range(0..=6)? {
         0 => input.arbitrary::<u64>()?.to_string(),
         1 => input.int_in_range(-1..=20_000)?.to_string(),

@@ -48,6 +48,18 @@ pub enum Fault {
     MasterFreeze,
     /// The lock's hash slot moves to another master.
     SlotMigration,
+    /// SIGKILL of one of the servers of `leasehold serve`, and a restart.
+    ServeKill,
+    /// SIGTERM of one of them, and a restart.
+    ServeTerm,
+    /// SIGSTOP of one of them, every other time while it has a renewal, and later SIGCONT.
+    ServeStop,
+    /// All connections between callers and these servers are cut, a few times.
+    ServeCut,
+    /// Half of the answers to `acquire` are lost for a while, together with their connections.
+    AcquireUnanswered,
+    /// Half of the answers to `release` are lost for a while, together with their connections.
+    ReleaseUnanswered,
 }
 
 /// A store under torture.
@@ -129,6 +141,9 @@ const SINGLE: &[StoreKind] = &[Redis, Redis62, Valkey, Postgres, Etcd];
 const REDIS: &[StoreKind] = &[Redis, Redis62, Valkey];
 const SERVERS: &[StoreKind] = &[Redis, Redis62, Valkey, Sentinel, Cluster, Redlock];
 const REPLICATED: &[StoreKind] = &[Sentinel, Cluster];
+
+/// Those that `leasehold serve` is tortured on.
+const SERVED: &[StoreKind] = &[Sqlite, Redis, Redis62, Valkey, Sentinel, Cluster, Postgres];
 
 /// libfaketime does not start with Debian's Redis 7, whose allocator reads the clock before libfaketime is ready. It does not reach the clock
 /// of the Redis 6.2 of `scripts/test install`.
@@ -232,6 +247,13 @@ pub const TABLE: &[Rule] = &[
     Rule { exemption: Some(FAILED_OVER), delay: RECONNECT, ..rule(Fault::MasterKill, REPLICATED) },
     Rule { exemption: Some(FAILED_OVER), delay: RECONNECT, ..rule(Fault::MasterFreeze, REPLICATED) },
     Rule { delay: RECONNECT, ..rule(Fault::SlotMigration, &[Cluster]) },
+    // Nothing is exempt, and no takeover is later: the callers go on at another server.
+    rule(Fault::ServeKill, SERVED),
+    rule(Fault::ServeTerm, SERVED),
+    rule(Fault::ServeStop, SERVED),
+    rule(Fault::ServeCut, SERVED),
+    rule(Fault::AcquireUnanswered, SERVED),
+    rule(Fault::ReleaseUnanswered, SERVED),
 ];
 
 impl Fault {
@@ -247,11 +269,24 @@ impl Fault {
         TABLE.iter().find(|rule| rule.fault == self && rule.stores.contains(&store))
     }
 
-    /// All that apply to a store.
+    /// All that apply to a store, those of the servers of `leasehold serve` too.
+    pub fn all(store: StoreKind) -> impl Iterator<Item = Self> {
+        let rules = TABLE.iter().filter(move |rule| rule.stores.contains(&store));
+        rules.map(|rule| rule.fault).filter(|fault| *fault != Self::None)
+    }
+
+    /// Whether it is done to the servers of `leasehold serve`, or to the connections with them.
     #[must_use]
-    pub fn all(store: StoreKind) -> Vec<Self> {
-        let rules = TABLE.iter().filter(|rule| rule.fault != Self::None && rule.stores.contains(&store));
-        rules.map(|rule| rule.fault).collect()
+    pub fn is_of_serve(self) -> bool {
+        matches!(
+            self,
+            Self::ServeKill
+                | Self::ServeTerm
+                | Self::ServeStop
+                | Self::ServeCut
+                | Self::AcquireUnanswered
+                | Self::ReleaseUnanswered
+        )
     }
 
     /// Whether a server loses its data.
@@ -260,11 +295,15 @@ impl Fault {
         matches!(self, Self::ServerEmpty | Self::FlushAll)
     }
 
-    /// Whether a call may fail or a lock may be lost by it. A stranger has no such means, flushed scripts are sent again, and a slow network is far
-    /// faster than any limit.
+    /// Whether a call may fail or a lock may be lost by it. A stranger has no such means, flushed scripts are sent again, a slow network is far
+    /// faster than any limit, and callers of `leasehold serve` go on at another server, unless one was stopped within a transaction of SQLite.
     #[must_use]
-    pub fn disturbs_calls(self) -> bool {
-        !matches!(self, Self::Stranger | Self::ScriptFlush | Self::NetDelay)
+    pub fn disturbs_calls(self, store: StoreKind) -> bool {
+        match self {
+            Self::ServeStop => store == Sqlite,
+            Self::Stranger | Self::ScriptFlush | Self::NetDelay => false,
+            fault => !fault.is_of_serve(),
+        }
     }
 
     /// Whether it needs a server whose clock can be set.

@@ -16,6 +16,7 @@ pub mod report;
 pub mod resource;
 pub mod rng;
 pub mod run;
+pub mod serve;
 pub mod specimens;
 pub mod stores;
 pub mod targets;

@@ -10,8 +10,9 @@ use leasehold_bench::peers::{self, Peer};
 use leasehold_torture::faults::{Fault, StoreKind};
 use leasehold_torture::options::{Options, TASKS, TTL, WORKERS, WRITE, millis};
 use leasehold_torture::run::run;
+use leasehold_torture::serve::Repeats;
 use leasehold_torture::targets::Target;
-use leasehold_torture::{kinds, page, specimens};
+use leasehold_torture::{kinds, page, serve, specimens};
 
 /// Tries to break a lock. The exit code is 1 if a promise was broken that the guarantees do not exempt, and 2 if the run failed,
 /// or says less than was asked for: no task has held the lock, a fault was not injected, or it is unknown what is left.
@@ -60,6 +61,9 @@ enum Command {
     /// Run as a worker
     #[command(hide = true)]
     Peer { name: String },
+    /// Run as a server of `leasehold serve` on this store
+    #[command(hide = true)]
+    Server { store: String },
     /// Write docs/torture.md from the reports in these folders
     Report {
         /// Folders with `report.json`, also within folders in them [default: only the reports in docs/torture]
@@ -71,6 +75,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let done = match &args.command {
         Some(Command::Peer { name }) => peer(name).map(|()| false),
+        Some(Command::Server { store }) => serve::run_server(store).map(|()| false),
         Some(Command::Report { folders }) => publish(folders).map(|()| false),
         None => torture(&args),
     };
@@ -88,6 +93,8 @@ fn peer(name: &str) -> Result<(), String> {
     match name {
         "leasehold" => peers::run(Peer::Leasehold),
         "leasehold-kinds" => kinds::run(),
+        "leasehold-serve" => serve::run_caller(Repeats::UntilAnswered),
+        "broken-asks-once" => serve::run_caller(Repeats::Never),
         specimen => return specimens::run(specimen),
     }
     Ok(())
@@ -106,7 +113,7 @@ fn torture(args: &Args) -> Result<bool, String> {
     let options = Options {
         target,
         store: args.store,
-        faults: faults(&args.faults, args.store)?,
+        faults: faults(&args.faults, &target, args.store)?,
         time: Duration::from_secs_f64(args.minutes * 60.0),
         seed,
         ttl: Duration::from_millis(args.ttl_ms),
@@ -128,19 +135,24 @@ fn torture(args: &Args) -> Result<bool, String> {
     }
 }
 
-fn faults(names: &[String], store: StoreKind) -> Result<Vec<Fault>, String> {
+fn faults(names: &[String], target: &Target, store: StoreKind) -> Result<Vec<Fault>, String> {
     match names {
-        [all] if all == "all" => Ok(Fault::all(store)),
+        [all] if all == "all" => Ok(target.faults(store)),
         [none] if none == "none" => Ok(Vec::new()),
-        names => names.iter().map(|name| fault(name, store)).collect(),
+        names => names.iter().map(|name| fault(name, target, store)).collect(),
     }
 }
 
-fn fault(name: &str, store: StoreKind) -> Result<Fault, String> {
-    let fault = Fault::from_str(name, false)?;
-    let all: Vec<String> = Fault::all(store).into_iter().map(Fault::name).collect();
-    fault
-        .rule(store)
-        .map(|_| fault)
-        .ok_or_else(|| format!("{name} does not apply to {}; there are: {}", store.name(), all.join(", ")))
+fn fault(name: &str, target: &Target, store: StoreKind) -> Result<Fault, String> {
+    let (fault, all) = (Fault::from_str(name, false)?, target.faults(store));
+    if all.contains(&fault) {
+        return Ok(fault);
+    }
+    let all: Vec<String> = all.into_iter().map(Fault::name).collect();
+    Err(format!(
+        "{name} does not apply to {} on {}; there are: {}",
+        target.name,
+        store.name(),
+        all.join(", ")
+    ))
 }

@@ -14,6 +14,7 @@ use crate::pauses::Pauses;
 use crate::report::{Left, Report};
 use crate::resource::{Fence, Resource};
 use crate::rng::Rng;
+use crate::serve::Fleet;
 use crate::stores::{Injection, Stores};
 use crate::workers::{Work, Worker, left_until, wait_until};
 
@@ -42,6 +43,8 @@ const RELEASED: Duration = Duration::from_secs(5);
 
 struct Controller<'a> {
     options: &'a Options,
+    /// The servers that the workers call, if the target is served.
+    fleet: Option<Fleet>,
     stores: Stores,
     resource: Resource,
     workers: Vec<Worker>,
@@ -63,10 +66,12 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
     }
     let stores = Stores::start(store, &options.faults)?;
     let resource = Resource::start(stores.folder(), Fence::Compares).map_err(|error| error.to_string())?;
-    let work = work(options, &stores, &resource);
+    let fleet = target.is_served.then(|| Fleet::start(&stores.url(options.ttl))).transpose()?;
+    let work = work(options, fleet.as_ref(), &stores, &resource);
     let rng = Rng::new(options.seed);
     let mut controller = Controller {
         options,
+        fleet,
         stores,
         resource,
         workers: Vec::new(),
@@ -96,12 +101,13 @@ pub fn run(options: &Options) -> Result<(Report, History), String> {
     Ok((report, history))
 }
 
-fn work(options: &Options, stores: &Stores, resource: &Resource) -> Work {
+fn work(options: &Options, fleet: Option<&Fleet>, stores: &Stores, resource: &Resource) -> Work {
     let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
     let (processes, tasks) = options.workers;
     // `memory:` is within one process.
     let is_one = options.store == StoreKind::Memory;
-    let urls = if options.target.is_own() { vec![stores.url(options.ttl)] } else { stores.urls(options.ttl) };
+    let own = || fleet.map(Fleet::url).into_iter().chain([stores.url(options.ttl)]).collect();
+    let urls = if options.target.is_own() { own() } else { stores.urls(options.ttl) };
     let contend = Contend {
         lock: options.target.lock.to_owned(),
         name: "torture".to_owned(),
@@ -188,7 +194,11 @@ impl Controller<'_> {
             }
             _ => {
                 let mut injection = Injection { fault, ttl: self.options.ttl, rng: &mut self.rng };
-                (self.stores.inject(&mut injection), Vec::new(), None)
+                let done = match &mut self.fleet {
+                    Some(fleet) if fault.is_of_serve() => fleet.inject(&mut injection),
+                    _ => self.stores.inject(&mut injection),
+                };
+                (done, Vec::new(), None)
             }
         };
         let healed = *healed.get_or_insert_with(now_ns);

@@ -1,6 +1,6 @@
 //! What can be tortured: leasehold, the peers of the comparison, and specimens that are broken on purpose.
 
-use crate::faults::StoreKind;
+use crate::faults::{Fault, StoreKind};
 
 /// A lock of a library.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,8 @@ pub struct Target {
     pub renews: bool,
     /// Whether it gives out fencing tokens.
     pub has_tokens: bool,
+    /// Whether its workers call servers of `leasehold serve` behind a balancer, which are then a part of the run.
+    pub is_served: bool,
     /// What the library says about its own safety.
     pub promise: &'static str,
     /// Where it says so.
@@ -22,7 +24,16 @@ pub struct Target {
 }
 
 const fn peer(name: &'static str, program: &'static str, lock: &'static str) -> Target {
-    Target { name, program, lock, renews: false, has_tokens: false, promise: "", source: "" }
+    Target {
+        name,
+        program,
+        lock,
+        renews: false,
+        has_tokens: false,
+        is_served: false,
+        promise: "",
+        source: "",
+    }
 }
 
 const fn specimen(name: &'static str) -> Target {
@@ -40,6 +51,16 @@ pub const LEASEHOLD: Target = Target {
 
 /// The same mutex, whose leases are detached: another guard takes each over by its id, after a renewal by the id or at once.
 pub const DETACHED: Target = Target { name: "leasehold-detached", lock: "detached", ..LEASEHOLD };
+
+/// The same mutex over HTTP: three servers behind a balancer, and callers that acquire by requests that they repeat, renew and release.
+pub const SERVED: Target = Target {
+    name: "leasehold-serve",
+    program: "leasehold-serve",
+    is_served: true,
+    promise: "No server knows the lease. The id is all that a renewal or a release needs, at every server of the store, also after a restart.",
+    source: "docs/http-api.md",
+    ..LEASEHOLD
+};
 
 const fn kind(name: &'static str, lock: &'static str, promise: &'static str) -> Target {
     Target { name, program: "leasehold-kinds", lock, promise, ..LEASEHOLD }
@@ -118,7 +139,8 @@ pub const PEERS: [Target; 10] = [
 ];
 
 /// Locks that are broken on purpose: each must be caught by the checker that looks for its defect.
-pub const SPECIMENS: [Target; 17] = [
+pub const SPECIMENS: [Target; 18] = [
+    Target { is_served: true, ..specimen("broken-asks-once") },
     Target { lock: "mixed", ..specimen("broken-kinds") },
     specimen("broken-lets-two-in"),
     specimen("broken-ignores-loss"),
@@ -147,7 +169,7 @@ impl Target {
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        [LEASEHOLD, DETACHED].into_iter().chain(KINDS).chain(PEERS).chain(SPECIMENS)
+        [LEASEHOLD, DETACHED, SERVED].into_iter().chain(KINDS).chain(PEERS).chain(SPECIMENS)
     }
 
     /// Whether it is part of this program.
@@ -163,11 +185,19 @@ impl Target {
             ("etcd", _) => store == StoreKind::Etcd,
             ("postgres", _) => store == StoreKind::Postgres,
             (_, StoreKind::Etcd) => false,
+            // `memory:` is within one process, and a quorum has no requests that can be repeated.
+            (_, StoreKind::Memory | StoreKind::Redlock) if self.is_served => false,
             // A quorum has no such locks.
             (_, StoreKind::Redlock) if matches!(self.lock, "semaphore" | "read-write" | "reentrant") => false,
             (_, StoreKind::Redis | StoreKind::Redis62 | StoreKind::Valkey | StoreKind::Redlock) => true,
             _ => self.is_own(),
         }
+    }
+
+    /// The faults that apply to it on this store.
+    #[must_use]
+    pub fn faults(&self, store: StoreKind) -> Vec<Fault> {
+        Fault::all(store).filter(|fault| self.is_served || !fault.is_of_serve()).collect()
     }
 
     /// Whether all tasks of a client are the same holder to it, so that each task needs a client.
@@ -185,6 +215,7 @@ impl Target {
     /// Whether it is leasehold itself.
     #[must_use]
     pub fn is_leasehold(&self) -> bool {
-        self.program == LEASEHOLD.program || KINDS.iter().any(|kind| kind.program == self.program)
+        [LEASEHOLD.program, SERVED.program].contains(&self.program)
+            || KINDS.iter().any(|kind| kind.program == self.program)
     }
 }

@@ -140,6 +140,22 @@ fn detached_leases_pass_on_redis_and_sqlite_with_faults() {
     passes(&[&detached[..], &["--store", "sqlite", "--faults", "worker-stop", "--minutes", "0.1"]].concat());
 }
 
+#[test]
+fn callers_of_servers_behind_a_balancer_pass_with_faults() {
+    let served = ["--target", "leasehold-serve"];
+    let faults =
+        "worker-stop,serve-kill,serve-term,serve-stop,serve-cut,acquire-unanswered,release-unanswered";
+    passes(&[&served[..], &["--store", "redis", "--faults", faults, "--minutes", "0.4"]].concat());
+    let faults = "serve-kill,serve-cut,acquire-unanswered";
+    passes(&[&served[..], &["--store", "sqlite", "--faults", faults, "--minutes", "0.2"]].concat());
+}
+
+#[test]
+fn caller_that_repeats_nothing_is_caught() {
+    let arguments = ["--store", "redis", "--faults", "serve-cut,serve-term", "--minutes", "0.2"];
+    caught("broken-asks-once", Check::Failure, &arguments);
+}
+
 /// Every kind beside mutexes. Without a killed process, whose places in queues are there for 80 s.
 #[test]
 fn all_kinds_pass_on_redis_with_faults() {
@@ -306,7 +322,7 @@ fn fault_that_does_not_apply_names_those_that_do() {
         .unwrap();
     assert_eq!(done.status.code(), Some(2));
     let why = String::from_utf8_lossy(&done.stderr);
-    assert!(why.contains("flush-all does not apply to memory; there are: worker-stop"), "{why}");
+    assert!(why.contains("flush-all does not apply to leasehold on memory; there are: worker-stop"), "{why}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Place, Started, until};
-use leasehold_testkit::{Postgres, Server};
+use leasehold_testkit::{Postgres, Server, extent};
 use serde_json::{Value, json};
 
 /// How long one caller may wait, with a queue of all others before it and a server that goes away twice meanwhile.
@@ -249,13 +249,9 @@ fn callers_lose_nothing(url: &str, callers: usize, lasts: Duration) {
     until(|| (place.show("counter")["holders"] == json!([])).then_some(()));
 }
 
-fn is_long() -> bool {
-    std::env::var_os("LEASEHOLD_TEST_LONG").is_some_and(|value| !value.is_empty())
-}
-
 /// Minutes at night, with more callers.
 fn check(url: &str) {
-    let (callers, seconds) = if is_long() { (50, 120) } else { (20, 12) };
+    let (callers, seconds) = extent((20, 12), (50, 120), (50, 120));
     callers_lose_nothing(url, callers, Duration::from_secs(seconds));
 }
 

@@ -425,10 +425,10 @@ async fn closed_client_releases_no_lease_of_which_another_has_told(store: Place)
     }
     let (one, other) = pair(&store).await;
     let guard = request(&one, 1).lock().await.unwrap();
-    let alone = request_of(&one, "b", 1).lock().await.unwrap();
+    let lone = request_of(&one, "b", 1).lock().await.unwrap();
     let continued = request(&other, 1).try_lock().await.unwrap().expect("it is the same lease");
     one.close().await.unwrap();
-    assert!(!guard.is_held() && !alone.is_held());
+    assert!(!guard.is_held() && !lone.is_held());
     until(&other.mutex("b"), |view| view.holders.is_empty()).await;
     continued.renew().await.unwrap();
     continued.release().await.unwrap();

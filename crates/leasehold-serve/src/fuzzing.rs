@@ -14,11 +14,29 @@ use crate::api::{Transport, router};
 use crate::app::App;
 use crate::caller::Caller;
 use crate::config::Limits;
+use crate::description::DESCRIPTION;
 use crate::presence::Presence;
 use crate::tokens::Tokens;
 
 /// A request that waits is dropped after this time, as if its client had closed the connection.
 const LIMIT: Duration = Duration::from_millis(2);
+
+/// The members that the bodies of requests have, by the description.
+///
+/// # Panics
+///
+/// If the description has none.
+#[must_use]
+pub fn members() -> Vec<String> {
+    let description: Value = serde_json::from_str(DESCRIPTION).expect("JSON");
+    let schemas = description["components"]["schemas"].as_object().expect("schemas");
+    let requests = schemas.iter().filter(|(name, _)| name.ends_with("Request")).map(|(_, schema)| schema);
+    let members = requests.flat_map(|request| request["properties"].as_object().expect("members").keys());
+    let mut members: Vec<String> = members.cloned().collect();
+    members.sort_unstable();
+    members.dedup();
+    members
+}
 
 /// A request over the Unix socket.
 #[derive(Debug)]
@@ -68,6 +86,14 @@ pub async fn send(requests: impl Iterator<Item = AnyRequest<'_>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn members_are_those_of_all_requests() {
+        let members = members();
+        for one in ["request_id", "names", "leases", "token"] {
+            assert!(members.iter().any(|member| member == one), "{one}: {members:?}");
+        }
+    }
 
     #[tokio::test]
     async fn requests_are_answered_dropped_or_left_out() {

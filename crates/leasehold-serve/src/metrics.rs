@@ -29,7 +29,7 @@ pub(crate) struct Metrics(PrometheusHandle);
 /// with 1 is 0: an alert would miss the first event.
 const REFUSALS: [&str; 7] = ["too_many", "evicted", "slow", "withdrawn", "tls", "no_http", "accept_failed"];
 
-/// What a request that acquires may end with, besides a grant.
+/// The problems that a request that acquires may end with.
 const NOT_GRANTED: [Code; 8] = [
     Code::Busy,
     Code::TimedOut,
@@ -40,6 +40,25 @@ const NOT_GRANTED: [Code; 8] = [
     Code::Stopping,
     Code::StoreUnavailable,
 ];
+
+/// What a request that acquires was answered with.
+#[derive(Clone, Copy)]
+pub(crate) enum Outcome {
+    Granted,
+    /// A slice of a longer wait is over, and the caller repeats the request.
+    Waiting,
+    Refused(Code),
+}
+
+impl Outcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Waiting => "waiting",
+            Self::Refused(code) => code.as_str(),
+        }
+    }
+}
 
 /// A request that acquires a lock. If it is dropped without an outcome, its caller has gone.
 pub(crate) struct AcquireTimer {
@@ -54,8 +73,8 @@ impl AcquireTimer {
         Self { kind, started: std::time::Instant::now(), outcome: CANCELLED }
     }
 
-    pub(crate) fn end(mut self, outcome: Result<(), Code>) {
-        self.outcome = outcome.map_or_else(Code::as_str, |()| GRANTED);
+    pub(crate) fn end(mut self, outcome: Outcome) {
+        self.outcome = outcome.as_str();
     }
 }
 
@@ -67,7 +86,6 @@ impl Drop for AcquireTimer {
     }
 }
 
-const GRANTED: &str = "granted";
 const CANCELLED: &str = "cancelled";
 
 fn request(method: &'static str, path: &str, status: u16) -> Counter {
@@ -147,11 +165,12 @@ impl Metrics {
             drop(request(method, &path, status));
         }
         for kind in Kind::ALL {
-            drop(acquires(*kind, GRANTED));
+            let refused = NOT_GRANTED.iter().map(|code| Outcome::Refused(*code));
+            let answered = [Outcome::Granted, Outcome::Waiting].into_iter().chain(refused);
+            answered.for_each(|outcome| drop(acquires(*kind, outcome.as_str())));
             drop(acquires(*kind, CANCELLED));
-            NOT_GRANTED.iter().for_each(|code| drop(acquires(*kind, code.as_str())));
             drop(lost(*kind));
-            drop(durations(*kind, GRANTED));
+            drop(durations(*kind, Outcome::Granted.as_str()));
         }
         REFUSALS.iter().for_each(|reason| drop(refused(reason)));
         gauge!("leasehold_serve_acquiring").increment(0.0);

@@ -206,9 +206,10 @@ impl Observer {
     /// Adds the locks that are new since the last poll, and removes those that are gone. The states of the others remain those of the
     /// last poll, and so does the age of the snapshot.
     async fn poll_names(&self) {
+        // Names that are older than the last poll would remove the locks that it has found.
+        let _exclusive = self.polling.lock().await;
         let Ok(names) = self.client.list_names().await else { return };
         let names: BTreeSet<Key> = names.into_iter().collect();
-        let _exclusive = self.polling.lock().await;
         let latest = self.latest.borrow().clone();
         let new = names.iter().filter(|key| !latest.rows.contains_key(*key)).take(MAX_NEW);
         let found = join_all(new.map(|(kind, name)| self.client.inspect(*kind, name))).await;
@@ -491,6 +492,23 @@ mod tests {
         observer.snapshot(Duration::ZERO).await;
         assert!(observer.last_point().unwrap().grants_per_second > 0.0);
         assert_eq!(observer.timeline(Kind::Semaphore, "second").len(), 1, "an event is not repeated");
+    }
+
+    #[tokio::test]
+    async fn names_that_wait_for_a_poll_remove_no_lock_that_it_finds() {
+        let store = leasehold::testing::TestStore::new();
+        let (observer, other) = (Observer::new(store.client().unwrap()), store.client().unwrap());
+        let _kept = other.mutex("kept").lock().await.unwrap();
+        let before = observer.snapshot(Duration::ZERO).await;
+        let poll = observer.polling.lock().await;
+        let mut names = std::pin::pin!(observer.poll_names());
+        assert!(timeout(Duration::from_millis(20), &mut names).await.is_err(), "it waits for the poll");
+        let _new = other.mutex("new").lock().await.unwrap();
+        let found = observer.compare(&before, observer.client.list().await, Instant::now());
+        observer.latest.send_replace(Arc::new(found));
+        drop(poll);
+        names.await;
+        assert_eq!(observer.subscribe().borrow().rows.len(), 2);
     }
 
     #[test]

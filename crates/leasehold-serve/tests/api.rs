@@ -470,6 +470,14 @@ async fn requests_of_another_site_are_refused() {
     assert_eq!(get(&[("origin", "https://evil.example")]).await.expect(403).code(), "foreign-origin");
     assert_eq!(get(&[("origin", "null")]).await.expect(403).code(), "foreign-origin");
     get(&[("host", "localhost:8430"), ("origin", "http://localhost:8430")]).await.expect(200);
+    // A page sends a GET without `Origin` for an image or a script.
+    for site in ["cross-site", "same-site"] {
+        let from = ("sec-fetch-site", site);
+        assert_eq!(get(&[from, ("sec-fetch-mode", "no-cors")]).await.expect(403).code(), "foreign-origin");
+        // A link that a person follows.
+        get(&[from, ("sec-fetch-mode", "navigate")]).await.expect(200);
+    }
+    get(&[("sec-fetch-site", "same-origin"), ("sec-fetch-mode", "cors")]).await.expect(200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -30,6 +30,11 @@ async fn metrics_count_what_happened() {
     let place = Place::new().await;
     let held = place.acquire("a", json!({ "ttl_ms": 600_000, "wait_ms": 10_000 })).await;
     place.post("/v1/locks/mutex/a/acquire", json!({})).await.expect(409);
+    // A slice that is over is no failure, unless the caller does not repeat it.
+    let slice = json!({ "wait_ms": 100, "request_id": "request-0123456789abcdef" });
+    place.post("/v1/locks/mutex/a/acquire", slice).await.expect(202);
+    place.post("/v1/locks/mutex/a/acquire", json!({ "wait_ms": 100 })).await.expect(409);
+    place.until_waiting("a", 0).await;
     let other = place.client().await;
     let guard = other.election("leader").campaign().await.unwrap();
     let waiting = other.mutex("a");
@@ -49,10 +54,12 @@ async fn metrics_count_what_happened() {
         ("leasehold_store_holders", &[("kind", "mutex")], 1.0),
         ("leasehold_serve_acquires_total", &[("kind", "mutex"), ("outcome", "granted")], 1.0),
         ("leasehold_serve_acquires_total", &[("kind", "mutex"), ("outcome", "busy")], 1.0),
+        ("leasehold_serve_acquires_total", &[("kind", "mutex"), ("outcome", "waiting")], 1.0),
+        ("leasehold_serve_acquires_total", &[("kind", "mutex"), ("outcome", "timed-out")], 1.0),
         (
             "leasehold_serve_requests_total",
             &[("path", "/v1/locks/:kind/:name/acquire"), ("status", "409")],
-            1.0,
+            2.0,
         ),
     ] {
         assert_eq!(value(&counted, name, labels), expected, "{name} {labels:?}");

@@ -3,17 +3,25 @@
 mod common;
 
 use std::io::Read as _;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Answer, Place, SOON, WRITE, checked, send, until};
+use common::{Answer, Place, SOON, WRITE, checked, send, until, until_within};
 use futures_util::future::join_all;
+use http_body_util::{BodyExt as _, Full};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper_util::rt::TokioIo;
 use leasehold::{Client, Kind};
 use leasehold_serve::Tokens;
-use leasehold_testkit::unless_paused;
+use leasehold_testkit::{Server, extent, unless_paused};
 use serde_json::{Value, json};
 use socket2::SockRef;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 const ACQUIRE: &str = "/v1/locks/mutex/a/acquire";
@@ -102,6 +110,55 @@ async fn same_request_gets_the_same_lease_at_any_server() {
         let grant = first.post(&path, body.clone()).await.expect(200).json();
         let again = second.post(&path, body).await.expect(200).json();
         assert_eq!(grant["lease"], again["lease"], "{lock}");
+    }
+}
+
+/// As a caller does whose time is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn request_that_waits_and_then_tries_is_busy() {
+    unless_paused(PAUSE, async || {
+        let place = Place::new().await;
+        let other = place.beside().await;
+        place.acquire("a", json!({ "ttl_ms": 600_000 })).await;
+        place.post(ACQUIRE, json!({ "request_id": ID, "wait_ms": 300 })).await.expect(202);
+        for server in [&other, &place] {
+            let asked = server.post(ACQUIRE, json!({ "request_id": ID, "wait_ms": 0 }));
+            let answer = tokio::time::timeout(SOON, asked).await.expect("it does not wait");
+            assert_eq!(answer.expect(409).code(), "busy");
+        }
+        until(async || place.state("a").await["waiters"] == json!([])).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_with_other_terms_is_another_one() {
+    let place = Place::new().await;
+    let ask = async |lock: &str, mut body: Value| {
+        body["request_id"] = json!(ID);
+        place.post(&format!("/v1/locks/{lock}/acquire"), body).await
+    };
+    ask("rw/r", json!({ "mode": "read" })).await.expect(200);
+    assert_eq!(ask("rw/r", json!({ "mode": "write" })).await.expect(409).code(), "busy");
+    ask("semaphore/s", json!({ "capacity": 5 })).await.expect(200);
+    assert_eq!(ask("semaphore/s", json!({ "capacity": 5, "permits": 5 })).await.expect(409).code(), "busy");
+    ask("mutex/m", json!({ "owner": "job-7" })).await.expect(200);
+    assert_eq!(ask("mutex/m", json!({ "owner": "job-8" })).await.expect(409).code(), "busy");
+}
+
+/// The name of a token is not the beginning of another one's id.
+#[tokio::test(flavor = "multi_thread")]
+async fn name_of_a_token_and_the_id_are_apart() {
+    let place = Place::with(|config| {
+        config.tokens = Tokens::parse("a write a-0123456789abcdef\nab write ab-0123456789abcdef").unwrap();
+    })
+    .await;
+    for (token, id, status) in [
+        ("a-0123456789abcdef", "b-request-0123456789abcdef", 200),
+        ("ab-0123456789abcdef", "-request-0123456789abcdef", 409),
+    ] {
+        let body = json!({ "request_id": id });
+        place.call_with(Some(token), "POST", ACQUIRE, Some(body)).await.expect(status);
     }
 }
 
@@ -206,6 +263,134 @@ async fn request_at_a_server_that_stops_goes_on_at_another_one_in_its_place() {
         assert!(later.await.unwrap().expect(200).json()["token"].as_u64() > grant["token"].as_u64());
     })
     .await;
+}
+
+/// A caller of one request behind a proxy, as its connections are: kept until the proxy ends them.
+struct Caller {
+    proxy: SocketAddr,
+    connection: Option<SendRequest<Full<Bytes>>>,
+}
+
+impl Caller {
+    /// One request over the connection that is open, or over a new one. None if the connection was cut before the answer.
+    async fn ask(&mut self, body: &Value) -> Option<(u16, Value)> {
+        let mut sender = match self.connection.take() {
+            Some(open) => open,
+            None => {
+                let stream = TcpStream::connect(self.proxy).await.unwrap();
+                let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+                tokio::spawn(connection);
+                sender
+            }
+        };
+        let request = Request::post(ACQUIRE)
+            .header(HOST, "localhost")
+            .header(AUTHORIZATION, format!("Bearer {WRITE}"))
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body.to_string())))
+            .unwrap();
+        let answer = sender.send_request(request).await.ok()?;
+        let status = answer.status().as_u16();
+        let bytes = answer.into_body().collect().await.ok()?.to_bytes();
+        self.connection = Some(sender);
+        Some((status, serde_json::from_slice(&bytes).unwrap()))
+    }
+
+    /// Repeats the request until it is granted: the grant, and how many slices were over, and how many connections were cut.
+    async fn wait(mut self, body: Value) -> (Value, usize, usize) {
+        let (mut slices, mut cuts) = (0, 0);
+        loop {
+            match self.ask(&body).await {
+                Some((200, grant)) => return (grant, slices, cuts),
+                Some((202, _)) => slices += 1,
+                None => cuts += 1,
+                Some((status, problem)) => panic!("{status}: {problem}"),
+            }
+        }
+    }
+}
+
+/// A proxy that passes connections to these servers in turn, and ends each of them after this time.
+async fn proxy(servers: [&Place; 2], age: Duration) -> SocketAddr {
+    let servers = servers.map(|server| server.tcp_address().to_owned());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for server in servers.iter().cycle() {
+            let (mut caller, _) = listener.accept().await.unwrap();
+            let mut server = TcpStream::connect(server).await.unwrap();
+            tokio::spawn(tokio::time::timeout(age, async move {
+                copy_bidirectional(&mut caller, &mut server).await
+            }));
+        }
+    });
+    address
+}
+
+/// With the lengths of the field at night: ten minutes, and a proxy that ends each connection after one.
+#[tokio::test(flavor = "multi_thread")]
+async fn wait_through_a_proxy_that_cuts_each_connection_keeps_its_place() {
+    let millis = Duration::from_millis;
+    let (age, slice, wait) = extent(
+        (millis(1_000), millis(700), millis(12_000)),
+        (millis(60_000), millis(42_000), millis(600_000)),
+        (millis(60_000), millis(42_000), millis(600_000)),
+    );
+    unless_paused(PAUSE, async || {
+        let first = Place::new().await;
+        let second = first.beside().await;
+        let held = first.acquire("a", json!({ "ttl_ms": 3_600_000 })).await;
+        let through = proxy([&first, &second], age).await;
+        let caller = || Caller { proxy: through, connection: None };
+        let request = |name: &str| {
+            json!({ "request_id": format!("{ID}-{name}"), "wait_ms": slice.as_millis(), "ttl_ms": 600_000, "label": name })
+        };
+        let mut waiting = Vec::new();
+        for (before, name) in ["one", "two", "three"].into_iter().enumerate() {
+            waiting.push(tokio::spawn(caller().wait(request(name))));
+            first.until_waiting("a", before + 1).await;
+        }
+        let began = Instant::now();
+        until_within(wait + SOON, async || {
+            let state = first.state("a").await;
+            let waiters = state["waiters"].as_array().unwrap();
+            let names: Vec<&str> =
+                waiters.iter().map(|waiter| waiter["metadata"]["label"].as_str().unwrap()).collect();
+            assert_eq!(names, ["one", "two", "three"], "after {:?}", began.elapsed());
+            began.elapsed() >= wait
+        })
+        .await;
+        // Each passes the lock on to the next one.
+        let mut before = held;
+        for waiting in waiting {
+            assert!(!waiting.is_finished(), "it has passed another one");
+            assert_eq!(second.release(&before).await, "released");
+            let (grant, slices, cuts) = tokio::time::timeout(SOON, waiting).await.expect("it is granted").unwrap();
+            assert!(grant["token"].as_u64() > before["token"].as_u64());
+            assert!(slices > 3 && cuts > 3, "{slices} slices were over, and {cuts} connections were cut");
+            before = grant;
+        }
+        assert_eq!(first.release(&before).await, "released");
+        first.until_waiting("a", 0).await;
+    })
+    .await;
+}
+
+/// A quorum does not know the same attempt again.
+#[tokio::test(flavor = "multi_thread")]
+async fn request_with_an_id_is_refused_over_a_quorum() {
+    let servers: Vec<Server> = (0..3).map(|_| Server::on_socket()).collect();
+    let nodes: Vec<String> = servers.iter().map(Server::url).collect();
+    let store = format!("redlock:{} ?max_ttl_ms=60000&node_timeout_ms=5000", nodes.join(" "));
+    let place = Place::of(Client::connect(&store).await.unwrap()).await;
+    for wait_ms in [0, 50_000] {
+        let body = json!({ "request_id": ID, "wait_ms": wait_ms, "ttl_ms": 20_000 });
+        let refused = place.post(ACQUIRE, body).await.expect(422);
+        assert_eq!(refused.code(), "unsupported");
+        assert!(refused.json()["detail"].as_str().unwrap().contains("quorum"), "{refused:?}");
+    }
+    place.until_waiting("a", 0).await;
+    place.until_free("a").await;
 }
 
 /// How a client ends its connection.

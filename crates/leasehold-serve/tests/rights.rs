@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{Answer, Place, READ, SOON, WRITE, checked, send, until};
+use common::{Answer, Place, READ, SOON, WRITE, checked, read_until, send, until};
 use leasehold_serve::{Config, Notices, Tokens};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -45,23 +45,6 @@ async fn watch(place: &Place, token: &str, query: &str) -> TcpStream {
     let head = format!("GET /v1/events{query} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {token}\r\n\r\n");
     stream.write_all(head.as_bytes()).await.unwrap();
     stream
-}
-
-/// Reads until the text has arrived: everything that has.
-async fn read_until(stream: &mut TcpStream, text: &str) -> String {
-    let mut read = String::new();
-    let all = async {
-        while !read.contains(text) {
-            let mut bytes = vec![0; 4096];
-            let count = stream.read(&mut bytes).await.unwrap();
-            assert!(count > 0, "the stream ended without {text:?}: {read}");
-            read.push_str(&String::from_utf8_lossy(&bytes[..count]));
-        }
-    };
-    // A stream of events does not end.
-    let is_there = tokio::time::timeout(SOON, all).await.is_ok();
-    assert!(is_there, "{text:?} has not arrived: {read:.2000}");
-    read
 }
 
 async fn is_closed(stream: &mut TcpStream) {

@@ -5,10 +5,10 @@ mod common;
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex};
 
-use common::{Place, SOON};
+use common::{Place, read_until};
 use leasehold_serve::Notices;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -63,17 +63,7 @@ impl Subscriber for Log {
 async fn events(place: &Place, path: &str, until: &str) -> String {
     let mut stream = place.unix().await;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").as_bytes()).await.unwrap();
-    let mut text = String::new();
-    let read = async {
-        while !text.contains(until) {
-            let mut bytes = vec![0; 4096];
-            let count = stream.read(&mut bytes).await.unwrap();
-            assert!(count > 0, "the stream has ended");
-            text.push_str(&String::from_utf8_lossy(&bytes[..count]));
-        }
-    };
-    tokio::time::timeout(SOON, read).await.expect("in time");
-    text
+    read_until(&mut stream, until).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

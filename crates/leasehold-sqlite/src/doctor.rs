@@ -65,7 +65,8 @@ fn probe(path: &Path, identity: &Identity, is_durable: bool) -> Result<FileSnaps
 }
 
 fn quick_check(path: &Path) -> rusqlite::Result<String> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
     foreign_code::prepare_to_read_all(&mut connection)?;

@@ -21,7 +21,8 @@
 //!
 //! **Errors.** A transaction that fails before its COMMIT has changed nothing (`NotSent`). Whether a failed COMMIT took effect
 //! is unknown. A file that was removed or replaced under a client is noticed before each command, as are its log
-//! and its shared memory (`files.rs`), because a client that opened the new ones would not see this client's leases.
+//! and its shared memory (`files.rs`), because a client that opened the new ones would not see this client's leases. What another user has put
+//! beside the file is refused (`side_files.rs`).
 //!
 //! **Size.** An index finds the rows whose last token need not be remembered any more. Each transaction that inserts rows sweeps
 //! twice as many due ones, and the worker sweeps all others once a minute (`sweep.rs`).
@@ -42,6 +43,7 @@ mod mailbox;
 mod rows;
 mod schema;
 mod shared;
+mod side_files;
 mod sweep;
 mod tables;
 mod url;

@@ -38,7 +38,6 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
             return Err(refused(&format!("it was removed while it was opened: {error}")).with_source(error));
         }
     }
-    refuse_files_of_others(&name)?;
     refuse_network(&name)?;
     refuse_mount_point(&name)?;
     Ok(name)
@@ -80,32 +79,6 @@ fn resolve(path: &Path) -> Result<PathBuf, OpenError> {
 /// Whether it is root or the user who runs this, whose rights the thread may have laid down.
 fn is_trusted(user: u32) -> bool {
     user == 0 || user == rustix::process::getuid().as_raw()
-}
-
-/// SQLite opens the files beside the database whatever they are: it waits for a writer of a pipe, and as root it gives a file to the owner
-/// of the database. Its own have the owner of the database, or the group and its rights.
-fn refuse_files_of_others(path: &Path) -> Result<(), OpenError> {
-    const OF_GROUP: u32 = 0o060;
-    let Ok(database) = fs::metadata(path) else { return Ok(()) };
-    for suffix in ["-journal", "-wal", "-shm"] {
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(suffix);
-        let Ok(found) = fs::symlink_metadata(&beside) else { continue };
-        // The user who made it first may be another one of the group.
-        let is_own =
-            found.uid() == database.uid() || found.gid() == database.gid() && database.mode() & OF_GROUP != 0;
-        let lacks = database.mode() & !found.mode() & OF_GROUP != 0;
-        let is_foreign = rustix::process::getuid().is_root() && (!is_own || lacks);
-        if !found.is_file() || is_foreign {
-            let what = format!(
-                "sqlite:{}: {} beside it is not SQLite's: find out who has put it there, and remove it",
-                path.display(),
-                Path::new(&beside).display()
-            );
-            return Err(OpenError::unavailable(what));
-        }
-    }
-    Ok(())
 }
 
 /// The mode with which a file is made. At no moment may those read it who may not write it: a reader can keep a lock of the file, or of those
@@ -222,7 +195,7 @@ fn refuse_mount_point(path: &Path) -> Result<(), OpenError> {
     Err(OpenError::unsupported(what))
 }
 
-fn folder_of(path: &Path) -> PathBuf {
+pub(super) fn folder_of(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     parent.map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }

@@ -20,6 +20,9 @@ use rustix::fs::{
     unlinkat,
 };
 
+use super::files::beside;
+use super::side_files::{Database, may_enter};
+
 /// Max number of pipes without a reader that one sweep removes.
 const SWEEP: usize = 64;
 
@@ -30,13 +33,12 @@ const UNNAMED: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(super) struct Mailboxes {
     folder: PathBuf,
+    database: PathBuf,
 }
 
 impl Mailboxes {
     fn of(database: &Path) -> Self {
-        let mut folder = database.as_os_str().to_owned();
-        folder.push("-inbox");
-        Self { folder: PathBuf::from(folder) }
+        Self { folder: beside(database, "-inbox"), database: database.to_path_buf() }
     }
 
     /// Whether a client of this database is running.
@@ -55,15 +57,14 @@ impl Mailboxes {
     pub(super) fn beside(database: &Path) -> io::Result<Self> {
         let mailboxes = Self::of(database);
         let mode = permissions(database)?;
-        // Read or write permission includes the right to enter.
-        let enter = ((mode & 0o444) >> 2) | ((mode & 0o222) >> 1);
-        match fs::DirBuilder::new().mode(mode | enter).create(&mailboxes.folder) {
+        // Closed to others until it has the group and the rights of the database.
+        match fs::DirBuilder::new().mode(0o700).create(&mailboxes.folder) {
             Ok(()) => {
                 let folder = mailboxes.enter()?;
                 // Another user who may write beside the database could have put another folder in its place.
                 if is_new(&folder)? {
                     share(&folder, database);
-                    fchmod(&folder, Mode::from_raw_mode(mode | enter))?;
+                    fchmod(&folder, Mode::from_raw_mode(mode | may_enter(mode)))?;
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => drop(mailboxes.enter()?),
@@ -73,10 +74,19 @@ impl Mailboxes {
     }
 
     /// The folder, for one step: it may have been made anew. Users who may write beside the database could put a link in its place, which
-    /// is not followed, nor is one in it.
+    /// is not followed, nor is one in it, or a folder of their own.
     fn enter(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(openat(CWD, &self.folder, flags, Mode::empty())?)
+        let folder = File::from(openat(CWD, &self.folder, flags, Mode::empty())?);
+        match Database::look(&self.database) {
+            Ok(database) => database
+                .judge_inbox(&self.folder, &folder.metadata()?)
+                .map_err(|refused| io::Error::new(io::ErrorKind::PermissionDenied, refused.to_string()))?,
+            // Its clients have lost their leases, and may remove their pipes.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(folder.into())
     }
 
     /// Creates this client's pipe. It gets its name once it is open, so a named pipe has a reader unless the reader is dead.
@@ -448,6 +458,8 @@ mod tests {
             [(0o600, 0o600), (0o644, 0o600), (0o660, 0o660), (0o664, 0o660), (0o666, 0o666)]
         {
             fs::set_permissions(&path, fs::Permissions::from_mode(database)).unwrap();
+            fs::remove_dir_all(&sender.folder).unwrap();
+            let sender = Mailboxes::beside(&path).unwrap();
             let mailbox = sender.open(ClientId::new(1), &path).unwrap();
             assert_eq!(
                 fs::metadata(mailbox.name.path()).unwrap().mode() & 0o777,
@@ -499,6 +511,14 @@ mod tests {
         assert!(sender.open(client, &path).is_err() && sender.sweep().is_err());
         assert!(Mailboxes::beside(&path).is_err());
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 2);
+        if rustix::process::geteuid().is_root() {
+            // Nor is a folder of another user's used, and a client does not count as gone because it has no pipe in that.
+            fs::remove_file(&sender.folder).unwrap();
+            fs::create_dir(&sender.folder).unwrap();
+            std::os::unix::fs::chown(&sender.folder, Some(OTHER_USER), None).unwrap();
+            assert!(sender.open(client, &path).is_err() && Mailboxes::beside(&path).is_err());
+            assert!(matches!(sender.reach(client), Reached::Closed(_)));
+        }
         assert!([precious, hidden].iter().all(|file| fs::read_to_string(file).unwrap() == "text"));
     }
 

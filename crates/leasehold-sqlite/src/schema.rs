@@ -17,6 +17,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, Transaction,
 
 use super::connection::{FileConnection, Limited};
 use super::mailbox::Mailboxes;
+use super::side_files::{self, Refused, SideFiles};
 use super::tables::TABLES;
 use super::{BUSY_TIMEOUT, checkpoint, files, location};
 
@@ -26,8 +27,8 @@ const APPLICATION_ID: i32 = 0x4c53_4844;
 /// Schema version.
 const LAYOUT: i32 = 4;
 
-/// Max time that a new client waits for clients of its process with removed files to end.
-const STALE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Max time that a new client waits for clients of its process with removed files to end, and for another client to give a new file its rights.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Page size in bytes.
 const PAGE: u32 = 1024;
@@ -53,8 +54,12 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileCon
         if files::are_stale_in_process(path) {
             return Err(TransactionError::Stale);
         }
-        let mut connection = open(path, is_durable)?;
-        make_ours(&connection.limited(), path, &boot)?;
+        side_files::reserve_journal(path).map_err(|error| {
+            TransactionError::Foreign(format!("no file could be made in the directory beside it: {error}"))
+        })?;
+        let mut connection = open_beside_own_files(path, is_durable, |connection| {
+            make_ours(&connection.limited(), path, &boot)
+        })?;
         checkpoint::truncate_leftover_log(path, &mut connection);
         Ok((path.to_path_buf(), connection))
     })
@@ -62,7 +67,19 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileCon
 
 /// A further connection to a prepared file.
 pub(super) fn connect(path: &Path, is_durable: bool) -> Result<FileConnection, OpenError> {
-    retry_while_busy(path, || Ok(open(path, is_durable)?))
+    retry_while_busy(path, || open_beside_own_files(path, is_durable, |_| Ok(())))
+}
+
+/// Opens the file, and uses it for the first time, if no other user has anything to do with the files beside it. They must be in place before.
+fn open_beside_own_files(
+    path: &Path,
+    is_durable: bool,
+    first_use: impl FnOnce(&FileConnection) -> Result<(), TransactionError>,
+) -> Result<FileConnection, TransactionError> {
+    let before = SideFiles::look(path)?;
+    let connection = open(path, is_durable)?;
+    first_use(&connection)?;
+    if SideFiles::look(path)? == before { Ok(connection) } else { Err(TransactionError::Changed) }
 }
 
 /// Retries while other clients open the file too: SQLite cannot wait by itself while a new file is initialized.
@@ -71,24 +88,15 @@ fn retry_while_busy<T>(
     attempt: impl Fn() -> Result<T, TransactionError>,
 ) -> Result<T, OpenError> {
     let begun = Instant::now();
-    let give_up = begun + BUSY_TIMEOUT;
     loop {
-        let what = match attempt() {
+        match attempt() {
             Ok(done) => return Ok(done),
-            Err(TransactionError::Sqlite(error)) if is_busy(&error) && Instant::now() < give_up => {
-                thread::sleep(Duration::from_millis(1));
-                continue;
+            Err(error) if begun.elapsed() < error.retry_timeout() => thread::sleep(Duration::from_millis(1)),
+            Err(error) => {
+                let what = error.into_store_error(path);
+                return Err(OpenError::from_store(format_args!("sqlite:{}", path.display()), &what));
             }
-            // These clients may end soon.
-            Err(TransactionError::Stale) if Instant::now() < begun + STALE_TIMEOUT => {
-                thread::sleep(Duration::from_millis(1));
-                continue;
-            }
-            Err(TransactionError::Stale) => not_sent(files::GONE),
-            Err(TransactionError::Sqlite(error)) => not_sent(explain_opening(path, &error)).caused_by(error),
-            Err(TransactionError::Foreign(what)) => not_sent(what),
-        };
-        return Err(OpenError::from_store(format_args!("sqlite:{}", path.display()), &what));
+        }
     }
 }
 
@@ -110,11 +118,48 @@ fn open(path: &Path, is_durable: bool) -> rusqlite::Result<FileConnection> {
 }
 
 /// Why a file cannot be used.
+#[derive(Debug)]
 enum TransactionError {
     Sqlite(rusqlite::Error),
     /// Another client of this process still uses removed files.
     Stale,
+    /// The files beside it are not those that were there before it was opened: SQLite has made them, or removed its journal.
+    Changed,
+    /// See [`Refused::Closed`].
+    Closed(String),
     Foreign(String),
+}
+
+impl TransactionError {
+    /// For how long it may pass.
+    fn retry_timeout(&self) -> Duration {
+        match self {
+            Self::Sqlite(error) if is_busy(error) => BUSY_TIMEOUT,
+            Self::Changed => BUSY_TIMEOUT,
+            Self::Stale | Self::Closed(_) => OTHERS_TIMEOUT,
+            Self::Sqlite(_) | Self::Foreign(_) => Duration::ZERO,
+        }
+    }
+
+    fn into_store_error(self, path: &Path) -> StoreError {
+        match self {
+            Self::Sqlite(error) => not_sent(explain_opening(path, &error)).caused_by(error),
+            Self::Stale => not_sent(files::GONE),
+            Self::Changed => {
+                not_sent("another program makes and removes its -journal, -wal or -shm again and again")
+            }
+            Self::Closed(what) | Self::Foreign(what) => not_sent(what),
+        }
+    }
+}
+
+impl From<Refused> for TransactionError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Foreign(what) => Self::Foreign(what),
+            Refused::Closed(what) => Self::Closed(what),
+        }
+    }
 }
 
 impl From<rusqlite::Error> for TransactionError {
@@ -347,4 +392,47 @@ pub(super) fn not_done(error: rusqlite::Error) -> StoreError {
         _ => Failure::Transient(Effect::None),
     };
     StoreError::new(failure, explain(&error)).caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::chown;
+
+    use super::*;
+    use crate::files::beside;
+
+    #[test]
+    fn files_that_appear_while_the_file_is_opened_are_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, first) = prepare(&folder.path().join("locks.db"), false).unwrap();
+        let open_while = |change: &dyn Fn()| {
+            let opened = open_beside_own_files(&path, false, |_| {
+                change();
+                Ok(())
+            });
+            opened.map(drop).map_err(|error| format!("{error:?}"))
+        };
+        assert_eq!(open_while(&|| {}), Ok(()));
+        let (log, copy) = (beside(&path, "-wal"), beside(&path, "-copy"));
+        let replaced = open_while(&|| {
+            fs::copy(&log, &copy).unwrap();
+            fs::rename(&copy, &log).unwrap();
+        });
+        assert_eq!(replaced, Err("Changed".to_owned()));
+        drop(first);
+        let is_root = rustix::process::geteuid().is_root();
+        if !is_root {
+            eprintln!("not tested: files of another user, which only root can make");
+        }
+        for suffix in ["-journal", "-inbox"].into_iter().filter(|_| is_root) {
+            let name = beside(&path, suffix);
+            let appeared = open_while(&|| {
+                let made = if suffix == "-inbox" { fs::create_dir(&name) } else { fs::write(&name, "") };
+                made.and_then(|()| chown(&name, Some(12_346), None)).unwrap();
+            });
+            assert!(appeared.as_ref().is_err_and(|said| said.contains("uid 12346")), "{appeared:?}");
+            if suffix == "-inbox" { fs::remove_dir(&name).unwrap() } else { fs::remove_file(&name).unwrap() }
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 mod bad_files;
 mod file_changes;
+#[cfg(target_os = "linux")]
+mod side_files;
 mod worker;
 
 use std::fs;

@@ -85,8 +85,7 @@ impl<T> PerProcess<T> {
         self.get_of(Process::current(), make)
     }
 
-    /// As [`Self::get`], for another process.
-    pub fn get_of(&self, process: Process, make: impl Fn() -> T) -> &T {
+    fn get_of(&self, process: Process, make: impl Fn() -> T) -> &T {
         let mut own = self;
         while own.process != process {
             own = own.later.get_or_init(|| Box::new(Self::of(process, make())));

@@ -85,8 +85,9 @@ fn is_explained(
 ) -> bool {
     let lasts =
         |from: Ns, to: Ns, after: Duration| from <= at && at <= to + nanos(terms.ttl + NO_ANSWER + after);
-    let reaches =
-        |injected: &&Injected| injected.fault.disturbs_calls() && injected.reaches(task, terms.store);
+    let reaches = |injected: &&Injected| {
+        injected.fault.disturbs_calls(terms.store) && injected.reaches(task, terms.store)
+    };
     let causes = |injected: &&Injected| may_cause(injected.fault);
     if terms.store == StoreKind::Redlock && lasts(history.start, history.start, Duration::ZERO) {
         return true;

@@ -343,6 +343,20 @@ fn release_that_returns_after_more_than_5_s_is_a_failure() {
     assert_eq!(violations(&history), []);
 }
 
+#[test]
+fn server_of_a_fleet_that_goes_away_explains_no_loss_and_no_failure() {
+    for gone in Fault::all(StoreKind::Redis).filter(|fault| fault.is_of_serve()) {
+        let mut history = lost(0, 200);
+        history.failures =
+            vec![Failure { task: 0, at: 200 * MS, text: "fail: gone".to_owned(), is_after_loss: false }];
+        history.faults = vec![fault(gone, 100, 150)];
+        assert_eq!(violations(&history), [Check::Loss, Check::Failure], "{gone:?}");
+        // A server that is stopped may have locked the file.
+        let on_sqlite = check(&history, &Terms { store: StoreKind::Sqlite, ..terms() });
+        assert_eq!(on_sqlite.is_violated(), gone != Fault::ServeStop, "{gone:?}");
+    }
+}
+
 /// The same sections, in order of tasks, of another lock.
 fn of(lock: Lock, shares: &[Share], sections: Vec<Section>) -> History {
     let shared =

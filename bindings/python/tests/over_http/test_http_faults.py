@@ -22,7 +22,7 @@ import leasehold
 import leasehold.aio
 
 from over_http.conftest import Start
-from over_http.servers import READ_TOKEN, TOKEN, Reply, Serve, free_port, grant, problem, until
+from over_http.servers import READ_TOKEN, TOKEN, Reply, Serve, environment, free_port, grant, problem, until
 
 
 # The life of a lease
@@ -633,6 +633,51 @@ def test_interpreter_ends_with_waits_and_leases_that_are_open(serve: Serve, name
         print(time.monotonic() - began)
 
 
+def test_interpreter_ends_within_seconds_without_a_server(start: Start, name: str) -> None:
+    serve = start.serve()
+    script = """if True:
+        import leasehold, sys, threading
+        client = leasehold.connect(sys.argv[1])
+        kept = client.lock(sys.argv[2]).acquire()
+        threading.Thread(target=client.lock(sys.argv[2]).acquire, daemon=True).start()
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", script, serve.url, name]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdin is not None and child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    serve.kill()
+    child.stdin.close()
+    began = time.monotonic()
+    assert child.wait(timeout=60) == 0
+    # 2 s for the releases, and the time in which a busy machine ends a process.
+    assert time.monotonic() - began < 8
+
+
+def test_wait_outlasts_several_restarts(start: Start, name: str) -> None:
+    serve = start.serve(is_tcp=True)
+    client = leasehold.connect(serve.url, token=TOKEN)
+    granted = threading.Event()
+
+    def wait() -> None:
+        with client.lock(name):
+            granted.set()
+
+    with leasehold.connect(serve.url, token=TOKEN).lock(name, ttl=60):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        for _ in range(3):
+            until(lambda: client.inspect(name).waiters)
+            time.sleep(4)
+            serve.kill()
+            serve.start()
+        until(lambda: client.inspect(name).waiters)
+        assert not granted.is_set()
+    thread.join()
+    assert granted.is_set()
+
+
 def test_import_loads_no_event_loop_no_tls_and_no_http() -> None:
     script = "import leasehold, sys; print([m for m in ('asyncio', 'ssl', 'http.client', 'socket', 'json') if m in sys.modules])"
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
@@ -685,6 +730,66 @@ def test_tasks_of_a_loop_take_turns(serve: Serve, name: str) -> None:
 
     asyncio.run(main())
     assert sorted(turns) == list(range(50))
+
+
+def test_only_the_calling_greenlet_waits_under_gevent(start: Start, name: str) -> None:
+    script = """if True:
+        from gevent import monkey
+        monkey.patch_all()
+        import gevent, leasehold, sys
+        client, name = leasehold.connect(sys.argv[1]), sys.argv[2]
+        ticks, turns = [], []
+        def tick():
+            while True:
+                ticks.append(1)
+                gevent.sleep(0.01)
+        gevent.spawn(tick)
+        def work():
+            for _ in range(10):
+                with client.lock("turns"):
+                    turns.append(1)
+        with client.lock(name, ttl=4) as lease:
+            before = len(ticks)
+            try:
+                client.lock(name, wait=0.5).acquire()
+            except leasehold.Timeout:
+                assert len(ticks) > before + 5, (before, len(ticks))
+            gevent.joinall([gevent.spawn(work) for _ in range(10)], raise_error=True)
+            gevent.sleep(6)
+            lease.check()
+        client.close()
+        print(len(turns))
+    """
+    command = [sys.executable, "-c", script, start.serve().url, name]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["100"]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_children_of_multiprocessing_lock_for_themselves(start: Start, name: str, method: str) -> None:
+    serve = start.serve()
+    script = """if True:
+        import leasehold, multiprocessing, sys
+        method, url, name = sys.argv[1:]
+        if method == "fork":
+            used = leasehold.connect(url)
+            used.lock("before").acquire().release()
+        context = multiprocessing.get_context(method)
+        from over_http.turns import take_turns
+        children = [context.Process(target=take_turns, args=(url, name)) for _ in range(3)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        print([child.exitcode for child in children])
+    """
+    command = [sys.executable, "-c", script, method, serve.url, name]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=90, check=False)
+    assert done.stdout.strip() == "[0, 0, 0]", done.stderr
+    # The last child has left its lock, and no lease that it had not released.
+    with leasehold.connect(serve.url) as client, client.lock(name, wait=20):
+        pass
 
 
 # Fork

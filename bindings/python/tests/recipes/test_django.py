@@ -122,6 +122,22 @@ def test_lock_is_held_until_the_commit_or_the_rollback(other: leasehold.Client) 
         locks.lock_until_commit("account")
 
 
+def test_child_process_has_a_client_of_its_own(other: leasehold.Client) -> None:
+    import leasehold.django as locks
+
+    with locks.client().lock("used in the parent"):
+        pass
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with locks.client().lock("used in the child"):
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "django", "with_lock", *arguments]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=60)

@@ -285,8 +285,8 @@ fn client_that_a_waiter_moves_from_is_told_and_can_take_it_back() {
     world.run(&from_client(1, attempt));
     world.pushes.clear();
     world.run(&from_client(2, attempt));
-    let told = |push: &Push| push.inbox == ClientId::new(1) && push.kind == PushKind::Revoked;
-    assert!(world.pushes.iter().any(told), "{:?}", world.pushes);
+    let is_notice = |push: &Push| push.inbox == ClientId::new(1) && push.kind == PushKind::Revoked;
+    assert!(world.pushes.iter().any(is_notice), "{:?}", world.pushes);
     world.run(&from_client(1, attempt));
     assert_eq!(world.run(&release_if(2, attempt)), Reply::NotHeld);
     assert_eq!(world.run(&release(id(0, 0))), Reply::Released);

@@ -697,7 +697,7 @@ local function put_tombstone(id, ends)
   set('t' .. id, string.format('%.0f', ends))
 end
 
--- Removes the tombstones that have ended, and says when to look again. Of many they are removed every second.
+-- Removes the tombstones that have ended, and says when to look again: of more than 100 after a second for each thousand, since all of them are read.
 local function end_tombstones()
   if h.tombstones == 0 then return NEVER end
   local next_end = NEVER
@@ -713,5 +713,5 @@ local function end_tombstones()
       end
     end
   end
-  return h.tombstones > 100 and math.max(next_end, now + 1000000) or next_end
+  return h.tombstones > 100 and math.max(next_end, now + 1000000 + 1000 * h.tombstones) or next_end
 end

@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::audit;
 use crate::caller::Caller;
 use crate::delivery::{Delivery, give_back};
-use crate::metrics::AcquireTimer;
+use crate::metrics::{AcquireTimer, Outcome};
 use crate::presence::Presence;
 use crate::problem::{Code, Problem};
 use crate::rights::Right;
@@ -101,9 +101,9 @@ pub(super) async fn acquire(
     let timer = AcquireTimer::start(lock.kind);
     let result = acquire_now(&app, &caller, &lock, request).await;
     timer.end(match &result {
-        Ok(Acquired::Granted(..)) => Ok(()),
-        Ok(Acquired::Waiting) => Err(Code::TimedOut),
-        Err(problem) => Err(problem.code),
+        Ok(Acquired::Granted(..)) => Outcome::Granted,
+        Ok(Acquired::Waiting) => Outcome::Waiting,
+        Err(problem) => Outcome::Refused(problem.code),
     });
     match result? {
         Acquired::Granted(id, trusted_until) => {

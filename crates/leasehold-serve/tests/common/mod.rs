@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use leasehold::Client;
 use leasehold_serve::{Config, Control, Limits, Listen, Server, Tokens};
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -205,7 +205,7 @@ impl Place {
 
     pub(crate) async fn until_waiting(&self, name: &str, count: usize) {
         let mut state = Value::Null;
-        let is_seen = until_or_late(async || {
+        let is_seen = is_so_within(SOON, async || {
             state = self.state(name).await;
             state["waiters"].as_array().expect("an array").len() == count
         });
@@ -214,7 +214,7 @@ impl Place {
 
     pub(crate) async fn until_free(&self, name: &str) {
         let mut state = Value::Null;
-        let is_seen = until_or_late(async || {
+        let is_seen = is_so_within(SOON, async || {
             state = self.state(name).await;
             state["holders"] == json!([])
         });
@@ -267,6 +267,22 @@ pub(crate) async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         headers: parts.headers,
         text: String::from_utf8(text.to_vec()).expect("UTF-8"),
     }
+}
+
+/// Reads until the text has arrived: everything that has. A stream of events does not end.
+pub(crate) async fn read_until(stream: &mut (impl AsyncRead + Unpin), text: &str) -> String {
+    let mut read = String::new();
+    let all = async {
+        while !read.contains(text) {
+            let mut bytes = vec![0; 4096];
+            let count = stream.read(&mut bytes).await.expect("it is read");
+            assert!(count > 0, "the stream ended without {text:?}: {read}");
+            read.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        }
+    };
+    let is_there = tokio::time::timeout(SOON, all).await.is_ok();
+    assert!(is_there, "{text:?} has not arrived: {read:.2000}");
+    read
 }
 
 /// The described path that a request's path matches.
@@ -324,12 +340,17 @@ pub(crate) fn checked(method: &str, path: &str, answer: Answer) -> Answer {
 
 /// Waits until the condition holds, in bounded time.
 pub(crate) async fn until(holds: impl AsyncFnMut() -> bool) {
-    assert!(until_or_late(holds).await, "the condition does not hold after {SOON:?}");
+    until_within(SOON, holds).await;
 }
 
-/// Whether the condition holds within the limit of each wait.
-async fn until_or_late(mut holds: impl AsyncFnMut() -> bool) -> bool {
-    let give_up = Instant::now() + SOON;
+/// As [`until`], within a limit of its own.
+pub(crate) async fn until_within(limit: Duration, holds: impl AsyncFnMut() -> bool) {
+    assert!(is_so_within(limit, holds).await, "the condition does not hold after {limit:?}");
+}
+
+/// Whether the condition holds within the limit.
+async fn is_so_within(limit: Duration, mut holds: impl AsyncFnMut() -> bool) -> bool {
+    let give_up = Instant::now() + limit;
     while !holds().await {
         if Instant::now() > give_up {
             return false;

@@ -268,7 +268,7 @@ fn what_others_have_put_beside_the_file_or_in_its_place_is_refused() {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o660)).unwrap();
             fs::write(&beside, "private").unwrap();
             fs::set_permissions(&beside, fs::Permissions::from_mode(0o600)).unwrap();
-            assert!(refusal(&path).contains("is not SQLite's"), "{suffix}");
+            assert!(refusal(&path).contains("does not let in all users"), "{suffix}");
             assert_eq!(fs::read_to_string(&beside).unwrap(), "private");
         }
     }

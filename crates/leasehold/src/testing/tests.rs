@@ -445,3 +445,57 @@ fn lost_lease_says_why_it_was_not_renewed() {
     let error = block_on(renewed.release()).unwrap_err().to_string();
     assert!(error.ends_with("revoked or expired there"), "{error}");
 }
+
+/// The window in which the caller of a request may repeat it: documented as 2.5 s.
+const WINDOW: Duration = Duration::from_millis(2_500);
+
+#[test]
+fn request_that_nobody_makes_stays_for_the_documented_time() {
+    let store = TestStore::new();
+    let (holder, one) = (store.client().unwrap(), store.client().unwrap());
+    let held = block_on(holder.mutex("a").lock()).unwrap();
+    let waiters = || block_on(holder.mutex("a").inspect()).unwrap().waiters.len();
+    let mutex = one.mutex("a").request([1; 16]);
+    // A place in the queue.
+    let mut waiting = Box::pin(mutex.lock());
+    assert!(poll(waiting.as_mut()).is_pending());
+    drop(waiting);
+    store.advance(WINDOW - Duration::from_millis(1));
+    assert_eq!(waiters(), 1);
+    store.advance(Duration::from_millis(1));
+    assert_eq!(waiters(), 0);
+    block_on(held.release()).unwrap();
+    // A lease.
+    let holders = || block_on(holder.mutex("a").inspect()).unwrap().holders.len();
+    drop(block_on(one.mutex("a").request([2; 16]).lock()).unwrap());
+    store.advance(WINDOW - Duration::from_millis(1));
+    assert_eq!(holders(), 1);
+    store.advance(Duration::from_millis(1));
+    assert_eq!(holders(), 0);
+}
+
+/// Its caller may repeat it at another client.
+#[test]
+fn closed_client_releases_nothing_that_a_caller_may_still_repeat() {
+    let store = TestStore::new();
+    let (one, other) = (store.client().unwrap(), store.client().unwrap());
+    let request = |client: &Client, id: u8| client.mutex("a").ttl(TTL).request([id; 16]);
+    let dropped = block_on(request(&one, 1).lock()).unwrap();
+    let token = dropped.token();
+    drop(dropped);
+    let waits = request(&one, 2);
+    let mut waiting = Box::pin(waits.lock());
+    assert!(poll(waiting.as_mut()).is_pending());
+    block_on(one.close()).unwrap();
+    drop(waiting);
+    let view = block_on(other.mutex("a").inspect()).unwrap();
+    assert_eq!((view.holders.len(), view.waiters.len()), (1, 1));
+    let again = block_on(request(&other, 1).try_lock()).unwrap().expect("it is the same lease");
+    assert_eq!(again.token(), token);
+    let repeated = request(&other, 2);
+    let mut repeating = pin!(repeated.lock());
+    assert!(poll(repeating.as_mut()).is_pending());
+    block_on(again.release()).unwrap();
+    let Poll::Ready(granted) = poll(repeating.as_mut()) else { panic!("not granted") };
+    block_on(granted.unwrap().release()).unwrap();
+}

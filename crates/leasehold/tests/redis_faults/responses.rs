@@ -220,3 +220,44 @@ async fn release_that_arrives_after_the_end_of_its_lease_is_not_confirmed() {
     assert!(error.is_unavailable(), "{error}");
     assert!(direct.mutex("a").try_lock().await.unwrap().is_some());
 }
+
+/// A caller leaves a client whose command is still on its way, and goes on at another one.
+#[tokio::test]
+async fn late_command_of_a_client_that_the_caller_has_left_ends_nothing() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let (left, other) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
+    left.mutex("b").lock().await.unwrap().release().await.unwrap();
+    let request = |client: &Client| client.mutex("a").ttl(Duration::from_secs(600)).request([7; 16]);
+    proxy.hold_requests(true);
+    let first = request(&left);
+    let asking = tokio::spawn(async move { first.lock().await });
+    until(async || proxy.held() > 0).await;
+    asking.abort();
+    let guard = timeout(SOON, request(&other).lock()).await.unwrap().unwrap();
+    proxy.hold_requests(false);
+    proxy.release_held();
+    // Longer than the client waits for a repeat, and for the answer to its release.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(5) {
+        guard.renew().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn request_whose_store_stops_answering_is_not_told_that_it_waits() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let (client, holder) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
+    let held = holder.mutex("a").lock().await.unwrap();
+    client.mutex("b").lock().await.unwrap().release().await.unwrap();
+    proxy.drop_replies(true);
+    let request = client.mutex("a").request([7; 16]);
+    let error = request.lock_timeout(Duration::from_secs(4)).await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    proxy.drop_replies(false);
+    proxy.cut();
+    held.release().await.unwrap();
+}
