@@ -296,11 +296,12 @@ impl Fault {
     }
 
     /// Whether a call may fail or a lock may be lost by it. A stranger has no such means, flushed scripts are sent again, a slow network is far
-    /// faster than any limit, and callers of `leasehold serve` go on at another server, unless one was stopped within a transaction of SQLite.
+    /// faster than any limit, and callers of `leasehold serve` go on at another server. One that is stopped within a transaction keeps the file of SQLite
+    /// locked, and the rows of a lock in PostgreSQL for 1 s with each of its connections.
     #[must_use]
     pub fn disturbs_calls(self, store: StoreKind) -> bool {
         match self {
-            Self::ServeStop => store == Sqlite,
+            Self::ServeStop => matches!(store, Sqlite | Postgres),
             Self::Stranger | Self::ScriptFlush | Self::NetDelay => false,
             fault => !fault.is_of_serve(),
         }

@@ -143,6 +143,7 @@ fn target_store(report: &Report) -> String {
         "redisson" => "RLock, ",
         "redisson-fair" => "RFairLock, ",
         "redisson-fenced" => "RFencedLock, ",
+        "leasehold-serve" => "HTTP, ",
         _ => "",
     };
     format!("{lock}{}", report.store.name())

@@ -14,7 +14,7 @@ use crate::options::MAX_TTL;
 /// The format of an id. A later format has another name.
 const FORMAT: &str = "lease1";
 
-/// The id of a detached lease: [`Guard::detach`] returns it, and [`Client::attach`] turns it into a guard again, in any
+/// The id of a detached lease: [`Guard::detach`](crate::Guard::detach) returns it, and [`Client::attach`](crate::Client::attach) turns it into a guard again, in any
 /// process. Any program that has the id can renew and release the lease, so the id is a secret. It contains 128 bits that can't
 /// be guessed, and that inspection does not show. `Display` and `FromStr` convert it; `Debug` hides the secret.
 ///
