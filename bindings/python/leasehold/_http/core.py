@@ -83,11 +83,10 @@ class Core:
         else:
             try:
                 answer = await self._acquire_named(request, deadline)
-            except Unsupported as error:
-                if "request_id" not in str(error):
-                    raise
-                self._has_request_ids = False
+            except Unsupported:
+                # Either the store can't repeat requests, or it does not have this lock at all.
                 answer = await self._acquire_unnamed(request, deadline)
+                self._has_request_ids = False
         if answer is None:
             return None
         try:

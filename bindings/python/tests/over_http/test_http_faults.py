@@ -22,7 +22,7 @@ import leasehold
 import leasehold.aio
 
 from over_http.conftest import Start
-from over_http.servers import READ_TOKEN, TOKEN, Reply, Serve, environment, free_port, grant, problem, until
+from over_http.servers import READ_TOKEN, TOKEN, Redis, Reply, Serve, environment, free_port, grant, problem, until
 
 
 # The life of a lease
@@ -463,6 +463,27 @@ def test_request_whose_place_is_lost_goes_on_with_a_new_id(start: Start) -> None
     assert ids[0] == ids[1] != ids[2]
 
 
+def test_quorum_is_used_without_names_of_requests(start: Start, name: str) -> None:
+    ports = [free_port() for _ in range(3)]
+    redis = [Redis(start.folder / str(port), port) for port in ports]
+    try:
+        serve = start.serve("redlock://" + ",".join(f"127.0.0.1:{port}" for port in ports))
+        with leasehold.connect(serve.url) as client:
+            with client.lock(name, ttl=6, wait=60) as first:
+                assert client.lock(name).try_acquire() is None
+                with pytest.raises(leasehold.Timeout):
+                    client.lock(name, wait=0.3).acquire()
+                first.renew()
+            with client.lock(name, wait=60) as second:
+                assert second.token > first.token
+            with pytest.raises(leasehold.Unsupported):
+                client.semaphore(name, permits=2).acquire()
+        serve.stop()
+    finally:
+        for server in redis:
+            server.stop()
+
+
 def test_store_without_named_requests_is_used_without(start: Start) -> None:
     bodies: list[dict[str, Any]] = []
 
@@ -470,7 +491,7 @@ def test_store_without_named_requests_is_used_without(start: Start) -> None:
         bodies.append(body)
         if "request_id" in body:
             status, headers, content = problem("unsupported", 422)
-            return status, headers, {**content, "detail": "a quorum has no request_id"}
+            return status, headers, {**content, "detail": "a request can be repeated neither over a quorum nor with a bridged lock"}
         if path.endswith("/acquire"):
             return problem("busy", 409) if body["wait_ms"] == 0 else problem("timed-out", 409)
         return 200, {}, {}
