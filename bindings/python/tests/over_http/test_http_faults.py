@@ -159,15 +159,16 @@ def test_renewal_without_an_answer_delays_no_other_lease(start: Start) -> None:
     def reply(path: str, body: dict[str, Any]) -> Reply | None:
         if "renew" in path:
             if any(lease.endswith("long") for lease in body["leases"]):
-                time.sleep(4)
+                time.sleep(4.5)
             return 200, {}, {"leases": [{**grant(expires_in_ms=4_000), "outcome": "renewed"} for _ in body["leases"]]}
         if "release" in path:
             return 200, {}, {"leases": [{**grant(), "outcome": "released"} for _ in body["leases"]]}
-        name = "long" if body["ttl_ms"] > 5_000 else "short"
-        return 200, {}, {**grant(next(tokens), body["ttl_ms"], name), "lease": f"lease1.{name}"}
+        # The longer one is due soon, and its renewals take longer than the shorter one lasts without any.
+        name, expires_in_ms = ("long", 14_000) if body["ttl_ms"] > 5_000 else ("short", 4_000)
+        return 200, {}, {**grant(next(tokens), expires_in_ms, name), "lease": f"lease1.{name}"}
 
     with leasehold.connect(start.fake(reply).url) as client:
-        with client.lock("long", ttl=12), client.lock("short", ttl=4) as short:
+        with client.lock("long", ttl=20), client.lock("short", ttl=4) as short:
             end = time.monotonic() + 9
             while time.monotonic() < end:
                 short.check()
