@@ -36,4 +36,4 @@ def main(store: str, file: str, rounds: int = 3) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(sys.argv[1], sys.argv[2])

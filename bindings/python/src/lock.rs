@@ -6,7 +6,6 @@ use std::time::Duration;
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Election, Error, Mutex, MutexSet, OncePer, ReentrantMutex, RwLock, Semaphore};
 use pyo3::prelude::*;
-use tokio::sync::OnceCell;
 
 use crate::completions::{Completions, queue_of};
 use crate::core::{Core, Outcome, done};
@@ -139,7 +138,6 @@ macro_rules! with_hold {
 }
 
 /// A lock of an open client.
-#[derive(Clone)]
 enum AnyLock {
     Mutex(Mutex),
     Reentrant(ReentrantMutex),
@@ -226,18 +224,15 @@ impl AnyLock {
     }
 }
 
-/// A lock, which needs the client only when it is acquired.
+/// A lock, which needs the client only when it is acquired. It keeps no handle of the library's, with which a closed client would keep its connections.
 pub(crate) struct Prepared {
     opened: Arc<Opened>,
     checked: Checked,
-    lock: OnceCell<AnyLock>,
 }
 
 impl Prepared {
     async fn acquire(&self, limit: Limit) -> Outcome {
-        let client = self.opened.client().await?;
-        let lock =
-            self.lock.get_or_try_init(|| std::future::ready(AnyLock::new(client, &self.checked))).await?;
+        let lock = AnyLock::new(&self.opened.client().await?, &self.checked)?;
         let granted = lock.acquire(limit.left()).await?;
         match granted {
             Some(held) => done(LeaseParts::new(held, self.opened.clone())),
@@ -253,7 +248,7 @@ pub(crate) struct Lock {
 
 impl Lock {
     pub(crate) fn new(opened: Arc<Opened>, checked: Checked) -> Self {
-        Self { prepared: Forkable::new(Arc::new(Prepared { opened, checked, lock: OnceCell::new() })) }
+        Self { prepared: Forkable::new(Arc::new(Prepared { opened, checked })) }
     }
 }
 

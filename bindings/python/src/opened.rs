@@ -1,7 +1,6 @@
 //! A client that opens when it is first used.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -33,8 +32,8 @@ pub(crate) struct Opened {
     label: Option<String>,
     max_waiters: Option<u32>,
     replicas: Option<u32>,
-    client: OnceCell<Client>,
-    is_closed: AtomicBool,
+    /// None once it is closed, so that its connections end although Python still has its locks.
+    client: Mutex<Option<Arc<OnceCell<Client>>>>,
     /// Of the exit's list.
     key: u64,
 }
@@ -50,25 +49,23 @@ impl Opened {
             label: settings.label,
             max_waiters: settings.max_waiters,
             replicas: settings.replicas,
-            client: OnceCell::new(),
-            is_closed: AtomicBool::new(false),
+            client: Mutex::new(Some(Arc::default())),
             key: exit::add(own.clone() as Weak<dyn Close>),
         }))
     }
 
+    fn cell(&self) -> MutexGuard<'_, Option<Arc<OnceCell<Client>>>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The client. The first call opens it, and the next call tries again if that fails.
-    pub(crate) async fn client(&self) -> Result<&Client, Failure> {
-        if self.is_closed.load(Ordering::Acquire) || exit::is_exiting() {
-            return Err(Failure::closed());
+    pub(crate) async fn client(&self) -> Result<Client, Failure> {
+        let cell = self.cell().clone().filter(|_| !exit::is_exiting()).ok_or_else(Failure::closed)?;
+        if let Some(client) = cell.get() {
+            return Ok(client.clone());
         }
-        if let Some(client) = self.client.get() {
-            return Ok(client);
-        }
-        let client = self.client.get_or_try_init(|| self.connect()).await?;
-        if self.is_closed.load(Ordering::Acquire) {
-            return Err(Failure::closed());
-        }
-        Ok(client)
+        let client = cell.get_or_try_init(|| self.connect()).await?;
+        if self.cell().is_none() { Err(Failure::closed()) } else { Ok(client.clone()) }
     }
 
     async fn connect(&self) -> Result<Client, Failure> {
@@ -92,12 +89,11 @@ impl Opened {
     }
 
     pub(crate) async fn close(&self, limit: Option<Duration>) -> Outcome {
-        self.is_closed.store(true, Ordering::Release);
-        if let Some(client) = self.client.get().cloned() {
-            match limit {
-                Some(limit) => client.close_timeout(limit).await?,
-                None => client.close().await?,
-            }
+        let client = self.cell().take().and_then(|cell| cell.get().cloned());
+        match (client, limit) {
+            (Some(client), Some(limit)) => client.close_timeout(limit).await?,
+            (Some(client), None) => client.close().await?,
+            (None, _) => {}
         }
         done(())
     }
@@ -120,7 +116,7 @@ impl Opened {
 
     /// The address without a password.
     pub(crate) fn shown(&self) -> String {
-        if let Some(client) = self.client.get() {
+        if let Some(client) = self.cell().as_ref().and_then(|cell| cell.get()) {
             return client.address().to_owned();
         }
         match (self.url.split_once("://"), self.url.rsplit_once('@')) {
@@ -142,9 +138,8 @@ impl Close for Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         exit::remove(self.key);
-        if let Some(client) = self.client.take()
-            && !*self.is_closed.get_mut()
-        {
+        let cell = self.client.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(client) = cell.and_then(Arc::into_inner).and_then(OnceCell::into_inner) {
             exit::close(client);
         }
     }

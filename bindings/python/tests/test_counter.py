@@ -25,7 +25,7 @@ import leasehold
 
 url, file, mode = sys.argv[1:]
 
-# A machine without a moment's time for a process may cost it its lease, or an answer. It is told, and goes on.
+# A machine without a moment's time for a process may cost it its lease, or an answer. The worker prints that, and goes on.
 EXPECTED = (leasehold.LeaseLost, leasehold.Unavailable)
 
 def turn(lease):
@@ -126,6 +126,6 @@ def test_counter_is_exact_while_processes_are_killed(url: str, mode: str, tmp_pa
     assert list(numbers) == list(range(len(lines)))
     assert all(before < after for before, after in zip(tokens, tokens[1:], strict=False))
     assert killed > 2
-    told = len(errors.read_text().splitlines())
-    assert told < len(lines)
-    print(f"{len(lines)} turns, {killed} processes killed, {told} leases or answers lost")
+    lost = len(errors.read_text().splitlines())
+    assert lost < len(lines)
+    print(f"{len(lines)} turns, {killed} processes killed, {lost} leases or answers lost")

@@ -161,6 +161,17 @@ def test_public_api_has_docstrings() -> None:
                     assert value.__doc__, f"{name}.{attribute}"
 
 
+def test_examples_have_the_right_types(tmp_path: Path) -> None:
+    """As a type checker of a user sees them."""
+    files = [str(example) for example in sorted((ROOT / "examples/python").glob("*.py"))]
+    for document, number in EXAMPLES:
+        file = tmp_path / f"{document.stem}_{number}.py"
+        file.write_text(blocks(document)[number])
+        files.append(str(file))
+    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", *files], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_examples_exclude_each_other(kind: str, redis: Redis, tmp_path: Path) -> None:
     store = redis.url if kind == "redis" else f"sqlite:{tmp_path}/locks.db"

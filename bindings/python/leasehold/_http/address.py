@@ -61,10 +61,11 @@ def _server(address: str, scheme: str, host: str, prefix: str) -> Server:
         raise InvalidInput(f"the address {address!r}: {error}") from None
     if not name:
         raise InvalidInput(f"the address {address!r} has an empty host")
-    try:
-        name.encode("ascii")
-    except UnicodeEncodeError:
-        name = name.encode("idna").decode("ascii")
+    if not name.isascii():
+        try:
+            name = name.encode("idna").decode("ascii")
+        except UnicodeError:
+            raise InvalidInput(f"the address {address!r} has an invalid host") from None
     return Server(name, port or _PORTS[scheme], scheme == "https", prefix)
 
 

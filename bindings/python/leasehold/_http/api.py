@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from .._errors import Error, InvalidInput, Refused, Unavailable, Unsupported
 from .address import TOKEN_VARIABLE, Server
 from .clock import now
-from .connection import Connections, ProtocolError, Response
+from .connection import Connections, Delivery, ProtocolError, Response
 from .runtime import Runtime
 
 # The problems that callers of `Api.call` handle. All others are errors, or reasons to ask again.
@@ -55,6 +55,7 @@ class _Failure:
 
     reason: str
     is_lost: bool = True
+    was_connected: bool = False
     try_another: bool = True
     pause: float = 0.0
 
@@ -94,9 +95,11 @@ class Api:
         limit: float,
         latest: float | None = None,
         is_repeatable: bool = True,
+        delivery: Delivery | None = None,
     ) -> Answer:
         """Sends the request to one server after another, until one answers it. `limit` is for each of them, in seconds. If none has answered for a
         while, or at the time `latest`, it is not sent again, but `Unavailable` is raised."""
+        delivery = Delivery() if delivery is None else delivery
         content = b"" if body is None else json.dumps(body).encode()
         until: float | None = None
         was_lost, pause, round_left = False, MIN_PAUSE, len(self._servers)
@@ -104,7 +107,7 @@ class Api:
             index = self._current
             server = self._servers[index]
             sent = now()
-            response = await self._send(index, method, path, content, limit, is_repeatable)
+            response = await self._send(index, method, path, content, limit, delivery, is_repeatable)
             if isinstance(response, Response):
                 self._was_answered = True
                 outcome = self._judge(response, server, sent, was_lost)
@@ -112,7 +115,8 @@ class Api:
                 outcome = response
             if isinstance(outcome, Answer):
                 return outcome
-            if until is None:
+            if until is None or (outcome.was_connected and now() - sent > self.patience()):
+                # A server that ends after a long wait was there until now.
                 until = min(now() + self.patience(), latest if latest is not None else float("inf"))
             was_lost = was_lost or outcome.is_lost
             self._connections[index].close()
@@ -131,7 +135,7 @@ class Api:
             pause = min(pause * 2, MAX_PAUSE)
 
     async def _send(
-        self, index: int, method: str, path: str, content: bytes, limit: float, is_repeatable: bool
+        self, index: int, method: str, path: str, content: bytes, limit: float, delivery: Delivery, is_repeatable: bool
     ) -> Response | _Failure:
         server = self._servers[index]
         length = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n" if method == "POST" else ""
@@ -141,7 +145,7 @@ class Api:
         )
         try:
             async with asyncio.timeout(limit):
-                return await self._connections[index].send(head.encode(), content, is_repeatable=is_repeatable)
+                return await self._connections[index].send(head.encode(), content, delivery, is_repeatable=is_repeatable)
         except ssl.SSLCertVerificationError as error:
             raise Unavailable(f"{server}: its certificate is not valid: {error.verify_message}") from None
         except (ConnectionRefusedError, FileNotFoundError):
@@ -150,7 +154,7 @@ class Api:
             return _Failure(f"{server} did not answer in time")
         except (OSError, EOFError, ProtocolError) as error:
             what = "the connection ended without an answer" if isinstance(error, EOFError) else error
-            return _Failure(f"{server}: {what}")
+            return _Failure(f"{server}: {what}", was_connected=True)
 
     def _judge(self, response: Response, server: Server, sent: float, was_lost: bool) -> Answer | _Failure:
         content: Any
@@ -168,11 +172,17 @@ class Api:
             return Answer(status, content, text, sent, code, was_lost)
         if code in ("stopping", "limit-reached", "too-many-connections"):
             pause = _retry_after(response)
-            return _Failure(f"{server}: {_words(problem)}", False, problem.get("try_another") is True, pause)
+            return _Failure(
+                f"{server}: {_words(problem)}",
+                is_lost=False,
+                was_connected=True,
+                try_another=problem.get("try_another") is True,
+                pause=pause,
+            )
         if status >= 500 or status in (408, 425, 429):
             # Those without a code are a proxy's, whose server may have done what it has not answered.
             reason = _words(problem) if problem else f"it answered with status {status}"
-            return _Failure(f"{server}: {reason}", pause=_retry_after(response))
+            return _Failure(f"{server}: {reason}", was_connected=True, pause=_retry_after(response))
         self._fail(server, status, code, problem)
 
     def _fail(self, server: Server, status: int, code: str | None, problem: dict[str, Any]) -> NoReturn:

@@ -33,6 +33,15 @@ class Response:
     body: bytes
 
 
+class Delivery:
+    """Whether a request may have reached a server, though it was not answered."""
+
+    __slots__ = ("is_possible",)
+
+    def __init__(self) -> None:
+        self.is_possible = False
+
+
 class Connections:
     """The connections of a client to one server."""
 
@@ -44,14 +53,14 @@ class Connections:
         self._idle: deque[_Connection] = deque()
         self._pruning: asyncio.TimerHandle | None = None
 
-    async def send(self, head: bytes, body: bytes, *, is_repeatable: bool) -> Response:
+    async def send(self, head: bytes, body: bytes, delivery: Delivery, *, is_repeatable: bool) -> Response:
         """Sends a request. One that may not arrive twice gets a new connection: an old one may be at its end."""
         while is_repeatable and (connection := self._take()) is not None:
             try:
-                return await self._exchange(connection, head, body)
+                return await self._exchange(connection, head, body, delivery)
             except (OSError, EOFError):
                 continue
-        return await self._exchange(await self._open(), head, body)
+        return await self._exchange(await self._open(), head, body, delivery)
 
     def _take(self) -> "_Connection | None":
         while self._idle:
@@ -61,8 +70,9 @@ class Connections:
             connection.close()
         return None
 
-    async def _exchange(self, connection: "_Connection", head: bytes, body: bytes) -> Response:
+    async def _exchange(self, connection: "_Connection", head: bytes, body: bytes, delivery: Delivery) -> Response:
         is_whole = False
+        delivery.is_possible = True
         try:
             response, is_whole = await connection.exchange(head, body)
             return response

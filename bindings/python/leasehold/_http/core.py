@@ -1,4 +1,4 @@
-"""What a client does, in the runtime's thread: it acquires, renews and releases. `leasehold._http.backend` is how other threads call it."""
+"""What a client does, in the runtime's thread: it acquires, renews and releases. `Backend` of this package is how other threads call it."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from .._errors import ClientClosed, Error, InvalidInput, LeaseLost, Refused, Tim
 from .address import parse, token_of
 from .api import Answer, Api
 from .clock import now
+from .connection import Delivery
 from .held import Grant, Held, Renewals, batches, grant_of
 from .request import Request, lock_path
 from .runtime import Runtime
@@ -82,11 +83,10 @@ class Core:
         else:
             try:
                 answer = await self._acquire_named(request, deadline)
-            except Unsupported as error:
-                if "request_id" not in str(error):
-                    raise
-                self._has_request_ids = False
+            except Unsupported:
+                # Either the store can't repeat requests, or it does not have this lock at all.
                 answer = await self._acquire_unnamed(request, deadline)
+                self._has_request_ids = False
         if answer is None:
             return None
         try:
@@ -104,9 +104,11 @@ class Core:
     async def _acquire_named(self, request: Request, deadline: float | None) -> Answer | None:
         """Acquires by a request that can be repeated at any server: in slices, between which it keeps its place in the queue."""
         fields = {**request.fields, "request_id": secrets.token_hex(16)}
+        is_waiting = deadline is None or deadline > now()
+        delivery = Delivery()
         try:
             while True:
-                answer = await self._slice(request, fields, deadline, SLICE)
+                answer = await self._slice(request, fields, deadline, SLICE, delivery)
                 if answer.code in ("busy", "timed-out"):
                     return None
                 if answer.code == "request-ended":  # its place is lost
@@ -114,12 +116,13 @@ class Core:
                 elif answer.status != 202:
                     return answer
                 elif deadline is not None and now() >= deadline:
-                    self._leave(request, fields)
+                    self._leave(request, fields, is_waiting)
                     return None
         except (Refused, InvalidInput, Unsupported):
             raise  # it is in no queue
         except BaseException:
-            self._leave(request, fields)
+            if delivery.is_possible:
+                self._leave(request, fields, is_waiting)
             raise
 
     async def _acquire_unnamed(self, request: Request, deadline: float | None) -> Answer | None:
@@ -137,7 +140,12 @@ class Core:
         return None
 
     async def _slice(
-        self, request: Request, fields: dict[str, Any], deadline: float | None, slice_limit: float
+        self,
+        request: Request,
+        fields: dict[str, Any],
+        deadline: float | None,
+        slice_limit: float,
+        delivery: Delivery | None = None,
     ) -> Answer:
         left = slice_limit if deadline is None else min(max(0.0, deadline - now()), slice_limit)
         wait_ms = round(left * 1000)
@@ -150,19 +158,20 @@ class Core:
             limit=left + _limit(request.ttl),
             latest=None if deadline is None else max(deadline, now()) + GRACE,
             is_repeatable=is_repeatable,
+            delivery=delivery,
         )
 
-    def _leave(self, request: Request, fields: dict[str, Any]) -> None:
+    def _leave(self, request: Request, fields: dict[str, Any], is_waiting: bool) -> None:
         """Gives up a request that the server may go on with, in the background."""
-        _spawn(self._give_up(request, fields), self._given_up)
+        _spawn(self._give_up(request, fields, is_waiting), self._given_up)
 
-    async def _give_up(self, request: Request, fields: dict[str, Any]) -> None:
+    async def _give_up(self, request: Request, fields: dict[str, Any], is_waiting: bool) -> None:
         """Repeats a request in order to release its lease at once.
 
         The server can't take a request out of the queue: it keeps the place, and then the lease, for 2.5 s after the last repeat. A lease that a
         repeat was answered with lasts for its ttl if that answer is lost. So there is at least one repeat, which does not wait.
         """
-        deadline = now() + MAX_GIVING_UP
+        deadline = now() + MAX_GIVING_UP if is_waiting else 0.0
         answer: Answer | None = None
         try:
             async with self._giving_up:
@@ -198,7 +207,8 @@ class Core:
         self._renewals.discard(held)
         if held.released is None:
             ids = [grant.id for grant in held.grants]
-            held.released = self._release_in_background(ids, held.ttl, held.valid_until)
+            # Its last renewal may have been carried out, though it was not answered.
+            held.released = self._release_in_background(ids, held.ttl, now() + held.ttl)
 
     async def released(self, held: Held, timeout: float | None) -> None:
         """Waits for the release."""
@@ -322,8 +332,8 @@ class Core:
         ended = [held for held in self._renewals.take_all() if held.lose("closed", f"{held.what}: the client was closed")]
         for batch in batches(ended):
             ids = [grant.id for held in batch for grant in held.grants]
-            deadline = max(held.valid_until for held in batch)
-            released = self._release_in_background(ids, batch[0].ttl, deadline)
+            ttl = max(held.ttl for held in batch)
+            released = self._release_in_background(ids, ttl, now() + ttl)
             for held in batch:
                 held.released = released
                 held.notify()

@@ -240,16 +240,15 @@ class Renewals:
             answer = await self._send("/v1/leases/renew", ids, limit, now())
             outcomes = iter(answer.content["leases"])
             results = [[next(outcomes) for _ in held.grants] for held in batch]
+            for held, result in zip(batch, results, strict=True):
+                _note(held, result, answer.sent)
         except Error as error:
             for held in batch:
                 _retry(held, str(error))
-            return
-        except (KeyError, TypeError, StopIteration):
+        except (KeyError, TypeError, ValueError, StopIteration):
             for held in batch:
                 _retry(held, "the server's answer is not understood")
-            return
-        for held, result in zip(batch, results, strict=True):
-            _note(held, result, answer.sent)
+        for held in batch:
             if held.status is not Status.HELD:
                 self._end(held)
 

@@ -140,6 +140,9 @@ class Operation(Generic[T]):
     def wait(self, timeout: float | None = None) -> bool:
         if self.is_done():
             return True
+        if threading.get_ident() == self._runtime.thread:
+            # A finalizer of the caller's that the garbage collector runs here would stop all renewals.
+            raise Error("a finalizer can't wait for a lock or its release")
         if timeout is not None or _WAIT_SLICE is None:
             return self._state.is_ended.wait(timeout)
         while not self._state.is_ended.wait(_WAIT_SLICE):

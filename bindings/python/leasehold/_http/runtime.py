@@ -28,6 +28,7 @@ class Runtime:
         self.sockets: set[socket.socket] = set()
         # Those that are not closed. Only the thread uses it.
         self.clients: set[Core] = set()
+        self.thread: int | None = None
         self._closing: asyncio.Task[None] | None = None
         self._selector = selectors.DefaultSelector()
         self.loop = asyncio.SelectorEventLoop(self._selector)
@@ -42,6 +43,7 @@ class Runtime:
             threading._register_atexit(self._stop)  # type: ignore[attr-defined]
 
     def _run(self) -> None:
+        self.thread = threading.get_ident()
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 

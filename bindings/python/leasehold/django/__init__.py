@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from .._terms import Seconds
 
 
-@functools.cache
 def client() -> Client:
-    """The client of this process, with the arguments of ``settings.LEASEHOLD``. It connects at its first use, so a server may fork after this call, but not after
-    the first lock."""
+    """The client of this process, with the arguments of ``settings.LEASEHOLD``. A child process has another one than its parent."""
+    return _client_of(_fork.generation)
+
+
+@functools.cache
+def _client_of(generation: int) -> Client:
     return connect(**settings.LEASEHOLD)
 
 

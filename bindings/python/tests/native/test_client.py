@@ -198,3 +198,21 @@ def test_descriptors_threads_and_memory_are_flat_over_many_clients(tmp_path: Pat
     until(lambda: descriptors() <= before, "descriptors remain")
     until(lambda: native_threads() <= 8, "threads remain")
     assert resident_kib() < before_kib + 8_192
+
+
+def test_closed_client_keeps_no_connection_although_its_locks_are_kept(url: str, name: str) -> None:
+    from .conftest import descriptors, native_threads
+
+    gc.collect()
+    until(lambda: native_threads() <= 8, "threads of other tests remain")
+    kept: list[object] = []
+    before = descriptors()
+    for _ in range(10):
+        client = leasehold.connect(url)
+        lock = client.lock(name)
+        with lock as lease:
+            pass
+        client.close()
+        kept += [client, lock, lease]
+    # What the process opens once for all clients is not counted ten times.
+    until(lambda: descriptors() <= before + 9, "descriptors remain")

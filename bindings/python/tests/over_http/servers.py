@@ -56,10 +56,11 @@ def redis_program() -> str:
 
 
 class Redis:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        folder.mkdir(exist_ok=True)
         self.socket = folder / "redis.sock"
         self.log = (folder / "redis.log").open("wb")
-        command = [redis_program(), "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", str(folder)]
+        command = [redis_program(), "--port", str(port), "--unixsocket", str(self.socket), "--save", "", "--dir", str(folder)]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
         until(self.socket.exists)
 

@@ -172,7 +172,7 @@ def test_states(client: leasehold.Client, name: str) -> None:
 
 
 def test_forced_release_is_a_loss(client: leasehold.Client, name: str) -> None:
-    lease = client.lock(name, ttl=1.5).acquire()
+    lease = client.lock(name, ttl=6).acquire()
     reasons: list[str] = []
     lease.on_lost(reasons.append)
     assert not client.force_release(name, token=lease.token + 1)

@@ -13,7 +13,7 @@ from leasehold.celery import one_at_a_time
 app = celery.Celery("jobs", broker=os.environ.get("TEST_BROKER"), backend=os.environ.get("TEST_BROKER"))
 app.conf.update(broker_connection_retry_on_startup=True, worker_hijack_root_logger=False)
 
-client = leasehold.connect(os.environ.get("TEST_STORE", "memory:"), ttl=1.5)
+client = leasehold.connect(os.environ.get("TEST_STORE", "memory:"), ttl=5)
 
 
 def note(word: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from django.conf import settings
 
 import leasehold
-from over_http.servers import environment
+from over_http.servers import Redis, environment
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,31 @@ def test_lock_is_held_until_the_commit_or_the_rollback(other: leasehold.Client) 
         assert balance() == 4
     with pytest.raises(RuntimeError, match="transaction"):
         locks.lock_until_commit("account")
+
+
+def test_child_process_has_a_client_of_its_own(project: Path, tmp_path: Path) -> None:
+    from django.test import override_settings
+
+    import leasehold.django as locks
+
+    redis = Redis(tmp_path)
+    try:
+        with override_settings(LEASEHOLD={"url": redis.url}):
+            locks._client_of.cache_clear()
+            with locks.client().lock("used in the parent"):
+                pass
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    with locks.client().lock("used in the child"):
+                        status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        locks._client_of.cache_clear()
+        redis.stop()
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
