@@ -268,8 +268,9 @@ impl Entry {
                 lease.repeat_late_release(now);
             }
             (Stage::Releasing(releasing), Command::Release(_), Ok(answer)) => {
-                if !releasing.lingers_after(&answer.reply, now) {
-                    let outcome = releasing.outcome(&answer.reply, now);
+                let lingers = releasing.lingers_after(&answer.reply, now);
+                let outcome = releasing.outcome(&answer.reply, now);
+                if !lingers {
                     self.end(outcome);
                 }
             }
