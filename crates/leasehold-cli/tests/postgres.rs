@@ -54,7 +54,7 @@ fn migrate_prints_or_creates_the_tables_and_doctor_looks_at_the_server() {
     assert!(printed.contains("CREATE TABLE leasehold.resource"), "{printed}");
     assert!(server.try_run("SELECT * FROM leasehold.layout").is_err(), "it was only printed");
     assert_eq!(place.code(&["migrate"]).0, 0);
-    assert_eq!(server.run("SELECT version FROM leasehold.layout"), "1");
+    assert_eq!(server.run("SELECT version FROM leasehold.layout"), "2");
     assert_eq!(place.code(&["migrate"]).0, 0);
     // The tests' servers do not wait for the disk.
     let report = place.output(&["doctor"]);
