@@ -422,7 +422,7 @@ class Client(BaseClient):
     def election(
         self, name: str, *, wait: Seconds | None = None, ttl: Seconds | None = None, **options: Unpack[LockOptions]
     ) -> Election:
-        """One leader at a time, whom every client can look up. Holding the lock is the leadership.
+        """One leader at a time, which every client can look up. Holding the lock is the leadership.
 
         >>> with client.election("scheduler") as leadership:
         ...     client.election("scheduler").leader().token == leadership.token

@@ -495,7 +495,7 @@ class Client(BaseClient):
         cancel_on_lost: bool = True,
         **options: Unpack[LockOptions],
     ) -> Election:
-        """One leader at a time, whom every client can look up. Holding the lock is the leadership."""
+        """One leader at a time, which every client can look up. Holding the lock is the leadership."""
         return Election(self, Terms("election", (self._name(name),), ttl=ttl, **options), wait, cancel_on_lost)
 
     async def attach(self, text: str, *, cancel_on_lost: bool = True) -> Lease:

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use leasehold::{Kind, LeaseId, SCHEMES, Token};
+use leasehold_store::process::Own;
 use pyo3::prelude::*;
 
 use crate::completions::{Completions, queue_of};
 use crate::core::{Core, Outcome, done};
 use crate::errors::{self, Failure};
-use crate::fork::Forkable;
 use crate::lease::{Held, LeaseParts};
 use crate::lock::{Lock, Terms};
 use crate::opened::{Opened, Settings};
@@ -25,7 +25,7 @@ fn kind_of(py: Python<'_>, kind: &str) -> PyResult<Kind> {
 
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Backend {
-    opened: Forkable<Arc<Opened>>,
+    opened: Own<Arc<Opened>>,
 }
 
 impl Backend {
@@ -143,5 +143,5 @@ pub(crate) fn open(py: Python<'_>, url: String, settings: Settings) -> PyResult<
         return Err(Failure::invalid("token is for servers of leasehold serve (http:, https:, unix:)")
             .into_exception(py));
     }
-    Ok(Backend { opened: Forkable::new(Opened::new(py, url, settings)?) })
+    Ok(Backend { opened: Own::new(Opened::new(py, url, settings)?) })
 }

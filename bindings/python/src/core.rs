@@ -1,4 +1,4 @@
-//! What an operation is: a future, whom its waker reaches, and its outcome.
+//! An operation: its future, the thread or the loop that its waker wakes, and its outcome.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,7 @@ enum State {
     Over,
 }
 
-/// Whom a wake-up reaches.
+/// The thread or the loop that a waker wakes.
 enum Target {
     /// A thread that waits for this operation.
     Thread(Mutex<bool>, Condvar),

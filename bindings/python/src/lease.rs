@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold::{Error, Guard, Loss, SetGuard, UpgradableGuard, WriteGuard};
+use leasehold_store::process::Own;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict as _, PyDict};
 
 use crate::completions::{Completions, queue_of};
 use crate::core::{Core, Outcome, Value, done};
 use crate::errors::{Failure, reason};
-use crate::fork::Forkable;
 use crate::opened::Opened;
 use crate::operation::Operation;
 use crate::queue::Queue;
@@ -215,7 +215,7 @@ impl Drop for State {
 
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Lease {
-    state: Forkable<Arc<State>>,
+    state: Own<Arc<State>>,
 }
 
 impl Lease {
@@ -225,7 +225,7 @@ impl Lease {
             held.guards().iter().map(|guard| (guard.name().to_owned(), guard.token().get())).collect();
         let name = tokens.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",");
         let (held, looking) = (Mutex::new(Some(Arc::new(held))), Mutex::default());
-        Self { state: Forkable::new(Arc::new(State { held, looking, name, tokens, opened })) }
+        Self { state: Own::new(Arc::new(State { held, looking, name, tokens, opened })) }
     }
 
     fn state(&self, py: Python<'_>) -> PyResult<&Arc<State>> {

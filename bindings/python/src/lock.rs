@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Election, Error, Mutex, MutexSet, OncePer, ReentrantMutex, RwLock, Semaphore};
+use leasehold_store::process::Own;
 use pyo3::prelude::*;
 
 use crate::completions::{Completions, queue_of};
 use crate::core::{Core, Outcome, done};
 use crate::errors::Failure;
-use crate::fork::Forkable;
 use crate::lease::{Held, LeaseParts};
 use crate::opened::Opened;
 use crate::operation::Operation;
@@ -243,12 +243,12 @@ impl Prepared {
 
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Lock {
-    prepared: Forkable<Arc<Prepared>>,
+    prepared: Own<Arc<Prepared>>,
 }
 
 impl Lock {
     pub(crate) fn new(opened: Arc<Opened>, checked: Checked) -> Self {
-        Self { prepared: Forkable::new(Arc::new(Prepared { opened, checked })) }
+        Self { prepared: Own::new(Arc::new(Prepared { opened, checked })) }
     }
 }
 

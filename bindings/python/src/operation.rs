@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use leasehold_store::process::Own;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::core::Core;
 use crate::errors::Failure;
 use crate::exit::{self, Waiting};
-use crate::fork::Forkable;
 use crate::time::duration;
 
 /// Signal handlers of Python run on the main thread only, between two slices of a wait.
@@ -19,12 +19,12 @@ const LONG_SLICE: Duration = Duration::from_secs(3_600);
 
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Operation {
-    core: Forkable<Arc<Core>>,
+    core: Own<Arc<Core>>,
 }
 
 impl Operation {
     pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core: Forkable::new(core) }
+        Self { core: Own::new(core) }
     }
 
     fn core(&self, py: Python<'_>) -> PyResult<&Arc<Core>> {

@@ -18,7 +18,7 @@
 //! - **Polling.** The head gets the expiry of the current lease, and re-checks at that time. The followers re-check a little
 //!   later. If the head died together with the holder, it therefore delays them by a bounded time.
 //! - **Claim windows.** A lease that is granted to a waiter is short until the waiter renews it once.
-//! - **Idempotence.** A repeated command leaves the same state as the first.
+//! - **Idempotence.** A repeated command leaves the same state as the first, but for an `Acquire` of an attempt that several clients may make.
 //! - **Cleanup.** An unused table is removed, including its last token once the wall clock has passed it.
 //!
 //! ```

@@ -242,7 +242,7 @@ async fn owner_of_another_caller_is_another_one() {
     };
     ask(WRITE).await.expect(200);
     ask(WRITE).await.expect(200);
-    // Whoever may look at the lock sees the owner.
+    // The state of the lock shows the owner to every token that may read it.
     assert_eq!(ask(CI).await.expect(409).code(), "busy");
     let on_the_socket = place.post(path, json!({ "owner": "job-7" })).await;
     assert_eq!(on_the_socket.expect(409).code(), "busy");

@@ -1,8 +1,8 @@
-//! The files beside the database: whose they may be, and whom they may let in.
+//! The files beside the database: which owners they may have, and which users may read and write them.
 //!
 //! SQLite trusts what it finds at these names. It rolls the database back by a `-journal`, reads rows from a `-wal`, and believes the index and
-//! the locks in a `-shm`. A client believes the pipes in an `-inbox`. Each must therefore be of a user who may write the database, and let in
-//! nobody who may not.
+//! the locks in a `-shm`. A client believes the pipes in an `-inbox`. Each must therefore be of a user who may write the database, and be
+//! closed to all others.
 //!
 //! A connection is used only if these files were looked at before it was opened, and are the same ones afterwards: what SQLite or another user
 //! has made meanwhile is looked at before the next try. In a sticky directory, such as `/tmp`, no other user can remove or replace what was
@@ -80,7 +80,7 @@ impl Database {
     }
 
     /// Whether the owner of a file is known to be a user who may write the database. The group of a file says so only where none but its members can
-    /// make files: in a directory with the setgid bit, a file has the group of the directory, whoever makes it.
+    /// make files: in a directory with the setgid bit, each file has the group of the directory.
     fn is_writable_for_owner_of(&self, file: &Metadata) -> bool {
         let Self { found, folder } = self;
         let is_for_all = found.mode() & WRITABLE_FOR_ALL != 0;

@@ -3,7 +3,7 @@
 //! A child that is forked without `exec` has a copy of its parent's memory and its open files, but none of its threads. There a mutex may be
 //! held for ever; a waker reaches a runtime that does not run, through descriptors that the parent uses; and a command over the parent's
 //! connection mixes with the parent's. What the parent made is therefore neither used nor dropped in the child: a table of the parent is
-//! replaced by an empty one ([`PerProcess`]), and a future of the parent is forgotten ([`Own`]).
+//! replaced by an empty one ([`PerProcess`]), and a future of the parent, or what a binding keeps, is forgotten ([`Own`]).
 //!
 //! Nothing in Rust's standard library reports a fork, so the child does: by [`forked`], or by connecting a client ([`look_for_fork`]).
 
@@ -112,16 +112,21 @@ impl<T: Default> PerProcess<T> {
     }
 }
 
-/// A future that is forgotten, not dropped, in a process that was forked since.
-pub struct Own<F> {
+/// A value that is neither used nor dropped in a process that was forked since. A future stays pending there.
+pub struct Own<T> {
     process: Process,
-    future: Option<F>,
+    value: Option<T>,
 }
 
-impl<F> Own<F> {
+impl<T> Own<T> {
     /// Of this process.
-    pub fn new(future: F) -> Self {
-        Self { process: Process::current(), future: Some(future) }
+    pub fn new(value: T) -> Self {
+        Self { process: Process::current(), value: Some(value) }
+    }
+
+    /// None in a process that was forked since.
+    pub fn get(&self) -> Option<&T> {
+        self.value.as_ref().filter(|_| self.process.is_current())
     }
 }
 
@@ -130,7 +135,7 @@ impl<F: Future + Unpin> Future for Own<F> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let is_current = self.process.is_current();
-        match &mut self.future {
+        match &mut self.value {
             Some(future) if is_current => Pin::new(future).poll(context),
             // What it waits for does not come here.
             _ => Poll::Pending,
@@ -138,10 +143,10 @@ impl<F: Future + Unpin> Future for Own<F> {
     }
 }
 
-impl<F> Drop for Own<F> {
+impl<T> Drop for Own<T> {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            forget(self.future.take());
+            forget(self.value.take());
         }
     }
 }

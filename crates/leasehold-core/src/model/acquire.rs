@@ -79,7 +79,7 @@ impl<R: Rows> Step<'_, '_, R> {
 
     /// The answer to a repeated `Acquire`: the same grant with its remaining lifetime. Of an attempt that several clients make, only the first
     /// answer is a grant, and only the client that gets it may release the lease on the condition that it speaks for the attempt: after a
-    /// further answer nobody can tell which of them the caller has read.
+    /// further answer it is not known which of them the caller has read.
     fn repeated_grant(&mut self, mut lease: Lease, acquire: &Acquire) -> Result<Reply, R::Error> {
         if lease.retained {
             return Ok(Reply::Cancelled);

@@ -293,3 +293,17 @@ fn client_that_a_waiter_moves_from_is_told_and_can_take_it_back() {
     let granted = |push: &Push| push.inbox == ClientId::new(1) && matches!(push.kind, PushKind::Granted(..));
     assert!(world.pushes.iter().any(granted), "{:?}", world.pushes);
 }
+
+/// The step that grants it has a message for the client before, too.
+#[test]
+fn grant_that_the_answer_reports_is_not_pushed_to_a_waiter_that_has_moved() {
+    let (mut world, attempt) = (World::new(), id(9, 0));
+    world.run(&acquire(id(0, 0), 1, 1, true));
+    world.run(&from_client(1, attempt));
+    world.pushes.clear();
+    // The lease of the holder has expired, and no command has granted anything since.
+    world.pass(Duration::from_secs(10));
+    assert!(matches!(world.run(&from_client(2, attempt)), Reply::Granted(_)));
+    let granted = |push: &Push| matches!(push.kind, PushKind::Granted(..));
+    assert!(!world.pushes.iter().any(granted), "{:?}", world.pushes);
+}

@@ -117,7 +117,7 @@ fn files_of_a_stranger_beside_the_file_are_refused_by_every_user() {
     }
 }
 
-/// By root, too, for whom this user's rights count.
+/// Root is refused as well: the rights of the file's owner count.
 #[test]
 fn journal_of_a_stranger_takes_no_lease_away() {
     if !can_play_others() {

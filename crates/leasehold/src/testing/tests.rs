@@ -499,3 +499,25 @@ fn closed_client_releases_nothing_that_a_caller_may_still_repeat() {
     let Poll::Ready(granted) = poll(repeating.as_mut()) else { panic!("not granted") };
     block_on(granted.unwrap().release()).unwrap();
 }
+
+/// The answer with the first lease could not be written, and the caller has been granted another one meanwhile.
+#[test]
+fn returned_lease_that_has_expired_ends_no_later_one_of_its_request() {
+    let store = TestStore::new();
+    let client = store.client().unwrap();
+    let take = || {
+        let mutex = client.mutex("a").ttl(TTL).auto_renew(false).request([1; 16]);
+        block_on(async { mutex.try_lock().await.unwrap().expect("it is free").detach().await.unwrap() })
+    };
+    let first = take();
+    store.advance(TTL + Duration::from_millis(1));
+    let second = take();
+    assert!(second.token() > first.token());
+    assert!(client.return_lease(&first));
+    store.advance(WINDOW);
+    assert!(block_on(client.inspect_lease(&second)).unwrap().is_some());
+    // The second one is returned as any other.
+    assert!(client.return_lease(&second));
+    store.advance(WINDOW);
+    assert!(block_on(client.inspect_lease(&second)).unwrap().is_none());
+}

@@ -261,3 +261,29 @@ async fn request_whose_store_stops_answering_is_not_told_that_it_waits() {
     proxy.cut();
     held.release().await.unwrap();
 }
+
+/// Only the answer tells whether the release has ended the request: it goes on at another client.
+#[tokio::test]
+async fn request_has_not_ended_while_the_answer_to_its_release_is_missing() {
+    let server = Server::on_port();
+    let proxy = Proxy::before(&server);
+    let (left, other) = (Client::connect(&proxy.url()).await.unwrap(), client_of(&server).await);
+    let held = other.mutex("a").lock().await.unwrap();
+    let request = |client: &Client, label: &str| client.mutex("a").request([9; 16]).label(label);
+    assert!(request(&left, "here").lock_timeout(Duration::from_secs(1)).await.unwrap().is_none());
+    let elsewhere = request(&other, "elsewhere");
+    let waiting = tokio::spawn(async move { elsewhere.lock().await });
+    until(async || {
+        let view = other.inspect(Kind::Mutex, "a").await.unwrap();
+        view.waiters.first().is_some_and(|waiter| waiter.metadata.label.as_deref() == Some("elsewhere"))
+    })
+    .await;
+    proxy.hold_replies(true);
+    until(async || proxy.held() > 0).await;
+    let error = request(&left, "here").lock_timeout(Duration::from_secs(5)).await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    proxy.hold_replies(false);
+    proxy.release_held();
+    held.release().await.unwrap();
+    timeout(SOON, waiting).await.unwrap().unwrap().unwrap().release().await.unwrap();
+}

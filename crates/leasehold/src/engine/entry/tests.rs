@@ -301,8 +301,10 @@ fn release_of_all_leaves_the_tombstone_of_a_release_in_progress() {
 #[test]
 fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
     let later = Grant { tokens: TokenRange::new(7, 7).unwrap(), ..grant(false) };
-    for is_pushed in [true, false] {
+    // Another client may have told the caller of a request of the later grant.
+    for (is_pushed, if_inbox) in [(true, None), (false, None), (false, Some(ClientId::new(7)))] {
         let (mut entry, repeated) = granted_by_push();
+        entry.requested_by = if_inbox;
         entry.min_hold.length = TTL;
         let acquisition = entry.acquisition().unwrap();
         // The same grant, seen twice.
@@ -317,8 +319,8 @@ fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
         assert_eq!(entry.remaining(at(1)), Err(Loss::Gone));
         assert!(entry.poll_timeout().is_some_and(|due| due <= at(1)));
         let release = sent(&mut entry, at(1));
-        let late = Release { tombstone: TOMBSTONE_TTL, ..Release::now(acquisition) };
-        assert_eq!(release.command, Command::Release(late.clone()));
+        let late = Release { tombstone: TOMBSTONE_TTL, if_inbox, ..Release::now(acquisition) };
+        assert_eq!(release.command, Command::Release(late));
         assert!(entry.poll_transmit(1.into(), at(1)).is_none(), "once");
         entry.handle_response(&release, at(1), &failure());
         assert!(entry.poll_transmit(1.into(), at(1)).is_none());
@@ -331,7 +333,9 @@ fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
         } else {
             entry.mark_replaced(at(9));
         }
-        assert_eq!(sent(&mut entry, at(9)).command, Command::Release(late));
+        // Its holder has ordered it.
+        let ordered = Release { tombstone: TOMBSTONE_TTL, ..Release::now(acquisition) };
+        assert_eq!(sent(&mut entry, at(9)).command, Command::Release(ordered));
     }
 }
 
