@@ -13,7 +13,7 @@ import redis
 import leasehold
 from leasehold.compat.redis import Lock
 
-from over_http.servers import Redis, until
+from over_http.servers import Redis, stays, until
 
 
 
@@ -55,8 +55,7 @@ def test_it_excludes_itself_and_the_lock_of_redis_py(client: Any, name: str) -> 
 
 def test_living_holder_keeps_the_lock_beyond_its_timeout(client: Any, name: str) -> None:
     with client.lock(name, timeout=1, lock_class=Lock) as lock:
-        time.sleep(2.5)
-        assert lock.owned()
+        stays(lock.owned, 2.5)
         assert not client.lock(name, timeout=1).acquire(blocking=False)
 
 

@@ -11,11 +11,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import leasehold
+
+from over_http.servers import redis_program
 
 LIMIT = 60.0
 """Seconds that nothing in these tests takes on a machine that works, however busy it is."""
@@ -27,16 +30,6 @@ def until(is_true: Callable[[], object], what: str) -> None:
     while not is_true():
         assert time.monotonic() < give_up, what
         time.sleep(0.005)
-
-
-def redis_program() -> str:
-    """The server: of the environment, of the clone's target directory, or of the system."""
-    servers = Path(os.environ.get("LEASEHOLD_SERVERS", Path(__file__).parents[4] / "target/servers"))
-    own = servers / "redis-8.6/redis-server"
-    found = str(own) if own.exists() else shutil.which("redis-server")
-    if found is None:
-        pytest.fail("no redis-server: run scripts/test servers, or apt-get install redis-server")
-    return found
 
 
 class Redis:
@@ -74,24 +67,29 @@ class Redis:
         self.process.wait()
 
 
+@contextmanager
+def running_redis() -> Iterator[Redis]:
+    folder = Path(tempfile.mkdtemp(prefix="leasehold-py-"))
+    server = Redis(folder)
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[Redis]:
     """A server for all tests that leave it alone."""
-    folder = Path(tempfile.mkdtemp(prefix="leasehold-py-"))
-    server = Redis(folder)
-    yield server
-    server.stop()
-    shutil.rmtree(folder)
+    with running_redis() as server:
+        yield server
 
 
 @pytest.fixture
 def own_redis() -> Iterator[Redis]:
     """A server that a test may freeze."""
-    folder = Path(tempfile.mkdtemp(prefix="leasehold-py-"))
-    server = Redis(folder)
-    yield server
-    server.stop()
-    shutil.rmtree(folder)
+    with running_redis() as server:
+        yield server
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

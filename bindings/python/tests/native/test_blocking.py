@@ -114,7 +114,8 @@ async def main():
     other = leasehold.aio.connect(sys.argv[1])
     await other.lock("a").acquire()
     asyncio.create_task(client.lock("a").acquire())
-    await asyncio.sleep(0.05)
+    while not (await other.inspect("a")).waiters:
+        await asyncio.sleep(0.001)
 loop = asyncio.new_event_loop()
 loop.run_until_complete(main())
 print("ends", flush=True)

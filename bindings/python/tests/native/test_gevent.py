@@ -26,7 +26,8 @@ def ticker():
         events.append("tick")
         gevent.sleep(0.01)
 first = gevent.spawn(holder)
-gevent.sleep(0.05)
+while "held" not in events:
+    gevent.sleep(0.001)
 others = [gevent.spawn(waiter), gevent.spawn(ticker)]
 gevent.joinall([first, *others], raise_error=True, timeout=60)
 assert events.index("done") < events.index("granted")
@@ -35,7 +36,8 @@ assert events[:events.index("granted")].count("tick") >= 2, events
 late = gevent.spawn(client.lock("b").acquire)
 late.join(60)
 cancelled = gevent.spawn(client.lock("b").acquire)
-gevent.sleep(0.02)
+while not client.inspect("b").waiters:
+    gevent.sleep(0.001)
 cancelled.kill()
 late.value.release()
 client.lock("b").acquire(wait=60).release()

@@ -30,6 +30,14 @@ def until(condition: Callable[[], Any], limit: float = 30.0) -> Any:
     return value
 
 
+def stays(condition: Callable[[], Any], seconds: float) -> None:
+    """The condition holds throughout this time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert condition(), "the condition did not hold throughout"
+        time.sleep(0.05)
+
+
 def environment(**more: str) -> dict[str, str]:
     """The environment of a child process that finds the packages that this one has found."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}

@@ -271,6 +271,7 @@ async fn request_has_not_ended_while_the_answer_to_its_release_is_missing() {
     let held = other.mutex("a").lock().await.unwrap();
     let request = |client: &Client, label: &str| client.mutex("a").request([9; 16]).label(label);
     assert!(request(&left, "here").lock_timeout(Duration::from_secs(1)).await.unwrap().is_none());
+    let suspended = Instant::now();
     let elsewhere = request(&other, "elsewhere");
     let waiting = tokio::spawn(async move { elsewhere.lock().await });
     until(async || {
@@ -279,7 +280,8 @@ async fn request_has_not_ended_while_the_answer_to_its_release_is_missing() {
     })
     .await;
     proxy.hold_replies(true);
-    until(async || proxy.held() > 0).await;
+    // The release is sent 2.5 s after the attempt.
+    until(async || suspended.elapsed() > Duration::from_secs(3) && proxy.held() > 0).await;
     let error = request(&left, "here").lock_timeout(Duration::from_secs(5)).await.unwrap_err();
     assert!(error.is_unavailable(), "{error}");
     proxy.hold_replies(false);
