@@ -110,10 +110,11 @@ def test_interpreter_ends_while_threads_wait_and_releases_what_it_holds(tmp_path
 EXIT_ASYNCIO = """
 import asyncio, sys, leasehold
 async def main():
+    global held, task
     client = leasehold.aio.connect(sys.argv[1])
     other = leasehold.aio.connect(sys.argv[1])
-    await other.lock("a").acquire()
-    asyncio.create_task(client.lock("a").acquire())
+    held = await other.lock("a").acquire()
+    task = asyncio.create_task(client.lock("a").acquire())
     while not (await other.inspect("a")).waiters:
         await asyncio.sleep(0.001)
 loop = asyncio.new_event_loop()

@@ -11,6 +11,7 @@ from gevent import monkey
 monkey.patch_all()
 import sys, gevent, leasehold
 client = leasehold.connect(sys.argv[1])
+other = leasehold.connect(sys.argv[1])
 events = []
 def holder():
     with client.lock("a"):
@@ -33,7 +34,7 @@ gevent.joinall([first, *others], raise_error=True, timeout=60)
 assert events.index("done") < events.index("granted")
 # The ticker has run while the waiter has waited.
 assert events[:events.index("granted")].count("tick") >= 2, events
-late = gevent.spawn(client.lock("b").acquire)
+late = gevent.spawn(other.lock("b").acquire)
 late.join(60)
 cancelled = gevent.spawn(client.lock("b").acquire)
 while not client.inspect("b").waiters:
