@@ -272,16 +272,8 @@ impl ClientBuilder {
     /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
     pub(crate) async fn connect_from(self, caller: Option<runtime::Handle>) -> Result<Client, Error> {
         let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
-        let Self { store, mut options, label, is_lazy } = self;
-        if !(MIN_TTL..=MAX_TTL).contains(&options.ttl) {
-            return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {:?}", options.ttl));
-        }
-        if label.is_some() {
-            options.metadata.label = label;
-        }
-        if let Err(what) = options.metadata.check() {
-            return invalid(what);
-        }
+        let is_lazy = self.is_lazy;
+        let (store, options) = self.into_parts()?;
         let url = match store.map(|store| store.0) {
             None => return invalid("name the store: Client::builder().store(…)".to_owned()),
             Some(Choice::Address(address)) => StoreUrl::parse(&address)?,
@@ -319,6 +311,22 @@ impl ClientBuilder {
         }
         let open = move |id, inbox, clock| async move { open::open(&url, clock, id, inbox, caller).await };
         Client::with_options(shown, options, open).await
+    }
+
+    /// The store, and the other settings, which are valid.
+    pub(crate) fn into_parts(self) -> Result<(Option<StoreConfig>, ClientOptions), Error> {
+        let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
+        let Self { store, mut options, label, is_lazy: _ } = self;
+        if !(MIN_TTL..=MAX_TTL).contains(&options.ttl) {
+            return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {:?}", options.ttl));
+        }
+        if label.is_some() {
+            options.metadata.label = label;
+        }
+        if let Err(what) = options.metadata.check() {
+            return invalid(what);
+        }
+        Ok((store, options))
     }
 }
 

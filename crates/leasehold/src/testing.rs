@@ -36,8 +36,10 @@ use leasehold_store::{
     Batch, BoxFuture, Call, CallResult, Capabilities, Diagnose, Diagnosis, Inbox, Store, StoreError,
 };
 
+use crate::builder::ClientBuilder;
 use crate::client::Client;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+use crate::handle::ClientOptions;
 
 /// A store in memory whose clock the test moves. Clones are the same store. A test can create any number of clients, each of
 /// which represents a process.
@@ -109,8 +111,35 @@ impl TestStore {
     ///
     /// `is_unavailable` if the system gives no random numbers for the client's id.
     pub fn client(&self) -> Result<Client, Error> {
+        self.open(ClientOptions::default())
+    }
+
+    /// A client of this store with the settings of a builder, which has no store of its own.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # leasehold::doc_test(async {
+    /// let store = leasehold::testing::TestStore::new();
+    /// let client = store.client_with(Client::builder().ttl(Duration::from_secs(60)))?;
+    /// assert!(client.mutex("orders").lock().await?.remaining() > Duration::from_secs(50));
+    /// assert!(store.client_with(Client::builder().store("memory:")).unwrap_err().is_invalid());
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `is_invalid` for a setting, or if the builder has a store; and as [`Self::client`].
+    pub fn client_with(&self, builder: ClientBuilder) -> Result<Client, Error> {
+        let (None, options) = builder.into_parts()? else {
+            return Err(Error::new(ErrorKind::Invalid, "a client of a test's store has no other one"));
+        };
+        self.open(options)
+    }
+
+    fn open(&self, options: ClientOptions) -> Result<Client, Error> {
         let network = self.network.clone();
-        Client::with_manual_clock(&self.clock, |id, inbox| {
+        Client::with_manual_clock(&self.clock, options, |id, inbox| {
             let link = Arc::new(Link { network, inbox });
             let is_open = |link: &Weak<Link>| link.strong_count() > 0;
             let mut links = self.network.links.lock().unwrap_or_else(PoisonError::into_inner);

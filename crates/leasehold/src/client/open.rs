@@ -32,6 +32,7 @@ impl Client {
     /// A client of a clock that a test moves. It has no thread.
     pub(crate) fn with_manual_clock(
         clock: &Arc<ManualClock>,
+        options: ClientOptions,
         open: impl FnOnce(ClientId, Weak<dyn Inbox>) -> Arc<dyn Store>,
     ) -> Result<Self, Error> {
         let telemetry = ClientTelemetry::new("memory:");
@@ -40,7 +41,7 @@ impl Client {
         let inbox: Arc<dyn Inbox> = session.clone();
         let store = telemetry.meter(open(session.id, Arc::downgrade(&inbox)), Clock::Manual(clock.clone()));
         driver::start_manual(clock, session.clone(), store.clone());
-        let handle = Handle::new(session, store, "memory:".to_owned(), ClientOptions::default(), telemetry);
+        let handle = Handle::new(session, store, "memory:".to_owned(), options, telemetry);
         Ok(Self { handle: Arc::new(handle) })
     }
 
