@@ -11,7 +11,7 @@ True
 
 from __future__ import annotations
 
-from ._client import Client, Election, Lease, Lock, RwLock, TryLock, connect
+from ._client import Client, Election, Lease, Lock, Observer, RwLock, TryLock, connect
 from ._errors import (
     ClientClosed,
     Error,
@@ -28,7 +28,7 @@ from ._lease import current
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import aio, bridge
+    from . import aio, bridge, testing
     from ._info import Holder, LockInfo, Process, Waiter
 
 __version__ = "0.1.0"
@@ -45,6 +45,7 @@ __all__ = [
     "LeaseLost",
     "Lock",
     "LockInfo",
+    "Observer",
     "Process",
     "QueueFull",
     "Refused",
@@ -58,6 +59,7 @@ __all__ = [
     "bridge",
     "connect",
     "current",
+    "testing",
 ]
 
 _INFO = ("Holder", "LockInfo", "Process", "Waiter")
@@ -65,7 +67,7 @@ _INFO = ("Holder", "LockInfo", "Process", "Waiter")
 
 def __getattr__(name: str) -> object:
     """Imports what not every program needs when it is first used: asyncio above all."""
-    if name in ("aio", "bridge"):
+    if name in ("aio", "bridge", "testing"):
         import importlib
 
         return importlib.import_module(f"{__name__}.{name}")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from _thread import get_ident
 
 from . import _fork
 from ._errors import Timeout
 from ._kinds import BaseClient
-from ._lease import BaseLease, entered, is_ignored, left
-from ._terms import Settings, Terms, optional_seconds
+from ._lease import BaseLease, Blocks, entered, is_ignored, left
+from ._terms import Settings, Terms, optional_seconds, optional_token, seconds, several
+from ._terms import text as checked_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,29 +100,38 @@ class Lease(BaseLease):
 
     def downgrade(self) -> Lease:
         """Of a writer (or an upgradable reader): becomes a reader, with no moment in which the lock is free. The returned lease replaces this one.
-        `Unsupported` for leases of other locks.
+        `Unsupported` for leases of other locks. After another error, and after Ctrl-C, nothing is held: this lease is lost.
 
         >>> writer = client.rwlock("prices").write().acquire()
         >>> reader = writer.downgrade()
         >>> reader.release()
         """
         _fork.check(self._generation)
-        return Lease(_call(self._consumed(self._lease.downgrade)))
+        return self._replaced(_call(self._lease.downgrade))
 
     def upgrade(self, wait: Seconds | None = None) -> Lease:
         """Of an upgradable reader: becomes a writer, with no writer in between. The returned lease replaces this one. `Timeout` after ``wait``
-        seconds; this lease is held as before. `Unsupported` for leases of other locks.
+        seconds; this lease is held as before. `Unsupported` for leases of other locks. After another error, and after Ctrl-C, nothing is held: this
+        lease is lost.
 
         >>> reader = client.rwlock("prices").upgradable().acquire()
         >>> writer = reader.upgrade()
         >>> writer.release()
         """
         _fork.check(self._generation)
-        upgraded = _call(self._lease.upgrade, optional_seconds(wait, "wait"))
+        upgraded = None
+        try:
+            upgraded = _call(self._lease.upgrade, optional_seconds(wait, "wait"))
+        finally:
+            if upgraded is None:
+                self._watch_again()
         if upgraded is None:
             raise Timeout(f"{self.name!r}: not upgraded within {wait} s")
+        return self._replaced(upgraded)
+
+    def _replaced(self, lease: _backend.Lease) -> Lease:
         self._end()
-        return Lease(upgraded)
+        return Lease(lease)
 
     def __enter__(self) -> Self:
         entered(self)
@@ -135,26 +146,6 @@ class Lease(BaseLease):
                 raise
 
 
-class _Held:
-    """The leases of a handle's ``with`` blocks: each thread may be in several."""
-
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[int, Lease | None]] = []
-
-    def push(self, lease: Lease | None) -> None:
-        self._entries.append((get_ident(), lease))
-
-    def pop(self) -> Lease | None:
-        thread = get_ident()
-        for index in range(len(self._entries) - 1, -1, -1):
-            if self._entries[index][0] == thread:
-                return self._entries.pop(index)[1]
-        # The block ends in another thread than it has begun, as a generator's may.
-        return self._entries.pop()[1]
-
-
 class _Handle:
     __slots__ = ("_client", "_held", "_lock", "_terms", "_wait")
 
@@ -163,7 +154,7 @@ class _Handle:
         self._terms = terms
         self._wait = optional_seconds(wait, "wait")
         self._lock: _backend.Lock | None = None
-        self._held = _Held()
+        self._held = Blocks()
 
     @property
     def name(self) -> str:
@@ -179,7 +170,7 @@ class _Handle:
         return None if lease is None else Lease(lease)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        lease = self._held.pop()
+        lease: Lease | None = self._held.pop(get_ident())
         if lease is not None:
             lease.__exit__(kind, error, trace)
 
@@ -224,7 +215,7 @@ class Lock(_Handle):
     def __enter__(self) -> Lease:
         lease = self.acquire()
         entered(lease)
-        self._held.push(lease)
+        self._held.push(get_ident(), lease)
         return lease
 
 
@@ -250,7 +241,7 @@ class TryLock(_Handle):
         lease = self.acquire()
         if lease is not None:
             entered(lease)
-        self._held.push(lease)
+        self._held.push(get_ident(), lease)
         return lease
 
 
@@ -297,6 +288,69 @@ class Election(Lock):
         True
         """
         return leader_of(self._client._inspect("election", self.name))
+
+    def observe(self, *, every: Seconds = 1.0) -> Observer:
+        """An iterator over the leaders: the current one first, then each that differs from the last one; None stands for no leader. It looks every
+        ``every`` seconds (at least 0.01), and sees no leader that comes and goes between two looks.
+
+        Raises `Unavailable`, after which it can be asked again, and `ClientClosed` once the client is closed.
+
+        >>> with client.election("scheduler") as leadership:
+        ...     for leader in client.election("scheduler").observe():
+        ...         print(leader.token == leadership.token)
+        ...         break
+        True
+        """
+        return Observer(self, every)
+
+
+class Observer:
+    """The leaders of an election, one after the other. Created by `Election.observe`."""
+
+    __slots__ = ("_changes", "_election")
+
+    def __init__(self, election: Election, every: Seconds) -> None:
+        self._election = election
+        self._changes = Changes(every)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Holder | None:
+        while True:
+            time.sleep(self._changes.pause())
+            self._changes.begin_look()
+            leader = self._election.leader()
+            if self._changes.are_news(leader):
+                return leader
+
+
+class Changes:
+    """Which looks at a leader show a change, and when the next look is due."""
+
+    __slots__ = ("_due", "_every", "_is_first", "_token")
+
+    def __init__(self, every: Seconds) -> None:
+        # A day at most: the system's clock does not sleep for ever.
+        self._every = min(max(0.01, seconds(every, "every")), 86_400.0)
+        self._due = 0.0
+        self._is_first = True
+        self._token: int | None = None
+
+    def pause(self) -> float:
+        """Seconds until the next look is due."""
+        return max(0.0, self._due - time.monotonic())
+
+    def begin_look(self) -> None:
+        """The next look is due later, also if this one fails."""
+        self._due = time.monotonic() + self._every
+
+    def are_news(self, leader: Holder | None) -> bool:
+        token = None if leader is None else leader.token
+        if not self._is_first and token == self._token:
+            return False
+        self._is_first, self._token = False, token
+        return True
 
 
 def leader_of(info: LockInfo) -> Holder | None:
@@ -395,7 +449,7 @@ class Client(BaseClient):
         ...     sorted(lease.tokens)
         ['account:7', 'account:9']
         """
-        return Lock(self, Terms("set", tuple(map(self._name, names)), ttl=ttl, **options), wait)
+        return Lock(self, Terms("set", tuple(map(self._name, several(names))), ttl=ttl, **options), wait)
 
     def once_per(
         self,
@@ -437,7 +491,7 @@ class Client(BaseClient):
         >>> with client.attach(text):
         ...     pass
         """
-        return Lease(_call(self._open().attach, text))
+        return Lease(_call(self._open().attach, checked_text(text, "a detached lease")))
 
     def inspect(self, name: str, kind: str = "mutex") -> LockInfo:
         """The holders and waiters of a lock. ``kind``: ``mutex`` (also reentrant, once_per), ``rw``, ``semaphore``, ``election``.
@@ -476,7 +530,7 @@ class Client(BaseClient):
         """
         from ._info import holders
 
-        return holders(_call(self._open().force_release, kind, self._name(name), token))
+        return holders(_call(self._open().force_release, kind, self._name(name), optional_token(token)))
 
     def locked(
         self,
@@ -496,12 +550,14 @@ class Client(BaseClient):
         >>> report(7)
         'report of 7'
         """
-        from ._locked import namer
+        from ._locked import check, namer
+
+        check(name, busy)
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
             import functools
 
-            name_of = namer(name, function)
+            name_of = namer(name, function, is_async=False)
 
             @functools.wraps(function)
             def locked(*arguments: P.args, **named: P.kwargs) -> T:

@@ -6,7 +6,7 @@ import _thread
 
 from . import _fork
 from ._errors import ClientClosed, InvalidInput
-from ._terms import Settings
+from ._terms import Settings, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,11 +98,9 @@ class BaseClient:
     __slots__ = ("__weakref__", "_backend", "_generation", "_is_closed", "_namespace", "_opening", "_settings", "_url")
 
     def __init__(self, url: str, namespace: str | None, settings: Settings) -> None:
-        scheme, colon, _ = url.partition(":")
-        if not colon:
+        if ":" not in text(url, "the address of a store"):
             raise InvalidInput(f"{url!r} is no address of a store: it begins with a scheme, as redis://127.0.0.1 does")
-        del scheme
-        if namespace is not None and (not namespace or namespace.endswith(":")):
+        if namespace is not None and (not text(namespace, "a namespace") or namespace.endswith(":")):
             raise InvalidInput(f"a namespace is a text that does not end with a colon, not {namespace!r}")
         self._url = url
         self._namespace = namespace
@@ -138,6 +136,7 @@ class BaseClient:
         return self._is_closed
 
     def _name(self, name: str) -> str:
+        text(name, "a lock's name")
         return name if self._namespace is None else f"{self._namespace}:{name}"
 
     def __repr__(self) -> str:

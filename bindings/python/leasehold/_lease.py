@@ -11,11 +11,14 @@ from ._errors import LeaseLost
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import NoReturn, TypeVar
+    from typing import Any, NoReturn, TypeAlias, TypeVar
 
     from . import _backend
 
     T = TypeVar("T")
+    # A callback of `on_lost`, and the operation behind it, which ends when it is dropped.
+    _Watch: TypeAlias = tuple[Callable[[str], object], object]
+
 
 _current: contextvars.ContextVar[tuple[BaseLease, ...]] = contextvars.ContextVar("leasehold", default=())
 
@@ -34,14 +37,13 @@ def current() -> BaseLease | None:
 class BaseLease:
     """A lock that is held for a bounded time, which is renewed until it is released. Created by the locks of a client."""
 
-    __slots__ = ("__weakref__", "_ended", "_generation", "_kept", "_lease")
+    __slots__ = ("__weakref__", "_callbacks", "_ended", "_generation", "_lease")
 
     def __init__(self, lease: _backend.Lease) -> None:
         self._lease = lease
         self._generation = _fork.generation
         self._ended = False
-        # The operations behind `on_lost`, which end when they are dropped.
-        self._kept: list[object] = []
+        self._callbacks: list[_Watch] = []
 
     @property
     def name(self) -> str:
@@ -109,7 +111,7 @@ class BaseLease:
         from . import _reporter
 
         _fork.check(self._generation)
-        self._kept.append(_reporter.on_lost(self._lease, callback))
+        self._callbacks.append((callback, _reporter.on_lost(self._lease, callback)))
 
     def set_min_hold(self, seconds: float) -> None:
         """Replaces the lock's ``min_hold``: 0 lets the release free the lock at once.
@@ -122,7 +124,13 @@ class BaseLease:
 
     def _end(self) -> None:
         self._ended = True
-        self._kept.clear()
+        self._callbacks.clear()
+
+    def _watch_again(self) -> None:
+        """After an upgrade that has failed, since it has ended the operations of `on_lost`."""
+        from . import _reporter
+
+        self._callbacks = [(callback, _reporter.on_lost(self._lease, callback)) for callback, _ in self._callbacks]
 
     def _consumed(self, start: Callable[..., T]) -> Callable[..., T]:
         """A call that ends this lease, whatever comes of it, unless it is refused before it starts."""
@@ -156,6 +164,29 @@ class BaseLease:
             warnings.warn(f"lease of {self.name!r} was not released", ResourceWarning, stacklevel=2, source=self)
         except Exception:  # The interpreter ends, or warnings are errors: nothing can be raised here.
             pass
+
+
+class Blocks:
+    """The leases of the blocks that a handle has opened, by thread or task: each may be in several. Threads change only what is their own, because another
+    thread may be anywhere in between."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self) -> None:
+        self._of: dict[object, list[Any]] = {}
+
+    def push(self, key: object, lease: BaseLease | None) -> None:
+        self._of.setdefault(key, []).append(lease)
+
+    def pop(self, key: object) -> Any:
+        own = self._of.pop(key, None)
+        if own is None:
+            # The block ends in another thread or task than it has begun, as a generator's may.
+            key, own = self._of.popitem()
+        lease = own.pop()
+        if own:
+            self._of[key] = own
+        return lease
 
 
 def entered(lease: BaseLease) -> None:

@@ -19,15 +19,16 @@ import weakref
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from . import _fork
-from ._client import leader_of, not_granted
+from ._client import Changes, leader_of, not_granted
 from ._errors import LeaseLost, Timeout
 from ._info import holders, lock_info, lock_infos
 from ._kinds import BaseClient
-from ._lease import BaseLease, entered, is_ignored, left
-from ._terms import Settings, Terms, optional_seconds
+from ._lease import BaseLease, Blocks, entered, is_ignored, left
+from ._terms import Settings, Terms, optional_seconds, optional_token, several
+from ._terms import text as checked_text
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
     from types import EllipsisType, TracebackType
 
     from . import _backend
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ._kinds import LockOptions, MutexOptions
     from ._terms import Seconds
 
-__all__ = ["Client", "Election", "Lease", "Lock", "RwLock", "TryLock", "connect"]
+__all__ = ["Client", "Election", "Lease", "Lock", "Observer", "RwLock", "TryLock", "connect"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -134,20 +135,36 @@ class _Body:
         self._scheduled: asyncio.Handle | None = None
         self._watcher = watcher
         self._lease = lease
+        self._loss: _backend.Operation[str | None] | None = None
         self.watch()
 
     def watch(self) -> None:
         """Waits for the loss, in the loop."""
-        self._loss = self._lease.lost(self._watcher.completions)
-        if self._loss.is_done():
+        self._end_watch()
+        try:
+            self._loss = loss = self._lease.lost(self._watcher.completions)
+        except ValueError:  # They were closed with the client, and so was the lease.
+            self._schedule()
+            return
+        if loss.is_done():
             self._on_loss()
         else:
-            self._watcher.callbacks[self._loss.key] = self._on_loss
+            self._watcher.callbacks[loss.key] = self._on_loss
+
+    def _end_watch(self) -> None:
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            self._watcher.callbacks.pop(loss.key, None)
+            loss.cancel()
 
     def _on_loss(self) -> None:
+        loss, self._loss = self._loss, None
+        if loss is not None and loss.result() is not None:
+            self._schedule()
+
+    def _schedule(self) -> None:
         # Never at once: this may be called by the task itself, whose next await may be behind the block.
-        if self._loss.result() is not None:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._cancel_task)
+        self._scheduled = asyncio.get_running_loop().call_soon(self._cancel_task)
 
     def _cancel_task(self) -> None:
         self._scheduled = None
@@ -156,8 +173,7 @@ class _Body:
 
     def leave(self) -> bool:
         """The block ends. Whether a cancellation that ends it is that of the loss alone."""
-        self._watcher.callbacks.pop(self._loss.key, None)
-        self._loss.cancel()
+        self._end_watch()
         if self._scheduled is not None:
             self._scheduled.cancel()
         return self._has_cancelled and self.task.uncancel() <= self._cancelling
@@ -169,13 +185,14 @@ class Lease(BaseLease):
     In an ``async with`` block it is released at the end, and its loss cancels the block.
     """
 
-    __slots__ = ("_body", "_cancels", "_client")
+    __slots__ = ("_body", "_cancels", "_client", "_upgrading")
 
     def __init__(self, client: Client, lease: _backend.Lease, cancel_on_lost: bool = True) -> None:
         super().__init__(lease)
         self._client = client
         self._cancels = cancel_on_lost
         self._body: _Body | None = None
+        self._upgrading: asyncio.Future[None] | None = None
 
     async def release(self, timeout: Seconds | None = None) -> None:
         """Releases the lock, and waits for the store's confirmation. A second call does nothing. If it is cancelled, the release goes on.
@@ -193,8 +210,12 @@ class Lease(BaseLease):
     async def wait_lost(self) -> str | None:
         """Waits until the lease is lost, and returns the reason; None once it was released."""
         _fork.check(self._generation)
-        reason: str | None = await _call(self._client, self._lease.lost)
-        return reason
+        while True:
+            reason: str | None = await _call(self._client, self._lease.lost)
+            if reason is not None or self._ended or self._upgrading is None:
+                return reason
+            # An upgrade ends the operation. If it fails, the lease goes on, or is lost.
+            await asyncio.wait({self._upgrading})
 
     async def renew(self) -> None:
         """Renews the lease to its whole ttl now. `LeaseLost`; `Unavailable` if the store did not confirm it."""
@@ -210,22 +231,33 @@ class Lease(BaseLease):
 
     async def downgrade(self) -> Lease:
         """Of a writer (or an upgradable reader): becomes a reader, with no moment in which the lock is free. The returned lease replaces this one.
-        `Unsupported` for leases of other locks."""
+        `Unsupported` for leases of other locks. After another error, or if it is cancelled, nothing is held: this lease is lost."""
         _fork.check(self._generation)
-        reader = await _call(self._client, self._consumed(self._lease.downgrade))
-        return Lease(self._client, reader, self._cancels)
+        return await self._replaced(_call(self._client, self._lease.downgrade))
 
     async def upgrade(self, wait: Seconds | None = None) -> Lease:
         """Of an upgradable reader: becomes a writer, with no writer in between. The returned lease replaces this one. `Timeout` after ``wait``
-        seconds; this lease is held as before. `Unsupported` for leases of other locks."""
+        seconds; this lease is held as before. `Unsupported` for leases of other locks. After another error, or if it is cancelled, nothing is held:
+        this lease is lost."""
         _fork.check(self._generation)
-        upgraded = await _call(self._client, self._lease.upgrade, optional_seconds(wait, "wait"))
-        if upgraded is None:
-            if self._body is not None:
-                self._body.watch()
+        return await self._replaced(_call(self._client, self._lease.upgrade, optional_seconds(wait, "wait")), wait)
+
+    async def _replaced(self, call: Coroutine[Any, Any, Any], wait: Seconds | None = None) -> Lease:
+        lease = None
+        upgrading = self._upgrading = asyncio.get_running_loop().create_future()
+        try:
+            lease = await call
+        finally:
+            self._upgrading = None
+            upgrading.set_result(None)
+            if lease is None:
+                self._watch_again()
+                if self._body is not None:
+                    self._body.watch()
+        if lease is None:
             raise Timeout(f"{self.name!r}: not upgraded within {wait} s")
         self._end()
-        return Lease(self._client, upgraded, self._cancels)
+        return Lease(self._client, lease, self._cancels)
 
     async def __aenter__(self) -> Self:
         _fork.check(self._generation)
@@ -264,8 +296,7 @@ class _Handle:
         self._wait = optional_seconds(wait, "wait")
         self._cancels = cancel_on_lost
         self._lock: _backend.Lock | None = None
-        # The leases of the blocks of this handle, which may be in several tasks.
-        self._held: list[tuple[asyncio.Task[Any] | None, Lease | None]] = []
+        self._held = Blocks()
 
     @property
     def name(self) -> str:
@@ -283,13 +314,10 @@ class _Handle:
     async def _enter(self, lease: Lease | None) -> None:
         if lease is not None:
             await lease.__aenter__()
-        self._held.append((asyncio.current_task(), lease))
+        self._held.push(asyncio.current_task(), lease)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        task, held = asyncio.current_task(), self._held
-        # The last of this task; of a block that ends in another task than it began, the last of all.
-        index = next((index for index in range(len(held) - 1, -1, -1) if held[index][0] is task), len(held) - 1)
-        _, lease = held.pop(index)
+        lease: Lease | None = self._held.pop(asyncio.current_task())
         if lease is not None:
             await lease.__aexit__(kind, error, trace)
 
@@ -369,6 +397,35 @@ class Election(Lock):
         """The current leader, or None."""
         return leader_of(await self._client._inspect("election", self.name))
 
+    def observe(self, *, every: Seconds = 1.0) -> Observer:
+        """An asynchronous iterator over the leaders: the current one first, then each that differs from the last one; None stands for no leader. It
+        looks every ``every`` seconds (at least 0.01), and sees no leader that comes and goes between two looks.
+
+        Raises `Unavailable`, after which it can be asked again, and `ClientClosed` once the client is closed.
+        """
+        return Observer(self, every)
+
+
+class Observer:
+    """The leaders of an election, one after the other. Created by `Election.observe`."""
+
+    __slots__ = ("_changes", "_election")
+
+    def __init__(self, election: Election, every: Seconds) -> None:
+        self._election = election
+        self._changes = Changes(every)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Holder | None:
+        while True:
+            await asyncio.sleep(self._changes.pause())
+            self._changes.begin_look()
+            leader = await self._election.leader()
+            if self._changes.are_news(leader):
+                return leader
+
 
 class Client(BaseClient):
     """A client of a store, for asyncio. Created by `connect`. Its loops may be several, in several threads."""
@@ -386,10 +443,11 @@ class Client(BaseClient):
         watcher = None if found is None else found()
         if watcher is not None and watcher.loop() is loop and self._generation == _fork.generation:
             return watcher
-        backend = self._open()
-        self._watchers = {key: found for key, found in self._watchers.items() if found() is not None}
-        watcher = _Watcher(loop, backend.completions())
-        self._watchers[id(loop)] = weakref.ref(watcher)
+        watcher = _Watcher(loop, self._open().completions())
+        # Other threads may have loops of their own.
+        with self._opening:
+            self._watchers = {key: found for key, found in self._watchers.items() if found() is not None}
+            self._watchers[id(loop)] = weakref.ref(watcher)
         return watcher
 
     def lock(
@@ -467,7 +525,7 @@ class Client(BaseClient):
         **options: Unpack[MutexOptions],
     ) -> Lock:
         """Several mutexes, all or none, without deadlock, in any order of the names."""
-        terms = Terms("set", tuple(map(self._name, names)), ttl=ttl, **options)
+        terms = Terms("set", tuple(map(self._name, several(names))), ttl=ttl, **options)
         return Lock(self, terms, wait, cancel_on_lost)
 
     def once_per(
@@ -500,7 +558,7 @@ class Client(BaseClient):
 
     async def attach(self, text: str, *, cancel_on_lost: bool = True) -> Lease:
         """Takes over a lease that was detached, in any process. `LeaseLost` if it has ended."""
-        return Lease(self, await _call(self, self._open().attach, text), cancel_on_lost)
+        return Lease(self, await _call(self, self._open().attach, checked_text(text, "a detached lease")), cancel_on_lost)
 
     async def inspect(self, name: str, kind: str = "mutex") -> LockInfo:
         """The holders and waiters of a lock. ``kind``: ``mutex`` (also reentrant, once_per), ``rw``, ``semaphore``, ``election``."""
@@ -518,7 +576,7 @@ class Client(BaseClient):
     async def force_release(self, name: str, kind: str = "mutex", *, token: int | None = None) -> Holders:
         """Takes the lock from its holders, or from the one with ``token``. Returns the former holders. They learn it at their next renewal, so only
         the fencing token protects what they write until then."""
-        return holders(await _call(self, self._open().force_release, kind, self._name(name), token))
+        return holders(await _call(self, self._open().force_release, kind, self._name(name), optional_token(token)))
 
     def locked(
         self,
@@ -530,12 +588,14 @@ class Client(BaseClient):
         **options: Unpack[MutexOptions],
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """A decorator of coroutine functions: as `leasehold.Client.locked`."""
-        from ._locked import namer
+        from ._locked import check, namer
+
+        check(name, busy)
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
             import functools
 
-            name_of = namer(name, function)
+            name_of = namer(name, function, is_async=True)
 
             @functools.wraps(function)
             async def locked(*arguments: P.args, **named: P.kwargs) -> T:
@@ -568,9 +628,10 @@ class Client(BaseClient):
             self._close_watchers()
 
     def _close_watchers(self) -> None:
-        watchers = [found() for found in self._watchers.values()]
-        self._watchers.clear()
-        for watcher in watchers:
+        with self._opening:
+            watchers, self._watchers = self._watchers, {}
+        for found in watchers.values():
+            watcher = found()
             if watcher is not None:
                 watcher.close_later()
 

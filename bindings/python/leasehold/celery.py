@@ -51,7 +51,7 @@ def one_at_a_time(
     """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
-        name_of = namer(name, function)
+        name_of = namer(name, function, is_async=False)
 
         @functools.wraps(function)
         def locked(task: Any, *arguments: Any, **named: Any) -> T:

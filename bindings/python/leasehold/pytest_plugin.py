@@ -1,9 +1,16 @@
-"""Fixtures for the tests of programs that use leasehold. pytest loads them with the package.
+"""Fixtures for the tests of programs that use leasehold. ``pytest_plugins = ["leasehold.pytest_plugin"]`` loads them.
 
     def test_ship(leasehold_client):
         with leasehold_client.lock("orders:42"):
             with pytest.raises(Busy):
                 ship(42, locks=leasehold_client)
+
+    def test_ship_stops_when_the_lease_is_lost(leasehold_store):
+        locks = leasehold.connect(leasehold_store.url)
+        shipping = Shipping(42, locks)      # Acquires the lock.
+        leasehold_store.suspend(60)         # Takes no real time.
+        with pytest.raises(leasehold.LeaseLost):
+            shipping.go_on()
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._client import Client
+    from .testing import TestStore
 
 
 @pytest.fixture
@@ -32,3 +40,14 @@ def leasehold_client(leasehold_url: str) -> Iterator[Client]:
 
     with connect(leasehold_url) as client:
         yield client
+
+
+@pytest.fixture
+def leasehold_store() -> Iterator[TestStore]:
+    """A store whose clock the test moves. Clients of its ``url`` are those of one store."""
+    from .testing import TestStore
+
+    store = TestStore()
+    yield store
+    # What the test has left open can be closed.
+    store.set_reachable(True)

@@ -13,6 +13,7 @@ use crate::lease::{Held, LeaseParts};
 use crate::lock::{Lock, Terms};
 use crate::opened::{Opened, Settings};
 use crate::operation::Operation;
+use crate::testing;
 use crate::time::duration;
 
 fn kind_of(py: Python<'_>, kind: &str) -> PyResult<Kind> {
@@ -132,7 +133,12 @@ async fn attach(opened: Arc<Opened>, text: String) -> Outcome {
 #[pyfunction]
 pub(crate) fn open(py: Python<'_>, url: String, settings: Settings) -> PyResult<Backend> {
     let scheme = url.split(':').next().unwrap_or_default();
-    if !SCHEMES.contains(&scheme) {
+    let test = testing::find(&url);
+    if test.is_none() && scheme == testing::SCHEME {
+        let what = format!("{url}: no leasehold.testing.TestStore of this process has this address");
+        return Err(Failure::invalid(what).into_exception(py));
+    }
+    if test.is_none() && !SCHEMES.contains(&scheme) {
         let what = format!(
             "{scheme:?} is no scheme of a store: they are {}, http, https and unix",
             SCHEMES.join(", ")
@@ -143,5 +149,5 @@ pub(crate) fn open(py: Python<'_>, url: String, settings: Settings) -> PyResult<
         return Err(Failure::invalid("token is for servers of leasehold serve (http:, https:, unix:)")
             .into_exception(py));
     }
-    Ok(Backend { opened: Own::new(Opened::new(py, url, settings)?) })
+    Ok(Backend { opened: Own::new(Opened::new(py, url, test, settings)?) })
 }

@@ -7,6 +7,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use leasehold_store::process::Process;
+use leasehold_store::wakes;
 use pyo3::prelude::*;
 
 use crate::errors::Failure;
@@ -194,6 +195,15 @@ impl Core {
         }
         is_done
     }
+}
+
+/// Lets the threads of clients call the wakers of operations themselves: these neither block nor panic. A thread in between would delay each answer.
+pub(crate) fn learn_wakers() {
+    let learn = async {
+        wakes::learn_blocking().await;
+        done(())
+    };
+    drop(Core::start(learn, None));
 }
 
 impl Resume for Core {

@@ -8,7 +8,7 @@ use pyo3::types::PyModule;
 /// Why an operation failed.
 pub(crate) enum Failure {
     Library(Error),
-    Lost(Error, Loss),
+    Lost(String, Loss),
     /// The class of the exception, and its message.
     Own(&'static str, String),
 }
@@ -39,7 +39,7 @@ impl Failure {
     pub(crate) fn into_exception(self, py: Python<'_>) -> PyErr {
         match self {
             Self::Own(class, message) => exception(py, class, (message,)),
-            Self::Lost(error, loss) => exception(py, "LeaseLost", (format!("{error:#}"), reason(loss))),
+            Self::Lost(message, loss) => exception(py, "LeaseLost", (message, reason(loss))),
             Self::Library(error) => {
                 let class = match error.kind() {
                     _ if error.is_refused() => "Refused",

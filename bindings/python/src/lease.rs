@@ -1,5 +1,6 @@
 //! A held lease, as Python sees it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ impl Held {
 
     fn failure(&self, error: Error) -> Failure {
         match self.loss() {
-            Some((loss, _)) if error.is_lost() => Failure::Lost(error, loss),
+            Some((loss, _)) if error.is_lost() => Failure::Lost(format!("{error:#}"), loss),
             _ => Failure::Library(error),
         }
     }
@@ -94,8 +95,9 @@ impl Held {
         };
         match (released, loss) {
             (Ok(()), _) => done(()),
-            (Err(error), Some((loss, _))) if error.is_lost() => Err(Failure::Lost(error, loss)),
-            (Err(error), None) if error.is_lost() => Err(Failure::Lost(error, Loss::Gone)),
+            (Err(error), loss) if error.is_lost() => {
+                Err(Failure::Lost(format!("{error:#}"), loss.map_or(Loss::Gone, |(loss, _)| loss)))
+            }
             (Err(error), _) => Err(error.into()),
         }
     }
@@ -109,13 +111,12 @@ impl Held {
         done(guard.detach().await?.to_string())
     }
 
-    async fn downgrade(self, opened: Arc<Opened>) -> Outcome {
-        let reader = match self {
-            Self::Writer(guard) => guard.downgrade().await?,
-            Self::Upgradable(guard) => guard.downgrade().await?,
-            Self::Plain(_) | Self::Set(_) => return Err(Failure::unsupported(NO_READER)),
-        };
-        done(LeaseParts::new(Self::Plain(reader), opened))
+    async fn downgrade(self) -> Result<Self, Failure> {
+        match self {
+            Self::Writer(guard) => Ok(Self::Plain(guard.downgrade().await?)),
+            Self::Upgradable(guard) => Ok(Self::Plain(guard.downgrade().await?)),
+            Self::Plain(_) | Self::Set(_) => Err(Failure::unsupported(NO_READER)),
+        }
     }
 }
 
@@ -125,20 +126,45 @@ const NO_READER: &str = "only the lease of a writer or of an upgradable reader c
 const NO_WRITER: &str =
     "only the lease of an upgradable reader can be upgraded: acquire rwlock(name).upgradable()";
 
+const NOT_REPLACED: &str =
+    "the lease was lost: it was released, because its upgrade or downgrade failed or was cancelled";
+
 /// A lease that Python has not taken yet.
 pub(crate) struct LeaseParts {
     held: Held,
     opened: Arc<Opened>,
+    /// The lease in whose place it is, once Python has it.
+    replaces: Option<Replaced>,
 }
 
 impl LeaseParts {
     pub(crate) fn new(held: Held, opened: Arc<Opened>) -> Self {
-        Self { held, opened }
+        Self { held, opened, replaces: None }
+    }
+}
+
+/// A lease that another one is to replace. If Python gets no other one, it is lost when this is dropped, because nothing is held any more.
+struct Replaced(Weak<State>);
+
+impl Replaced {
+    fn keep(mut self) {
+        self.0 = Weak::new();
+    }
+}
+
+impl Drop for Replaced {
+    fn drop(&mut self) {
+        if let Some(state) = self.0.upgrade() {
+            state.is_dropped.store(true, Ordering::Release);
+        }
     }
 }
 
 impl Value for LeaseParts {
-    fn into_object(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+    fn into_object(mut self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        if let Some(replaced) = self.replaces.take() {
+            replaced.keep();
+        }
         Ok(Lease::new(*self).into_pyobject(py)?.into_any().unbind())
     }
 }
@@ -155,6 +181,8 @@ struct State {
     held: Mutex<Option<Arc<Held>>>,
     /// The operations that have the guard as long as they run: they end when it is released.
     looking: Mutex<Vec<Weak<Core>>>,
+    /// The library has released it, because it was not replaced.
+    is_dropped: AtomicBool,
     name: String,
     tokens: Vec<(String, u64)>,
     /// The client is closed after its last lease.
@@ -172,6 +200,18 @@ impl State {
 
     fn with<T>(&self, look: impl FnOnce(&Held) -> T) -> Option<T> {
         self.held().as_deref().map(look)
+    }
+
+    /// Why the lease is lost, and the message, if it is.
+    fn loss(&self) -> Option<(Loss, String)> {
+        match self.with(Held::loss) {
+            Some(loss) => loss.map(|(loss, error)| (loss, format!("{error:#}"))),
+            None => self.is_dropped.load(Ordering::Acquire).then(|| (Loss::Gone, self.not_replaced())),
+        }
+    }
+
+    fn not_replaced(&self) -> String {
+        format!("{:?}: {NOT_REPLACED}", self.name)
     }
 
     /// Starts an operation that looks at the lease. `ended`: its outcome if the lease is released meanwhile.
@@ -220,12 +260,13 @@ pub(crate) struct Lease {
 
 impl Lease {
     pub(crate) fn new(parts: LeaseParts) -> Self {
-        let LeaseParts { held, opened } = parts;
+        let LeaseParts { held, opened, replaces: _ } = parts;
         let tokens: Vec<_> =
             held.guards().iter().map(|guard| (guard.name().to_owned(), guard.token().get())).collect();
         let name = tokens.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",");
         let (held, looking) = (Mutex::new(Some(Arc::new(held))), Mutex::default());
-        Self { state: Own::new(Arc::new(State { held, looking, name, tokens, opened })) }
+        let is_dropped = AtomicBool::new(false);
+        Self { state: Own::new(Arc::new(State { held, looking, is_dropped, name, tokens, opened })) }
     }
 
     fn state(&self, py: Python<'_>) -> PyResult<&Arc<State>> {
@@ -277,17 +318,13 @@ impl Lease {
     }
 
     fn loss(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
-        let loss = self.state(py)?.with(Held::loss).flatten();
-        Ok(loss.map(|(loss, _)| reason(loss)))
+        Ok(self.state(py)?.loss().map(|(loss, _)| reason(loss)))
     }
 
     fn loss_error(&self, py: Python<'_>) -> PyResult<String> {
         let state = self.state(py)?;
-        let loss = state.with(Held::loss).flatten();
-        Ok(loss.map_or_else(
-            || format!("{:?}: the lease is not lost", state.name),
-            |(_, error)| format!("{error:#}"),
-        ))
+        let not_lost = || format!("{:?}: the lease is not lost", state.name);
+        Ok(state.loss().map_or_else(not_lost, |(_, message)| message))
     }
 
     fn completions(&self) -> PyResult<Completions> {
@@ -297,8 +334,10 @@ impl Lease {
     #[pyo3(signature = (completions=None))]
     fn lost(&self, py: Python<'_>, completions: Option<&Bound<'_, Completions>>) -> PyResult<Operation> {
         let queue = queue_of(completions)?;
+        let state = self.state(py)?;
         let lost = |held: Arc<Held>| async move { done(held.lost().await) };
-        Ok(Operation::new(self.state(py)?.look(lost, done(()), queue.as_ref())))
+        let ended = state.loss().map_or_else(|| done(()), |(loss, _)| done(loss));
+        Ok(Operation::new(state.look(lost, ended, queue.as_ref())))
     }
 
     #[pyo3(signature = (completions=None))]
@@ -329,7 +368,10 @@ impl Lease {
                 };
                 Core::start(release, queue.as_ref())
             }
-            None => Core::ended(done(()), queue.as_ref()),
+            None => {
+                let lost = self.state(py)?.loss().map(|(loss, message)| Failure::Lost(message, loss));
+                Core::ended(lost.map_or_else(|| done(()), Err), queue.as_ref())
+            }
         };
         Ok(Operation::new(core))
     }
@@ -348,8 +390,14 @@ impl Lease {
     #[pyo3(signature = (completions=None))]
     fn downgrade(&self, py: Python<'_>, completions: Option<&Bound<'_, Completions>>) -> PyResult<Operation> {
         self.check(py, |held| matches!(held, Held::Writer(_) | Held::Upgradable(_)), NO_READER)?;
-        let opened = self.state(py)?.opened.clone();
-        self.consume(py, completions, |held| held.downgrade(opened))
+        let (opened, state) = (self.state(py)?.opened.clone(), Arc::downgrade(self.state(py)?));
+        self.consume(py, completions, |held| {
+            let replaced = Replaced(state);
+            async move {
+                let reader = held.downgrade().await?;
+                done(LeaseParts { held: reader, opened, replaces: Some(replaced) })
+            }
+        })
     }
 
     #[pyo3(signature = (wait=None, completions=None))]
@@ -360,17 +408,23 @@ impl Lease {
         completions: Option<&Bound<'_, Completions>>,
     ) -> PyResult<Operation> {
         self.check(py, |held| matches!(held, Held::Upgradable(_)), NO_WRITER)?;
-        let (limit, state) = (Limit::new(py, wait)?, Arc::downgrade(self.state(py)?));
-        let opened = self.state(py)?.opened.clone();
-        self.consume(py, completions, move |held| async move {
-            let Held::Upgradable(reader) = held else { return Err(Failure::unsupported(NO_WRITER)) };
-            match reader.upgrade_timeout(limit.left()).await? {
-                Ok(writer) => done(LeaseParts::new(Held::Writer(writer), opened)),
-                Err(reader) => {
-                    if let Some(state) = state.upgrade() {
-                        state.put_back(Held::Upgradable(reader));
+        let limit = Limit::new(py, wait)?;
+        let (opened, state) = (self.state(py)?.opened.clone(), Arc::downgrade(self.state(py)?));
+        self.consume(py, completions, move |held| {
+            let replaced = Replaced(state);
+            async move {
+                let Held::Upgradable(reader) = held else { return Err(Failure::unsupported(NO_WRITER)) };
+                match reader.upgrade_timeout(limit.left()).await? {
+                    Ok(writer) => {
+                        done(LeaseParts { held: Held::Writer(writer), opened, replaces: Some(replaced) })
                     }
-                    done(())
+                    Err(reader) => {
+                        if let Some(state) = replaced.0.upgrade() {
+                            state.put_back(Held::Upgradable(reader));
+                        }
+                        replaced.keep();
+                        done(())
+                    }
                 }
             }
         })

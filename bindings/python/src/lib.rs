@@ -20,6 +20,7 @@ mod log;
 mod opened;
 mod operation;
 mod queue;
+mod testing;
 mod time;
 
 use pyo3::prelude::*;
@@ -40,6 +41,8 @@ mod _native {
     use crate::log::records;
     #[pymodule_export]
     use crate::operation::Operation;
+    #[pymodule_export]
+    use crate::testing::TestStore;
 
     use super::{Bound, PyModule, PyResult};
 
@@ -47,6 +50,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::fork::register(module)?;
         crate::log::capture();
+        crate::core::learn_wakers();
         Ok(())
     }
 }

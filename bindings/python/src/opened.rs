@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use leasehold::testing::TestStore;
 use leasehold::{Client, Kind, Token};
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
@@ -27,6 +28,8 @@ pub(crate) struct Settings {
 /// A client that is open, or will be.
 pub(crate) struct Opened {
     url: String,
+    /// The store of a test: nothing waits for its clients, because only the test moves their clock.
+    test: Option<TestStore>,
     ttl: Option<Duration>,
     connect_timeout: Option<Duration>,
     label: Option<String>,
@@ -39,11 +42,17 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    pub(crate) fn new(py: Python<'_>, url: String, settings: Settings) -> PyResult<Arc<Self>> {
+    pub(crate) fn new(
+        py: Python<'_>,
+        url: String,
+        test: Option<TestStore>,
+        settings: Settings,
+    ) -> PyResult<Arc<Self>> {
         let optional = |seconds: Option<f64>| seconds.map(|seconds| duration(py, seconds)).transpose();
         let (ttl, connect_timeout) = (optional(settings.ttl)?, optional(settings.connect_timeout)?);
         Ok(Arc::new_cyclic(|own: &Weak<Self>| Self {
             url,
+            test,
             ttl,
             connect_timeout,
             label: settings.label,
@@ -64,12 +73,12 @@ impl Opened {
         if let Some(client) = cell.get() {
             return Ok(client.clone());
         }
-        let client = cell.get_or_try_init(|| self.connect()).await?;
+        let client = cell.get_or_try_init(|| self.connect()).await.map_err(unanswered)?;
         if self.cell().is_none() { Err(Failure::closed()) } else { Ok(client.clone()) }
     }
 
     async fn connect(&self) -> Result<Client, Failure> {
-        let mut builder = Client::builder().store(self.url.as_str());
+        let mut builder = Client::builder();
         if let Some(ttl) = self.ttl {
             builder = builder.ttl(ttl);
         }
@@ -85,7 +94,10 @@ impl Opened {
         if let Some(replicas) = self.replicas {
             builder = builder.replicas(replicas);
         }
-        Ok(builder.connect().await?)
+        match &self.test {
+            Some(store) => Ok(store.client_with(builder)?),
+            None => Ok(builder.store(self.url.as_str()).connect().await?),
+        }
     }
 
     pub(crate) async fn close(&self, limit: Option<Duration>) -> Outcome {
@@ -129,6 +141,9 @@ impl Opened {
 impl Close for Opened {
     fn close(&self, limit: Duration) -> BoxFuture<'_, ()> {
         Box::pin(async move {
+            if self.test.is_some() {
+                return drop(self.cell().take());
+            }
             // What was not confirmed expires with its ttl.
             let _ = self.close(Some(limit)).await;
         })
@@ -139,9 +154,19 @@ impl Drop for Opened {
     fn drop(&mut self) {
         exit::remove(self.key);
         let cell = self.client.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(client) = cell.and_then(Arc::into_inner).and_then(OnceCell::into_inner) {
+        if let Some(client) = cell.and_then(Arc::into_inner).and_then(OnceCell::into_inner)
+            && self.test.is_none()
+        {
             exit::close(client);
         }
+    }
+}
+
+/// A connection that took too long. It is not the `Timeout` of a lock that is busy.
+fn unanswered(failure: Failure) -> Failure {
+    match failure {
+        Failure::Library(error) if error.is_timeout() => Failure::Own("Unavailable", format!("{error:#}")),
+        other => other,
     }
 }
 

@@ -27,5 +27,5 @@ impl Limit {
 /// Seconds of Python.
 pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| Failure::invalid(format!("{seconds} is no number of seconds")).into_exception(py))
+        .map_err(|_| Failure::invalid(format!("{seconds:?} is no number of seconds")).into_exception(py))
 }
