@@ -21,7 +21,7 @@ import pytest
 
 import leasehold
 
-from over_http.servers import ROOT, Redis, environment, free_port, until
+from servers import ROOT, Redis, environment, free_port, until
 
 PACKAGE = ROOT / "bindings/python"
 
@@ -40,19 +40,12 @@ def blocks(document: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.S | re.M)
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    server = Redis(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
 EXAMPLES = [(document, number) for document in DOCUMENTS for number in range(len(blocks(document)))]
 
 
 @pytest.mark.parametrize(("document", "number"), EXAMPLES, ids=lambda value: value.name if isinstance(value, Path) else str(value))
-def test_example_runs(document: Path, number: int, redis: Redis, tmp_path: Path) -> None:
-    source = blocks(document)[number].replace("redis://127.0.0.1", redis.url)
+def test_example_runs(document: Path, number: int, redis_server: Redis, tmp_path: Path) -> None:
+    source = blocks(document)[number].replace("redis://127.0.0.1", redis_server.url)
     done = subprocess.run([sys.executable, "-c", source], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "Warning:" not in done.stderr
@@ -173,8 +166,8 @@ def test_examples_have_the_right_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_examples_exclude_each_other(kind: str, redis: Redis, tmp_path: Path) -> None:
-    store = redis.url if kind == "redis" else f"sqlite:{tmp_path}/locks.db"
+def test_examples_exclude_each_other(kind: str, redis_server: Redis, tmp_path: Path) -> None:
+    store = redis_server.url if kind == "redis" else f"sqlite:{tmp_path}/locks.db"
     examples = ROOT / "examples/python"
     command = [sys.executable, str(examples / "report.py"), store, str(tmp_path / "report.db")]
     reports = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) for _ in range(3)]

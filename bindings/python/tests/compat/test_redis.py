@@ -13,20 +13,12 @@ import redis
 import leasehold
 from leasehold.compat.redis import Lock
 
-from over_http.servers import Redis, stays, until
-
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    server = Redis(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
+from servers import Redis, stays, until
 
 
 @pytest.fixture
-def client(server: Redis) -> Iterator[Any]:
-    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+def client(redis_server: Redis) -> Iterator[Any]:
+    with redis.Redis(unix_socket_path=str(redis_server.socket)) as client:
         yield client
 
 
@@ -116,8 +108,8 @@ def test_lock_of_a_thread_is_not_that_of_another(client: Any, name: str) -> None
     assert seen == [False, True]
 
 
-def test_client_of_leasehold_can_be_passed(server: Redis, client: Any, name: str) -> None:
-    with leasehold.connect(server.url) as mine:
+def test_client_of_leasehold_can_be_passed(redis_server: Redis, client: Any, name: str) -> None:
+    with leasehold.connect(redis_server.url) as mine:
         lock = client.lock(name, timeout=5, lock_class=functools.partial(Lock, client=mine))
         with lock:
             assert lock.lease.token > 0

@@ -1,95 +1,18 @@
-"""Stores of the native engine: memory, a file of SQLite, and a Redis server that the tests start on a Unix socket."""
+"""Stores of the native engine: memory, a file of SQLite, and a server of Redis."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import leasehold
 
-from over_http.servers import redis_program
-
-LIMIT = 60.0
-"""Seconds that nothing in these tests takes on a machine that works, however busy it is."""
-
-
-def until(is_true: Callable[[], object], what: str) -> None:
-    """Waits until this is true."""
-    give_up = time.monotonic() + LIMIT
-    while not is_true():
-        assert time.monotonic() < give_up, what
-        time.sleep(0.005)
-
-
-class Redis:
-    """A server of Redis on a Unix socket."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "redis.sock"
-        arguments = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no", "--dir", str(folder)]
-        self.process = subprocess.Popen([redis_program(), *arguments], stdout=subprocess.DEVNULL)
-        until(self._answers, "the server does not answer")
-
-    def _answers(self) -> bool:
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(LIMIT)
-                connection.connect(str(self.socket))
-                connection.sendall(b"PING\r\n")
-                return connection.recv(7) == b"+PONG\r\n"
-        except OSError:
-            return False
-
-    @property
-    def url(self) -> str:
-        return f"redis+unix://{self.socket}"
-
-    def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        self.thaw()
-        self.process.kill()
-        self.process.wait()
-
-
-@contextmanager
-def running_redis() -> Iterator[Redis]:
-    folder = Path(tempfile.mkdtemp(prefix="leasehold-py-"))
-    server = Redis(folder)
-    try:
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="session")
-def redis_server() -> Iterator[Redis]:
-    """A server for all tests that leave it alone."""
-    with running_redis() as server:
-        yield server
-
-
-@pytest.fixture
-def own_redis() -> Iterator[Redis]:
-    """A server that a test may freeze."""
-    with running_redis() as server:
-        yield server
+from servers import Redis
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

@@ -15,8 +15,10 @@ import pytest
 import leasehold
 from leasehold import aio
 
-from .conftest import LIMIT, Redis, descriptors, native_threads, resident_kib
-from .conftest import until as until_true
+from servers import LIMIT, Redis
+from servers import until as until_true
+
+from .conftest import descriptors, in_thread, native_threads, resident_kib
 
 
 def run(work: Coroutine[Any, Any, Any], limit: float = LIMIT) -> Any:
@@ -302,6 +304,103 @@ def test_loss_does_not_cancel_a_body_that_declined_it(name: str) -> None:
                     assert lease.is_lost
 
     run(work())
+
+
+def test_observer_iterates_over_the_leaders(url: str, name: str) -> None:
+    async def work() -> None:
+        async with aio.connect(url) as client, aio.connect(url) as other:
+            seen: list[int | None] = []
+
+            async def observe() -> None:
+                async for leader in other.election(name).observe(every=0.02):
+                    seen.append(None if leader is None else leader.token)
+
+            observing = asyncio.create_task(observe())
+            await until(lambda: seen == [None], "no first look")
+            async with client.election(name) as leadership:
+                await until(lambda: seen == [None, leadership.token], "the leader was not seen")
+            await until(lambda: seen == [None, leadership.token, None], "the end was not seen")
+            observing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await observing
+
+    run(work())
+
+
+def test_observer_that_is_cancelled_again_and_again_sees_the_change(name: str) -> None:
+    async def work() -> None:
+        async with aio.connect("memory:") as client:
+            leaders = client.election(name).observe(every=0.1)
+            assert await anext(leaders) is None
+            async with client.election(name):
+                while True:
+                    try:
+                        leader = await asyncio.wait_for(anext(leaders), 0.03)
+                        break
+                    except TimeoutError:
+                        pass
+                assert leader is not None
+
+    run(work())
+
+
+def test_upgrade_that_is_cancelled_loses_the_lease_and_ends_the_block(name: str) -> None:
+    """The library releases it then: a body that has caught its own timeout would go on without a lock."""
+
+    async def work() -> None:
+        async with aio.connect("memory:a") as client, aio.connect("memory:a") as other, other.rwlock(name).read():
+            went_on = False
+            with pytest.raises(leasehold.LeaseLost) as caught:
+                async with client.rwlock(name).upgradable() as reader:
+                    waiting = asyncio.create_task(reader.wait_lost())
+                    await asyncio.sleep(0)
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.05):
+                            await reader.upgrade()
+                    assert reader.is_lost and reader.loss == "gone"
+                    await asyncio.sleep(LIMIT)
+                    went_on = True
+            assert caught.value.reason == "gone" and not went_on
+            assert await waiting == "gone"
+
+    run(work())
+
+
+def test_upgrade_that_times_out_keeps_the_watch_over_the_lease(url: str, name: str) -> None:
+    async def work() -> None:
+        async with aio.connect(url) as client, aio.connect(url) as other, other.rwlock(name).read():
+            with pytest.raises(leasehold.LeaseLost):
+                async with client.rwlock(name, ttl=0.5).upgradable() as reader:
+                    waiting = asyncio.create_task(reader.wait_lost())
+                    with pytest.raises(leasehold.Timeout):
+                        await reader.upgrade(wait=0.02)
+                    await other.force_release(name, "rw", token=reader.token)
+                    await asyncio.sleep(LIMIT)
+            assert await waiting == "gone"
+
+    run(work())
+
+
+def test_loops_of_several_threads_use_one_client(url: str, name: str) -> None:
+    client = aio.connect(url)
+    errors: list[BaseException] = []
+
+    async def work(number: int) -> None:
+        async with client.lock(f"{name}:{number % 3}"):
+            await asyncio.sleep(0)
+
+    def thread() -> None:
+        try:
+            for number in range(10):
+                run(work(number))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [in_thread(thread) for _ in range(6)]
+    for one in threads:
+        one.join(LIMIT)
+    assert not errors and not any(one.is_alive() for one in threads)
+    run(client.close())
 
 
 def test_blocked_loop_loses_nothing(url: str, name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import leasehold
 
-from .conftest import LIMIT, until
+from servers import LIMIT, Redis, until
 
 
 def run(script: str, *arguments: str) -> subprocess.Popen[str]:
@@ -21,7 +21,12 @@ def run(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=LIMIT)
+    with process:
+        try:
+            out, err = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     return process.returncode, out, err
 
 
@@ -130,10 +135,7 @@ def test_interpreter_ends_with_a_pending_task_and_with_a_closed_loop(tmp_path: P
     assert "Fatal" not in err and "panicked" not in err
 
 
-def test_store_that_does_not_answer_delays_the_exit_by_two_seconds(own_redis: object) -> None:
-    from .conftest import Redis
-
-    assert isinstance(own_redis, Redis)
+def test_store_that_does_not_answer_delays_the_exit_by_two_seconds(own_redis: Redis) -> None:
     script = """
 import os, signal, sys, time, leasehold
 client = leasehold.connect(sys.argv[1])

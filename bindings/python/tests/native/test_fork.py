@@ -19,9 +19,9 @@ import pytest
 import leasehold
 from leasehold import aio
 
-from over_http.servers import stays
+from servers import LIMIT, Redis, stays, until
 
-from .conftest import LIMIT, Redis, in_thread, until
+from .conftest import in_thread
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

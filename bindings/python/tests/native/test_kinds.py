@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import sys
 import threading
 
 import pytest
 
 import leasehold
 
-from .conftest import in_thread, until
+from servers import LIMIT, Redis, until
+
+from .conftest import in_thread
 
 
 def test_lock_is_held_in_its_block_and_tokens_rise(client: leasehold.Client, other: leasehold.Client, name: str) -> None:
@@ -158,6 +161,37 @@ def test_leader_can_be_looked_up(client: leasehold.Client, other: leasehold.Clie
     assert election.leader() is None
 
 
+def test_observer_returns_each_change_of_the_leader(client: leasehold.Client, other: leasehold.Client, name: str) -> None:
+    leaders = other.election(name).observe(every=0.02)
+    assert next(leaders) is None
+    with client.election(name) as first:
+        leader = next(leaders)
+        assert leader is not None and leader.token == first.token
+    assert next(leaders) is None
+    with client.election(name) as second:
+        leader = next(leaders)
+        assert leader is not None and leader.token == second.token
+        late = next(client.election(name).observe())
+        assert late is not None and late.token == second.token
+    other.close()
+    for _ in range(2):
+        with pytest.raises(leasehold.ClientClosed):
+            next(leaders)
+
+
+def test_observer_goes_on_after_an_error() -> None:
+    store = leasehold.testing.TestStore()
+    with leasehold.connect(store.url) as client:
+        leaders = client.election("a").observe(every=0.02)
+        assert next(leaders) is None
+        with client.election("a"):
+            store.set_reachable(False)
+            with pytest.raises(leasehold.Unavailable):
+                next(leaders)
+            store.set_reachable(True)
+            assert next(leaders) is not None
+
+
 def test_detached_lease_is_attached_by_another_client(client: leasehold.Client, other: leasehold.Client, name: str) -> None:
     lease = client.lock(name, ttl=300).acquire()
     text = lease.detach()
@@ -242,12 +276,9 @@ def test_decorated_function_runs_under_the_lock_of_its_arguments(client: leaseho
         client.locked("{nobody}")(strict)
 
 
-def test_bridge_excludes_the_other_library(redis_server: object, name: str) -> None:
+def test_bridge_excludes_the_other_library(redis_server: Redis, name: str) -> None:
     import redis
 
-    from .conftest import Redis
-
-    assert isinstance(redis_server, Redis)
     from leasehold import bridge
 
     theirs = redis.Redis(unix_socket_path=str(redis_server.socket))
@@ -258,3 +289,58 @@ def test_bridge_excludes_the_other_library(redis_server: object, name: str) -> N
         with theirs.lock(name, timeout=30):
             assert lock.try_acquire() is None
     theirs.close()
+
+
+def test_lease_whose_upgrade_fails_is_lost() -> None:
+    """The library releases it then, and its holder must not believe that it still has it."""
+    store = leasehold.testing.TestStore()
+    with leasehold.connect(store.url) as client:
+        reader = client.rwlock("a").upgradable().acquire()
+        reasons: list[str] = []
+        reader.on_lost(reasons.append)
+        store.set_reachable(False)
+        with pytest.raises(leasehold.Unavailable):
+            reader.upgrade(wait=1)
+        assert reader.loss == "gone"
+        with pytest.raises(leasehold.LeaseLost, match="upgrade or downgrade failed"):
+            reader.check()
+        until(lambda: reasons == ["gone"], "the callback was not called")
+        with pytest.raises(leasehold.LeaseLost) as caught:
+            reader.release()
+        assert caught.value.reason == "gone"
+        store.set_reachable(True)
+
+
+def test_loss_after_an_upgrade_that_timed_out_calls_back(client: leasehold.Client, other: leasehold.Client, name: str) -> None:
+    reader = client.rwlock(name, ttl=0.5).upgradable().acquire()
+    reasons: list[str] = []
+    reader.on_lost(reasons.append)
+    with other.rwlock(name).read():
+        with pytest.raises(leasehold.Timeout):
+            reader.upgrade(wait=0.02)
+        other.force_release(name, "rw", token=reader.token)
+        until(lambda: reasons == ["gone"], "the callback was not called")
+
+
+def test_handle_of_several_threads_releases_the_lease_of_its_own_block(client: leasehold.Client, name: str) -> None:
+    """With the interpreter switching between any two steps."""
+    lock = client.semaphore(name, permits=8)
+    wrong: list[object] = []
+    interval = sys.getswitchinterval()
+
+    def work() -> None:
+        for _ in range(200):
+            with lock as lease:
+                pass
+            if not lease._ended:
+                wrong.append(lease)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [in_thread(work) for _ in range(8)]
+        for thread in threads:
+            thread.join(LIMIT)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not wrong

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from over_http.servers import FakeServer, Proxy, Redis, Reply, Serve, free_port
+from servers import FakeServer, Proxy, Reply, Serve, free_port
 
 S = TypeVar("S", Serve, Proxy, FakeServer)
 
@@ -16,18 +16,11 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LEASEHOLD_HTTP_TOKEN", raising=False)
 
 
-@pytest.fixture(scope="session")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
-    server = Redis(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.stop()
-
-
 @pytest.fixture(params=["sqlite", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:{tmp_path}/locks.db"
-    return str(request.getfixturevalue("redis").url)
+    return str(request.getfixturevalue("redis_server").url)
 
 
 class Start:

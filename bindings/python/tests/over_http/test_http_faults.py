@@ -22,7 +22,7 @@ import leasehold
 import leasehold.aio
 
 from over_http.conftest import Start
-from over_http.servers import READ_TOKEN, TOKEN, Redis, Reply, Serve, environment, free_port, grant, problem, stays, until
+from servers import READ_TOKEN, TOKEN, Redis, Reply, Serve, environment, free_port, grant, problem, stays, until
 
 
 # The life of a lease
@@ -255,7 +255,7 @@ def test_unconfirmed_release_is_an_error_and_goes_on(start: Start) -> None:
 def test_counter_is_exact_behind_a_balancer_that_cuts_connections(
     start: Start, request: pytest.FixtureRequest, kind: str, name: str
 ) -> None:
-    store = f"sqlite:{start.folder}/locks.db" if kind == "sqlite" else request.getfixturevalue("redis").url
+    store = f"sqlite:{start.folder}/locks.db" if kind == "sqlite" else request.getfixturevalue("redis_server").url
     servers = [Serve(store, start.folder, port=free_port()) for _ in range(2)]
     start.started += servers
     dice = random.Random(7)

@@ -9,7 +9,7 @@ import pytest
 import leasehold
 from leasehold import bridge
 
-from over_http.servers import Serve, until
+from servers import Serve, until
 
 
 @pytest.fixture
@@ -127,6 +127,18 @@ def test_election_shows_its_leader(client: leasehold.Client, name: str) -> None:
         assert leader.token == lease.token
         assert leader.process.label == "http://10.0.0.7:8080"
     until(lambda: election.leader() is None)
+
+
+def test_observer_returns_each_change_of_the_leader(client: leasehold.Client, name: str) -> None:
+    leaders = client.election(name).observe(every=0.05)
+    assert next(leaders) is None
+    with client.election(name) as leadership:
+        leader = next(leaders)
+        assert leader is not None and leader.token == leadership.token
+    assert next(leaders) is None
+    client.close()
+    with pytest.raises(leasehold.ClientClosed):
+        next(leaders)
 
 
 def test_minimum_hold(client: leasehold.Client, name: str) -> None:

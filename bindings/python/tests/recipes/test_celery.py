@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from over_http.servers import Redis, environment, until
+from servers import Redis, environment, until
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from django.conf import settings
 
 import leasehold
-from over_http.servers import Redis, environment
+from servers import Redis, environment
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +122,13 @@ def test_lock_is_held_until_the_commit_or_the_rollback(other: leasehold.Client) 
         locks.lock_until_commit("account")
 
 
-def test_child_process_has_a_client_of_its_own(project: Path, tmp_path: Path) -> None:
+def test_child_process_has_a_client_of_its_own(project: Path, redis_server: Redis) -> None:
     from django.test import override_settings
 
     import leasehold.django as locks
 
-    redis = Redis(tmp_path)
     try:
-        with override_settings(LEASEHOLD={"url": redis.url}):
+        with override_settings(LEASEHOLD={"url": redis_server.url}):
             locks._client_of.cache_clear()
             with locks.client().lock("used in the parent"):
                 pass
@@ -144,7 +143,6 @@ def test_child_process_has_a_client_of_its_own(project: Path, tmp_path: Path) ->
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         locks._client_of.cache_clear()
-        redis.stop()
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -12,7 +12,7 @@ import leasehold
 import leasehold.aio
 from leasehold.fastapi import locked
 
-from over_http.servers import until
+from servers import until
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from over_http.servers import Serve, environment, free_port, until
+from servers import Serve, environment, free_port, until
 
 
 @pytest.mark.parametrize("kind", ["native", "http"])
