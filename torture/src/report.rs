@@ -118,7 +118,7 @@ impl Report {
         let target = Target::find(&self.target).unwrap_or(LEASEHOLD);
         let ttl = Duration::from_millis(self.ttl_ms);
         let mut verdict = check(history, &Terms { store: self.store, ttl, has_bound: target.has_bound() });
-        self.look_at_rest(&mut verdict, history.end, target.is_own());
+        self.look_at_rest(&mut verdict, history.end, target.has_bound());
         self.is_violated = verdict.is_violated();
         self.figures = verdict.figures;
         self.counts.clear();
@@ -239,8 +239,8 @@ impl Report {
         if !missing.is_empty() {
             return Some(format!("not injected: {}", missing.join(", ")));
         }
-        let is_own = Target::find(&self.target).is_some_and(|target| target.is_own());
-        (is_own && self.left.keys.is_none()).then(|| "what is left in the store is unknown".to_owned())
+        let has_bound = Target::find(&self.target).is_some_and(|target| target.has_bound());
+        (has_bound && self.left.keys.is_none()).then(|| "what is left in the store is unknown".to_owned())
     }
 
     /// For people.

@@ -107,7 +107,7 @@ fn work(options: &Options, fleet: Option<&Fleet>, stores: &Stores, resource: &Re
     // `memory:` is within one process.
     let is_one = options.store == StoreKind::Memory;
     let own = || fleet.map(Fleet::url).into_iter().chain([stores.url(options.ttl)]).collect();
-    let urls = if options.target.is_own() { own() } else { stores.urls(options.ttl) };
+    let urls = if options.target.has_bound() { own() } else { stores.urls(options.ttl) };
     let contend = Contend {
         lock: options.target.lock.to_owned(),
         name: "torture".to_owned(),

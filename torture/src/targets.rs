@@ -62,6 +62,10 @@ pub const SERVED: Target = Target {
     ..LEASEHOLD
 };
 
+/// The same mutex from Python: threads of a process that use one client of the package.
+pub const PYTHON: Target =
+    Target { name: "leasehold-python", program: "leasehold-python", source: "docs/python.md", ..LEASEHOLD };
+
 const fn kind(name: &'static str, lock: &'static str, promise: &'static str) -> Target {
     Target { name, program: "leasehold-kinds", lock, promise, ..LEASEHOLD }
 }
@@ -169,13 +173,13 @@ impl Target {
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        [LEASEHOLD, DETACHED, SERVED].into_iter().chain(KINDS).chain(PEERS).chain(SPECIMENS)
+        [LEASEHOLD, DETACHED, SERVED, PYTHON].into_iter().chain(KINDS).chain(PEERS).chain(SPECIMENS)
     }
 
     /// Whether it is part of this program.
     #[must_use]
     pub fn is_own(&self) -> bool {
-        self.is_leasehold() || SPECIMENS.iter().any(|specimen| specimen.name == self.name)
+        self.has_bound() && self.program != PYTHON.program
     }
 
     /// Whether it has a lock on this store.
@@ -190,7 +194,7 @@ impl Target {
             // A quorum has no such locks.
             (_, StoreKind::Redlock) if matches!(self.lock, "semaphore" | "read-write" | "reentrant") => false,
             (_, StoreKind::Redis | StoreKind::Redis62 | StoreKind::Valkey | StoreKind::Redlock) => true,
-            _ => self.is_own(),
+            _ => self.has_bound(),
         }
     }
 
@@ -209,13 +213,13 @@ impl Target {
     /// Whether leasehold's promises apply: to itself, and to the specimens that must break them.
     #[must_use]
     pub fn has_bound(&self) -> bool {
-        self.is_own()
+        self.is_leasehold() || SPECIMENS.iter().any(|specimen| specimen.name == self.name)
     }
 
     /// Whether it is leasehold itself.
     #[must_use]
     pub fn is_leasehold(&self) -> bool {
-        [LEASEHOLD.program, SERVED.program].contains(&self.program)
+        [LEASEHOLD.program, SERVED.program, PYTHON.program].contains(&self.program)
             || KINDS.iter().any(|kind| kind.program == self.program)
     }
 }

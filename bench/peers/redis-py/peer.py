@@ -1,8 +1,7 @@
-"""redis-py's Lock as a peer of the benchmark; bench/peers/README.md says what the orders mean.
+"""Locks of Python as peers of the benchmark; bench/peers/README.md says what the orders mean.
 
-A thread per task, and a connection for each, as its documentation has it. It polls every 100 ms; tuned, every 5 ms.
-
-With an argument it is the lock of another library over redis-py: pottery or python-redis-lock.
+Without an argument redis-py's Lock, with a thread per task, and a connection for each, as its documentation has it. With an argument the lock of another
+library: pottery or python-redis-lock, which are over redis-py, or leasehold.
 """
 
 import importlib.metadata
@@ -15,19 +14,32 @@ import sys
 import threading
 import time
 
-import redis
+
+class RedisPy:
+    """redis-py's Lock, which polls every 100 ms; tuned, every 5 ms."""
+
+    def __init__(self, client, name, ttl, is_tuned):
+        polling = {"sleep": 0.005} if is_tuned else {}
+        self.lock = client.lock(name, timeout=ttl, **polling)
+        self.release, self.owned = self.lock.release, self.lock.owned
+
+    def acquire(self, _):
+        self.lock.acquire()
+
+    def token(self):
+        return 0
 
 
 class Pottery:
     """pottery's Redlock with one master, which polls after up to 200 ms."""
 
-    def __init__(self, client, name, ttl):
+    def __init__(self, client, name, ttl, _):
         import pottery
 
         self.lock = pottery.Redlock(key=name, masters={client}, auto_release_time=ttl, num_extensions=1_000_000)
         self.error = pottery.PotteryError
 
-    def acquire(self):
+    def acquire(self, _):
         self.guarded(self.lock.acquire)
 
     def release(self):
@@ -35,6 +47,9 @@ class Pottery:
 
     def owned(self):
         return self.lock.locked() > 0
+
+    def token(self):
+        return 0
 
     def guarded(self, step):
         try:
@@ -46,40 +61,75 @@ class Pottery:
 class PythonRedisLock:
     """python-redis-lock's Lock, whose waiters wait for an element of a list."""
 
-    def __init__(self, client, name, ttl):
+    def __init__(self, client, name, ttl, _):
         import redis_lock
 
         self.lock = redis_lock.Lock(client, name, expire=int(ttl))
         self.error = RuntimeError
 
-    acquire, release, guarded = Pottery.acquire, Pottery.release, Pottery.guarded
+    acquire, release, token, guarded = Pottery.acquire, Pottery.release, Pottery.token, Pottery.guarded
 
     def owned(self):
         return self.lock._held
 
 
-OTHERS = {"pottery": Pottery, "python-redis-lock": PythonRedisLock}
+class Leasehold:
+    """leasehold's mutex, whose waiters are granted in their order. It is renewed."""
+
+    def __init__(self, client, name, ttl, _):
+        self.lock = client.lock(name, ttl=ttl)
+        self.lease = None
+
+    def acquire(self, until_ns):
+        """A wait ends with the run."""
+        self.lease = self.lock.acquire(wait=until_ns and max(0, until_ns - time.monotonic_ns()) / 1e9)
+
+    def release(self):
+        self.lease.release()
+
+    def owned(self):
+        return not self.lease.is_lost
+
+    def token(self):
+        return self.lease.token
+
+
+LOCKS = {"redis-py": RedisPy, "pottery": Pottery, "python-redis-lock": PythonRedisLock, "leasehold": Leasehold}
 LIBRARY = sys.argv[1] if len(sys.argv) > 1 else "redis-py"
+
+if LIBRARY == "leasehold":
+    import leasehold
+
+    FAILURE = leasehold.Error
+else:
+    import redis
+
+    FAILURE = redis.RedisError
 
 
 class Client:
-    """One client of the library, with a pool of its own, which has as many connections as there are threads."""
+    """One client of the library. Those over redis-py have a pool of their own, which has as many connections as there are threads."""
 
     def __init__(self, order):
-        if len(order["urls"]) > 1:
+        if LIBRARY == "leasehold":
+            self.client = leasehold.connect(order["urls"][0])
+            self.client.list()
+        elif len(order["urls"]) > 1:
             raise ValueError(f"{LIBRARY} is measured with one server")
-        # It allows 100 connections unless told otherwise, and fails when a thread more wants one.
-        self.redis = redis.Redis.from_url(order["urls"][0], max_connections=2_000 if order["clients"] == 1 else 1)
-        self.redis.ping()
+        else:
+            # It allows 100 connections unless told otherwise, and fails when a thread more wants one.
+            self.client = redis.Redis.from_url(order["urls"][0], max_connections=2_000 if order["clients"] == 1 else 1)
+            self.client.ping()
         self.ttl = order["ttl_ms"] / 1000
 
     def lock(self, order, name):
         if order["lock"] != "mutex":
-            raise ValueError(f"{LIBRARY} has only a mutex")
-        if LIBRARY in OTHERS:
-            return OTHERS[LIBRARY](self.redis, name, self.ttl)
-        polling = {"sleep": 0.005} if order["is_tuned"] else {}
-        return self.redis.lock(name, timeout=self.ttl, **polling)
+            raise ValueError(f"{LIBRARY} has only a mutex here")
+        return LOCKS[LIBRARY](self.client, name, self.ttl, order["is_tuned"])
+
+    def left(self):
+        """Holders and waiters in the store."""
+        return sum(len(lock.holders) + len(lock.waiters) for lock in self.client.list())
 
 
 class Course:
@@ -116,8 +166,10 @@ class Course:
         while now() < order["end_ns"] and (order["max_acquisitions"] == 0 or count < order["max_acquisitions"]):
             asked = now()
             try:
-                lock.acquire()
-            except redis.RedisError as error:
+                lock.acquire(order["end_ns"])
+            except TimeoutError:
+                break
+            except FAILURE as error:
                 self.failed(error)
                 continue
             # The run may be over, and its log written.
@@ -130,7 +182,7 @@ class Course:
             left = now()
             try:
                 lock.release()
-            except redis.RedisError as error:
+            except FAILURE as error:
                 self.failed(error)
             self.acquisitions.append((task, 0, asked, entered, left, now()))
             with self.guard:
@@ -153,7 +205,7 @@ class Contender:
         self.stream.sendall(f"{event} {moment} {rest}".strip().replace("\n", " ").encode() + b"\n")
 
     def ask(self, event, moment):
-        self.tell(event, moment, "0")
+        self.tell(event, moment, str(self.lock.token()))
         if not self.lines.readline():
             raise ConnectionError("the resource is gone")
 
@@ -170,7 +222,7 @@ class Contender:
             try:
                 self.lock.release()
                 self.tell("done")
-            except redis.RedisError as error:
+            except FAILURE as error:
                 self.tell("kept", rest=str(error))
             time.sleep(order["hold_us"] * part(29, 17) / 100 / 1e6)
             number += 1
@@ -180,19 +232,19 @@ class Contender:
     def take(self):
         while True:
             try:
-                self.lock.acquire()
+                self.lock.acquire(None)
                 return
-            except redis.RedisError as error:
+            except FAILURE as error:
                 self.tell("fail", rest=str(error))
                 time.sleep(0.005)
 
     def check(self):
-        """A time at which the lock was still held; none if it is lost. The library asks the server."""
+        """A time at which the lock was still held; none if it is lost. The libraries over redis-py ask the server."""
         moment = time.monotonic_ns()
         try:
             if self.lock.owned():
                 return moment
-        except redis.RedisError:
+        except FAILURE:
             pass
         self.tell("lost")
         return None
@@ -229,7 +281,7 @@ class Peer:
 
     def close(self, _):
         for client in self.clients:
-            client.redis.close()
+            client.client.close()
         self.clients, self.held = [], []
         return {}
 
@@ -253,7 +305,7 @@ class Peer:
         course.is_over = True
         with open(order["log"], "wb") as log:
             log.write(b"".join(struct.pack("<IIQQQQ", *acquisition) for acquisition in list(course.acquisitions)))
-        # There is no way to call back an attempt.
+        # There is no way to call back an attempt over redis-py.
         is_spent = any(thread.is_alive() for thread in threads)
         return {"failures": course.failures, "failure": course.failure, "is_spent": is_spent}
 
@@ -261,7 +313,7 @@ class Peer:
         for number in range(order["count"]):
             name = order["name"] if order["count"] == 1 else f"{order['name']}:{number}"
             lock = self.lock(order, number, name)
-            lock.acquire()
+            lock.acquire(None)
             self.held.append(lock)
         return {}
 
@@ -278,7 +330,7 @@ class Peer:
         return {}
 
     def left(self, _):
-        return {}
+        return {"left": self.clients[0].left()} if LIBRARY == "leasehold" else {}
 
     def still_held(self, _):
         return {"held": sum(lock.owned() for lock in self.held)}
@@ -296,7 +348,8 @@ def main():
         "close": peer.close,
     }
     version = importlib.metadata.version("redis" if LIBRARY == "redis-py" else LIBRARY)
-    hello = {"library": f"{LIBRARY} {version}", "runtime": f"CPython {platform.python_version()}"}
+    name = "leasehold (Python)" if LIBRARY == "leasehold" else LIBRARY
+    hello = {"library": f"{name} {version}", "runtime": f"CPython {platform.python_version()}"}
     print(json.dumps(hello), flush=True)
     for line in sys.stdin:
         try:
