@@ -108,13 +108,14 @@ class BaseClient:
         self._generation = _fork.generation
         self._backend: _backend.Backend | None = None
         self._is_closed = False
-        self._opening = _thread.allocate_lock()
+        # The handler of a signal may close the client while it opens.
+        self._opening = _thread.RLock()
 
     def _open(self) -> _backend.Backend:
         if self._generation != _fork.generation:
             if self._backend is None and not self._is_closed:
                 # It was not used in the parent, so that nothing is shared with it.
-                self._generation, self._opening = _fork.generation, _thread.allocate_lock()
+                self._generation, self._opening = _fork.generation, _thread.RLock()
             _fork.check(self._generation)
         backend = self._backend
         if backend is not None:

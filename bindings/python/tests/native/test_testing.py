@@ -14,6 +14,7 @@ from leasehold.testing import TestStore
 from servers import LIMIT, until
 
 from .conftest import in_thread
+from .test_fork import in_child
 
 
 def test_lease_is_renewed_while_the_clock_moves_and_lost_when_it_jumps() -> None:
@@ -123,3 +124,23 @@ print("ends", flush=True)
 """
     code, out, err = outcome(run(script))
     assert (code, out) == (0, "ends\n"), err
+
+
+def test_store_of_the_parent_fails_in_a_child() -> None:
+    store = TestStore()
+    client = leasehold.connect(store.url)
+    lease = client.lock("a").acquire()
+
+    def child() -> None:
+        for use in (lambda: store.advance(60), client.list):
+            with pytest.raises(leasehold.ForkedError):
+                use()
+        own = TestStore()
+        with leasehold.connect(own.url) as here:
+            here.lock("a").acquire().release()
+
+    in_child(child)
+    store.advance(60)
+    lease.check()
+    lease.release()
+    client.close()
