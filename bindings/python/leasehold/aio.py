@@ -212,10 +212,11 @@ class Lease(BaseLease):
         _fork.check(self._generation)
         while True:
             reason: str | None = await _call(self._client, self._lease.lost)
-            if reason is not None or self._ended or self._upgrading is None:
+            if reason is not None or self._ended:
                 return reason
-            # An upgrade ends the operation. If it fails, the lease goes on, or is lost.
-            await asyncio.wait({self._upgrading})
+            # An upgrade has ended the operation. If it fails, the lease goes on, or is lost.
+            if self._upgrading is not None:
+                await asyncio.wait({self._upgrading})
 
     async def renew(self) -> None:
         """Renews the lease to its whole ttl now. `LeaseLost`; `Unavailable` if the store did not confirm it."""
