@@ -77,9 +77,15 @@ class Processes:
 
     def round(self) -> None:
         for library in self.rates:
-            start = time.monotonic() + 1.5
-            command = [sys.executable, __file__, "--worker", library, self.path, str(start), str(start + self.seconds)]
-            workers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(PROCESSES)]
+            command = [sys.executable, __file__, "--worker", library, self.path]
+            workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(PROCESSES)]
+            for worker in workers:
+                assert worker.stdout is not None and worker.stdout.readline() == b"ready\n"
+            start = time.monotonic() + 0.1
+            for worker in workers:
+                assert worker.stdin is not None
+                worker.stdin.write(f"{start} {start + self.seconds}\n".encode())
+                worker.stdin.flush()
             waits = [wait for worker in workers for wait in json.loads(worker.communicate()[0])]
             self.rates[library].append(len(waits) / self.seconds)
             self.waits[library] += waits
@@ -97,7 +103,7 @@ class Processes:
         return is_fast and is_fair
 
 
-def work_as_process(library: str, path: str, start: float, end: float) -> None:
+def work_as_process(library: str, path: str) -> None:
     if library == "leasehold":
         lock = leasehold.connect(f"redis+unix://{path}").lock("processes")
     else:
@@ -106,6 +112,8 @@ def work_as_process(library: str, path: str, start: float, end: float) -> None:
         lock = redis.Redis(unix_socket_path=path).lock("processes-of-redis-py", timeout=30)
     with lock:
         pass
+    print("ready", flush=True)
+    start, end = map(float, input().split())
     time.sleep(max(0.0, start - time.monotonic()))
     waits = []
     while (asked := time.monotonic()) < end:
@@ -245,6 +253,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        work_as_process(sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]))
+        work_as_process(sys.argv[2], sys.argv[3])
     else:
         sys.exit(main())

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TypeAlias, TypeVar
 
     from . import _backend
+    from ._reporter import Registration
 
     T = TypeVar("T")
     # A callback of `on_lost`, and the operation behind it, which ends when it is dropped.
-    _Watch: TypeAlias = tuple[Callable[[str], object], object]
+    _Watch: TypeAlias = tuple[Callable[[str], object], Registration]
 
 
 _current: contextvars.ContextVar[tuple[BaseLease, ...]] = contextvars.ContextVar("leasehold", default=())
@@ -124,7 +125,11 @@ class BaseLease:
 
     def _end(self) -> None:
         self._ended = True
-        self._callbacks.clear()
+        if self._callbacks:
+            is_lost = self._lease.loss() is not None
+            for _, registration in self._callbacks:
+                registration.is_due = is_lost
+            self._callbacks.clear()
 
     def _watch_again(self) -> None:
         """After an upgrade that has failed, since it has ended the operations of `on_lost`."""

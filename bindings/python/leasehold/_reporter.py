@@ -140,24 +140,25 @@ class _Callback:
             operation.cancel()
 
 
-class _Registration:
-    """Dropping it ends the callback."""
+class Registration:
+    """Dropping it ends the callback, unless the lease is lost, so that it is on its way."""
 
     def __init__(self, callback: _Callback, generation: int) -> None:
         self._callback = callback
         self._generation = generation
+        self.is_due = False
 
     def __del__(self) -> None:
-        if self._generation == _fork.generation:
+        if not self.is_due and self._generation == _fork.generation:
             self._callback.end()
 
 
-def on_lost(lease: _backend.Lease, callback: Callable[[str], object]) -> object:
+def on_lost(lease: _backend.Lease, callback: Callable[[str], object]) -> Registration:
     """Calls ``callback`` with the reason once the lease is lost, unless the returned object is dropped before."""
     reporter = _started()
     one = _Callback(callback)
     reporter.run_soon(lambda: one.start(lease, reporter))
-    return _Registration(one, reporter.generation)
+    return Registration(one, reporter.generation)
 
 
 def log(level: int, message: str) -> None:

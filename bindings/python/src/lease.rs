@@ -234,9 +234,11 @@ impl State {
     /// The lease for a call that consumes it.
     fn take(&self) -> Option<Held> {
         let held = self.held().take()?;
+        let loss = held.loss().map(|(loss, _)| loss);
         let looking = std::mem::take(&mut *self.looking());
         for core in looking.iter().filter_map(Weak::upgrade) {
-            core.end(done(()));
+            // A loss that they have not seen yet is their outcome all the same.
+            core.end(loss.map_or_else(|| done(()), done));
         }
         // Nothing else has it: a call that looks holds the mutex, and the operations have ended.
         Arc::try_unwrap(held).ok()

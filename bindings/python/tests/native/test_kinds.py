@@ -311,6 +311,19 @@ def test_lease_whose_upgrade_fails_is_lost() -> None:
         store.set_reachable(True)
 
 
+def test_callback_is_called_although_the_lost_lease_is_released_at_once(client: leasehold.Client, name: str) -> None:
+    for _ in range(20):
+        reasons: list[str] = []
+        lease = client.lock(name, max_hold=0.1).acquire()
+        lease.on_lost(reasons.append)
+        while not lease.is_lost:
+            pass
+        with pytest.raises(leasehold.LeaseLost):
+            lease.release()
+        del lease
+        until(lambda: reasons == ["max_hold"], "the callback was not called")
+
+
 def test_loss_after_an_upgrade_that_timed_out_calls_back(client: leasehold.Client, other: leasehold.Client, name: str) -> None:
     reader = client.rwlock(name, ttl=0.5).upgradable().acquire()
     reasons: list[str] = []
