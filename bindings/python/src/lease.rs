@@ -1,7 +1,6 @@
 //! A held lease, as Python sees it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -155,7 +154,7 @@ impl Replaced {
 impl Drop for Replaced {
     fn drop(&mut self) {
         if let Some(state) = self.0.upgrade() {
-            state.is_dropped.store(true, Ordering::Release);
+            let _ = state.lost.set((Loss::Gone, format!("{:?}: {NOT_REPLACED}", state.name)));
         }
     }
 }
@@ -181,8 +180,8 @@ struct State {
     held: Mutex<Option<Arc<Held>>>,
     /// The operations that have the guard as long as they run: they end when it is released.
     looking: Mutex<Vec<Weak<Core>>>,
-    /// The library has released it, because it was not replaced.
-    is_dropped: AtomicBool,
+    /// Why it was lost, and the message, of a lease that is not held any more.
+    lost: OnceLock<(Loss, String)>,
     name: String,
     tokens: Vec<(String, u64)>,
     /// The client is closed after its last lease.
@@ -206,12 +205,8 @@ impl State {
     fn loss(&self) -> Option<(Loss, String)> {
         match self.with(Held::loss) {
             Some(loss) => loss.map(|(loss, error)| (loss, format!("{error:#}"))),
-            None => self.is_dropped.load(Ordering::Acquire).then(|| (Loss::Gone, self.not_replaced())),
+            None => self.lost.get().cloned(),
         }
-    }
-
-    fn not_replaced(&self) -> String {
-        format!("{:?}: {NOT_REPLACED}", self.name)
     }
 
     /// Starts an operation that looks at the lease. `ended`: its outcome if the lease is released meanwhile.
@@ -234,7 +229,10 @@ impl State {
     /// The lease for a call that consumes it.
     fn take(&self) -> Option<Held> {
         let held = self.held().take()?;
-        let loss = held.loss().map(|(loss, _)| loss);
+        let loss = held.loss().map(|(loss, error)| {
+            let _ = self.lost.set((loss, format!("{error:#}")));
+            loss
+        });
         let looking = std::mem::take(&mut *self.looking());
         for core in looking.iter().filter_map(Weak::upgrade) {
             // A loss that they have not seen yet is their outcome all the same.
@@ -267,8 +265,8 @@ impl Lease {
             held.guards().iter().map(|guard| (guard.name().to_owned(), guard.token().get())).collect();
         let name = tokens.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",");
         let (held, looking) = (Mutex::new(Some(Arc::new(held))), Mutex::default());
-        let is_dropped = AtomicBool::new(false);
-        Self { state: Own::new(Arc::new(State { held, looking, is_dropped, name, tokens, opened })) }
+        let lost = OnceLock::new();
+        Self { state: Own::new(Arc::new(State { held, looking, lost, name, tokens, opened })) }
     }
 
     fn state(&self, py: Python<'_>) -> PyResult<&Arc<State>> {
