@@ -48,7 +48,7 @@ fn release(acquisition: Acquisition) -> Command {
 }
 
 fn renew(acquisition: Acquisition) -> Command {
-    Command::Renew(Renew { acquisition, ttl: TTL, reserve: 0 })
+    Command::Renew(Renew::to(acquisition, TTL))
 }
 
 /// A table with a clock, a list of unreachable clients, and what its waiters know.
