@@ -303,7 +303,7 @@ fn client_whose_grant_another_one_takes_is_told() {
 #[test]
 fn renewal_and_release_of_one_lease_leave_the_next_one_of_its_attempt_alone() {
     let (mut world, attempt) = (World::new(), id(9, 0));
-    let mut grant = |world: &mut World<_>| match world.run(&from_client(1, attempt)) {
+    let grant = |world: &mut World<_>| match world.run(&from_client(1, attempt)) {
         Reply::Granted(grant) => grant.tokens.first,
         other => panic!("it is free: {other:?}"),
     };
