@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Flavor {
-    /// The `redis-server` on the PATH: Redis 7.0 on Debian 12, or the system's version.
+    /// The `redis-server` on the PATH: Redis 7.0 on Debian 12, or the system's version. The variable `LEASEHOLD_REDIS` names another program, for
+    /// `scripts/test servers`.
     #[default]
     Redis7,
     /// Redis 6.2, the oldest supported version: it has no sharded pub/sub.
@@ -45,7 +46,11 @@ impl Flavor {
 
     fn program_in(self, installed: &Path) -> Result<PathBuf, String> {
         let program = match self {
-            Self::Redis7 => return Ok(PathBuf::from("redis-server")),
+            Self::Redis7 => {
+                return Ok(
+                    env::var_os("LEASEHOLD_REDIS").map_or_else(|| "redis-server".into(), PathBuf::from)
+                );
+            }
             Self::Redis62 => installed.join("redis-6.2/redis-server"),
             Self::Valkey9 => installed.join("valkey-9/valkey-server"),
             Self::Redis86 => installed.join("redis-8.6/redis-server"),

@@ -21,6 +21,7 @@ pub const TESTS: &[Test] = suite![
     grant_that_nobody_hears_of_is_released,
     request_that_moved_is_not_released_by_its_former_client,
     released_request_has_ended_at_every_client,
+    id_of_a_lease_opens_no_later_one_of_its_request,
     returned_lease_is_released_unless_its_request_is_repeated,
     dropped_guard_of_a_request_leaves_time_to_repeat_it,
     dropped_guard_of_a_request_keeps_its_minimum_hold,
@@ -342,6 +343,28 @@ async fn released_request_has_ended_at_every_client(store: Place) {
         assert!(request(client, 121).lock_timeout(SOON).await.unwrap_err().is_lost());
     }
     assert!(request(&one, 122).try_lock().await.unwrap().is_some(), "the lock is free");
+}
+
+/// A late repeat is granted anew after the lease was ended by force. The caller must not take that for its first lease.
+async fn id_of_a_lease_opens_no_later_one_of_its_request(store: Place) {
+    if is_skipped(&store) {
+        return;
+    }
+    let (one, other) = pair(&store).await;
+    let first = request(&one, 125).lock().await.unwrap().detach().await.unwrap();
+    let guard = one.attach(&first).await.unwrap();
+    assert_eq!(one.mutex("a").force_release().await.unwrap().len(), 1);
+    let second = request(&other, 125).lock().await.unwrap().detach().await.unwrap();
+    assert!(second.token() > first.token());
+    let renewed = one.renew_leases([&first, &second]).await;
+    assert!(renewed[0].as_ref().unwrap_err().is_lost(), "{renewed:?}");
+    assert!(renewed[1].is_ok(), "{renewed:?}");
+    assert!(guard.renew().await.unwrap_err().is_lost());
+    assert!(one.inspect_lease(&first).await.unwrap().is_none());
+    assert!(one.attach(&first).await.unwrap_err().is_lost());
+    assert!(!one.release_leases([&first]).await.remove(0).unwrap());
+    assert!(one.inspect_lease(&second).await.unwrap().is_some());
+    assert!(one.release_leases([&second]).await.remove(0).unwrap());
 }
 
 async fn returned_lease_is_released_unless_its_request_is_repeated(store: Place) {

@@ -129,9 +129,17 @@ pub struct Renew {
     pub ttl: Duration,
     /// Number of further tokens to reserve.
     pub reserve: u32,
+    /// Renew only the lease with this token: after it has ended, the attempt may have been granted anew.
+    pub token: Option<Token>,
 }
 
 impl Renew {
+    /// Extends the lease to this lifetime.
+    #[must_use]
+    pub const fn to(acquisition: Acquisition, ttl: Duration) -> Self {
+        Self { acquisition, ttl, reserve: 0, token: None }
+    }
+
     /// Whether this only asks for the lease.
     #[must_use]
     pub const fn only_asks(&self) -> bool {
@@ -144,8 +152,8 @@ impl Renew {
 pub struct Release {
     /// The attempt.
     pub acquisition: Acquisition,
-    /// Release it only while this client speaks for the attempt; otherwise the reply is `NotHeld`, and nothing changes.
-    pub if_inbox: Option<ClientId>,
+    /// Otherwise the reply is `NotHeld`, and nothing changes.
+    pub only_if: Option<ReleaseIf>,
     /// Retain the lease, without a holder, until this time after the grant.
     pub min_hold: Duration,
     /// Lifetime of the tombstone; zero leaves none. It is needed if an `Acquire` of this attempt may still be in flight.
@@ -157,13 +165,22 @@ pub struct Release {
     pub as_granted: Option<(Arc<Acquire>, Token)>,
 }
 
+/// On which condition an attempt that holds or waits is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReleaseIf {
+    /// This client speaks for it.
+    SpeaksFor(ClientId),
+    /// It holds no lease with another token: after the lease has ended, the attempt may have been granted anew.
+    HasToken(Token),
+}
+
 impl Release {
     /// A release without minimum hold and tombstone, for an attempt whose every `Acquire` was answered.
     #[must_use]
     pub const fn now(acquisition: Acquisition) -> Self {
         Self {
             acquisition,
-            if_inbox: None,
+            only_if: None,
             min_hold: Duration::ZERO,
             tombstone: Duration::ZERO,
             as_granted: None,

@@ -45,6 +45,21 @@ pub struct Acquisition {
     pub sequence: u64,
 }
 
+/// The sequence number from which those of attempts begin that are not counted by a client. No client counts that far, and a store keeps numbers
+/// below twice this one.
+pub const FIRST_UNCOUNTED: u64 = 1 << 62;
+
+/// The sequence number from which those of attempts begin that a caller has named.
+pub const FIRST_REQUESTED: u64 = FIRST_UNCOUNTED | 1 << 61;
+
+impl Acquisition {
+    /// Whether a caller has named this attempt, and may repeat it at any client.
+    #[must_use]
+    pub const fn is_requested(self) -> bool {
+        self.sequence >= FIRST_REQUESTED
+    }
+}
+
 impl fmt::Display for Acquisition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.client, self.sequence)

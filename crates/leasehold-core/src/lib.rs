@@ -39,9 +39,9 @@ pub use client::quorum::{NodeReplies, NodeReply, Round, Tally, Verdict, Vote, qu
 pub use client::secrets::GrantSecrets;
 pub use command::{
     Acquire, Answer, Command, Grant, HeadHint, Holder, Push, PushKind, QueueEntry, Queued, Refusal, Release,
-    Renew, Reply, View, WaitFor,
+    ReleaseIf, Renew, Reply, View, WaitFor,
 };
-pub use id::{Acquisition, ClientId, Owner};
+pub use id::{Acquisition, ClientId, FIRST_REQUESTED, FIRST_UNCOUNTED, Owner};
 pub use name::{Kind, MAX_NAME_BYTES, Name, NameError, Resource};
 pub use now::Now;
 pub use secret::{GrantProof, GrantSecret, SecretKey};

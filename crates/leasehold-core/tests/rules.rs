@@ -78,7 +78,7 @@ impl World {
     }
 
     fn renew(&mut self, acquisition: Acquisition, reserve: u32) -> Reply {
-        self.run(&Command::Renew(Renew { acquisition, ttl: TTL, reserve }))
+        self.run(&Command::Renew(Renew { reserve, ..Renew::to(acquisition, TTL) }))
     }
 
     fn view(&mut self) -> View {
@@ -312,7 +312,7 @@ fn renewal_raises_the_token_to_the_floor_and_not_otherwise() {
 fn question_for_a_lease_changes_nothing() {
     let mut world = World::new();
     world.granted(attempt(1, 1, (1, 1)));
-    let ask = Command::Renew(Renew { acquisition: id(1, 1), ttl: Duration::ZERO, reserve: 0 });
+    let ask = Command::Renew(Renew::to(id(1, 1), Duration::ZERO));
     for passed in [Duration::ZERO, TTL / 4, TTL / 4] {
         world.now = Now::same(world.now.time + passed);
         let before = world.view();

@@ -168,7 +168,7 @@ impl World {
         while self.now < end {
             let next = (self.now + micros(ttl / 3)).min(end);
             assert_eq!(self.run_until(next), None, "a held lock was granted");
-            let renewed = self.run(&Command::Renew(Renew { acquisition: holder(), ttl, reserve: 0 }));
+            let renewed = self.run(&Command::Renew(Renew::to(holder(), ttl)));
             assert!(matches!(renewed.reply, Reply::Renewed { .. }));
         }
     }
@@ -225,7 +225,7 @@ impl Case {
                 );
             }
             world.run_until(world.now + 20_000);
-            world.run(&Command::Renew(Renew { acquisition: holder(), ttl, reserve: 0 }));
+            world.run(&Command::Renew(Renew::to(holder(), ttl)));
         }
         world.hold_for(self.held, ttl);
         let clients: Vec<ClientId> = world.waiters.keys().map(|id| id.client).collect();

@@ -20,7 +20,7 @@ use super::limits::{
     ANSWER_TIMEOUT, CONNECT_TIMEOUT, HOST_TIMEOUT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES,
 };
 use super::tls::Connectors;
-use crate::url::PostgresUrl;
+use crate::url::{PasswordSource, PostgresUrl};
 
 /// Opens connections to one address.
 pub(super) struct Dialer {
@@ -30,6 +30,7 @@ pub(super) struct Dialer {
     next: AtomicUsize,
     /// Max time for each network address, with its handshakes, if the address names one.
     limit: Option<Duration>,
+    password: PasswordSource,
     tls: Arc<Connectors>,
 }
 
@@ -78,7 +79,8 @@ impl Dialer {
             _ => 0,
         };
         let limit = url.config.get_connect_timeout().copied();
-        Ok(Self { hosts, next: AtomicUsize::new(first), limit, tls: Arc::new(Connectors::new(url)?) })
+        let (password, tls) = (url.password.clone(), Arc::new(Connectors::new(url)?));
+        Ok(Self { hosts, next: AtomicUsize::new(first), limit, password, tls })
     }
 
     /// As [`Self::new`]. Certificates are read, which may take long.
@@ -92,7 +94,8 @@ impl Dialer {
         let copy = |next: &AtomicUsize| AtomicUsize::new(next.load(Ordering::Relaxed));
         let hosts = self.hosts.iter();
         let hosts = hosts.map(|host| Server { config: host.config.clone(), next: copy(&host.next) });
-        Self { hosts: hosts.collect(), next: copy(&self.next), limit: self.limit, tls: self.tls.clone() }
+        let (password, tls) = (self.password.clone(), self.tls.clone());
+        Self { hosts: hosts.collect(), next: copy(&self.next), limit: self.limit, password, tls }
     }
 
     /// Connects to the first host that lets it. The connection's task runs on the current runtime. `on_message` gets its
@@ -145,6 +148,8 @@ impl Dialer {
         limit: Duration,
         on_message: Option<MessageHandler>,
     ) -> Result<Conn, StoreError> {
+        let mut address = address.clone();
+        self.password.apply(&mut address).await;
         let (client, connection) = within(limit, address.connect(self.tls.connector())).await?;
         Ok(Conn::new(client, connection, on_message))
     }

@@ -143,7 +143,7 @@ mod tests {
         let mailbox = Mailbox::new(true);
         let ttl = Duration::from_secs(3600);
         let acquisition = Acquisition { client: CLIENT, sequence: 1 };
-        let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
+        let renew = Command::Renew(Renew::to(acquisition, ttl));
         mailbox.note(&renew, &Reply::Renewed { valid_for: ttl, tokens: None, contended: false });
         let after = |seconds| mailbox.longest_pause_at(Instant::now() + Duration::from_secs(seconds));
         // It is renewed every 20 minutes.

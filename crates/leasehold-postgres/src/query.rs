@@ -1,6 +1,6 @@
 //! What a transaction reads: the questions of the model that the rows read so far do not answer.
 
-use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Owner, Resource};
+use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Owner, ReleaseIf, Resource};
 
 /// One look-up at one resource, which is one statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub(super) fn usual_queries(resource: &Resource, command: &Command) -> Vec<Query
                 queries.extend([Query::Lease(release.acquisition), Query::Expiring(WINDOW)]);
             }
             // Such a release is usually that of a waiter.
-            if release.if_inbox.is_some() {
+            if matches!(release.only_if, Some(ReleaseIf::SpeaksFor(_))) {
                 queries.push(Query::Waiter(release.acquisition));
             }
             if !release.tombstone.is_zero() {

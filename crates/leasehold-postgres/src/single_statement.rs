@@ -126,12 +126,16 @@ impl Executor {
         let keys = plain.iter().map(|(_, (_, renew))| stored_key(renew.acquisition));
         let (clients, sequences) = keys.map(|(client, sequence)| (client.to_vec(), sequence)).unzip();
         let ttls = plain.iter().map(|(_, (_, renew))| stored_number(micros(renew.ttl))).collect();
+        let tokens =
+            plain.iter().map(|(_, (_, renew))| renew.token.map_or(0, |token| stored_number(token.get())));
         let params = vec![
             texts(|resource| resource.name.as_str()),
             texts(|resource| resource.kind.as_str()),
             Param::ByteLists(clients),
             Param::Ints(sequences),
             Param::Ints(ttls),
+            // No token is 0.
+            Param::Ints(tokens.collect()),
         ];
         let by_name: HashMap<_, _> = plain
             .iter()
@@ -162,5 +166,5 @@ fn is_plain(acquire: &Acquire) -> bool {
 
 /// Whether the statement for a release has all of its rules.
 fn is_unconditional(release: &Release) -> bool {
-    release.if_inbox.is_none() && release.min_hold.is_zero() && release.tombstone.is_zero()
+    release.only_if.is_none() && release.min_hold.is_zero() && release.tombstone.is_zero()
 }

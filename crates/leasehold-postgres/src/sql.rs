@@ -64,8 +64,9 @@ RETURNING {now}";
 const RENEW: &str = "
 WITH held AS MATERIALIZED (
     SELECT r.id, w.ttl FROM ROWS FROM (unnest($1::text[]), unnest($2::text[]), unnest($3::bytea[]), unnest($4::int8[]),
-        unnest($5::int8[])) AS w (name, kind, client, sequence, ttl)
+        unnest($5::int8[]), unnest($6::int8[])) AS w (name, kind, client, sequence, ttl, token)
     JOIN {s}.resource AS r ON r.name = w.name AND r.kind = w.kind AND r.client = w.client AND r.sequence = w.sequence
+        AND (w.token = 0 OR r.token = w.token)
     FOR NO KEY UPDATE OF r SKIP LOCKED
 ), clock AS MATERIALIZED (SELECT {now} AS t FROM (SELECT count(*) AS n FROM held) AS locked WHERE n >= 0)
 UPDATE {s}.resource AS r SET granted_at = least(r.granted_at, t), expires_at = t + ttl, claimed = true,

@@ -294,7 +294,7 @@ fn renewals_of_one_semaphore_share_transactions() {
     with_comparison_of(Kind::Semaphore, |comparison| {
         let renewal = |sequence| {
             let acquisition = Acquisition { client: client_id(0), sequence };
-            Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 })
+            Command::Renew(Renew::to(acquisition, Duration::from_secs(10)))
         };
         for sequence in 0..64 {
             comparison.run(0, &permits(0, sequence, 1, None));

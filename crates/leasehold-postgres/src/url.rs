@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use leasehold_store::OpenError;
+use leasehold_store::password::PasswordFile;
+use leasehold_store::{OpenError, tasks};
 use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, SslMode as ConfigSslMode, SslNegotiation};
@@ -43,8 +44,49 @@ pub struct PostgresUrl {
     pub(crate) synchronous_commit: Option<&'static str>,
     pub(crate) connections: usize,
     /// libpq's file of passwords, if the address names another than the usual one.
-    password_file: Option<PathBuf>,
+    passfile: Option<PathBuf>,
+    pub(crate) password: PasswordSource,
     shown: String,
+}
+
+/// Where the password of a new connection comes from.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum PasswordSource {
+    /// The address or the environment; or there is none.
+    Fixed,
+    File(PasswordFile),
+    /// libpq's file of passwords, and the user.
+    Passfile(PathBuf, String),
+}
+
+impl PasswordSource {
+    /// Sets the password for a new connection. A file is read again, because the password may have been changed. While it can't be read, the
+    /// password is the one before.
+    pub(crate) async fn apply(&self, config: &mut Config) {
+        let renewed = match self {
+            Self::Fixed => return,
+            Self::File(file) => {
+                let renewed = file.renew().await;
+                config.password(file.latest());
+                renewed
+            }
+            Self::Passfile(path, user) => {
+                let (path, user, of) = (path.clone(), user.clone(), config.clone());
+                match tasks::blocking(move || password_file::find(&path, &of, &user)).await {
+                    Ok(Ok(Some(password))) => {
+                        config.password(password);
+                        Ok(())
+                    }
+                    Ok(found) => found.map(drop),
+                    // The client has ended.
+                    Err(_) => Ok(()),
+                }
+            }
+        };
+        if let Err(error) = renewed {
+            tracing::warn!(%error, "the last password is used");
+        }
+    }
 }
 
 /// As libpq names them.
@@ -111,7 +153,8 @@ impl PostgresUrl {
             owner: None,
             synchronous_commit: None,
             connections: DEFAULT_CONNECTIONS,
-            password_file: None,
+            passfile: None,
+            password: PasswordSource::Fixed,
             shown: shown(rest),
         };
         url.set_ssl_from(environment)?;
@@ -152,7 +195,10 @@ impl PostgresUrl {
             "sslrootcert" => self.ssl_files.authority = Some(PathBuf::from(value)),
             "sslcert" => self.ssl_files.certificate = Some(PathBuf::from(value)),
             "sslkey" => self.ssl_files.key = Some(PathBuf::from(value)),
-            "passfile" => self.password_file = Some(PathBuf::from(value)),
+            "passfile" => self.passfile = Some(PathBuf::from(value)),
+            "password_file" => {
+                self.password = PasswordSource::File(PasswordFile::open(PathBuf::from(value))?);
+            }
             "schema" => self.schema = identifier(value)?,
             "synchronous_commit" => self.synchronous_commit = Some(synchronous_commit(value)?),
             "owner" => self.owner = Some(role(value)?),
@@ -221,6 +267,12 @@ impl PostgresUrl {
         {
             config.user(user);
         }
+        if let PasswordSource::File(file) = &self.password {
+            if config.get_password().is_some() {
+                return Err(OpenError::invalid("the password is in the address or in a file, not in both"));
+            }
+            config.password(file.latest());
+        }
         if config.get_password().is_none()
             && let Some(password) = environment("PGPASSWORD")
         {
@@ -232,11 +284,12 @@ impl PostgresUrl {
             config.dbname(name);
         }
         if config.get_password().is_none()
-            && let Some(file) = self.password_file.clone().or_else(|| password_file::path(environment))
+            && let Some(file) = self.passfile.clone().or_else(|| password_file::path(environment))
             // The driver's default is the name of the process's user, which is this one.
             && let Some(user) = config.get_user().map(ToOwned::to_owned).or_else(|| environment("USER"))
             && let Some(password) = password_file::find(&file, config, &user)?
         {
+            self.password = PasswordSource::Passfile(file, user);
             config.password(password);
         }
         if config.get_application_name().is_none() {

@@ -145,7 +145,7 @@ mod tests {
         let cluster = ScriptVariant::Cluster(Channels::Sharded);
         assert_allocated_once(&cluster.encode_acquire_all(attempts.into_iter()), 5);
 
-        let renew = Renew { acquisition: ACQUISITION, ttl: TTL, reserve: 0 };
+        let renew = Renew::to(ACQUISITION, TTL);
         let renewals = [(&resource, &renew); 5];
         assert_allocated_once(&ScriptVariant::Voter.encode_renewals(&renewals, vote_args), 5);
     }

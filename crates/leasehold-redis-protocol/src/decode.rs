@@ -338,7 +338,7 @@ mod tests {
     }
 
     fn renew(reserve: u32) -> Command {
-        Command::Renew(Renew { acquisition: ID, ttl: Duration::from_secs(10), reserve })
+        Command::Renew(Renew { reserve, ..Renew::to(ID, Duration::from_secs(10)) })
     }
 
     fn numbers(numbers: &[i64]) -> Value {

@@ -61,14 +61,14 @@ pub fn plain_value(release: &Release) -> Option<Vec<u8>> {
     }
     let mut value = Vec::with_capacity(acquire.metadata.len() + 100);
     push_acquire(&mut value, acquire);
-    value.extend(PLAIN_MARK.as_bytes());
-    value.extend(id_of(*token).as_bytes());
+    push_mark(&mut value, *token);
     Some(value)
 }
 
-/// The stream id that is this token.
-fn id_of(token: Token) -> String {
-    format!("{}-{}", token.get() / TOKENS_PER_MS, token.get() % TOKENS_PER_MS)
+/// Appends the mark of plain values, and the stream id that is this token.
+pub(crate) fn push_mark(bytes: &mut Vec<u8>, token: Token) {
+    bytes.extend(PLAIN_MARK.as_bytes());
+    bytes.extend(format!("{}-{}", token.get() / TOKENS_PER_MS, token.get() % TOKENS_PER_MS).as_bytes());
 }
 
 #[cfg(test)]

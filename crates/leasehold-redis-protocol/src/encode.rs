@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, Renew, Resource, Token};
+use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, ReleaseIf, Renew, Resource, Token};
 
 use crate::call::ScriptCall;
+use crate::delete::push_mark;
 use crate::keys::{clock_key, digest_of, inbox_prefix, resource_key, slot_of};
 use crate::layout::{RESTART_GUARD_KEY, USUAL_WAIT};
 use crate::script::Script;
@@ -93,7 +94,12 @@ impl ScriptVariant {
         debug_assert!(renewals.iter().all(|(_, renew)| renew.ttl == ttl), "a batch has one ttl");
         call.push_arg(|bytes| bytes.extend(micros(ttl).div_ceil(1_000).to_string().as_bytes()));
         for (_, renew) in renewals {
-            call.push_arg(|bytes| push_acquisition(bytes, renew.acquisition));
+            call.push_arg(|bytes| {
+                push_acquisition(bytes, renew.acquisition);
+                if let Some(token) = renew.token {
+                    push_mark(bytes, token);
+                }
+            });
         }
         self.push_floor(&mut call, vote_args);
         call
@@ -170,6 +176,8 @@ impl BatchKind {
     #[must_use]
     pub fn of(command: &Command) -> Option<Self> {
         match command {
+            // The script looks first whether the request has ended.
+            Command::Acquire(acquire) if acquire.acquisition.is_requested() => None,
             Command::Acquire(acquire) => plain_ttl(acquire).map(|_| Self::Attempts),
             Command::Release(release) => is_plain(release).then_some(Self::Releases),
             Command::Renew(renew) if renew.reserve == 0 && !renew.only_asks() => {
@@ -222,7 +230,7 @@ fn push_args(call: &mut ScriptCall, command: &Command, expectation: Expectation)
 
 /// Without a minimum hold, a tombstone and a condition.
 pub(crate) fn is_plain(release: &Release) -> bool {
-    release.min_hold.is_zero() && release.tombstone.is_zero() && release.if_inbox.is_none()
+    release.min_hold.is_zero() && release.tombstone.is_zero() && release.only_if.is_none()
 }
 
 /// Appends the first argument of the command's script.
@@ -233,6 +241,9 @@ fn push_command(bytes: &mut Vec<u8>, command: &Command) {
             push_acquisition(bytes, renew.acquisition);
             bytes.extend(micros(renew.ttl).to_be_bytes());
             bytes.extend(renew.reserve.to_be_bytes());
+            if let Some(token) = renew.token {
+                push_mark(bytes, token);
+            }
         }
         Command::Release(release) => push_release(bytes, release),
         Command::Inspect | Command::ForceRelease => {}
@@ -291,8 +302,10 @@ fn push_release(bytes: &mut Vec<u8>, release: &Release) {
         bytes.extend(micros(release.tombstone).to_be_bytes());
     }
     push_acquisition(bytes, release.acquisition);
-    if let Some(inbox) = release.if_inbox {
-        bytes.extend(inbox.get().to_be_bytes());
+    match release.only_if {
+        None => {}
+        Some(ReleaseIf::SpeaksFor(client)) => bytes.extend(client.get().to_be_bytes()),
+        Some(ReleaseIf::HasToken(token)) => push_mark(bytes, token),
     }
 }
 
@@ -458,7 +471,7 @@ mod tests {
 
     #[test]
     fn renew_and_release_are_encoded_as_documented() {
-        let renew = Renew { acquisition: acquisition(), ttl: Duration::from_micros(9), reserve: 4 };
+        let renew = Renew { reserve: 4, ..Renew::to(acquisition(), Duration::from_micros(9)) };
         let call = encode(ScriptVariant::Server, &Command::Renew(renew), VoteArgs::default());
         let expected = [id(), vec![0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 4]].concat();
         assert_eq!((call.script(), args(&call)), (Script::Renew, vec![expected]));
@@ -573,7 +586,7 @@ mod tests {
         let plain = Acquire::exclusive(acquisition(), Duration::from_secs(1));
         let now = Release::now(acquisition());
         let second = Duration::from_secs(1);
-        let renew = Renew { acquisition: acquisition(), ttl: second, reserve: 0 };
+        let renew = Renew::to(acquisition(), second);
         for (command, kind) in [
             (Command::from(plain.clone()), Some(BatchKind::Attempts)),
             (Command::from(Acquire { capacity: 3, weight: 2, ..plain.clone() }), Some(BatchKind::Attempts)),
@@ -593,12 +606,32 @@ mod tests {
     }
 
     #[test]
+    fn condition_on_a_token_is_the_end_of_the_plain_value() {
+        let token = Token::new(1_700_000_000_000 * 2_048 + 7).unwrap();
+        let renew = Renew { token: Some(token), ..Renew::to(acquisition(), Duration::from_micros(9)) };
+        let call = encode(ScriptVariant::Server, &Command::Renew(renew.clone()), VoteArgs::default());
+        let mark = b" leasehold:4@1700000000000-7";
+        assert_eq!(args(&call), [[&id(), &[0; 7][..], &[9], &[0; 4], mark].concat()]);
+        let batch = ScriptVariant::Server.encode_renewals(&[(&resource("a"), &renew)], VoteArgs::default());
+        assert_eq!(args(&batch), [b"1".to_vec(), [&id(), &mark[..]].concat()]);
+        let only_if = Some(ReleaseIf::HasToken(token));
+        let release = Command::Release(Release { only_if, ..Release::now(acquisition()) });
+        let call = encode(ScriptVariant::Server, &release, VoteArgs::default());
+        assert_eq!(args(&call), [[&[0; 16][..], &id(), mark].concat()]);
+    }
+
+    #[test]
+    fn request_shares_no_call_with_other_attempts() {
+        let request = Acquisition { sequence: leasehold_core::FIRST_REQUESTED, ..acquisition() };
+        let attempt = |acquisition| Command::from(Acquire::exclusive(acquisition, Duration::from_secs(9)));
+        assert_eq!(BatchKind::of(&attempt(request)), None);
+        assert_eq!(BatchKind::of(&attempt(acquisition())), Some(BatchKind::Attempts));
+    }
+
+    #[test]
     fn renewals_have_one_ttl_and_an_id_each() {
-        let renew = |sequence| Renew {
-            acquisition: Acquisition { sequence, ..acquisition() },
-            ttl: Duration::from_micros(1_001),
-            reserve: 0,
-        };
+        let renew =
+            |sequence| Renew::to(Acquisition { sequence, ..acquisition() }, Duration::from_micros(1_001));
         let (a, b) = (resource("a"), resource("b"));
         let (first, second) = (renew(3), renew(4));
         let call = ScriptVariant::Server.encode_renewals(&[(&a, &first), (&b, &second)], VoteArgs::default());

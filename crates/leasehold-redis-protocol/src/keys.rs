@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use leasehold_core::{ClientId, Kind, Name, Resource};
+use leasehold_core::{Acquisition, ClientId, Kind, Name, Resource};
 use sha1_smol::Sha1;
 
 use crate::layout::{PREFIX, SLOTS};
@@ -33,6 +33,17 @@ pub fn clock_key(slot: Option<u16>) -> String {
 #[must_use]
 pub fn scratch_key(slot: Option<u16>) -> String {
     common_key("scratch", slot)
+}
+
+/// The key that is the tombstone of a request: it exists for as long as the request is refused. No call declares it, since the scripts know
+/// its name. Ids of attempts are not public, and names of keys are.
+#[must_use]
+pub fn tombstone_key(resource: &Resource, request: Acquisition) -> String {
+    let mut tag = String::new();
+    push_tag(&mut tag, resource);
+    let mut hash = Sha1::from(request.client.get().to_be_bytes());
+    hash.update(&request.sequence.to_be_bytes());
+    format!("{PREFIX}:ended:{{{tag}}}:{}", hash.digest())
 }
 
 /// A key that all resources of a server share or, in a cluster, those of one slot.
@@ -194,7 +205,13 @@ mod tests {
         let key = resource_key(&mutex("a}{b"));
         assert!(key.starts_with(before) && key.ends_with(after));
         let client = ClientId::new(7);
-        for other in [clock_key(None), clock_key(Some(7)), inbox_of(client, Some(7)), client_key(client)] {
+        let tombstone =
+            tombstone_key(&mutex("a}{b"), Acquisition { client, sequence: leasehold_core::FIRST_REQUESTED });
+        assert_eq!(slot(tombstone.split(['{', '}']).nth(1).unwrap()), slot_of(&mutex("a}{b")));
+        assert!(!tombstone.contains(&client.to_string()), "{tombstone}");
+        for other in
+            [clock_key(None), clock_key(Some(7)), inbox_of(client, Some(7)), client_key(client), tombstone]
+        {
             assert!(!other.starts_with(before), "{other}");
             assert_eq!(resource_of(other.as_bytes()), None);
         }

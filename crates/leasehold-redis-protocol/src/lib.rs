@@ -59,7 +59,7 @@ pub use delete::{ConditionalDelete, plain_value};
 pub use encode::{BatchKind, Expectation, VoteArgs};
 pub use keys::{
     RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, private_channel_of, probe_key_of,
-    resource_key, resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox,
+    resource_key, resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox, tombstone_key,
 };
 pub use layout::{
     LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_EACH, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at,

@@ -31,6 +31,7 @@ const NO_FLOOR: &str = "local floor = 0\n";
 const FLOOR: &str = include_str!("scripts/floor.lua");
 const ACQUIRE_VOTER: &str = include_str!("scripts/acquire_voter.lua");
 const RESTART_GUARD: &str = include_str!("scripts/restart_guard.lua");
+const MARKED: &str = include_str!("scripts/marked.lua");
 const CLOCK: &str = include_str!("scripts/clock.lua");
 const TOKENS: &str = include_str!("scripts/tokens.lua");
 const USE_RULES: &str = "--@use rules\n";
@@ -87,12 +88,14 @@ impl Script {
         let acquire = || function("acquire", Self::Acquire);
         let release = || function("release", Self::Release);
         match self {
-            Self::AcquireAll => [NOT_DRAWN, NO_FLOOR, &acquire(), &release(), self.source()].concat(),
+            Self::AcquireAll => [NOT_DRAWN, NO_FLOOR, MARKED, &acquire(), &release(), self.source()].concat(),
             Self::AcquireEach => [NOT_DRAWN, NO_FLOOR, &acquire(), self.source()].concat(),
-            Self::ReleaseEach => [NOT_DRAWN, NO_FLOOR, &release(), self.source()].concat(),
+            Self::ReleaseEach => [NOT_DRAWN, NO_FLOOR, MARKED, &release(), self.source()].concat(),
             _ => {
                 let floor = if is_voter { FLOOR } else { NO_FLOOR };
-                [NOT_DRAWN, floor, &self.step(inboxes, is_voter)].concat()
+                let is_marked = matches!(self, Self::Renew | Self::RenewAll | Self::Release);
+                [NOT_DRAWN, floor, if is_marked { MARKED } else { "" }, &self.step(inboxes, is_voter)]
+                    .concat()
             }
         }
     }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{
-    Acquire, Acquisition, ClientId, Command, Grant, GrantSecret, Kind, Name, Owner, Release, Renew, Resource,
-    StoreTime, Token, TokenRange, WaitFor,
+    Acquire, Acquisition, ClientId, Command, FIRST_REQUESTED, Grant, GrantSecret, Kind, Name, Owner, Release,
+    ReleaseIf, Renew, Resource, StoreTime, Token, TokenRange, WaitFor,
 };
 use leasehold_redis_protocol::{
     Channels, ConditionalDelete, Expectation, Script, ScriptCall, ScriptVariant, Value, VoteArgs, client_key,
     clock_key, decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key, slot_of,
-    slot_of_client,
+    slot_of_client, tombstone_key,
 };
 
 /// Name and content of each file.
@@ -37,6 +37,8 @@ pub(crate) fn script_texts() -> Vec<(String, String)> {
 
 const CLIENT: ClientId = ClientId::new(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff);
 const ID: Acquisition = Acquisition { client: CLIENT, sequence: 3 };
+const REQUEST: Acquisition = Acquisition { client: CLIENT, sequence: FIRST_REQUESTED };
+const TOKEN: u64 = 1_700_000_000_000 * 2_048 + 7;
 const TTL: Duration = Duration::from_secs(10);
 const SECRET: GrantSecret = GrantSecret::new(*b"8 bytes!");
 
@@ -97,6 +99,7 @@ fn names() -> String {
             ("slot", slot.to_string()),
             ("clock", text(&clock_key(None))),
             ("clock_in_cluster", text(&clock_key(Some(slot)))),
+            ("ended_request", text(&tombstone_key(&resource, REQUEST))),
             ("inbox", text(&inbox_of(CLIENT, None))),
             ("inbox_in_cluster", text(&inbox_of(CLIENT, Some(slot)))),
         ])
@@ -157,20 +160,29 @@ fn each_command() -> Vec<(&'static str, Command)> {
         let (min_hold, tombstone) = (Duration::from_secs(min_hold), Duration::from_secs(tombstone));
         Command::Release(Release { min_hold, tombstone, ..Release::now(ID) })
     };
+    let release_if = |condition| Command::Release(Release { only_if: Some(condition), ..Release::now(ID) });
+    let token = Token::new(TOKEN).expect("a token");
     vec![
         ("an attempt that does not wait", acquire(Acquire::exclusive(ID, TTL))),
         ("an attempt that waits", acquire(waiting())),
+        (
+            "an attempt of a request",
+            acquire(Acquire { acquisition: REQUEST, inbox: Some(CLIENT), ..waiting() }),
+        ),
         ("one of four permits", acquire(Acquire { capacity: 4, ..Acquire::exclusive(ID, TTL) })),
         ("an attempt with everything", acquire(everything)),
-        ("a renewal", Command::Renew(Renew { acquisition: ID, ttl: TTL, reserve: 0 })),
-        ("a renewal that reserves tokens", Command::Renew(Renew { acquisition: ID, ttl: TTL, reserve: 5 })),
+        ("a renewal", Command::Renew(Renew::to(ID, TTL))),
+        ("a renewal that reserves tokens", Command::Renew(Renew { reserve: 5, ..Renew::to(ID, TTL) })),
+        ("a question for the lease", Command::Renew(Renew::to(ID, Duration::ZERO))),
         (
-            "a question for the lease",
-            Command::Renew(Renew { acquisition: ID, ttl: Duration::ZERO, reserve: 0 }),
+            "a renewal of the lease with a token",
+            Command::Renew(Renew { token: Token::new(TOKEN), ..Renew::to(ID, TTL) }),
         ),
         ("a release", release(0, 0)),
         ("a release with a minimum hold", release(25, 0)),
         ("a release with a tombstone", release(0, 60)),
+        ("a release by the client that speaks for the attempt", release_if(ReleaseIf::SpeaksFor(CLIENT))),
+        ("a release of the lease with a token", release_if(ReleaseIf::HasToken(token))),
         ("inspect", Command::Inspect),
         ("a forced release", Command::ForceRelease),
     ]
@@ -180,7 +192,7 @@ fn commands() -> String {
     let resource = resource();
     let mut lines = Vec::new();
     for variant in ScriptVariant::ALL {
-        let floor = variant.is_voter().then(|| Token::new(1_700_000_000_000 * 2_048 + 7)).flatten();
+        let floor = variant.is_voter().then(|| Token::new(TOKEN)).flatten();
         let vote_args = VoteArgs { floor, ..VoteArgs::default() };
         for (what, command) in each_command() {
             lines.push(call(
@@ -217,11 +229,11 @@ fn commands() -> String {
     let release = Command::Release(Release::now(ID));
     let both = [(&resource, &release), (&other, &release)];
     lines.push(call("releases, each for itself", server, &server.encode_each(both.into_iter())));
-    let renew = Renew { acquisition: ID, ttl: TTL, reserve: 0 };
+    let renew = Renew::to(ID, TTL);
     let both = [(&resource, &renew), (&other, &renew)];
     lines.push(call("renewals", server, &server.encode_renewals(&both, VoteArgs::default())));
     for delete in [ConditionalDelete::DelIfEq, ConditionalDelete::DelEx] {
-        let token = Token::new(1_700_000_000_000 * 2_048 + 7).expect("a token");
+        let token = Token::new(TOKEN).expect("a token");
         let as_granted = Some((Arc::new(Acquire::exclusive(ID, TTL)), token));
         let value = plain_value(&Release { as_granted, ..Release::now(ID) }).expect("a plain lease");
         let words = delete.words(resource_key(&resource).as_bytes(), &value).map(hex).collect::<Vec<_>>();
@@ -251,8 +263,8 @@ fn replies() -> String {
     let id = [CLIENT.get().to_be_bytes().as_slice(), &3_u64.to_be_bytes()].concat();
     let attempt = Command::from(Acquire::exclusive(ID, TTL));
     let wait = Command::from(waiting());
-    let renew = Command::Renew(Renew { acquisition: ID, ttl: TTL, reserve: 0 });
-    let reserve = Command::Renew(Renew { acquisition: ID, ttl: TTL, reserve: 5 });
+    let renew = Command::Renew(Renew::to(ID, TTL));
+    let reserve = Command::Renew(Renew { reserve: 5, ..Renew::to(ID, TTL) });
     let release = Command::Release(Release::now(ID));
     let number = |number: i64| Value::Int(number);
     let holder = Value::List(vec![
@@ -331,7 +343,7 @@ fn replies() -> String {
 
 /// Messages to the inbox of the client. The proof of a grant is that of the secret.
 fn pushes() -> String {
-    let token = Token::new(1_700_000_000_000 * 2_048 + 7).expect("a token");
+    let token = Token::new(TOKEN).expect("a token");
     let tokens = TokenRange { first: token, last: token };
     let now = StoreTime::from_micros(NOW.unsigned_abs());
     let grant = Grant { tokens, valid_for: Duration::from_secs(3), is_plain: false };

@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use leasehold_core::{ClientId, Command, Renew};
+use leasehold_core::{ClientId, Command, FIRST_UNCOUNTED, Renew};
 use leasehold_redis_protocol::{client_key, slot_of_client};
 use leasehold_store::Call;
-use leasehold_store::digest::FIRST_UNCOUNTED;
 use tokio::sync::Notify;
 
 use super::limits::RECORD_REFRESH;
@@ -234,7 +233,7 @@ mod tests {
         let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
         for (sequence, is_kept) in [(7, true), (FIRST_UNCOUNTED, false), (FIRST_UNCOUNTED + 9, false)] {
             let acquisition = Acquisition { client: ClientId::new(2), sequence };
-            let renew = Renew { acquisition, ttl: Duration::from_secs(30), reserve: 0 };
+            let renew = Renew::to(acquisition, Duration::from_secs(30));
             let batch = [Call::new(resource.clone(), Command::Renew(renew))];
             assert_eq!(record.take_others(&batch).len(), usize::from(is_kept), "{sequence}");
         }
@@ -286,7 +285,7 @@ mod tests {
         let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
         let renew = |client| {
             let acquisition = Acquisition { client: ClientId::new(client), sequence: 1 };
-            let renew = Renew { acquisition, ttl: Duration::from_secs(3_600), reserve: 0 };
+            let renew = Renew::to(acquisition, Duration::from_secs(3_600));
             [Call::new(resource.clone(), Command::Renew(renew))]
         };
         assert!(record.take_others(&renew(1)).is_empty());

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_store::OpenError;
+use leasehold_store::password::PasswordFile;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{
@@ -34,12 +35,13 @@ pub(super) struct Dial {
     /// Without the certificates of `files`.
     info: ConnectionInfo,
     files: Option<TlsFiles>,
+    password: Option<PasswordFile>,
 }
 
 impl From<ConnectionInfo> for Dial {
     /// The settings of a client of the program.
     fn from(info: ConnectionInfo) -> Self {
-        Self { info, files: None }
+        Self { info, files: None, password: None }
     }
 }
 
@@ -49,21 +51,35 @@ impl Dial {
         self.info.addr()
     }
 
-    /// The settings with the certificates that were read last.
+    /// The settings with the password and the certificates that were read last.
     pub(super) fn latest(&self) -> Result<ConnectionInfo, OpenError> {
-        let Some(files) = &self.files else { return Ok(self.info.clone()) };
-        files.apply(self.info.clone()).map_err(|error| OpenError::invalid(error.to_string()))
+        let info = self.info.clone();
+        let info = match &self.password {
+            None => info,
+            Some(file) => with_password(info, &file.latest()),
+        };
+        let Some(files) = &self.files else { return Ok(info) };
+        files.apply(info).map_err(|error| OpenError::invalid(error.to_string()))
     }
 
     pub(super) fn user(&self) -> Option<&str> {
         self.info.redis_settings().username()
     }
 
-    /// The settings of a new connection. Certificate files are read again, because they may have been renewed: off the runtime's
-    /// thread, which may have to renew leases meanwhile.
+    /// The settings of a new connection. The files of the password and the certificates are read again, because they may have been
+    /// replaced: off the runtime's thread, which may have to renew leases meanwhile.
     pub(super) async fn info(&self) -> Result<ConnectionInfo, RedisError> {
-        let Some(files) = self.files.clone() else { return Ok(self.info.clone()) };
         let info = self.info.clone();
+        let info = match &self.password {
+            None => info,
+            Some(file) => {
+                if let Err(error) = file.renew().await {
+                    tracing::warn!(%error, "the last password is used");
+                }
+                with_password(info, &file.latest())
+            }
+        };
+        let Some(files) = self.files.clone() else { return Ok(info) };
         let renewed = spawn_blocking(move || files.renew(&info).or_else(|_| files.apply(info))).await;
         renewed
             .unwrap_or_else(|_| Err((RedisErrorKind::Client, OWN, "the runtime has ended".to_owned()).into()))
@@ -87,18 +103,25 @@ impl Dial {
     }
 }
 
+fn with_password(info: ConnectionInfo, password: &str) -> ConnectionInfo {
+    let settings = info.redis_settings().clone().set_password(password);
+    info.set_redis_settings(settings)
+}
+
 /// Login, database and TLS settings for every node of a store.
 #[derive(Clone)]
 pub(super) struct Credentials {
     login: Login,
+    password: Option<PasswordFile>,
     database: i64,
     tls: Option<TlsFiles>,
 }
 
 impl Credentials {
-    /// Reads the certificate files that the address names.
+    /// Reads the files of the password and the certificates that the address names.
     pub(super) fn new(login: &Login, database: i64, tls: Option<&Tls>) -> Result<Self, OpenError> {
-        Ok(Self { login: login.clone(), database, tls: tls.map(TlsFiles::read).transpose()? })
+        let password = login.password_file.clone().map(PasswordFile::open).transpose()?;
+        Ok(Self { login: login.clone(), password, database, tls: tls.map(TlsFiles::read).transpose()? })
     }
 
     pub(super) fn at(&self, host: &Host) -> Result<Dial, OpenError> {
@@ -122,7 +145,9 @@ impl Credentials {
         if let Some(user) = &self.login.user {
             settings = settings.set_username(user);
         }
-        if let Some(password) = &self.login.password {
+        if let Some(password) =
+            self.password.as_ref().map(PasswordFile::latest).or(self.login.password.clone())
+        {
             settings = settings.set_password(password);
         }
         let info = address.into_connection_info().map_err(invalid)?;
@@ -130,7 +155,7 @@ impl Credentials {
         if let Some(files) = &self.tls {
             files.apply(info.clone()).map_err(invalid)?;
         }
-        Ok(Dial { info, files: self.tls.clone() })
+        Ok(Dial { info, files: self.tls.clone(), password: self.password.clone() })
     }
 }
 

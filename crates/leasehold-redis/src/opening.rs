@@ -62,13 +62,13 @@ impl Redis {
         Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
     }
 
-    /// Credentials and target. Certificates are read and checked, which may take long.
+    /// Credentials and target. Files are read, and certificates checked, which may take long.
     async fn read_files(url: &RedisUrl) -> Result<(Credentials, Result<Target, OpenError>), OpenError> {
         let read = |url: &RedisUrl| {
             let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
             Ok((credentials.clone(), target(url, credentials)))
         };
-        if url.tls.is_none() {
+        if !url.has_files() {
             return read(url);
         }
         let url = url.clone();

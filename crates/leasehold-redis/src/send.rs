@@ -276,7 +276,7 @@ mod tests {
         let renew = |ttl_ms| {
             let acquisition = Acquisition { client: ClientId::new(2), sequence: 1 };
             let ttl = Duration::from_millis(ttl_ms);
-            Call::new(resource.clone(), Command::Renew(Renew { acquisition, ttl, reserve: 0 }))
+            Call::new(resource.clone(), Command::Renew(Renew::to(acquisition, ttl)))
         };
         let limit_ms = |batch: &[_]| record_limit(batch).as_millis();
         assert_eq!(limit_ms(&[renew(100)]), 5);

@@ -180,8 +180,7 @@ fn release_grants_to_as_many_readers_as_the_model() {
 fn clock_step_back_extends_no_lease() {
     compare_mutex(|comparison| {
         let id = |client, sequence| Acquisition { client: client_id(client), sequence };
-        let renew =
-            |acquisition| Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 });
+        let renew = |acquisition| Command::Renew(Renew::to(acquisition, Duration::from_secs(10)));
         let release = |acquisition, at_least_s| {
             let min_hold = Duration::from_secs(at_least_s);
             Command::Release(Release { min_hold, ..Release::now(acquisition) })

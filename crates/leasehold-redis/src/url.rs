@@ -47,6 +47,14 @@ pub(crate) struct Host {
 pub(crate) struct Login {
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
+    /// The password is in this file.
+    pub(crate) password_file: Option<PathBuf>,
+}
+
+impl Login {
+    fn has_two_passwords(&self) -> bool {
+        self.password.is_some() && self.password_file.is_some()
+    }
 }
 
 /// PEM files. Without an authority, the system's certificate authorities count.
@@ -80,6 +88,13 @@ impl RedisUrl {
     #[must_use]
     pub fn is_same_server(&self, other: &Self) -> bool {
         self.place == other.place && self.database == other.database
+    }
+
+    /// Whether it names files that must be read to connect.
+    pub(crate) fn has_files(&self) -> bool {
+        let is_filed = |login: &Login| login.password_file.is_some();
+        let of_sentinels = matches!(&self.place, Place::Sentinels { login, .. } if is_filed(login));
+        self.tls.is_some() || is_filed(&self.login) || of_sentinels
     }
 
     /// Whether this is the address of a cluster.
@@ -184,8 +199,12 @@ impl RedisUrl {
             ("user", _) if is_login => self.login.user = some(value),
             ("pass" | "password", _) if is_login => self.login.password = some(value),
             ("db", _) if is_login => self.database = number(value)?,
+            ("password_file", _) => self.login.password_file = Some(PathBuf::from(value)),
             ("sentinel_user", Place::Sentinels { login, .. }) => login.user = some(value),
             ("sentinel_password", Place::Sentinels { login, .. }) => login.password = some(value),
+            ("sentinel_password_file", Place::Sentinels { login, .. }) => {
+                login.password_file = Some(PathBuf::from(value));
+            }
             ("tls", Place::Sentinels { .. } | Place::Cluster(_)) => {
                 self.tls = is_true(value)?.then(Tls::default);
             }
@@ -227,6 +246,13 @@ impl RedisUrl {
             && tls.certificate.is_some() != tls.key.is_some()
         {
             return Err(OpenError::invalid("a client certificate is two files: cert=PATH and key=PATH"));
+        }
+        let of_sentinels = match &self.place {
+            Place::Sentinels { login, .. } => Some(login),
+            _ => None,
+        };
+        if [Some(&self.login), of_sentinels].into_iter().flatten().any(Login::has_two_passwords) {
+            return Err(OpenError::invalid("the password is in the address or in a file, not in both"));
         }
         if self.is_resp2 && matches!(self.place, Place::Cluster(_)) {
             return Err(OpenError::invalid("clusters speak protocol 3, which every Redis since 6.0 has"));

@@ -35,7 +35,7 @@ impl Quorum {
         let commands: Arc<[Call]> = requests
             .iter()
             .map(|(renew, known)| {
-                let renew = Renew { acquisition: known.acquisition, ttl: renew.ttl, reserve: 0 };
+                let renew = Renew::to(known.acquisition, renew.ttl);
                 Call::new(known.resource.clone(), Command::Renew(renew))
             })
             .collect();

@@ -366,7 +366,7 @@ async fn try_lock_retries_while_some_nodes_are_free() {
 async fn renewals_and_attempts_use_separate_shards() {
     let client = QuorumClient::new(&servers(), 1).await;
     let (acquisition, ttl) = (client.attempt(1), Duration::from_secs(1));
-    let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
+    let renew = Command::Renew(Renew::to(acquisition, ttl));
     let acquire = Command::from(Acquire::exclusive(acquisition, ttl));
     let other = Resource { kind: Kind::Mutex, name: Name::new("b").unwrap() };
     let shard = |resource: &Resource, command: &Command| client.redlock.shard(resource, command);

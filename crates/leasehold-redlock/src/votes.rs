@@ -141,7 +141,7 @@ impl VoteCollector {
     }
 
     fn propagate(&self, node: usize, token: Token) {
-        let renew = Renew { acquisition: self.acquire.acquisition, ttl: self.acquire.ttl, reserve: 0 };
+        let renew = Renew::to(self.acquire.acquisition, self.acquire.ttl);
         let command = Command::Renew(renew);
         let call =
             self.quorum.nodes[node].clone().call(Call::new(self.resource.clone(), command), Some(token));

@@ -229,6 +229,13 @@ impl Problem {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
+        Self::of(&error)
+    }
+}
+
+impl Problem {
+    /// What this error of the library is for a caller.
+    pub(crate) fn of(error: &Error) -> Self {
         let code = match error.kind() {
             ErrorKind::Invalid => Code::InvalidRequest,
             ErrorKind::Unsupported => Code::Unsupported,

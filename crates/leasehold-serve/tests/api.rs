@@ -253,6 +253,7 @@ async fn every_kind_with_leases_is_acquired() {
         acquire("mutex/nested", json!({ "owner": "job-7" })).await.expect(200);
     }
     assert_eq!(acquire("mutex/nested", json!({ "owner": "job-8" })).await.expect(409).code(), "busy");
+    assert_eq!(acquire("mutex/b", json!({ "owner": "" })).await.expect(400).code(), "invalid-request");
     assert_eq!(acquire("latch/done", json!({})).await.expect(422).code(), "unsupported");
     assert_eq!(acquire("mutex/a", json!({ "capacity": 2 })).await.expect(422).code(), "unsupported");
 }

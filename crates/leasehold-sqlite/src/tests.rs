@@ -17,7 +17,7 @@ use leasehold_core::{
     Acquisition, Answer, Effect, Grant, Kind, Name, Now, Push, PushKind, Release, Renew, Reply, StoreTime,
     Token, TokenRange, View, WaitFor,
 };
-use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
+use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps, with_tokens};
 use proptest::prelude::*;
 use rusqlite::Connection;
 
@@ -121,6 +121,7 @@ impl<'c> Twins<'c> {
     }
 
     fn run(&mut self, at: usize, command: &Command) {
+        let command = &with_tokens(command, &mut self.resources[at].1);
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         let absent = &self.absent;
         let mut is_reachable = |client| !absent.contains(&client);

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Owner, Resource};
+use leasehold_core::{Acquisition, ClientId, FIRST_REQUESTED, FIRST_UNCOUNTED, Owner, Resource};
 use sha1_smol::Sha1;
 
 /// The name of a client that inspection shows.
@@ -31,18 +31,6 @@ pub fn lease_secret(acquisition: Acquisition) -> u128 {
     bytes[..16].copy_from_slice(&client.get().to_be_bytes());
     bytes[16..].copy_from_slice(&sequence.to_be_bytes());
     digest("lease", &bytes)
-}
-
-/// The number from which the sequence numbers of attempts begin that are not counted by a client. No client counts that far, and a store keeps
-/// numbers below twice this one.
-pub const FIRST_UNCOUNTED: u64 = 1 << 62;
-
-/// The number from which those begin that a caller has named.
-const FIRST_REQUESTED: u64 = FIRST_UNCOUNTED | 1 << 61;
-
-/// Whether a caller has named this attempt, and may repeat it at any client.
-pub fn is_requested(attempt: Acquisition) -> bool {
-    attempt.sequence >= FIRST_REQUESTED
 }
 
 /// What a named attempt asks for.

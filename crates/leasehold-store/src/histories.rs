@@ -1,9 +1,14 @@
 //! Random histories for the model and a store, whose answers must be equal.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, ClientId, Command, GrantSecret, Owner, Release, Renew, WaitFor};
+use leasehold_core::model::Rows;
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, FIRST_REQUESTED, GrantSecret, Owner, Release, ReleaseIf, Renew,
+    Token, WaitFor,
+};
 use proptest::prelude::*;
 
 /// Number of clients.
@@ -46,7 +51,102 @@ pub fn steps(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         1 => life(capacity),
         1 => queue(capacity)
     ];
-    proptest::collection::vec(some, 1..40).prop_map(|some| some.concat())
+    let some = proptest::collection::vec(some, 1..40).prop_map(|some| some.concat());
+    (some, any::<bool>()).prop_map(|(steps, has_requests)| {
+        if has_requests { steps.into_iter().filter_map(with_requests).collect() } else { steps }
+    })
+}
+
+/// In a step of a history some attempts become requests. No request is made of a quorum, so that no floor is raised then. Nor is the clock
+/// set back: a tombstone that has ended may then be there again, in a store that removes it later.
+fn with_requests(step: Step) -> Option<Step> {
+    match step {
+        Step::Raise(_) | Step::SetBack(_) => None,
+        Step::Do(command) => Some(Step::Do(requested(command))),
+        other => Some(other),
+    }
+}
+
+/// One in three attempts is a request.
+const fn requested_sequence(sequence: u64) -> u64 {
+    if sequence % 3 == 1 { FIRST_REQUESTED + sequence } else { sequence }
+}
+
+fn requested(command: Command) -> Command {
+    let of = |acquisition: Acquisition| Acquisition {
+        sequence: requested_sequence(acquisition.sequence),
+        ..acquisition
+    };
+    match command {
+        Command::Acquire(acquire) => {
+            let acquisition = of(acquire.acquisition);
+            let named = acquisition.is_requested().then_some(acquisition.client);
+            Command::from(Acquire {
+                acquisition,
+                inbox: acquire.inbox.or(named),
+                replaces: acquire.replaces.map(requested_sequence),
+                ..Acquire::clone(&acquire)
+            })
+        }
+        Command::Renew(renew) => Command::Renew(requested_renewal(renew)),
+        Command::Release(release) => {
+            let acquisition = of(release.acquisition);
+            let (mut tombstone, mut only_if) = (release.tombstone, release.only_if);
+            if acquisition.is_requested() {
+                only_if = only_if.or(some_token(acquisition.sequence).map(ReleaseIf::HasToken));
+                if acquisition.sequence % 2 == 0 {
+                    tombstone = tombstone.max(Duration::from_secs(4));
+                }
+            }
+            Command::Release(Release { acquisition, tombstone, only_if, ..release })
+        }
+        Command::Inspect | Command::ForceRelease => command,
+    }
+}
+
+fn requested_renewal(renew: Renew) -> Renew {
+    let sequence = requested_sequence(renew.acquisition.sequence);
+    let token = some_token(sequence).filter(|_| sequence >= FIRST_REQUESTED);
+    Renew { acquisition: Acquisition { sequence, ..renew.acquisition }, token, ..renew }
+}
+
+/// Stands for the token that the attempt's lease has, if it has one. As long as those of the present are.
+const OWN_TOKEN: u64 = 1 << 50;
+
+/// Sometimes none, and rarely one that no lease has.
+fn some_token(sequence: u64) -> Option<Token> {
+    match sequence / 3 % 4 {
+        0 | 1 => Token::new(OWN_TOKEN),
+        2 => None,
+        _ => Token::new(OWN_TOKEN + 1),
+    }
+}
+
+/// The command, with the token of the lease in this table where the history asks for it.
+pub fn with_tokens(command: &Command, table: &mut impl Rows<Error = Infallible>) -> Command {
+    let mut own = |acquisition, token: Token| {
+        if token.get() != OWN_TOKEN {
+            return token;
+        }
+        let lease = table.lease(acquisition).unwrap_or_else(|never| match never {});
+        lease.map_or(token, |lease| lease.token)
+    };
+    match command {
+        Command::Renew(renew) => {
+            let token = renew.token.map(|token| own(renew.acquisition, token));
+            Command::Renew(Renew { token, ..renew.clone() })
+        }
+        Command::Release(release) => {
+            let only_if = match release.only_if {
+                Some(ReleaseIf::HasToken(token)) => {
+                    Some(ReleaseIf::HasToken(own(release.acquisition, token)))
+                }
+                other => other,
+            };
+            Command::Release(Release { only_if, ..release.clone() })
+        }
+        other => other.clone(),
+    }
 }
 
 /// One step of a history of several resources.
@@ -85,7 +185,7 @@ pub fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
     let renewals = renewals.prop_map(|(client, ttl, renewals)| {
         let renewal = |(at, sequence)| {
             let acquisition = Acquisition { client: client_id(client), sequence };
-            (at, Renew { acquisition, ttl: Duration::from_secs(ttl * ttl * ttl), reserve: 0 })
+            (at, Renew::to(acquisition, Duration::from_secs(ttl * ttl * ttl)))
         };
         Joint::Renewals(renewals.into_iter().map(renewal).collect())
     });
@@ -99,7 +199,19 @@ pub fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
             steps.into_iter().map(|step| Joint::At(at, step)).collect()
         }),
     ];
-    proptest::collection::vec(one, 1..40).prop_map(|some| some.concat())
+    let some = proptest::collection::vec(one, 1..40).prop_map(|some| some.concat());
+    (some, proptest::bool::ANY).prop_map(|(steps, has_requests)| {
+        let with_requests = |joint| match joint {
+            Joint::At(at, step) => with_requests(step).map(|step| Joint::At(at, step)),
+            Joint::Renewals(renewals) => {
+                let requested = |(at, renew)| (at, requested_renewal(renew));
+                Some(Joint::Renewals(renewals.into_iter().map(requested).collect()))
+            }
+            // What is acquired together are no requests.
+            Joint::Together(_) => Some(joint),
+        };
+        if has_requests { steps.into_iter().filter_map(with_requests).collect() } else { steps }
+    })
 }
 
 fn plain(client: u128, sequence: u64, capacity: u32) -> Acquire {
@@ -146,13 +258,16 @@ fn one(capacity: u32) -> impl Strategy<Value = Step> {
     let acquire = acquire(capacity).prop_map(|acquire| Step::Do(Command::from(acquire)));
     // One in five only asks.
     let renew = (who(), 0..3_u32, 0..5_u64).prop_map(|(acquisition, reserve, part)| {
-        Step::Do(Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10 * part.min(1)), reserve }))
+        Step::Do(Command::Renew(Renew {
+            reserve,
+            ..Renew::to(acquisition, Duration::from_secs(10 * part.min(1)))
+        }))
     });
     let release =
-        (who(), another(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, if_inbox, min_hold, tombstone)| {
+        (who(), another(), 0..4_u64, 0..3_u64).prop_map(|(acquisition, speaker, min_hold, tombstone)| {
             let min_hold = Duration::from_secs(min_hold * min_hold);
             Step::Do(Command::Release(Release {
-                if_inbox,
+                only_if: speaker.map(ReleaseIf::SpeaksFor),
                 min_hold,
                 tombstone: Duration::from_secs(tombstone * 4),
                 ..Release::now(acquisition)
@@ -266,7 +381,10 @@ fn life(capacity: u32) -> impl Strategy<Value = Vec<Step>> {
         });
         let mut steps = vec![Step::Do(acquire), Step::Pass(before)];
         if let Some((ttl, reserve, pass)) = renewal {
-            steps.extend([Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })), Step::Pass(pass)]);
+            steps.extend([
+                Step::Do(Command::Renew(Renew { reserve, ..Renew::to(acquisition, ttl) })),
+                Step::Pass(pass),
+            ]);
         }
         steps.extend([Step::Do(release_of(acquisition)), Step::Pass(after)]);
         steps
@@ -346,15 +464,18 @@ impl Aside {
             Self::Nothing => None,
             Self::Renew(ttl, reserve) => {
                 let ttl = Duration::from_secs(ttl);
-                Some(Step::Do(Command::Renew(Renew { acquisition, ttl, reserve })))
+                Some(Step::Do(Command::Renew(Renew { reserve, ..Renew::to(acquisition, ttl) })))
             }
             Self::Pass(ms) => Some(Step::Pass(ms)),
             Self::AskAgain(index, inbox) => {
                 let again = |acquire: &Acquire| Acquire { inbox: inbox.or(acquire.inbox), ..acquire.clone() };
                 asked.get(index).map(|acquire| Step::Do(Command::from(again(acquire))))
             }
-            Self::GiveUp(index, if_inbox) => {
-                let given_up = |acquire: &Acquire| Release { if_inbox, ..Release::now(acquire.acquisition) };
+            Self::GiveUp(index, speaker) => {
+                let given_up = |acquire: &Acquire| Release {
+                    only_if: speaker.map(ReleaseIf::SpeaksFor),
+                    ..Release::now(acquire.acquisition)
+                };
                 asked.get(index).map(|acquire| Step::Do(Command::Release(given_up(acquire))))
             }
             Self::Do(step) => Some(step),

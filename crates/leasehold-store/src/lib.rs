@@ -19,6 +19,7 @@ pub mod identity;
 pub mod memory;
 mod metadata;
 mod open_error;
+pub mod password;
 pub mod process;
 pub mod sql;
 pub mod tasks;

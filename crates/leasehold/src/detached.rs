@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, Command, Holder, LocalTime, Loss, Release, Renew, Reply, TokenRange,
-    drift_margin,
+    Acquire, Acquisition, Answer, Command, Holder, LocalTime, Loss, Release, ReleaseIf, Renew, Reply,
+    TokenRange, drift_margin,
 };
 use leasehold_store::{Call, CallResult};
 
@@ -214,8 +214,9 @@ impl Client {
         &self,
         ids: impl IntoIterator<Item = &LeaseId>,
     ) -> Vec<Result<Duration, Error>> {
-        let command =
-            |id: &LeaseId, acquisition| Command::Renew(Renew { acquisition, ttl: id.lease.ttl, reserve: 0 });
+        let command = |id: &LeaseId, acquisition| {
+            Command::Renew(Renew { token: id.granted(), ..Renew::to(acquisition, id.lease.ttl) })
+        };
         let replied = |id: &LeaseId, sent_at: LocalTime, answered: CallResult| match answered {
             Ok(Answer { reply: Reply::Renewed { valid_for, .. }, .. }) => {
                 let trusted_for = valid_for.min(id.lease.ttl);
@@ -263,7 +264,8 @@ impl Client {
     pub async fn release_leases(&self, ids: impl IntoIterator<Item = &LeaseId>) -> Vec<Result<bool, Error>> {
         let command = |id: &LeaseId, acquisition| {
             let DetachedTerms { min_hold, tombstone, .. } = id.lease;
-            Command::Release(Release { min_hold, tombstone, ..Release::now(acquisition) })
+            let only_if = id.granted().map(ReleaseIf::HasToken);
+            Command::Release(Release { min_hold, tombstone, only_if, ..Release::now(acquisition) })
         };
         let replied = |id: &LeaseId, _: LocalTime, answered: CallResult| match answered {
             Ok(Answer { reply: Reply::Released, .. }) => Ok(true),
@@ -381,7 +383,7 @@ impl Client {
     /// Cancel safe: it only reads.
     pub async fn inspect_lease(&self, id: &LeaseId) -> Result<Option<HolderInfo>, Error> {
         let info = self.handle.inspect(id.resource.clone()).await?;
-        let is_meant = |holder: &HolderInfo| !holder.retained && id.key.is_of(holder.acquisition);
+        let is_meant = |holder: &HolderInfo| !holder.retained && id.is_of(holder.acquisition, holder.token);
         let found = info.holders.into_iter().find(is_meant);
         Ok(found.map(|holder| HolderInfo { token: holder.token.max(id.token), ..holder }))
     }
@@ -433,7 +435,7 @@ impl Handle {
     async fn find_detached(&self, id: &LeaseId) -> Result<Option<(Holder, Duration)>, Error> {
         let answer = self.ask(id.resource.clone(), Command::Inspect).await?;
         let Reply::View(view) = answer.reply else { return Ok(None) };
-        let is_meant = |holder: &Holder| !holder.retained && id.key.is_of(holder.acquisition);
+        let is_meant = |holder: &Holder| !holder.retained && id.is_of(holder.acquisition, holder.token);
         let found = view.holders.into_iter().find(is_meant);
         Ok(found.map(|holder| {
             let valid_for = holder.expires_at.since(answer.at);

@@ -1,5 +1,7 @@
 //! Users with exactly the rights that docs/operations.md names.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -143,6 +145,97 @@ async fn documented_rights_suffice_for_sentinels() {
     use_everything(&url).await;
     for server in &sentinels.servers {
         assert_eq!(refused(server), Vec::<String>::new());
+    }
+}
+
+/// A client whose password is in a file keeps its lease and its place in the queue when the password is changed and all of its connections are
+/// closed.
+async fn outlives_a_changed_password(url: &str, file: &Path, change: impl Fn(&str)) {
+    let (holder, waiter) = (Client::connect(url).await.unwrap(), Client::connect(url).await.unwrap());
+    let guard = holder.mutex("a").ttl(Duration::from_secs(6)).lock().await.unwrap();
+    let mutex = waiter.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await.unwrap() });
+    until(async || holder.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1)).await;
+    for number in 0..3 {
+        let password = format!("password-{number}");
+        fs::write(file, format!("{password}\n")).unwrap();
+        change(&password);
+        until(async || guard.renew().await.is_ok()).await;
+        until(async || waiter.inspect(Kind::Mutex, "a").await.is_ok_and(|view| view.waiters.len() == 1))
+            .await;
+    }
+    assert!(!waiting.is_finished());
+    until(async || holder.list().await.is_ok()).await;
+    guard.release_timeout(SOON).await.unwrap();
+    timeout(SOON, waiting).await.unwrap().unwrap().release_timeout(SOON).await.unwrap();
+    // While the file can't be read, it is the password before.
+    fs::remove_file(file).unwrap();
+    change("password-2");
+    until(async || holder.mutex("b").try_lock().await.is_ok()).await;
+    let error = Client::connect(url).await.unwrap_err();
+    assert!(error.is_invalid() && error.to_string().contains(&file.display().to_string()), "{error}");
+}
+
+fn change_password(server: &Server, user: &str, password: &str) {
+    let set = format!(">{password}");
+    server.run(&["ACL", "SETUSER", user, "resetpass", &set]);
+    server.run(&["CLIENT", "KILL", "USER", user]);
+}
+
+#[tokio::test]
+async fn password_of_a_file_is_read_for_each_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    let of = |file: &Path| file.display().to_string().replace('/', "%2F");
+    let parameter = format!("password_file={}", of(&file));
+    let begin = || fs::write(&file, PASSWORD).unwrap();
+
+    begin();
+    let server = Server::builder().start();
+    server.run(&locks());
+    let url = format!("redis://locks@127.0.0.1:{}?{parameter}", server.port());
+    outlives_a_changed_password(&url, &file, |password| change_password(&server, "locks", password)).await;
+
+    begin();
+    let cluster = Cluster::start();
+    for node in &cluster.nodes {
+        node.run(&locks());
+        ["+asking", "+ssubscribe"].iter().for_each(|word| drop(node.run(&rule(word))));
+    }
+    let change = |password: &str| {
+        cluster.nodes.iter().for_each(|node| change_password(node, "locks", password));
+    };
+    let url = format!("{}?{parameter}", cluster.url().replace("//", "//locks@"));
+    outlives_a_changed_password(&url, &file, change).await;
+
+    begin();
+    let sentinels = Sentinels::start();
+    for server in &sentinels.servers {
+        server.run(&locks());
+        server.run(&rule("+role"));
+    }
+    for sentinel in &sentinels.sentinels {
+        sentinel.run(&with_password(rule("+sentinel|get-master-addr-by-name")));
+    }
+    let url = sentinels.url(Sentinels::SERVICE).replace("//", "//locks@");
+    let url = format!("{url}?{parameter}&sentinel_user=watchers&sentinel_{parameter}");
+    let change = |password: &str| {
+        sentinels.sentinels.iter().for_each(|sentinel| change_password(sentinel, "watchers", password));
+        sentinels.servers.iter().for_each(|server| change_password(server, "locks", password));
+    };
+    outlives_a_changed_password(&url, &file, change).await;
+}
+
+#[tokio::test]
+async fn password_is_in_the_address_or_in_a_file() {
+    for url in [
+        "redis://me:secret@127.0.0.1?password_file=%2Ftmp%2Fno",
+        "redis+unix:///tmp/no?pass=secret&password_file=%2Ftmp%2Fno",
+        "redis-sentinel://a/s?sentinel_password=secret&sentinel_password_file=%2Ftmp%2Fno",
+    ] {
+        let error = Client::connect(url).await.unwrap_err();
+        assert!(error.is_invalid() && error.to_string().contains("not in both"), "{url}: {error}");
+        assert!(!format!("{error:?}").contains("secret"), "{error:?}");
     }
 }
 

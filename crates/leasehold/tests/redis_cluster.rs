@@ -146,6 +146,38 @@ async fn plain_lease_survives_every_command_while_its_slot_migrates() {
     }
 }
 
+/// The tombstone that a request may have is a key that is not there, and then a node that gives its slot away does not say whether it is at the other one.
+#[tokio::test]
+async fn request_that_waits_is_found_while_its_slot_migrates() {
+    for flavor in [Flavor::Redis7, Flavor::Redis62, Flavor::Valkey9] {
+        let cluster = Cluster::of(&Server::builder().flavor(flavor));
+        let client = Client::connect(&cluster.url()).await.unwrap();
+        let other = Client::connect(&cluster.url()).await.unwrap();
+        let request = |client: &Client, id| client.mutex("a").request([id; 16]);
+        let guard = client.mutex("a").ttl(Duration::from_secs(600)).lock().await.unwrap();
+        let waits = tokio::spawn({
+            let mutex = request(&client, 7);
+            async move { mutex.lock().await?.release_timeout(SOON).await }
+        });
+        let waiters = async || client.inspect(Kind::Mutex, "a").await.map_or(0, |view| view.waiters.len());
+        until(async || waiters().await == 1).await;
+        let slot = slot(&cluster);
+        let to = (cluster.owner_of(slot) + 1) % 3;
+        cluster.migrate_begin(slot, to);
+        // Each of the two asks again where the other one has asked.
+        let slice = request(&other, 7).lock_timeout(Duration::from_millis(300)).await;
+        assert!(slice.as_ref().is_ok_and(Option::is_none), "{flavor:?}: {slice:?}");
+        // Another request waits for the move.
+        let new = request(&other, 8).lock_timeout(Duration::from_millis(300)).await;
+        assert!(new.as_ref().map_or_else(leasehold::Error::is_unavailable, Option::is_none), "{new:?}");
+        assert_eq!(waiters().await, 1, "{flavor:?}");
+        cluster.migrate_keys(slot, to);
+        cluster.migrate_end(slot, to);
+        guard.release_timeout(SOON).await.unwrap();
+        timeout(SOON, waits).await.unwrap().unwrap().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn attempt_queues_at_the_importing_node() {
     let cluster = Cluster::start();

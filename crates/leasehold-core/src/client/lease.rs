@@ -13,6 +13,7 @@ use crate::command::{Command, Renew, Reply};
 use crate::id::Acquisition;
 use crate::model::CLAIM_WINDOW;
 use crate::time::{LocalTime, drift_margin};
+use crate::token::Token;
 
 /// Max time to wait for the answer to a renewal that a task sends. Stores answer sooner, unless the task is not polled.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
@@ -100,6 +101,8 @@ pub struct LeaseMachine {
     min_lifetime_until: LocalTime,
     /// No renewal is trusted for longer, and the next one follows in a third of that.
     longest_trust: Duration,
+    /// Only the lease with this token is renewed.
+    token: Option<Token>,
     renew_at: LocalTime,
     /// A push asked for a look then.
     look_at: LocalTime,
@@ -138,6 +141,7 @@ impl LeaseMachine {
             hold_ends_at,
             min_lifetime_until: granted_at + terms.min_lifetime,
             longest_trust: Duration::MAX,
+            token: None,
             renew_at,
             look_at: LocalTime::NEVER,
             hints: HintLimit::default(),
@@ -159,6 +163,19 @@ impl LeaseMachine {
     pub fn with_longest_trust(mut self, longest_trust: Duration) -> Self {
         self.longest_trust = longest_trust;
         self
+    }
+
+    /// The attempt is a request: after its lease has ended, another client may be granted it anew, with another token.
+    #[must_use]
+    pub fn of_request(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// The token of the lease of a request.
+    #[must_use]
+    pub fn request_token(&self) -> Option<Token> {
+        self.token
     }
 
     /// Decides what to do after one task has finished while another waits. Only a healthy lease with time left is handed
@@ -283,7 +300,7 @@ impl LeaseMachine {
             self.trusted_until = self.trusted_until.min(now + ttl.saturating_sub(drift_margin(ttl)));
         }
         let reserve = self.handoff.as_ref().map_or(0, HandoffBudget::reserve);
-        Some(Command::Renew(Renew { acquisition: self.acquisition, ttl, reserve }))
+        Some(Command::Renew(Renew { reserve, token: self.token, ..Renew::to(self.acquisition, ttl) }))
     }
 
     /// The renewal that was sent now is answered only while its task is polled. Without an answer it counts as failed in time for

@@ -105,6 +105,10 @@ impl<R: Rows> Step<'_, '_, R> {
 
     /// A grant from the queue, of which no answer has told yet.
     fn claim(&mut self, lease: Lease, acquire: &Acquire) -> Result<Reply, R::Error> {
+        if lease.inbox() != acquire.inbox() {
+            // It may still wait there.
+            self.push(lease.inbox(), lease.acquisition, PushKind::Revoked);
+        }
         let (granted_at, expires_at) = (self.hold_start(&lease), self.now() + acquire.ttl);
         let tokens = TokenRange { first: lease.token, last: lease.token };
         let (inbox, metadata) = (acquire.inbox, acquire.metadata.clone());

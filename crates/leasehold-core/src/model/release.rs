@@ -3,12 +3,14 @@
 use core::time::Duration;
 
 use super::{Lease, Rows, Step};
-use crate::command::{Release, Renew, Reply};
-use crate::id::{Acquisition, ClientId};
+use crate::command::{Release, ReleaseIf, Renew, Reply};
+use crate::id::Acquisition;
 
 impl<R: Rows> Step<'_, '_, R> {
     pub(super) fn renew(&mut self, renew: &Renew) -> Result<Reply, R::Error> {
-        let Some(mut lease) = self.held_lease(renew.acquisition)? else {
+        let held = self.held_lease(renew.acquisition)?;
+        let Some(mut lease) = held.filter(|lease| renew.token.is_none_or(|token| token == lease.token))
+        else {
             return Ok(Reply::NotHeld);
         };
         if !renew.only_asks() {
@@ -30,8 +32,8 @@ impl<R: Rows> Step<'_, '_, R> {
     }
 
     pub(super) fn release(&mut self, release: &Release) -> Result<Reply, R::Error> {
-        if let Some(inbox) = release.if_inbox
-            && self.inbox_of(release.acquisition)?.is_some_and(|current| current != inbox)
+        if let Some(condition) = release.only_if
+            && !self.is_met(condition, release.acquisition)?
         {
             return Ok(Reply::NotHeld);
         }
@@ -53,15 +55,16 @@ impl<R: Rows> Step<'_, '_, R> {
         Ok(reply)
     }
 
-    /// The client that speaks for an attempt which holds or waits.
-    fn inbox_of(&mut self, acquisition: Acquisition) -> Result<Option<ClientId>, R::Error> {
-        if let Some(lease) = self.held_lease(acquisition)? {
-            return Ok(Some(lease.inbox()));
-        }
-        if self.header.waiters == 0 {
-            return Ok(None);
-        }
-        Ok(self.rows.waiter(acquisition)?.map(|waiter| waiter.inbox()))
+    fn is_met(&mut self, condition: ReleaseIf, acquisition: Acquisition) -> Result<bool, R::Error> {
+        let held = self.held_lease(acquisition)?;
+        Ok(match (condition, held) {
+            (ReleaseIf::HasToken(token), held) => held.is_none_or(|lease| lease.token == token),
+            (ReleaseIf::SpeaksFor(client), Some(lease)) => lease.inbox() == client,
+            (ReleaseIf::SpeaksFor(_), None) if self.header.waiters == 0 => true,
+            (ReleaseIf::SpeaksFor(client), None) => {
+                self.rows.waiter(acquisition)?.is_none_or(|waiter| waiter.inbox() == client)
+            }
+        })
     }
 
     /// Ends a lease. Before `min_hold` has passed it is retained, unless its owner holds the resource through another

@@ -94,7 +94,7 @@ fn command(op: &Op, capacity: u32) -> Option<Command> {
             replace(id(client, sequence), id(client, sequence + REPLACING), capacity, weight, wait)
         }
         Op::Renew { client, sequence, reserve } => {
-            Command::Renew(Renew { acquisition: id(client, sequence), ttl: TTL, reserve })
+            Command::Renew(Renew { reserve, ..Renew::to(id(client, sequence), TTL) })
         }
         Op::Release { client, sequence, at_least_s, tombstone_s } => Command::Release(Release {
             min_hold: Duration::from_secs(at_least_s),

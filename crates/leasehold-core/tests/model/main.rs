@@ -1,10 +1,12 @@
 //! The promises of the lease table.
 //!
 //! This file has the table's environment. `checks.rs` checks the promises after every step of random command sequences,
-//! `broken_stores.rs` shows that each check can fail, and `sequences.rs` tests single command sequences.
+//! `broken_stores.rs` shows that each check can fail, `requests.rs` checks those of attempts that several clients make, and `sequences.rs` tests
+//! single command sequences.
 
 mod broken_stores;
 mod checks;
+mod requests;
 mod sequences;
 
 use std::collections::BTreeMap;
@@ -48,7 +50,7 @@ fn release(acquisition: Acquisition) -> Command {
 }
 
 fn renew(acquisition: Acquisition) -> Command {
-    Command::Renew(Renew { acquisition, ttl: TTL, reserve: 0 })
+    Command::Renew(Renew::to(acquisition, TTL))
 }
 
 /// A table with a clock, a list of unreachable clients, and what its waiters know.

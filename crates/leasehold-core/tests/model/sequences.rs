@@ -1,6 +1,6 @@
 //! Single command sequences.
 
-use leasehold_core::Refusal;
+use leasehold_core::{Refusal, ReleaseIf};
 
 use super::*;
 
@@ -240,7 +240,10 @@ fn from_client(inbox: u128, attempt: Acquisition) -> Command {
 }
 
 fn release_if(inbox: u128, attempt: Acquisition) -> Command {
-    Command::Release(Release { if_inbox: Some(ClientId::new(inbox)), ..Release::now(attempt) })
+    Command::Release(Release {
+        only_if: Some(ReleaseIf::SpeaksFor(ClientId::new(inbox))),
+        ..Release::now(attempt)
+    })
 }
 
 /// The command of a client that the caller has left comes late, and the client then releases what it takes for its own.
@@ -276,6 +279,52 @@ fn grant_from_the_queue_belongs_to_the_client_that_first_asks_for_it() {
         assert_eq!(world.run(&release_if(3 - asks, attempt)), Reply::NotHeld);
         assert_eq!(world.run(&release_if(asks, attempt)), Reply::Released);
     }
+}
+
+/// A try elsewhere takes what was pushed to a client that waits.
+#[test]
+fn client_whose_grant_another_one_takes_is_told() {
+    let (mut world, attempt) = (World::new(), id(9, 0));
+    world.run(&acquire(id(0, 0), 1, 1, true));
+    world.run(&from_client(1, attempt));
+    world.run(&release(id(0, 0)));
+    world.pushes.clear();
+    let Command::Acquire(any) = from_client(2, attempt) else { unreachable!("it is one") };
+    let tried = Command::from(Acquire { wait: None, ..Acquire::clone(&any) });
+    assert!(matches!(world.run(&tried), Reply::Granted(_)));
+    let is_notice = |push: &Push| push.inbox == ClientId::new(1) && push.kind == PushKind::Revoked;
+    assert_eq!(world.pushes.iter().filter(|push| is_notice(push)).count(), 1, "{:?}", world.pushes);
+    world.pushes.clear();
+    world.run(&tried);
+    assert_eq!(world.pushes, [], "it is told once");
+}
+
+/// The lease of a request has ended, and a late repeat was granted.
+#[test]
+fn renewal_and_release_of_one_lease_leave_the_next_one_of_its_attempt_alone() {
+    let (mut world, attempt) = (World::new(), id(9, 0));
+    let grant = |world: &mut World<_>| match world.run(&from_client(1, attempt)) {
+        Reply::Granted(grant) => grant.tokens.first,
+        other => panic!("it is free: {other:?}"),
+    };
+    let renewal = |token| Command::Renew(Renew { token: Some(token), ..Renew::to(attempt, TTL) });
+    let end = |token| {
+        let (only_if, tombstone) = (Some(ReleaseIf::HasToken(token)), TTL);
+        Command::Release(Release { only_if, tombstone, ..Release::now(attempt) })
+    };
+    let first = grant(&mut world);
+    assert!(matches!(world.run(&renewal(first)), Reply::Renewed { .. }));
+    world.pass(TTL);
+    assert_eq!(world.run(&renewal(first)), Reply::NotHeld);
+    let second = grant(&mut world);
+    assert!(second > first);
+    assert_eq!(world.run(&renewal(first)), Reply::NotHeld);
+    assert_eq!(world.run(&end(first)), Reply::NotHeld);
+    // It has left no tombstone either.
+    assert_eq!(grant(&mut world), second);
+    assert!(matches!(world.run(&renewal(second)), Reply::Renewed { .. }));
+    assert_eq!(world.run(&end(second)), Reply::Released);
+    assert_eq!(world.run(&from_client(1, attempt)), Reply::Cancelled);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use leasehold_core::model::{CommandContext, Table, apply, apply_all, sweep};
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Now, Push, Renew, Reply, Resource, StoreTime,
 };
-use leasehold_store::histories::{CLIENTS, Step, client_id};
+use leasehold_store::histories::{CLIENTS, Step, client_id, with_tokens};
 use leasehold_store::{Call, CallResult, StoreError};
 use leasehold_testkit::{Postgres as Server, Session as ServerSession, wait_until};
 use tokio::runtime::Runtime;
@@ -219,6 +219,7 @@ impl<'h> Comparison<'h> {
     }
 
     pub(super) fn run(&mut self, at: usize, command: &Command) -> Reply {
+        let command = &with_tokens(command, &mut self.resources[at].1);
         let now = self.now(&[&self.resources[at].1]);
         let (expected, theirs) = self.model(at, command, now);
         let resource = self.resources[at].0.clone();
@@ -276,7 +277,7 @@ impl<'h> Comparison<'h> {
         let mut batch = Vec::new();
         for (at, renew) in renewals {
             let now = self.now(&[&self.resources[*at].1]);
-            let command = Command::Renew(renew.clone());
+            let command = with_tokens(&Command::Renew(renew.clone()), &mut self.resources[*at].1);
             let (answer, pushes) = self.model(*at, &command, now);
             expected.push(answer);
             theirs.extend(as_notified(pushes));

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, ClientId, Command, Kind, Name, Release, Reply, Resource};
+use leasehold_core::{
+    Acquire, Acquisition, ClientId, Command, Kind, Name, Release, ReleaseIf, Reply, Resource,
+};
 use leasehold_store::histories::{Step, client_id};
 
 use super::comparison::SESSION;
@@ -21,7 +23,10 @@ fn acquire_of(inbox: ClientId, client: u128, sequence: u64) -> Command {
 
 fn release_if(inbox: u128, client: u128, sequence: u64) -> Command {
     let acquisition = Acquisition { client: client_id(client), sequence };
-    Command::Release(Release { if_inbox: Some(client_id(inbox)), ..Release::now(acquisition) })
+    Command::Release(Release {
+        only_if: Some(ReleaseIf::SpeaksFor(client_id(inbox))),
+        ..Release::now(acquisition)
+    })
 }
 
 #[test]

@@ -74,7 +74,7 @@ async fn use_the_store(url: &str, round: &str) {
     let answers = stores[0].acquire_all(&set).unwrap().await;
     answers.into_iter().for_each(|answer| drop(answer.unwrap()));
     let renewals = set.iter().map(|(resource, acquire)| {
-        let renew = Renew { acquisition: acquire.acquisition, ttl: Duration::from_secs(10), reserve: 0 };
+        let renew = Renew::to(acquire.acquisition, Duration::from_secs(10));
         Call::new(resource.clone(), renew)
     });
     let answers = stores[0].call_batch(renewals.collect(), 0).await;

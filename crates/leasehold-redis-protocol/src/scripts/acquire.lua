@@ -37,7 +37,14 @@ local function client_field_of(request)
   return 'c' .. string.sub(request, at, at + 15)
 end
 
-local plain_ttl, id, own_field, client_field, found, raw = ARGV[2], nil, nil, nil, nil, nil
+-- Whether it is a request that has ended: see release.lua. An error says that this is not known.
+local has_ended = false
+if string.byte(ARGV[1], 17) > 95 then
+  local key = 'leasehold:4:ended' .. string.sub(KEYS[1], #'leasehold:4:') .. ':' .. redis.sha1hex(string.sub(ARGV[1], 1, 24))
+  local count = redis.pcall('EXISTS', key)
+  has_ended = count == 1 or count ~= 0 and count
+end
+local plain_ttl, id, own_field, client_field, found, raw = has_ended and '' or ARGV[2], nil, nil, nil, nil, nil
 if string.byte(plain_ttl) == 45 then -- a hyphen
   id = string.sub(ARGV[1], 1, 24)
   own_field, client_field = 'i' .. id, client_field_of(ARGV[1])
@@ -95,6 +102,8 @@ end
 
 -- A grant from the queue, of which no answer has told yet.
 local function claim(l)
+  -- Another client may still wait for it.
+  if l.client ~= request.client then push({ id = id, client = l.client, inbox = l.inbox }, 3) end
   l.claimed, l.granted_at, l.expires_at = 1, hold_start(l), now + ttl
   change_client(l, request.client, request.metadata)
   note_expiry(l.expires_at)
@@ -138,7 +147,7 @@ end
 local function known_attempt()
   local granted = take_back_grant(id)
   if granted and not request.names_client then return { now, 1, granted.a, granted.b, granted.c } end
-  if tombstone(id) then return { now, 4 } end
+  if has_ended == true or tombstone(id) then return { now, 4 } end
   local l = lease(id)
   if l then return repeated_grant(l) end
   local w = waiter(id)
@@ -147,6 +156,10 @@ local function known_attempt()
     w = nil
   end
   if w then return recheck(w) end
+  if has_ended and string.find(has_ended.err, 'non local key') then
+    return redis.error_reply('TRYAGAIN the hash slot of ' .. KEYS[1] .. ' is being moved')
+  end
+  return has_ended
 end
 
 -- An `Acquire` that waits, from another client than before: it speaks for the waiter from now on. The one before is told.

@@ -22,4 +22,5 @@ if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
     drawn = id
   end
 end
+local has_ended = false -- no request is made of a quorum
 local raw = redis.call('MGET', KEYS[1])[1]

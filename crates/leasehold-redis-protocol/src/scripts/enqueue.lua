@@ -12,7 +12,7 @@ if not raw and not found then found = call('HMGET', KEYS[1], 'h', own_field, cli
 local own = found and found[2] or ''
 if found then header = found[1] end
 repeat
-  if not header or #header <= HEADER_SIZE + LEASE_SIZE then break end
+  if has_ended or not header or #header <= HEADER_SIZE + LEASE_SIZE then break end
   local of_lock, in_use, last, leases, tombstones, next_expiry, stays, _, parked, next_place, first, head, waiters, clients,
     next_deadline, head_client, token, _, ends, _, _, holder = struct.unpack(LAYOUT, header)
   local flags, capacity, weight = string.byte(ARGV[1], 25), 1, 1

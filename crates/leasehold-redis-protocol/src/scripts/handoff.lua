@@ -4,14 +4,21 @@
 -- KEYS, ARGV and replies are those of release.lua; without a reply the rules follow. Nothing has expired, no client is parked, and
 -- the waiter is subscribed and has no owner.
 
+-- Whether the terms leave nothing but a tombstone in a key of its own, and mean the lease with this token.
+local function is_brief(token)
+  if not terms.is_brief or not terms.mark then return terms.is_brief end
+  local ms, sequence = string.match(terms.mark, '(%d+)%-(%d+)')
+  return ms * TOKENS_PER_MS + sequence == token
+end
+
 if floor == 0 and not raw and not found then found = call('HMGET', KEYS[1], 'h') end
 if found then header = found[1] end
 repeat
   if not header or #header <= HEADER_SIZE + LEASE_SIZE then break end
   local capacity, _, last, leases, tombstones, next_expiry, stays, early, parked, next_place, _, head, waiters, clients, next_deadline,
-    head_client, _, _, _, _, retained, holder, holder_flags = struct.unpack(LAYOUT, header)
+    head_client, held_token, _, _, _, retained, holder, holder_flags = struct.unpack(LAYOUT, header)
   if leases ~= 1 or tombstones + parked + early + retained > 0 or head == 0 or next_expiry <= now or next_deadline <= now
-    or holder ~= released or holder_flags % 4 > 1 or stays <= now + CLAIM_WINDOW + 1000000 then break end
+    or holder ~= released or terms and not is_brief(held_token) or holder_flags % 4 > 1 or stays <= now + CLAIM_WINDOW + 1000000 then break end
   local number = head - FIRST_WAITER_PLACE
   local field = string.format('%d', number)
   local client_field = 'c' .. head_client
@@ -66,6 +73,7 @@ repeat
   if is_last then clients, count = clients - 1, '' else count = count - 1 .. '' end
   local lease = struct.pack(TABLE, capacity, capacity, last_token, 1, 0, ends, stays, 0, 0, next_place, following_number,
     waiters > 1 and FIRST_WAITER_PLACE + following_number or 0, waiters - 1, clients, next_deadline, next_client, token, now, ends, 0, 0) .. string.sub(waiter, WAITER_SIZE + 1)
+  bury()
   call('HSET', KEYS[1], 'h', lease, field, '', own_field, '', client_field, count)
   -- As `publish` does.
   local message = struct.pack('>Bc8dddd', 1, sequence, now, token, last_token, valid_for)

@@ -19,7 +19,9 @@ repeat
     lease, moved = both[1], both[2]
   end
   -- A lease that is not retained, and has no owner.
+  if terms and not is_brief((struct.unpack('<d', lease))) then break end
   if string.byte(lease, LEASE_SIZE) > 0 or string.byte(lease, LEASE_SIZE + 25) % 4 > 1 then break end
+  bury()
   if leases == 1 then
     call('DEL', KEYS[1])
     return now

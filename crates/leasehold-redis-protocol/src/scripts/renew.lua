@@ -1,7 +1,7 @@
 -- Extends a lease, or claims a pushed one. With a ttl of 0 it only asks for the lease.
 --
 -- KEYS  1 the resource, 2 the clock: see table.lua
--- ARGV  1 '>c24I8I4': acquisition, ttl, reserve
+-- ARGV  1 '>c24I8I4': acquisition, ttl, reserve; then ` leasehold:4@` and a stream id if only the lease with this token is renewed
 --       2 in a cluster: the inbox name without the client's digest; on a quorum node: see floor.lua
 -- Returns the time alone if the lease is extended by that ttl, there are no waiters, and no tokens were requested; otherwise
 --       the time, and
@@ -9,8 +9,9 @@
 --       8                                                    not held
 
 local id, ttl, reserve = struct.unpack('>c24I8I4', ARGV[1])
+local mark = #ARGV[1] > 36 and string.sub(ARGV[1], 37)
 local raw = redis.call('MGET', KEYS[1])[1]
-if raw and floor == 0 and reserve == 0 and ttl > 0 and string.sub(raw, 1, #id) == id then
+if raw and floor == 0 and reserve == 0 and ttl > 0 and string.sub(raw, 1, #id) == id and (not mark or is_marked(raw, mark)) then
   redis.call('PEXPIRE', KEYS[1], math.ceil(ttl / 1000))
   local time = redis.call('TIME')
   return time[1] * 1000000 + time[2]
@@ -23,7 +24,7 @@ mark_client_alive(string.sub(id, 1, 16))
 grant()
 local reply = { now, 8 }
 local l = held_lease(id)
-if l then
+if l and (not mark or l.token == token_of(mark)) then
   if ttl > 0 then
     l.claimed = 1
     l.granted_at = hold_start(l)

@@ -22,7 +22,7 @@ repeat
     lease = call('HMGET', KEYS[1], field)[1]
   end
   local token, granted_at, _, _, retained = struct.unpack(LEASE, lease)
-  if retained > 0 then break end
+  if retained > 0 or mark and string.format('%.0f-%.0f', math.floor(token / TOKENS_PER_MS), token % TOKENS_PER_MS) ~= string.match(mark, '%d+%-%d+') then break end
   lease = struct.pack(LEASE, token, math.min(granted_at, now), ends, 1, 0) .. string.sub(lease, LEASE_SIZE + 1)
   next_expiry = leases + tombstones == 1 and ends or math.min(next_expiry, ends)
   local changed = string.sub(header, 1, 40) .. struct.pack('<d', next_expiry) .. string.sub(header, 49, HEADER_SIZE)

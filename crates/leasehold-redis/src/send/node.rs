@@ -282,7 +282,7 @@ mod tests {
             let acquisition = Acquisition { client, sequence: 1 };
             let resource = Arc::new(Resource { kind: Kind::Mutex, name: Name::new("a").unwrap() });
             let acquire = Command::Acquire(Arc::new(Acquire::exclusive(acquisition, ttl)));
-            let renew = Command::Renew(Renew { acquisition, ttl, reserve: 0 });
+            let renew = Command::Renew(Renew::to(acquisition, ttl));
             for command in [acquire, renew] {
                 let call = Call::new(resource.clone(), command);
                 let inboxes = (client, &Tasks::current());

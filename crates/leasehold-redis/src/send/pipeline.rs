@@ -368,7 +368,7 @@ mod tests {
     fn renewals_share_a_batch_with_neighbours_of_their_ttl() {
         let renew = |(seconds, reserve)| {
             let ttl = Duration::from_secs(seconds);
-            to_resource(Command::Renew(Renew { acquisition: ACQUISITION, ttl, reserve }))
+            to_resource(Command::Renew(Renew { reserve, ..Renew::to(ACQUISITION, ttl) }))
         };
         let commands = [(10, 0), (10, 0), (20, 0), (20, 0), (20, 1), (10, 0)].map(renew);
         let calls: Vec<&Call> = commands.iter().collect();

@@ -201,7 +201,7 @@ fn after_grant(error: CallError) -> CallError {
 fn steps_of(command: &Command) -> Vec<Cow<'_, Command>> {
     match command {
         Command::Acquire(acquire) => {
-            let claim = Renew { acquisition: acquire.acquisition, ttl: acquire.ttl, reserve: 0 };
+            let claim = Renew::to(acquire.acquisition, acquire.ttl);
             vec![Cow::Borrowed(command), Cow::Owned(Command::Renew(claim))]
         }
         // So that it writes: a release that is repeated finds no lease any more.

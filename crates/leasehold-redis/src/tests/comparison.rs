@@ -13,7 +13,7 @@ use leasehold_redis_protocol::{
     ConditionalDelete, Expectation, FAILING_WRITES, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME,
     VoteArgs, clock_key, decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key,
 };
-use leasehold_store::histories::{CLIENTS, Step, client_id};
+use leasehold_store::histories::{CLIENTS, Step, client_id, with_tokens};
 use leasehold_testkit::{Flavor, Server};
 use redis::{Connection, ConnectionLike as _, PubSub, RedisResult};
 
@@ -473,6 +473,7 @@ impl<'l, 'c> Comparison<'l, 'c> {
     }
 
     pub(super) fn run(&mut self, at: usize, command: &Command) -> Reply {
+        let command = &with_tokens(command, &mut self.resources[at].1);
         let mut pushes = Vec::new();
         let mut is_reachable = |client| !self.absent.contains(&client);
         let now = self.runner.model_clocks(self.now);
@@ -552,7 +553,9 @@ impl<'l, 'c> Comparison<'l, 'c> {
 
     /// Like a client: all renewals in one command, then one by one those that it did not answer.
     pub(super) fn renew_all(&mut self, renewals: &[(usize, Renew)]) {
-        let command = |(at, renew): &(usize, Renew)| (*at, Command::Renew(renew.clone()));
+        let command = |(at, renew): &(usize, Renew)| {
+            (*at, with_tokens(&Command::Renew(renew.clone()), &mut self.resources[*at].1))
+        };
         let payload: Vec<_> = renewals.iter().map(command).collect();
         let calls: Vec<_> =
             payload.iter().map(|(at, command)| (&self.resources[*at].0, command.clone())).collect();

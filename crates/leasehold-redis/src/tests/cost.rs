@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquire, Acquisition, Command, Kind, Name, Now, Renew, Reply, Resource};
+use leasehold_core::{
+    Acquire, Acquisition, Command, FIRST_REQUESTED, Kind, Name, Now, Release, Renew, Reply, Resource,
+};
 use leasehold_redis_protocol::{clock_key, resource_key, token_at};
 use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::TestRunner;
@@ -103,14 +105,14 @@ fn tried(client: u128, sequence: u64, capacity: u32, weight: u32) -> Command {
 
 fn claim(client: u128) -> Command {
     let acquisition = Acquisition { client: client_id(client), sequence: 1 };
-    Command::Renew(Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 })
+    Command::Renew(Renew::to(acquisition, Duration::from_secs(10)))
 }
 
 #[test]
 fn plain_lock_calls_few_commands() {
     with_scripts(|runner| {
         let acquisition = Acquisition { client: client_id(0), sequence: 1 };
-        let renew = Renew { acquisition, ttl: Duration::from_secs(10), reserve: 0 };
+        let renew = Renew::to(acquisition, Duration::from_secs(10));
         check_calls(
             runner,
             &[
@@ -118,6 +120,38 @@ fn plain_lock_calls_few_commands() {
                 ("busy", tried(1, 1, 1, 1), "mget, set, xadd"),
                 ("renewal", Command::Renew(renew), "mget, pexpireat"),
                 ("release", release(0, 1), "del, mget"),
+            ],
+        );
+    });
+}
+
+/// A request is granted and released as any other attempt, with one command more for its tombstone.
+#[test]
+fn request_calls_few_commands() {
+    with_scripts(|runner| {
+        let request = |client, sequence| {
+            let Command::Acquire(any) = acquire_or_queue(client, sequence, 1, 1) else {
+                unreachable!("it is one")
+            };
+            let acquisition = Acquisition { sequence: FIRST_REQUESTED + sequence, ..any.acquisition };
+            Command::from(Acquire { acquisition, inbox: Some(acquisition.client), ..Acquire::clone(&any) })
+        };
+        let end = |client, sequence| {
+            let acquisition = Acquisition { client: client_id(client), sequence: FIRST_REQUESTED + sequence };
+            let tombstone = Duration::from_secs(60);
+            Command::Release(Release { tombstone, ..Release::now(acquisition) })
+        };
+        check_calls(
+            runner,
+            &[
+                ("grant", request(0, 1), "set, xadd"),
+                ("release", end(0, 1), "del, mget, set"),
+                ("grant again", request(0, 2), "set, xadd"),
+                ("first waiter", request(1, 2), "hset, mget, pexpireat, rename, set, xadd"),
+                ("second waiter", request(2, 2), "hmget, hset, mget, set, xadd"),
+                ("to the first", end(0, 2), "hdel, hmget 2, hset, mget, publish 2, pubsub|numsub, set, xadd"),
+                ("to the second", end(1, 2), "hdel, hmget 2, hset, mget, publish, pubsub|numsub, set, xadd"),
+                ("end", end(2, 2), "del, hmget, mget, set"),
             ],
         );
     });
@@ -348,12 +382,12 @@ fn histories_call_as_many_commands_as_before() {
         calls_of_histories(&joint_steps(4), RESOURCES, |comparison, steps| play_joint(comparison, steps)),
     ];
     let expected = [
-        "del 257, hdel 594, hgetall 2627, hmget 17078, hset 1828, mget 6409, pexpireat 241, publish 680, \
-         pubsub|numsub 271, rename 148, set 314, xadd 742",
-        "del 260, hdel 619, hgetall 2500, hmget 18685, hset 1940, mget 6403, pexpireat 256, publish 745, \
-         pubsub|numsub 693, rename 158, set 328, xadd 1028",
-        "del 337, hdel 276, hgetall 859, hmget 8651, hset 1107, mget 6196, pexpireat 242, publish 388, \
-         pubsub|numsub 163, rename 203, set 670, xadd 917",
+        "del 227, hdel 459, hgetall 2233, hmget 13887, hset 1428, mget 5260, pexpireat 201, publish 565, \
+         pubsub|numsub 183, rename 118, set 469, xadd 744",
+        "del 236, hdel 500, hgetall 2093, hmget 16264, hset 1560, mget 5250, pexpireat 212, publish 624, \
+         pubsub|numsub 627, rename 131, set 491, xadd 1054",
+        "del 372, hdel 295, hgetall 1181, hmget 8985, hset 973, mget 6688, pexpireat 250, publish 354, \
+         pubsub|numsub 119, rename 199, set 904, xadd 966",
     ];
     assert_eq!(found.map(|calls| calls.join(", ")), expected);
 }
@@ -401,7 +435,7 @@ fn expiry_of_a_contended_lock_is_moved_once_an_hour() {
         // In seconds after the end of the lease.
         let mut margin_after_poll = |seconds: u64| {
             let now = Now::same(start + Duration::from_secs(seconds));
-            let renew = Command::Renew(Renew { acquisition: holder, ttl, reserve: 0 });
+            let renew = Command::Renew(Renew::to(holder, ttl));
             assert!(matches!(runner.run(&resource, &renew, now).reply, Reply::Renewed { .. }));
             let reply = runner.run(&resource, &acquire_or_queue(1, 1, 1, 1), now).reply;
             assert!(matches!(reply, Reply::Queued(_)), "{reply:?}");

@@ -1,6 +1,6 @@
 //! Scripts that fail half-way. The server keeps what they have written, so each prefix of the writes must be a whole step or none.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,8 +8,10 @@ use leasehold_core::model::{CommandContext, Rows as _, Table, apply};
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Now, Push, Release, Reply, Resource, View,
 };
-use leasehold_redis_protocol::{clock_key, decode_answer, inbox_of, resource_key, scratch_key};
-use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps};
+use leasehold_redis_protocol::{
+    clock_key, decode_answer, inbox_of, resource_key, scratch_key, tombstone_key,
+};
+use leasehold_store::histories::{Joint, RESOURCES, Step, client_id, joint_steps, steps, with_tokens};
 use leasehold_testkit::{Flavor, extent};
 use proptest::strategy::{Strategy, ValueTree as _};
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
@@ -31,6 +33,8 @@ struct FailingRun<'l, 'c> {
     resources: Vec<Resource>,
     now: Now,
     absent: HashSet<ClientId>,
+    /// Those of the history.
+    requests: BTreeSet<Acquisition>,
     /// Number of scripts that failed.
     failed: usize,
 }
@@ -50,7 +54,8 @@ impl<'l, 'c> FailingRun<'l, 'c> {
         runner.expecting = Some(0);
         let resource = |at| Resource { kind: Kind::Mutex, name: Name::new(&format!("{name}-{at}")).unwrap() };
         let resources = (0..resources).map(resource).collect();
-        Self { runner, resources, now: Now::same(start()), absent: HashSet::new(), failed: 0 }
+        let (absent, requests) = (HashSet::new(), BTreeSet::new());
+        Self { runner, resources, now: Now::same(start()), absent, requests, failed: 0 }
     }
 
     /// What is no command.
@@ -87,6 +92,15 @@ impl<'l, 'c> FailingRun<'l, 'c> {
         Outcome { table, answer, pushes: arrived.collect() }
     }
 
+    fn keys(&self) -> impl Iterator<Item = String> + use<> {
+        let resources = self.resources.iter();
+        let mut keys: Vec<_> = resources.clone().map(resource_key).collect();
+        for resource in resources {
+            keys.extend(self.requests.iter().map(|request| tombstone_key(resource, *request)));
+        }
+        keys.into_iter().chain([clock_key(None)])
+    }
+
     fn set_failing(&mut self, failing: &str) {
         self.runner.failing = Some(failing.to_owned());
     }
@@ -94,7 +108,9 @@ impl<'l, 'c> FailingRun<'l, 'c> {
     /// Runs a command whose writes fail. Each table may stay as it is, or be what the command makes of it.
     fn fail(&mut self, failing: &str, at: usize, command: &Command, tables: &mut Vec<Table>) -> bool {
         let now = self.runner.model_clocks(self.now);
-        let changed: Vec<_> = tables.iter().map(|table| self.outcome(table, now, command).table).collect();
+        let mut changed: Vec<_> =
+            tables.iter().map(|table| self.outcome(table, now, command).table).collect();
+        changed.extend(tables.iter().filter_map(|table| buried(table, now, command)));
         self.set_failing(failing);
         let is_done = self.runner.value_of(&self.resources[at].clone(), command, self.now).is_ok();
         self.set_failing("");
@@ -193,11 +209,6 @@ impl<'l, 'c> FailingRun<'l, 'c> {
         self.resources.iter().find(|resource| resource_key(resource) == key).expect("a key").clone()
     }
 
-    fn keys(&self) -> impl Iterator<Item = String> + use<> {
-        let keys: Vec<_> = self.resources.iter().map(resource_key).collect();
-        keys.into_iter().chain([clock_key(None)])
-    }
-
     /// Keeps what the resources and the clock are, with their expiry.
     fn save(&mut self) {
         self.keys().for_each(|key| self.copy(&key, &format!("saved {key}")));
@@ -252,6 +263,7 @@ impl<'l, 'c> FailingRun<'l, 'c> {
             .iter()
             .filter_map(|step| if let Step::Do(command) = step { Some(command) } else { None })
             .collect();
+        self.requests = commands.iter().filter_map(|command| request_of(command)).collect();
         let mut following = commands.iter().skip(1);
         let mut table = Table::new();
         for step in steps {
@@ -260,8 +272,9 @@ impl<'l, 'c> FailingRun<'l, 'c> {
                 continue;
             };
             let next = following.next().copied().unwrap_or(&Command::Inspect);
-            self.fail_everywhere(&table, command, next)?;
-            let tables = self.run(0, command, &[table])?;
+            let (command, next) = (with_tokens(command, &mut table), with_tokens(next, &mut table));
+            self.fail_everywhere(&table, &command, &next)?;
+            let tables = self.run(0, &command, &[table])?;
             table = self.inspect(0, &tables)?.swap_remove(0);
         }
         Ok(())
@@ -272,6 +285,29 @@ impl<'l, 'c> FailingRun<'l, 'c> {
             self.runner.subscribe(client);
         }
     }
+}
+
+fn request_of(command: &Command) -> Option<Acquisition> {
+    let attempt = match command {
+        Command::Acquire(acquire) => acquire.acquisition,
+        Command::Release(release) => release.acquisition,
+        Command::Renew(_) | Command::Inspect | Command::ForceRelease => return None,
+    };
+    attempt.is_requested().then_some(attempt)
+}
+
+/// The table after the first write of the release of a request: the tombstone is there, and nothing else has changed.
+fn buried(table: &Table, now: Now, command: &Command) -> Option<Table> {
+    let Command::Release(release) = command else { return None };
+    let request = request_of(command).filter(|_| !release.tombstone.is_zero())?;
+    let (mut table, until) = (table.clone(), now.time + release.tombstone);
+    let mut header = table.header()?.clone();
+    let Ok(known) = table.tombstone(request);
+    header.tombstones += u32::from(known.is_none());
+    header.next_expiry = header.next_expiry.min(until);
+    let Ok(()) = table.put_header(&header);
+    let Ok(()) = table.put_tombstone(request, until);
+    Some(table)
 }
 
 /// Plays histories until one is found in which a failed script breaks a rule. Returns how many scripts failed.

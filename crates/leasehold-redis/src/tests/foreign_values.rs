@@ -61,10 +61,7 @@ fn commands_leave_a_foreign_value_alone() {
                 for (command, reply) in [
                     (Command::from(Acquire::exclusive(ACQUISITION, TTL)), Reply::Busy),
                     (wait(), Reply::Queued(Queued { is_head: true, repoll_at })),
-                    (
-                        Command::Renew(Renew { acquisition: ACQUISITION, ttl: TTL, reserve: 0 }),
-                        Reply::NotHeld,
-                    ),
+                    (Command::Renew(Renew::to(ACQUISITION, TTL)), Reply::NotHeld),
                     (release(Duration::ZERO), Reply::NotHeld),
                     // The tombstone has no place.
                     (release(Duration::from_micros(1)), Reply::Foreign { expires_at }),
@@ -128,7 +125,7 @@ fn hash_of_another_program_is_an_error() {
             for command in [
                 Command::from(Acquire::exclusive(ACQUISITION, TTL)),
                 wait(),
-                Command::Renew(Renew { acquisition: ACQUISITION, ttl: TTL, reserve: 0 }),
+                Command::Renew(Renew::to(ACQUISITION, TTL)),
                 release(Duration::ZERO),
                 Command::Inspect,
                 Command::ForceRelease,

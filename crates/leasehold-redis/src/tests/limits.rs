@@ -106,7 +106,7 @@ fn renewal_with_a_shorter_ttl_ends_the_lease_earlier() {
     compare_mutex(|comparison| {
         comparison.run(0, &changed(acquire_or_queue(0, 1, 1, 1), |acquire| acquire.ttl = seconds(100)));
         comparison.run(0, &wait(1, seconds(90)));
-        comparison.run(0, &Command::Renew(Renew { acquisition: id(0, 1), ttl: seconds(1), reserve: 0 }));
+        comparison.run(0, &Command::Renew(Renew::to(id(0, 1), seconds(1))));
         comparison.pass(seconds(1));
         assert_eq!(comparison.view().holders[0].acquisition, id(1, 1));
     });
@@ -271,7 +271,7 @@ fn key_outlives_a_lease_that_is_handed_off() {
         let expires_at = Duration::from_millis(expiry(comparison));
         let set = expires_at - Duration::from_micros(comparison.now.time.as_micros());
         // As late as it may end without moving the expiry.
-        let renew = Renew { acquisition: id(0, 1), ttl: set - seconds(1), reserve: 0 };
+        let renew = Renew::to(id(0, 1), set - seconds(1));
         comparison.run(0, &Command::Renew(renew));
         comparison.run(0, &wait(1, set - seconds(1)));
         // The next expiry is now that of the lease.
@@ -326,12 +326,12 @@ fn renewal_at_the_last_token_does_not_raise_the_token() {
         let acquire = changed(acquire_or_queue(0, 1, 1, 1), |acquire| acquire.reserve = 5);
         let Reply::Granted(grant) = comparison.run(0, &acquire) else { panic!("not granted") };
         comparison.now.floor = Some(grant.tokens.last);
-        comparison.run(0, &Command::Renew(Renew { acquisition: id(0, 1), ttl: seconds(10), reserve: 0 }));
+        comparison.run(0, &Command::Renew(Renew::to(id(0, 1), seconds(10))));
         assert_eq!(comparison.view().holders[0].token, grant.tokens.first);
         comparison.pass(Duration::from_millis(10));
         comparison.now.floor = token_at(comparison.now.time);
         for reserve in [1, 2] {
-            comparison.run(0, &Command::Renew(Renew { acquisition: id(0, 1), ttl: seconds(10), reserve }));
+            comparison.run(0, &Command::Renew(Renew { reserve, ..Renew::to(id(0, 1), seconds(10)) }));
         }
     });
 }

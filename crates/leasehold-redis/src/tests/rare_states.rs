@@ -48,7 +48,7 @@ fn cancel(client: u128, sequence: u64) -> Command {
 }
 
 fn renew(client: u128, sequence: u64, reserve: u32) -> Command {
-    Command::Renew(Renew { acquisition: id(client, sequence), ttl: TTL, reserve })
+    Command::Renew(Renew { reserve, ..Renew::to(id(client, sequence), TTL) })
 }
 
 fn run(comparison: &mut Comparison<'_, '_>, commands: impl IntoIterator<Item = Command>) {
@@ -525,7 +525,7 @@ fn waiters_that_end_by_thousands_end_no_lease() {
         runner.run(&resource, &holder, now());
         (0..5_000).for_each(|number| drop(runner.run(&resource, &waiter(number), now())));
         let later = Now::same(now().time + 100 * hour);
-        let renewal = Command::Renew(Renew { acquisition: id(0, 1), ttl: 1_000 * hour, reserve: 0 });
+        let renewal = Command::Renew(Renew::to(id(0, 1), 1_000 * hour));
         assert!(matches!(
             runner.run(&resource, &renewal, later).reply,
             Reply::Renewed { contended: false, .. }

@@ -26,7 +26,7 @@ fn run(runner: &mut ScriptRunner<'_>, command: &Command, time: StoreTime) -> Rep
 }
 
 fn renew(reserve: u32) -> Command {
-    Command::Renew(Renew { acquisition: id(0), ttl: TTL, reserve })
+    Command::Renew(Renew { reserve, ..Renew::to(id(0), TTL) })
 }
 
 fn view(runner: &mut ScriptRunner<'_>, time: StoreTime) -> View {

@@ -259,7 +259,7 @@ fn renewal_raises_the_token_to_the_clocks_next_id() {
         comparison.now.floor = floor;
         let acquisition = Acquisition { client: client_id(0), sequence: 1 };
         for reserve in [0, 1] {
-            let renew = Command::Renew(Renew { acquisition, ttl: TTL, reserve });
+            let renew = Command::Renew(Renew { reserve, ..Renew::to(acquisition, TTL) });
             assert!(matches!(comparison.run(0, &renew), Reply::Renewed { .. }));
             assert_eq!(Some(comparison.view().holders[0].token), floor);
         }

@@ -53,7 +53,7 @@ async fn batch_of_renewals_waits_no_longer_than_its_shortest_lease_allows() {
         proxies[1..].iter().for_each(|proxy| proxy.hold_requests(true));
         let batch =
             [(1, Duration::from_secs(600)), (2, Duration::from_millis(300))].map(|(sequence, ttl)| {
-                let renew = Renew { acquisition: client.attempt(sequence), ttl, reserve: 0 };
+                let renew = Renew::to(client.attempt(sequence), ttl);
                 Call::new(client.resource.clone(), Command::Renew(renew))
             });
         let began = quorum.now();

@@ -111,7 +111,7 @@ async fn server_that_was_heard_as_a_node_that_is_cut_off_renews_once() {
         proxies[2].refuse(true);
         proxies[1..].iter().for_each(Proxy::cut);
         until(async || !is_connected(1) && !is_connected(2)).await;
-        let renew = Renew { acquisition, ttl: Duration::from_secs(600), reserve: 0 };
+        let renew = Renew::to(acquisition, Duration::from_secs(600));
         let renewing = quorum.renew(vec![Call::new(client.resource.clone(), Command::Renew(renew))]);
         let moving = async {
             // The first node answers meanwhile.

@@ -152,8 +152,7 @@ async fn acquire_now(
         mode: request.mode,
         permits: request.permits,
         capacity: request.capacity,
-        // Of this caller: no name of a token has a space, so that no other caller's is the same.
-        owner: request.owner.map(|owner| format!("{owner} ({})", caller.name())),
+        owner: request.owner.map(|owner| owner_of(caller, &owner)).transpose()?,
     };
     attempt.check()?;
     let _permit = app.reserve(caller)?;
@@ -173,6 +172,14 @@ async fn acquire_now(
             None => Ok(Acquired::Waiting),
         },
     }
+}
+
+/// The owner as the store knows it. No name of a token has a space, so that no other caller's owner is the same.
+fn owner_of(caller: &Caller, owner: &str) -> Result<String, Problem> {
+    if owner.is_empty() {
+        return Err(Problem::new(Code::InvalidRequest, "owner is empty: leave it out, or name the owner"));
+    }
+    Ok(format!("{owner} ({})", caller.name()))
 }
 
 /// The id under which the store knows the attempt of a caller's request: no other caller's is the same.
@@ -213,16 +220,20 @@ async fn run(
             }
             // A lease of which the store knows nothing was never the caller's.
             Err(error) if error.is_lost() && began.elapsed() < wait => {}
-            Err(error) if error.is_lost() => {
-                let Lock { kind, name } = lock;
-                let what = format!(
-                    "{kind} {name:?} was granted, and its lease ended before the answer: the store is too slow for this ttl"
-                );
-                return Err(Problem::new(Code::StoreUnavailable, what));
-            }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(not_detached(&error, &format!("{} {:?}", lock.kind, lock.name))),
         }
     }
+}
+
+/// A lease that was granted could not be renewed.
+fn not_detached(error: &leasehold::Error, lock: &str) -> Problem {
+    if !error.is_lost() {
+        return Problem::of(error);
+    }
+    let what = format!(
+        "{lock} was granted, and its lease ended before the answer: the store is too slow for this ttl"
+    );
+    Problem::new(Code::StoreUnavailable, what)
 }
 
 /// The connection's task looks here whether the client of a request that waits is gone: if the request was granted at once, it has not looked
@@ -306,7 +317,8 @@ pub(super) async fn acquire_all(
     let mut detached = Detached::new(&app.client);
     for guard in held.into_guards() {
         // If one fails, the guards that are left release their leases.
-        detached.add(guard).await?;
+        let lock = format!("mutex {:?}", guard.name());
+        detached.add(guard).await.map_err(|error| not_detached(&error, &lock))?;
     }
     let grants = detached.take();
     let shown: Vec<Grant> =

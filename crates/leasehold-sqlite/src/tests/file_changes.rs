@@ -22,7 +22,7 @@ fn replace(path: &Path) {
 }
 
 fn renew(acquisition: Acquisition) -> Command {
-    Command::Renew(Renew { acquisition, ttl: TTL, reserve: 0 })
+    Command::Renew(Renew::to(acquisition, TTL))
 }
 
 fn is_gone(answered: &CallResult) -> bool {

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::model::{CommandContext, Table, apply, apply_all};
 use leasehold_core::{
-    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Push, Renew, Reply, Resource, View,
+    Acquire, Acquisition, Answer, ClientId, Command, Kind, Name, Push, ReleaseIf, Renew, Reply, Resource,
+    View,
 };
 use proptest::test_runner::TestCaseError;
 use tokio::runtime::{Builder, Runtime};
 
 use super::Place;
-use crate::histories::{CLIENTS, Joint, Step, client_id};
+use crate::histories::{CLIENTS, Joint, Step, client_id, with_tokens};
 use crate::{Call, CallResult, Inbox, Store};
 
 /// Limit of a wait that must end, for a busy machine.
@@ -184,6 +185,7 @@ impl Comparison {
 
     /// Runs a command, each time in another of the ways in which the client does.
     pub(super) fn run(&mut self, at: usize, command: &Command) -> Observed {
+        let command = &with_tokens(command, &mut self.resources[at].1);
         self.commands += 1;
         let (resource, store) = (self.resource(at), self.sender(command));
         let way = self.commands % 3;
@@ -201,7 +203,10 @@ impl Comparison {
         let client = match command {
             Command::Acquire(acquire) => acquire.inbox(),
             Command::Renew(renew) => renew.acquisition.client,
-            Command::Release(release) => release.if_inbox.unwrap_or(release.acquisition.client),
+            Command::Release(release) => match release.only_if {
+                Some(ReleaseIf::SpeaksFor(client)) => client,
+                _ => release.acquisition.client,
+            },
             Command::Inspect | Command::ForceRelease => OPERATOR,
         };
         self.members.get(&client).map_or_else(|| self.operator.clone(), |member| member.store.clone())
@@ -263,14 +268,15 @@ impl Comparison {
 
     /// The renewals of one client in a batch.
     fn renew_all(&mut self, renewals: &[(usize, Renew)]) -> Result<bool, TestCaseError> {
-        let command = |renew: &Renew| Command::Renew(renew.clone());
-        let batch =
-            renewals.iter().map(|(at, renew)| Call::new(self.resource(*at), command(renew))).collect();
-        let sender = renewals.first().map(|(_, renew)| self.sender(&command(renew)));
-        let Some(sender) = sender else { return Ok(false) };
-        let found = self.batch(&sender, batch)?;
+        let of_tables = |(at, renew): &(usize, Renew)| {
+            (*at, with_tokens(&Command::Renew(renew.clone()), &mut self.resources[*at].1))
+        };
+        let renewals: Vec<_> = renewals.iter().map(of_tables).collect();
+        let batch = renewals.iter().map(|(at, renew)| Call::new(self.resource(*at), renew.clone())).collect();
+        let Some((_, first)) = renewals.first() else { return Ok(false) };
+        let found = self.batch(&self.sender(first), batch)?;
         for ((at, renew), found) in renewals.iter().zip(found) {
-            let expected = self.model(*at, &command(renew));
+            let expected = self.model(*at, renew);
             compare(found, expected, renew)?;
         }
         Ok(true)
@@ -292,7 +298,8 @@ impl Comparison {
     pub(super) fn compare_lists(&self) -> Observed {
         let listed = self.wait(self.operator.list())?;
         let listed = listed.or_else(|error| fail(format!("the list fails: {}", error.message)))?;
-        let in_use = |table: &Table| table.header().is_some_and(|header| !header.is_idle());
+        // Of a lock that nobody holds or waits for, a store may keep only what refuses late attempts.
+        let in_use = |table: &Table| table.header().is_some_and(|header| header.leases + header.waiters > 0);
         for (resource, table) in &self.resources {
             if in_use(table) && !listed.contains(resource) {
                 return fail(format!("{resource} is in use, and not listed: {listed:?}"));

@@ -4,8 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, Kind, LocalTime, Name, Resource, TOMBSTONE_TTL, Token};
-use leasehold_store::digest::{FIRST_UNCOUNTED, lease_secret};
+use leasehold_core::{
+    Acquisition, ClientId, FIRST_UNCOUNTED, Kind, LocalTime, Name, Resource, TOMBSTONE_TTL, Token,
+};
+use leasehold_store::digest::lease_secret;
 
 use crate::engine::DetachedLease;
 use crate::error::{Error, ErrorKind};
@@ -128,6 +130,16 @@ impl LeaseId {
         };
         let returnable = is_uncounted.then_some(Returnable { attempt: stored, until, is_repeat });
         Self { resource: resource.clone(), lease: terms, token, key, returnable }
+    }
+
+    /// Whether it is the id of the lease that the store knows by this attempt and token.
+    pub(super) fn is_of(&self, acquisition: Acquisition, token: Token) -> bool {
+        self.key.is_of(acquisition) && self.granted().is_none_or(|granted| granted == token)
+    }
+
+    /// The token of the one lease that this is the id of: a request whose lease has ended may have been granted another one.
+    pub(super) fn granted(&self) -> Option<Token> {
+        matches!(self.key, LeaseKey::Attempt(attempt) if attempt.is_requested()).then_some(self.token)
     }
 
     /// The lock's kind.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use leasehold_core::{
     AcquireMachine, ClientId, Command, HandoffBudget, HandoffLimits, LeaseMachine, LeaseState, LeaseTerms,
-    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, Reply, Resource, TOMBSTONE_TTL,
+    LocalTime, Loss, Outcome, Owner, Push, PushKind, Release, ReleaseIf, Reply, Resource, TOMBSTONE_TTL,
 };
 use leasehold_store::{CallResult, StoreError};
 
@@ -357,7 +357,9 @@ impl Entry {
                 // From now on it is the release's error.
                 self.last_error = None;
                 let as_granted = lease.as_granted.take();
+                let only_if = lease.machine.request_token().map(ReleaseIf::HasToken);
                 let release = Release {
+                    only_if,
                     min_hold: self.min_hold.length,
                     tombstone,
                     as_granted,
@@ -462,6 +464,9 @@ impl Entry {
                 trusted_until,
                 may_have_waited,
             );
+            if self.requested_by.is_some() {
+                next = next.of_request(grant.tokens.first);
+            }
             if let Some((_, bound)) = self.local_queue {
                 let mut budget = HandoffBudget::new(bound, grant.tokens);
                 if may_have_waited {

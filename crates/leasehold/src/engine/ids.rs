@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use leasehold_core::{Acquisition, ClientId};
-use leasehold_store::digest::FIRST_UNCOUNTED;
+use leasehold_core::{Acquisition, ClientId, FIRST_UNCOUNTED};
 
 /// An entry of the table: an attempt, then its lease, then its release. The store knows the attempt by this number and the client's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_core::{ClientId, Command, Failure, LocalTime, Release, Reply, TOMBSTONE_TTL, drift_margin};
+use leasehold_core::{
+    ClientId, Command, Failure, LocalTime, Release, ReleaseIf, Reply, TOMBSTONE_TTL, drift_margin,
+};
 
 /// The first pause before a failed release is retried. It doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(100);
@@ -70,12 +72,12 @@ impl Releasing {
 
     /// The store is to release only what this client speaks for.
     pub(super) fn release_if(&mut self, inbox: ClientId) {
-        self.release = Release { if_inbox: Some(inbox), ..self.release.clone() };
+        self.release = Release { only_if: Some(ReleaseIf::SpeaksFor(inbox)), ..self.release.clone() };
     }
 
     /// The store releases only what this client speaks for, so that its caller may repeat the request elsewhere meanwhile.
     pub(super) const fn is_conditional(&self) -> bool {
-        self.release.if_inbox.is_some()
+        matches!(self.release.only_if, Some(ReleaseIf::SpeaksFor(_)))
     }
 
     /// The store has nothing to release. If a conditional release that was sent before has had no answer, it may still arrive, and would end what is
@@ -172,9 +174,9 @@ mod tests {
         LocalTime::ZERO + Duration::from_millis(ms)
     }
 
-    fn releasing(if_inbox: Option<ClientId>) -> Releasing {
+    fn releasing(speaker: Option<ClientId>) -> Releasing {
         let attempt = Acquisition { client: ClientId::new(1), sequence: 1 };
-        let release = Release { if_inbox, ..Release::now(attempt) };
+        let release = Release { only_if: speaker.map(ReleaseIf::SpeaksFor), ..Release::now(attempt) };
         Releasing::new(ReleaseOf::Attempt, release, TTL, Duration::ZERO, at(0))
     }
 

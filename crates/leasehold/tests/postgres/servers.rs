@@ -1,5 +1,7 @@
 //! Servers that refuse, and servers with other settings.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +22,46 @@ async fn wrong_password_is_an_error_that_says_so() {
     let error = refusal(&server.url().replace("right", "wrong")).await;
     assert!(error.is_unavailable() && error.to_string().contains("pg_hba.conf"), "{error}");
     assert!(!error.to_string().contains("wrong"), "{error}");
+}
+
+#[tokio::test]
+async fn password_of_a_file_is_read_for_each_connection() {
+    let server = Postgres::builder().password("first").start();
+    let folder = tempfile::tempdir().unwrap();
+    let (plain, libpq) = (folder.path().join("plain"), folder.path().join("libpq"));
+    let write = |password: &str| {
+        fs::write(&plain, password).unwrap();
+        fs::write(&libpq, format!("*:*:*:*:{password}\n")).unwrap();
+        fs::set_permissions(&libpq, fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    write("first");
+    let bare = server.url().replace(":first@", "@");
+    let of =
+        |name: &str, file: &Path| format!("{bare}?{name}={}", file.display().to_string().replace('/', "%2F"));
+    let addresses = [of("password_file", &plain), of("passfile", &libpq)];
+    let mut clients = Vec::new();
+    for (url, name) in addresses.iter().zip(["a", "b"]) {
+        let client = Client::connect(url).await.unwrap();
+        let guard = lock(&client, name).await;
+        clients.push((client, guard, name));
+    }
+    for password in ["second", "third"] {
+        write(password);
+        server.run(&format!("ALTER ROLE postgres PASSWORD '{password}'"));
+        server.run(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()",
+        );
+        for (client, guard, name) in &clients {
+            leasehold_testkit::until(async || guard.renew().await.is_ok()).await;
+            assert!(client.mutex(name).try_lock().await.unwrap().is_none(), "{name}: it is still held");
+        }
+    }
+    let error = refusal(&of("password_file", &folder.path().join("none"))).await;
+    assert!(error.is_invalid() && error.to_string().contains("none"), "{error}");
+    let both = addresses[0].replace("postgres@", "postgres:hunter2@");
+    let error = refusal(&both).await;
+    assert!(error.is_invalid() && error.to_string().contains("not in both"), "{error}");
+    assert!(!error.to_string().contains("hunter2"), "{error}");
 }
 
 #[tokio::test]
@@ -618,8 +660,8 @@ async fn certificates_that_were_replaced_are_used_by_the_next_connection() {
     let folder = tempfile::tempdir().unwrap();
     let own = Pair { certificate: folder.path().join("client.pem"), key: folder.path().join("client.key") };
     let use_pair = |pair: &Pair| {
-        std::fs::copy(&pair.certificate, &own.certificate).unwrap();
-        std::fs::copy(&pair.key, &own.key).unwrap();
+        fs::copy(&pair.certificate, &own.certificate).unwrap();
+        fs::copy(&pair.key, &own.key).unwrap();
     };
     use_pair(&old.client);
     let client = Client::connect(&with_certificate(&server, &old.authority, &own)).await.unwrap();
@@ -640,7 +682,7 @@ async fn certificates_that_were_replaced_are_used_by_the_next_connection() {
     leasehold_testkit::until(async || client.mutex("b").try_lock().await.is_ok()).await;
     assert!(guard.is_held());
     // While they are being replaced, the last ones count.
-    std::fs::write(&own.key, "").unwrap();
+    fs::write(&own.key, "").unwrap();
     end_all();
     leasehold_testkit::until(async || client.mutex("c").try_lock().await.is_ok()).await;
     guard.release().await.unwrap();

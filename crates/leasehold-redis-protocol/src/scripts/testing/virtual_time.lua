@@ -45,12 +45,16 @@ local function at_virtual_time(run)
     elseif command == 'PTTL' then
       local expiry = expiry_of(key)
       return expiry < 0 and expiry or expiry - virtual_ms
+    elseif command == 'EXISTS' then
+      local expiry = expiry_of(key)
+      if expiry >= 0 and expiry <= virtual_ms then return 0 end
     elseif command == 'PEXPIRE' then
       return run('PEXPIREAT', key, text(args[1] + virtual_ms))
     elseif command == 'XADD' and args[3] == '*' then
       args[3] = next_id(key)
-    elseif command == 'SET' and args[3] == 'PX' then
-      args[3], args[4] = 'PXAT', text(args[4] + virtual_ms)
+    elseif command == 'SET' then
+      local at = args[2] == 'PX' and 2 or 3
+      if args[at] == 'PX' then args[at], args[at + 1] = 'PXAT', text(args[at + 1] + virtual_ms) end
     end
     return run(command, key, unpack(args))
   end

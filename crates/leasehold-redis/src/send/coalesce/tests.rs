@@ -251,7 +251,7 @@ fn waiting(sequence: u64, replicas: u32, is_renewal: bool) -> Waiting {
     let acquisition = Acquisition { client: ClientId::new(1), sequence };
     let ttl = Duration::from_secs(9);
     let call = match is_renewal {
-        true => Call::new(resource, Renew { acquisition, ttl, reserve: 0 }),
+        true => Call::new(resource, Renew::to(acquisition, ttl)),
         false => Call::new(resource, Acquire::exclusive(acquisition, ttl)),
     };
     let terms = Terms { replicas, role: Role::of(ScriptVariant::Server) };

@@ -121,8 +121,11 @@ impl Entry {
         let mut entry = Self::new(resource, owner, terms, kept, machine);
         let grant = Grant { tokens, valid_for: trusted_for, is_plain: false };
         entry.outcome = Some(Outcome::Granted { grant, since: asked_at, trusted_until });
-        let machine = LeaseMachine::new(acquisition, terms, asked_at, trusted_for, trusted_until, false)
+        let mut machine = LeaseMachine::new(acquisition, terms, asked_at, trusted_for, trusted_until, false)
             .with_longest_trust(ttl.max(min_hold));
+        if acquisition.is_requested() {
+            machine = machine.of_request(tokens.first);
+        }
         entry.stage = Stage::Lease(Lease {
             tombstone,
             tombstone_once_answered: tombstone,

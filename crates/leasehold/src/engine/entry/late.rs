@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Command, Grant, LocalTime, Outcome, Release, Reply, TOMBSTONE_TTL};
+use leasehold_core::{Command, Grant, LocalTime, Outcome, Release, ReleaseIf, Reply, TOMBSTONE_TTL};
 
 use super::{Entry, Lease, Stage};
 
@@ -33,7 +33,9 @@ impl Entry {
     pub(super) fn handle_not_held(&mut self, now: LocalTime) {
         let Stage::Lease(lease) = &mut self.stage else { return };
         self.min_hold.length = Duration::ZERO;
-        if !lease.tombstone.is_zero() && !lease.is_borrowed {
+        // No `Acquire` of this client is on its way for the request of an attached lease: a late one has a caller, who repeats it.
+        let is_of_another = lease.machine.acquisition().is_requested() && self.requested_by.is_none();
+        if !lease.tombstone.is_zero() && !lease.is_borrowed && !is_of_another {
             lease.late_release_at = Some(now);
         }
     }
@@ -54,7 +56,11 @@ impl Entry {
         lease.late_release_at.take_if(|at| *at <= now)?;
         let release = Release::now(lease.machine.acquisition());
         // Another client may have told the caller of a request of what the late `Acquire` was granted.
-        Some(Command::Release(Release { tombstone: lease.tombstone, if_inbox: self.requested_by, ..release }))
+        Some(Command::Release(Release {
+            tombstone: lease.tombstone,
+            only_if: self.requested_by.map(ReleaseIf::SpeaksFor),
+            ..release
+        }))
     }
 }
 

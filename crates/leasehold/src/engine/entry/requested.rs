@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::{Acquisition, ClientId, LocalTime, Release, TOMBSTONE_TTL};
-use leasehold_store::digest::is_requested;
+use leasehold_core::{Acquisition, ClientId, LocalTime, Release, ReleaseIf, TOMBSTONE_TTL};
 
 use super::suspended::{REPEAT_WINDOW, Suspended};
 use super::{Entry, Stage};
@@ -14,7 +13,7 @@ impl Entry {
     /// The attempt has an id that this client may not have counted.
     pub(in crate::engine) fn name_attempt(&mut self, attempt: Acquisition, client: ClientId) {
         self.uncounted = UncountedId::of(attempt);
-        self.requested_by = is_requested(attempt).then_some(client);
+        self.requested_by = attempt.is_requested().then_some(client);
     }
 
     /// The task that made the request is gone. What the store has for it stays for a while.
@@ -52,7 +51,8 @@ impl Entry {
         lasts: Duration,
         now: LocalTime,
     ) {
-        let release = Release { if_inbox: Some(inbox), tombstone: TOMBSTONE_TTL, ..release };
+        let release =
+            Release { only_if: Some(ReleaseIf::SpeaksFor(inbox)), tombstone: TOMBSTONE_TTL, ..release };
         self.stage = Stage::Suspended(Suspended { release, lasts, until: now + REPEAT_WINDOW });
         self.logged.end_failure();
         self.is_changed = true;

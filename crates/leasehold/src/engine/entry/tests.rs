@@ -5,7 +5,7 @@ use std::task::Wake;
 
 use leasehold_core::{
     Acquire, Acquisition, Answer, ClientId, Failure, Grant, GrantProof, HandoffDecision, Kind, LocalTime,
-    Name, Renew, SecretKey, StoreTime, TOMBSTONE_TTL, TokenRange, WaitFor, WaitPolicy,
+    Name, ReleaseIf, Renew, SecretKey, StoreTime, TOMBSTONE_TTL, TokenRange, WaitFor, WaitPolicy,
 };
 
 use super::*;
@@ -302,9 +302,9 @@ fn release_of_all_leaves_the_tombstone_of_a_release_in_progress() {
 fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
     let later = Grant { tokens: TokenRange::new(7, 7).unwrap(), ..grant(false) };
     // Another client may have told the caller of a request of the later grant.
-    for (is_pushed, if_inbox) in [(true, None), (false, None), (false, Some(ClientId::new(7)))] {
+    for (is_pushed, speaker) in [(true, None), (false, None), (false, Some(ClientId::new(7)))] {
         let (mut entry, repeated) = granted_by_push();
-        entry.requested_by = if_inbox;
+        entry.requested_by = speaker;
         entry.min_hold.length = TTL;
         let acquisition = entry.acquisition().unwrap();
         // The same grant, seen twice.
@@ -319,7 +319,11 @@ fn later_grant_to_an_attempt_ends_its_lease_and_is_released() {
         assert_eq!(entry.remaining(at(1)), Err(Loss::Gone));
         assert!(entry.poll_timeout().is_some_and(|due| due <= at(1)));
         let release = sent(&mut entry, at(1));
-        let late = Release { tombstone: TOMBSTONE_TTL, if_inbox, ..Release::now(acquisition) };
+        let late = Release {
+            tombstone: TOMBSTONE_TTL,
+            only_if: speaker.map(ReleaseIf::SpeaksFor),
+            ..Release::now(acquisition)
+        };
         assert_eq!(release.command, Command::Release(late));
         assert!(entry.poll_transmit(1.into(), at(1)).is_none(), "once");
         entry.handle_response(&release, at(1), &failure());

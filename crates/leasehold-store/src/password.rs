@@ -1,0 +1,118 @@
+//! A password that is kept in a file, and read again for each connection.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::OpenError;
+use crate::tasks;
+
+/// No password is longer: a path that leads to something else is a mistake.
+const LONGEST: u64 = 64 * 1_024;
+
+/// The file, and the password that was read from it last.
+#[derive(Clone)]
+pub struct PasswordFile {
+    path: Arc<Path>,
+    last: Arc<Mutex<String>>,
+}
+
+impl PasswordFile {
+    /// Reads the file: its first line, without the end of the line.
+    ///
+    /// # Errors
+    ///
+    /// It can't be read, is no text, or its first line is empty. The message has the path, and nothing of what is in the file.
+    pub fn open(path: PathBuf) -> Result<Self, OpenError> {
+        let last = read(&path)?;
+        Ok(Self { path: path.into(), last: Arc::new(Mutex::new(last)) })
+    }
+
+    /// What was read last.
+    #[must_use]
+    pub fn latest(&self) -> String {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads it again, off the runtime's thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`], for example while the file is being replaced: the password is what was read last.
+    pub async fn renew(&self) -> Result<(), OpenError> {
+        let path = self.path.clone();
+        // Otherwise the client has ended.
+        if let Ok(read) = tasks::blocking(move || read(&path)).await {
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = read?;
+        }
+        Ok(())
+    }
+}
+
+/// Two that name one file are equal.
+impl PartialEq for PasswordFile {
+    fn eq(&self, other: &Self) -> bool {
+        self.path == other.path
+    }
+}
+
+impl Eq for PasswordFile {}
+
+fn read(path: &Path) -> Result<String, OpenError> {
+    let unreadable = |why: &dyn std::fmt::Display| {
+        OpenError::invalid(format!("the password file {} can't be read: {why}", path.display()))
+    };
+    let mut content = Vec::new();
+    let file = File::open(path).map_err(|error| unreadable(&error).with_source(error))?;
+    if !file.metadata().map_err(|error| unreadable(&error))?.is_file() {
+        return Err(unreadable(&"it is no file"));
+    }
+    file.take(LONGEST).read_to_end(&mut content).map_err(|error| unreadable(&error).with_source(error))?;
+    let text = String::from_utf8(content).map_err(|_| unreadable(&"it is no text in UTF-8"))?;
+    match text.lines().next() {
+        Some(password) if !password.is_empty() => Ok(password.to_owned()),
+        _ => Err(unreadable(&"its first line is empty")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn file_is_read_again_and_an_unreadable_one_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        fs::write(&path, "first\r\nfurther\n").unwrap();
+        let file = PasswordFile::open(path.clone()).unwrap();
+        assert_eq!(file.latest(), "first");
+        for (content, expected) in
+            [("second", "second"), ("", "second"), ("\nx", "second"), ("third\n", "third")]
+        {
+            fs::write(&path, content).unwrap();
+            assert_eq!(file.renew().await.is_ok(), file.latest() == content.trim_end());
+            assert_eq!(file.latest(), expected);
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(file.renew().await.is_err());
+        assert_eq!(file.clone().latest(), "third");
+    }
+
+    #[test]
+    fn error_names_the_file_and_nothing_of_its_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        let error = |path: &Path| PasswordFile::open(path.to_owned()).err().unwrap().to_string();
+        assert!(error(&path).contains("No such file"), "{}", error(&path));
+        assert!(error(folder.path()).contains("no file"), "{}", error(folder.path()));
+        fs::write(&path, b"hunter2\xff").unwrap();
+        let message = error(&path);
+        assert!(
+            message.contains("UTF-8") && message.contains("password") && !message.contains("hunter2"),
+            "{message}"
+        );
+    }
+}
