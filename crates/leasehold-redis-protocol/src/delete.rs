@@ -1,9 +1,9 @@
 //! The release of a plain lease without a script, on servers that delete a key by its value.
 
-use leasehold_core::{Release, Token};
+use leasehold_core::Release;
 
 use crate::encode::{is_plain, push_acquire};
-use crate::layout::{PLAIN_MARK, TOKENS_PER_MS};
+use crate::layout::push_mark;
 
 /// A command that deletes a key if it has this value. It returns the number of deleted keys, and an error if the key is not a
 /// string: DELIFEQ returns WRONGTYPE, and DELEX returns ERR. If it did not delete the key, the script decides.
@@ -65,20 +65,15 @@ pub fn plain_value(release: &Release) -> Option<Vec<u8>> {
     Some(value)
 }
 
-/// Appends the mark of plain values, and the stream id that is this token.
-pub(crate) fn push_mark(bytes: &mut Vec<u8>, token: Token) {
-    bytes.extend(PLAIN_MARK.as_bytes());
-    bytes.extend(format!("{}-{}", token.get() / TOKENS_PER_MS, token.get() % TOKENS_PER_MS).as_bytes());
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use leasehold_core::{Acquire, Acquisition, ClientId};
+    use leasehold_core::{Acquire, Acquisition, ClientId, Token};
 
     use super::*;
+    use crate::layout::{PLAIN_MARK, TOKENS_PER_MS};
     use crate::script::Script;
     use crate::variant::ScriptVariant;
 

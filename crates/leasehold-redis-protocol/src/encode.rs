@@ -5,9 +5,8 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, ReleaseIf, Renew, Resource, Token};
 
 use crate::call::ScriptCall;
-use crate::delete::push_mark;
 use crate::keys::{clock_key, digest_of, inbox_prefix, resource_key, slot_of};
-use crate::layout::{RESTART_GUARD_KEY, USUAL_WAIT};
+use crate::layout::{RESTART_GUARD_KEY, USUAL_WAIT, push_mark};
 use crate::script::Script;
 use crate::variant::ScriptVariant;
 

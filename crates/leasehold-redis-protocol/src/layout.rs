@@ -56,6 +56,12 @@ pub fn token_time(token: Token) -> StoreTime {
     StoreTime::from_micros(token.get() / TOKENS_PER_MS * 1_000)
 }
 
+/// Appends the mark of plain values, and the stream id that is this token.
+pub(crate) fn push_mark(bytes: &mut Vec<u8>, token: Token) {
+    bytes.extend(PLAIN_MARK.as_bytes());
+    bytes.extend(format!("{}-{}", token.get() / TOKENS_PER_MS, token.get() % TOKENS_PER_MS).as_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,11 +17,11 @@ enum Op {
         client: u128,
         wait: bool,
     },
-    /// It gives back what its caller was not told of.
+    /// It gives back what its caller was not notified of.
     GiveBack {
         client: u128,
     },
-    /// The caller renews, or releases, the lease that it was told of last.
+    /// The caller renews, or releases, the lease that it was notified of last.
     Renew,
     Release,
     /// Another attempt, by a client of its own.
@@ -63,7 +63,7 @@ fn ask(client: u128, wait: bool) -> Command {
 
 /// What the caller and its servers know.
 #[derive(Default)]
-struct Told {
+struct Notified {
     /// The lease of the last grant that an answer has reported.
     token: Option<Token>,
     /// Who has reported it, in order.
@@ -73,30 +73,30 @@ struct Told {
 }
 
 fn check(ops: &[Op]) -> Result<(), String> {
-    let (mut world, mut told) = (World::new(), Told::default());
+    let (mut world, mut notified) = (World::new(), Notified::default());
     for op in ops {
         world.pushes.clear();
         let before = world.view();
         if !before.waiters.iter().any(|entry| entry.acquisition == REQUEST)
             && before.holders.iter().all(|held| held.acquisition != REQUEST)
         {
-            told.waits_at = None;
+            notified.waits_at = None;
         }
         let holds = before.holders.iter().find(|holder| holder.acquisition == REQUEST).map(|held| held.token);
         match *op {
             Op::Ask { client, wait } => {
                 let reply = world.run(&ask(client, wait));
-                asked(&mut told, client, wait, &reply, &world)?;
+                asked(&mut notified, client, wait, &reply, &world)?;
             }
             Op::GiveBack { client } => {
                 let only_if = Some(ReleaseIf::SpeaksFor(ClientId::new(client)));
                 let tombstone = Duration::from_secs(60);
                 let reply =
                     world.run(&Command::Release(Release { only_if, tombstone, ..Release::now(REQUEST) }));
-                given_back(&mut told, client, holds, &reply)?;
+                given_back(&mut notified, client, holds, &reply)?;
             }
             Op::Renew | Op::Release => {
-                let Some(token) = told.token else { continue };
+                let Some(token) = notified.token else { continue };
                 let reply = match op {
                     Op::Renew => {
                         world.run(&Command::Renew(Renew { token: Some(token), ..Renew::to(REQUEST, TTL) }))
@@ -128,7 +128,7 @@ fn check(ops: &[Op]) -> Result<(), String> {
 
 /// The answer to a client that has made the request.
 fn asked(
-    told: &mut Told,
+    notified: &mut Notified,
     client: u128,
     wait: bool,
     reply: &Reply,
@@ -137,48 +137,53 @@ fn asked(
     let revoked = |client: u128| {
         world.pushes.iter().any(|push| push.inbox == ClientId::new(client) && push.kind == PushKind::Revoked)
     };
-    let told_of_move = |former: Option<u128>, client| match former {
+    let notified_of_move = |former: Option<u128>, client| match former {
         Some(former) if former != client && !revoked(former) => {
-            Err(format!("client {former} still waits, and was not told"))
+            Err(format!("client {former} still waits, and was not notified"))
         }
         _ => Ok(()),
     };
     match reply {
         Reply::Granted(grant) => {
-            if told.token != Some(grant.tokens.first) {
-                (told.token, told.by) = (Some(grant.tokens.first), Vec::new());
+            if notified.token != Some(grant.tokens.first) {
+                (notified.token, notified.by) = (Some(grant.tokens.first), Vec::new());
             }
             let is_first = grant.valid_for == TTL;
-            if is_first != told.by.is_empty() {
-                return Err(format!("told by {:?}, and {reply:?} says otherwise", told.by));
+            if is_first != notified.by.is_empty() {
+                return Err(format!("reported by {:?}, and {reply:?} says otherwise", notified.by));
             }
-            told.by.push(client);
-            told_of_move(told.waits_at.take(), client)?;
+            notified.by.push(client);
+            notified_of_move(notified.waits_at.take(), client)?;
         }
         Reply::Queued(_) if wait => {
-            told_of_move(told.waits_at.replace(client), client)?;
+            notified_of_move(notified.waits_at.replace(client), client)?;
         }
         _ => {}
     }
     Ok(())
 }
 
-/// The answer to a client that gives back what its caller was not told of.
-fn given_back(told: &mut Told, client: u128, holds: Option<Token>, reply: &Reply) -> Result<(), String> {
-    let is_told = holds.is_some() && holds == told.token;
-    let others_told = is_told && told.by != [client];
+/// The answer to a client that gives back what its caller was not notified of.
+fn given_back(
+    notified: &mut Notified,
+    client: u128,
+    holds: Option<Token>,
+    reply: &Reply,
+) -> Result<(), String> {
+    let is_notified = holds.is_some() && holds == notified.token;
+    let others_notified = is_notified && notified.by != [client];
     match reply {
-        Reply::Released if others_told => {
-            Err(format!("client {client} has ended the lease of which {:?} told", told.by))
+        Reply::Released if others_notified => {
+            Err(format!("client {client} has ended the lease of which {:?} gave notice", notified.by))
         }
-        Reply::NotHeld if is_told && !others_told => {
-            Err(format!("client {client} alone told of it: {reply:?}"))
+        Reply::NotHeld if is_notified && !others_notified => {
+            Err(format!("client {client} alone gave notice of it: {reply:?}"))
         }
-        Reply::Dequeued if told.waits_at != Some(client) => {
-            Err(format!("client {client} has ended the wait at {:?}", told.waits_at))
+        Reply::Dequeued if notified.waits_at != Some(client) => {
+            Err(format!("client {client} has ended the wait at {:?}", notified.waits_at))
         }
         Reply::Dequeued => {
-            told.waits_at = None;
+            notified.waits_at = None;
             Ok(())
         }
         _ => Ok(()),
