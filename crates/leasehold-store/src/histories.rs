@@ -88,7 +88,7 @@ fn requested(command: Command) -> Command {
                 ..Acquire::clone(&acquire)
             })
         }
-        Command::Renew(renew) => Command::Renew(requested_renewal(renew)),
+        Command::Renew(renew) => Command::Renew(requested_renewal(&renew)),
         Command::Release(release) => {
             let acquisition = of(release.acquisition);
             let (mut tombstone, mut only_if) = (release.tombstone, release.only_if);
@@ -104,10 +104,10 @@ fn requested(command: Command) -> Command {
     }
 }
 
-fn requested_renewal(renew: Renew) -> Renew {
+fn requested_renewal(renew: &Renew) -> Renew {
     let sequence = requested_sequence(renew.acquisition.sequence);
     let token = some_token(sequence).filter(|_| sequence >= FIRST_REQUESTED);
-    Renew { acquisition: Acquisition { sequence, ..renew.acquisition }, token, ..renew }
+    Renew { acquisition: Acquisition { sequence, ..renew.acquisition }, token, ..renew.clone() }
 }
 
 /// Stands for the token that the attempt's lease has, if it has one. As long as those of the present are.
@@ -204,7 +204,7 @@ pub fn joint_steps(capacity: u32) -> impl Strategy<Value = Vec<Joint>> {
         let with_requests = |joint| match joint {
             Joint::At(at, step) => with_requests(step).map(|step| Joint::At(at, step)),
             Joint::Renewals(renewals) => {
-                let requested = |(at, renew)| (at, requested_renewal(renew));
+                let requested = |(at, renew)| (at, requested_renewal(&renew));
                 Some(Joint::Renewals(renewals.into_iter().map(requested).collect()))
             }
             // What is acquired together are no requests.
