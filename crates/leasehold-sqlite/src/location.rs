@@ -10,7 +10,7 @@ use leasehold_store::OpenError;
 use leasehold_store::process::PerProcess;
 use rustix::fs::Access;
 
-use super::files;
+use super::{files, side_files};
 
 /// The maximum number of links that are followed, as on Linux.
 const MAX_LINKS: usize = 40;
@@ -21,8 +21,12 @@ const MAX_LINKS: usize = 40;
 /// path becomes absolute, and a file with a second name is refused.
 pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
     let name = resolve(path)?;
-    touch(&name)?;
     let refused = |what: &str| OpenError::unavailable(format!("sqlite:{}: {what}", path.display()));
+    // What is wrong with the directory is said later.
+    if let Ok(Some(what)) = side_files::list_of_new_files_in(&folder_of(&name)) {
+        return Err(refused(&what));
+    }
+    touch(&name)?;
     match fs::symlink_metadata(&name) {
         Ok(found) if found.is_symlink() => {
             return Err(refused("another user has exchanged it for a link while it was opened"));

@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(unix)]
+pub mod access_list;
 pub mod certificates;
 pub mod clock;
 mod contract;
