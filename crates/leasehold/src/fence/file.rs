@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::Token;
+use leasehold_store::access_list::AccessList;
 use leasehold_store::identity::Identity;
 
 use super::{check_ahead, stale};
@@ -33,11 +34,11 @@ const MAX_LINKS: usize = 40;
 /// is replaced as a whole: a reader sees the old or the new content. The calls wait for the disk, so async code should make
 /// them on a thread for blocking calls.
 ///
-/// **Mode, owner, links.** The file keeps its mode, group and owner. If a writer may not change the owner, the writer
-/// becomes the owner. If the writer is not in the group either, the new group gets the permissions of *others*. Access
-/// control lists and extended attributes are not kept. A symbolic link is followed: its target is written, and the `.fence`
+/// **Mode, owner, links.** The file keeps its mode, group, owner and POSIX access control list. If a writer may not change the owner, the
+/// writer becomes the owner. If the writer is not in the group either, the new group gets the permissions of *others*, and the list is lost.
+/// Extended attributes are not kept. A symbolic link is followed: its target is written, and the `.fence`
 /// file is in the directory of the target. A file with several hard links is refused, because each name would have its own
-/// fence.
+/// fence. Those who may write the file, and no others, may read and write the `.fence` file.
 ///
 /// **Other users.** Where all users may create files, as in `/tmp`, a `.fence` file that another user made is refused, unless that user
 /// may write the file: its owner, a member of its group, or all.
@@ -233,8 +234,22 @@ enum Written {
 /// The file that is written, with symbolic links resolved in its last component.
 struct Target {
     path: PathBuf,
-    /// Its present metadata; `None` if it does not exist yet.
-    found: Option<Metadata>,
+    /// What is there; `None` if it does not exist yet.
+    found: Option<Found>,
+}
+
+/// The file that a write replaces.
+struct Found {
+    metadata: Metadata,
+    /// With a list, the mode has the list's mask in the place of the group's rights.
+    list: Option<AccessList>,
+}
+
+impl Found {
+    fn is_writable_for_its_group(&self) -> bool {
+        let rights = self.list.as_ref().map_or(self.metadata.mode() >> 3, AccessList::group_rights);
+        rights & 0o2 != 0
+    }
 }
 
 impl Target {
@@ -251,7 +266,7 @@ impl Target {
                     let what = "it has a second name (a hard link), which would have a fence of its own";
                     return Err(io::Error::other(what));
                 }
-                Ok(found) => Some(found),
+                Ok(metadata) => Some(Found { metadata, list: AccessList::of(&path)? }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => None,
                 Err(error) => return Err(error),
             };
@@ -263,7 +278,7 @@ impl Target {
     /// With the rights of the directory's owner, another user's file could only become that owner's, with the content.
     fn refuse_other_owner(&self, identity: &Identity) -> io::Result<()> {
         let Some(found) = self.found.as_ref().filter(|_| identity.is_other()) else { return Ok(()) };
-        let (uid, of_folder) = (found.uid(), rustix::process::geteuid().as_raw());
+        let (uid, of_folder) = (found.metadata.uid(), rustix::process::geteuid().as_raw());
         if uid == of_folder {
             return Ok(());
         }
@@ -279,14 +294,11 @@ impl Target {
         let path = self.beside(".fence");
         match self.create_fence(&path) {
             Ok(fence) => {
-                let created = fence.metadata()?;
-                let mode = self.found.as_ref().unwrap_or(&created).mode();
-                let writers = mode & 0o222;
-                let mode = 0o600 | writers | (writers << 1);
-                match &self.found {
-                    Some(found) => copy_ownership(&fence, found, mode)?,
-                    None => fence.set_permissions(Permissions::from_mode(mode))?,
-                }
+                let created = Found { metadata: fence.metadata()?, list: AccessList::of(&path)? };
+                let Found { metadata, list } = self.found.as_ref().unwrap_or(&created);
+                let writers = metadata.mode() & 0o222;
+                let list = list.as_ref().map(AccessList::of_writers);
+                copy_ownership(&fence, metadata, 0o600 | writers | (writers << 1), list.as_ref())?;
                 Ok(fence)
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -328,9 +340,11 @@ impl Target {
             return Ok(true);
         }
         let Some(file) = &self.found else { return Ok(false) };
+        let is_writable_for_group = file.is_writable_for_its_group();
+        let file = &file.metadata;
         // Only a member of a group can give a file to it, unless the folder does.
         let is_of_group = file.gid() == fence.gid() && folder.mode() & SETGID == 0;
-        Ok(user == file.uid() || file.mode() & 0o002 != 0 || file.mode() & 0o020 != 0 && is_of_group)
+        Ok(user == file.uid() || file.mode() & 0o002 != 0 || is_writable_for_group && is_of_group)
     }
 
     fn folder(&self) -> &Path {
@@ -356,7 +370,8 @@ impl Target {
         let mut file = options.open(&new)?;
         file.write_all(content)?;
         if let Some(found) = &self.found {
-            copy_ownership(&file, found, found.mode() & 0o7777)?;
+            let Found { metadata, list } = found;
+            copy_ownership(&file, metadata, metadata.mode() & 0o7777, list.as_ref())?;
         }
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
@@ -370,11 +385,12 @@ impl Target {
     }
 }
 
-/// Gives a new file this mode, and the owner and group of the existing one as far as this process may.
-fn copy_ownership(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
+/// Gives a new file this mode and access control list, and the owner and group of the existing one as far as this process may. A list that the
+/// new file has from its directory is removed: the mode would widen it.
+fn copy_ownership(file: &File, found: &Metadata, mode: u32, list: Option<&AccessList>) -> io::Result<()> {
     use std::os::unix::fs::fchown;
     let new = file.metadata()?;
-    let mut mode = mode;
+    let (mut mode, mut list) = (mode, list);
     if (new.uid(), new.gid()) != (found.uid(), found.gid())
         && fchown(file, Some(found.uid()), Some(found.gid())).is_err()
     {
@@ -382,8 +398,11 @@ fn copy_ownership(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
         mode &= 0o777;
         if new.gid() != found.gid() && fchown(file, None, Some(found.gid())).is_err() {
             mode = mode & !0o070 | (mode & 0o007) << 3;
+            // Its entry for the group would be one for another group.
+            list = None;
         }
     }
+    AccessList::set(list, file)?;
     file.set_permissions(Permissions::from_mode(mode))
 }
 
@@ -515,6 +534,70 @@ mod tests {
             let writers = mode & 0o222;
             assert_eq!(fence.mode() & 0o777, 0o600 | writers | (writers << 1), "no others may lock it");
         }
+    }
+
+    /// The mode of a file with a list shows the list's mask, and not what the group may do.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn file_with_an_access_control_list_lets_in_nobody_else_after_a_write() {
+        use leasehold_store::access_list::testing::{let_in, let_into_new_files};
+        use std::os::unix::fs::chown;
+
+        const BOB: u32 = 12_346;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, fence) = (folder.path().join("a"), folder.path().join("a.fence"));
+        let file = FencedFile::new(&path);
+        let list_of = |path: &Path| AccessList::of(path).unwrap();
+        let mode_of = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        fs::write(&path, "old").unwrap();
+        for (number, group) in (1..).zip([0, 4, 6]) {
+            let _ = fs::remove_file(&fence);
+            let_in(BOB, group, &path);
+            let before = (list_of(&path), mode_of(&path));
+            file.write(token(number), b"new").unwrap();
+            assert_eq!((list_of(&path), mode_of(&path)), before);
+            let writers = list_of(&fence).unwrap();
+            assert_eq!(writers, before.0.unwrap().of_writers());
+            assert_eq!(writers.group_rights(), if group == 6 { 6 } else { 0 }, "no reader may lock it");
+        }
+        // The directory gives one to new files, and the file has none.
+        let_into_new_files(BOB, 4, folder.path());
+        for path in [&path, &fence] {
+            let _ = fs::remove_file(path);
+        }
+        fs::write(&path, "old").unwrap();
+        AccessList::set(None, &File::open(&path).unwrap()).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o660)).unwrap();
+        file.write(token(4), b"new").unwrap();
+        assert_eq!((list_of(&path), mode_of(&path)), (None, 0o660));
+        assert_eq!((list_of(&fence), mode_of(&fence)), (None, 0o660));
+        // A new file has it, as any other, and its readers can't lock the fence.
+        for path in [&path, &fence] {
+            fs::remove_file(path).unwrap();
+        }
+        file.write(token(5), b"new").unwrap();
+        assert!(list_of(&path).is_some_and(|list| list.group_rights() == 4));
+        assert_eq!(list_of(&fence).map_or(mode_of(&fence) >> 3 & 7, |list| list.group_rights()), 0);
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // Its writer is in another group, for which there is no entry.
+        let_in(BOB, 6, &path);
+        chown(&path, Some(BOB), Some(BOB)).unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+        chown(folder.path(), Some(12_000), None).unwrap();
+        fs::remove_file(&fence).unwrap();
+        thread::scope(|scope| {
+            let write = || {
+                rustix::thread::set_thread_groups(&[]).unwrap();
+                rustix::thread::set_thread_res_gid(None, rustix::process::Gid::from_raw(12_000), None).unwrap();
+                rustix::thread::set_thread_res_uid(None, rustix::process::Uid::from_raw(12_000), None).unwrap();
+                file.write(token(6), b"new")
+            };
+            scope.spawn(write).join().unwrap().unwrap();
+        });
+        assert_eq!((list_of(&path), mode_of(&path)), (None, 0o600));
+        assert_eq!((list_of(&fence), mode_of(&fence)), (None, 0o600));
     }
 
     #[test]
