@@ -18,6 +18,8 @@ pub mod gate;
 pub mod histories;
 #[cfg(unix)]
 pub mod identity;
+#[cfg(unix)]
+pub mod links;
 pub mod memory;
 mod metadata;
 mod open_error;

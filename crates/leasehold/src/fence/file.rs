@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use leasehold_core::Token;
 use leasehold_store::access_list::AccessList;
 use leasehold_store::identity::Identity;
+use leasehold_store::links;
 
 use super::{check_ahead, stale};
 use crate::error::{Error, ErrorKind};
@@ -24,9 +25,6 @@ const MAX_PAUSE: Duration = Duration::from_millis(10);
 /// user gives a file.
 const NEW: &str = ".fence-new";
 
-/// The maximum number of symbolic links that are followed, as on Linux.
-const MAX_LINKS: usize = 40;
-
 /// A file that refuses tokens lower than the highest token with which it was written. A second file with the suffix `.fence`
 /// contains that token. A third file with the suffix `.fence-new` contains the new content until it is complete.
 ///
@@ -36,8 +34,8 @@ const MAX_LINKS: usize = 40;
 ///
 /// **Mode, owner, links.** The file keeps its mode, group, owner and POSIX access control list. If a writer may not change the owner, the
 /// writer becomes the owner. If the writer is not in the group either, the new group gets the permissions of *others*, and the list is lost.
-/// Extended attributes are not kept. A symbolic link is followed: its target is written, and the `.fence`
-/// file is in the directory of the target. A file with several hard links is refused, because each name would have its own
+/// Extended attributes are not kept. A symbolic link of this user or of root is followed: its target is written, and the `.fence`
+/// file is in the directory of the target. A link of another user is refused, because it may lead to any file of this one. A file with several hard links is refused, because each name would have its own
 /// fence. Those who may write the file, and no others, may read and write the `.fence` file.
 ///
 /// **Other users.** Where all users may create files, as in `/tmp`, a `.fence` file that another user made is refused, unless that user
@@ -112,7 +110,7 @@ impl FencedFile {
     ///
     /// `is_stale` for a token lower than the highest, `is_ahead` for one that is a day or more ahead of this machine's clock, and
     /// `is_timeout` if another writer did not finish in time; nothing is changed in these cases. `is_unavailable` if a file can't be read or written, with the system's error as its source; also
-    /// for a hard link, too many symbolic links, a damaged `.fence` file, and as root for a directory that others may write.
+    /// for a hard link, a symbolic link of another user, too many symbolic links, a damaged `.fence` file, and as root for a directory that others may write.
     /// The old content is then kept, unless only the last step failed, which syncs the folder. In both cases tokens lower than this one
     /// may be refused from now on.
     pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {
@@ -254,25 +252,20 @@ impl Found {
 
 impl Target {
     fn find(path: &Path) -> io::Result<Self> {
-        let mut path = path.to_path_buf();
-        for _ in 0..MAX_LINKS {
-            let found = match fs::symlink_metadata(&path) {
-                Ok(found) if found.is_symlink() => {
-                    let link = fs::read_link(&path)?;
-                    path = path.parent().unwrap_or(Path::new("")).join(link);
-                    continue;
-                }
-                Ok(found) if found.is_file() && found.nlink() > 1 => {
-                    let what = "it has a second name (a hard link), which would have a fence of its own";
-                    return Err(io::Error::other(what));
-                }
-                Ok(metadata) => Some(Found { metadata, list: AccessList::of(&path)? }),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(error) => return Err(error),
-            };
-            return Ok(Self { path, found });
-        }
-        Err(io::Error::other("it leads through too many symbolic links"))
+        let path = links::follow(path)?;
+        let found = match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_symlink() => {
+                return Err(io::Error::other("another user has exchanged it for a link"));
+            }
+            Ok(found) if found.is_file() && found.nlink() > 1 => {
+                let what = "it has a second name (a hard link), which would have a fence of its own";
+                return Err(io::Error::other(what));
+            }
+            Ok(metadata) => Some(Found { metadata, list: AccessList::of(&path)? }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { path, found })
     }
 
     /// With the rights of the directory's owner, another user's file could only become that owner's, with the content.
@@ -358,7 +351,7 @@ impl Target {
         let new = self.beside(NEW);
         // A killed writer may have left it. If it is a link, the link is removed and not followed.
         match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(in_the_way(&new, error)),
             _ => {}
         }
         let mut options = OpenOptions::new();
@@ -367,7 +360,7 @@ impl Target {
             // Others must not read it before it has its mode.
             options.mode(0o600);
         }
-        let mut file = options.open(&new)?;
+        let mut file = options.open(&new).map_err(|error| in_the_way(&new, error))?;
         file.write_all(content)?;
         if let Some(found) = &self.found {
             let Found { metadata, list } = found;
@@ -383,6 +376,13 @@ impl Target {
         path.push(suffix);
         path.into()
     }
+}
+
+/// The error for a file that can't be made or removed: in a directory where all users may create files, another one can take its name.
+fn in_the_way(name: &Path, error: io::Error) -> io::Error {
+    let Ok(found) = fs::symlink_metadata(name) else { return error };
+    let (shown, owner) = (name.display(), found.uid());
+    io::Error::other(format!("{shown}, of the user with uid {owner}, is in the way: {}", error.kind()))
 }
 
 /// Gives a new file this mode and access control list, and the owner and group of the existing one as far as this process may. A list that the
@@ -724,6 +724,60 @@ mod tests {
         assert_eq!(fs::read(&real).unwrap(), b"newer");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert!(!folder.path().join("link.fence").exists());
+    }
+
+    #[test]
+    fn link_of_another_user_is_not_followed() {
+        use std::os::unix::fs::{chown, lchown, symlink};
+
+        const ALICE: u32 = 12_345;
+        const BOB: u32 = 12_346;
+        if !rustix::process::geteuid().is_root() {
+            // Only root can play several users.
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let [shared, of_alice] = ["shared", "alice"].map(|name| folder.path().join(name));
+        for (folder, owner, mode) in [(&shared, 0, 0o1777), (&of_alice, ALICE, 0o700)] {
+            fs::create_dir(folder).unwrap();
+            chown(folder, Some(owner), Some(owner)).unwrap();
+            fs::set_permissions(folder, Permissions::from_mode(mode)).unwrap();
+        }
+        let (precious, link) = (of_alice.join("precious"), shared.join("report"));
+        let user = rustix::process::Uid::from_raw(ALICE);
+        let write = |number| {
+            let as_alice = || {
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                FencedFile::new(&link).write(token(number), b"new")
+            };
+            thread::scope(|scope| scope.spawn(as_alice).join().unwrap())
+        };
+        for target in ["precious", "missing"] {
+            fs::write(&precious, "precious").unwrap();
+            chown(&precious, Some(ALICE), Some(ALICE)).unwrap();
+            symlink(of_alice.join(target), &link).unwrap();
+            lchown(&link, Some(BOB), Some(BOB)).unwrap();
+            let error = write(1).unwrap_err();
+            assert!(error.is_unavailable() && error.to_string().contains("uid 12346"), "{error}");
+            assert_eq!(fs::read(&precious).unwrap(), b"precious");
+            assert_eq!(fs::read_dir(&of_alice).unwrap().count(), 1);
+            // Her own, and root's.
+            for owner in [ALICE, 0] {
+                lchown(&link, Some(owner), Some(owner)).unwrap();
+                write(2).unwrap();
+            }
+            assert_eq!(fs::read(of_alice.join(target)).unwrap(), b"new");
+            fs::remove_file(&link).unwrap();
+            for name in fs::read_dir(&of_alice).unwrap() {
+                fs::remove_file(name.unwrap().path()).unwrap();
+            }
+        }
+        // In a sticky directory she can't remove what he has put there.
+        fs::write(shared.join("report.fence-new"), "").unwrap();
+        chown(shared.join("report.fence-new"), Some(BOB), Some(BOB)).unwrap();
+        let error = write(3).unwrap_err().to_string();
+        assert!(error.contains("report.fence-new") && error.contains("uid 12346"), "{error}");
     }
 
     #[test]
