@@ -11,7 +11,7 @@ use leasehold_core::{
     Verdict, Vote, quorum_of,
 };
 use leasehold_redis_protocol::{clock_key, token_at};
-use leasehold_store::{BoxFuture, Call, CallResult, StoreError};
+use leasehold_store::{BoxFuture, Call, CallResult, MAX_VOTED_TOKEN_LEAD, StoreError};
 
 use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial, at_node};
 use super::counted_servers::CountedServers;
@@ -35,15 +35,6 @@ const RESTART_GRACE_MEMORY: Duration = Duration::from_secs(5);
 
 /// A node does not vote if its clock is further ahead.
 const FAR_AHEAD: Duration = Duration::from_secs(3_600);
-
-/// A node does not vote if its tokens are further ahead of the clocks of a majority: a clock that was ahead leaves such tokens behind when it is
-/// set right, and so does who writes them into the node. Each token of a quorum is stored at a majority, so all later tokens would be as
-/// high, for ever, and resources that compare tokens with their own clocks would refuse them (`fence::Fence` at a day).
-///
-/// Honest tokens may be ahead, too: by 100 ms where a server reserves some, by the floor that follows the fastest clock that votes, and for as
-/// long as the clocks of a majority were ahead before they were set right, for example by the difference of a time zone. The clocks that
-/// decide are those of the servers' last answers and not earlier tokens, with which one node could raise the limit step by step.
-const TOKENS_FAR_AHEAD: Duration = Duration::from_secs(16 * 3_600);
 
 /// One try of an attempt, after its vote.
 struct VotedTry {
@@ -321,9 +312,9 @@ impl Quorum {
 
     /// Why no node may learn this token, if the clocks of a majority are known. They are as soon as a majority has answered.
     pub(super) fn refuses_token(&self, token: Token) -> Option<StoreError> {
-        let highest = token_at(self.majority_clock(self.now())? + TOKENS_FAR_AHEAD)?;
+        let highest = token_at(self.majority_clock(self.now())? + MAX_VOTED_TOKEN_LEAD)?;
         (token > highest).then(|| {
-            let hours = TOKENS_FAR_AHEAD.as_secs() / 3_600;
+            let hours = MAX_VOTED_TOKEN_LEAD.as_secs() / 3_600;
             does_not_vote(&format!(
                 "its tokens are more than {hours} h ahead of the clocks of a majority: if these are right, delete the key {} there",
                 clock_key(None)

@@ -157,7 +157,8 @@ pub mod testing {
     fn set(user: u32, group: u8, path: &Path, name: &str) {
         const NONE: u32 = u32::MAX;
         let mut list = vec![2, 0, 0, 0];
-        for (tag, rights, id) in [(1, 6, NONE), (2, 6, user), (4, group, NONE), (16, 6, NONE), (32, 0, NONE)] {
+        for (tag, rights, id) in [(1, 6, NONE), (2, 6, user), (4, group, NONE), (16, 6, NONE), (32, 0, NONE)]
+        {
             list.extend([tag, 0, rights, 0]);
             list.extend(id.to_le_bytes());
         }

@@ -34,9 +34,9 @@ pub mod wakes;
 pub use contract::{
     Batch, BoxFuture, Call, CallResult, Capabilities, Cause, ClientRecords, Diagnose,
     EMBEDDED_POLL_INTERVALS, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys,
-    ForeignOutcome, ForeignScript, Inbox, KeyWatch, ListResult, MAX_DELAY, PollIntervals, QuorumNode,
-    SharedBatch, Store, StoreError, StoreFactory, VotedAttempts, Watchers, admission_queue_of, diagnose,
-    inspect_all, missing_response, only, redisson_counter, redisson_tag,
+    ForeignOutcome, ForeignScript, Inbox, KeyWatch, ListResult, MAX_DELAY, MAX_VOTED_TOKEN_LEAD,
+    PollIntervals, QuorumNode, SharedBatch, Store, StoreError, StoreFactory, VotedAttempts, Watchers,
+    admission_queue_of, diagnose, inspect_all, missing_response, only, redisson_counter, redisson_tag,
 };
 pub use diagnostics::{Check, Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};

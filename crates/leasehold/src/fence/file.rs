@@ -590,8 +590,10 @@ mod tests {
         thread::scope(|scope| {
             let write = || {
                 rustix::thread::set_thread_groups(&[]).unwrap();
-                rustix::thread::set_thread_res_gid(None, rustix::process::Gid::from_raw(12_000), None).unwrap();
-                rustix::thread::set_thread_res_uid(None, rustix::process::Uid::from_raw(12_000), None).unwrap();
+                rustix::thread::set_thread_res_gid(None, rustix::process::Gid::from_raw(12_000), None)
+                    .unwrap();
+                rustix::thread::set_thread_res_uid(None, rustix::process::Uid::from_raw(12_000), None)
+                    .unwrap();
                 file.write(token(6), b"new")
             };
             scope.spawn(write).join().unwrap().unwrap();
