@@ -11,7 +11,7 @@ use leasehold_store::links;
 use leasehold_store::process::PerProcess;
 use rustix::fs::Access;
 
-use super::{files, side_files};
+use super::{access_lists, files};
 
 /// Creates the file if it is missing, and returns its only name.
 ///
@@ -21,7 +21,7 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
     let name = resolve(path)?;
     let refused = |what: &str| OpenError::unavailable(format!("sqlite:{}: {what}", path.display()));
     // What is wrong with the directory is said later.
-    if let Ok(Some(what)) = side_files::list_of_new_files_in(&folder_of(&name)) {
+    if let Ok(Some(what)) = access_lists::list_of_new_files_in(&folder_of(&name)) {
         return Err(refused(&what));
     }
     touch(&name)?;

@@ -18,8 +18,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::Path;
 
-use leasehold_store::access_list::AccessList;
-
+use super::access_lists::list_of;
 use super::files::{FileId, beside};
 use super::location::folder_of;
 
@@ -164,30 +163,6 @@ impl Database {
             judged => judged,
         }
     }
-}
-
-/// Why a file with an access control list is refused; `None` if it has none.
-fn list_of(path: &Path) -> io::Result<Option<String>> {
-    let shown = path.display();
-    let refused = |_| {
-        format!(
-            "{shown} has an access control list, which the files that SQLite makes beside it do not get: they would let in the group of the \
-             database. Let its users in by a group of their own, and remove the list: setfacl -b {shown}"
-        )
-    };
-    Ok(AccessList::of(path)?.map(refused))
-}
-
-/// Why a directory is refused whose new files get an access control list; `None` if they get none.
-pub(super) fn list_of_new_files_in(folder: &Path) -> io::Result<Option<String>> {
-    let shown = folder.display();
-    let refused = |_| {
-        format!(
-            "the files that are made in {shown} get an access control list (its default list), which would let others use SQLite's files than \
-             the users of the database: setfacl -k {shown}"
-        )
-    };
-    Ok(AccessList::of_new_files_in(folder)?.map(refused))
 }
 
 /// The rights to enter a directory, for all who may read or write it.

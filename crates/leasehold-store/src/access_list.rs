@@ -104,7 +104,7 @@ mod linux {
         };
         let mut list = vec![0; LONGEST];
         match lgetxattr(path, name, list.as_mut_slice()) {
-            Ok(length) if length >= HEAD && (length - HEAD) % ENTRY == 0 => {
+            Ok(length) if length >= HEAD && (length - HEAD).is_multiple_of(ENTRY) => {
                 list.truncate(length);
                 Ok(Some(AccessList(list)))
             }
