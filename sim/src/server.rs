@@ -15,7 +15,7 @@ use crate::world::Line;
 pub use keys::{Keys, key_of};
 
 /// What a server's clock shows when true time is zero: some day in 2023.
-const EPOCH: u64 = 1_700_000_000_000_000;
+pub const EPOCH: u64 = 1_700_000_000_000_000;
 
 /// A clock that runs at a speed of its own and can be set.
 #[derive(Clone, Copy, Debug)]

@@ -252,7 +252,8 @@ fn node_without_secrets(node: &str) -> String {
     }
 }
 
-/// `scheme://user:password@hosts/path` without the password. As the library reads it: that of PostgreSQL ends at the first `@`, also
+/// `scheme://user:password@hosts/path` without the password, and without a user that has none where it would be no user's name: Redis knows no
+/// login without a password, so it is a password whose colon is missing. As the library reads it: that of PostgreSQL ends at the first `@`, also
 /// behind a slash, and any other at the last one before the path.
 fn place_without_password(place: &str) -> String {
     let Some((scheme, rest)) = place.split_once(':') else { return place.to_owned() };
@@ -266,7 +267,8 @@ fn place_without_password(place: &str) -> String {
         return format!("{scheme}:");
     }
     let Some((login, hosts)) = authority.rsplit_once('@') else { return place.to_owned() };
-    let user = login.split(':').next().unwrap_or_default();
+    let is_user = login.contains(':') || scheme.starts_with("postgres");
+    let user = login.split(':').next().filter(|_| is_user).unwrap_or_default();
     let at = if user.is_empty() { "" } else { "@" };
     format!("{scheme}:{slashes}{user}{at}{hosts}{path}")
 }
@@ -311,7 +313,12 @@ mod tests {
             ("postgresql://host=a password=hunter2/app", "postgresql:"),
             ("sqlite:/a b/c@d?synchronous=full", "sqlite:/a b/c@d?synchronous=full"),
             ("redis://host", "redis://host"),
-            ("redis://me@host", "redis://me@host"),
+            // Its colon is missing.
+            ("redis://hunter2@host", "redis://host"),
+            ("rediss:hunter2@host/1", "rediss:host/1"),
+            ("redlock://hunter2@a,b", "redlock://a,b"),
+            ("redlock:redis://hunter2@a redis://me:hunter2@b", "redlock:redis://a redis://me@b"),
+            ("postgres://me@db/app", "postgres://me@db/app"),
         ] {
             assert_eq!(without_passwords(given), shown);
         }

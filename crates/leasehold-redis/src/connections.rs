@@ -1,9 +1,10 @@
 //! The connections of one endpoint.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use leasehold_redis_protocol::{Channels, ScriptVariant};
+use leasehold_store::StoreError;
 use leasehold_store::tasks::TaskGroup;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
@@ -57,6 +58,8 @@ pub(super) struct Connections {
     subscription: Mutex<Option<Arc<Subscription>>>,
     /// Aborted with the connections: those that keep the subscriber and the caller connection open.
     tasks: Mutex<TaskGroup>,
+    /// Why they were closed, if the server is no master.
+    refusal: OnceLock<StoreError>,
 }
 
 impl Connections {
@@ -83,6 +86,7 @@ impl Connections {
             channels: facts.channels,
             subscription: Mutex::default(),
             tasks: Mutex::default(),
+            refusal: OnceLock::new(),
         }
     }
 
@@ -251,6 +255,16 @@ impl Connections {
 
     pub(super) fn close(&self) {
         self.status.close();
+    }
+
+    /// Closes them because the server is no master.
+    pub(super) fn close_refused(&self, error: StoreError) {
+        let _ = self.refusal.set(error);
+        self.close();
+    }
+
+    pub(super) fn refusal(&self) -> Option<&StoreError> {
+        self.refusal.get()
     }
 
     /// Status, for the handlers of pushes of further connections.

@@ -103,12 +103,12 @@ impl Endpoint {
     }
 
     /// The server is no longer the master: reconnects to find the new one.
-    pub(super) fn invalidate(&self) {
+    pub(super) fn invalidate(&self, refusal: StoreError) {
         if let Some(sentinels) = &self.sentinels {
             sentinels.forget_master();
         }
         if let Some(connections) = self.current() {
-            connections.close();
+            connections.close_refused(refusal);
         }
     }
 

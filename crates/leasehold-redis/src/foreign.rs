@@ -130,11 +130,11 @@ impl Shared {
                     self.drop_connection(&status);
                     return Err(failed.into());
                 }
-                failed @ CallError::ReadOnly(_) => {
+                CallError::ReadOnly(refusal) => {
                     if let Some(endpoint) = self.endpoint() {
-                        endpoint.invalidate();
+                        endpoint.invalidate(refusal.clone());
                     }
-                    return Err(failed.into());
+                    return Err(CallError::ReadOnly(refusal).into());
                 }
                 failed @ (CallError::Moved(_) | CallError::Ask(_) | CallError::TryAgain(_)) => {
                     return Err(failed.into());

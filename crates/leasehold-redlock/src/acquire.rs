@@ -10,8 +10,8 @@ use leasehold_core::{
     Acquire, Answer, Command, Effect, Failure, LocalTime, Queued, Reply, Resource, Round, StoreTime, Token,
     Verdict, Vote, quorum_of,
 };
-use leasehold_redis_protocol::token_at;
-use leasehold_store::{BoxFuture, Call, CallResult, StoreError};
+use leasehold_redis_protocol::{clock_key, token_at};
+use leasehold_store::{BoxFuture, Call, CallResult, MAX_VOTED_TOKEN_LEAD, StoreError};
 
 use super::attempts::{NodeAttempt, NodeRequests, Outlived, Partial, at_node};
 use super::counted_servers::CountedServers;
@@ -275,8 +275,11 @@ impl Quorum {
                 let has = matches!(&answered, Ok(answer) if keeps_something(&answer.reply));
                 requests[node].answered(has);
             }
-            let counts = answered.is_err() || !quorum.is_far_ahead(node);
-            (node, NodeResponse::Voted(if counts { answered } else { Err(far_ahead()) }))
+            let answered = answered.and_then(|answer| match quorum.refuses_vote(node, &answer.reply) {
+                None => Ok(answer),
+                Some(error) => Err(error),
+            });
+            (node, NodeResponse::Voted(answered))
         })
     }
 
@@ -291,15 +294,32 @@ impl Quorum {
         token_at(clocks + 2 * round_trip + Duration::from_micros(500))
     }
 
-    /// Whether the node's clock, by its last answer, is so far ahead of the others' that its vote does not count. Its tokens
-    /// follow that clock, and the clock of tokens of each node that learns one would be ahead for as long: such a node reserves
-    /// no tokens for local hand-offs.
-    fn is_far_ahead(&self, node: usize) -> bool {
+    /// Why the node's vote does not count, if its clock, by its last answer, or the token of its grant is too far ahead of the clocks of a
+    /// majority. The clock of tokens of each node that learns such a token would be ahead for as long.
+    fn refuses_vote(&self, node: usize, reply: &Reply) -> Option<StoreError> {
         let now = self.now();
-        let (Some(majority), Some(own)) = (self.majority_clock(now), self.nodes[node].clock(now)) else {
-            return false;
-        };
-        own > majority + FAR_AHEAD
+        if let (Some(majority), Some(own)) = (self.majority_clock(now), self.nodes[node].clock(now))
+            && own > majority + FAR_AHEAD
+        {
+            let ahead = format!("its clock is more than {FAR_AHEAD:?} ahead of the other nodes'");
+            return Some(does_not_vote(&ahead));
+        }
+        match reply {
+            Reply::Granted(grant) => self.refuses_token(grant.tokens.last),
+            _ => None,
+        }
+    }
+
+    /// Why no node may learn this token, if the clocks of a majority are known. They are as soon as a majority has answered.
+    pub(super) fn refuses_token(&self, token: Token) -> Option<StoreError> {
+        let highest = token_at(self.majority_clock(self.now())? + MAX_VOTED_TOKEN_LEAD)?;
+        (token > highest).then(|| {
+            let hours = MAX_VOTED_TOKEN_LEAD.as_secs() / 3_600;
+            does_not_vote(&format!(
+                "its tokens are more than {hours} h ahead of the clocks of a majority: if these are right, delete the key {} there",
+                clock_key(None)
+            ))
+        })
     }
 
     /// The time that a quorum of the clocks have reached, if that many are known.
@@ -391,10 +411,8 @@ fn is_partial(round: &Round) -> bool {
     round.votes().iter().any(|vote| matches!(vote, Some(Vote::Yes(_))))
 }
 
-fn far_ahead() -> StoreError {
-    let message =
-        format!("does not vote, since its clock is more than {FAR_AHEAD:?} ahead of the other nodes'");
-    StoreError::new(Failure::NotSent, message)
+fn does_not_vote(why: &str) -> StoreError {
+    StoreError::new(Failure::NotSent, format!("does not vote, since {why}"))
 }
 
 fn is_unknown(answered: &CallResult) -> bool {

@@ -224,6 +224,12 @@ impl Node {
         Some(StoreTime::from_micros(u64::try_from(micros).ok()?))
     }
 
+    /// As before its first answer.
+    #[cfg(test)]
+    pub(super) fn forget_clock(&self) {
+        self.ahead.store(NO_CLOCK, Ordering::Relaxed);
+    }
+
     /// Records an unconfirmed release, to be retried until `until`, when the lease has expired anyway.
     pub(super) fn add_pending_release(&self, pending: PendingRelease) {
         let mut pending_releases = self.pending_releases();

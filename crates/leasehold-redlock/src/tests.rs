@@ -427,6 +427,68 @@ async fn node_with_a_clock_far_ahead_does_not_vote() {
     assert!(matches!(answer.reply, Reply::Granted(_)), "{answer:?}");
 }
 
+/// As after a clock that was ahead and is right again, or by who writes that node: its clock says nothing.
+#[tokio::test]
+async fn node_with_tokens_far_ahead_does_not_vote_and_raises_no_token_of_another_node() {
+    const CLOCK: &str = "leasehold:4:clock";
+    let mut servers = servers();
+    let proxies: Vec<Proxy> = servers[..2].iter().map(Proxy::before).collect();
+    let client = QuorumClient::at(&[proxies[0].url(), proxies[1].url(), servers[2].url()], 1).await;
+    let ask = async |sequence| {
+        let plain = Acquire::exclusive(client.attempt(sequence), Duration::from_secs(600));
+        client.quorum().acquire(client.resource.clone(), Arc::new(plain)).await
+    };
+    let hour = Duration::from_secs(3_600);
+    let real = || std::time::UNIX_EPOCH.elapsed().unwrap();
+    // How far the token is ahead of the time, and what is granted is released.
+    let lead = async |sequence| {
+        let answer = ask(sequence).await.unwrap();
+        let Reply::Granted(grant) = answer.reply else { panic!("{answer:?}") };
+        // Tokens per millisecond.
+        let lead = Duration::from_millis(grant.tokens.last.get() / 2_048).saturating_sub(real());
+        assert_eq!(client.release(sequence, Duration::ZERO).await, Reply::Released);
+        until(async || client.holding().await == 0).await;
+        lead
+    };
+    let set_tokens = |server: &Server, time: Duration| {
+        server.run(&["DEL", CLOCK]);
+        server.run(&["XADD", CLOCK, &format!("{}-0", time.as_millis()), "t", ""]);
+    };
+    // The clocks of a majority were in another time zone.
+    servers.iter().for_each(|server| set_tokens(server, real() + 9 * hour));
+    let ahead = lead(1).await;
+    assert!(8 * hour < ahead && ahead < 10 * hour, "{ahead:?}");
+    servers[..2].iter().for_each(|server| drop(server.run(&["DEL", CLOCK])));
+    // The year 2061, and the end. The votes of the second and the third node come first.
+    proxies[0].delay_replies(Duration::from_millis(50));
+    for (sequence, time) in [(2, real() + 35 * 8_766 * hour), (3, Duration::from_millis((1 << 42) - 1))] {
+        set_tokens(&servers[2], time);
+        let ahead = lead(sequence).await;
+        assert!(ahead < hour, "{ahead:?}");
+    }
+    // Before the clocks of the others are known, its vote counts, and its token is told to no other node.
+    proxies[1].delay_replies(Duration::from_millis(50));
+    client.quorum().nodes[..2].iter().for_each(|node| node.forget_clock());
+    let error = ask(4).await.unwrap_err();
+    assert!(error.message.contains("was not told the token of another node"), "{}", error.message);
+    until(async || client.holding().await == 0).await;
+    let ahead = lead(5).await;
+    assert!(ahead < hour, "{ahead:?}");
+    servers[0].stop();
+    until(async || !client.quorum().nodes[0].store.is_connected()).await;
+    let error = ask(6).await.unwrap_err();
+    assert!(error.message.contains("delete the key leasehold:4:clock there"), "{}", error.message);
+    servers[2].run(&["DEL", CLOCK]);
+    // As soon as what it granted before is released there.
+    until(async || {
+        let Reply::View(view) = client.at_node(2, Command::Inspect).await else { return false };
+        view.holders.is_empty()
+    })
+    .await;
+    let answer = ask(7).await.unwrap();
+    assert!(matches!(answer.reply, Reply::Granted(_)), "{answer:?}");
+}
+
 #[test]
 fn late_node_does_not_decide_the_expiry() {
     let seen = |seconds: u64, retained| Holder {

@@ -59,8 +59,16 @@ impl VoteCollector {
                 patience.set(runtime.sleep(self.patience(took).saturating_sub(took)));
             }
             if let Some((nodes, tokens)) = self.round.poll_propagate() {
+                // A vote counts also before the clocks of a majority are known, which they are now.
+                let refusal = self.quorum.refuses_token(tokens.last);
                 for node in nodes {
-                    self.propagate(node, tokens.last);
+                    match &refusal {
+                        None => self.propagate(node, tokens.last),
+                        Some(error) => {
+                            self.node_errors[node] = Some(token_of_another_node(error));
+                            self.round.handle_propagated(node, false);
+                        }
+                    }
                 }
                 // A node that has voted within its limit has another one for this answer. So have the first ones, if the whole
                 // process was suspended.
@@ -182,4 +190,8 @@ impl VoteCollector {
         let recorded = self.counted.record(&self.quorum.nodes, node);
         recorded.map(|()| answer).map_err(|reason| StoreError::new(Failure::Unknown, reason))
     }
+}
+
+fn token_of_another_node(error: &StoreError) -> StoreError {
+    StoreError::new(error.failure, format!("was not told the token of another node, which {}", error.message))
 }

@@ -181,7 +181,15 @@ async fn serve(
         }
     };
     match end {
-        End::Http(result) => finish(&mut stream, app, result).await,
+        End::Http(result) => {
+            let finished = finish(&mut stream, app, result);
+            let Some(peer) = peer else { return finished.await };
+            peer.leaves();
+            tokio::select! {
+                () = finished => {}
+                () = peer.evicted() => {}
+            }
+        }
         End::Closed(reason) => {
             app.metrics.refused(reason);
             let Some(peer) = peer.filter(|peer| reason == EVICTED && peer.is_silent()) else { return };
@@ -273,7 +281,11 @@ async fn close_with(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), problem:
 /// Closes a connection once its client has, or after a moment. Bytes that arrive at a closed socket would reset the connection, and
 /// the client could lose the answer that it has not read yet.
 async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
-    let _ = stream.shutdown().await;
     let mut ignored = [0; 4096];
-    let _ = timeout(LINGER, async { while matches!(stream.read(&mut ignored).await, Ok(1..)) {} }).await;
+    let closed = async {
+        // With TLS, this writes.
+        let _ = stream.shutdown().await;
+        while matches!(stream.read(&mut ignored).await, Ok(1..)) {}
+    };
+    let _ = timeout(LINGER, closed).await;
 }

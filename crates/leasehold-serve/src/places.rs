@@ -2,8 +2,10 @@
 //!
 //! Anyone can open a connection over TCP. Until it has shown a token it is a *stranger*: strangers have places of their own, few
 //! seconds, and the newest takes the place of the oldest. Half of the places are for those that have sent no request yet, and half
-//! for those that wait for an answer, so that silent ones cut off no answer. A connection is accepted only when those whose places
-//! were taken are really gone: otherwise a flood would take the place of a connection that the server has not looked at yet.
+//! for those that wait for an answer, so that silent ones cut off no answer. Those that have their answer, and may still read it, are
+//! among the second half, and leave it first: strangers that do not close would otherwise cut off answers. A connection is accepted
+//! only when those whose places were taken are really gone: otherwise a flood would take the place of a connection that the server has
+//! not looked at yet.
 //!
 //! A connection that has shown a token keeps its place until it ends. Tokens that only read get at most half of these places, and so
 //! do the tokens of one name if there are others.
@@ -45,6 +47,8 @@ struct Strangers {
     silent: BTreeMap<u64, CancellationToken>,
     /// Those that wait for an answer.
     asking: BTreeMap<u64, CancellationToken>,
+    /// Those that the server has closed, and that may still read their answer.
+    leaving: BTreeMap<u64, CancellationToken>,
 }
 
 impl Places {
@@ -82,7 +86,7 @@ impl Places {
         let number = strangers.next;
         strangers.next += 1;
         strangers.silent.insert(number, evicted.clone());
-        evict_beyond(self.half_of_strangers(), &mut strangers.silent);
+        strangers.evict_beyond(self.half_of_strangers());
         drop(strangers);
         let state = Mutex::new(State::Stranger { has_asked: false, evicted, _room: room });
         Peer { places: self.clone(), address, number, came: Instant::now(), state }
@@ -91,8 +95,7 @@ impl Places {
     /// Closes the oldest connection without a token, because the process has no descriptor left.
     pub(crate) fn make_room(&self) {
         let mut strangers = self.strangers();
-        let fewer = strangers.silent.len().saturating_sub(1);
-        evict_beyond(fewer, &mut strangers.silent);
+        let _ = evict_first(&mut strangers.leaving) || evict_first(&mut strangers.silent);
     }
 
     fn half_of_strangers(&self) -> usize {
@@ -113,16 +116,21 @@ impl Strangers {
     fn remove(&mut self, number: u64) {
         self.silent.remove(&number);
         self.asking.remove(&number);
+        self.leaving.remove(&number);
+    }
+
+    /// Takes the places of the oldest of each half, until so many are left.
+    fn evict_beyond(&mut self, half: usize) {
+        while self.silent.len() > half && evict_first(&mut self.silent) {}
+        while self.asking.len() + self.leaving.len() > half
+            && (evict_first(&mut self.leaving) || evict_first(&mut self.asking))
+        {}
     }
 }
 
-/// Takes the places of the oldest, until so many are left.
-fn evict_beyond(limit: usize, strangers: &mut BTreeMap<u64, CancellationToken>) {
-    while strangers.len() > limit
-        && let Some((_, evicted)) = strangers.pop_first()
-    {
-        evicted.cancel();
-    }
+/// Takes the place of the oldest. Returns whether there was one.
+fn evict_first(strangers: &mut BTreeMap<u64, CancellationToken>) -> bool {
+    strangers.pop_first().inspect(|(_, evicted)| evicted.cancel()).is_some()
 }
 
 /// The client of one connection over TCP.
@@ -170,7 +178,19 @@ impl Peer {
             *evicted = CancellationToken::new();
         }
         strangers.asking.insert(self.number, evicted.clone());
-        evict_beyond(self.places.half_of_strangers(), &mut strangers.asking);
+        strangers.evict_beyond(self.places.half_of_strangers());
+    }
+
+    /// The server has closed the connection, and keeps it only so that its client can read the answer.
+    pub(crate) fn leaves(&self) {
+        let State::Stranger { evicted, .. } = &*self.state() else { return };
+        let mut strangers = self.places.strangers();
+        strangers.remove(self.number);
+        // One whose place was taken has no other one.
+        if !evicted.is_cancelled() {
+            strangers.leaving.insert(self.number, evicted.clone());
+            strangers.evict_beyond(self.places.half_of_strangers());
+        }
     }
 
     /// The request shows a valid token, of whose name so many connections may be open.
@@ -316,6 +336,36 @@ mod tests {
         third.asks();
         fourth.asks();
         assert!(is_evicted(&first) && !is_evicted(&third));
+    }
+
+    #[tokio::test]
+    async fn strangers_that_have_their_answer_make_room_before_those_that_wait_for_one() {
+        let places = places();
+        let come = || places.stranger(address(), None);
+        let (waits, answered, no_http) = (come(), come(), come());
+        waits.asks();
+        answered.asks();
+        answered.leaves();
+        assert!(!is_evicted(&answered), "it has a moment to read its answer");
+        // One that sent no request leaves its place among the silent ones.
+        no_http.leaves();
+        assert!(is_evicted(&answered) && !is_evicted(&waits) && !is_evicted(&no_http));
+        let (first, second) = (come(), come());
+        assert!(!is_evicted(&first) && !is_evicted(&second) && !is_evicted(&no_http));
+        first.asks();
+        assert!(is_evicted(&no_http) && !is_evicted(&waits));
+        second.asks();
+        assert!(is_evicted(&waits));
+        // Its answer was sent in the same moment.
+        waits.leaves();
+        assert!(is_evicted(&waits) && places.strangers().leaving.is_empty());
+        // A process without descriptors closes those that have their answer first.
+        first.leaves();
+        let silent = come();
+        places.make_room();
+        assert!(is_evicted(&first) && !is_evicted(&silent));
+        places.make_room();
+        assert!(is_evicted(&silent));
     }
 
     #[tokio::test]

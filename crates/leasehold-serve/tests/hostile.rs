@@ -337,6 +337,30 @@ async fn strangers_in_every_place_keep_out_no_token_no_socket_and_no_health_chec
     assert_eq!(problem(&answer)["code"], "too-many-connections");
 }
 
+/// Each of them has its answer, and keeps its connection open.
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_that_do_not_close_hold_up_no_new_connection_with_a_token() {
+    const STRANGERS: usize = 2000;
+    // The server's own limit for one connection is a second, and some 140 of them have a place.
+    unless_paused(Duration::from_millis(500), async || {
+        let place = Place::with_limits(patient_limits).await;
+        let said = [&b"GET /v1/locks HTTP/1.1\r\nHost: a\r\n\r\n"[..], b"\x00\x00\x00\x00\r\n\r\n"];
+        let (begin, mut strangers) = (Instant::now(), Vec::new());
+        for said in said.iter().cycle().take(STRANGERS) {
+            let mut stranger = place.tcp().await;
+            // The server may be through with it already.
+            let _ = stranger.write_all(said).await;
+            strangers.push(stranger);
+        }
+        place.call_with(Some(WRITE), "GET", "/v1/access", None).await.expect(200);
+        assert!(begin.elapsed() < Duration::from_secs(7), "{:?}", begin.elapsed());
+        // The last one has its answer nevertheless.
+        let last = rest(strangers.pop().unwrap()).await;
+        assert_eq!(problem(&last)["code"], "invalid-request");
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_that_read_take_at_most_half_of_the_places_of_those_with_a_token() {
     let place = Place::with_limits(patient_limits).await;

@@ -30,6 +30,7 @@
 #![cfg(unix)]
 #![forbid(unsafe_code)]
 
+mod access_lists;
 mod checkpoint;
 mod connection;
 mod doctor;

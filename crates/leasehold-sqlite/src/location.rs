@@ -7,13 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use leasehold_store::OpenError;
+use leasehold_store::links;
 use leasehold_store::process::PerProcess;
 use rustix::fs::Access;
 
-use super::files;
-
-/// The maximum number of links that are followed, as on Linux.
-const MAX_LINKS: usize = 40;
+use super::{access_lists, files};
 
 /// Creates the file if it is missing, and returns its only name.
 ///
@@ -21,8 +19,12 @@ const MAX_LINKS: usize = 40;
 /// path becomes absolute, and a file with a second name is refused.
 pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
     let name = resolve(path)?;
-    touch(&name)?;
     let refused = |what: &str| OpenError::unavailable(format!("sqlite:{}: {what}", path.display()));
+    // What is wrong with the directory is said later.
+    if let Ok(Some(what)) = access_lists::list_of_new_files_in(&folder_of(&name)) {
+        return Err(refused(&what));
+    }
+    touch(&name)?;
     match fs::symlink_metadata(&name) {
         Ok(found) if found.is_symlink() => {
             return Err(refused("another user has exchanged it for a link while it was opened"));
@@ -43,42 +45,14 @@ pub(super) fn check(path: &Path) -> Result<PathBuf, OpenError> {
     Ok(name)
 }
 
-/// Follows links in the place of the file: those of this user and of root. A link that another user has put there may lead to any empty file
-/// of this user, which would become a database. The last name is none, or was none when it was looked at: it is opened without
-/// following one.
+/// The whole name of the file, behind the links in its place.
 fn resolve(path: &Path) -> Result<PathBuf, OpenError> {
-    let refused = |what: String| OpenError::unavailable(format!("sqlite:{}: {what}", path.display()));
-    let mut name = path.to_path_buf();
-    for _ in 0..MAX_LINKS {
-        let folder = folder_of(&name);
-        let Some(last) = name.file_name() else {
-            return Err(refused("this is a directory: name a file in it".to_owned()));
-        };
-        let found = fs::symlink_metadata(&name).ok();
-        let Some(link) = found.filter(fs::Metadata::is_symlink) else {
-            let whole = fs::canonicalize(&folder).map(|folder| folder.join(last));
-            // What is wrong with the directory is said later.
-            return Ok(whole.unwrap_or(name));
-        };
-        if !is_trusted(link.uid()) {
-            let what = format!("this is a link of another user (uid {}): name the file itself", link.uid());
-            return Err(refused(what));
-        }
-        let target = fs::read_link(&name).ok();
-        // The link that was looked at, which can't change.
-        let again = fs::symlink_metadata(&name).ok().map(|again| (again.dev(), again.ino()));
-        let target = target.filter(|_| again == Some((link.dev(), link.ino())));
-        let Some(target) = target else {
-            return Err(refused("another user has exchanged it while it was opened".to_owned()));
-        };
-        name = folder.join(target);
-    }
-    Err(refused("it leads through too many links".to_owned()))
-}
-
-/// Whether it is root or the user who runs this, whose rights the thread may have laid down.
-fn is_trusted(user: u32) -> bool {
-    user == 0 || user == rustix::process::getuid().as_raw()
+    let refused = |error| OpenError::unavailable(format!("sqlite:{}: {error}", path.display()));
+    let name = links::follow(path).map_err(refused)?;
+    let folder = fs::canonicalize(folder_of(&name)).ok();
+    let whole = folder.and_then(|folder| Some(folder.join(name.file_name()?)));
+    // What is wrong with the directory is said later.
+    Ok(whole.unwrap_or(name))
 }
 
 /// The mode with which a file is made. At no moment may those read it who may not write it: a reader can keep a lock of the file, or of those

@@ -56,7 +56,7 @@ impl Mailboxes {
     /// The folder beside the database. A user who may write the database may write to its clients; others may not.
     pub(super) fn beside(database: &Path) -> io::Result<Self> {
         let mailboxes = Self::of(database);
-        let mode = permissions(database)?;
+        let mode = Database::look(database)?.mode();
         // Closed to others until it has the group and the rights of the database.
         match fs::DirBuilder::new().mode(0o700).create(&mailboxes.folder) {
             Ok(()) => {
@@ -93,7 +93,7 @@ impl Mailboxes {
     pub(super) fn open(&self, client: ClientId, database: &Path) -> io::Result<Mailbox> {
         // Users who may write the database may write to the pipe, and open it for reading, which writing needs
         // (`PipeWriter::write`). It reveals nothing that is not in the database.
-        let writers = permissions(database)? & 0o022;
+        let writers = Database::look(database)?.mode() & 0o022;
         let mode = 0o600 | writers | (writers << 1);
         let (folder, name, unnamed) = (self.enter()?, client.to_string(), format!(".{client}"));
         mknodat(&folder, &unnamed, FileType::Fifo, Mode::from_raw_mode(mode), 0)?;
@@ -180,10 +180,6 @@ fn open_pipe(folder: &OwnedFd, name: impl rustix::path::Arg, access: OFlags) -> 
     } else {
         Err(io::Error::new(io::ErrorKind::InvalidInput, "in the place of a client's pipe is another file"))
     }
-}
-
-fn permissions(database: &Path) -> io::Result<u32> {
-    Ok(fs::metadata(database)?.mode() & 0o666)
 }
 
 /// Whether the pipe has no reader or does not exist.

@@ -55,7 +55,11 @@ pub(super) fn prepare(path: &Path, is_durable: bool) -> Result<(PathBuf, FileCon
             return Err(TransactionError::Stale);
         }
         side_files::reserve_journal(path).map_err(|error| {
-            TransactionError::Foreign(format!("no file could be made in the directory beside it: {error}"))
+            TransactionError::Foreign(match error.get_ref() {
+                // In words of its own.
+                Some(refused) => refused.to_string(),
+                None => format!("no file could be made in the directory beside it: {error}"),
+            })
         })?;
         let mut connection = open_beside_own_files(path, is_durable, |connection| {
             make_ours(&connection.limited(), path, &boot)

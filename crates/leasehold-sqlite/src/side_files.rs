@@ -7,6 +7,10 @@
 //! A connection is used only if these files were looked at before it was opened, and are the same ones afterwards: what SQLite or another user
 //! has made meanwhile is looked at before the next try. In a sticky directory, such as `/tmp`, no other user can remove or replace what was
 //! found. In any other directory, a user who may write it can replace the database itself.
+//!
+//! A database with a POSIX access control list is refused, and so is a file beside it. SQLite gives the files that it makes the mode of the
+//! database, where the list's mask stands in the place of the group's rights: the group could use the log and the shared memory of a
+//! database that it may not open.
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -14,6 +18,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::Path;
 
+use super::access_lists::list_of;
 use super::files::{FileId, beside};
 use super::location::folder_of;
 
@@ -51,8 +56,13 @@ impl fmt::Display for Refused {
 impl SideFiles {
     /// Looks at all files beside the database.
     pub(super) fn look(path: &Path) -> Result<Self, Refused> {
-        let removed = |error| Refused::Foreign(format!("it was removed while it was opened: {error}"));
-        let database = Database::look(path).map_err(removed)?;
+        let unusable = |error: io::Error| {
+            Refused::Foreign(match error.kind() {
+                io::ErrorKind::NotFound => format!("it was removed while it was opened: {error}"),
+                _ => error.to_string(),
+            })
+        };
+        let database = Database::look(path).map_err(unusable)?;
         let look = |suffix| {
             let name = beside(path, suffix);
             let Ok(found) = fs::symlink_metadata(&name) else { return Ok(None) };
@@ -76,7 +86,16 @@ pub(super) struct Database {
 
 impl Database {
     pub(super) fn look(path: &Path) -> io::Result<Self> {
-        Ok(Self { found: fs::symlink_metadata(path)?, folder: fs::metadata(folder_of(path))? })
+        let database = Self { found: fs::symlink_metadata(path)?, folder: fs::metadata(folder_of(path))? };
+        match list_of(path)? {
+            None => Ok(database),
+            Some(refused) => Err(io::Error::new(io::ErrorKind::PermissionDenied, refused)),
+        }
+    }
+
+    /// The rights of its users, except that to run a file.
+    pub(super) fn mode(&self) -> u32 {
+        self.found.mode() & 0o666
     }
 
     /// Whether the owner of a file is known to be a user who may write the database. The group of a file says so only where none but its members can
@@ -114,7 +133,14 @@ impl Database {
         if file.is_file() && file.nlink() != 1 {
             return Err(not_ours("it has a second name (a hard link)"));
         }
-        let (mode, group) = (self.found.mode() & 0o666, self.found.gid());
+        match list_of(name) {
+            Ok(None) => {}
+            Ok(Some(refused)) => return Err(Refused::Foreign(refused)),
+            // It is gone, which is seen when it is looked at again.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Refused::Foreign(format!("{shown} can't be looked at: {error}"))),
+        }
+        let (mode, group) = (self.mode(), self.found.gid());
         let rights = |what: &str| {
             let mode = if file.is_dir() { mode | may_enter(mode) } else { mode };
             format!(

@@ -25,7 +25,7 @@ pub use foreign::{
     ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome, ForeignScript,
     KeyWatch, MAX_DELAY, Watchers, redisson_counter, redisson_tag,
 };
-pub use quorum_node::{QuorumNode, SharedBatch};
+pub use quorum_node::{MAX_VOTED_TOKEN_LEAD, QuorumNode, SharedBatch};
 
 /// Receives a store's pushes for one client. Called from any thread, with no lock of the store held.
 pub trait Inbox: Send + Sync {

@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(unix)]
+pub mod access_list;
 pub mod certificates;
 pub mod clock;
 mod contract;
@@ -16,6 +18,8 @@ pub mod gate;
 pub mod histories;
 #[cfg(unix)]
 pub mod identity;
+#[cfg(unix)]
+pub mod links;
 pub mod memory;
 mod metadata;
 mod open_error;
@@ -31,9 +35,9 @@ pub mod wakes;
 pub use contract::{
     Batch, BoxFuture, Call, CallResult, Capabilities, Cause, ClientRecords, Diagnose,
     EMBEDDED_POLL_INTERVALS, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys,
-    ForeignOutcome, ForeignScript, Inbox, KeyWatch, ListResult, MAX_DELAY, PollIntervals, QuorumNode,
-    SharedBatch, Store, StoreError, StoreFactory, VotedAttempts, Watchers, admission_queue_of, diagnose,
-    inspect_all, missing_response, only, redisson_counter, redisson_tag,
+    ForeignOutcome, ForeignScript, Inbox, KeyWatch, ListResult, MAX_DELAY, MAX_VOTED_TOKEN_LEAD,
+    PollIntervals, QuorumNode, SharedBatch, Store, StoreError, StoreFactory, VotedAttempts, Watchers,
+    admission_queue_of, diagnose, inspect_all, missing_response, only, redisson_counter, redisson_tag,
 };
 pub use diagnostics::{Check, Component, Diagnosis, FINDING_IDS, Fact, Finding, Severity};
 pub use metadata::{HolderMetadata, MAX_LABEL_BYTES};

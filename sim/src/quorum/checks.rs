@@ -5,6 +5,9 @@ use super::planted::Planted;
 use super::world::World;
 use crate::checks::Promise;
 use crate::plan::{MS, SECOND};
+use crate::server::EPOCH;
+
+use super::node::TOKENS_PER_MS;
 
 impl World {
     /// A guard exists from now on. `others`: the guards of the lock that are trusted now. Returns its number.
@@ -26,10 +29,22 @@ impl World {
         if is_trusted && token <= last {
             self.broken(Promise::TokensRise, || format!("a guard has token {token} after {last} on r{lock}"));
         }
+        let most = self.highest_token();
+        if token > most {
+            self.broken(Promise::TokensRise, || {
+                format!("a guard has token {token} on r{lock}, which is far ahead of the time; {most} is not")
+            });
+        }
         self.books.locks[lock].last_token = last.max(token);
         let number = self.number();
         self.books.records.insert(number, record);
         number
+    }
+
+    /// The highest token that a guard may have now. Those of a node whose clock or tokens are further ahead count nowhere.
+    fn highest_token(&self) -> u64 {
+        let latest = (EPOCH + self.now + 17 * 3_600 * SECOND) / 1_000;
+        latest * TOKENS_PER_MS
     }
 
     /// A write with a guard's token reaches the fenced resource, which compares tokens.

@@ -104,6 +104,7 @@ impl World {
                 self.at(until(lasts), Event::StartNode(node));
             }
             Fault::Flush { node } => self.nodes[node].flush(),
+            Fault::ClockSetRight { node } => self.nodes[node].clock.offset = 0,
         }
     }
 

@@ -13,8 +13,8 @@ use crate::executor::ProcessId;
 use crate::plan::Micros;
 use crate::server::ServerClock;
 
-/// Tokens in a microsecond, in thousandths: those of Redis follow its clock of tokens, which counts 2,048 a millisecond.
-const TOKENS_PER_1000_MICROS: u64 = 2_048;
+/// Those of Redis follow its clock of tokens.
+pub(super) const TOKENS_PER_MS: u64 = 2_048;
 
 /// A node.
 pub(super) struct Node {
@@ -80,7 +80,7 @@ impl Node {
 
     fn clocks(&self, now: Micros, floor: Option<Token>) -> Now {
         let time = self.clock.at(now);
-        let wall = u128::from(time.as_micros()) * u128::from(TOKENS_PER_1000_MICROS) / 1_000;
+        let wall = u128::from(time.as_micros()) * u128::from(TOKENS_PER_MS) / 1_000;
         let wall = StoreTime::from_micros(u64::try_from(wall).unwrap_or(u64::MAX));
         Now { wall, floor, may_reserve: false, ..Now::same(time) }
     }

@@ -120,7 +120,12 @@ pub enum Fault {
     NodeRestart { node: usize, lasts: Micros, keeps_data: bool },
     /// A node is emptied, if nodes abstain after that.
     Flush { node: usize },
+    /// The clock of a node, which was ahead by [`AHEAD`] from the start, is set right.
+    ClockSetRight { node: usize },
 }
+
+/// 35 years: the resources that compare tokens with their own clock refuse such tokens, and so do servers that reserve some.
+const AHEAD: i64 = 35 * 365 * 86_400 * 1_000_000;
 
 impl Plan {
     /// Clients that contend for one lock all the time, without faults, or from the second second on with a slow or silent minority.
@@ -159,7 +164,7 @@ impl Plan {
     /// The plan of this case.
     #[must_use]
     pub fn new(case: &Case) -> Self {
-        let mut plan = Drawing { rng: Rng::new(case.seed, 11) }.plan();
+        let mut plan = Self::drawn(case.seed);
         for part in &case.without {
             match *part {
                 Part::Client(client) => {
@@ -186,19 +191,35 @@ impl Plan {
         plan
     }
 
+    /// The whole plan of this seed. In some of those without faults the clock of a node is ahead, and comes right. No client dies in them: what
+    /// it left at this node would stay for as long as its clock was ahead.
+    fn drawn(seed: u64) -> Self {
+        let mut plan = Drawing { rng: Rng::new(seed, 11) }.plan();
+        let mut rng = Rng::new(seed, 15);
+        if plan.is_calm() && rng.chance(500) {
+            let node = rng.index(plan.nodes.len());
+            plan.nodes[node].offset = AHEAD;
+            let at = rng.between(SECOND, plan.heal_at);
+            plan.faults = vec![FaultPlan { at, fault: Fault::ClockSetRight { node } }];
+        }
+        plan
+    }
+
     /// Nothing goes wrong, and each node votes from the start.
     #[must_use]
     pub fn is_calm(&self) -> bool {
         self.faults.is_empty() && self.max_ttl.is_none()
     }
 
-    /// Since when a minority of the nodes, and nothing else, is slow or silent for good. Commands must not be delayed by that.
+    /// Since when a minority of the nodes, and nothing else, is slow or silent for good, or has another clock. Commands must not be delayed by that.
     #[must_use]
     pub fn slow_minority_from(&self) -> Option<Micros> {
         let is_for_good = |fault: &FaultPlan| {
             matches!(
                 fault.fault,
-                Fault::NodePause { lasts: FOR_GOOD, .. } | Fault::NodeSlow { lasts: FOR_GOOD, .. }
+                Fault::NodePause { lasts: FOR_GOOD, .. }
+                    | Fault::NodeSlow { lasts: FOR_GOOD, .. }
+                    | Fault::ClockSetRight { .. }
             )
         };
         let is_minority = self.max_ttl.is_none() && self.faults.iter().all(is_for_good);
@@ -230,7 +251,7 @@ impl Plan {
     /// The parts that could be left out of this case, large ones first.
     #[must_use]
     pub fn parts(case: &Case) -> Vec<Part> {
-        let plan = Drawing { rng: Rng::new(case.seed, 11) }.plan();
+        let plan = Self::drawn(case.seed);
         let clients = (0..plan.clients.len()).map(Part::Client);
         let tasks = (0..plan.tasks.len()).map(Part::Task);
         let faults = (0..plan.faults.len()).map(Part::Fault);

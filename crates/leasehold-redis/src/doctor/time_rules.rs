@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_store::{Check, Component};
+use leasehold_store::{Check, Component, MAX_VOTED_TOKEN_LEAD};
 
 use super::super::limits::ANSWER_TIMEOUT;
 use super::acl_check::{Cost, Source};
@@ -80,9 +80,14 @@ pub(super) fn check_token_clock(snapshot: &Snapshot, component: &mut Component) 
     }
     component.fact("clock of tokens", format_args!("{} ahead of the server's", span(lead)));
     let what = format!("the clock of tokens is {} ahead of the server's", span(lead));
+    if snapshot.votes && lead > MAX_VOTED_TOKEN_LEAD {
+        let why = "its votes do not count, so that the other nodes do not get such tokens: its clock was far ahead once, or an id from the future was \
+                   added to the stream. If the clocks of the other nodes are right, delete the stream leasehold:4:clock at this one";
+        return component.danger(Check::TokenClock, what, why, None);
+    }
     if snapshot.votes {
         let why = "a quorum's tokens follow the node whose clock is furthest ahead: compare the clocks of the other nodes, of which one is or was \
-                   ahead. Tokens keep rising, and only beyond the year 2109 no lock can be acquired";
+                   ahead. Tokens keep rising";
         return component.advice(Check::TokenClock, what, why, None);
     }
     if lead < MAX_TOKEN_LEAD {

@@ -127,11 +127,19 @@ impl Reconnector {
                         tracing::warn!("the connection was lost");
                     }
                     connections.close();
-                    self.state.send_replace(State::Connecting { is_first: false });
+                    // A server that votes is one of several: no vote waits until it is a master again.
+                    let refusal = connections.refusal().filter(|_| self.endpoint_config.is_voter).cloned();
+                    let is_refused = refusal.is_some();
+                    self.state
+                        .send_replace(refusal.map_or(State::Connecting { is_first: false }, State::Down));
                     (self.endpoint_config.on_disconnect)();
-                    // The server had answered, so the backoff restarts.
-                    pause = *RECONNECT_BACKOFF.start();
-                    sleep_until(began + MIN_CONNECT_INTERVAL).await;
+                    if is_refused {
+                        self.back_off(began, &mut pause).await;
+                    } else {
+                        // The server had answered, so the backoff restarts.
+                        pause = *RECONNECT_BACKOFF.start();
+                        sleep_until(began + MIN_CONNECT_INTERVAL).await;
+                    }
                 }
                 Err(error) => {
                     tracing::debug!(error.message, "not connected yet");
@@ -141,18 +149,23 @@ impl Reconnector {
                         self.state.send_replace(State::Down(error));
                     }
                     (self.endpoint_config.on_disconnect)();
-                    let skipped = async {
-                        self.skip_backoff.notified().await;
-                        sleep_until(began + MIN_CONNECT_INTERVAL).await;
-                    };
-                    tokio::select! {
-                        () = sleep(jittered(pause)) => {}
-                        () = skipped => {}
-                    }
-                    pause = (pause * 2).min(*RECONNECT_BACKOFF.end());
+                    self.back_off(began, &mut pause).await;
                 }
             }
         }
+    }
+
+    /// The pause after a failed attempt that began then, unless a renewal is due. The next one is twice as long.
+    async fn back_off(&self, began: Instant, pause: &mut Duration) {
+        let skipped = async {
+            self.skip_backoff.notified().await;
+            sleep_until(began + MIN_CONNECT_INTERVAL).await;
+        };
+        tokio::select! {
+            () = sleep(jittered(*pause)) => {}
+            () = skipped => {}
+        }
+        *pause = (*pause * 2).min(*RECONNECT_BACKOFF.end());
     }
 
     /// Publishes new connections. No await point: no push or answer can arrive in between.

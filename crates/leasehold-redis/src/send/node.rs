@@ -84,11 +84,13 @@ impl Node<'_> {
         } else if answers.iter().any(|answer| matches!(answer, Err(CallError::Timeout(_)))) {
             self.endpoint.request_health_check();
         }
-        let is_refused_by_a_replica =
-            answers.iter().any(|answer| matches!(answer, Err(CallError::ReadOnly(_))));
-        if is_refused_by_a_replica && !self.role.variant.is_cluster() {
+        let refused_by_a_replica = answers.iter().find_map(|answer| match answer {
+            Err(CallError::ReadOnly(error)) => Some(error),
+            _ => None,
+        });
+        if let Some(refusal) = refused_by_a_replica.filter(|_| !self.role.variant.is_cluster()) {
             // Reconnect: the sentinels, or the host name, may lead to the new master.
-            self.endpoint.invalidate();
+            self.endpoint.invalidate(refusal.clone());
         }
     }
 

@@ -291,3 +291,55 @@ fn file_for_all_is_used_by_all() {
         assert!(matches!(answer(&store, id(2, 1)), Reply::Queued(_)));
     });
 }
+
+/// The mode of a file with a list shows the list's mask, and not what the group may do.
+#[test]
+#[cfg(target_os = "linux")]
+fn file_with_an_access_control_list_is_refused_and_lets_in_nobody() {
+    use leasehold_store::access_list::testing::{let_in, let_into_new_files};
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("locks.db");
+    let refused = |name: &Path| {
+        let said = refusal(&path);
+        for part in [&name.display().to_string(), "access control list", "setfacl -"] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!said.contains("could be made"), "{said}");
+        for other in SUFFIXES.map(|suffix| beside(&path, suffix)).iter().filter(|other| *other != name) {
+            let mode = fs::metadata(other).map_or(0, |found| found.mode());
+            assert_eq!(mode & 0o077, 0, "{}: {mode:o}", other.display());
+        }
+    };
+    // A directory whose new files get one: nothing is made there.
+    let_into_new_files(BOB, 0, folder.path());
+    refused(folder.path());
+    assert!(!path.exists());
+    assert!(rustix::fs::removexattr(folder.path(), "system.posix_acl_default").is_ok());
+    // The file, before it is used for the first time and afterwards.
+    fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
+    let remove_list = |name: &Path| rustix::fs::removexattr(name, "system.posix_acl_access").unwrap();
+    let_in(BOB, 0, &path);
+    refused(&path);
+    remove_list(&path);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let open = || (schema::prepare(&path, false).unwrap(), Mailboxes::beside(&path).unwrap());
+    let used = open();
+    let_in(BOB, 0, &path);
+    refused(&path);
+    assert!(used.1.open(ClientId::new(7), &path).is_err(), "its pipe would let in the group");
+    remove_list(&path);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    for suffix in SUFFIXES {
+        let name = beside(&path, suffix);
+        if !name.exists() {
+            put(&name, b"").unwrap();
+        }
+        let_in(BOB, 0, &name);
+        refused(&name);
+        remove_list(&name);
+        let mode = if name.is_dir() { 0o700 } else { 0o600 };
+        fs::set_permissions(&name, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    drop(open());
+}

@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold_core::Token;
+use leasehold_store::access_list::AccessList;
 use leasehold_store::identity::Identity;
+use leasehold_store::links;
 
 use super::{check_ahead, stale};
 use crate::error::{Error, ErrorKind};
@@ -23,9 +25,6 @@ const MAX_PAUSE: Duration = Duration::from_millis(10);
 /// user gives a file.
 const NEW: &str = ".fence-new";
 
-/// The maximum number of symbolic links that are followed, as on Linux.
-const MAX_LINKS: usize = 40;
-
 /// A file that refuses tokens lower than the highest token with which it was written. A second file with the suffix `.fence`
 /// contains that token. A third file with the suffix `.fence-new` contains the new content until it is complete.
 ///
@@ -33,11 +32,11 @@ const MAX_LINKS: usize = 40;
 /// is replaced as a whole: a reader sees the old or the new content. The calls wait for the disk, so async code should make
 /// them on a thread for blocking calls.
 ///
-/// **Mode, owner, links.** The file keeps its mode, group and owner. If a writer may not change the owner, the writer
-/// becomes the owner. If the writer is not in the group either, the new group gets the permissions of *others*. Access
-/// control lists and extended attributes are not kept. A symbolic link is followed: its target is written, and the `.fence`
-/// file is in the directory of the target. A file with several hard links is refused, because each name would have its own
-/// fence.
+/// **Mode, owner, links.** The file keeps its mode, group, owner and POSIX access control list. If a writer may not change the owner, the
+/// writer becomes the owner. If the writer is not in the group either, the new group gets the permissions of *others*, and the list is lost.
+/// Extended attributes are not kept. A symbolic link of this user or of root is followed: its target is written, and the `.fence`
+/// file is in the directory of the target. A link of another user is refused, because it may lead to any file of this one. A file with several hard links is refused, because each name would have its own
+/// fence. Those who may write the file, and no others, may read and write the `.fence` file.
 ///
 /// **Other users.** Where all users may create files, as in `/tmp`, a `.fence` file that another user made is refused, unless that user
 /// may write the file: its owner, a member of its group, or all.
@@ -111,7 +110,7 @@ impl FencedFile {
     ///
     /// `is_stale` for a token lower than the highest, `is_ahead` for one that is a day or more ahead of this machine's clock, and
     /// `is_timeout` if another writer did not finish in time; nothing is changed in these cases. `is_unavailable` if a file can't be read or written, with the system's error as its source; also
-    /// for a hard link, too many symbolic links, a damaged `.fence` file, and as root for a directory that others may write.
+    /// for a hard link, a symbolic link of another user, too many symbolic links, a damaged `.fence` file, and as root for a directory that others may write.
     /// The old content is then kept, unless only the last step failed, which syncs the folder. In both cases tokens lower than this one
     /// may be refused from now on.
     pub fn write(&self, token: Token, content: &[u8]) -> Result<(), Error> {
@@ -233,37 +232,46 @@ enum Written {
 /// The file that is written, with symbolic links resolved in its last component.
 struct Target {
     path: PathBuf,
-    /// Its present metadata; `None` if it does not exist yet.
-    found: Option<Metadata>,
+    /// What is there; `None` if it does not exist yet.
+    found: Option<Found>,
+}
+
+/// The file that a write replaces.
+struct Found {
+    metadata: Metadata,
+    /// With a list, the mode has the list's mask in the place of the group's rights.
+    list: Option<AccessList>,
+}
+
+impl Found {
+    fn is_writable_for_its_group(&self) -> bool {
+        let rights = self.list.as_ref().map_or(self.metadata.mode() >> 3, AccessList::group_rights);
+        rights & 0o2 != 0
+    }
 }
 
 impl Target {
     fn find(path: &Path) -> io::Result<Self> {
-        let mut path = path.to_path_buf();
-        for _ in 0..MAX_LINKS {
-            let found = match fs::symlink_metadata(&path) {
-                Ok(found) if found.is_symlink() => {
-                    let link = fs::read_link(&path)?;
-                    path = path.parent().unwrap_or(Path::new("")).join(link);
-                    continue;
-                }
-                Ok(found) if found.is_file() && found.nlink() > 1 => {
-                    let what = "it has a second name (a hard link), which would have a fence of its own";
-                    return Err(io::Error::other(what));
-                }
-                Ok(found) => Some(found),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                Err(error) => return Err(error),
-            };
-            return Ok(Self { path, found });
-        }
-        Err(io::Error::other("it leads through too many symbolic links"))
+        let path = links::follow(path)?;
+        let found = match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_symlink() => {
+                return Err(io::Error::other("another user has exchanged it for a link"));
+            }
+            Ok(found) if found.is_file() && found.nlink() > 1 => {
+                let what = "it has a second name (a hard link), which would have a fence of its own";
+                return Err(io::Error::other(what));
+            }
+            Ok(metadata) => Some(Found { metadata, list: AccessList::of(&path)? }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { path, found })
     }
 
     /// With the rights of the directory's owner, another user's file could only become that owner's, with the content.
     fn refuse_other_owner(&self, identity: &Identity) -> io::Result<()> {
         let Some(found) = self.found.as_ref().filter(|_| identity.is_other()) else { return Ok(()) };
-        let (uid, of_folder) = (found.uid(), rustix::process::geteuid().as_raw());
+        let (uid, of_folder) = (found.metadata.uid(), rustix::process::geteuid().as_raw());
         if uid == of_folder {
             return Ok(());
         }
@@ -279,14 +287,11 @@ impl Target {
         let path = self.beside(".fence");
         match self.create_fence(&path) {
             Ok(fence) => {
-                let created = fence.metadata()?;
-                let mode = self.found.as_ref().unwrap_or(&created).mode();
-                let writers = mode & 0o222;
-                let mode = 0o600 | writers | (writers << 1);
-                match &self.found {
-                    Some(found) => copy_ownership(&fence, found, mode)?,
-                    None => fence.set_permissions(Permissions::from_mode(mode))?,
-                }
+                let created = Found { metadata: fence.metadata()?, list: AccessList::of(&path)? };
+                let Found { metadata, list } = self.found.as_ref().unwrap_or(&created);
+                let writers = metadata.mode() & 0o222;
+                let list = list.as_ref().map(AccessList::of_writers);
+                copy_ownership(&fence, metadata, 0o600 | writers | (writers << 1), list.as_ref())?;
                 Ok(fence)
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -328,9 +333,11 @@ impl Target {
             return Ok(true);
         }
         let Some(file) = &self.found else { return Ok(false) };
+        let is_writable_for_group = file.is_writable_for_its_group();
+        let file = &file.metadata;
         // Only a member of a group can give a file to it, unless the folder does.
         let is_of_group = file.gid() == fence.gid() && folder.mode() & SETGID == 0;
-        Ok(user == file.uid() || file.mode() & 0o002 != 0 || file.mode() & 0o020 != 0 && is_of_group)
+        Ok(user == file.uid() || file.mode() & 0o002 != 0 || is_writable_for_group && is_of_group)
     }
 
     fn folder(&self) -> &Path {
@@ -344,7 +351,7 @@ impl Target {
         let new = self.beside(NEW);
         // A killed writer may have left it. If it is a link, the link is removed and not followed.
         match fs::remove_file(&new) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(in_the_way(&new, error)),
             _ => {}
         }
         let mut options = OpenOptions::new();
@@ -353,10 +360,11 @@ impl Target {
             // Others must not read it before it has its mode.
             options.mode(0o600);
         }
-        let mut file = options.open(&new)?;
+        let mut file = options.open(&new).map_err(|error| in_the_way(&new, error))?;
         file.write_all(content)?;
         if let Some(found) = &self.found {
-            copy_ownership(&file, found, found.mode() & 0o7777)?;
+            let Found { metadata, list } = found;
+            copy_ownership(&file, metadata, metadata.mode() & 0o7777, list.as_ref())?;
         }
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
@@ -370,11 +378,19 @@ impl Target {
     }
 }
 
-/// Gives a new file this mode, and the owner and group of the existing one as far as this process may.
-fn copy_ownership(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
+/// The error for a file that can't be made or removed: in a directory where all users may create files, another one can take its name.
+fn in_the_way(name: &Path, error: io::Error) -> io::Error {
+    let Ok(found) = fs::symlink_metadata(name) else { return error };
+    let (shown, owner) = (name.display(), found.uid());
+    io::Error::other(format!("{shown}, of the user with uid {owner}, is in the way: {}", error.kind()))
+}
+
+/// Gives a new file this mode and access control list, and the owner and group of the existing one as far as this process may. A list that the
+/// new file has from its directory is removed: the mode would widen it.
+fn copy_ownership(file: &File, found: &Metadata, mode: u32, list: Option<&AccessList>) -> io::Result<()> {
     use std::os::unix::fs::fchown;
     let new = file.metadata()?;
-    let mut mode = mode;
+    let (mut mode, mut list) = (mode, list);
     if (new.uid(), new.gid()) != (found.uid(), found.gid())
         && fchown(file, Some(found.uid()), Some(found.gid())).is_err()
     {
@@ -382,8 +398,11 @@ fn copy_ownership(file: &File, found: &Metadata, mode: u32) -> io::Result<()> {
         mode &= 0o777;
         if new.gid() != found.gid() && fchown(file, None, Some(found.gid())).is_err() {
             mode = mode & !0o070 | (mode & 0o007) << 3;
+            // Its entry for the group would be one for another group.
+            list = None;
         }
     }
+    AccessList::set(list, file)?;
     file.set_permissions(Permissions::from_mode(mode))
 }
 
@@ -517,6 +536,72 @@ mod tests {
         }
     }
 
+    /// The mode of a file with a list shows the list's mask, and not what the group may do.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn file_with_an_access_control_list_lets_in_nobody_else_after_a_write() {
+        use leasehold_store::access_list::testing::{let_in, let_into_new_files};
+        use std::os::unix::fs::chown;
+
+        const BOB: u32 = 12_346;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, fence) = (folder.path().join("a"), folder.path().join("a.fence"));
+        let file = FencedFile::new(&path);
+        let list_of = |path: &Path| AccessList::of(path).unwrap();
+        let mode_of = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+        fs::write(&path, "old").unwrap();
+        for (number, group) in (1..).zip([0, 4, 6]) {
+            let _ = fs::remove_file(&fence);
+            let_in(BOB, group, &path);
+            let before = (list_of(&path), mode_of(&path));
+            file.write(token(number), b"new").unwrap();
+            assert_eq!((list_of(&path), mode_of(&path)), before);
+            let writers = list_of(&fence).unwrap();
+            assert_eq!(writers, before.0.unwrap().of_writers());
+            assert_eq!(writers.group_rights(), if group == 6 { 6 } else { 0 }, "no reader may lock it");
+        }
+        // The directory gives one to new files, and the file has none.
+        let_into_new_files(BOB, 4, folder.path());
+        for path in [&path, &fence] {
+            let _ = fs::remove_file(path);
+        }
+        fs::write(&path, "old").unwrap();
+        AccessList::set(None, &File::open(&path).unwrap()).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o660)).unwrap();
+        file.write(token(4), b"new").unwrap();
+        assert_eq!((list_of(&path), mode_of(&path)), (None, 0o660));
+        assert_eq!((list_of(&fence), mode_of(&fence)), (None, 0o660));
+        // A new file has it, as any other, and its readers can't lock the fence.
+        for path in [&path, &fence] {
+            fs::remove_file(path).unwrap();
+        }
+        file.write(token(5), b"new").unwrap();
+        assert!(list_of(&path).is_some_and(|list| list.group_rights() == 4));
+        assert_eq!(list_of(&fence).map_or(mode_of(&fence) >> 3 & 7, |list| list.group_rights()), 0);
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        // Its writer is in another group, for which there is no entry.
+        let_in(BOB, 6, &path);
+        chown(&path, Some(BOB), Some(BOB)).unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+        chown(folder.path(), Some(12_000), None).unwrap();
+        fs::remove_file(&fence).unwrap();
+        thread::scope(|scope| {
+            let write = || {
+                rustix::thread::set_thread_groups(&[]).unwrap();
+                rustix::thread::set_thread_res_gid(None, rustix::process::Gid::from_raw(12_000), None)
+                    .unwrap();
+                rustix::thread::set_thread_res_uid(None, rustix::process::Uid::from_raw(12_000), None)
+                    .unwrap();
+                file.write(token(6), b"new")
+            };
+            scope.spawn(write).join().unwrap().unwrap();
+        });
+        assert_eq!((list_of(&path), mode_of(&path)), (None, 0o600));
+        assert_eq!((list_of(&fence), mode_of(&fence)), (None, 0o600));
+    }
+
     #[test]
     fn fence_is_hidden_from_readers_from_its_first_moment() {
         let folder = tempfile::tempdir().unwrap();
@@ -641,6 +726,60 @@ mod tests {
         assert_eq!(fs::read(&real).unwrap(), b"newer");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert!(!folder.path().join("link.fence").exists());
+    }
+
+    #[test]
+    fn link_of_another_user_is_not_followed() {
+        use std::os::unix::fs::{chown, lchown, symlink};
+
+        const ALICE: u32 = 12_345;
+        const BOB: u32 = 12_346;
+        if !rustix::process::geteuid().is_root() {
+            // Only root can play several users.
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        let [shared, of_alice] = ["shared", "alice"].map(|name| folder.path().join(name));
+        for (folder, owner, mode) in [(&shared, 0, 0o1777), (&of_alice, ALICE, 0o700)] {
+            fs::create_dir(folder).unwrap();
+            chown(folder, Some(owner), Some(owner)).unwrap();
+            fs::set_permissions(folder, Permissions::from_mode(mode)).unwrap();
+        }
+        let (precious, link) = (of_alice.join("precious"), shared.join("report"));
+        let user = rustix::process::Uid::from_raw(ALICE);
+        let write = |number| {
+            let as_alice = || {
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                FencedFile::new(&link).write(token(number), b"new")
+            };
+            thread::scope(|scope| scope.spawn(as_alice).join().unwrap())
+        };
+        for target in ["precious", "missing"] {
+            fs::write(&precious, "precious").unwrap();
+            chown(&precious, Some(ALICE), Some(ALICE)).unwrap();
+            symlink(of_alice.join(target), &link).unwrap();
+            lchown(&link, Some(BOB), Some(BOB)).unwrap();
+            let error = write(1).unwrap_err();
+            assert!(error.is_unavailable() && error.to_string().contains("uid 12346"), "{error}");
+            assert_eq!(fs::read(&precious).unwrap(), b"precious");
+            assert_eq!(fs::read_dir(&of_alice).unwrap().count(), 1);
+            // Her own, and root's.
+            for owner in [ALICE, 0] {
+                lchown(&link, Some(owner), Some(owner)).unwrap();
+                write(2).unwrap();
+            }
+            assert_eq!(fs::read(of_alice.join(target)).unwrap(), b"new");
+            fs::remove_file(&link).unwrap();
+            for name in fs::read_dir(&of_alice).unwrap() {
+                fs::remove_file(name.unwrap().path()).unwrap();
+            }
+        }
+        // In a sticky directory she can't remove what he has put there.
+        fs::write(shared.join("report.fence-new"), "").unwrap();
+        chown(shared.join("report.fence-new"), Some(BOB), Some(BOB)).unwrap();
+        let error = write(3).unwrap_err().to_string();
+        assert!(error.contains("report.fence-new") && error.contains("uid 12346"), "{error}");
     }
 
     #[test]

@@ -157,6 +157,34 @@ async fn contended_lock_goes_on_while_a_node_is_slow() {
     }
 }
 
+/// As after a failover of this node alone, or by an operator's slip. It votes at once that it does not: what asks all nodes does not wait
+/// until it is connected anew.
+#[tokio::test]
+async fn lease_is_detached_and_released_without_waiting_for_a_read_only_node() {
+    let nodes = Nodes::start(3);
+    let client = nodes.client().await;
+    nodes.0[2].run(&["REPLICAOF", "127.0.0.1", "1"]);
+    // Each wait for a connection took 200 ms.
+    retry_if_paused(Duration::from_millis(20), async || {
+        let mut spans = Vec::new();
+        for _ in 0..20 {
+            let began = Instant::now();
+            let guard = client.mutex("a").detachable().try_lock().await.unwrap().unwrap();
+            let lease = guard.detach().await.unwrap();
+            assert!(client.release_leases([&lease]).await[0].as_ref().is_ok_and(|released| *released));
+            spans.push(began.elapsed());
+        }
+        spans.sort_unstable();
+        if spans[10] < Duration::from_millis(150) { Ok(()) } else { Err(format!("{spans:?}")) }
+    })
+    .await;
+    nodes.0[2].run(&["REPLICAOF", "NO", "ONE"]);
+    nodes.0[0].signal("STOP");
+    // Its vote counts again.
+    until(async || client.mutex("b").try_lock().await.is_ok_and(|guard| guard.is_some())).await;
+    nodes.0[0].signal("CONT");
+}
+
 /// One node grants it, one refuses it, and one is silent. Neither a grant nor `None` would be true.
 #[tokio::test]
 async fn attempt_that_a_silent_node_would_decide_is_unavailable_soon() {
