@@ -239,8 +239,12 @@ fn without_passwords(url: &str) -> String {
 
 fn node_without_secrets(node: &str) -> String {
     let (place, query) = node.split_once('?').map_or((node, None), |(place, query)| (place, Some(query)));
-    let place =
-        if place.starts_with("redis+unix:") { place.to_owned() } else { place_without_password(place) };
+    let has_password_file =
+        query.is_some_and(|query| query.split('&').any(|it| it.starts_with("password_file=")));
+    let place = match place.starts_with("redis+unix:") {
+        true => place.to_owned(),
+        false => place_without_password(place, has_password_file),
+    };
     let is_public = |parameter: &&str| {
         let name = parameter.split_once('=').map_or(*parameter, |(name, _)| name);
         !SECRET.contains(&name)
@@ -253,9 +257,9 @@ fn node_without_secrets(node: &str) -> String {
 }
 
 /// `scheme://user:password@hosts/path` without the password, and without a user that has none where it would be no user's name: Redis knows no
-/// login without a password, so it is a password whose colon is missing. As the library reads it: that of PostgreSQL ends at the first `@`, also
+/// login without a password, so it is a password whose colon is missing, unless the password is in a file. As the library reads it: that of PostgreSQL ends at the first `@`, also
 /// behind a slash, and any other at the last one before the path.
-fn place_without_password(place: &str) -> String {
+fn place_without_password(place: &str, has_password_file: bool) -> String {
     let Some((scheme, rest)) = place.split_once(':') else { return place.to_owned() };
     let (slashes, rest) = rest.strip_prefix("//").map_or(("", rest), |rest| ("//", rest));
     let login_of_postgres = rest.find('@').filter(|_| scheme.starts_with("postgres")).unwrap_or(0);
@@ -267,7 +271,7 @@ fn place_without_password(place: &str) -> String {
         return format!("{scheme}:");
     }
     let Some((login, hosts)) = authority.rsplit_once('@') else { return place.to_owned() };
-    let is_user = login.contains(':') || scheme.starts_with("postgres");
+    let is_user = login.contains(':') || has_password_file || scheme.starts_with("postgres");
     let user = login.split(':').next().filter(|_| is_user).unwrap_or_default();
     let at = if user.is_empty() { "" } else { "@" };
     format!("{scheme}:{slashes}{user}{at}{hosts}{path}")
@@ -316,6 +320,7 @@ mod tests {
             // Its colon is missing.
             ("redis://hunter2@host", "redis://host"),
             ("rediss:hunter2@host/1", "rediss:host/1"),
+            ("redis://me@host?password_file=/run/redis", "redis://me@host?password_file=/run/redis"),
             ("redlock://hunter2@a,b", "redlock://a,b"),
             ("redlock:redis://hunter2@a redis://me:hunter2@b", "redlock:redis://a redis://me@b"),
             ("postgres://me@db/app", "postgres://me@db/app"),

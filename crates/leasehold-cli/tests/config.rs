@@ -79,7 +79,7 @@ fn password_in_a_file_that_others_may_read_is_reported() {
             assert!(!said(text, mode, &["ls"]).contains("password"), "{mode:o}");
         }
     }
-    let public = "store = \"redis://me@127.0.0.1:1\"\n[run]\nbridge = \"redsync:jobs\"";
+    let public = "store = \"redis://127.0.0.1:1\"\n[run]\nbridge = \"redsync:jobs\"";
     assert!(!said(public, 0o644, &["ls"]).contains("password"));
 }
 

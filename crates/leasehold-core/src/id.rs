@@ -53,10 +53,10 @@ pub const FIRST_UNCOUNTED: u64 = 1 << 62;
 pub const FIRST_REQUESTED: u64 = FIRST_UNCOUNTED | 1 << 61;
 
 impl Acquisition {
-    /// Whether a caller has named this attempt, and may repeat it at any client.
+    /// Whether a caller has named this attempt, and may repeat it at any client. The greater numbers are those of a quorum's nodes.
     #[must_use]
     pub const fn is_requested(self) -> bool {
-        self.sequence >= FIRST_REQUESTED
+        FIRST_REQUESTED <= self.sequence && self.sequence < 2 * FIRST_UNCOUNTED
     }
 }
 

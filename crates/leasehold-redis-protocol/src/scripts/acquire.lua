@@ -39,7 +39,7 @@ end
 
 -- Whether it is a request that has ended: see release.lua. An error says that this is not known.
 local has_ended = false
-if string.byte(ARGV[1], 17) > 95 then
+if math.floor(string.byte(ARGV[1], 17) / 32) == 3 then
   local key = 'leasehold:4:ended' .. string.sub(KEYS[1], #'leasehold:4:') .. ':' .. redis.sha1hex(string.sub(ARGV[1], 1, 24))
   local count = redis.pcall('EXISTS', key)
   has_ended = count == 1 or count ~= 0 and count

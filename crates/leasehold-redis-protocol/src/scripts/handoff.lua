@@ -73,7 +73,7 @@ repeat
   if is_last then clients, count = clients - 1, '' else count = count - 1 .. '' end
   local lease = struct.pack(TABLE, capacity, capacity, last_token, 1, 0, ends, stays, 0, 0, next_place, following_number,
     waiters > 1 and FIRST_WAITER_PLACE + following_number or 0, waiters - 1, clients, next_deadline, next_client, token, now, ends, 0, 0) .. string.sub(waiter, WAITER_SIZE + 1)
-  bury()
+  leave_tombstone()
   call('HSET', KEYS[1], 'h', lease, field, '', own_field, '', client_field, count)
   -- As `publish` does.
   local message = struct.pack('>Bc8dddd', 1, sequence, now, token, last_token, valid_for)

@@ -25,12 +25,12 @@ elseif #released > 25 then
   local speaker, mark = #condition == 16 and condition, #condition > 16 and condition
   terms = { min_hold = min_hold, tombstone = tombstone, speaker = speaker, mark = mark }
   -- Whether the tombstone, if there is one, is a key, as that of a request; and whether nothing is left else.
-  terms.is_apart = tombstone == 0 or string.byte(released, 17) > 95
+  terms.is_apart = tombstone == 0 or math.floor(string.byte(released, 17) / 32) == 3
   terms.is_brief = terms.is_apart and min_hold == 0 and not speaker
 end
 
 -- Leaves the tombstone of a request, before anything else is changed.
-local function bury()
+local function leave_tombstone()
   if not terms or terms.tombstone == 0 then return end
   local key = 'leasehold:4:ended' .. string.sub(KEYS[1], #'leasehold:4:') .. ':' .. redis.sha1hex(released)
   local set = { 'SET', key, '', 'PX', string.format('%.0f', math.ceil(terms.tombstone / 1000)) }
@@ -47,7 +47,7 @@ if not found then
   raw = redis.call('MGET', KEYS[1])[1]
   if raw and string.sub(raw, 1, #released) == released
     and (not terms or terms.is_brief and (not terms.mark or is_marked(raw, terms.mark))) then
-    bury()
+    leave_tombstone()
     return redis.call('DEL', KEYS[1])
   end
 end
@@ -70,7 +70,7 @@ local function end_lease(l)
 end
 
 -- Whether the condition of the release is met.
-local function is_meant()
+local function is_met()
   if not terms then return true end
   local l = held_lease(id)
   if terms.mark then return not l or l.token == token_of(terms.mark) end
@@ -79,9 +79,9 @@ local function is_meant()
 end
 
 local function release()
-  if not is_meant() then return { now, 8 } end
+  if not is_met() then return { now, 8 } end
   if not terms or terms.is_apart then
-    bury()
+    leave_tombstone()
   else
     local ends = now + tombstone
     put_tombstone(id, ends)

@@ -21,7 +21,7 @@ repeat
   -- A lease that is not retained, and has no owner.
   if terms and not is_brief((struct.unpack('<d', lease))) then break end
   if string.byte(lease, LEASE_SIZE) > 0 or string.byte(lease, LEASE_SIZE + 25) % 4 > 1 then break end
-  bury()
+  leave_tombstone()
   if leases == 1 then
     call('DEL', KEYS[1])
     return now
