@@ -3,11 +3,13 @@
 import gc
 import io
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import django
 import pytest
@@ -162,7 +164,8 @@ def test_command_runs_under_a_lock(other: leasehold.Client) -> None:
     assert run("nightly").returncode == 1
 
 
-def test_command_ends_when_its_lock_is_lost(other: leasehold.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["foreground", "background"])
+def test_command_ends_when_its_lock_is_lost(other: leasehold.Client, monkeypatch: pytest.MonkeyPatch, handler: Any) -> None:
     import time
 
     from django.core.management import CommandError, call_command
@@ -175,5 +178,10 @@ def test_command_ends_when_its_lock_is_lost(other: leasehold.Client, monkeypatch
         raise AssertionError
 
     monkeypatch.setattr(check.Command, "handle", lose)
-    with pytest.raises(CommandError, match="was lost"):
-        call_command("with_lock", "--ttl", "0.5", "nightly", "check", stdout=io.StringIO())
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(CommandError, match="was lost"):
+            call_command("with_lock", "--ttl", "0.5", "nightly", "check", stdout=io.StringIO())
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)

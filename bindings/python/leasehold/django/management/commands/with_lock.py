@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.management import call_command
@@ -11,6 +15,25 @@ from django.core.management.base import BaseCommand, CommandError
 
 from leasehold import LeaseLost, Timeout
 from leasehold.django import client
+
+
+@contextlib.contextmanager
+def interruptible(losses: list[str]) -> Iterator[None]:
+    """Where SIGINT is ignored, as in a shell's background job, a loss interrupts the main thread nevertheless. The signal itself stays ignored."""
+
+    def interrupted(*_: Any) -> None:
+        if losses:
+            raise KeyboardInterrupt
+
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not is_ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Command(BaseCommand):  # type: ignore[misc]
@@ -41,7 +64,7 @@ class Command(BaseCommand):  # type: ignore[misc]
             _thread.interrupt_main()
 
         try:
-            with lease:
+            with lease, interruptible(losses):
                 # The command must not go on without the lock.
                 lease.on_lost(stop)
                 call_command(*options["command"])
