@@ -120,7 +120,7 @@ pub enum Fault {
     NodeRestart { node: usize, lasts: Micros, keeps_data: bool },
     /// A node is emptied, if nodes abstain after that.
     Flush { node: usize },
-    /// The clock of a node, which was ahead by [`AHEAD`] from the start, is set right.
+    /// The clock of a node, which was ahead by 35 years from the start, is set right.
     ClockSetRight { node: usize },
 }
 
