@@ -145,9 +145,7 @@ impl Credentials {
         if let Some(user) = &self.login.user {
             settings = settings.set_username(user);
         }
-        if let Some(password) =
-            self.password.as_ref().map(PasswordFile::latest).or(self.login.password.clone())
-        {
+        if let Some(password) = &self.login.password {
             settings = settings.set_password(password);
         }
         let info = address.into_connection_info().map_err(invalid)?;

@@ -1,7 +1,7 @@
 //! A password that is kept in a file, and read again for each connection.
 
-use std::fs::File;
-use std::io::Read as _;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -63,12 +63,14 @@ fn read(path: &Path) -> Result<String, OpenError> {
     let unreadable = |why: &dyn std::fmt::Display| {
         OpenError::invalid(format!("the password file {} can't be read: {why}", path.display()))
     };
-    let mut content = Vec::new();
-    let file = File::open(path).map_err(|error| unreadable(&error).with_source(error))?;
-    if !file.metadata().map_err(|error| unreadable(&error))?.is_file() {
+    let failed = |error: io::Error| unreadable(&error).with_source(error);
+    // A pipe would be waited for when it is opened, and be empty when it is read again.
+    if !fs::metadata(path).map_err(failed)?.is_file() {
         return Err(unreadable(&"it is no file"));
     }
-    file.take(LONGEST).read_to_end(&mut content).map_err(|error| unreadable(&error).with_source(error))?;
+    let mut content = Vec::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(LONGEST).read_to_end(&mut content).map_err(failed)?;
     let text = String::from_utf8(content).map_err(|_| unreadable(&"it is no text in UTF-8"))?;
     match text.lines().next() {
         Some(password) if !password.is_empty() => Ok(password.to_owned()),
@@ -78,8 +80,6 @@ fn read(path: &Path) -> Result<String, OpenError> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[tokio::test]
@@ -108,6 +108,9 @@ mod tests {
         let error = |path: &Path| PasswordFile::open(path.to_owned()).err().unwrap().to_string();
         assert!(error(&path).contains("No such file"), "{}", error(&path));
         assert!(error(folder.path()).contains("no file"), "{}", error(folder.path()));
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success() && error(&pipe).contains("no file"));
         fs::write(&path, b"hunter2\xff").unwrap();
         let message = error(&path);
         assert!(
