@@ -103,6 +103,17 @@ mod tests {
 
     use super::*;
 
+    /// A quorum numbers the attempts at its nodes from 2^63 on.
+    #[test]
+    fn attempt_of_a_node_of_a_quorum_is_no_request() {
+        let is_requested = |sequence| Acquisition { client: ClientId::new(1), sequence }.is_requested();
+        let last = 2 * FIRST_UNCOUNTED - 1;
+        assert!(is_requested(FIRST_REQUESTED) && is_requested(last));
+        for other in [1, FIRST_UNCOUNTED, FIRST_REQUESTED - 1, last + 1, u64::MAX] {
+            assert!(!is_requested(other), "{other}");
+        }
+    }
+
     #[test]
     fn ids_are_shown_in_full() {
         let client = ClientId::new(0xAB);
