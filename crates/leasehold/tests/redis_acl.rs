@@ -128,8 +128,8 @@ async fn documented_rights_suffice_in_a_cluster() {
     }
 }
 
-#[tokio::test]
-async fn documented_rights_suffice_for_sentinels() {
+/// The users `locks` at the servers and `watchers` at the sentinels.
+fn sentinels_with_users() -> Sentinels {
     let sentinels = Sentinels::start();
     for server in &sentinels.servers {
         server.run(&locks());
@@ -137,6 +137,14 @@ async fn documented_rights_suffice_for_sentinels() {
     }
     for sentinel in &sentinels.sentinels {
         sentinel.run(&with_password(rule("+sentinel|get-master-addr-by-name")));
+    }
+    sentinels
+}
+
+#[tokio::test]
+async fn documented_rights_suffice_for_sentinels() {
+    let sentinels = sentinels_with_users();
+    for sentinel in &sentinels.sentinels {
         // Only this user's rights count.
         sentinel.run(&["ACL", "SETUSER", "default", "resetpass", ">another"]);
     }
@@ -209,14 +217,7 @@ async fn password_of_a_file_is_read_for_each_connection() {
     outlives_a_changed_password(&url, &file, change).await;
 
     begin();
-    let sentinels = Sentinels::start();
-    for server in &sentinels.servers {
-        server.run(&locks());
-        server.run(&rule("+role"));
-    }
-    for sentinel in &sentinels.sentinels {
-        sentinel.run(&with_password(rule("+sentinel|get-master-addr-by-name")));
-    }
+    let sentinels = sentinels_with_users();
     let url = sentinels.url(Sentinels::SERVICE).replace("//", "//locks@");
     let url = format!("{url}?{parameter}&sentinel_user=watchers&sentinel_{parameter}");
     let change = |password: &str| {

@@ -298,7 +298,7 @@ impl Comparison {
     pub(super) fn compare_lists(&self) -> Observed {
         let listed = self.wait(self.operator.list())?;
         let listed = listed.or_else(|error| fail(format!("the list fails: {}", error.message)))?;
-        // Of a lock that nobody holds or waits for, a store may keep only what refuses late attempts.
+        // A store need not list a lock without holders and waiters, even if it still refuses late attempts.
         let in_use = |table: &Table| table.header().is_some_and(|header| header.leases + header.waiters > 0);
         for (resource, table) in &self.resources {
             if in_use(table) && !listed.contains(resource) {
