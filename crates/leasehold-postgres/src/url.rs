@@ -3,7 +3,7 @@
 //! tokio-postgres reads the parameters that it knows. This file reads those that it does not: the files of TLS, and leasehold's
 //! own. What an address leaves out comes from the environment (`PGHOST`, `PGUSER`, …), as with libpq.
 
-mod password_file;
+mod passfile;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, SslMode as ConfigSslMode, SslNegotiation};
 
-use password_file::SOCKETS;
+use passfile::SOCKETS;
 
 /// The schema of the tables unless the address names another.
 const DEFAULT_SCHEMA: &str = "leasehold";
@@ -72,7 +72,7 @@ impl PasswordSource {
             }
             Self::Passfile(path, user) => {
                 let (path, user, of) = (path.clone(), user.clone(), config.clone());
-                match tasks::blocking(move || password_file::find(&path, &of, &user)).await {
+                match tasks::blocking(move || passfile::find(&path, &of, &user)).await {
                     Ok(Ok(Some(password))) => {
                         config.password(password);
                         Ok(())
@@ -284,10 +284,10 @@ impl PostgresUrl {
             config.dbname(name);
         }
         if config.get_password().is_none()
-            && let Some(file) = self.passfile.clone().or_else(|| password_file::path(environment))
+            && let Some(file) = self.passfile.clone().or_else(|| passfile::path(environment))
             // The driver's default is the name of the process's user, which is this one.
             && let Some(user) = config.get_user().map(ToOwned::to_owned).or_else(|| environment("USER"))
-            && let Some(password) = password_file::find(&file, config, &user)?
+            && let Some(password) = passfile::find(&file, config, &user)?
         {
             self.password = PasswordSource::Passfile(file, user);
             config.password(password);
