@@ -32,6 +32,7 @@ mod opening;
 mod place;
 mod pushes;
 mod records;
+mod restriction;
 mod rights;
 mod send;
 mod sentinel;
@@ -157,6 +158,10 @@ impl Store for Redis {
     }
 
     fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
+        if self.nodes.is_restricted() {
+            // The scripts for one lock declare keys that one for several does not.
+            return None;
+        }
         if let Nodes::Cluster { .. } = &*self.nodes {
             let mut slots = attempts.iter().map(|(resource, _)| slot_of(resource));
             let first = slots.next();
