@@ -144,7 +144,7 @@ pub(super) struct SubscriberStatus {
     is_lost: AtomicBool,
     lost: Notify,
     /// A message has arrived, whether it counts or not.
-    heard: Notify,
+    received: Notify,
     /// Of the connections to the server.
     connections: Arc<ConnectionStatus>,
 }
@@ -152,7 +152,7 @@ pub(super) struct SubscriberStatus {
 impl SubscriberStatus {
     pub(super) fn new(connections: Arc<ConnectionStatus>) -> Self {
         let (is_accepting, is_lost) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { is_accepting, is_lost, lost: Notify::new(), heard: Notify::new(), connections }
+        Self { is_accepting, is_lost, lost: Notify::new(), received: Notify::new(), connections }
     }
 
     fn lose(&self) {
@@ -161,8 +161,8 @@ impl SubscriberStatus {
     }
 
     /// Notes a message. Returns whether it counts.
-    fn hear(&self) -> bool {
-        self.heard.notify_one();
+    fn receive(&self) -> bool {
+        self.received.notify_one();
         self.is_accepting.load(Ordering::SeqCst) && self.connections.accepts_pushes()
     }
 }
@@ -212,8 +212,8 @@ impl Subscription {
     }
 
     /// Waits for a message, or for none if one has arrived.
-    pub(super) async fn heard(&self) {
-        self.status.heard.notified().await;
+    pub(super) async fn message_received(&self) {
+        self.status.received.notified().await;
     }
 
     /// Gives the connection up.
@@ -300,7 +300,7 @@ pub(super) fn subscriber_handler(
             // A server that loses a slot unsubscribes its channels. The redis crate takes this for a reply and then assigns
             // every later reply to the wrong command, so the connection must be given up.
             PushKind::SUnsubscribe | PushKind::Disconnection => status.lose(),
-            PushKind::Message | PushKind::SMessage if status.hear() => {
+            PushKind::Message | PushKind::SMessage if status.receive() => {
                 if let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice() {
                     on_message(channel, message);
                 }
@@ -318,7 +318,7 @@ async fn forward_messages(
     status: Arc<SubscriberStatus>,
 ) {
     while let Some(message) = messages.next().await {
-        if status.hear() {
+        if status.receive() {
             on_message(message.get_channel_name().as_bytes(), message.get_payload_bytes());
         }
     }

@@ -205,7 +205,7 @@ impl Subscriber {
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(channel).arg("");
         let sent = publish.query_async::<redis::Value>(&mut connections.driver_conn()).await;
-        let arrives = sent.is_ok() && timeout(PUSH_TRIAL, subscription.heard()).await.is_ok();
+        let arrives = sent.is_ok() && timeout(PUSH_TRIAL, subscription.message_received()).await.is_ok();
         connections.set_pushes_lost(!arrives);
         if !arrives {
             (self.warn)(

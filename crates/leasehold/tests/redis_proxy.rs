@@ -31,14 +31,14 @@ async fn count(proxy: &RuledProxy, span: Duration) -> u64 {
     let folder = tempfile::tempdir().unwrap();
     let path = Arc::new(folder.path().join("number"));
     fs::write(&*path, "0").unwrap();
-    let (until, last_token, turns) =
+    let (until, last_token, grants) =
         (Instant::now() + span, Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut tasks = Vec::new();
     for _ in 0..3 {
         let client = Client::connect(&proxy.url()).await.unwrap();
         for _ in 0..3 {
             let (client, path) = (client.clone(), path.clone());
-            let (last_token, turns) = (last_token.clone(), turns.clone());
+            let (last_token, grants) = (last_token.clone(), grants.clone());
             tasks.push(tokio::spawn(async move {
                 while Instant::now() < until {
                     // A connection that is cut may fail an attempt.
@@ -48,7 +48,7 @@ async fn count(proxy: &RuledProxy, span: Duration) -> u64 {
                     fs::write(&*path, (number + 1).to_string()).unwrap();
                     let token = guard.token().get();
                     assert!(last_token.swap(token, Ordering::SeqCst) < token, "tokens rise");
-                    turns.fetch_add(1, Ordering::SeqCst);
+                    grants.fetch_add(1, Ordering::SeqCst);
                     let _ = guard.release().await;
                 }
             }));
@@ -57,9 +57,9 @@ async fn count(proxy: &RuledProxy, span: Duration) -> u64 {
     for task in tasks {
         task.await.unwrap();
     }
-    let turns = turns.load(Ordering::SeqCst);
-    assert_eq!(fs::read_to_string(&*path).unwrap(), turns.to_string());
-    turns
+    let grants = grants.load(Ordering::SeqCst);
+    assert_eq!(fs::read_to_string(&*path).unwrap(), grants.to_string());
+    grants
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,10 +68,10 @@ async fn counter_is_exact_behind_each_proxy() {
         let polls = rules.loses_messages;
         let proxy = RuledProxy::start(rules);
         let span = extent(Duration::from_millis(1_500), Duration::from_secs(60), Duration::from_secs(60));
-        let turns = count(&proxy, span).await;
-        eprintln!("{name}: {turns} turns in {span:?}");
+        let grants = count(&proxy, span).await;
+        eprintln!("{name}: {grants} grants in {span:?}");
         let fewest = if polls { 2 } else { 20 };
-        assert!(turns > fewest, "{name}: {turns} turns");
+        assert!(grants > fewest, "{name}: {grants} grants");
         // What tries the rights of a first connection has no keys, and no other script is refused.
         let refused = proxy.scripts_refused();
         assert!(refused.iter().all(|error| error.contains("number of keys")), "{name}: {refused:?}");
