@@ -150,7 +150,8 @@ impl Dialer {
     ) -> Result<Conn, StoreError> {
         let mut address = address.clone();
         self.password.apply(&mut address).await;
-        let (client, connection) = within(limit, address.connect(self.tls.connector())).await?;
+        let connector = self.tls.connector().await;
+        let (client, connection) = within(limit, address.connect(connector)).await?;
         Ok(Conn::new(client, connection, on_message))
     }
 }
