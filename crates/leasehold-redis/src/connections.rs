@@ -120,9 +120,9 @@ impl Connections {
         self.are_pushes_lost.load(Ordering::Relaxed) || self.subscription().is_none()
     }
 
-    /// Notes whether what is published arrives.
-    pub(super) fn set_pushes_lost(&self, are_lost: bool) {
-        self.are_pushes_lost.store(are_lost, Ordering::Relaxed);
+    /// Notes whether what is published arrives. Returns what was noted before.
+    pub(super) fn set_pushes_lost(&self, are_lost: bool) -> bool {
+        self.are_pushes_lost.swap(are_lost, Ordering::Relaxed)
     }
 
     /// How long a waiter may wait at most before it looks again, where a push may be lost: the head of the queue, and another one.

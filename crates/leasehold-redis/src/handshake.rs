@@ -12,7 +12,8 @@ use tokio::time::Instant;
 
 use super::answer_times::limit_after;
 use super::deletes::is_refusal;
-use super::error::{OWN, PAUSED};
+use super::error::{OWN, OWN_REFUSAL, PAUSED};
+use super::rights;
 
 /// What a connection has detected about its server. All of it is unknown without the right to run INFO.
 #[derive(Default)]
@@ -105,6 +106,11 @@ async fn check_layout(connection: &mut MultiplexedConnection, own: &str) -> Resu
     questions.cmd("SET").arg(LAYOUT_KEY).arg(own).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
     questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
     let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
+    if own == RESTRICTED_LAYOUT
+        && answers.iter().any(|answer| answer.as_ref().is_err_and(|error| error.code() == Some("MOVED")))
+    {
+        return Err((ErrorKind::Client, OWN_REFUSAL, rights::NO_PROXY.to_owned()).into());
+    }
     // Other errors (replica, full memory, redirect, ACL) either do not matter or also fail the first lock command.
     if let Some(Err(error)) = answers.get(1)
         && error.code() == Some("LOADING")
@@ -141,7 +147,7 @@ fn other_scripts(own: &str) -> String {
     };
     format!(
         "other programs reach these servers {others}, and this one {this}: they would not see each other's locks. Let all \
-         programs connect the same way. When none of the others runs any more, delete the key {LAYOUT_KEY}"
+         programs connect the same way: proxy=yes in an address is possible everywhere but in a cluster's. When none of the others runs any more, delete the key {LAYOUT_KEY}"
     )
 }
 

@@ -152,21 +152,40 @@ pub(super) fn is_probe(text: &str) -> bool {
 pub(super) enum Place {
     Server,
     ClusterNode,
+    /// A server that restricts what scripts may do.
+    Restricted,
 }
 
 impl Place {
     /// The rights that a script can try.
     fn probed(self) -> impl Iterator<Item = &'static Right> {
         RIGHTS.iter().filter(move |right| match right.purpose {
-            Purpose::Locks => true,
+            Purpose::Locks => self != Self::Restricted || !RESTRICTED.contains(&right.rule),
             Purpose::Cluster | Purpose::Sharded => self == Self::ClusterNode && right.is_for_scripts(),
             _ => false,
         })
     }
 }
 
+/// The same where scripts are restricted: each command is literal, and its key is declared.
+fn restricted_probes() -> String {
+    let mut script = "local errors = {}\nlocal function note(reply)\n  errors[#errors + 1] = type(reply) == 'table' and reply.err or ''\nend\n".to_owned();
+    for right in Place::Restricted.probed() {
+        let words = right.probe_command.split(' ');
+        let words: Vec<String> = words
+            .map(|word| if word == "KEY" { "KEYS[1]".to_owned() } else { format!("'{word}'") })
+            .collect();
+        script += &format!("note(redis.pcall({}))\n", words.join(", "));
+    }
+    script + "return errors"
+}
+
 fn probes(place: Place, key: &str, channel: &str) -> Cmd {
     let mut command = redis::cmd("EVAL");
+    if place == Place::Restricted {
+        command.arg(restricted_probes()).arg(1).arg(key);
+        return command;
+    }
     command.arg(PROBES).arg(0);
     for right in place.probed() {
         let words = right.words(key, channel);
@@ -189,7 +208,9 @@ enum Verdict {
 }
 
 /// Of the server as a whole, and of this moment: they do not tell what scripts may do.
-const PASSING: [&str; 10] = [
+const PASSING: [&str; 12] = [
+    "NOAUTH",
+    "WRONGPASS",
     "MOVED",
     "ASK",
     "TRYAGAIN",
@@ -211,9 +232,13 @@ fn is_of_a_proxy(right: &Right, error: &str) -> bool {
     is_refused || error.to_lowercase().contains("declared")
 }
 
+/// That another node has a key.
+pub(super) const NO_PROXY: &str =
+    "this is a node of a cluster, and no proxy: write redis-cluster://host[:port],… without proxy=yes";
+
 /// That scripts of all kinds are refused.
 fn no_scripts() -> String {
-    "the server allows no scripts (EVAL), which all locks need: allow them, or use another store: another Redis or Valkey server, \
+    "the server allows no scripts (EVAL, EVALSHA), which all locks need: allow them, or use another store: another Redis or Valkey server, \
      postgres: or sqlite:"
         .to_owned()
 }
@@ -276,35 +301,62 @@ pub(super) async fn check(
     }
 }
 
-/// Refuses a connection where scripts are restricted so much that none runs.
-pub(super) async fn check_restricted(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-    let mut script = redis::cmd("EVAL");
-    script.arg("return redis.call('EXISTS', KEYS[1])").arg(1).arg(scratch_key(Some(0)));
-    match script.query_async::<Value>(connection).await {
-        Err(error) if is_refused_as_a_whole(&error) => {
-            let message = format!("{}; it says: {}", no_scripts(), explain(&error));
-            Err((ErrorKind::Client, OWN_REFUSAL, message).into())
+/// The same where scripts are restricted. Also refuses a server where none runs.
+pub(super) async fn check_restricted(
+    connection: &mut MultiplexedConnection,
+    user: Option<&str>,
+    is_known: bool,
+) -> Result<(), RedisError> {
+    let questions = questions(Place::Restricted, &scratch_key(Some(0)), &inbox_of(ClientId::new(0), None));
+    let answers = wire::pipeline(connection, questions, false).await;
+    let refused = answers.first().and_then(|answer| answer.clone().and_then(Value::extract_error).err());
+    let what = match judge(Place::Restricted, answers, user.unwrap_or("default")) {
+        Verdict::Fine => return Ok(()),
+        Verdict::Unknown(error) if error.code() == Some("MOVED") => NO_PROXY.to_owned(),
+        Verdict::Unknown(_) if is_known => return Ok(()),
+        Verdict::Unknown(error) => return Err(error),
+        Verdict::Lacks(what) => what,
+        Verdict::Restricted => {
+            let why = refused.map_or_else(String::new, |error| format!("; it says: {}", explain(&error)));
+            format!("{}{why}", no_scripts())
         }
-        Err(error) if error.code().is_none() => Err(error),
-        _ => Ok(()),
-    }
+    };
+    Err((ErrorKind::Client, OWN_REFUSAL, what).into())
 }
 
-/// All that a script can try, and whether scripts may be called by their hash.
+/// All that a script can try, and whether scripts may be called by their hash. Where they are restricted, the client publishes.
 fn questions(place: Place, key: &str, channel: &str) -> Vec<Cmd> {
     let mut evalsha = redis::cmd("EVALSHA");
     // No script has this hash.
-    evalsha.arg("0").arg(0);
-    vec![probes(place, key, channel), evalsha]
+    evalsha.arg("0");
+    if place != Place::Restricted {
+        evalsha.arg(0);
+        return vec![probes(place, key, channel), evalsha];
+    }
+    evalsha.arg(1).arg(key);
+    let mut publish = redis::cmd("PUBLISH");
+    publish.arg(channel).arg("");
+    vec![probes(place, key, channel), evalsha, publish]
 }
 
 /// What the answers to [`questions`] tell.
 fn judge(place: Place, answers: Vec<Result<Value, RedisError>>, user: &str) -> Verdict {
     let mut answers = answers.into_iter();
     let by_script = answers.next().map_or(Verdict::Fine, |answer| verdict(place, answer, user));
-    let evalsha = answers.next().and_then(|answer| answer.and_then(Value::extract_error).err());
-    let is_denied = evalsha.is_some_and(|error| lacks_a_right(&error.to_string()));
-    if by_script == Verdict::Fine && is_denied { Verdict::Lacks(grant(user, "+evalsha")) } else { by_script }
+    if by_script != Verdict::Fine {
+        return by_script;
+    }
+    let mut refusal = || answers.next().and_then(|answer| answer.and_then(Value::extract_error).err());
+    let (evalsha, publish) =
+        (refusal().map(|error| error.to_string()), refusal().map(|error| error.to_string()));
+    match (evalsha, publish) {
+        (Some(error), _) if lacks_a_right(&error) => Verdict::Lacks(grant(user, "+evalsha")),
+        (Some(error), _) if is_unknown(&error) => Verdict::Lacks(no_scripts()),
+        (_, Some(error)) if lacks_a_right(&error) => {
+            Verdict::Lacks(grant(user, &format!("+publish {CHANNELS}")))
+        }
+        _ => Verdict::Fine,
+    }
 }
 
 /// The error of a command that needs this right: if it is missing, the error names it.
@@ -409,13 +461,8 @@ mod tests {
         ] {
             assert_eq!(verdict(Place::Server, answer, "me"), expected);
         }
-        for passing in [
-            "LOADING Redis is loading the dataset in memory",
-            "MOVED 5 127.0.0.1:1",
-            "BUSY Redis is busy",
-            "CLUSTERDOWN x",
-        ] {
-            let found = verdict(Place::Server, refused(passing), "me");
+        for passing in PASSING {
+            let found = verdict(Place::Server, refused(&format!("{passing} why")), "me");
             assert!(matches!(found, Verdict::Unknown(_)), "{passing}: {found:?}");
         }
     }

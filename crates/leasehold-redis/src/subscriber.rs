@@ -184,6 +184,11 @@ impl Subscriber {
             if !(self.is_idle)() && !subscription.check(limit).await {
                 return true;
             }
+            if let Some(connections) =
+                connections.upgrade().filter(|connections| connections.are_pushes_lost())
+            {
+                self.try_pushes(&connections, subscription).await;
+            }
             pause = (pause * 2).min(*HEARTBEATS.end());
         }
     }
@@ -206,8 +211,8 @@ impl Subscriber {
         publish.arg(channel).arg("");
         let sent = publish.query_async::<redis::Value>(&mut connections.driver_conn()).await;
         let arrives = sent.is_ok() && timeout(PUSH_TRIAL, subscription.message_received()).await.is_ok();
-        connections.set_pushes_lost(!arrives);
-        if !arrives {
+        let were_lost = connections.set_pushes_lost(!arrives);
+        if !arrives && !were_lost {
             (self.warn)(
                 "messages do not arrive through the proxy, so waiters ask: a hand-over takes up to 300 ms"
                     .to_owned(),

@@ -101,9 +101,64 @@ async fn waiter_whose_message_was_not_sent_looks_soon() {
     until(async || holder.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
     proxy.lose_messages(true);
     held.release().await.unwrap();
-    // It looks every 1.5 s; a machine may be slow. Without this it would look after 25 s.
+    let token = holder.inspect(Kind::Mutex, "a").await.unwrap().holders[0].token;
+    // It looks every 1.5 s. Without this it would look after 25 s, and the grant lapses after 3 s.
     let granted = timeout(Duration::from_secs(15), waiter).await.expect("it looks soon").unwrap().unwrap();
-    assert!(granted.is_held());
+    assert_eq!(granted.token(), token, "it has found the first grant");
+}
+
+/// They go out together.
+#[tokio::test]
+async fn messages_of_releases_that_share_a_pipeline_are_sent() {
+    const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let proxy = RuledProxy::start(Rules::serverless());
+    let (holder, client) =
+        (Client::connect(&proxy.url()).await.unwrap(), Client::connect(&proxy.url()).await.unwrap());
+    let mut shortest = Duration::MAX;
+    for _ in 0..5 {
+        let (mut held, mut waiters) = (Vec::new(), Vec::new());
+        for name in NAMES {
+            held.push(holder.mutex(name).lock().await.unwrap());
+            let mutex = client.mutex(name);
+            waiters.push(tokio::spawn(async move { (mutex.lock().await.unwrap(), Instant::now()) }));
+            until(async || holder.inspect(Kind::Mutex, name).await.unwrap().waiters.len() == 1).await;
+        }
+        let released = Instant::now();
+        drop(held);
+        let mut longest = Duration::ZERO;
+        for waiter in waiters {
+            let (granted, at) = waiter.await.unwrap();
+            longest = longest.max(at - released);
+            granted.release().await.unwrap();
+        }
+        shortest = shortest.min(longest);
+    }
+    assert!(shortest < Duration::from_millis(700), "{shortest:?}");
+}
+
+/// A slow moment, or a proxy that is being replaced.
+#[tokio::test]
+async fn messages_that_arrive_again_are_relied_on_again() {
+    let proxy = RuledProxy::start(Rules::serverless());
+    proxy.lose_messages(true);
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let _held = client.mutex("a").lock().await.unwrap();
+    let has_lost = async || {
+        let diagnosis = client.diagnose().await.unwrap();
+        diagnosis.components[0].findings.iter().any(|finding| finding.id == "proxy-messages")
+    };
+    assert!(has_lost().await);
+    proxy.lose_messages(false);
+    until(async || !has_lost().await).await;
+}
+
+#[tokio::test]
+async fn locks_that_replicas_must_have_are_refused() {
+    let proxy = RuledProxy::start(Rules { unknown: &[], ..Rules::serverless() });
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let error = client.mutex("a").replicas(1).try_lock().await.unwrap_err();
+    assert!(error.is_refused() && error.to_string().contains("replicas(n)"), "{error}");
+    assert!(client.mutex("a").try_lock().await.unwrap().is_some());
 }
 
 /// The address of the server itself.
@@ -203,7 +258,7 @@ async fn clock_of_tokens_that_is_ahead_makes_no_lease_longer() {
 
 #[tokio::test]
 async fn server_that_can_not_be_used_is_refused_with_what_to_do() {
-    let error = async |url: String| Client::connect(&url).await.unwrap_err().to_string();
+    let error = async |url: String| Client::connect(&url).await.expect_err(&url).to_string();
     let proxy = RuledProxy::start(Rules { no_scripts: true, ..Rules::cluster_proxy() });
     let message = error(proxy.url()).await;
     assert!(message.contains("allows no scripts") && message.contains("another store"), "{message}");
@@ -219,10 +274,72 @@ async fn server_that_can_not_be_used_is_refused_with_what_to_do() {
     let message = error(format!("redlock:{} {} {}", proxy.url(), other.url(), Server::on_port().url())).await;
     assert!(!message.is_empty());
 
-    // EVAL is disabled.
-    let server = Server::builder().setting("rename-command", "EVAL \"\"").start();
-    let message = error(server.url()).await;
-    assert!(message.contains("allows no scripts"), "{message}");
+    // EVAL, or EVALSHA, is disabled.
+    for command in ["EVAL", "EVALSHA"] {
+        let server = Server::builder().setting("rename-command", &format!("{command} \"\"")).start();
+        for parameter in ["", "?proxy=yes"] {
+            let message = error(format!("{}{parameter}", server.url())).await;
+            assert!(message.contains("allows no scripts"), "{command}{parameter}: {message}");
+        }
+    }
+
+    // A node of a cluster is no proxy.
+    let cluster = Cluster::with_masters(&Server::builder(), 3, false);
+    for node in &cluster.nodes {
+        let message = error(format!("{}?proxy=yes", node.url())).await;
+        assert!(message.contains("redis-cluster://"), "{message}");
+    }
+
+    let server = Server::builder().password("secret").start();
+    let message = error(format!("redis://127.0.0.1:{}?proxy=yes&protocol=2", server.port())).await;
+    assert!(message.contains("password"), "{message}");
+}
+
+/// The task of the client publishes, and not the future that has released.
+#[tokio::test]
+async fn message_is_sent_although_the_release_is_dropped() {
+    let proxy = RuledProxy::start(Rules::serverless());
+    let holder = Client::connect(&proxy.url()).await.unwrap();
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let mut shortest = Duration::MAX;
+    // On a slow machine one hand-over may take as long as a look.
+    for _ in 0..5 {
+        let held = holder.mutex("a").lock().await.unwrap();
+        let mutex = client.mutex("a");
+        let waiter = tokio::spawn(async move { (mutex.lock().await.unwrap(), Instant::now()) });
+        until(async || holder.inspect(Kind::Mutex, "a").await.unwrap().waiters.len() == 1).await;
+        let released = Instant::now();
+        let _ = timeout(Duration::ZERO, held.release()).await;
+        let (granted, at) = waiter.await.unwrap();
+        shortest = shortest.min(at - released);
+        granted.release().await.unwrap();
+    }
+    assert!(shortest < Duration::from_secs(1), "{shortest:?}");
+}
+
+#[tokio::test]
+async fn right_that_is_missing_behind_a_proxy_is_named_at_connect() {
+    const RIGHTS: [&str; 8] = ["mget", "xadd", "hset", "rename", "evalsha", "publish", "pttl", "eval"];
+    for rules in [Rules::serverless(), Rules::cluster_proxy()] {
+        let proxy = RuledProxy::start(rules);
+        let url = proxy.url().replace("redis://", "redis://locks:secret@");
+        let rule =
+            ["ACL", "SETUSER", "locks", "reset", "on", ">secret", "~leasehold:*", "&leasehold:*", "+@all"];
+        for right in RIGHTS {
+            proxy.server().run(&[&rule[..], &[&format!("-{right}")]].concat());
+            let error = Client::connect(&url).await.unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("+{right}")) && error.contains("ACL SETUSER locks"),
+                "{right}: {error}"
+            );
+        }
+        // One that is taken away later.
+        proxy.server().run(&["ACL", "SETUSER", "locks", "+@all"]);
+        let client = Client::connect(&url).await.unwrap();
+        proxy.server().run(&["ACL", "SETUSER", "locks", "-xadd"]);
+        let error = client.mutex("a").try_lock().await.unwrap_err().to_string();
+        assert!(error.contains("+xadd"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -385,7 +385,7 @@ impl Reconnector {
                 "what scripts may do is restricted here, as behind a proxy: such a server can't be a node of a quorum",
             );
         }
-        rights::check_restricted(connection).await.map(|()| true)
+        rights::check_restricted(connection, user, self.last_connect.is_some()).await.map(|()| true)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use leasehold_core::{Answer, ClientId, Command, Reply};
+use leasehold_core::{Answer, ClientId, Command, Effect, Failure, Reply};
 use leasehold_redis_protocol::{ScriptVariant, slot_of};
-use leasehold_store::tasks::{Task, TaskEnded, Tasks};
+use leasehold_store::tasks::{self, Task, TaskEnded, Tasks};
 use leasehold_store::{Call, StoreError};
+use tokio::sync::oneshot;
 
 use super::coalesce::Transport;
 use super::pipeline::{self, CallOptions, Mode, Role};
@@ -51,11 +52,11 @@ impl Node<'_> {
     /// Runs a call over these connections, together with calls that other tasks send at the same time.
     pub(super) async fn send_with_others(self, connections: &Arc<Connections>, call: &Call) -> Answered {
         let answered = connections.coalescer().run(connections, call).await;
-        let mut answers = [answered];
-        if answers[0].is_err() || connections.is_closed() {
-            Box::pin(self.settle(connections, Mode::Each, &[call], &mut answers)).await;
+        if answered.is_ok() && !connections.is_closed() {
+            return answered;
         }
-        bound_wait(connections, &mut answers[0]);
+        let mut answers = [answered];
+        Box::pin(self.settle(connections, Mode::Each, &[call], &mut answers)).await;
         let [answered] = answers;
         answered
     }
@@ -167,10 +168,45 @@ async fn send_over(
     options: CallOptions<'_>,
     calls: &[&Call],
 ) -> Vec<Answered> {
+    match (options.role.variant, options.mode) {
+        // Another server than that of the calls may answer WAIT, if it is allowed.
+        (ScriptVariant::Restricted, Mode::Replicated(_)) => {
+            let what =
+                "replicas(n) is not possible here: what scripts may do is restricted, as behind a proxy";
+            let refusal = StoreError::new(Failure::Permanent(Effect::None), what);
+            return vec![Err(CallError::Failed(refusal)); calls.len()];
+        }
+        (ScriptVariant::Restricted, _) => return Box::pin(send_in_task(connections, options, calls)).await,
+        _ => {}
+    }
+    send_here(connections, options, calls).await
+}
+
+async fn send_here(
+    connections: &Arc<Connections>,
+    options: CallOptions<'_>,
+    calls: &[&Call],
+) -> Vec<Answered> {
     match options.mode {
         Mode::Replicated(replicas) => Box::pin(replicas::run(connections, options, replicas, calls)).await,
         Mode::Each | Mode::Atomic | Mode::AtLeast(_) => send_pipeline(connections, options, calls).await,
     }
+}
+
+/// Runs calls in a task, also if this future is dropped: the answers have messages that others wait for.
+async fn send_in_task(
+    connections: &Arc<Connections>,
+    options: CallOptions<'_>,
+    calls: &[&Call],
+) -> Vec<Answered> {
+    let (role, mode, connections) = (options.role, options.mode, connections.clone());
+    let (count, calls) = (calls.len(), calls.iter().map(|call| (*call).clone()).collect::<Vec<Call>>());
+    let (done, answers) = oneshot::channel();
+    tasks::spawn(async move {
+        let calls: Vec<&Call> = calls.iter().collect();
+        let _ = done.send(send_here(&connections, connections.options(role, mode), &calls).await);
+    });
+    answers.await.unwrap_or_else(|_| vec![Err(CallError::ConnectionLost(lost(None))); count])
 }
 
 /// Runs calls on the preferred connection. A lost caller connection is dropped.

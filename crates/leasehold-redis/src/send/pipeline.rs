@@ -210,9 +210,12 @@ async fn with_reason(
     if let Some((_, reason)) = known.iter().find(|(message, _)| *message == error.message) {
         return Err(CallError::Denied(error.saying(reason)));
     }
-    let is_cluster = options.role.variant.is_cluster();
-    let place = if is_cluster { rights::Place::ClusterNode } else { rights::Place::Server };
-    let channel = inbox_of(ClientId::new(0), is_cluster.then(|| slot_of(resource)));
+    let (place, slot) = match options.role.variant {
+        ScriptVariant::Server | ScriptVariant::Voter => (rights::Place::Server, None),
+        ScriptVariant::Cluster(_) => (rights::Place::ClusterNode, Some(slot_of(resource))),
+        ScriptVariant::Restricted => (rights::Place::Restricted, None),
+    };
+    let channel = inbox_of(ClientId::new(0), slot);
     // A key in the slot of the lock that never exists, because the probes would change one that does.
     let key = resource_key(resource) + ":";
     // Its own future, because a refusal is rare.

@@ -5,9 +5,8 @@ use std::io;
 use std::mem::replace;
 
 use leasehold_redis_protocol::{ScriptCall, decode_outbox, inbox_prefix};
-use leasehold_store::{ForeignScript, tasks};
+use leasehold_store::ForeignScript;
 use redis::{Cmd, RedisError, Value};
-use tokio::sync::oneshot;
 
 use crate::wire::Wire;
 
@@ -117,19 +116,13 @@ fn take_outbox(reply: &mut Reply) -> Option<Vec<Cmd>> {
     Some(commands)
 }
 
-/// Publishes what scripts would have published. Also if this future is dropped, since others wait for it; a task does it.
-async fn publish(connection: &Wire, messages: Vec<Cmd>) {
-    let mut connection = connection.clone();
-    let (done, sent) = oneshot::channel();
-    tasks::spawn(async move {
-        for reply in connection.pipeline(messages, false).await {
-            if let Err(error) = reply.and_then(Value::extract_error) {
-                tracing::debug!(%error, "a message was not sent: its waiter asks");
-            }
+/// Publishes what scripts would have published.
+async fn publish(connection: &mut Wire, messages: Vec<Cmd>) {
+    for reply in connection.pipeline(messages, false).await {
+        if let Err(error) = reply.and_then(Value::extract_error) {
+            tracing::debug!(%error, "a message was not sent: its waiter asks");
         }
-        let _ = done.send(());
-    });
-    let _ = sent.await;
+    }
 }
 
 /// Requests that go out in one pipeline, and again those whose script the server did not know.

@@ -571,7 +571,10 @@ impl<'l, 'c> Comparison<'l, 'c> {
         let resources = self.resources.iter().map(|(resource, _)| resource);
         let calls: Vec<_> = resources.zip(attempts).collect();
         let found = self.runner.run_all(&calls, Now { floor: None, ..self.now });
-        expected.iter_mut().zip(&found).for_each(|(expected, found)| expect_differences(expected, found));
+        for ((expected, found), (_, table)) in expected.iter_mut().zip(&found).zip(&self.resources) {
+            expect_differences(expected, found);
+            expect_hint(table, expected, found);
+        }
         assert_eq!(found, expected, "after {attempts:?}");
         self.expect_pushes(&pushes, &attempts);
         (0..attempts.len()).for_each(|at| self.inspect(at));

@@ -164,7 +164,10 @@ impl<'l, 'c> FailingRun<'l, 'c> {
         let Reply::View(view) = self.runner.run(&resource, &Command::Inspect, self.now).reply else {
             return Err("no view".to_owned());
         };
-        self.check_rows(&resource_key(&resource), &view, &mut tables[0].clone())?;
+        // Tables that a view does not tell apart may differ in the clients that speak for their waiters.
+        let checked =
+            tables.iter().map(|table| self.check_rows(&resource_key(&resource), &view, &mut table.clone()));
+        checked.reduce(Result::or).unwrap_or(Ok(()))?;
         match redis::cmd("PTTL").arg(resource_key(&resource)).query(self.runner.commands).unwrap() {
             -1 => Err(format!("{resource:?} has no expiry")),
             _ => Ok(tables),
