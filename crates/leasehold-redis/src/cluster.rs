@@ -284,7 +284,7 @@ mod tests {
     ) -> Cluster {
         let on_reconnect = endpoint_config().on_reconnect;
         Cluster {
-            credentials: Credentials::new(&Login::default(), 0, None).unwrap(),
+            credentials: Credentials::of_servers(&RedisUrl::of_node("redis://a").unwrap()).unwrap(),
             seeds,
             slots,
             endpoints: Mutex::default(),
