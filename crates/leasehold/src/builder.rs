@@ -20,7 +20,9 @@ use crate::handle::ClientOptions;
 use crate::lazy::Lazy;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::open;
-use crate::url::{StoreUrl, no_credentials, two_passwords};
+#[cfg(feature = "redis")]
+use crate::url::two_passwords;
+use crate::url::{StoreUrl, no_credentials};
 use store_config::Choice;
 pub use store_config::StoreConfig;
 

@@ -82,17 +82,21 @@ impl StoreUrl {
     /// They would never be used.
     pub(crate) fn check_credentials(&self) -> Result<(), OpenError> {
         let takes_credentials = match self {
-            Self::Memory { .. } => return Err(no_credentials(self)),
+            Self::Memory { .. } => None,
             #[cfg(all(feature = "sqlite", unix))]
-            Self::Sqlite(_) => return Err(no_credentials(self)),
+            Self::Sqlite(_) => None,
             #[cfg(feature = "redis")]
-            Self::Redis(url) => url.takes_credentials(),
+            Self::Redis(url) => Some(url.takes_credentials()),
             #[cfg(feature = "redlock")]
-            Self::Redlock(url) => url.nodes.iter().any(RedisUrl::takes_credentials),
+            Self::Redlock(url) => Some(url.nodes.iter().any(RedisUrl::takes_credentials)),
             #[cfg(feature = "postgres")]
-            Self::Postgres(url) => url.takes_credentials(),
+            Self::Postgres(url) => Some(url.takes_credentials()),
         };
-        if takes_credentials { Ok(()) } else { Err(two_passwords(self)) }
+        match takes_credentials {
+            None => Err(no_credentials(self)),
+            Some(false) => Err(two_passwords(self)),
+            Some(true) => Ok(()),
+        }
     }
 
     /// The same address with credentials of the program's, where it leaves out a password.

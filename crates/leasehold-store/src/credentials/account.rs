@@ -16,9 +16,12 @@ use crate::tasks::{self, Tasks};
 /// Max time for a call of a provider.
 pub const PROVIDER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The pause after a provider has failed, at first and at most. Meanwhile connections that need credentials fail with its error.
+/// The pause after a provider has failed, at first and at most.
 const MIN_RETRY_PAUSE: Duration = Duration::from_millis(250);
-const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(10);
+
+/// The longest pause while there are no credentials that last. Meanwhile connections fail with the provider's error.
+const MAX_URGENT_PAUSE: Duration = Duration::from_secs(2);
 
 /// Credentials are not replaced before they are this old, also if the server refuses them: a provider may give the refused ones again.
 const MIN_AGE: Duration = Duration::from_millis(200);
@@ -98,8 +101,8 @@ struct State {
 
 struct Failed {
     error: StoreError,
-    /// The provider is not asked again before this.
-    until: Instant,
+    at: Instant,
+    /// Before the provider is asked again.
     pause: Duration,
 }
 
@@ -152,6 +155,15 @@ impl Issued {
 fn fraction() -> f64 {
     let random = RandomState::new().hash_one(()) >> 32;
     f64::from(u32::try_from(random).unwrap_or_default()) / f64::from(u32::MAX)
+}
+
+impl State {
+    /// When a provider that has failed may be asked again.
+    fn ask_again_at(&self) -> Option<Instant> {
+        let Failed { at, pause, .. } = self.failure.as_ref()?;
+        let lasts = self.issued.as_ref().is_some_and(Issued::is_valid);
+        Some(*at + if lasts { *pause } else { (*pause).min(MAX_URGENT_PAUSE) })
+    }
 }
 
 impl Account {
@@ -209,9 +221,7 @@ impl Account {
                 let state = state.borrow_and_update();
                 match &state.issued {
                     Some(issued) if issued.serial > known.serial => return issued.clone(),
-                    _ => known.due.max(
-                        state.failure.as_ref().map(|failed| failed.until).filter(|_| known.due.is_some()),
-                    ),
+                    _ => known.due.map(|due| state.ask_again_at().map_or(due, |again| due.max(again))),
                 }
             };
             let asking = async {
@@ -256,7 +266,7 @@ impl Account {
     fn begin(self: &Arc<Self>) -> Option<u64> {
         let (mut begins, mut calls) = (false, None);
         self.state.send_if_modified(|state| {
-            let may_ask = state.failure.as_ref().is_none_or(|failed| failed.until <= Instant::now());
+            let may_ask = state.ask_again_at().is_none_or(|at| at <= Instant::now());
             begins = !state.is_asking && may_ask;
             state.is_asking |= begins;
             calls = state.is_asking.then_some(state.calls);
@@ -311,7 +321,7 @@ impl Account {
                     }
                     let pause = state.failure.as_ref().map_or(MIN_RETRY_PAUSE, |failed| failed.pause * 2);
                     let pause = pause.min(MAX_RETRY_PAUSE);
-                    state.failure = Some(Failed { error, until: Instant::now() + pause, pause });
+                    state.failure = Some(Failed { error, at: Instant::now(), pause });
                 }
             }
         });

@@ -28,13 +28,15 @@ enum Place {
 const RIGHTS: [&str; 4] = ["on", "allkeys", "allchannels", "+@all"];
 
 impl Place {
+    const EACH: [fn() -> Self; 4] = [
+        || Self::Redis(Server::on_port()),
+        || Self::Sentinels(Sentinels::start()),
+        || Self::Cluster(Cluster::start()),
+        || Self::Postgres(Postgres::builder().password("first").start()),
+    ];
+
     fn all() -> [Self; 4] {
-        [
-            Self::Redis(Server::on_port()),
-            Self::Sentinels(Sentinels::start()),
-            Self::Cluster(Cluster::start()),
-            Self::Postgres(Postgres::builder().password("first").start()),
-        ]
+        Self::EACH.map(|start| start())
     }
 
     fn name(&self) -> &'static str {
