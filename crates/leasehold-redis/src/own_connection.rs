@@ -103,13 +103,12 @@ async fn keep_logged_in(mut connection: MultiplexedConnection, login: Login, mut
             Err(error) if error.is_unrecoverable_error() => return,
             Err(error) => {
                 let explained = explain(&error);
-                match refusals {
-                    None => tracing::warn!(
-                        "the new credentials of an open connection are not taken: {explained}; tried again"
-                    ),
-                    Some(_) => {
-                        tracing::debug!(explained, "the credentials of an open connection are not taken")
-                    }
+                if refusals.is_none() {
+                    tracing::warn!(
+                        "the server does not take the new credentials of an open connection: {explained}; tried again"
+                    );
+                } else {
+                    tracing::debug!(explained, "the server still does not take the new credentials");
                 }
                 refusals = Some(refusals.map_or(MIN_PAUSE, |pause: Duration| pause * 2).min(MAX_PAUSE));
             }

@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::account::{Account, CredentialCache, Issued, PROVIDER_TIMEOUT};
@@ -130,7 +131,11 @@ type Provide = dyn Fn(CredentialRequest) -> BoxFuture<Result<Credentials, Cause>
 
 /// Code of the program that gives credentials.
 #[derive(Clone)]
-pub struct CredentialProvider(Arc<Provide>);
+pub struct CredentialProvider {
+    provide: Arc<Provide>,
+    /// How often it was asked to give others, although the last ones last.
+    refreshes: watch::Sender<u64>,
+}
 
 impl CredentialProvider {
     /// A provider that calls this.
@@ -140,14 +145,20 @@ impl CredentialProvider {
         F: Future<Output = Result<Credentials, E>> + Send + 'static,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        Self(Arc::new(move |request| {
+        let provide = Arc::new(move |request| -> BoxFuture<_> {
             let providing = provide(request);
             Box::pin(async move { providing.await.map_err(|error| Cause::from(error.into())) })
-        }))
+        });
+        Self { provide, refreshes: watch::Sender::default() }
+    }
+
+    /// Has others asked for, in place of what it has given so far.
+    pub fn refresh(&self) {
+        self.refreshes.send_modify(|count| *count += 1);
     }
 
     fn provide(&self, request: CredentialRequest) -> BoxFuture<Result<Credentials, Cause>> {
-        (self.0)(request)
+        (self.provide)(request)
     }
 }
 

@@ -91,7 +91,6 @@ impl Client {
 #[must_use = "nothing is connected before `connect`"]
 pub struct ClientBuilder {
     store: Option<StoreConfig>,
-    provider: Option<CredentialProvider>,
     options: ClientOptions,
     label: Option<String>,
     is_lazy: bool,
@@ -99,7 +98,7 @@ pub struct ClientBuilder {
 
 impl ClientBuilder {
     pub(crate) fn new() -> Self {
-        Self { store: None, provider: None, options: ClientOptions::default(), label: None, is_lazy: false }
+        Self { store: None, options: ClientOptions::default(), label: None, is_lazy: false }
     }
 
     /// Sets the store of the locks, which is required: an address, or a [`StoreConfig`].
@@ -263,19 +262,22 @@ impl ClientBuilder {
     /// ```
     /// # use std::time::Duration;
     /// # async fn fetch_token(host: &str) -> std::io::Result<String> { Ok(format!("a token for {host}")) }
+    /// # let server = leasehold_testkit::Server::on_port();
+    /// # server.run(&["ACL", "SETUSER", "locks", "on", ">a token for 127.0.0.1", "allkeys", "allchannels", "+@all"]);
+    /// # let address = format!("redis://locks@127.0.0.1:{}", server.port());
     /// # leasehold::doc_test(async {
     /// use leasehold::{Client, Credentials};
     ///
     /// let client = Client::builder()
-    ///     .store("rediss://locks@locks.example.com")
+    ///     .store(address) // such as rediss://locks@locks.example.com
     ///     .credentials(|server| async move {
     ///         let token = fetch_token(&server.host).await?;
     ///         Ok::<_, std::io::Error>(Credentials::new(token).valid_for(Duration::from_secs(15 * 60)))
-    ///     });
-    /// # let server = leasehold_testkit::Server::on_port();
-    /// # let client = client.store(format!("redis://127.0.0.1:{}", server.port()));
-    /// # let error = client.connect().await.unwrap_err();
-    /// # assert!(error.is_unavailable()); // the server wants no password
+    ///     })
+    ///     .connect()
+    ///     .await?;
+    /// client.mutex("backup").lock().await?.release().await?;
+    /// # client.close().await?;
     /// # Ok(()) });
     /// ```
     ///
@@ -286,14 +288,15 @@ impl ClientBuilder {
     /// **Threads.** The function runs on a thread of its own, so it may block. Leases are renewed meanwhile. Its timers and sockets
     /// are those of leasehold's runtime.
     ///
-    /// **Cancel safety.** The future is dropped only after 10 s, and when the client ends.
+    /// **Cancel safety.** Whatever becomes of the connections that need its result, the future is not dropped before it ends, unless it
+    /// takes longer than 10 s.
     pub fn credentials<P, F, E>(mut self, provide: P) -> Self
     where
         P: Fn(CredentialRequest) -> F + Send + Sync + 'static,
         F: Future<Output = Result<Credentials, E>> + Send + 'static,
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        self.provider = Some(CredentialProvider::new(provide));
+        self.options.provider = Some(CredentialProvider::new(provide));
         self
     }
 
@@ -325,7 +328,7 @@ impl ClientBuilder {
     /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
     pub(crate) async fn connect_from(self, caller: Option<runtime::Handle>) -> Result<Client, Error> {
         let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
-        let (is_lazy, provider) = (self.is_lazy, self.provider.clone());
+        let (is_lazy, provider) = (self.is_lazy, self.options.provider.clone());
         let (store, options) = self.into_parts()?;
         let url = match store.map(|store| store.0) {
             None => return invalid("name the store: Client::builder().store(…)".to_owned()),
@@ -379,7 +382,7 @@ impl ClientBuilder {
     /// The store, and the other settings, which are valid.
     pub(crate) fn into_parts(self) -> Result<(Option<StoreConfig>, ClientOptions), Error> {
         let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
-        let Self { store, provider: _, mut options, label, is_lazy: _ } = self;
+        let Self { store, mut options, label, is_lazy: _ } = self;
         if !(MIN_TTL..=MAX_TTL).contains(&options.ttl) {
             return invalid(format!("a ttl is between {MIN_TTL:?} and 30 days, not {:?}", options.ttl));
         }

@@ -113,6 +113,11 @@ impl Redlock {
         self.client.warnings()
     }
 
+    /// As [`Client::refresh_credentials`].
+    pub fn refresh_credentials(&self) {
+        self.client.refresh_credentials();
+    }
+
     /// As [`Client::diagnose`], for each server. It also checks whether the servers are independent.
     ///
     /// # Errors

@@ -112,24 +112,26 @@ pub struct Issued {
     pub(crate) credentials: Credentials,
     /// Rises with each answer of the provider.
     serial: u64,
+    /// How often the provider had been asked for others when it was called.
+    refreshes: u64,
     at: Instant,
     /// When others are asked for.
     due: Option<Instant>,
 }
 
 impl Issued {
-    fn new(credentials: Credentials, serial: u64) -> Self {
+    fn new(credentials: Credentials, serial: u64, refreshes: u64) -> Self {
         let at = Instant::now();
         let due = credentials.expires.map(|expires| {
             let lifetime = expires.saturating_duration_since(at);
             at + lifetime.mul_f64(0.6 + fraction() / 15.0).max(MIN_AGE)
         });
-        Self { credentials, serial, at, due }
+        Self { credentials, serial, refreshes, at, due }
     }
 
-    /// Whether they are as good as new.
-    fn is_fresh(&self) -> bool {
-        self.due.is_none_or(|due| Instant::now() < due)
+    /// When others are to be asked for.
+    fn due(&self, refreshes: u64) -> Option<Instant> {
+        if self.refreshes < refreshes { Some(self.at) } else { self.due }
     }
 
     fn is_valid(&self) -> bool {
@@ -175,6 +177,10 @@ impl Account {
         self.issued().is_some_and(|issued| issued.will_expire() && issued.is_valid())
     }
 
+    fn is_fresh(&self, issued: &Issued) -> bool {
+        issued.due(*self.provider.refreshes.borrow()).is_none_or(|due| Instant::now() < due)
+    }
+
     /// What was given last, if anything was.
     pub fn issued(&self) -> Option<Issued> {
         self.state.borrow().issued.clone()
@@ -189,7 +195,7 @@ impl Account {
     pub async fn current(self: &Arc<Self>) -> Result<Issued, StoreError> {
         let known = self.issued();
         match &known {
-            Some(issued) if issued.is_fresh() => return Ok(issued.clone()),
+            Some(issued) if self.is_fresh(issued) => return Ok(issued.clone()),
             // Others are not waited for yet.
             Some(issued) if issued.is_valid() => {
                 self.begin();
@@ -215,13 +221,14 @@ impl Account {
 
     /// Waits until there are others than these. The provider is asked for them before these expire, again and again while it fails.
     pub async fn next(self: &Arc<Self>, known: &Issued) -> Issued {
-        let mut state = self.state.subscribe();
+        let (mut state, mut refreshes) = (self.state.subscribe(), self.provider.refreshes.subscribe());
         loop {
+            let due = known.due(*refreshes.borrow_and_update());
             let ask_at = {
                 let state = state.borrow_and_update();
                 match &state.issued {
                     Some(issued) if issued.serial > known.serial => return issued.clone(),
-                    _ => known.due.map(|due| state.ask_again_at().map_or(due, |again| due.max(again))),
+                    _ => due.map(|due| state.ask_again_at().map_or(due, |again| due.max(again))),
                 }
             };
             let asking = async {
@@ -232,8 +239,9 @@ impl Account {
                 self.ask().await;
             };
             tokio::select! {
-                // The account is held here, so that the channel is open.
+                // The account is held here, so that both channels are open.
                 _ = state.changed() => {}
+                _ = refreshes.changed() => {}
                 () = asking => {}
             }
         }
@@ -273,7 +281,9 @@ impl Account {
             false
         });
         if begins {
-            let mut call = Call { account: self.clone(), outcome: Err(self.failed("the client has ended")) };
+            let refreshes = *self.provider.refreshes.borrow();
+            let outcome = Err(self.failed("the client has ended"));
+            let mut call = Call { account: self.clone(), refreshes, outcome };
             self.tasks.spawn(async move {
                 let outcome = call.account.provide().await;
                 drop(std::mem::replace(&mut call.outcome, outcome));
@@ -305,14 +315,14 @@ impl Account {
         }
     }
 
-    fn end_call(&self, outcome: Result<Credentials, StoreError>) {
+    fn end_call(&self, refreshes: u64, outcome: Result<Credentials, StoreError>) {
         let mut first_failure = None;
         self.state.send_modify(|state| {
             state.is_asking = false;
             state.calls += 1;
             match outcome {
                 Ok(credentials) => {
-                    state.issued = Some(Issued::new(credentials, state.calls));
+                    state.issued = Some(Issued::new(credentials, state.calls, refreshes));
                     state.failure = None;
                 }
                 Err(error) => {
@@ -334,13 +344,14 @@ impl Account {
 /// A call of the provider. It ends also if its task does.
 struct Call {
     account: Arc<Account>,
+    refreshes: u64,
     outcome: Result<Credentials, StoreError>,
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
         let ended = Err(self.account.failed("the call has ended"));
-        self.account.end_call(std::mem::replace(&mut self.outcome, ended));
+        self.account.end_call(self.refreshes, std::mem::replace(&mut self.outcome, ended));
     }
 }
 

@@ -32,11 +32,12 @@ impl Client {
         if provider.is_some() {
             url.check_credentials()?;
         }
-        let opened = url.clone();
+        let (opened, kept) = (url.clone(), provider.clone());
         let open = move |id, inbox, clock| async move {
             open::open(&opened, provider, clock, id, inbox, caller).await
         };
-        Self::with_options(url.to_string(), ClientOptions::default(), open).await
+        let options = ClientOptions { provider: kept, ..ClientOptions::default() };
+        Self::with_options(url.to_string(), options, open).await
     }
 
     /// A client of a clock that a test moves. It has no thread.

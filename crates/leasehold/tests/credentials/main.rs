@@ -83,7 +83,9 @@ impl Place {
         }
         if let Self::Postgres(server) = self {
             server.run(&format!("ALTER ROLE postgres PASSWORD '{password}'"));
-            server.run("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()");
+            server.run(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()",
+            );
         }
     }
 }

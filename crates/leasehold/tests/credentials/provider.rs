@@ -172,7 +172,8 @@ async fn leases_last_while_the_provider_hangs_fails_or_panics() {
 #[tokio::test]
 async fn error_of_the_provider_is_that_of_the_attempt_to_connect() {
     for place in Place::all() {
-        let client = Client::builder().store(place.url()).credentials(|_| async { Err("the vault is sealed") });
+        let client =
+            Client::builder().store(place.url()).credentials(|_| async { Err("the vault is sealed") });
         let error = client.connect().await.unwrap_err();
         let text = format!("{error:#}");
         assert!(error.is_unavailable() && text.contains("the vault is sealed"), "{}: {text}", place.name());
