@@ -78,6 +78,8 @@ async fn readers_and_writers_never_overlap(store: Place) {
     // Each reader adds one, a writer makes it minus one.
     let inside = Arc::new(AtomicI32::new(0));
     let overlap = Arc::new(AtomicI32::new(0));
+    // Where a client looks for its grant, another one may find its own a moment later.
+    let longer = store.push_delay / 4;
     let mut tasks = Vec::new();
     for number in 0..8 {
         let lock = store.client().await.rw_lock("a");
@@ -95,7 +97,8 @@ async fn readers_and_writers_never_overlap(store: Place) {
                     let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
                     assert!(readers > 0, "no writer is there");
                     overlap.fetch_max(readers, Ordering::SeqCst);
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    let longer = if round < 3 { longer } else { Duration::ZERO };
+                    tokio::time::sleep(Duration::from_millis(1) + longer).await;
                     inside.fetch_sub(1, Ordering::SeqCst);
                     guard.release().await.unwrap();
                 }

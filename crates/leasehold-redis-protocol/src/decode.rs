@@ -65,6 +65,42 @@ pub fn decode_renewals<'a, V: ReplyValue>(
     answers.ok_or(UNKNOWN_REPLY)
 }
 
+/// The digest in an inbox's name, and a message.
+type Message = (Vec<u8>, Vec<u8>);
+
+/// The reply to a [restricted](crate::ScriptVariant::Restricted) script call, and the messages that the client is to publish: for each the
+/// digest in the name of an inbox, which [`inbox_prefix`](crate::inbox_prefix) completes, and the message.
+///
+/// ```
+/// use leasehold_redis_protocol::{Value, decode_outbox};
+///
+/// let bytes = |bytes: &[u8]| Value::Bytes(bytes.to_vec());
+/// let outbox = Value::List(vec![bytes(b"digest"), bytes(b"message")]);
+/// let reply = Value::List(vec![bytes(b"publish"), Value::Int(5), outbox]);
+/// let outbox = vec![(b"digest".to_vec(), b"message".to_vec())];
+/// assert_eq!(decode_outbox(&reply)?, (&Value::Int(5), outbox));
+/// assert_eq!(decode_outbox(&Value::Int(5))?, (&Value::Int(5), vec![]), "nothing is to be published");
+/// # Ok::<(), leasehold_redis_protocol::ProtocolError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`ProtocolError`] for an unknown list of messages.
+pub fn decode_outbox<V: ReplyValue>(value: &V) -> Result<(&V, Vec<Message>), ProtocolError> {
+    let ValueRef::List([mark, reply, outbox]) = value.view() else { return Ok((value, Vec::new())) };
+    let ValueRef::Bytes(b"publish") = mark.view() else { return Ok((value, Vec::new())) };
+    let ValueRef::List(outbox) = outbox.view() else { return Err(UNKNOWN_REPLY) };
+    let message = |pair: &'_ [V]| match pair {
+        [inbox, message] => match (inbox.view(), message.view()) {
+            (ValueRef::Bytes(inbox), ValueRef::Bytes(message)) => Some((inbox.to_vec(), message.to_vec())),
+            _ => None,
+        },
+        _ => None,
+    };
+    let messages: Option<Vec<_>> = outbox.chunks(2).map(message).collect();
+    Ok((reply, messages.ok_or(UNKNOWN_REPLY)?))
+}
+
 /// A token that is further from the store's time than this is not believed before the store confirms it.
 const FARTHEST_TOKEN: Duration = Duration::from_secs(24 * 3600);
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{Acquire, Acquisition, Command, Owner, Release, ReleaseIf, Renew, Resource, Token};
 
 use crate::call::ScriptCall;
-use crate::keys::{clock_key, digest_of, inbox_prefix, resource_key, slot_of};
+use crate::keys::{clock_key, digest_of, inbox_prefix, resource_key, scratch_key, slot_of, tombstone_key};
 use crate::layout::{RESTART_GUARD_KEY, USUAL_WAIT, push_mark};
 use crate::script::Script;
 use crate::variant::ScriptVariant;
@@ -50,6 +50,12 @@ impl ScriptVariant {
         self.push_clock(&mut call, resource);
         if abstains_for.is_some() {
             call.push_key(RESTART_GUARD_KEY.as_bytes());
+        }
+        if self.is_restricted() {
+            call.push_key(scratch_key(Some(slot_of(resource))).as_bytes());
+            if let Some(request) = request_of(command) {
+                call.push_key(tombstone_key(resource, request).as_bytes());
+            }
         }
         push_args(&mut call, command, if self.is_voter() { Expectation::Uncontended } else { expectation });
         if let Some(span) = abstains_for {
@@ -153,7 +159,7 @@ impl ScriptVariant {
     }
 
     fn push_inbox(self, call: &mut ScriptCall, resource: &Resource) {
-        if self.is_cluster() {
+        if self.names_inbox() {
             call.push_arg(|bytes| bytes.extend(inbox_prefix(Some(slot_of(resource))).as_bytes()));
         }
     }
@@ -195,6 +201,16 @@ const fn script_of(command: &Command) -> Script {
         Command::Inspect => Script::Inspect,
         Command::ForceRelease => Script::ForceRelease,
     }
+}
+
+/// The request that the command makes or ends, if it is one.
+fn request_of(command: &Command) -> Option<Acquisition> {
+    let acquisition = match command {
+        Command::Acquire(acquire) => acquire.acquisition,
+        Command::Release(release) => release.acquisition,
+        Command::Renew(_) | Command::Inspect | Command::ForceRelease => return None,
+    };
+    acquisition.is_requested().then_some(acquisition)
 }
 
 /// The expected size of a call, in bytes. A name with escaped characters may need more.

@@ -7,6 +7,10 @@ use leasehold_core::{StoreTime, Token, WaitFor};
 /// The layout version. It is the 4 in key and channel names.
 pub const LAYOUT: &str = "4";
 
+/// Stands in [`LAYOUT_KEY`] where scripts are [restricted](crate::ScriptVariant::Restricted). Clients that use other scripts would not see
+/// the locks of those that use these.
+pub const RESTRICTED_LAYOUT: &str = "4-restricted";
+
 /// The key with the layout version of the clients that use a server. A client stores its version there (`SET … NX EX`).
 /// If another version is stored, the client disconnects, because the clients would not see each other's locks.
 pub const LAYOUT_KEY: &str = "leasehold:layout";

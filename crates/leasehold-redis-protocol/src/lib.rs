@@ -54,7 +54,7 @@ mod value;
 mod variant;
 
 pub use call::ScriptCall;
-pub use decode::{ProtocolError, decode_answer, decode_push, decode_renewals};
+pub use decode::{ProtocolError, decode_answer, decode_outbox, decode_push, decode_renewals};
 pub use delete::{ConditionalDelete, plain_value};
 pub use encode::{BatchKind, Expectation, VoteArgs};
 pub use keys::{
@@ -62,8 +62,8 @@ pub use keys::{
     resource_key, resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox, tombstone_key,
 };
 pub use layout::{
-    LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_EACH, MAX_RENEWALS, RESTART_GUARD_KEY, SLOTS, token_at,
-    token_time,
+    LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_EACH, MAX_RENEWALS, RESTART_GUARD_KEY, RESTRICTED_LAYOUT, SLOTS,
+    token_at, token_time,
 };
 pub use leasehold_core::weight;
 pub use script::{FAILING_WRITES, Script, VIRTUAL_TIME};

@@ -8,12 +8,6 @@ use std::sync::LazyLock;
 
 use leasehold_core::model::{CLAIM_WINDOW, FIRST_WAITER_PLACE, REPOLL_JITTER_MICROS, REPOLL_SPACING};
 
-/// Commands for inboxes on plain channels: single servers, and clusters before Redis 7.
-pub(crate) const PLAIN_CHANNELS: &str = "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n";
-
-/// Commands for inboxes on sharded channels, which stay on the nodes of the slot.
-pub(crate) const SHARDED_CHANNELS: &str = "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n";
-
 /// Before the rules in a cluster.
 pub(crate) const SLOT_GUARD: &str = include_str!("scripts/slot_guard.lua");
 
@@ -26,7 +20,7 @@ pub const VIRTUAL_TIME: &str = include_str!("scripts/testing/virtual_time.lua");
 pub const FAILING_WRITES: &str = include_str!("scripts/testing/failing_writes.lua");
 
 /// An id of the clock that was drawn, and is no token yet: see `model.lua`.
-const NOT_DRAWN: &str = "local drawn = nil\n";
+pub(crate) const NOT_DRAWN: &str = "local drawn = nil\n";
 const NO_FLOOR: &str = "local floor = 0\n";
 const FLOOR: &str = include_str!("scripts/floor.lua");
 const ACQUIRE_VOTER: &str = include_str!("scripts/acquire_voter.lua");
@@ -78,8 +72,8 @@ impl Script {
         Self::ReleaseEach,
     ];
 
-    /// Builds the text. `inboxes` sets the locals `NUMSUB` and `PUBLISH` ([`PLAIN_CHANNELS`] or [`SHARDED_CHANNELS`]), and
-    /// `INBOX` to the inbox name before the client id. A voter has a floor, and its acquire may abstain.
+    /// Builds the text, without the words of a variant. `inboxes` sets the local `INBOX` to the inbox name before the client id. A voter has
+    /// a floor, and its acquire may abstain.
     pub(crate) fn text(self, inboxes: &str, is_voter: bool) -> String {
         // A script as a function, with the keys and arguments of one resource.
         let function = |name, script: Self| {
@@ -209,16 +203,18 @@ mod tests {
                 (CLOCK, script != Script::RenewAll),
                 (RESTART_GUARD, is_vote),
                 (ACQUIRE_VOTER, is_vote),
-                (SLOT_GUARD, variant.is_cluster() && script != Script::RenewAll),
+                (SLOT_GUARD, variant.names_inbox() && script != Script::RenewAll),
                 (enqueue, may_join),
                 (acquire_shared, may_join),
                 (handoff, may_hand_off),
                 (release_shared, may_hand_off),
             ] {
-                assert_eq!(text.contains(part), is_needed, "{script:?} of {variant:?}: {part}");
+                let part = variant.in_words(script, part);
+                assert_eq!(text.contains(&part), is_needed, "{script:?} of {variant:?}: {part}");
             }
             let own = script.source().split(USE_RULES).skip(usize::from(is_vote));
-            assert!(own.into_iter().all(|part| text.contains(part)), "{script:?} of {variant:?}");
+            let mut own = own.into_iter().map(|part| variant.in_words(script, part));
+            assert!(own.all(|part| text.contains(&part)), "{script:?} of {variant:?}");
             assert!(!text.contains("--@"), "{script:?} of {variant:?}");
             let (begun, ended) = (text.matches("(function()\n").count(), text.matches("end)()\n").count());
             assert_eq!(begun, ended, "{script:?} of {variant:?}");

@@ -3,7 +3,11 @@
 use std::sync::LazyLock;
 
 use crate::keys::{inbox_prefix, scratch_key};
-use crate::script::{PLAIN_CHANNELS, SHARDED_CHANNELS, SLOT_GUARD, Script};
+use crate::script::{NOT_DRAWN, SLOT_GUARD, Script};
+
+/// Around a script for a proxy.
+const RESTRICTED: &str = include_str!("scripts/restricted.lua");
+const USE_SCRIPT: &str = "--@use script\n";
 
 /// Pub/sub channels of the clients' inboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,16 +38,35 @@ pub enum ScriptVariant {
     Voter,
     /// A cluster, in which each hash slot has its own inboxes.
     Cluster(Channels),
+    /// A cluster behind a proxy, or a managed server, that restricts what scripts may do: these do without `TIME`, `PUBLISH` and `PUBSUB`,
+    /// and use no key that is not declared. A reply may carry messages that the client is to publish: [`decode_outbox`](crate::decode_outbox).
+    Restricted,
 }
 
 impl ScriptVariant {
     /// Every variant.
-    pub const ALL: [Self; 4] =
-        [Self::Server, Self::Voter, Self::Cluster(Channels::Plain), Self::Cluster(Channels::Sharded)];
+    pub const ALL: [Self; 5] = [
+        Self::Server,
+        Self::Voter,
+        Self::Cluster(Channels::Plain),
+        Self::Cluster(Channels::Sharded),
+        Self::Restricted,
+    ];
 
-    /// Whether commands go to a cluster.
+    /// Whether each hash slot has keys of its own, because a command may only use those of one.
     #[must_use]
     pub const fn is_cluster(self) -> bool {
+        matches!(self, Self::Cluster(_) | Self::Restricted)
+    }
+
+    /// Whether the scripts do without what a proxy may refuse.
+    #[must_use]
+    pub const fn is_restricted(self) -> bool {
+        matches!(self, Self::Restricted)
+    }
+
+    /// Whether the scripts publish in inboxes whose names are an argument.
+    pub(crate) const fn names_inbox(self) -> bool {
         matches!(self, Self::Cluster(_))
     }
 
@@ -53,11 +76,11 @@ impl ScriptVariant {
         matches!(self, Self::Voter)
     }
 
-    /// The channels of the inboxes.
+    /// The channels of the inboxes, if scripts publish there.
     #[must_use]
     pub const fn channels(self) -> Channels {
         match self {
-            Self::Server | Self::Voter => Channels::Plain,
+            Self::Server | Self::Voter | Self::Restricted => Channels::Plain,
             Self::Cluster(channels) => channels,
         }
     }
@@ -65,24 +88,58 @@ impl ScriptVariant {
     /// The text of a script.
     #[must_use]
     pub fn text(self, script: Script) -> String {
-        script.text(&self.inboxes(), self.is_voter())
+        let text = script.text(&self.constants(), self.is_voter());
+        let text = match (self, text.strip_prefix(NOT_DRAWN)) {
+            (Self::Restricted, Some(script)) => [NOT_DRAWN, &RESTRICTED.replace(USE_SCRIPT, script)].concat(),
+            _ => text,
+        };
+        self.in_words(script, &text)
     }
 
-    /// The scripts' constants for inboxes. In a cluster the channel depends on the slot and is an argument, and the slot may move.
-    fn inboxes(self) -> String {
-        let commands = match self.channels() {
-            Channels::Plain => PLAIN_CHANNELS,
-            Channels::Sharded => SHARDED_CHANNELS,
-        };
-        let name =
-            if self.is_cluster() { "ARGV[#ARGV]".to_owned() } else { format!("'{}'", inbox_prefix(None)) };
+    /// The scripts' constants. In a cluster the channel depends on the slot and is an argument, and the slot may move.
+    fn constants(self) -> String {
         // No call declares the scratch: it would cost 26 bytes, and refuse every call while a slot of a cluster is being moved.
-        let scratch = match self.is_cluster() {
-            true => "string.gsub(KEYS[2], 'clock', 'scratch', 1)".to_owned(),
-            false => format!("'{}'", scratch_key(None)),
+        match self {
+            Self::Server | Self::Voter => {
+                let (inbox, scratch) = (inbox_prefix(None), scratch_key(None));
+                format!("local INBOX = '{inbox}'\nlocal SCRATCH = '{scratch}'\n")
+            }
+            Self::Cluster(_) => {
+                let scratch = "string.gsub(KEYS[2], 'clock', 'scratch', 1)";
+                format!("local INBOX = ARGV[#ARGV]\nlocal SCRATCH = {scratch}\n{SLOT_GUARD}")
+            }
+            Self::Restricted => String::new(),
+        }
+    }
+
+    /// The text with this variant's words: proxies want literal commands, and keys as `KEYS[i]`.
+    pub(crate) fn in_words(self, script: Script, text: &str) -> String {
+        if self.is_restricted() {
+            let may_exceed = matches!(script, Script::Renew | Script::Release | Script::ForceRelease);
+            // The short name of redis.call, but not the ends of the long ones.
+            let text = text.replace("local call = redis.call\n", "").replace("call('", "redis.call('");
+            return text
+                .replace("redis.redis.call('", "redis.call('")
+                .replace("redis.predis.call('", "redis.pcall('")
+                .replace("NOW()", "time_of_clock()")
+                .replace("NUMSUB(", "subscribers(")
+                .replace("PUBLISH(", "publish_later(")
+                .replace("MAY_EXCEED_MEMORY", if may_exceed { "true" } else { "false" })
+                // No token is reserved: the time is that of the clock of tokens, which reserved ones would move on.
+                .replace("local MAX_LEAD = 100", "local MAX_LEAD = -100")
+                .replace("SCRATCH", "KEYS[3]")
+                .replace("ENDED", "KEYS[4]");
+        }
+        let (numsub, publish) = match self.channels() {
+            Channels::Plain => ("'NUMSUB'", "'PUBLISH'"),
+            Channels::Sharded => ("'SHARDNUMSUB'", "'SPUBLISH'"),
         };
-        let guard = if self.is_cluster() { SLOT_GUARD } else { "" };
-        format!("{commands}local INBOX = {name}\nlocal SCRATCH = {scratch}\n{guard}")
+        let ended =
+            "'leasehold:4:ended' .. string.sub(KEYS[1], #'leasehold:4:') .. ':' .. redis.sha1hex(attempt)";
+        text.replace("NOW()", "redis.call('TIME')")
+            .replace("NUMSUB(", &format!("redis.call('PUBSUB', {numsub}, INBOX .. "))
+            .replace("PUBLISH(", &format!("redis.call({publish}, INBOX .. "))
+            .replace("ENDED", ended)
     }
 
     const fn index(self) -> usize {
@@ -91,6 +148,7 @@ impl ScriptVariant {
             Self::Voter => 1,
             Self::Cluster(Channels::Plain) => 2,
             Self::Cluster(Channels::Sharded) => 3,
+            Self::Restricted => 4,
         }
     }
 
@@ -108,7 +166,7 @@ pub(crate) struct ScriptSource {
 }
 
 /// By script and variant.
-static SOURCES: LazyLock<[[ScriptSource; 4]; 9]> = LazyLock::new(|| {
+static SOURCES: LazyLock<[[ScriptSource; 5]; 9]> = LazyLock::new(|| {
     Script::ALL.map(|script| {
         ScriptVariant::ALL.map(|variant| {
             let text = variant.text(script);
@@ -150,8 +208,12 @@ mod tests {
             for variant in ScriptVariant::ALL {
                 let text = variant.text(script);
                 assert_eq!(text.contains("local floor = 0\n"), !variant.is_voter(), "{script:?} {variant:?}");
-                assert_eq!(text.contains("local INBOX = ARGV[#ARGV]\n"), variant.is_cluster(), "{variant:?}");
-                let is_sharded = variant.channels() == Channels::Sharded;
+                assert_eq!(
+                    text.contains("local INBOX = ARGV[#ARGV]\n"),
+                    variant.names_inbox(),
+                    "{variant:?}"
+                );
+                let is_sharded = variant == ScriptVariant::Cluster(Channels::Sharded);
                 assert_eq!(text.contains("'SPUBLISH'"), is_sharded, "{variant:?}");
             }
         }
@@ -159,16 +221,61 @@ mod tests {
 
     #[test]
     fn client_subscribes_to_the_channels_on_which_the_scripts_publish() {
-        let plain = ("SUBSCRIBE", "local NUMSUB, PUBLISH = 'NUMSUB', 'PUBLISH'\n");
-        let sharded = ("SSUBSCRIBE", "local NUMSUB, PUBLISH = 'SHARDNUMSUB', 'SPUBLISH'\n");
-        for (variant, (subscribe, publish)) in
+        let plain =
+            ("SUBSCRIBE", "redis.call('PUBLISH', INBOX .. ", "redis.call('PUBSUB', 'NUMSUB', INBOX .. ");
+        let sharded = (
+            "SSUBSCRIBE",
+            "redis.call('SPUBLISH', INBOX .. ",
+            "redis.call('PUBSUB', 'SHARDNUMSUB', INBOX .. ",
+        );
+        for (variant, (subscribe, publish, count)) in
             ScriptVariant::ALL.into_iter().zip([plain, plain, plain, sharded])
         {
             assert_eq!(variant.channels().subscribe_command(), subscribe, "{variant:?}");
             let text = variant.text(Script::Acquire);
-            assert!(text.contains(publish), "{variant:?}");
+            assert!(text.contains(publish) && text.contains(count), "{variant:?}");
             let inbox = "local INBOX = 'leasehold:4:inbox:'\n";
             assert_eq!(text.contains(inbox), !variant.is_cluster(), "{variant:?}");
+        }
+    }
+
+    /// The commands of the scripts for a proxy, each with what follows its opening parenthesis.
+    fn commands_of(text: &str) -> impl Iterator<Item = &str> {
+        let lines = text.lines().map(|line| line.split("--").next().unwrap_or_default());
+        lines.flat_map(|line| {
+            line.match_indices("call(")
+                .filter(|(at, _)| line[..*at].ends_with("redis.") || line[..*at].ends_with("redis.p"))
+                .map(|(at, _)| &line[at + 5..])
+        })
+    }
+
+    #[test]
+    fn scripts_for_a_proxy_have_literal_commands_and_declared_keys_only() {
+        const FORBIDDEN: [&str; 5] = ["'TIME'", "'PUBLISH'", "'SPUBLISH'", "'PUBSUB'", "'SCRIPT'"];
+        for script in [Script::Acquire, Script::Renew, Script::Release, Script::Inspect, Script::ForceRelease]
+        {
+            let text = ScriptVariant::Restricted.text(script);
+            let commands: Vec<&str> = commands_of(&text).collect();
+            assert!(commands.len() > 10, "{script:?}");
+            for command in commands {
+                assert!(!FORBIDDEN.iter().any(|word| command.starts_with(word)), "{script:?}: {command}");
+                let (word, rest) =
+                    command.split_once(", ").unwrap_or_else(|| panic!("{script:?}: {command}"));
+                let is_literal = word.starts_with('\'') && word.ends_with('\'');
+                assert!(is_literal && rest.starts_with("KEYS["), "{script:?}: {command}");
+            }
+            // No other name of the functions that call commands.
+            let code: String = text.lines().map(|line| line.split("--").next().unwrap_or_default()).collect();
+            let named = code.matches("redis.call").count() + code.matches("redis.pcall").count();
+            let called = code.matches("redis.call('").count() + code.matches("redis.pcall('").count();
+            assert_eq!(named, called, "{script:?}");
+            assert!(code.contains("local MAX_LEAD = -100"));
+            assert!(
+                !code.contains("PUBLISH")
+                    && !code.contains("NUMSUB")
+                    && !code.contains("SCRATCH")
+                    && !code.contains("ENDED")
+            );
         }
     }
 }

@@ -52,6 +52,7 @@ fn name_of(variant: ScriptVariant) -> &'static str {
         ScriptVariant::Voter => "voter",
         ScriptVariant::Cluster(Channels::Plain) => "cluster",
         ScriptVariant::Cluster(Channels::Sharded) => "cluster-sharded",
+        ScriptVariant::Restricted => "restricted",
     }
 }
 

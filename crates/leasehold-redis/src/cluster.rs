@@ -269,7 +269,7 @@ mod tests {
     use super::super::pushes::MessageHandler;
     use super::survey::MADE_ANEW_AFTER;
     use super::*;
-    use crate::url::Login;
+    use crate::url::RedisUrl;
 
     const SLOT: u16 = 5;
 

@@ -1,5 +1,6 @@
 //! The connections of one endpoint.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::contended::Contended;
 use super::deletes::Deletes;
 use super::error::{Answered, CallError};
 use super::handshake::ServerFacts;
-use super::limits::REPLICA_TIMEOUT;
+use super::limits::{POLL_BEHIND_A_PROXY, POLLS_WITHOUT_PUSHES, REPLICA_TIMEOUT};
 use super::own_connection::OwnConnection;
 use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
 use super::send::pipeline::{CallOptions, Mode, Role};
@@ -53,6 +54,10 @@ pub(super) struct Connections {
     /// Of all others, whose commands the client's thread sends.
     by_driver: Batches,
     is_cluster_node: bool,
+    /// Something restricts what scripts may do.
+    is_restricted: bool,
+    /// What was published has not arrived.
+    are_pushes_lost: AtomicBool,
     channels: Option<Channels>,
     /// None while the subscriber connection is being opened.
     subscription: Mutex<Option<Arc<Subscription>>>,
@@ -83,6 +88,8 @@ impl Connections {
             by_caller: Batches::default(),
             by_driver: Batches::default(),
             is_cluster_node: facts.is_cluster_node,
+            is_restricted: facts.is_restricted,
+            are_pushes_lost: AtomicBool::new(false),
             channels: facts.channels,
             subscription: Mutex::default(),
             tasks: Mutex::default(),
@@ -104,6 +111,26 @@ impl Connections {
         self.is_cluster_node
     }
 
+    /// Whether something restricts what scripts may do: a proxy, of which each connection may lead to another server.
+    pub(super) fn is_restricted(&self) -> bool {
+        self.is_restricted
+    }
+
+    pub(super) fn are_pushes_lost(&self) -> bool {
+        self.are_pushes_lost.load(Ordering::Relaxed) || self.subscription().is_none()
+    }
+
+    /// Notes whether what is published arrives.
+    pub(super) fn set_pushes_lost(&self, are_lost: bool) {
+        self.are_pushes_lost.store(are_lost, Ordering::Relaxed);
+    }
+
+    /// How long a waiter may wait at most before it looks again, where a push may be lost: the head of the queue, and another one.
+    pub(super) fn longest_waits(&self) -> Option<[Duration; 2]> {
+        self.is_restricted
+            .then(|| if self.are_pushes_lost() { POLLS_WITHOUT_PUSHES } else { [POLL_BEHIND_A_PROXY; 2] })
+    }
+
     /// The channels of the inboxes of hash slots at this node of a cluster; none at another server.
     pub(super) fn channels(&self) -> Option<Channels> {
         self.channels
@@ -114,6 +141,7 @@ impl Connections {
         let variant = match (role.variant, self.channels) {
             // The node may have another version than the one that was asked when the client was opened.
             (ScriptVariant::Cluster(_), Some(channels)) => ScriptVariant::Cluster(channels),
+            (ScriptVariant::Server, _) if self.is_restricted => ScriptVariant::Restricted,
             (variant, _) => variant,
         };
         // A voter's scripts have other first lines.
@@ -149,6 +177,11 @@ impl Connections {
     /// The user that logs in.
     pub(super) fn user(&self) -> Option<String> {
         self.dial.0.user()
+    }
+
+    /// Where they lead to.
+    pub(super) fn address(&self) -> String {
+        self.dial.0.addr().to_string()
     }
 
     pub(super) fn driver_conn(&self) -> OwnConnection {

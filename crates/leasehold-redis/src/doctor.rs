@@ -9,6 +9,7 @@ mod acl_check;
 mod foreign_locks;
 mod probe;
 mod query;
+mod restricted;
 mod server_rules;
 mod time_rules;
 mod topology_rules;
@@ -38,6 +39,11 @@ pub(super) enum Address {
 
 /// Checks every server of a store.
 pub(super) async fn diagnose(nodes: &Nodes, address: &Address) -> Result<Diagnosis, StoreError> {
+    if let Nodes::Server { endpoint, is_restricted: true, .. } = nodes {
+        let connections = endpoint.connections().await?;
+        let component = restricted::check(&connections, &connections.address()).await?;
+        return Ok(Diagnosis::new(vec![component]));
+    }
     let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     match address {
         Address::Own(dial) => {

@@ -1,8 +1,10 @@
-//! First commands on a new connection: layout check, settings check, run id, and which conditional delete the server allows.
+//! First commands on a new connection: settings check, run id, layout check, and which conditional delete the server allows.
 
 use std::time::Duration;
 
-use leasehold_redis_protocol::{Channels, ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL};
+use leasehold_redis_protocol::{
+    Channels, ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, RESTRICTED_LAYOUT,
+};
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 use tokio::time::Instant;
@@ -23,14 +25,17 @@ pub(super) struct ServerFacts {
     pub(super) is_cluster_node: bool,
     /// The channels of the inboxes of hash slots, if the server was asked: while a cluster is upgraded, its nodes differ.
     pub(super) channels: Option<Channels>,
+    /// Something restricts what scripts may do.
+    pub(super) is_restricted: bool,
 }
 
-/// Checks a new connection, which is one to a node with hash slots, or not. Fails if clients with another key layout
-/// use this server, because they would not see this client's locks.
+/// Checks a new connection, which is one to a node with hash slots, or not. `check_scripts` says whether scripts are restricted. Fails if
+/// clients with another key layout use this server, because they would not see this client's locks.
 pub(super) async fn handshake(
     connection: &mut MultiplexedConnection,
     is_resp2: bool,
     has_slots: bool,
+    check_scripts: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<bool, RedisError>,
     warn: &(dyn Fn(String) + Send + Sync),
 ) -> Result<ServerFacts, RedisError> {
     let mut questions = redis::pipe();
@@ -49,7 +54,9 @@ pub(super) async fn handshake(
     let facts: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
     let answered_in = asked.elapsed();
     connection.set_response_timeout(limit_after(answered_in));
-    check_layout(connection).await.map_err(paused)?;
+    let is_restricted = check_scripts(connection).await.map_err(paused)?;
+    let layout = if is_restricted { RESTRICTED_LAYOUT } else { LAYOUT };
+    check_layout(connection, layout).await.map_err(paused)?;
     let info = |at: usize| match facts.get(at) {
         Some(Ok(info)) => redis::from_redis_value_ref::<String>(info).ok(),
         _ => None,
@@ -61,7 +68,7 @@ pub(super) async fn handshake(
     }
     let channels = facts.get(2).filter(|_| has_slots).map(channels_by);
     let Some(info) = info(1) else {
-        return Ok(ServerFacts { channels, answered_in, ..ServerFacts::default() });
+        return Ok(ServerFacts { channels, answered_in, is_restricted, ..ServerFacts::default() });
     };
     let delete = match ConditionalDelete::of_server(&info) {
         Some(delete) if may_delete(connection, delete).await? => Some(delete),
@@ -69,7 +76,14 @@ pub(super) async fn handshake(
     };
     // Redis calls it redis_mode, and Valkey server_mode.
     let is_cluster_node = info.lines().any(|line| line.trim_end().ends_with("_mode:cluster"));
-    Ok(ServerFacts { run_id: run_id_in(&info), answered_in, delete, is_cluster_node, channels })
+    Ok(ServerFacts {
+        run_id: run_id_in(&info),
+        answered_in,
+        delete,
+        is_cluster_node,
+        channels,
+        is_restricted,
+    })
 }
 
 /// Sharded channels (since Redis 7.0), unless the server does not know the command. An error otherwise is a right that is missing.
@@ -84,10 +98,10 @@ fn paused(error: RedisError) -> RedisError {
 }
 
 /// Publishes the key layout of this client, and compares it with that of the others.
-async fn check_layout(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+async fn check_layout(connection: &mut MultiplexedConnection, own: &str) -> Result<(), RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
-    questions.cmd("SET").arg(LAYOUT_KEY).arg(LAYOUT).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
+    questions.cmd("SET").arg(LAYOUT_KEY).arg(own).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
     questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
     let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
     // Other errors (replica, full memory, redirect, ACL) either do not matter or also fail the first lock command.
@@ -97,17 +111,32 @@ async fn check_layout(connection: &mut MultiplexedConnection) -> Result<(), Redi
         return Err(error.clone());
     }
     if let Some(Ok(Value::BulkString(layout))) = answers.get(1)
-        && layout != LAYOUT.as_bytes()
+        && layout != own.as_bytes()
     {
+        let other = String::from_utf8_lossy(layout);
+        if [LAYOUT, RESTRICTED_LAYOUT].contains(&&*other) {
+            return Err((ErrorKind::Client, OWN, other_scripts(own)).into());
+        }
         let message = format!(
-            "programs with a version of leasehold that keeps its keys in another layout (layout {}, here {LAYOUT}) use this \
+            "programs with a version of leasehold that keeps its keys in another layout (layout {other}, here {own}) use this \
              server, and would not see our locks: use the same version everywhere. When none of them runs any more, \
-             delete the key {LAYOUT_KEY}",
-            String::from_utf8_lossy(layout)
+             delete the key {LAYOUT_KEY}"
         );
         return Err((ErrorKind::Client, OWN, message).into());
     }
     Ok(())
+}
+
+/// Why a client does not use the scripts that the others use: the keys have other names, and the time is another one.
+fn other_scripts(own: &str) -> String {
+    let (others, this) = match own {
+        RESTRICTED_LAYOUT => ("directly", "through a proxy, or with proxy=yes"),
+        _ => ("through a proxy, or with proxy=yes", "directly"),
+    };
+    format!(
+        "other programs reach these servers {others}, and this one {this}: they would not see each other's locks. Let all \
+         programs connect the same way. When none of the others runs any more, delete the key {LAYOUT_KEY}"
+    )
 }
 
 /// The server's run id, which changes at each start; none if the user may not ask.

@@ -33,6 +33,7 @@ mod own_connection;
 mod place;
 mod pushes;
 mod records;
+mod restriction;
 mod rights;
 mod send;
 mod sentinel;
@@ -161,6 +162,10 @@ impl Store for Redis {
     }
 
     fn acquire_all(&self, attempts: &[(Arc<Resource>, Arc<Acquire>)]) -> Option<BoxFuture<Vec<CallResult>>> {
+        if self.nodes.is_restricted() {
+            // The scripts for one lock declare keys that one for several does not.
+            return None;
+        }
         if let Nodes::Cluster { .. } = &*self.nodes {
             let mut slots = attempts.iter().map(|(resource, _)| slot_of(resource));
             let first = slots.next();

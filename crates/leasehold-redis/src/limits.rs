@@ -34,6 +34,17 @@ pub(super) const SENTINEL_POLL_INTERVAL: Duration = Duration::from_secs(10);
 pub(super) const POLL_INTERVALS: PollIntervals =
     PollIntervals::new(Duration::from_secs(25), Duration::from_secs(80));
 
+/// A waiter looks again at least this often where the client that releases sends the push: it may end before. A grant must be claimed within
+/// three seconds.
+pub(super) const POLL_BEHIND_A_PROXY: Duration = Duration::from_millis(1_500);
+
+/// The same where no push arrives: the head of the queue, and another waiter.
+pub(super) const POLLS_WITHOUT_PUSHES: [Duration; 2] =
+    [Duration::from_millis(50), Duration::from_millis(250)];
+
+/// Max time for which a message that a client sends to itself is waited for.
+pub(super) const PUSH_TRIAL: Duration = Duration::from_millis(500);
+
 /// Interval at which a client moves the expiry of its record.
 pub(super) const RECORD_REFRESH: Duration = Duration::from_secs(180);
 

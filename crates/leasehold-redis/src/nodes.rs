@@ -25,6 +25,8 @@ pub(super) enum Nodes {
         endpoint: Endpoint,
         /// Where several vote, and this is one of them.
         voting: Option<Voting>,
+        /// A proxy, or a managed server, restricts what scripts may do.
+        is_restricted: bool,
         record: Arc<ClientRecord>,
     },
     Cluster {
@@ -42,6 +44,11 @@ impl Nodes {
         match self {
             Self::Server { record, .. } | Self::Cluster { record, .. } => record,
         }
+    }
+
+    /// Whether something restricts what scripts may do.
+    pub(super) fn is_restricted(&self) -> bool {
+        matches!(self, Self::Server { is_restricted: true, .. })
     }
 
     /// What each server is for the client's calls.

@@ -19,6 +19,7 @@ use super::caller_conn::{Caller, CallerRuntime};
 use super::client_record::ClientRecord;
 use super::cluster::Cluster;
 use super::connect::{Credentials, Dial};
+use super::connections::Connections;
 use super::doctor::Address;
 use super::endpoint::{Endpoint, EndpointConfig, Target};
 use super::foreign::ServerKeys;
@@ -26,6 +27,7 @@ use super::limits::ANSWER_TIMEOUT;
 use super::nodes::{Nodes, Voting};
 use super::sentinel::Sentinels;
 use super::wire::{self, SharedConnection, Wire};
+use crate::restriction::Restriction;
 use crate::url::{Host, Place, RedisUrl};
 
 impl Redis {
@@ -40,7 +42,7 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Result<Arc<Self>, OpenError> {
-        let opening = Opening::new(client, inbox, caller, url.is_resp2);
+        let opening = Opening::at(url, client, inbox, caller);
         let (credentials, target) = Self::read_files(url).await?;
         let unavailable = |error| unavailable(url, &error);
         let nodes = match &url.place {
@@ -52,11 +54,13 @@ impl Redis {
                 let connections = endpoint.connections().await.map_err(unavailable)?;
                 match place {
                     // The server decides whether it is a cluster, and not the address.
-                    Place::Server(host) if connections.is_cluster_node() && !url.is_resp2 => {
+                    Place::Server(host)
+                        if connections.is_cluster_node() && !url.is_resp2 && !connections.is_restricted() =>
+                    {
                         let seeds = vec![host.clone()];
                         opening.cluster(credentials.of_cluster(), seeds, client).await.map_err(unavailable)?
                     }
-                    _ => Nodes::Server { endpoint, voting: None, record: opening.record.clone() },
+                    _ => opening.server(endpoint, &connections),
                 }
             }
         };
@@ -95,10 +99,10 @@ impl Redis {
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
     ) -> Arc<Self> {
-        let opening = Opening { is_voter: true, ..Opening::new(client, inbox, caller, url.is_resp2) };
+        let opening = Opening { is_voter: true, ..Opening::at(url, client, inbox, caller) };
         let endpoint = opening.endpoint(target.0, client);
         let record = opening.record.clone();
-        let nodes = Nodes::Server { endpoint, voting: Some(voting), record };
+        let nodes = Nodes::Server { endpoint, voting: Some(voting), is_restricted: false, record };
         opening.finish(nodes, Address::Url(Box::new(url.clone())), url.credentials().cloned())
     }
 
@@ -136,7 +140,7 @@ impl Redis {
             connections.set_caller_wire(Wire::Shared(wire));
             opening.callers.set_usable();
         }
-        let nodes = Nodes::Server { endpoint, voting: None, record: opening.record.clone() };
+        let nodes = opening.server(endpoint, &connections);
         Ok(opening.finish(nodes, Address::Own(Box::new(dial)), credentials))
     }
 }
@@ -170,6 +174,8 @@ struct Opening {
     is_resp2: bool,
     /// The server is a quorum node.
     is_voter: bool,
+    /// What scripts may do.
+    restriction: Arc<Restriction>,
     /// A connection of the program's for commands of its tasks.
     shared: Option<SharedConnection>,
     warnings: Arc<Mutex<BTreeSet<String>>>,
@@ -177,6 +183,12 @@ struct Opening {
 }
 
 impl Opening {
+    /// As the address says.
+    fn at(url: &RedisUrl, client: ClientId, inbox: Weak<dyn Inbox>, caller: Option<Handle>) -> Self {
+        let restriction = Arc::new(Restriction::of_address(url.is_proxy));
+        Self { restriction, ..Self::new(client, inbox, caller, url.is_resp2) }
+    }
+
     fn new(client: ClientId, inbox: Weak<dyn Inbox>, caller: Option<Handle>, is_resp2: bool) -> Self {
         Self {
             inbox,
@@ -184,6 +196,7 @@ impl Opening {
             callers: Arc::default(),
             is_resp2,
             is_voter: false,
+            restriction: Arc::default(),
             shared: None,
             warnings: Arc::default(),
             record: Arc::new(ClientRecord::new(client)),
@@ -205,6 +218,12 @@ impl Opening {
         Ok(Nodes::Cluster { cluster, variant, client, tasks: Tasks::current(), record })
     }
 
+    /// One server, which is no quorum node.
+    fn server(&self, endpoint: Endpoint, connections: &Connections) -> Nodes {
+        let (is_restricted, record) = (connections.is_restricted(), self.record.clone());
+        Nodes::Server { endpoint, voting: None, is_restricted, record }
+    }
+
     fn endpoint(&self, target: Target, client: ClientId) -> Endpoint {
         Endpoint::new(target, (self.endpoint_config(client))(Some(inbox_of(client, None))))
     }
@@ -216,7 +235,8 @@ impl Opening {
     ) -> impl Fn(Option<String>) -> EndpointConfig + Send + Sync + 'static {
         let (inbox, caller, callers) = (self.inbox.clone(), self.caller.clone(), self.callers.clone());
         let (warnings, is_resp2, is_voter) = (self.warnings.clone(), self.is_resp2, self.is_voter);
-        let (shared, record) = (self.shared.clone(), self.record.clone());
+        let (shared, record, restriction) =
+            (self.shared.clone(), self.record.clone(), self.restriction.clone());
         // Any user of the server can send messages: they do not fill the log.
         let has_warned = Arc::new(AtomicBool::new(false));
         move |channel| {
@@ -252,6 +272,7 @@ impl Opening {
                 }),
                 caller: caller.clone(),
                 is_resp2,
+                restriction: restriction.clone(),
                 runtime: callers.clone(),
                 is_voter,
                 shared,

@@ -56,6 +56,9 @@ impl Connections {
         run_id: Option<&str>,
         connection: &mut MultiplexedConnection,
     ) -> Result<Place, RedisError> {
+        if self.is_restricted() {
+            return Ok(Place::Here);
+        }
         if !self.run_id().is_empty() || run_id.is_some() {
             return Ok(if run_id == Some(&**self.run_id()) { Place::Here } else { Place::Elsewhere });
         }
@@ -97,7 +100,8 @@ impl Connections {
         if let Some(mut connection) = subscription.connection() {
             return self.place_at(subscription.run_id(), &mut connection).await;
         }
-        let Some(private) = subscription.private_channel() else { return Ok(Place::Unknown) };
+        let private = subscription.private_channel().filter(|_| !self.is_restricted());
+        let Some(private) = private else { return Ok(Place::Unknown) };
         let mut question = redis::cmd("PUBSUB");
         question.arg("NUMSUB").arg(private);
         let (_, listeners): (String, u64) = question.query_async(&mut self.driver_conn()).await?;

@@ -145,6 +145,8 @@ pub(super) struct SubscriberStatus {
     is_accepting: AtomicBool,
     is_lost: AtomicBool,
     lost: Notify,
+    /// A message has arrived, whether it counts or not.
+    received: Notify,
     /// Of the connections to the server.
     connections: Arc<ConnectionStatus>,
 }
@@ -152,7 +154,7 @@ pub(super) struct SubscriberStatus {
 impl SubscriberStatus {
     pub(super) fn new(connections: Arc<ConnectionStatus>) -> Self {
         let (is_accepting, is_lost) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { is_accepting, is_lost, lost: Notify::new(), connections }
+        Self { is_accepting, is_lost, lost: Notify::new(), received: Notify::new(), connections }
     }
 
     fn lose(&self) {
@@ -160,7 +162,9 @@ impl SubscriberStatus {
         self.lost.notify_one();
     }
 
-    fn accepts_pushes(&self) -> bool {
+    /// Notes a message. Returns whether it counts.
+    fn receive(&self) -> bool {
+        self.received.notify_one();
         self.is_accepting.load(Ordering::SeqCst) && self.connections.accepts_pushes()
     }
 }
@@ -213,6 +217,11 @@ impl Subscription {
     /// Waits until the connection is lost, or given up.
     pub(super) async fn lost(&self) {
         self.status.lost.notified().await;
+    }
+
+    /// Waits for a message, or for none if one has arrived.
+    pub(super) async fn message_received(&self) {
+        self.status.received.notified().await;
     }
 
     /// Gives the connection up.
@@ -299,7 +308,7 @@ pub(super) fn subscriber_handler(
             // A server that loses a slot unsubscribes its channels. The redis crate takes this for a reply and then assigns
             // every later reply to the wrong command, so the connection must be given up.
             PushKind::SUnsubscribe | PushKind::Disconnection => status.lose(),
-            PushKind::Message | PushKind::SMessage if status.accepts_pushes() => {
+            PushKind::Message | PushKind::SMessage if status.receive() => {
                 if let [Value::BulkString(channel), Value::BulkString(message)] = info.data.as_slice() {
                     on_message(channel, message);
                 }
@@ -317,7 +326,7 @@ async fn forward_messages(
     status: Arc<SubscriberStatus>,
 ) {
     while let Some(message) = messages.next().await {
-        if status.accepts_pushes() {
+        if status.receive() {
             on_message(message.get_channel_name().as_bytes(), message.get_payload_bytes());
         }
     }

@@ -8,7 +8,7 @@ use leasehold_redis_protocol::{inbox_of, scratch_key};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisError, Value};
 
-use super::error::{OWN_REFUSAL, is_unknown, lacks_a_right};
+use super::error::{OWN_REFUSAL, explain, is_unknown, lacks_a_right};
 use super::wire::{self, Wire};
 
 /// A right that users need.
@@ -175,12 +175,59 @@ fn probes(place: Place, key: &str, channel: &str) -> Cmd {
     command
 }
 
-/// What a user lacks, as a sentence with the remedy; `None` if it is nothing that was tried.
-fn verdict(place: Place, answer: Result<Value, RedisError>, user: &str) -> Option<String> {
+/// What the script that tries rights has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The user may do all that was tried, or it is not known.
+    Fine,
+    /// What the user lacks, as a sentence with the remedy.
+    Lacks(String),
+    /// A proxy, or a managed server, does not let scripts do that.
+    Restricted,
+}
+
+/// Of the server as a whole, and of this moment: they do not tell what scripts may do.
+const PASSING: [&str; 10] = [
+    "MOVED",
+    "ASK",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
+    "MASTERDOWN",
+    "LOADING",
+    "READONLY",
+    "BUSY",
+    "MISCONF",
+    "NOREPLICAS",
+];
+
+/// What a script may not do anywhere else than at a real server.
+const RESTRICTED: [&str; 3] = ["+time", "+publish", "+pubsub|numsub"];
+
+/// Whether no real server would answer so.
+fn is_of_a_proxy(right: &Right, error: &str) -> bool {
+    let is_refused = RESTRICTED.contains(&right.rule) && !error.is_empty() && !is_unknown(error);
+    is_refused || error.to_lowercase().contains("declared")
+}
+
+/// That scripts of all kinds are refused.
+fn no_scripts() -> String {
+    "the server allows no scripts (EVAL), which all locks need: allow them, or use another store: another Redis or Valkey server, \
+     postgres: or sqlite:"
+        .to_owned()
+}
+
+/// Whether the server refuses to run a script as a whole, for another reason than a right or its state.
+fn is_refused_as_a_whole(error: &RedisError) -> bool {
+    error.code().is_some_and(|code| !PASSING.contains(&code)) && !lacks_a_right(&error.to_string())
+}
+
+fn verdict(place: Place, answer: Result<Value, RedisError>, user: &str) -> Verdict {
     let errors = match answer.and_then(Value::extract_error) {
-        Ok(value) => redis::from_redis_value::<Vec<String>>(value).ok()?,
-        Err(error) if lacks_a_right(&error.to_string()) => return Some(grant(user, "+eval")),
-        Err(_) => return None,
+        Ok(value) => redis::from_redis_value::<Vec<String>>(value).unwrap_or_default(),
+        Err(error) if lacks_a_right(&error.to_string()) => return Verdict::Lacks(grant(user, "+eval")),
+        Err(error) if is_unknown(&error.to_string()) => return Verdict::Lacks(no_scripts()),
+        Err(error) if is_refused_as_a_whole(&error) => return Verdict::Restricted,
+        Err(_) => return Verdict::Fine,
     };
     let (mut rules, mut unknown) = (Vec::new(), Vec::new());
     for (right, error) in place.probed().zip(&errors) {
@@ -188,18 +235,20 @@ fn verdict(place: Place, answer: Result<Value, RedisError>, user: &str) -> Optio
             if !rules.contains(&rule) {
                 rules.push(rule);
             }
+        } else if is_of_a_proxy(right, error) {
+            return Verdict::Restricted;
         } else if is_unknown(error) && right.purpose == Purpose::Locks {
             unknown.push(right.rule.trim_start_matches('+').to_uppercase());
         }
     }
     if !unknown.is_empty() {
         let names = unknown.join(", ");
-        return Some(format!(
+        return Verdict::Lacks(format!(
             "the server does not know {names}, which leasehold needs: it is renamed or disabled (rename-command), or the \
              server is older than Redis 6.2"
         ));
     }
-    (!rules.is_empty()).then(|| grant(user, &rules.join(" ")))
+    if rules.is_empty() { Verdict::Fine } else { Verdict::Lacks(grant(user, &rules.join(" "))) }
 }
 
 /// That the user lacks these rights, with the remedy.
@@ -208,17 +257,37 @@ pub(super) fn grant(user: &str, rules: &str) -> String {
 }
 
 /// Refuses a new connection whose user lacks a right, before it does half of something. A right to certain names of locks only shows
-/// when one is used.
+/// when one is used. Returns whether scripts are restricted.
 pub(super) async fn check(
     connection: &mut MultiplexedConnection,
     place: Place,
     user: Option<&str>,
-) -> Result<(), RedisError> {
+) -> Result<bool, RedisError> {
     let questions = questions(place, &scratch_key(None), &inbox_of(ClientId::new(0), None));
     let answers = wire::pipeline(connection, questions, false).await;
-    match lack(place, answers, user.unwrap_or("default")) {
-        Some(message) => Err((ErrorKind::Client, OWN_REFUSAL, message).into()),
-        None => Ok(()),
+    if let Some(Err(error)) = answers.first()
+        && error.is_timeout()
+    {
+        return Err(error.clone());
+    }
+    match judge(place, answers, user.unwrap_or("default")) {
+        Verdict::Lacks(message) => Err((ErrorKind::Client, OWN_REFUSAL, message).into()),
+        Verdict::Fine => Ok(false),
+        Verdict::Restricted => Ok(true),
+    }
+}
+
+/// Refuses a connection where scripts are restricted so much that none runs.
+pub(super) async fn check_restricted(connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+    let mut script = redis::cmd("EVAL");
+    script.arg("return redis.call('EXISTS', KEYS[1])").arg(1).arg(scratch_key(Some(0)));
+    match script.query_async::<Value>(connection).await {
+        Err(error) if is_refused_as_a_whole(&error) => {
+            let message = format!("{}; it says: {}", no_scripts(), explain(&error));
+            Err((ErrorKind::Client, OWN_REFUSAL, message).into())
+        }
+        Err(error) if error.code().is_none() => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -230,13 +299,13 @@ fn questions(place: Place, key: &str, channel: &str) -> Vec<Cmd> {
     vec![probes(place, key, channel), evalsha]
 }
 
-/// What the user lacks, from the answers to [`questions`].
-fn lack(place: Place, answers: Vec<Result<Value, RedisError>>, user: &str) -> Option<String> {
+/// What the answers to [`questions`] tell.
+fn judge(place: Place, answers: Vec<Result<Value, RedisError>>, user: &str) -> Verdict {
     let mut answers = answers.into_iter();
-    let lack = answers.next().and_then(|answer| verdict(place, answer, user));
-    let evalsha = answers.next()?.and_then(Value::extract_error).err();
+    let by_script = answers.next().map_or(Verdict::Fine, |answer| verdict(place, answer, user));
+    let evalsha = answers.next().and_then(|answer| answer.and_then(Value::extract_error).err());
     let is_denied = evalsha.is_some_and(|error| lacks_a_right(&error.to_string()));
-    lack.or_else(|| is_denied.then(|| grant(user, "+evalsha")))
+    if by_script == Verdict::Fine && is_denied { Verdict::Lacks(grant(user, "+evalsha")) } else { by_script }
 }
 
 /// The error of a command that needs this right: if it is missing, the error names it.
@@ -259,7 +328,10 @@ pub(super) async fn explain_refusal(
     key: &str,
     channel: &str,
 ) -> Option<String> {
-    lack(place, connection.pipeline(questions(place, key, channel), false).await, ANY_USER)
+    match judge(place, connection.pipeline(questions(place, key, channel), false).await, ANY_USER) {
+        Verdict::Lacks(what) => Some(what),
+        Verdict::Fine | Verdict::Restricted => None,
+    }
 }
 
 #[cfg(test)]
@@ -302,7 +374,43 @@ mod tests {
                 if right.rule == "+hdel" { "ERR Unknown Redis command called from script" } else { "" };
             Value::BulkString(text.as_bytes().to_vec())
         });
-        let message = verdict(Place::Server, Ok(Value::Array(errors.collect())), "me").unwrap();
+        let found = verdict(Place::Server, Ok(Value::Array(errors.collect())), "me");
+        let Verdict::Lacks(message) = found else { panic!("{found:?}") };
         assert!(message.contains("HDEL") && message.contains("rename-command"), "{message}");
+    }
+
+    /// What each of these answers to the script that tries rights, and what that tells.
+    #[test]
+    fn proxies_are_known_by_what_they_refuse() {
+        let errors = |rule: &str, text: &str| {
+            let errors = Place::Server.probed().map(|right| if right.rule == rule { text } else { "" });
+            Ok(Value::Array(errors.map(|text| Value::BulkString(text.as_bytes().to_vec())).collect()))
+        };
+        let refused = |line: &str| redis::parse_redis_value(format!("-{line}\r\n").as_bytes());
+        for (answer, expected) in [
+            (errors("+time", "ERR This Redis command is not allowed from script"), Verdict::Restricted),
+            (errors("+publish", "ERR command not allowed in a script"), Verdict::Restricted),
+            (
+                errors("+get", "ERR Script attempted to access keys that were not declared"),
+                Verdict::Restricted,
+            ),
+            (
+                errors("+get", "ERR Script attempted to access a non local key in a cluster node"),
+                Verdict::Fine,
+            ),
+            (
+                refused("ERR bad lua script for redis cluster, all the keys should be passed using KEYS"),
+                Verdict::Restricted,
+            ),
+            (refused("LOADING Redis is loading the dataset in memory"), Verdict::Fine),
+            (refused("MOVED 5 127.0.0.1:1"), Verdict::Fine),
+            (
+                refused("NOPERM User locks has no permissions to run the 'eval' command"),
+                Verdict::Lacks(grant("me", "+eval")),
+            ),
+            (refused("ERR unknown command 'EVAL', with args beginning with:"), Verdict::Lacks(no_scripts())),
+        ] {
+            assert_eq!(verdict(Place::Server, answer, "me"), expected);
+        }
     }
 }

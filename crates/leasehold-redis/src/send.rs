@@ -44,7 +44,7 @@ impl Nodes {
     /// Sends one call: together with others, unless it needs more than one connection to one server.
     pub(super) async fn call(&self, call: &Call, replicas: u32) -> CallResult {
         let batch = slice::from_ref(call);
-        if let (Self::Server { endpoint, voting: None, record }, 0) = (self, replicas)
+        if let (Self::Server { endpoint, voting: None, record, .. }, 0) = (self, replicas)
             && record.covers(batch)
             && let Some(connections) = endpoint.current()
         {

@@ -18,7 +18,7 @@ use super::connect::Dial;
 use super::connections::{Connections, config};
 use super::error::{AddressState, explain};
 use super::limits::RECONNECT_BACKOFF;
-use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
+use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, PUSH_TRIAL};
 use super::place::Place;
 use super::pushes::{
     ConnectionStatus, MessageHandler, ReconnectHandler, SubscriberStatus, Subscription, subscriber_handler,
@@ -198,6 +198,22 @@ impl Subscriber {
         }
     }
 
+    /// Finds out whether what is published arrives, where a proxy is in between.
+    pub(super) async fn try_pushes(&self, connections: &Connections, subscription: &Subscription) {
+        let Some(channel) = self.channel.as_ref().filter(|_| connections.is_restricted()) else { return };
+        let mut publish = redis::cmd("PUBLISH");
+        publish.arg(channel).arg("");
+        let sent = publish.query_async::<redis::Value>(&mut connections.driver_conn()).await;
+        let arrives = sent.is_ok() && timeout(PUSH_TRIAL, subscription.message_received()).await.is_ok();
+        connections.set_pushes_lost(!arrives);
+        if !arrives {
+            (self.warn)(
+                "messages do not arrive through the proxy, so waiters ask: a hand-over takes up to 300 ms"
+                    .to_owned(),
+            );
+        }
+    }
+
     /// Has the waiters ask before any push counts.
     async fn use_from_now(&self, connections: &Connections, subscription: Subscription) {
         match connections.place_of_subscriber(&subscription).await {
@@ -211,6 +227,7 @@ impl Subscriber {
                 return (self.on_reconnect)(&|_| true);
             }
         }
+        self.try_pushes(connections, &subscription).await;
         let subscription = Arc::new(subscription);
         connections.set_subscription(Some(subscription.clone()));
         (self.on_reconnect)(&|_| true);

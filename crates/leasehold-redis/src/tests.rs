@@ -106,6 +106,18 @@ fn scripts_match_the_model() {
     compare_histories(&steps(1), 1, |comparison, steps| play(comparison, steps));
 }
 
+/// With a single owner of each lock, and with several.
+#[test]
+fn scripts_for_a_proxy_match_the_model_under_its_rules() {
+    for capacity in [1, 4] {
+        let cases = extent(200, 2_000, 20_000);
+        compare_histories_on(Flavor::Redis7, cases, &steps(capacity), 1, |comparison, steps| {
+            comparison.runner.is_restricted = true;
+            play(comparison, steps);
+        });
+    }
+}
+
 #[test]
 fn conditional_deletes_match_the_model() {
     let deleted = |flavor, cases| {

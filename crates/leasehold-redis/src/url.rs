@@ -22,6 +22,8 @@ pub struct RedisUrl {
     pub(crate) tls: Option<Tls>,
     /// RESP2, with a separate connection for pushes.
     pub(crate) is_resp2: bool,
+    /// Whether a proxy restricts what scripts may do; unless the address says so, the first connection finds out.
+    pub(crate) is_proxy: Option<bool>,
     shown: String,
 }
 
@@ -175,6 +177,7 @@ impl RedisUrl {
             database: 0,
             tls: (scheme == "rediss").then(Tls::default),
             is_resp2: false,
+            is_proxy: None,
             shown,
         };
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
@@ -268,6 +271,10 @@ impl RedisUrl {
                     "3" | "resp3" => false,
                     _ => return Err(OpenError::invalid("protocol is 2 or 3")),
                 };
+            }
+            ("proxy", Place::Server(_) | Place::Socket(_)) => {
+                let wrong = |_| OpenError::invalid("proxy is yes or no");
+                self.is_proxy = Some(is_true(value).map_err(wrong)?);
             }
             // The parameter's name may be a part of a password, so the message does not contain it.
             _ => {

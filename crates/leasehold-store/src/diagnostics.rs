@@ -266,6 +266,8 @@ checks! {
     TcpKeepalive => "tcp-keepalive",
     OutputBuffer => "output-buffer",
     Pooler => "pooler",
+    Proxy => "proxy",
+    ProxyMessages => "proxy-messages",
     RoundTrip => "round-trip",
     LockCost => "lock-cost",
     SlowCommands => "slow-commands",

@@ -18,6 +18,7 @@
 
 #[doc = "[redlock]: crate::guide::redlock"]
 #[doc = "[postgres]: crate::guide::postgres"]
+#[doc = "[servers]: https://github.com/leasehold/leasehold/blob/main/docs/servers.md"]
 #[doc = ""]
 #[doc = include_str!("../guide/guarantees.md")]
 pub mod guarantees {}
@@ -30,6 +31,7 @@ pub mod guarantees {}
 #[doc = "[rights]: https://github.com/leasehold/leasehold/blob/main/docs/rights.md"]
 #[doc = "[postgres]: crate::guide::postgres"]
 #[doc = "[postgres-addresses]: crate::guide::postgres#addresses"]
+#[doc = "[servers]: https://github.com/leasehold/leasehold/blob/main/docs/servers.md"]
 #[doc = "[two-versions]: crate::guide::operations#two-versions-at-one-server"]
 #[doc = ""]
 #[doc = include_str!("../guide/operations.md")]

@@ -1,9 +1,13 @@
 //! Encrypted connections: who is trusted, and what is said about those who are not.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::Client;
 use leasehold_testkit::{Certificates, Server, until};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
 
 async fn error_of(url: &str) -> String {
     let error = Client::connect(url).await.expect_err("it must not be trusted");
@@ -27,6 +31,41 @@ async fn certificate_is_checked_for_authority_name_and_validity() {
     let old = Server::builder().tls(&files.expired, &files.authority).start();
     let error = error_of(&format!("{}{ca}", old.url())).await;
     assert!(error.contains("expired"), "{error}");
+}
+
+/// A proxy that serves several servers chooses one by the name that the client asks for.
+#[tokio::test]
+async fn name_of_the_host_is_in_the_first_message() {
+    let files = Certificates::new();
+    let server = Server::builder().tls(&files.server, &files.authority).start();
+    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (port, target) = (proxy.local_addr().unwrap().port(), server.port());
+    let named = Arc::new(AtomicUsize::new(0));
+    let seen = named.clone();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = connections.clone();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = proxy.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let seen = seen.clone();
+            tokio::spawn(async move {
+                let mut first = [0; 4_096];
+                let length = client.peek(&mut first).await.unwrap();
+                // The extension server_name: its type, two lengths, and the name.
+                let name = [&[0, 0, 0, 14, 0, 12, 0, 0, 9][..], b"localhost"].concat();
+                let has_name = first[..length].windows(name.len()).any(|part| part == name);
+                seen.fetch_add(usize::from(has_name), Ordering::SeqCst);
+                let mut server = TcpStream::connect(("127.0.0.1", target)).await.unwrap();
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    let client = Client::connect(&format!("rediss://localhost:{port}?ca={}", files.authority.display()))
+        .await
+        .unwrap();
+    assert!(client.mutex("a").try_lock().await.unwrap().is_some());
+    until(async || connections.load(Ordering::SeqCst) == 3).await;
+    until(async || named.load(Ordering::SeqCst) == 3).await;
 }
 
 #[tokio::test]

@@ -40,8 +40,8 @@ end
 -- Whether it is a request that has ended: see release.lua. An error says that this is not known.
 local has_ended = false
 if math.floor(string.byte(ARGV[1], 17) / 32) == 3 then
-  local key = 'leasehold:4:ended' .. string.sub(KEYS[1], #'leasehold:4:') .. ':' .. redis.sha1hex(string.sub(ARGV[1], 1, 24))
-  local count = redis.pcall('EXISTS', key)
+  local attempt = string.sub(ARGV[1], 1, 24)
+  local count = redis.pcall('EXISTS', ENDED)
   has_ended = count == 1 or count ~= 0 and count
 end
 local plain_ttl, id, own_field, client_field, found, raw = has_ended and '' or ARGV[2], nil, nil, nil, nil, nil
@@ -73,7 +73,7 @@ if raw and #raw >= struct.size(ID_AND_FLAGS) then
   local holder, holder_flags = struct.unpack(ID_AND_FLAGS, raw)
   -- A key that has lost its expiry gets one from the rules.
   if flags == 0 and ARGV[3] == '' and holder_flags < 8 and holder ~= id and redis.call('PTTL', KEYS[1]) > 0 then
-    local time = redis.call('TIME')
+    local time = NOW()
     return { time[1] * 1000000 + time[2], 3 }
   end
 end

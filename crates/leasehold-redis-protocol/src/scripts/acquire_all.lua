@@ -36,7 +36,7 @@ for i = 1, count do
 end
 
 if refused then
-  local time = redis.call('TIME')
+  local time = NOW()
   local now = time[1] * 1000000 + time[2]
   for i = 1, refused - 1 do
     if is_new[i] then

@@ -40,7 +40,7 @@ repeat
   end
   drawn = nil
   if raw then
-    create_table(call, { 'h', changed .. first, more, lease, own_field, more }, stays)
+    create_table(function(run) done_or_undone(run()) end, { 'h', changed .. first, more, lease, own_field, more }, stays)
   elseif first == '' then
     call('HSET', KEYS[1], 'h', changed .. lease)
   else

@@ -4,7 +4,7 @@
 -- ARGV  none
 -- Returns nothing: it sets the local `now`, in microseconds.
 
-local time = redis.call('TIME')
+local time = NOW()
 local now = time[1] * 1000000 + time[2]
 
 local NEVER = 9007199254740991

@@ -47,11 +47,11 @@ repeat
   if flags % 16 > 7 then _, weight, reserve = struct.unpack(EXTENT, waiter, at) end
   if weight ~= capacity or flags % 8 > 1 or deadline <= now then break end
   -- It is asked for before, since PUBLISH also counts subscribers to patterns, and is heard at replicas.
-  inbox = INBOX .. inbox
-  if call('PUBSUB', NUMSUB, inbox)[2] == 0 then break end
+  if NUMSUB(inbox)[2] == 0 then break end
   -- Should memory be full, the rules know what to do.
-  local drawn_id = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
+  local drawn_id = drawn or redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
   if drawn_id.err then break end
+  drawn = nil
   local ms, number_in_ms = string.match(drawn_id, '(%d+)%-(%d+)')
   local token = ms * TOKENS_PER_MS + number_in_ms
   if tonumber(number_in_ms) >= TOKENS_PER_MS or token <= last or token > NEVER then
@@ -78,9 +78,9 @@ repeat
   -- As `publish` does.
   local message = struct.pack('>Bc8dddd', 1, sequence, now, token, last_token, valid_for)
   local proof = redis.sha1hex(secret .. string.sub(message, 10))
-  call(PUBLISH, inbox, message .. proof)
+  PUBLISH(inbox, message .. proof)
   if following ~= '' then
-    call(PUBLISH, INBOX .. next_inbox, struct.pack('>Bc8dddd', 2, next_sequence, now, ends, 0, 0))
+    PUBLISH(next_inbox, struct.pack('>Bc8dddd', 2, next_sequence, now, ends, 0, 0))
   end
   if is_last then call('HDEL', KEYS[1], field, own_field, client_field) else call('HDEL', KEYS[1], field, own_field) end
   return now

@@ -138,7 +138,7 @@ end
 
 -- The clock's next id, which follows the server's time and never falls, or this later one.
 local function draw(id)
-  return write('XADD', KEYS[2], 'MAXLEN', '0', id, 't', '')
+  return write(function() return redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', id, 't', '') end)
 end
 
 -- As `draw`; nothing if the clock refuses, for example because memory is full.
@@ -297,7 +297,7 @@ local function store()
   elseif not plain then
     return store_table(publish_all)
   elseif key.is_table or plain ~= loaded then
-    write('SET', KEYS[1], plain, 'PXAT', math.ceil(only.expires_at / 1000))
+    write(function() return redis.pcall('SET', KEYS[1], plain, 'PXAT', math.ceil(only.expires_at / 1000)) end)
   end
   publish_all()
 end

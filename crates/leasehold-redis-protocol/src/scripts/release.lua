@@ -32,13 +32,12 @@ end
 -- Leaves the tombstone of a request, before anything else is changed.
 local function leave_tombstone()
   if not terms or terms.tombstone == 0 then return end
-  local key = 'leasehold:4:ended' .. string.sub(KEYS[1], #'leasehold:4:') .. ':' .. redis.sha1hex(released)
-  local set = { 'SET', key, '', 'PX', string.format('%.0f', math.ceil(terms.tombstone / 1000)) }
-  local done = redis.pcall(unpack(set))
+  local attempt, ms = released, string.format('%.0f', math.ceil(terms.tombstone / 1000))
+  local done = redis.pcall('SET', ENDED, '', 'PX', ms)
   if done.err and string.find(done.err, 'OOM') then
     -- Once the script has written something that takes no memory, full memory refuses nothing more.
     redis.call('XTRIM', KEYS[2], 'MAXLEN', '0')
-    done = redis.pcall(unpack(set))
+    done = redis.pcall('SET', ENDED, '', 'PX', ms)
   end
   if done.err then error(done.err, 0) end
 end

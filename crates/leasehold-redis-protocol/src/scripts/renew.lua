@@ -13,7 +13,7 @@ local mark = #ARGV[1] > 36 and string.sub(ARGV[1], 37)
 local raw = redis.call('MGET', KEYS[1])[1]
 if raw and floor == 0 and reserve == 0 and ttl > 0 and string.sub(raw, 1, #id) == id and (not mark or is_marked(raw, mark)) then
   redis.call('PEXPIRE', KEYS[1], math.ceil(ttl / 1000))
-  local time = redis.call('TIME')
+  local time = NOW()
   return time[1] * 1000000 + time[2]
 end
 --@use rules

@@ -9,7 +9,7 @@
 -- The expiry is a string that is made once: the conversion of a number costs as much as the rest of a lease. PEXPIREAT costs less
 -- than PEXPIRE, which the server rewrites for its replicas.
 
-local time = redis.call('TIME')
+local time = NOW()
 local now = time[1] * 1000000 + time[2]
 local expiry = string.format('%.0f', math.floor(now / 1000) + ARGV[1])
 local call, find, keys, ids = redis.call, string.find, KEYS, ARGV

@@ -8,8 +8,8 @@
 -- ARGV  none
 -- Returns nothing: it defines the functions that model.lua and the commands use.
 --
--- INBOX is the name of a client's inbox without the digest of its id; NUMSUB and PUBLISH are the commands for it. SCRATCH is the
--- key in which a new hash is built.
+-- Words in capitals that are not defined here stand for what a variant of the scripts has in their place (variant.rs): the server's time,
+-- the commands of inboxes, the key in which a new hash is built, and the key of the tombstone of `attempt`.
 -- The names of channels are public, and ids are not.
 --
 -- A plain value is the argument of the `Acquire`, ` leasehold:4@`, and the stream id that is the token; after it, if they differ from
@@ -71,11 +71,11 @@ local function done_or_undone(reply)
   error(reply.err, 0)
 end
 
--- Lets the key be a hash of these fields and values, at once and with an expiry. `set` calls HSET.
-local function create_table(set, fields, stays)
+-- Lets the key be a hash of these fields and values, at once and with an expiry. `write` runs what it is given: see below.
+local function create_table(write, fields, stays)
   -- Only if a step failed between these commands, and so did the DEL. Nothing is deleted in vain: once something was, full memory refuses nothing more.
   if redis.call('EXISTS', SCRATCH) == 1 then redis.call('DEL', SCRATCH) end
-  set('HSET', SCRATCH, unpack(fields))
+  write(function() return redis.pcall('HSET', SCRATCH, unpack(fields)) end)
   done_or_undone(redis.pcall('PEXPIREAT', SCRATCH, math.ceil(stays / 1000)))
   done_or_undone(redis.pcall('RENAME', SCRATCH, KEYS[1]))
 end
@@ -88,7 +88,7 @@ local function inbox_of(client)
 end
 
 local function is_reachable(inbox)
-  return redis.call('PUBSUB', NUMSUB, INBOX .. inbox)[2] > 0
+  return NUMSUB(inbox)[2] > 0
 end
 
 -- Any user may publish the same. With the secret of a waiter the message proves that this script sends it, and does not tell the
@@ -97,7 +97,7 @@ local function publish(push)
   local numbers = struct.pack('>dddd', now, push.a, push.b, push.c)
   local proof = push.secret and redis.sha1hex(push.secret .. numbers) or ''
   local message = struct.pack('>Bc8', push.kind, string.sub(push.id, 17)) .. numbers .. proof
-  redis.call(PUBLISH, INBOX .. (push.inbox or inbox_of(push.client)), message)
+  PUBLISH((push.inbox or inbox_of(push.client)), message)
 end
 
 -- When a waiter looks again that is not the head: after the time that a head may need once the lease ends, in case that it is
@@ -165,13 +165,13 @@ local is_unbounded = false -- the plain form has lost its expiry
 -- release or to renew must always work.
 local may_exceed_memory = false
 
-local function write(...)
-  local done = redis.pcall(...)
-  if type(done) == 'table' and done.err then
-    if not may_exceed_memory or not string.find(done.err, 'OOM') then error(done.err, 0) end
+local function write(run)
+  local done = run()
+  if type(done) == 'table' and done.err and may_exceed_memory and string.find(done.err, 'OOM') then
     redis.call('XTRIM', KEYS[2], 'MAXLEN', '0')
-    done = redis.call(...)
+    done = run()
   end
+  if type(done) == 'table' and done.err then error(done.err, 0) end
   return done
 end
 
@@ -374,7 +374,7 @@ local function store_table(publish_all)
     create_table(write, fields, h.stays)
     return publish_all()
   end
-  if #fields > 0 then write('HSET', KEYS[1], unpack(fields)) end
+  if #fields > 0 then write(function() return redis.pcall('HSET', KEYS[1], unpack(fields)) end) end
   publish_all()
   if #removed > 0 then redis.call('HDEL', KEYS[1], unpack(removed)) end
 end

@@ -148,7 +148,7 @@ pub(super) async fn cost(
     Ok(Cost { pair, source: Source::RoundTrips, token_lead })
 }
 
-async fn lock_and_release(
+pub(super) async fn lock_and_release(
     connection: &OwnConnection,
     variant: ScriptVariant,
     probe: &Probe,

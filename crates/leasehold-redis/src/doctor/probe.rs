@@ -233,7 +233,7 @@ async fn settings_by(connection: &mut MultiplexedConnection) -> HashMap<String, 
         .collect()
 }
 
-async fn round_trip(connection: &mut MultiplexedConnection) -> Result<Duration, String> {
+pub(super) async fn round_trip(connection: &mut MultiplexedConnection) -> Result<Duration, String> {
     let mut spans = Vec::with_capacity(PINGS);
     for _ in 0..PINGS {
         let began = Instant::now();

@@ -14,6 +14,7 @@ use crate::connect::Dial;
 use crate::connections::Connections;
 use crate::limits::CONNECT_TIMEOUT;
 use crate::pushes::{MessageHandler, ReconnectHandler};
+use crate::restriction::Restriction;
 use crate::rights;
 use crate::sentinel::Sentinels;
 use crate::slot_map::{self, Membership, OTHER_CLUSTER, SlotRange, UNCLEAR};
@@ -104,6 +105,7 @@ pub(crate) struct EndpointConfig {
     /// The runtime in which the client was created.
     pub(crate) caller: Option<Handle>,
     pub(crate) is_resp2: bool,
+    pub(crate) restriction: Arc<Restriction>,
     pub(crate) runtime: Arc<CallerRuntime>,
     /// The server is a quorum node: a connection without a run id is refused.
     pub(crate) is_voter: bool,
@@ -127,6 +129,7 @@ impl EndpointConfig {
             is_voter: false,
             shared: None,
             is_resp2: false,
+            restriction: Arc::default(),
             runtime: Arc::default(),
         }
     }

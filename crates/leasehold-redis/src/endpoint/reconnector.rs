@@ -21,7 +21,7 @@ use super::config::{EndpointConfig, Target, not_sent};
 use crate::caller_conn::CallerConnection;
 use crate::connect::Dial;
 use crate::connections::{Connections, config};
-use crate::error::{AddressState, explain};
+use crate::error::{AddressState, OWN_REFUSAL, explain};
 use crate::handshake::{self, ServerFacts};
 use crate::limits::{CONNECT_TIMEOUT, RECONNECT_BACKOFF};
 use crate::place::Place;
@@ -310,6 +310,7 @@ impl Reconnector {
         if let Some(Ok(subscription)) = opened
             && let Ok(Place::Here | Place::Unknown) = connections.place_of_subscriber(&subscription).await
         {
+            subscriber.try_pushes(&connections, &subscription).await;
             connections.set_subscription(Some(Arc::new(subscription)));
         }
         tasks.spawn(gate::throttled(subscriber.keep(Arc::downgrade(&connections), still_opening)));
@@ -344,16 +345,51 @@ impl Reconnector {
     ) -> Result<ServerFacts, RedisError> {
         let warn = &*self.endpoint_config.warn;
         let has_slots = self.endpoint_config.channel.is_none();
-        let facts = handshake::handshake(driver_conn, is_resp2, has_slots, warn).await?;
-        // The handshake names a server that takes no writes: most of what the check tries would wait for that, too.
-        let place = if has_slots { rights::Place::ClusterNode } else { rights::Place::Server };
-        rights::check(driver_conn, place, user).await?;
+        let check_scripts = async |connection: &mut MultiplexedConnection| {
+            self.check_scripts(connection, has_slots, user).await
+        };
+        let facts = handshake::handshake(driver_conn, is_resp2, has_slots, check_scripts, warn).await?;
         if self.endpoint_config.is_voter && facts.run_id.is_none() {
             let error = handshake::missing_run_id(user);
             warn(explain(&error));
             return Err(error);
         }
         Ok(facts)
+    }
+
+    /// Whether scripts are restricted. An error if the user lacks a right, or the store needs other scripts.
+    async fn check_scripts(
+        &self,
+        connection: &mut MultiplexedConnection,
+        has_slots: bool,
+        user: Option<&str>,
+    ) -> Result<bool, RedisError> {
+        let restriction = &self.endpoint_config.restriction;
+        let place = if has_slots { rights::Place::ClusterNode } else { rights::Place::Server };
+        let found = restriction.is_restricted() || rights::check(connection, place, user).await?;
+        let refuse = |what: &str| Err((ErrorKind::Client, OWN_REFUSAL, what.to_owned()).into());
+        match (found, restriction.note(found)) {
+            (false, _) => return Ok(restriction.is_restricted()),
+            (true, true) => {}
+            (true, false) => {
+                return refuse(
+                    "what scripts may do is restricted here, as behind a proxy: write proxy=yes instead of proxy=no, and \
+                     if that is not in the address, restart this program",
+                );
+            }
+        }
+        if has_slots {
+            return refuse(
+                "what scripts may do is restricted here, as behind a proxy, which is one server and no cluster: write \
+                 redis://HOST:PORT instead of redis-cluster://…",
+            );
+        }
+        if self.endpoint_config.is_voter {
+            return refuse(
+                "what scripts may do is restricted here, as behind a proxy: such a server can't be a node of a quorum",
+            );
+        }
+        rights::check_restricted(connection).await.map(|()| true)
     }
 }
 

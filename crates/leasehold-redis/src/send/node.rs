@@ -44,17 +44,18 @@ impl Node<'_> {
         if connections.is_closed() || answers.iter().any(Result::is_err) {
             Box::pin(self.settle(&connections, mode, calls, &mut answers)).await;
         }
+        answers.iter_mut().for_each(|answer| bound_wait(&connections, answer));
         answers
     }
 
     /// Runs a call over these connections, together with calls that other tasks send at the same time.
     pub(super) async fn send_with_others(self, connections: &Arc<Connections>, call: &Call) -> Answered {
         let answered = connections.coalescer().run(connections, call).await;
-        if answered.is_ok() && !connections.is_closed() {
-            return answered;
-        }
         let mut answers = [answered];
-        Box::pin(self.settle(connections, Mode::Each, &[call], &mut answers)).await;
+        if answers[0].is_err() || connections.is_closed() {
+            Box::pin(self.settle(connections, Mode::Each, &[call], &mut answers)).await;
+        }
+        bound_wait(connections, &mut answers[0]);
         let [answered] = answers;
         answered
     }
@@ -126,6 +127,16 @@ impl Node<'_> {
             }
             answers[at] = answer;
         }
+    }
+}
+
+/// Has a waiter look again soon where a push may be lost.
+fn bound_wait(connections: &Connections, answer: &mut Answered) {
+    if let Ok(Answer { at, reply: Reply::Queued(queued) }) = answer
+        && let Some([head, other]) = connections.longest_waits()
+    {
+        let latest = *at + if queued.is_head { head } else { other };
+        queued.repoll_at = queued.repoll_at.min(latest);
     }
 }
 

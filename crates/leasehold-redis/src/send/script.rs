@@ -4,9 +4,10 @@
 use std::io;
 use std::mem::replace;
 
-use leasehold_redis_protocol::ScriptCall;
-use leasehold_store::ForeignScript;
+use leasehold_redis_protocol::{ScriptCall, decode_outbox, inbox_prefix};
+use leasehold_store::{ForeignScript, tasks};
 use redis::{Cmd, RedisError, Value};
+use tokio::sync::oneshot;
 
 use crate::wire::Wire;
 
@@ -86,11 +87,49 @@ fn is_noscript(reply: &Reply) -> bool {
 /// keeps the future small.
 pub(super) async fn run_one(connection: &mut Wire, encode: impl Fn() -> ScriptCall) -> Reply {
     let reply = connection.send(&command(&encode(), Naming::Hash)).await.and_then(Value::extract_error);
-    if !is_noscript(&reply) {
-        return reply;
+    let mut reply = if is_noscript(&reply) {
+        let again = command(&encode(), Naming::Text);
+        Box::pin(connection.send(&again)).await.and_then(Value::extract_error)
+    } else {
+        reply
+    };
+    if let Some(messages) = take_outbox(&mut reply) {
+        Box::pin(publish(connection, messages)).await;
     }
-    let again = command(&encode(), Naming::Text);
-    Box::pin(connection.send(&again)).await
+    reply
+}
+
+/// Takes the messages out of the reply of a restricted script, if there are some.
+fn take_outbox(reply: &mut Reply) -> Option<Vec<Cmd>> {
+    // The usual replies are shorter lists, or none.
+    let value = reply.as_ref().ok().filter(|value| matches!(value, Value::Array(list) if list.len() == 3))?;
+    let (own, messages) = decode_outbox(value).ok()?;
+    if messages.is_empty() {
+        return None;
+    }
+    let publish = |(inbox, message): (Vec<u8>, Vec<u8>)| {
+        let mut command = redis::cmd("PUBLISH");
+        command.arg([inbox_prefix(None).as_bytes(), &inbox].concat()).arg(message);
+        command
+    };
+    let (own, commands) = (own.clone(), messages.into_iter().map(publish).collect());
+    *reply = Ok(own);
+    Some(commands)
+}
+
+/// Publishes what scripts would have published. Also if this future is dropped, since others wait for it; a task does it.
+async fn publish(connection: &Wire, messages: Vec<Cmd>) {
+    let mut connection = connection.clone();
+    let (done, sent) = oneshot::channel();
+    tasks::spawn(async move {
+        for reply in connection.pipeline(messages, false).await {
+            if let Err(error) = reply.and_then(Value::extract_error) {
+                tracing::debug!(%error, "a message was not sent: its waiter asks");
+            }
+        }
+        let _ = done.send(());
+    });
+    let _ = sent.await;
 }
 
 /// Requests that go out in one pipeline, and again those whose script the server did not know.
@@ -164,6 +203,11 @@ impl<'a> Exchange<'a> {
             }
             entry.reply = Some(reply);
         }
+        let replies = self.entries.iter_mut().filter_map(|entry| entry.reply.as_mut());
+        let messages: Vec<Cmd> = replies.filter_map(take_outbox).flatten().collect();
+        if !messages.is_empty() {
+            publish(connection, messages).await;
+        }
         let is_repeated = |unit| unknown.contains(&unit) || unit == EVERY && !unknown.is_empty();
         let repeated = self.entries.iter_mut().filter(|entry| is_repeated(entry.unit));
         repeated.for_each(|entry| entry.reply = None);
@@ -217,7 +261,7 @@ mod tests {
         exchange.push(0, append(0));
         exchange.push(EVERY, Request::Command(redis::cmd("SCRIPT").arg("FLUSH").to_owned()));
         exchange.push(1, append(1));
-        let replies = exchange.run(&mut Wire::Limited(connection), false).await;
+        let replies = exchange.run(&mut Wire::Limited(connection.into()), false).await;
         assert_eq!((&replies[0], &replies[2]), (&Ok(Value::Int(1)), &Ok(Value::Int(1))), "{replies:?}");
     }
 
@@ -226,7 +270,7 @@ mod tests {
         let server = Server::on_socket();
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
-        let mut wire = Wire::Limited(connection);
+        let mut wire = Wire::Limited(connection.into());
         let keys: [_; 3] = ["a", "b", "c"].map(|key| vec![key.to_owned()]);
         let arguments = vec!["x".to_owned()];
         let foreign = |script, at: usize| Request::Foreign { script, keys: &keys[at], arguments: &arguments };

@@ -11,10 +11,11 @@ use leasehold_core::{
 };
 use leasehold_redis_protocol::{
     ConditionalDelete, Expectation, FAILING_WRITES, Script, ScriptCall, ScriptVariant, VIRTUAL_TIME,
-    VoteArgs, clock_key, decode_answer, decode_push, decode_renewals, inbox_of, plain_value, resource_key,
+    VoteArgs, clock_key, decode_answer, decode_outbox, decode_push, decode_renewals, inbox_of, inbox_prefix,
+    plain_value, resource_key, slot_of,
 };
 use leasehold_store::histories::{CLIENTS, Step, client_id, with_tokens};
-use leasehold_testkit::{Flavor, Server};
+use leasehold_testkit::{Flavor, SCRIPT_RULES, Server};
 use redis::{Connection, ConnectionLike as _, PubSub, RedisResult};
 
 /// The clock of the test starts this far ahead of the server's, so that no key expires during the test.
@@ -52,7 +53,9 @@ pub(super) struct ScriptRunner<'c> {
     pub(super) commands: &'c mut Connection,
     inboxes: PubSub<'c>,
     /// SHA1 hashes of the loaded scripts.
-    scripts: HashMap<(Script, bool), String>,
+    scripts: HashMap<(Script, ScriptVariant), String>,
+    /// Use the scripts for a proxy.
+    pub(super) is_restricted: bool,
     /// The server has DELIFEQ, which releases plain leases.
     has_delete: bool,
     /// The attempts that the first lines granted.
@@ -71,6 +74,7 @@ impl<'c> ScriptRunner<'c> {
             commands,
             inboxes: inboxes.as_pubsub(),
             scripts: HashMap::new(),
+            is_restricted: false,
             has_delete: false,
             granted: HashMap::new(),
             deleted: 0,
@@ -105,15 +109,17 @@ impl<'c> ScriptRunner<'c> {
     fn load_mutant(&mut self, virtual_time: &str, mutant: Option<&Mutant>) {
         let mut is_mutated = mutant.is_none();
         for script in Script::ALL {
-            for variant in [ScriptVariant::Server, ScriptVariant::Voter] {
+            for variant in [ScriptVariant::Server, ScriptVariant::Voter, ScriptVariant::Restricted] {
                 // The clock of the test replaces the server's. It is ahead, so that no key expires meanwhile.
                 let clock = "local virtual = tonumber(table.remove(ARGV))\n";
                 let text = variant.text(script);
                 let mutated = mutant.map_or_else(|| text.to_string(), |mutant| mutant.apply(&text));
                 is_mutated |= mutated != text;
-                let source = [clock, virtual_time, &mutated].concat();
+                // The test's own preludes may do what a proxy refuses.
+                let rules = if variant.is_restricted() { SCRIPT_RULES } else { "" };
+                let source = [clock, virtual_time, rules, &mutated].concat();
                 let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(source).query(self.commands).unwrap();
-                self.scripts.insert((script, variant.is_voter()), sha);
+                self.scripts.insert((script, variant), sha);
             }
         }
         assert!(is_mutated, "the mutant names lines of no script");
@@ -151,14 +157,31 @@ impl<'c> ScriptRunner<'c> {
         command: &Command,
         now: Now,
     ) -> RedisResult<redis::Value> {
-        let (variant, vote_args) = variant_for(now);
+        let (variant, vote_args) = self.variant_for(now);
         let expects = self.expecting.as_mut().is_some_and(|calls| {
             *calls += 1;
             calls.is_multiple_of(3)
         });
         let expects = if expects { Expectation::Contended } else { Expectation::Uncontended };
         let call = self.call(variant, &variant.encode(resource, command, vote_args, expects), now);
-        self.commands.req_command(&call).and_then(redis::Value::extract_error)
+        let value = self.commands.req_command(&call).and_then(redis::Value::extract_error)?;
+        let (reply, messages) = decode_outbox(&value).unwrap_or_else(|error| panic!("{value:?}: {error}"));
+        for (inbox, message) in messages {
+            assert!(self.is_restricted, "{command:?} returned {value:?}");
+            let inbox = [inbox_prefix(None).as_bytes(), &inbox].concat();
+            redis::cmd("PUBLISH").arg(inbox).arg(message).exec(self.commands).unwrap();
+        }
+        Ok(reply.clone())
+    }
+
+    /// A quorum node if there is a floor.
+    fn variant_for(&self, now: Now) -> (ScriptVariant, VoteArgs<'static>) {
+        let variant = match now.floor {
+            Some(_) => ScriptVariant::Voter,
+            None if self.is_restricted => ScriptVariant::Restricted,
+            None => ScriptVariant::Server,
+        };
+        (variant, VoteArgs { floor: now.floor, ..VoteArgs::default() })
     }
 
     /// The answer of a quorum node that may abstain.
@@ -239,7 +262,7 @@ impl<'c> ScriptRunner<'c> {
     /// The call of a script, with the time of the test's clock.
     fn call(&self, variant: ScriptVariant, call: &ScriptCall, now: Now) -> redis::Cmd {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.scripts[&(call.script(), variant.is_voter())]).arg(call.keys().len());
+        command.arg(&self.scripts[&(call.script(), variant)]).arg(call.keys().len());
         call.keys().chain(call.args()).for_each(|part| {
             command.arg(part);
         });
@@ -251,16 +274,19 @@ impl<'c> ScriptRunner<'c> {
     }
 
     /// What the model's clocks are at this time: its tokens follow the ids of the server's clock.
-    pub(super) fn model_clocks(&mut self, now: Now) -> Now {
-        let next = self.next_token(now);
+    pub(super) fn model_clocks(&mut self, resource: &Resource, now: Now) -> Now {
+        let next = self.next_token(resource, now);
+        if self.is_restricted {
+            return Now { wall: StoreTime::from_micros(next), may_reserve: false, ..now };
+        }
         let first = next.max(now.floor.map_or(0, Token::get));
         Now { wall: StoreTime::from_micros(next), may_reserve: first <= last_reserving(now), ..now }
     }
 
     /// The token that the server's clock gives next.
-    fn next_token(&mut self, now: Now) -> u64 {
+    fn next_token(&mut self, resource: &Resource, now: Now) -> u64 {
         let ms = now.time.as_micros() / 1_000;
-        let key = clock_key(None);
+        let key = clock_key(self.is_restricted.then(|| slot_of(resource)));
         let exists: bool = redis::cmd("EXISTS").arg(&key).query(self.commands).unwrap();
         let last = if exists {
             let stream: HashMap<String, redis::Value> =
@@ -309,7 +335,7 @@ impl<'c> ScriptRunner<'c> {
             other => panic!("not a renewal: {other:?}"),
         });
         let renewals: Vec<_> = renewals.collect();
-        let (variant, vote_args) = variant_for(now);
+        let (variant, vote_args) = self.variant_for(now);
         let call = self.call(variant, &variant.encode_renewals(&renewals, vote_args), now);
         let value = self.commands.req_command(&call).unwrap_or_else(|error| panic!("{payload:?}: {error}"));
         let commands = payload.iter().map(|(_, command)| command);
@@ -445,6 +471,8 @@ impl<'l, 'c> Comparison<'l, 'c> {
         match step {
             // The server sweeps without a command.
             Step::Sweep => {}
+            // The time of the scripts for a proxy stands still instead, and there is no quorum of proxies.
+            Step::SetBack(_) | Step::Raise(_) if self.runner.is_restricted => {}
             Step::Raise(ms) => {
                 let ms = self.now.time.as_micros() / 1_000 + ms;
                 // Not the first token of a millisecond: whether tokens are reserved changes at that one, and a renewal draws the token
@@ -475,10 +503,11 @@ impl<'l, 'c> Comparison<'l, 'c> {
     pub(super) fn run(&mut self, at: usize, command: &Command) -> Reply {
         let command = &with_tokens(command, &mut self.resources[at].1);
         let mut pushes = Vec::new();
-        let mut is_reachable = |client| !self.absent.contains(&client);
-        let now = self.runner.model_clocks(self.now);
-        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
+        let is_restricted = self.runner.is_restricted;
+        let mut is_reachable = |client| is_restricted || !self.absent.contains(&client);
         let (resource, table) = &mut self.resources[at];
+        let now = self.runner.model_clocks(resource, self.now);
+        let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
         let Ok(mut expected) = apply(table, context, command);
         let found = self.runner.run(resource, command, self.now);
         expect_differences(&mut expected, &found);
@@ -530,14 +559,14 @@ impl<'l, 'c> Comparison<'l, 'c> {
 
     pub(super) fn run_all(&mut self, attempts: &[Arc<Acquire>]) {
         // The model reserves tokens for all attempts of a batch or for none, the script decides for each.
-        let next = self.runner.next_token(self.now);
+        let next = self.runner.next_token(&self.resources[0].0, self.now);
         let most_tokens = attempts.iter().map(|attempt| 2 + u64::from(attempt.reserve)).sum::<u64>();
         if (next..next + most_tokens).contains(&last_reserving(self.now)) {
             self.pass(Duration::from_millis(1));
         }
         let mut pushes = Vec::new();
         let mut is_reachable = |client| !self.absent.contains(&client);
-        let now = self.runner.model_clocks(Now { floor: None, ..self.now });
+        let now = self.runner.model_clocks(&self.resources[0].0, Now { floor: None, ..self.now });
         let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
         let tables = self.resources.iter_mut().map(|(_, table)| table);
         let mut steps: Vec<_> = tables.zip(attempts).collect();
@@ -564,7 +593,7 @@ impl<'l, 'c> Comparison<'l, 'c> {
             let Some(found) = found else { continue };
             let mut pushes = Vec::new();
             let mut is_reachable = |client| !self.absent.contains(&client);
-            let now = self.runner.model_clocks(self.now);
+            let now = self.runner.model_clocks(&self.resources[*at].0, self.now);
             let context = CommandContext { now, is_reachable: &mut is_reachable, pushes: &mut pushes };
             let Ok(expected) = apply(&mut self.resources[*at].1, context, command);
             assert_eq!(*found, expected, "after {command:?} of {payload:?}");
@@ -688,12 +717,6 @@ pub(super) fn expect_plain(table: &mut Table, expected: &mut View, found: &View)
 
 fn time_of(token: Token) -> StoreTime {
     StoreTime::from_micros(token.get() / TOKENS_PER_MS * 1_000)
-}
-
-/// A quorum node if there is a floor.
-fn variant_for(now: Now) -> (ScriptVariant, VoteArgs<'static>) {
-    let variant = if now.floor.is_some() { ScriptVariant::Voter } else { ScriptVariant::Server };
-    (variant, VoteArgs { floor: now.floor, ..VoteArgs::default() })
 }
 
 /// Moves the clock of tokens to this id: milliseconds and sequence number.

@@ -107,7 +107,7 @@ impl<'l, 'c> FailingRun<'l, 'c> {
 
     /// Runs a command whose writes fail. Each table may stay as it is, or be what the command makes of it.
     fn fail(&mut self, failing: &str, at: usize, command: &Command, tables: &mut Vec<Table>) -> bool {
-        let now = self.runner.model_clocks(self.now);
+        let now = self.runner.model_clocks(&self.resources[at].clone(), self.now);
         let mut changed: Vec<_> =
             tables.iter().map(|table| self.outcome(table, now, command).table).collect();
         changed.extend(tables.iter().filter_map(|table| buried(table, now, command)));
@@ -122,7 +122,7 @@ impl<'l, 'c> FailingRun<'l, 'c> {
 
     /// Runs a command of a healthy client, and returns what the tables have become that answer as the script does.
     fn run(&mut self, at: usize, command: &Command, tables: &[Table]) -> Checked<Vec<Table>> {
-        let now = self.runner.model_clocks(self.now);
+        let now = self.runner.model_clocks(&self.resources[at].clone(), self.now);
         let outcomes: Vec<_> = tables.iter().map(|table| self.outcome(table, now, command)).collect();
         let resource = self.resources[at].clone();
         let value = self.runner.value_of(&resource, command, self.now);
@@ -370,14 +370,14 @@ fn script_that_fails_half_way_is_a_whole_step_or_none_on_redis_8_6() {
 const SPECIMENS: [(&str, &str, &str); 6] = [
     (
         "old fields are removed first",
-        "  if #fields > 0 then write('HSET', KEYS[1], unpack(fields)) end\n",
+        "  if #fields > 0 then write(function() return redis.pcall('HSET', KEYS[1], unpack(fields)) end) end\n",
         "  if #removed > 0 then redis.call('HDEL', KEYS[1], unpack(removed)) end
-           if #fields > 0 then write('HSET', KEYS[1], unpack(fields)) end\n",
+           if #fields > 0 then write(function() return redis.pcall('HSET', KEYS[1], unpack(fields)) end) end\n",
     ),
     (
         "each field is written by itself",
-        "  if #fields > 0 then write('HSET', KEYS[1], unpack(fields)) end\n",
-        "  for i = 1, #fields, 2 do write('HSET', KEYS[1], fields[i], fields[i + 1]) end\n",
+        "  if #fields > 0 then write(function() return redis.pcall('HSET', KEYS[1], unpack(fields)) end) end\n",
+        "  for i = 1, #fields, 2 do write(function() return redis.pcall('HSET', KEYS[1], fields[i], fields[i + 1]) end) end\n",
     ),
     (
         "old fields are not emptied before they are removed",
@@ -397,8 +397,8 @@ const SPECIMENS: [(&str, &str, &str); 6] = [
     ),
     (
         "the plain lease is deleted first",
-        "  set('HSET', SCRATCH, unpack(fields))\n",
-        "  redis.call('DEL', KEYS[1])\n  set('HSET', SCRATCH, unpack(fields))\n",
+        "  write(function() return redis.pcall('HSET', SCRATCH, unpack(fields)) end)\n",
+        "  redis.call('DEL', KEYS[1])\n  write(function() return redis.pcall('HSET', SCRATCH, unpack(fields)) end)\n",
     ),
 ];
 
@@ -435,7 +435,7 @@ struct Locks<'l, 'c> {
 impl Locks<'_, '_> {
     /// What a resource looks like after these commands.
     fn view(&mut self, at: usize, commands: &[Command]) -> (View, Table) {
-        let now = self.run.runner.model_clocks(self.run.now);
+        let now = self.run.runner.model_clocks(&self.run.resources[at].clone(), self.run.now);
         let mut table = self.tables[at].clone();
         for command in commands {
             table = self.run.outcome(&table, now, command).table;

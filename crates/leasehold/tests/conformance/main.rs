@@ -7,7 +7,8 @@ use std::time::Duration;
 use leasehold::Kind;
 use leasehold_conformance::{Effort, Place, SUITES, Suite, Test};
 use leasehold_testkit::{
-    Certificates, Cluster, Flavor, PgBouncer, Postgres, Sentinels, Server, extent, retry_if_slow,
+    Certificates, Cluster, Flavor, PgBouncer, Postgres, RuledProxy, Rules, Sentinels, Server, extent,
+    retry_if_slow,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -27,6 +28,7 @@ enum Servers {
     Voting(Vec<Server>),
     Sentinels(Box<Sentinels>),
     Cluster(Box<Cluster>),
+    Ruled(Box<RuledProxy>),
 }
 
 impl Backend {
@@ -76,6 +78,20 @@ impl Backend {
                 let cluster = Cluster::of(&of(Flavor::Redis62));
                 (cluster.url(), Servers::Cluster(Box::new(cluster)))
             }
+            "redis, serverless" => ruled(Rules::serverless(), ""),
+            "redis, cluster proxy" => ruled(Rules::cluster_proxy(), "?proxy=yes"),
+            "redis, unkind proxy" => {
+                let rules = Rules {
+                    forgets_scripts: true,
+                    other_run_ids: true,
+                    counts_no_subscribers: true,
+                    ..Rules::cluster_proxy()
+                };
+                ruled(rules, "")
+            }
+            "redis, proxy without messages" => {
+                ruled(Rules { loses_messages: true, ..Rules::cluster_proxy() }, "")
+            }
             "postgres" => (format!("{}?schema={}", postgres().url(), schema()), Servers::None),
             // By its other name, on the socket, and without waiting for the disk.
             "postgresql" => {
@@ -89,8 +105,17 @@ impl Backend {
             }
             other => panic!("no test knows how to start a {other}: store"),
         };
-        let is_polled = what == "postgres, pgbouncer";
+        let is_polled = ["postgres, pgbouncer", "redis, proxy without messages"].contains(&what);
         Arc::new(Self { url, is_polled, servers, _certificates: certificates, _folder: folder })
+    }
+
+    /// After all tests: a server whose address says that it restricts scripts has refused none.
+    fn check(&self) {
+        if let Servers::Ruled(proxy) = &self.servers
+            && self.url.contains("proxy=yes")
+        {
+            assert_eq!(proxy.scripts_refused(), [""; 0]);
+        }
     }
 
     /// Removes the locks of the last test.
@@ -98,6 +123,7 @@ impl Backend {
         match &self.servers {
             Servers::None => {}
             Servers::One(server) => drop(server.run(&["FLUSHALL"])),
+            Servers::Ruled(proxy) => drop(proxy.server().run(&["FLUSHALL"])),
             Servers::Voting(servers) => servers.iter().for_each(|server| drop(server.run(&["FLUSHALL"]))),
             Servers::Sentinels(sentinels) => drop(sentinels.master().run(&["FLUSHALL"])),
             Servers::Cluster(cluster) => {
@@ -107,6 +133,12 @@ impl Backend {
             }
         }
     }
+}
+
+/// A server behind a proxy with these rules, and its address with these parameters.
+fn ruled(rules: Rules, parameters: &str) -> (String, Servers) {
+    let proxy = RuledProxy::start(rules);
+    (format!("{}{parameters}", proxy.url()), Servers::Ruled(Box::new(proxy)))
 }
 
 /// One server for all tests of this process, which have schemas of their own. It starts slowly.
@@ -187,6 +219,10 @@ const STORES: &[(&str, How, &str, &[&str])] = &[
     ("sentinel", Together, "redis-sentinel", ALL),
     ("cluster", Together, "redis-cluster", ALL),
     ("cluster_6_2", Together, "redis-cluster 6.2", FEW),
+    ("serverless", Together, "redis, serverless", FEW),
+    ("cluster_proxy", Together, "redis, cluster proxy", FEW),
+    ("unkind_proxy", Together, "redis, unkind proxy", FEW),
+    ("proxy_without_messages", Together, "redis, proxy without messages", &["mutex"]),
     ("redlock", Each, "redlock", &["mutex", "lease", "detach", "request", "election", "once", "set"]),
     ("postgres", Each, "postgres", ALL),
     ("postgres_socket", Each, "postgresql", FEW),
@@ -200,6 +236,12 @@ fn main() {
         Trial::test("kinds_without_a_suite_are_unsupported", kinds_without_a_suite_are_unsupported),
     ];
     for (module, how, what, names) in STORES {
+        // The lane of all servers runs every suite on each.
+        let names = if what.starts_with("redis, ") && std::env::var_os("LEASEHOLD_SUITES").is_some() {
+            ALL
+        } else {
+            names
+        };
         let suites = SUITES.iter().filter(|suite| names.contains(&suite.name));
         match how {
             Each => trials.extend(suites.flat_map(|suite| on_own_store(module, what, suite))),
@@ -216,6 +258,7 @@ fn main() {
                             place(&backend)
                         });
                     }
+                    backend.check();
                     Ok(())
                 }));
             }

@@ -321,3 +321,24 @@ async fn caller_connection_that_hangs_alone_is_not_used_again() {
     assert!(stats.contains("cmdstat_evalsha:calls=1,"), "the next command goes elsewhere: {stats}");
     drop(other);
 }
+
+/// Other programs take all places while the connections are lost.
+#[tokio::test]
+async fn lease_outlasts_a_time_without_a_free_place() {
+    let server = Server::builder().setting("maxclients", "20").start();
+    let client = client_of(&server).await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(20)).lock().await.unwrap();
+    let mut others = Vec::new();
+    server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]).unwrap();
+    let _ = server.query::<i64>(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    let full = Instant::now();
+    // A server that is full closes what comes, and the client comes again: so it is filled again and again.
+    while full.elapsed() < Duration::from_secs(3) {
+        others.push(std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(others);
+    guard.renew().await.unwrap();
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
