@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use leasehold::{CredentialRequest, Credentials};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Map, Value};
 
 use crate::child::die_with_parent;
@@ -175,8 +175,7 @@ fn too_late() -> String {
 fn is_readable(pipe: &ChildStdout, until: Instant) -> io::Result<bool> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let limit =
-            rustix::event::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let limit = Timespec::try_from(left).map_err(io::Error::other)?;
         match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&limit)) {
             Ok(count) => return Ok(count > 0),
             Err(rustix::io::Errno::INTR) => {}

@@ -18,9 +18,8 @@ use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, SslMode as ConfigSslMode, SslNegotiation};
 
+pub(crate) use passfile::DEFAULT_PORT;
 use passfile::SOCKETS;
-
-pub(crate) const DEFAULT_PORT: u16 = 5432;
 
 /// The schema of the tables unless the address names another.
 const DEFAULT_SCHEMA: &str = "leasehold";
@@ -278,7 +277,8 @@ impl PostgresUrl {
             let of = config.clone();
             let file = PasswordFile::with(file, move |path| passfile::find(path, &of, &user));
             file.open()?;
-            if file.latest().is_some() {
+            if let Some(password) = file.latest() {
+                config.password(password);
                 self.password = PasswordSource::File(file);
             }
         }

@@ -8,10 +8,10 @@ use leasehold_store::OpenError;
 use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 
-use super::DEFAULT_PORT;
-
 /// Where Debian's servers have their socket, and its libpq looks for it.
 pub(super) const SOCKETS: &str = "/var/run/postgresql";
+
+pub(crate) const DEFAULT_PORT: u16 = 5432;
 
 /// The login that a line must fit.
 #[derive(Clone, Copy, Debug)]

@@ -71,7 +71,7 @@ impl Place {
         }
     }
 
-    /// Makes this the only password, and then closes all connections. A sentinel is no place to close the connections of others.
+    /// Makes this the only password of the user everywhere, and then closes all of its connections.
     fn rotate(&self, password: &str) {
         let set = format!(">{password}");
         for server in self.servers() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
-use leasehold::{Client, CredentialRequest, Credentials, ServerRole};
+use leasehold::{Client, ClientBuilder, CredentialRequest, Credentials, ServerRole, StoreConfig, redis};
 use leasehold_testkit::{Server, until};
 use tokio::time::sleep;
 
@@ -62,19 +62,61 @@ async fn connections_that_are_closed_at_once_share_one_call() {
 #[tokio::test]
 async fn request_names_the_server_and_the_user_of_the_address() {
     let server = Server::on_port();
-    server.run(&[&["ACL", "SETUSER", "me", ">password"][..], &RIGHTS].concat());
-    let requests: Arc<Mutex<Vec<CredentialRequest>>> = Arc::default();
-    let seen = requests.clone();
-    let client = Client::builder().store(format!("redis://me@127.0.0.1:{}", server.port()));
-    let client = client.credentials(move |request| {
-        seen.lock().unwrap().push(request);
-        async { Ok::<_, std::io::Error>(Credentials::new("password")) }
+    server.run(&[&["ACL", "SETUSER", "me", "on", ">password"][..], &RIGHTS].concat());
+    let (port, socket) = (server.port(), server.socket().display().to_string());
+    let of_program = |user: &str| redis::Client::open(format!("redis://{user}127.0.0.1:{port}")).unwrap();
+    let by_name = |client: ClientBuilder| client.store(format!("redis://me@127.0.0.1:{port}"));
+    let on_socket = format!("redis+unix://{socket}?user=me");
+    for (client, host, port) in [
+        (by_name(Client::builder()), "127.0.0.1", Some(port)),
+        (by_name(Client::builder()).lazy(), "127.0.0.1", Some(port)),
+        (Client::builder().store(StoreConfig::redis(of_program("me@"))), "127.0.0.1", Some(port)),
+        (Client::builder().store(on_socket), &*socket, None),
+    ] {
+        let requests: Arc<Mutex<Vec<CredentialRequest>>> = Arc::default();
+        let seen = requests.clone();
+        let client = client.credentials(move |request| {
+            seen.lock().unwrap().push(request);
+            async { Ok::<_, std::io::Error>(Credentials::new("password").user("me")) }
+        });
+        client.connect().await.unwrap().mutex("a").lock().await.unwrap().release().await.unwrap();
+        let requests = requests.lock().unwrap();
+        let [request] = &requests[..] else { panic!("{requests:?}") };
+        assert_eq!((request.role, &*request.host, request.port), (ServerRole::Redis, host, port));
+        assert_eq!(request.user.as_deref().unwrap_or("me"), "me");
+    }
+    let client = Client::builder().store(StoreConfig::redis(of_program("me:hunter2@")));
+    let error = client.credentials(|_| async { Err::<Credentials, _>("asked") }).connect().await.unwrap_err();
+    assert!(error.is_invalid() && !format!("{error:?}").contains("hunter2"), "{error:?}");
+}
+
+/// An operator has replaced the password, and withdraws the old one only after the clients have logged in again.
+#[tokio::test]
+async fn refresh_has_the_provider_asked_and_all_connections_log_in() {
+    let place = Place::Redis(Server::on_port());
+    let server = place.servers()[0];
+    let user = |name: &str| server.run(&[&["ACL", "SETUSER", name, ">password"][..], &RIGHTS].concat());
+    let name = Arc::new(Mutex::new("old"));
+    let now = name.clone();
+    user("old");
+    let client = Client::builder().store(place.url()).credentials(move |_| {
+        let given = Credentials::new("password").user(*now.lock().unwrap());
+        async move { Ok::<_, std::io::Error>(given) }
     });
-    client.connect().await.unwrap();
-    let requests = requests.lock().unwrap();
-    let [request] = &requests[..] else { panic!("{requests:?}") };
-    assert_eq!((request.role, &*request.host), (ServerRole::Redis, "127.0.0.1"));
-    assert_eq!((request.port, request.user.as_deref()), (Some(server.port()), Some("me")));
+    let client = client.connect().await.unwrap();
+    let guard = client.mutex("a").lock().await.unwrap();
+    user("new");
+    *name.lock().unwrap() = "new";
+    let count = |name: &str| {
+        let list: String = server.query(&["CLIENT", "LIST"]).unwrap();
+        list.matches(&format!("user={name} ")).count()
+    };
+    until(async || count("old") >= 3).await;
+    client.refresh_credentials();
+    until(async || count("old") == 0 && count("new") >= 3).await;
+    server.run(&["ACL", "DELUSER", "old"]);
+    guard.renew().await.unwrap();
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]
