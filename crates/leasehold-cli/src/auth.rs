@@ -21,7 +21,7 @@ use crate::exit::Stop;
 use crate::orphans::Own;
 
 /// Max time for the program. A little less than the library waits for, so that it has been killed before leasehold ends.
-const LIMIT: Duration = Duration::from_millis(9_500);
+pub(crate) const LIMIT: Duration = Duration::from_millis(9_500);
 
 /// Max size of what it prints.
 const MAX_OUTPUT: usize = 64 * 1_024;

@@ -46,6 +46,11 @@ impl Store {
         Ok(Self { url, auth })
     }
 
+    /// Whether a program gives its credentials.
+    pub(crate) fn has_auth_command(&self) -> bool {
+        self.auth.is_some()
+    }
+
     /// The settings of its clients.
     pub(crate) fn builder(&self) -> ClientBuilder {
         let builder = Client::builder().store(&*self.url);

@@ -151,6 +151,28 @@ fn program_that_hangs_is_killed_with_what_it_has_started() {
 }
 
 #[test]
+fn slow_program_has_its_time_although_the_lock_is_not_waited_for() {
+    let (_server, url) = server();
+    let place = Place::on(&url);
+    let program = program(&place, &format!("sleep 2; echo {PASSWORD}"));
+    let (code, said) = place.code(&["--auth-command", &program, "run", "-n", "nightly", "--", "true"]);
+    assert_eq!(code, 0, "{said}");
+}
+
+/// The file is the user's own, as that of `--run-on-lost` is.
+#[test]
+fn configuration_file_may_name_it() {
+    let (_server, url) = server();
+    let place = Place::on(&url);
+    let file = place.path("config.toml");
+    fs::write(&file, format!("auth-command = \"{}\"\n", program(&place, &format!("echo {PASSWORD}"))))
+        .unwrap();
+    let output = place.leasehold(&["ls"]).env("LEASEHOLD_CONFIG", &file).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(place.code(&["ls"]).1.contains("wants a password"), "without it");
+}
+
+#[test]
 fn program_ends_with_leasehold() {
     let (_server, url) = server();
     let place = Place::on(&url);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::bridge::Foreign;
 use leasehold::{Client, Credentials};
-use leasehold_testkit::{Server, until};
+use leasehold_testkit::{Server, until, until_some};
 use tokio::time::sleep;
 
 use super::{Place, RIGHTS, SOON};
@@ -68,10 +68,14 @@ async fn connections_log_in_before_their_credentials_expire(place: Place, parame
         let given = giving.give(request.port);
         async move { Ok::<_, std::io::Error>(given) }
     });
-    let client = client.connect().await.unwrap();
+    // Where there are replicas, a connection waits for them.
+    let replicas = u32::from(!matches!(&tokens.place, Place::Redis(_)));
+    let client = client.replicas(replicas).connect().await.unwrap();
     let mut guards = Vec::new();
     for number in 0..8 {
-        guards.push(client.mutex(format!("lock {number}")).lock().await.unwrap());
+        let mutex = client.mutex(format!("lock {number}"));
+        // A replica may still be behind.
+        guards.push(until_some(async || mutex.lock().await.ok()).await);
     }
     if let Place::Redis(_) = &tokens.place {
         let foreign = Foreign::redisson_lock("foreign");
