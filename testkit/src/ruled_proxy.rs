@@ -114,6 +114,8 @@ struct Shared {
     scripts_refused: Mutex<Vec<String>>,
     connections: Mutex<Vec<TcpStream>>,
     loses_messages: AtomicBool,
+    /// What every script call answers.
+    script_error: Mutex<Option<String>>,
     has_ended: AtomicBool,
 }
 
@@ -142,6 +144,7 @@ impl RuledProxy {
             scripts_refused: Mutex::default(),
             connections: Mutex::default(),
             loses_messages: AtomicBool::new(rules.loses_messages),
+            script_error: Mutex::default(),
             rules,
             has_ended: AtomicBool::new(false),
         });
@@ -187,6 +190,11 @@ impl RuledProxy {
     /// Whether messages that are published from now on get lost.
     pub fn lose_messages(&self, lose: bool) {
         self.shared.loses_messages.store(lose, Ordering::SeqCst);
+    }
+
+    /// Lets every script call end with this error from now on.
+    pub fn fail_scripts(&self, error: Option<&str>) {
+        *lock(&self.shared.script_error) = error.map(str::to_owned);
     }
 
     /// Closes all connections.
@@ -360,6 +368,9 @@ impl Shared {
     /// A script call under the rules.
     fn script(&self, name: &str, mut request: Request) -> Request {
         let rules = &self.rules;
+        if let Some(error) = &*lock(&self.script_error) {
+            return self.refusal(error);
+        }
         if rules.no_scripts {
             return self.refused_script(&format!("ERR unknown command '{name}'"));
         }

@@ -113,6 +113,12 @@ pub fn inbox_of(client: ClientId, slot: Option<u16>) -> String {
     format!("{}{}", inbox_prefix(slot), digest_of(client))
 }
 
+/// The hash slot of [`LAYOUT_KEY`](crate::LAYOUT_KEY).
+#[must_use]
+pub fn layout_slot() -> u16 {
+    slot(crate::layout::LAYOUT_KEY)
+}
+
 /// The hash slot of a resource's keys.
 #[must_use]
 pub fn slot_of(resource: &Resource) -> u16 {

@@ -58,8 +58,9 @@ pub use decode::{ProtocolError, decode_answer, decode_outbox, decode_push, decod
 pub use delete::{ConditionalDelete, plain_value};
 pub use encode::{BatchKind, Expectation, VoteArgs};
 pub use keys::{
-    RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, private_channel_of, probe_key_of,
-    resource_key, resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox, tombstone_key,
+    RESOURCE_PATTERN, client_key, clock_key, inbox_of, inbox_prefix, layout_slot, private_channel_of,
+    probe_key_of, resource_key, resource_of, scratch_key, slot_of, slot_of_client, slot_of_inbox,
+    tombstone_key,
 };
 pub use layout::{
     LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, MAX_EACH, MAX_RENEWALS, RESTART_GUARD_KEY, RESTRICTED_LAYOUT, SLOTS,

@@ -209,11 +209,11 @@ mod tests {
                 (handoff, may_hand_off),
                 (release_shared, may_hand_off),
             ] {
-                let part = variant.in_words(script, part);
+                let part = variant.in_words(part);
                 assert_eq!(text.contains(&part), is_needed, "{script:?} of {variant:?}: {part}");
             }
             let own = script.source().split(USE_RULES).skip(usize::from(is_vote));
-            let mut own = own.into_iter().map(|part| variant.in_words(script, part));
+            let mut own = own.into_iter().map(|part| variant.in_words(part));
             assert!(own.all(|part| text.contains(&part)), "{script:?} of {variant:?}");
             assert!(!text.contains("--@"), "{script:?} of {variant:?}");
             let (begun, ended) = (text.matches("(function()\n").count(), text.matches("end)()\n").count());

@@ -93,7 +93,7 @@ impl ScriptVariant {
             (Self::Restricted, Some(script)) => [NOT_DRAWN, &RESTRICTED.replace(USE_SCRIPT, script)].concat(),
             _ => text,
         };
-        self.in_words(script, &text)
+        self.in_words(&text)
     }
 
     /// The scripts' constants. In a cluster the channel depends on the slot and is an argument, and the slot may move.
@@ -113,9 +113,8 @@ impl ScriptVariant {
     }
 
     /// The text with this variant's words: proxies want literal commands, and keys as `KEYS[i]`.
-    pub(crate) fn in_words(self, script: Script, text: &str) -> String {
+    pub(crate) fn in_words(self, text: &str) -> String {
         if self.is_restricted() {
-            let may_exceed = matches!(script, Script::Renew | Script::Release | Script::ForceRelease);
             // The short name of redis.call, but not the ends of the long ones.
             let text = text.replace("local call = redis.call\n", "").replace("call('", "redis.call('");
             return text
@@ -124,9 +123,6 @@ impl ScriptVariant {
                 .replace("NOW()", "time_of_clock()")
                 .replace("NUMSUB(", "subscribers(")
                 .replace("PUBLISH(", "publish_later(")
-                .replace("MAY_EXCEED_MEMORY", if may_exceed { "true" } else { "false" })
-                // No token is reserved: the time is that of the clock of tokens, which reserved ones would move on.
-                .replace("local MAX_LEAD = 100", "local MAX_LEAD = -100")
                 .replace("SCRATCH", "KEYS[3]")
                 .replace("ENDED", "KEYS[4]");
         }
@@ -269,7 +265,6 @@ mod tests {
             let named = code.matches("redis.call").count() + code.matches("redis.pcall").count();
             let called = code.matches("redis.call('").count() + code.matches("redis.pcall('").count();
             assert_eq!(named, called, "{script:?}");
-            assert!(code.contains("local MAX_LEAD = -100"));
             assert!(
                 !code.contains("PUBLISH")
                     && !code.contains("NUMSUB")

@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use leasehold_core::{Failure, Resource};
-use leasehold_redis_protocol::{Channels, slot_of, slot_of_inbox};
+use leasehold_redis_protocol::{Channels, layout_slot, slot_of, slot_of_inbox};
 use leasehold_store::StoreError;
 use leasehold_store::tasks::Tasks;
 use tokio::sync::Notify;
@@ -24,7 +24,8 @@ use tokio::time::{Instant, timeout};
 use super::connect::Credentials;
 use super::endpoint::{ClusterNode, Endpoint, EndpointConfig, Target};
 use super::error::slot_unassigned;
-use super::limits::{MAX_REFRESH_PAUSE, REFRESH_INTERVAL, REFRESH_PAUSE};
+use super::handshake::is_of_other_layout;
+use super::limits::{ANSWER_TIMEOUT, MAX_REFRESH_PAUSE, REFRESH_INTERVAL, REFRESH_PAUSE};
 use super::pushes::ReconnectHandler;
 use super::slot_map::{SlotMap, SlotRange};
 use crate::url::Host;
@@ -75,7 +76,19 @@ impl Cluster {
             surveyed: Mutex::default(),
         };
         let channels = cluster.ask_seeds().await?;
+        cluster.check_layout().await?;
         Ok((cluster, channels))
+    }
+
+    /// Fails if clients with another key layout use the cluster. One node knows that: it is connected to, though no lock may be there. If it
+    /// does not answer, locks of other nodes do not wait for it.
+    async fn check_layout(&self) -> Result<(), StoreError> {
+        let Some(host) = self.master_of(layout_slot()) else { return Ok(()) };
+        let endpoint = self.endpoint(&host, &Tasks::current())?;
+        match timeout(ANSWER_TIMEOUT, endpoint.connections()).await {
+            Ok(Err(error)) if is_of_other_layout(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn slots(&self) -> std::sync::RwLockReadGuard<'_, SlotMap> {

@@ -86,7 +86,8 @@ impl From<&RedisError> for CallError {
             (Some("MOVED"), Some(host)) => Self::Moved(host),
             (Some("ASK"), Some(host)) => Self::Ask(host),
             (Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK"), _) => Self::TryAgain(store_error(error)),
-            _ if code(error) == Some("READONLY") => Self::ReadOnly(store_error(error)),
+            // A WAIT that a planned failover ends says the second.
+            _ if matches!(code(error), Some("READONLY" | "UNBLOCKED")) => Self::ReadOnly(store_error(error)),
             _ if error.is_timeout() => Self::Timeout(store_error(error)),
             _ if error.is_unrecoverable_error() => Self::ConnectionLost(store_error(error)),
             _ if is_denied(&error.to_string()) => Self::Denied(store_error(error)),
@@ -426,5 +427,17 @@ mod tests {
         assert_eq!(failure("TRYAGAIN Multiple keys request during rehashing of slot"), Failure::Busy);
         assert_eq!(failure("CLUSTERDOWN The cluster is down"), Failure::NotSent);
         assert_eq!(failure("ODD what no one has foreseen"), Failure::Transient(Effect::Possible));
+    }
+
+    #[test]
+    fn server_that_is_no_master_any_more_is_known_by_either_error() {
+        for line in [
+            "READONLY You can't write against a read only replica.",
+            "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        ] {
+            let error = redis::parse_redis_value(format!("-{line}\r\n").as_bytes())
+                .and_then(redis::Value::extract_error);
+            assert!(matches!(CallError::from(&error.unwrap_err()), CallError::ReadOnly(_)), "{line}");
+        }
     }
 }

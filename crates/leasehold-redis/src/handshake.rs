@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_redis_protocol::{
     Channels, ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, RESTRICTED_LAYOUT,
 };
+use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 use tokio::time::Instant;
@@ -125,6 +126,11 @@ async fn check_layout(connection: &mut MultiplexedConnection, own: &str) -> Resu
         return Err((ErrorKind::Client, OWN, message).into());
     }
     Ok(())
+}
+
+/// Whether clients with another key layout, or with other scripts, use the server.
+pub(super) fn is_of_other_layout(error: &StoreError) -> bool {
+    error.message.contains(LAYOUT_KEY)
 }
 
 /// Why a client does not use the scripts that the others use: the keys have other names, and the time is another one.

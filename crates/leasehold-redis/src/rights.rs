@@ -176,10 +176,12 @@ fn probes(place: Place, key: &str, channel: &str) -> Cmd {
 }
 
 /// What the script that tries rights has found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 enum Verdict {
-    /// The user may do all that was tried, or it is not known.
+    /// The user may do all that was tried.
     Fine,
+    /// The server has run no script at this moment, and this is why.
+    Unknown(RedisError),
     /// What the user lacks, as a sentence with the remedy.
     Lacks(String),
     /// A proxy, or a managed server, does not let scripts do that.
@@ -227,7 +229,7 @@ fn verdict(place: Place, answer: Result<Value, RedisError>, user: &str) -> Verdi
         Err(error) if lacks_a_right(&error.to_string()) => return Verdict::Lacks(grant(user, "+eval")),
         Err(error) if is_unknown(&error.to_string()) => return Verdict::Lacks(no_scripts()),
         Err(error) if is_refused_as_a_whole(&error) => return Verdict::Restricted,
-        Err(_) => return Verdict::Fine,
+        Err(error) => return Verdict::Unknown(error),
     };
     let (mut rules, mut unknown) = (Vec::new(), Vec::new());
     for (right, error) in place.probed().zip(&errors) {
@@ -257,22 +259,19 @@ pub(super) fn grant(user: &str, rules: &str) -> String {
 }
 
 /// Refuses a new connection whose user lacks a right, before it does half of something. A right to certain names of locks only shows
-/// when one is used. Returns whether scripts are restricted.
+/// when one is used. Returns whether scripts are restricted. An error of this moment does not tell that: it is returned if it is not `known`.
 pub(super) async fn check(
     connection: &mut MultiplexedConnection,
     place: Place,
     user: Option<&str>,
+    known: Option<bool>,
 ) -> Result<bool, RedisError> {
     let questions = questions(place, &scratch_key(None), &inbox_of(ClientId::new(0), None));
     let answers = wire::pipeline(connection, questions, false).await;
-    if let Some(Err(error)) = answers.first()
-        && error.is_timeout()
-    {
-        return Err(error.clone());
-    }
     match judge(place, answers, user.unwrap_or("default")) {
         Verdict::Lacks(message) => Err((ErrorKind::Client, OWN_REFUSAL, message).into()),
         Verdict::Fine => Ok(false),
+        Verdict::Unknown(error) => known.ok_or(error),
         Verdict::Restricted => Ok(true),
     }
 }
@@ -330,7 +329,7 @@ pub(super) async fn explain_refusal(
 ) -> Option<String> {
     match judge(place, connection.pipeline(questions(place, key, channel), false).await, ANY_USER) {
         Verdict::Lacks(what) => Some(what),
-        Verdict::Fine | Verdict::Restricted => None,
+        Verdict::Fine | Verdict::Unknown(_) | Verdict::Restricted => None,
     }
 }
 
@@ -402,8 +401,6 @@ mod tests {
                 refused("ERR bad lua script for redis cluster, all the keys should be passed using KEYS"),
                 Verdict::Restricted,
             ),
-            (refused("LOADING Redis is loading the dataset in memory"), Verdict::Fine),
-            (refused("MOVED 5 127.0.0.1:1"), Verdict::Fine),
             (
                 refused("NOPERM User locks has no permissions to run the 'eval' command"),
                 Verdict::Lacks(grant("me", "+eval")),
@@ -411,6 +408,15 @@ mod tests {
             (refused("ERR unknown command 'EVAL', with args beginning with:"), Verdict::Lacks(no_scripts())),
         ] {
             assert_eq!(verdict(Place::Server, answer, "me"), expected);
+        }
+        for passing in [
+            "LOADING Redis is loading the dataset in memory",
+            "MOVED 5 127.0.0.1:1",
+            "BUSY Redis is busy",
+            "CLUSTERDOWN x",
+        ] {
+            let found = verdict(Place::Server, refused(passing), "me");
+            assert!(matches!(found, Verdict::Unknown(_)), "{passing}: {found:?}");
         }
     }
 }

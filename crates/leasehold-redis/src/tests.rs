@@ -132,16 +132,20 @@ fn conditional_deletes_match_the_model() {
 
 #[test]
 fn full_memory_refuses_a_command_as_a_whole() {
-    let refused = std::cell::Cell::new(0);
-    compare_histories_on(Flavor::Redis7, extent(200, 1_500, 15_000), &steps(4), 1, |comparison, steps| {
-        let is_command = |step: &Step| matches!(step, Step::Do(_));
-        let Some(last) = steps.iter().rposition(is_command) else { return };
-        play(comparison, &steps[..last]);
-        if let Step::Do(command) = &steps[last] {
-            refused.set(refused.get() + usize::from(comparison.run_with_full_memory(command)));
-        }
-    });
-    assert!(refused.get() > 10, "{} commands were refused", refused.get());
+    for is_restricted in [false, true] {
+        let refused = std::cell::Cell::new(0);
+        let cases = extent(200, 1_500, 15_000);
+        compare_histories_on(Flavor::Redis7, cases, &steps(4), 1, |comparison, steps| {
+            comparison.runner.is_restricted = is_restricted;
+            let is_command = |step: &Step| matches!(step, Step::Do(_));
+            let Some(last) = steps.iter().rposition(is_command) else { return };
+            play(comparison, &steps[..last]);
+            if let Step::Do(command) = &steps[last] {
+                refused.set(refused.get() + usize::from(comparison.run_with_full_memory(command)));
+            }
+        });
+        assert!(refused.get() > 10, "{} commands were refused", refused.get());
+    }
 }
 
 #[test]

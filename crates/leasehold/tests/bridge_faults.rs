@@ -158,6 +158,46 @@ async fn loss_of_the_other_librarys_lock_says_why_it_was_not_renewed() {
 }
 
 #[tokio::test]
+async fn refused_release_of_the_other_librarys_lock_is_told_in_the_servers_words() {
+    let server = Server::on_port();
+    server.run(&["ACL", "SETUSER", "locks", "on", "nopass", "~*", "&*", "+@all"]);
+    let client = Client::connect(&format!("redis://locks:any@127.0.0.1:{}", server.port())).await.unwrap();
+    for foreign in all() {
+        let guard = mutex(&client, &foreign).ttl(Duration::from_secs(20)).lock().await.unwrap();
+        server.run(&["ACL", "SETUSER", "locks", "resetkeys", "~leasehold:*"]);
+        let error = guard.release().await.unwrap_err();
+        assert!(error.is_refused() && error.to_string().contains("this user may not"), "{foreign}: {error}");
+        let refusal = client.refusal().map(|refusal| refusal.to_string()).unwrap_or_default();
+        assert!(refusal.contains("this user may not"), "{foreign}: {refusal}");
+        // It is repeated in the background.
+        server.run(&["ACL", "SETUSER", "locks", "~*"]);
+        until(async || keys(&server) == 0).await;
+        until(async || client.refusal().is_none()).await;
+    }
+}
+
+/// Other users who may write the key may write any number where the other library counts.
+#[tokio::test]
+async fn number_that_another_user_has_written_does_not_block_the_server() {
+    let server = Server::on_port();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.rw_lock("own").bridge(Foreign::redisson_read_write_lock(KEY));
+    for number in ["99999999999", "1e300", "inf", "nan", "x", "-5"] {
+        server.run(&["HSET", KEY, "mode", "read", "other", number]);
+        server.run(&["PEXPIRE", KEY, "60000"]);
+        let guard = lock.read().await.unwrap();
+        tokio::time::timeout(SOON, guard.release()).await.expect("the server answers").unwrap();
+        server.run(&["DEL", KEY]);
+    }
+    // A reader's own key without an expiry keeps the lock.
+    server.run(&["HSET", KEY, "mode", "read", "other", "1"]);
+    server.run(&["PEXPIRE", KEY, "60000"]);
+    server.run(&["SET", &format!("{{{KEY}}}:other:rwlock_timeout:1"), "1"]);
+    lock.read().await.unwrap().release().await.unwrap();
+    assert_eq!(server.query::<i64>(&["HEXISTS", KEY, "other"]).unwrap(), 1);
+}
+
+#[tokio::test]
 async fn server_that_forgets_its_scripts_is_sent_them_again() {
     let server = Server::on_socket();
     let client = Client::connect(&server.url()).await.unwrap();

@@ -548,6 +548,28 @@ async fn node_that_has_joined_another_cluster_leads_no_client_there() {
     granted.release().await.unwrap();
 }
 
+/// The address of a node that is gone belongs to a node of another cluster by now.
+#[tokio::test]
+async fn cluster_of_most_addresses_is_used_although_one_leads_to_another_cluster() {
+    let cluster = Cluster::with_masters(&Server::builder(), 3, false);
+    let other = one_node_cluster().await;
+    let own: Vec<String> = cluster.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+    let stranger = format!("127.0.0.1:{}", other.port());
+    for at in 0..=own.len() {
+        let mut hosts = own.clone();
+        hosts.insert(at, stranger.clone());
+        let client = Client::connect(&format!("redis-cluster://{}", hosts.join(","))).await.unwrap();
+        for name in ["a", "b", "c", "d", "e", "f"] {
+            client.mutex(name).lock().await.unwrap().release().await.unwrap();
+        }
+        assert_eq!(other.query::<Vec<String>>(&["KEYS", "leasehold:4:clock*"]).unwrap(), [""; 0]);
+    }
+    // Half of them are not most of them.
+    let url = format!("redis-cluster://{},{stranger}", own[0]);
+    let error = Client::connect(&url).await.expect_err("they are of two clusters");
+    assert!(error.to_string().contains("of different clusters"), "{error}");
+}
+
 /// The address of one belongs to a node of another cluster by now, which is nearer.
 #[tokio::test]
 async fn addresses_of_different_clusters_are_refused_although_one_is_far() {

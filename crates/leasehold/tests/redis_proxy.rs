@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Kind};
-use leasehold_testkit::{LIMIT, RuledProxy, Rules, Server, extent, until};
+use leasehold_testkit::{Cluster, LIMIT, RuledProxy, Rules, Server, extent, until};
 use tokio::time::{Instant, timeout};
 
 /// The profiles, with each position of what is not known of them.
@@ -126,6 +126,79 @@ async fn clients_that_use_other_scripts_are_refused() {
     let error = Client::connect(&proxy.url()).await.unwrap_err().to_string();
     assert!(error.contains("directly") && error.contains("leasehold:layout"), "{error}");
     assert!(direct.mutex("a").try_lock().await.unwrap().is_some());
+}
+
+/// One of several nodes knows which scripts are used, and a client may connect to another one first.
+#[tokio::test]
+async fn other_scripts_are_found_out_whatever_node_a_client_connects_to() {
+    let cluster = Cluster::with_masters(&Server::builder(), 3, false);
+    let owner = &cluster.nodes[cluster.node_of("leasehold:layout")];
+    owner.run(&["SET", "leasehold:layout", "4-restricted"]);
+    for node in &cluster.nodes {
+        let url = node.url().replace("redis:", "redis-cluster:");
+        let error = Client::connect(&url).await.unwrap_err().to_string();
+        assert!(error.contains("through a proxy"), "{error}");
+    }
+    owner.run(&["DEL", "leasehold:layout"]);
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    assert_eq!(owner.query::<String>(&["GET", "leasehold:layout"]).unwrap(), "4");
+    drop(client);
+}
+
+/// Another program's script runs, or a node of the cluster behind the proxy is down.
+#[tokio::test]
+async fn error_of_the_moment_decides_nothing() {
+    let proxy = RuledProxy::start(Rules::serverless());
+    for error in [
+        "BUSY Redis is busy running a script",
+        "CLUSTERDOWN The cluster is down",
+        "MASTERDOWN Link with MASTER is down",
+    ] {
+        proxy.fail_scripts(Some(error));
+        let refused = Client::connect(&proxy.url()).await;
+        assert!(refused.is_err(), "{error}: {refused:?}");
+        proxy.fail_scripts(None);
+        assert!(
+            proxy.server().query::<Option<String>>(&["GET", "leasehold:layout"]).unwrap().is_none(),
+            "{error}"
+        );
+    }
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+    // A client that knows it goes on.
+    proxy.fail_scripts(Some("BUSY Redis is busy running a script"));
+    proxy.cut();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.fail_scripts(None);
+    client.mutex("a").lock().await.unwrap().release().await.unwrap();
+}
+
+/// Reserved tokens move the clock of tokens ahead, and so does a server's clock that is set back.
+#[tokio::test]
+async fn clock_of_tokens_that_is_ahead_makes_no_lease_longer() {
+    let proxy = RuledProxy::start(Rules::cluster_proxy());
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let other = Client::connect(&proxy.url()).await.unwrap();
+    let held = client.mutex("a").ttl(Duration::from_secs(30)).auto_renew(false).lock().await.unwrap();
+    let clocks: Vec<String> = proxy.server().query(&["KEYS", "leasehold:4:clock:*"]).unwrap();
+    for clock in clocks {
+        let now: (u64, u64) = proxy.server().query(&["TIME"]).unwrap();
+        let ahead = format!("{}000-0", now.0 + 3_600);
+        proxy.server().run(&["XADD", &clock, "MAXLEN", "0", &ahead, "t", ""]);
+    }
+    for _ in 0..3 {
+        let waited = other.mutex("a").lock_timeout(Duration::from_millis(200)).await.unwrap();
+        assert!(waited.is_none());
+    }
+    let holders = other.mutex("a").inspect().await.unwrap().holders;
+    let left = holders[0].expires_in;
+    assert!(left <= Duration::from_secs(30), "{left:?}");
+    held.release().await.unwrap();
+    let next = other.mutex("a").min_hold(Duration::from_secs(1)).lock().await.unwrap();
+    next.release().await.unwrap();
+    let again =
+        timeout(Duration::from_secs(20), client.mutex("a").lock()).await.expect("the hold ends").unwrap();
+    assert!(again.is_held());
 }
 
 #[tokio::test]

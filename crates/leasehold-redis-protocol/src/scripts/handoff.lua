@@ -49,9 +49,8 @@ repeat
   -- It is asked for before, since PUBLISH also counts subscribers to patterns, and is heard at replicas.
   if NUMSUB(inbox)[2] == 0 then break end
   -- Should memory be full, the rules know what to do.
-  local drawn_id = drawn or redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
+  local drawn_id = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
   if drawn_id.err then break end
-  drawn = nil
   local ms, number_in_ms = string.match(drawn_id, '(%d+)%-(%d+)')
   local token = ms * TOKENS_PER_MS + number_in_ms
   if tonumber(number_in_ms) >= TOKENS_PER_MS or token <= last or token > NEVER then

@@ -1,5 +1,5 @@
--- Around a script where a proxy or a managed server restricts what scripts may do: the time comes from the clock of tokens, and the
--- client that has called the script publishes what it would have published.
+-- Around a script where a proxy or a managed server restricts what scripts may do: the time comes from the expiry of the clock of tokens,
+-- and the client that has called the script publishes what it would have published.
 --
 -- KEYS  1 the resource, 2 the clock: see table.lua; 3 the key in which a new hash is built; 4 of a request, the key of its tombstone
 -- ARGV  none
@@ -7,19 +7,26 @@
 --       inbox's name and the message, in turn.
 
 local outbox = {}
+local ENDS, LONGEST, SHORTEST = 4102444800000, 2524608000000, 315360000000 -- 2100; what is left in 2020, and in 2090
 
--- What TIME would answer, in whole milliseconds. The id may become a token afterwards.
+local function left_of_clock()
+  local left = redis.call('PTTL', KEYS[2])
+  return left > SHORTEST and left < LONGEST and left
+end
+
+-- What TIME would answer, in whole milliseconds: the clock expires in 2100, and the server tells how long that is.
 local function time_of_clock()
-  if not drawn then
-    drawn = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
-    if MAY_EXCEED_MEMORY and drawn.err and string.find(drawn.err, 'OOM') then
-      -- Once the script has written something that takes no memory, full memory refuses nothing more.
-      redis.call('XTRIM', KEYS[2], 'MAXLEN', '0')
-      drawn = redis.pcall('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
+  local left = left_of_clock()
+  if not left then
+    -- It is new, or another program has changed its expiry.
+    if redis.call('PEXPIREAT', KEYS[2], ENDS) == 0 then
+      drawn = redis.call('XADD', KEYS[2], 'MAXLEN', '0', '*', 't', '')
+      redis.call('PEXPIREAT', KEYS[2], ENDS)
     end
-    if drawn.err then error(drawn.err, 0) end
+    left = left_of_clock()
+    if not left then error('ERR the clock of the server is not between 2020 and 2090', 0) end
   end
-  local ms = string.match(drawn, '%d+')
+  local ms = ENDS - left
   return { math.floor(ms / 1000), ms % 1000 * 1000 }
 end
 

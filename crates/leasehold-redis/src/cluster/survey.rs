@@ -37,7 +37,7 @@ pub(super) const MADE_ANEW_AFTER: Duration = Duration::from_secs(60);
 
 impl Cluster {
     /// Adopts the slot map on which most of the seeds that answer agree: one may be cut off from the others. Refuses addresses of several
-    /// clusters. The seeds are compared until all have answered or failed, or until [`straggler_limit`]; meanwhile the first master of the
+    /// clusters, unless more than half of them are of one. The seeds are compared until all have answered or failed, or until [`straggler_limit`]; meanwhile the first master of the
     /// first map is connected.
     pub(super) async fn ask_seeds(&self) -> Result<Channels, StoreError> {
         let began = Instant::now();
@@ -54,16 +54,25 @@ impl Cluster {
         self.adopt(first.clone());
         let compare = async {
             let mut votes = Votes::new(self.seeds.clone(), BTreeSet::new());
+            let (mut maps, mut has_strangers) = (vec![first.clone()], false);
             votes.add(seed, first.clone());
             while let Ok(Some((seed, answer))) = timeout_at(until, asked.next()).await {
                 let Ok(other) = answer else { continue };
-                if membership(&first, &other) == Membership::Stranger {
-                    let what = "the addresses are of nodes of different clusters: name nodes of one";
-                    return Err(not_sent(what.to_owned()));
-                }
+                has_strangers |= membership(&first, &other) == Membership::Stranger;
+                maps.push(other.clone());
                 votes.add(seed, other);
             }
-            Ok(votes.best().cloned())
+            if !has_strangers {
+                return Ok(votes.best().cloned());
+            }
+            // The address of a node that is gone may be given to a node of another cluster.
+            let agreed = slot_map::agreed(&maps, self.seeds.len()).cloned();
+            let Some(agreed) = agreed else {
+                let what = "the addresses are of nodes of different clusters: name nodes of one";
+                return Err(not_sent(what.to_owned()));
+            };
+            tracing::warn!("some addresses are of nodes of another cluster: that of most of them is used");
+            Ok(Some(agreed))
         };
         let (channels, best) = try_join(self.channels(), compare).await?;
         if let Some(ranges) = best {

@@ -366,7 +366,8 @@ impl Reconnector {
     ) -> Result<bool, RedisError> {
         let restriction = &self.endpoint_config.restriction;
         let place = if has_slots { rights::Place::ClusterNode } else { rights::Place::Server };
-        let found = restriction.is_restricted() || rights::check(connection, place, user).await?;
+        let known = restriction.known();
+        let found = known == Some(true) || rights::check(connection, place, user, known).await?;
         let refuse = |what: &str| Err((ErrorKind::Client, OWN_REFUSAL, what.to_owned()).into());
         match (found, restriction.note(found)) {
             (false, _) => return Ok(restriction.is_restricted()),

@@ -276,9 +276,6 @@ impl<'c> ScriptRunner<'c> {
     /// What the model's clocks are at this time: its tokens follow the ids of the server's clock.
     pub(super) fn model_clocks(&mut self, resource: &Resource, now: Now) -> Now {
         let next = self.next_token(resource, now);
-        if self.is_restricted {
-            return Now { wall: StoreTime::from_micros(next), may_reserve: false, ..now };
-        }
         let first = next.max(now.floor.map_or(0, Token::get));
         Now { wall: StoreTime::from_micros(next), may_reserve: first <= last_reserving(now), ..now }
     }
@@ -471,8 +468,8 @@ impl<'l, 'c> Comparison<'l, 'c> {
         match step {
             // The server sweeps without a command.
             Step::Sweep => {}
-            // The time of the scripts for a proxy stands still instead, and there is no quorum of proxies.
-            Step::SetBack(_) | Step::Raise(_) if self.runner.is_restricted => {}
+            // There is no quorum of proxies.
+            Step::Raise(_) if self.runner.is_restricted => {}
             Step::Raise(ms) => {
                 let ms = self.now.time.as_micros() / 1_000 + ms;
                 // Not the first token of a millisecond: whether tokens are reserved changes at that one, and a renewal draws the token

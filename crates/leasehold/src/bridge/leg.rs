@@ -25,13 +25,21 @@ const RELEASE_PAUSE: Duration = Duration::from_millis(250);
 pub(crate) type OnReleased = Box<dyn FnOnce() + Send>;
 
 /// How a leg ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum LegEnd {
     Released,
     /// Another program had it, or none.
     NotHeld,
     /// The server has not answered yet. The release is repeated until the leg has expired.
     Unconfirmed,
+    /// The server refuses the release, which is repeated until the leg has expired.
+    Refused(StoreError),
+}
+
+impl LegEnd {
+    fn is_confirmed(&self) -> bool {
+        !matches!(self, Self::Unconfirmed | Self::Refused(_))
+    }
 }
 
 /// The lease of the own leg, and its token.
@@ -216,7 +224,7 @@ impl Leg {
         self.session.lift_trust_limit(self.own.entry, now);
         self.changed.notify_one();
         let ended = end.wait_for(Option::is_some).await;
-        ended.ok().and_then(|end| *end).unwrap_or(LegEnd::Unconfirmed)
+        ended.ok().and_then(|end| end.clone()).unwrap_or(LegEnd::Unconfirmed)
     }
 
     /// Releases the leg in the background, then calls `on_released`.
@@ -321,16 +329,18 @@ impl Leg {
                 Ok(Some(Ok(_))) if is_repeated => self.end_by_unanswered(),
                 Ok(Some(Ok(_))) => LegEnd::NotHeld,
                 Ok(Some(Err(ForeignError::OtherType(_)))) => LegEnd::NotHeld,
-                _ => LegEnd::Unconfirmed,
+                Ok(Some(Err(error))) => self.unconfirmed(error.into()),
+                Err(error) => self.unconfirmed(error),
+                Ok(None) => LegEnd::Unconfirmed,
             };
-            if end == LegEnd::Unconfirmed && !std::mem::replace(&mut is_repeated, true) {
+            if !end.is_confirmed() && !std::mem::replace(&mut is_repeated, true) {
                 // The connection may have been cut while it was idle.
                 continue;
             }
             if !is_confirmed {
-                self.publish(end);
                 // Whether this release or an earlier one has ended it, it is not held any more.
-                is_confirmed = is_answered || end != LegEnd::Unconfirmed;
+                is_confirmed = is_answered || end.is_confirmed();
+                self.publish(end);
                 self.state().is_given_back = is_confirmed;
             }
             let (orphan_until, expires_at) = {
@@ -351,6 +361,15 @@ impl Leg {
         let mut holders = vec![self.holders.current()];
         holders.extend(self.holders.given_up());
         holders.iter().map(|holder| self.foreign.release(holder)).collect()
+    }
+
+    /// The end by a release that has failed.
+    fn unconfirmed(&self, error: StoreError) -> LegEnd {
+        if !error.failure.is_refusal() {
+            return LegEnd::Unconfirmed;
+        }
+        self.session.refuse_companion(self.own.entry, &error);
+        LegEnd::Refused(error)
     }
 
     fn warn_of_silence(&self) {

@@ -18,6 +18,9 @@ impl Session {
     pub(crate) fn end_companion(&self, is_confirmed: bool) {
         self.act(|table, effects| {
             table.companions -= 1;
+            if table.companions == 0 {
+                table.refused_companion = None;
+            }
             table.unconfirmed += u64::from(!is_confirmed);
             table.check_settled(effects);
         });
@@ -26,6 +29,15 @@ impl Session {
     /// The companion of this lease was confirmed until then.
     pub(crate) fn limit_trust(&self, entry_id: EntryId, until: LocalTime, now: LocalTime) {
         self.step(entry_id, now, |entry: &mut Entry| entry.limit_trust(until, now));
+    }
+
+    /// The store refuses the release of this lease's companion.
+    pub(crate) fn refuse_companion(&self, entry_id: EntryId, error: &StoreError) {
+        let mut table = self.table();
+        if let Some(entry) = table.entries.get(&entry_id) {
+            let refused = (entry.resource.clone(), error.clone());
+            table.refused_companion = Some(refused);
+        }
     }
 
     /// The companion of this lease was not renewed.

@@ -250,8 +250,9 @@ impl Session {
         let table = self.table();
         let refused =
             table.entries.iter().filter_map(|(entry_id, entry)| Some((*entry_id, entry, entry.refusal()?)));
-        let (_, entry, error) = refused.min_by_key(|(entry_id, ..)| *entry_id)?;
-        Some((entry.resource.clone(), error.clone()))
+        let oldest = refused.min_by_key(|(entry_id, ..)| *entry_id);
+        let oldest = oldest.map(|(_, entry, error)| (entry.resource.clone(), error.clone()));
+        oldest.or_else(|| table.refused_companion.clone())
     }
 
     // --- A task's wait in a local queue -----------------------------------------------------------

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use leasehold_core::{Acquisition, ClientId, HandoffDecision, LocalTime, Outcome, Owner, Resource};
+use leasehold_store::StoreError;
 
 use super::entries::Entries;
 use super::entry::{BeginError, Entry, Transmit};
@@ -34,6 +35,8 @@ pub(super) struct Table {
     pub(super) unsettled: usize,
     /// Companions of leases that have not ended.
     pub(super) companions: usize,
+    /// The lock whose companion the store last refused to release, while there are companions.
+    pub(super) refused_companion: Option<(Arc<Resource>, StoreError)>,
     /// The store still releases something by itself.
     pub(super) is_settling: bool,
     /// How many releases the store has not confirmed, since the client was closed.
@@ -68,6 +71,7 @@ impl Table {
             driver_wakes_at: LocalTime::NEVER,
             unsettled: 0,
             companions: 0,
+            refused_companion: None,
             is_settling: false,
             unconfirmed: 0,
             close_wakers: Vec::new(),

@@ -52,6 +52,7 @@ impl Guard {
         match ended {
             Some(LegEnd::Released) => Ok(()),
             Some(LegEnd::NotHeld) => Err(self.lost_error(Loss::Bridge)),
+            Some(LegEnd::Refused(error)) => Err(self.handle.store_error(&self.resource, &error)),
             Some(LegEnd::Unconfirmed) | None => {
                 let what =
                     "the release of the bridged lock is not confirmed; it is retried in the background";

@@ -12,12 +12,19 @@ local is_held = redis.call('hdel', KEYS[1], ARGV[1])
 redis.call('del', KEYS[2])
 if is_held == 0 then return 0 end
 -- First, the time that is left to the others: a field stays when its holder has crashed, and then its keys are gone.
-local fields, left, mode = redis.call('hgetall', KEYS[1]), 0, nil
+local fields, left, mode, looks = redis.call('hgetall', KEYS[1]), 0, nil, 0
 for position = 1, #fields, 2 do
   local field, value = fields[position], fields[position + 1]
   if field == 'mode' then mode = value end
-  for number = 1, tonumber(value) or 0 do
-    left = math.max(left, redis.call('pttl', ARGV[4] .. ':' .. field .. ':rwlock_timeout:' .. number))
+  local entries = tonumber(value) or 0
+  looks = looks + entries
+  -- So many readers are not there: another user has written the number. The hash keeps its time, since a long look would block the server.
+  if looks > 10000 then return 1 end
+  for number = 1, entries do
+    local own = redis.call('pttl', ARGV[4] .. ':' .. field .. ':rwlock_timeout:' .. number)
+    -- Without an expiry it stays until it is deleted.
+    if own == -1 then return 1 end
+    left = math.max(left, own)
   end
 end
 -- Then, the lock of other readers, or of a writer.
