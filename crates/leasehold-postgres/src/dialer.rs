@@ -161,7 +161,8 @@ impl Dialer {
             let mut address = address.clone();
             secret.user.map(|user| address.user(user));
             secret.password.map(|password| address.password(password));
-            within(limit, address.connect(self.tls.connector())).await
+            let connector = self.tls.connector().await;
+            within(limit, address.connect(connector)).await
         };
         let secret = login.current().await?;
         let mut connected = connect(secret.clone()).await;

@@ -22,7 +22,8 @@ mod without_tls {
             Ok(Self)
         }
 
-        pub(crate) fn connector(&self) -> Connector {
+        #[expect(clippy::unused_async, reason = "as with TLS")]
+        pub(crate) async fn connector(&self) -> Connector {
             NoTls
         }
     }
@@ -33,9 +34,10 @@ mod with_tls {
     use std::io;
     use std::path::Path;
     use std::pin::Pin;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::Arc;
     use std::task::{Context, Poll};
 
+    use leasehold_store::reread::{Reread, read_file};
     use leasehold_store::{BoxFuture, OpenError};
     use rustls::client::WebPkiServerVerifier;
     use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -61,30 +63,27 @@ mod with_tls {
         mode: SslMode,
         files: SslFiles,
         /// From the files as they could be read last.
-        last: Mutex<Connector>,
+        last: Arc<Reread<Connector>>,
     }
 
     impl Connectors {
         /// Reads the files.
         pub(crate) fn new(url: &PostgresUrl) -> Result<Self, OpenError> {
             let (mode, files) = (url.ssl_mode, url.ssl_files.clone());
-            let last = Mutex::new(connector(mode, &files)?);
+            let last = Arc::new(Reread::new(connector(mode, &files)?));
             Ok(Self { mode, files, last })
         }
 
         /// Reads them again. While they can't be read, or do not fit each other because they are being replaced, what was read
         /// last counts.
-        pub(crate) fn connector(&self) -> Connector {
-            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        pub(crate) async fn connector(&self) -> Connector {
             if self.files.authority.is_some() || self.files.certificate.is_some() {
-                match connector(self.mode, &self.files) {
-                    Ok(renewed) => *last = renewed,
-                    Err(error) => {
-                        tracing::warn!(%error, "certificates not read again: the last ones are used");
-                    }
+                let (mode, files) = (self.mode, self.files.clone());
+                if let Err(error) = self.last.renew(move || connector(mode, &files)).await {
+                    tracing::warn!(%error, "certificates not read again: the last ones are used");
                 }
             }
-            last.clone()
+            self.last.latest()
         }
     }
 
@@ -115,13 +114,19 @@ mod with_tls {
 
     fn own_certificate(files: &SslFiles) -> Result<Option<OwnCertificate>, OpenError> {
         let (Some(certificate), Some(key)) = (&files.certificate, &files.key) else { return Ok(None) };
-        let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
+        let content = read_file(key).map_err(|error| unreadable(key, &error))?;
+        let key_der = PrivateKeyDer::from_pem_slice(&content).map_err(|error| unreadable(key, &error))?;
         Ok(Some((certificates(certificate)?, key_der)))
     }
 
     fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, OpenError> {
-        let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-        found.map_err(|error| unreadable(path, &error))
+        let content = read_file(path).map_err(|error| unreadable(path, &error))?;
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&content).collect();
+        match found {
+            // As while it is being written.
+            Ok(none) if none.is_empty() => Err(unreadable(path, &"it has no certificate (PEM)")),
+            found => found.map_err(|error| unreadable(path, &error)),
+        }
     }
 
     fn unreadable(path: &Path, error: &dyn std::fmt::Display) -> OpenError {

@@ -27,6 +27,7 @@ mod metadata;
 mod open_error;
 pub mod password;
 pub mod process;
+pub mod reread;
 pub mod sql;
 pub mod tasks;
 #[cfg(any(test, feature = "testing"))]

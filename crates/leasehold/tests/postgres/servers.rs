@@ -687,3 +687,44 @@ async fn certificates_that_were_replaced_are_used_by_the_next_connection() {
     leasehold_testkit::until(async || client.mutex("c").try_lock().await.is_ok()).await;
     guard.release().await.unwrap();
 }
+
+/// Whatever stands in the place of a certificate: nothing waits for it, least of all the leases of other clients, which one thread renews.
+#[tokio::test]
+async fn certificate_that_is_no_file_any_more_holds_nothing_up() {
+    let files = Certificates::new();
+    let server = Postgres::builder().tls(&files.server).start();
+    let folder = tempfile::tempdir().unwrap();
+    let authority = folder.path().join("ca.pem");
+    fs::copy(&files.authority, &authority).unwrap();
+    let url = format!("{}?sslmode=verify-full&sslrootcert={}", server.url(), authority.display());
+    let client = Client::connect(&url).await.unwrap();
+    let redis = leasehold_testkit::Server::on_port();
+    let other = Client::connect(&redis.url()).await.unwrap();
+    let ttl = Duration::from_secs(5);
+    let (guard, others) = (lock(&client, "a").await, other.mutex("a").ttl(ttl).lock().await.unwrap());
+    let replace_by: [(&str, &dyn Fn()); 3] = [
+        ("a pipe", &|| {
+            assert!(std::process::Command::new("mkfifo").arg(&authority).status().unwrap().success());
+        }),
+        ("an empty file", &|| fs::write(&authority, "").unwrap()),
+        ("a text", &|| fs::write(&authority, "no certificate\n").unwrap()),
+    ];
+    for (what, replace) in replace_by {
+        fs::remove_file(&authority).unwrap();
+        replace();
+        server.run(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()",
+        );
+        tokio::time::sleep(ttl).await;
+        assert!(others.is_held(), "{what}");
+        // With the last certificates.
+        leasehold_testkit::until(async || client.mutex("b").try_lock().await.is_ok()).await;
+        let error = tokio::time::timeout(Duration::from_secs(30), Client::connect(&url))
+            .await
+            .expect(what)
+            .unwrap_err();
+        assert!(error.to_string().contains("ca.pem"), "{what}: {error}");
+    }
+    guard.release().await.unwrap();
+    others.release().await.unwrap();
+}
