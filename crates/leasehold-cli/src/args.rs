@@ -36,6 +36,10 @@ pub(crate) struct Args {
     /// Where the locks are: sqlite:PATH, redis://HOST, or another address (leasehold help stores)
     #[arg(long, global = true, env = "LEASEHOLD_STORE", value_name = "URL", hide_env_values = true)]
     pub(crate) store: Option<String>,
+    /// Program with its arguments that prints the store's password, for a store whose address has none. It is started without a shell, and
+    /// again before what it printed expires (leasehold help stores)
+    #[arg(long, global = true, value_name = "COMMAND")]
+    pub(crate) auth_command: Option<String>,
     /// The form of leasehold's own messages on stderr
     #[arg(long, global = true, env = "LEASEHOLD_LOG", value_name = "FORMAT", default_value = "text")]
     pub(crate) log: LogFormat,

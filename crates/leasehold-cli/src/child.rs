@@ -60,13 +60,7 @@ impl Child {
             bind(parent, given.as_ref(), &mask)?;
             watched_by.as_ref().map_or(Ok(()), |input| watchdog::tell(input, getpid()))
         };
-        // SAFETY: between fork and exec only async-signal-safe functions may run, and nothing may be allocated. `bind`
-        // and `tell` make system calls only (prctl, getppid, sigprocmask, tcsetpgrp, getpid, write), and their error is a plain
-        // number.
-        #[allow(unsafe_code)]
-        unsafe {
-            started.pre_exec(bind);
-        }
+        before_exec(&mut started, bind);
         let child = started.spawn().inspect_err(|_| {
             // The child had taken the terminal before exec failed.
             if let Some(terminal) = Terminal::open().filter(|_| is_given) {
@@ -195,6 +189,25 @@ impl Change {
             Signal::SIGTTIN | Signal::SIGTTOU => Some(Self::StoppedForTerminal),
             _ => None,
         }
+    }
+}
+
+/// Starts this program in a process group of its own, and with no signal blocked. It is killed when the thread that starts it ends, where the
+/// kernel can do that.
+pub(crate) fn die_with_parent(program: &mut process::Command) {
+    let parent = getpid();
+    program.process_group(0);
+    before_exec(program, move || bind(parent, None, &SigSet::empty()));
+}
+
+/// Runs [`bind`], and possibly `tell`, between fork and exec.
+fn before_exec(program: &mut process::Command, work: impl FnMut() -> io::Result<()> + Send + Sync + 'static) {
+    // SAFETY: between fork and exec only async-signal-safe functions may run, and nothing may be allocated. `bind`
+    // and `tell` make system calls only (prctl, getppid, sigprocmask, tcsetpgrp, getpid, write), and their error is a plain
+    // number.
+    #[allow(unsafe_code)]
+    unsafe {
+        program.pre_exec(work);
     }
 }
 

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod auth;
 mod child;
 mod command;
 mod config;
@@ -78,7 +79,9 @@ fn main() -> ExitCode {
         Err(error) => return finish(&Stop::failure(format!("the runtime could not be started: {error}"))),
     };
     let (is_json, store) = (args.action.is_json(), args.store.clone());
-    match runtime.block_on(act(args)) {
+    let ended = runtime.block_on(act(args));
+    auth::kill_running();
+    match ended {
         Ok(exit) => exit.end(),
         Err(stop) => {
             // A program that reads the answer gets one in any case.
@@ -99,7 +102,7 @@ async fn act(args: Args) -> Result<Exit, Stop> {
     if let Action::Migrate(MigrateArgs { print: true }) = args.action {
         return migrate::print_statements(args.store);
     }
-    let store = || Store::find(args.store);
+    let store = || Store::find(args.store, args.auth_command.as_deref());
     match args.action {
         Action::Run(args) => run::run(|| store()?.usable_by_commands(), args).await,
         Action::Elect(args) => elect::elect(|| store()?.usable_by_commands(), args).await,

@@ -10,7 +10,7 @@ const FOR_PSQL: &str =
     "-- leasehold migrate --print | psql postgres://OWNER@HOST/DATABASE\n\\set ON_ERROR_STOP on\n";
 
 pub(crate) async fn migrate(store: &Store) -> Result<Exit, Stop> {
-    leasehold::postgres::migrate(store.url()).await?;
+    leasehold::postgres::migrate_with(store.builder()).await?;
     message(Level::Info, "migrated", format_args!("{}: the tables are there", store.public_url()));
     Ok(Exit::Success)
 }

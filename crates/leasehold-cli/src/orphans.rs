@@ -4,6 +4,8 @@
 //! A process that this one has started is never reaped here: the code that waits for it needs its exit status.
 
 use std::collections::BTreeSet;
+use std::io;
+use std::process::{Child, Command};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,10 +26,20 @@ static OWN: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 pub(crate) struct Own(i32);
 
 impl Own {
-    pub(crate) fn new(process: &std::process::Child) -> Self {
+    pub(crate) fn new(process: &Child) -> Self {
         let pid = i32::try_from(process.id()).unwrap_or_default();
         OWN.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
         Self(pid)
+    }
+
+    /// Starts a process on another thread than that which reaps orphans.
+    pub(crate) fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
+        // While the set is locked, no process is found to be an orphan.
+        let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = command.spawn()?;
+        let pid = i32::try_from(process.id()).unwrap_or_default();
+        own.insert(pid);
+        Ok((process, Self(pid)))
     }
 }
 

@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use crate::args::{RunArgs, WorkArgs, name};
+use crate::auth;
 use crate::child::Child;
 use crate::command::Command;
 use crate::duration;
@@ -41,10 +42,14 @@ const MIN_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The same behind sentinels: those that hang are waited for during 3 s.
 const MIN_SENTINEL_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The time limit for connecting, if the lock is waited for during `limit`.
+/// The time limit for connecting, if the lock is waited for during `limit`. A program that gives credentials has its own time, for the
+/// sentinels and then for the server.
 pub(crate) fn connect_limit(store: &Store, limit: Duration) -> Duration {
-    let has_sentinels = store.url().contains("redis-sentinel:");
-    limit.max(if has_sentinels { MIN_SENTINEL_CONNECT_TIMEOUT } else { MIN_CONNECT_TIMEOUT })
+    let (shortest, logins) = match store.url().contains("redis-sentinel:") {
+        true => (MIN_SENTINEL_CONNECT_TIMEOUT, 2),
+        false => (MIN_CONNECT_TIMEOUT, 1),
+    };
+    limit.max(shortest + if store.has_auth_command() { auth::LIMIT * logins } else { Duration::ZERO })
 }
 
 pub(crate) async fn run(find: impl FnOnce() -> Result<Store, Stop>, args: RunArgs) -> Result<Exit, Stop> {

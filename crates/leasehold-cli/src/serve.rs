@@ -48,13 +48,14 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     let store = find()?;
     install_recorder();
     let client = store.connect().await?;
-    let server = Server::bind(config, client).await.map_err(|error| Stop::usage(error.to_string()))?;
+    let server =
+        Server::bind(config, client.clone()).await.map_err(|error| Stop::usage(error.to_string()))?;
     if !has_tls {
         warn_of_plain_addresses(&server.addresses());
     }
     announce(&server.addresses());
     notify::ready();
-    let mut reload = Reload::new(server.control(), args, token_file);
+    let mut reload = Reload::new(server.control(), client, args, token_file);
     let (stop, stopped) = oneshot::channel::<()>();
     let mut running = pin!(server.run(async { drop(stopped.await) }));
     tokio::select! {

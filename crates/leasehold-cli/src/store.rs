@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use etcetera::BaseStrategy as _;
-use leasehold::Client;
+use leasehold::{Client, ClientBuilder};
 use leasehold_store::identity::Identity;
 
+use crate::auth::AuthCommand;
 use crate::duration;
 use crate::exit::Stop;
 use crate::output::{Level, message};
@@ -25,11 +26,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A store's address.
 pub(crate) struct Store {
     url: String,
+    auth: Option<AuthCommand>,
 }
 
 impl Store {
     /// The store that was named, or the file in the user's state directory.
-    pub(crate) fn find(named: Option<String>) -> Result<Self, Stop> {
+    pub(crate) fn find(named: Option<String>, auth: Option<&str>) -> Result<Self, Stop> {
+        let auth = auth.map(AuthCommand::parse).transpose()?;
         let url = match named {
             Some(url) if url.is_empty() => {
                 let is_variable = std::env::var_os(VARIABLE).is_some_and(|value| value.is_empty());
@@ -40,7 +43,23 @@ impl Store {
             Some(url) => url,
             None => users_own()?,
         };
-        Ok(Self { url })
+        Ok(Self { url, auth })
+    }
+
+    /// Whether a program gives its credentials.
+    pub(crate) fn has_auth_command(&self) -> bool {
+        self.auth.is_some()
+    }
+
+    /// The settings of its clients.
+    pub(crate) fn builder(&self) -> ClientBuilder {
+        let builder = Client::builder().store(&*self.url);
+        let Some(auth) = self.auth.clone() else { return builder };
+        builder.credentials(move |request| {
+            let auth = auth.clone();
+            // It runs on a thread of its own.
+            async move { auth.credentials(&request) }
+        })
     }
 
     /// Connects, also to a store that takes no writes for some seconds, and prints the store's warnings.
@@ -52,7 +71,7 @@ impl Store {
 
     /// Connects without printing warnings: for `doctor`, whose report includes them.
     pub(crate) async fn connect_quietly(&self) -> Result<Client, Stop> {
-        Ok(Client::connect(&self.url).await?)
+        Ok(self.builder().connect().await?)
     }
 
     /// Connects, also to a store that takes no writes yet, which is told once. It fails with the store's word if the store takes none
@@ -61,7 +80,7 @@ impl Store {
         let began = Instant::now();
         let mut has_warned = false;
         loop {
-            match Client::connect(&self.url).await {
+            match self.builder().connect().await {
                 Err(error) if error.is_busy() && began.elapsed() < limit => {
                     if !std::mem::replace(&mut has_warned, true) {
                         message(Level::Warn, "store_busy", format_args!("{error:#}; retrying"));
@@ -138,7 +157,7 @@ impl Store {
 impl Store {
     /// Whether an address is that of another one with passwords, as a command gets it.
     pub(crate) fn is_for_command(public: &str, url: &str) -> bool {
-        public != url && Self { url: url.to_owned() }.for_command() == public
+        public != url && Self { url: url.to_owned(), auth: None }.for_command() == public
     }
 
     /// Whether an address has a password in it.
@@ -349,7 +368,7 @@ mod tests {
     #[test]
     fn command_gets_an_absolute_store_path() {
         let folder = std::env::current_dir().unwrap();
-        let of = |url: &str| Store { url: url.to_owned() }.for_command();
+        let of = |url: &str| Store { url: url.to_owned(), auth: None }.for_command();
         assert_eq!(
             of("sqlite:a.db?synchronous=full"),
             format!("sqlite:{}/a.db?synchronous=full", folder.display())

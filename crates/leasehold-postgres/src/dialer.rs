@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_core::Failure;
+use leasehold_store::credentials::{CredentialRequest, ServerRole};
+use leasehold_store::login::{Login, PasswordSource, Secret};
 use leasehold_store::{OpenError, StoreError, tasks};
 use tokio::net::lookup_host;
 use tokio::time::timeout;
@@ -20,7 +22,7 @@ use super::limits::{
     ANSWER_TIMEOUT, CONNECT_TIMEOUT, HOST_TIMEOUT, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_RETRIES,
 };
 use super::tls::Connectors;
-use crate::url::{PasswordSource, PostgresUrl};
+use crate::url::{DEFAULT_PORT, PostgresUrl};
 
 /// Opens connections to one address.
 pub(super) struct Dialer {
@@ -30,20 +32,21 @@ pub(super) struct Dialer {
     next: AtomicUsize,
     /// Max time for each network address, with its handshakes, if the address names one.
     limit: Option<Duration>,
-    password: PasswordSource,
     tls: Arc<Connectors>,
 }
 
 /// One host.
 struct Server {
     config: Config,
+    login: Login,
     /// The network address to begin with, of those that its name has: the last that answered.
     next: AtomicUsize,
 }
 
 impl Server {
-    fn new(config: Config) -> Self {
-        Self { config, next: AtomicUsize::new(0) }
+    fn new(config: Config, password: &PasswordSource) -> Self {
+        let login = login_of(&config, password);
+        Self { config, login, next: AtomicUsize::new(0) }
     }
 
     /// One configuration for each network address. The driver would try them within one time limit, too.
@@ -73,14 +76,15 @@ impl Server {
 
 impl Dialer {
     pub(super) fn new(url: &PostgresUrl) -> Result<Self, OpenError> {
-        let hosts: Vec<_> = hosts_of(&url.config).into_iter().map(Server::new).collect();
+        let hosts: Vec<_> =
+            hosts_of(&url.config).into_iter().map(|host| Server::new(host, &url.password)).collect();
         let first = match url.config.get_load_balance_hosts() {
             LoadBalanceHosts::Random => random(hosts.len()),
             _ => 0,
         };
         let limit = url.config.get_connect_timeout().copied();
-        let (password, tls) = (url.password.clone(), Arc::new(Connectors::new(url)?));
-        Ok(Self { hosts, next: AtomicUsize::new(first), limit, password, tls })
+        let tls = Arc::new(Connectors::new(url)?);
+        Ok(Self { hosts, next: AtomicUsize::new(first), limit, tls })
     }
 
     /// As [`Self::new`]. Certificates are read, which may take long.
@@ -93,9 +97,12 @@ impl Dialer {
     pub(super) fn again(&self) -> Self {
         let copy = |next: &AtomicUsize| AtomicUsize::new(next.load(Ordering::Relaxed));
         let hosts = self.hosts.iter();
-        let hosts = hosts.map(|host| Server { config: host.config.clone(), next: copy(&host.next) });
-        let (password, tls) = (self.password.clone(), self.tls.clone());
-        Self { hosts: hosts.collect(), next: copy(&self.next), limit: self.limit, password, tls }
+        let hosts = hosts.map(|host| Server {
+            config: host.config.clone(),
+            login: host.login.clone(),
+            next: copy(&host.next),
+        });
+        Self { hosts: hosts.collect(), next: copy(&self.next), limit: self.limit, tls: self.tls.clone() }
     }
 
     /// Connects to the first host that lets it. The connection's task runs on the current runtime. `on_message` gets its
@@ -131,7 +138,7 @@ impl Dialer {
         let is_only = self.hosts.len() == 1 && addresses.len() == 1;
         let limit = self.limit.unwrap_or(if is_only { CONNECT_TIMEOUT } else { HOST_TIMEOUT });
         for at in throttled(&host.next, addresses.len()) {
-            match self.connect_to(&addresses[at], limit, on_message.clone()).await {
+            match self.connect_to(&addresses[at], &host.login, limit, on_message.clone()).await {
                 Ok(conn) => {
                     host.next.store(at, Ordering::Relaxed);
                     return Some(conn);
@@ -142,16 +149,30 @@ impl Dialer {
         None
     }
 
+    /// If the server refuses credentials of the program's, which may have been replaced, they are asked for again.
     async fn connect_to(
         &self,
         address: &Config,
+        login: &Login,
         limit: Duration,
         on_message: Option<MessageHandler>,
     ) -> Result<Conn, StoreError> {
-        let mut address = address.clone();
-        self.password.apply(&mut address).await;
-        let connector = self.tls.connector().await;
-        let (client, connection) = within(limit, address.connect(connector)).await?;
+        let connect = async |secret: Secret| {
+            let mut address = address.clone();
+            secret.user.map(|user| address.user(user));
+            secret.password.map(|password| address.password(password));
+            let connector = self.tls.connector().await;
+            within(limit, address.connect(connector)).await
+        };
+        let secret = login.current().await?;
+        let mut connected = connect(secret.clone()).await;
+        if let Err(error) = &connected
+            && error::is_login_refused(error)
+            && let Some(other) = login.replace(&secret).await
+        {
+            connected = connect(other?).await;
+        }
+        let (client, connection) = connected?;
         Ok(Conn::new(client, connection, on_message))
     }
 }
@@ -170,6 +191,19 @@ fn throttled(next: &AtomicUsize, count: usize) -> impl Iterator<Item = usize> {
         next.store((at + 1) % count, Ordering::Relaxed);
         at
     })
+}
+
+/// The login of the connections to one host.
+fn login_of(config: &Config, password: &PasswordSource) -> Login {
+    let host = match (config.get_hosts().first(), config.get_hostaddrs().first()) {
+        (Some(Host::Tcp(name)), _) => name.clone(),
+        #[cfg(unix)]
+        (Some(Host::Unix(folder)), _) => folder.display().to_string(),
+        (None, address) => address.map(ToString::to_string).unwrap_or_default(),
+    };
+    let port = config.get_ports().first().copied().unwrap_or(DEFAULT_PORT);
+    let user = config.get_user().map(ToOwned::to_owned);
+    password.at(CredentialRequest::new(ServerRole::Postgres, host, Some(port), user))
 }
 
 /// A configuration for each host, which differs in nothing else.

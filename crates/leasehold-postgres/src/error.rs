@@ -59,6 +59,15 @@ pub(super) fn is_fatal(error: &Error) -> bool {
     error.as_db_error().is_none_or(|db| db.parsed_severity() != Some(Severity::Error))
 }
 
+/// Whether the server does not accept a login.
+pub(super) fn is_login_refused(error: &StoreError) -> bool {
+    let driver = error.cause.as_ref().and_then(|cause| cause.downcast_ref::<Error>());
+    let code = driver.and_then(Error::code);
+    code.is_some_and(|code| {
+        [SqlState::INVALID_PASSWORD, SqlState::INVALID_AUTHORIZATION_SPECIFICATION].contains(code)
+    })
+}
+
 fn of_server(code: &SqlState, message: &str) -> String {
     let remedy = match *code {
         SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {

@@ -10,12 +10,15 @@ use std::path::PathBuf;
 use std::str::FromStr as _;
 use std::time::Duration;
 
+use leasehold_store::OpenError;
+use leasehold_store::credentials::CredentialCache;
+use leasehold_store::login::PasswordSource;
 use leasehold_store::password::PasswordFile;
-use leasehold_store::{OpenError, tasks};
 use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, SslMode as ConfigSslMode, SslNegotiation};
 
+pub(crate) use passfile::DEFAULT_PORT;
 use passfile::SOCKETS;
 
 /// The schema of the tables unless the address names another.
@@ -46,47 +49,9 @@ pub struct PostgresUrl {
     /// libpq's file of passwords, if the address names another than the usual one.
     passfile: Option<PathBuf>,
     pub(crate) password: PasswordSource,
+    /// The address has a password, or names a file of its own that has it.
+    has_password: bool,
     shown: String,
-}
-
-/// Where the password of a new connection comes from.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) enum PasswordSource {
-    /// The address or the environment; or there is none.
-    Fixed,
-    File(PasswordFile),
-    /// libpq's file of passwords, and the user.
-    Passfile(PathBuf, String),
-}
-
-impl PasswordSource {
-    /// Sets the password for a new connection. A file is read again, because the password may have been changed. While it can't be read, the
-    /// password is the one before.
-    pub(crate) async fn apply(&self, config: &mut Config) {
-        let renewed = match self {
-            Self::Fixed => return,
-            Self::File(file) => {
-                let renewed = file.renew().await;
-                config.password(file.latest());
-                renewed
-            }
-            Self::Passfile(path, user) => {
-                let (path, user, of) = (path.clone(), user.clone(), config.clone());
-                match tasks::blocking(move || passfile::find(&path, &of, &user)).await {
-                    Ok(Ok(Some(password))) => {
-                        config.password(password);
-                        Ok(())
-                    }
-                    Ok(found) => found.map(drop),
-                    // The client has ended.
-                    Err(_) => Ok(()),
-                }
-            }
-        };
-        if let Err(error) = renewed {
-            tracing::warn!(%error, "the last password is used");
-        }
-    }
 }
 
 /// As libpq names them.
@@ -135,6 +100,23 @@ impl PostgresUrl {
         Self::parse(rest).unwrap()
     }
 
+    /// Whether it leaves out a password, so that credentials of the program's are used. They take precedence over the environment.
+    #[must_use]
+    pub fn takes_credentials(&self) -> bool {
+        !self.has_password || self.listen.as_ref().is_some_and(|listen| listen.takes_credentials())
+    }
+
+    /// The same address with credentials of the program's, where it leaves out a password.
+    #[must_use]
+    pub fn with_credentials(&self, cache: &CredentialCache) -> Self {
+        let mut url = self.clone();
+        url.listen = url.listen.map(|listen| Box::new(listen.with_credentials(cache)));
+        if !url.has_password {
+            url.password = PasswordSource::Provider(cache.clone());
+        }
+        url
+    }
+
     /// The schema of the tables.
     #[must_use]
     pub fn schema(&self) -> &str {
@@ -154,7 +136,8 @@ impl PostgresUrl {
             synchronous_commit: None,
             connections: DEFAULT_CONNECTIONS,
             passfile: None,
-            password: PasswordSource::Fixed,
+            password: PasswordSource::default(),
+            has_password: false,
             shown: shown(rest),
         };
         url.set_ssl_from(environment)?;
@@ -197,7 +180,9 @@ impl PostgresUrl {
             "sslkey" => self.ssl_files.key = Some(PathBuf::from(value)),
             "passfile" => self.passfile = Some(PathBuf::from(value)),
             "password_file" => {
-                self.password = PasswordSource::File(PasswordFile::open(PathBuf::from(value))?);
+                let file = PasswordFile::new(PathBuf::from(value));
+                file.open()?;
+                self.password = PasswordSource::File(file);
             }
             "schema" => self.schema = identifier(value)?,
             "synchronous_commit" => self.synchronous_commit = Some(synchronous_commit(value)?),
@@ -271,8 +256,9 @@ impl PostgresUrl {
             if config.get_password().is_some() {
                 return Err(OpenError::invalid("the password is in the address or in a file, not in both"));
             }
-            config.password(file.latest());
+            file.latest().map(|password| config.password(password));
         }
+        self.has_password = config.get_password().is_some() || self.passfile.is_some();
         if config.get_password().is_none()
             && let Some(password) = environment("PGPASSWORD")
         {
@@ -287,10 +273,14 @@ impl PostgresUrl {
             && let Some(file) = self.passfile.clone().or_else(|| passfile::path(environment))
             // The driver's default is the name of the process's user, which is this one.
             && let Some(user) = config.get_user().map(ToOwned::to_owned).or_else(|| environment("USER"))
-            && let Some(password) = passfile::find(&file, config, &user)?
         {
-            self.password = PasswordSource::Passfile(file, user);
-            config.password(password);
+            let of = config.clone();
+            let file = PasswordFile::with(file, move |path| passfile::find(path, &of, &user));
+            file.open()?;
+            if let Some(password) = file.latest() {
+                config.password(password);
+                self.password = PasswordSource::File(file);
+            }
         }
         if config.get_application_name().is_none() {
             config.application_name(environment("PGAPPNAME").unwrap_or_else(|| "leasehold".to_owned()));

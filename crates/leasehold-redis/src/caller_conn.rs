@@ -8,7 +8,6 @@ use std::sync::{Arc, LazyLock, Weak};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::sync::Notify;
@@ -20,6 +19,7 @@ use super::connections::{Connections, config};
 use super::error::explain;
 use super::handshake;
 use super::limits::RECONNECT_BACKOFF;
+use super::own_connection::OwnConnection;
 use super::place::Place;
 use super::pushes::{ConnectionStatus, further_handler};
 
@@ -204,7 +204,7 @@ impl CallerConnection {
     fn connect(
         &self,
         lost: Arc<Notify>,
-    ) -> impl Future<Output = RedisResult<(MultiplexedConnection, Option<String>)>> + Send + 'static {
+    ) -> impl Future<Output = RedisResult<(OwnConnection, Option<String>)>> + Send + 'static {
         let (dial, status, ending) = (self.dial.clone(), self.status.clone(), Ending(lost));
         async move {
             let config = config().set_push_sender(further_handler(status, move || ending.0.notify_one()));

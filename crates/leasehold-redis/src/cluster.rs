@@ -282,7 +282,7 @@ mod tests {
     use super::super::pushes::MessageHandler;
     use super::survey::MADE_ANEW_AFTER;
     use super::*;
-    use crate::url::Login;
+    use crate::url::RedisUrl;
 
     const SLOT: u16 = 5;
 
@@ -297,7 +297,7 @@ mod tests {
     ) -> Cluster {
         let on_reconnect = endpoint_config().on_reconnect;
         Cluster {
-            credentials: Credentials::new(&Login::default(), 0, None).unwrap(),
+            credentials: Credentials::of_servers(&RedisUrl::of_node("redis://a").unwrap()).unwrap(),
             seeds,
             slots,
             endpoints: Mutex::default(),

@@ -1,20 +1,23 @@
-//! Builds the redis crate's connection settings from an address.
+//! Opens connections, with the settings and the login of an address. No other module does.
 
 use std::time::Duration;
 
-use leasehold_store::OpenError;
-use leasehold_store::password::PasswordFile;
-use redis::aio::MultiplexedConnection;
+use leasehold_store::credentials::{CredentialCache, CredentialRequest, ServerRole};
+use leasehold_store::login::{Login, PasswordSource, Secret};
+use leasehold_store::{BoxFuture, OpenError, StoreError};
+use redis::aio::PubSub;
 use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind as RedisErrorKind,
     IntoConnectionInfo as _, ProtocolVersion, RedisConnectionInfo, RedisError,
 };
 use tokio::task::spawn_blocking;
+use tokio::time::sleep;
 
-use super::error::OWN;
+use super::error::{OWN, is_login_refused};
 use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
-use crate::url::{Host, Login, Tls};
+use super::own_connection::OwnConnection;
+use crate::url::{Host, Login as UrlLogin, RedisUrl, Tls};
 
 /// Max time that written data may stay unacknowledged. An idle waiter sends nothing, so the kernel sends keepalives: after
 /// [`KEEPALIVE_IDLE`] of silence, and then every [`KEEPALIVE_INTERVAL`].
@@ -32,96 +35,180 @@ pub(super) fn config() -> AsyncConnectionConfig {
 /// How one server is connected to.
 #[derive(Clone)]
 pub(super) struct Dial {
-    /// Without the certificates of `files`.
+    /// Without the login, and without the certificates of `files`.
     info: ConnectionInfo,
     files: Option<TlsFiles>,
-    password: Option<PasswordFile>,
+    login: Login,
 }
 
 impl From<ConnectionInfo> for Dial {
     /// The settings of a client of the program.
     fn from(info: ConnectionInfo) -> Self {
-        Self { info, files: None, password: None }
+        let settings = info.redis_settings();
+        let own = |word: Option<&str>| word.map(ToOwned::to_owned);
+        let login = Login::fixed(own(settings.username()), own(settings.password()));
+        Self { info, files: None, login }
     }
 }
 
 impl Dial {
+    /// The same with credentials of the program's, unless it has a password.
+    pub(super) fn with_credentials(self, cache: CredentialCache) -> Self {
+        let Secret { user, password: None, .. } = self.login.latest() else { return self };
+        let login = PasswordSource::Provider(cache).at(request(ServerRole::Redis, self.info.addr(), user));
+        Self { login, ..self }
+    }
+
     /// Where it leads to.
     pub(super) fn addr(&self) -> &ConnectionAddr {
         self.info.addr()
     }
 
-    /// The settings with the password and the certificates that were read last.
-    pub(super) fn latest(&self) -> Result<ConnectionInfo, OpenError> {
-        let info = self.info.clone();
-        let info = match &self.password {
-            None => info,
-            Some(file) => with_password(info, &file.latest()),
-        };
-        let Some(files) = &self.files else { return Ok(info) };
-        files.apply(info).map_err(|error| OpenError::invalid(error.to_string()))
+    /// The user that logs in, as far as it is known.
+    pub(super) fn user(&self) -> Option<String> {
+        self.login.latest().user
     }
 
-    pub(super) fn user(&self) -> Option<&str> {
-        self.info.redis_settings().username()
+    /// Whether its connections log in.
+    pub(super) fn has_password(&self) -> bool {
+        self.login.is_provided() || self.login.latest().password.is_some()
     }
 
-    /// The settings of a new connection. The files of the password and the certificates are read again, because they may have been
+    /// Whether a provider gives its credentials.
+    pub(super) const fn has_provider(&self) -> bool {
+        self.login.is_provided()
+    }
+
+    /// Has the credentials of new connections at hand: a provider may take longer than an attempt to connect.
+    pub(super) async fn prepare(&self) -> Result<(), StoreError> {
+        self.login.prepare().await
+    }
+
+    /// The settings of a new connection with this login. The files of the certificates are read again, because they may have been
     /// replaced: off the runtime's thread, which may have to renew leases meanwhile.
-    pub(super) async fn info(&self) -> Result<ConnectionInfo, RedisError> {
-        let info = self.info.clone();
-        let info = match &self.password {
-            None => info,
-            Some(file) => {
-                if let Err(error) = file.renew().await {
-                    tracing::warn!(%error, "the last password is used");
-                }
-                with_password(info, &file.latest())
+    async fn info(&self, secret: &Secret, is_resp2: bool) -> Result<ConnectionInfo, RedisError> {
+        let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
+        let mut settings = self.info.redis_settings().clone().set_protocol(protocol);
+        if let Some(password) = &secret.password {
+            settings = settings.set_password(password);
+            if let Some(user) = &secret.user {
+                settings = settings.set_username(user);
             }
-        };
+        }
+        let info = self.info.clone().set_redis_settings(settings);
         let Some(files) = self.files.clone() else { return Ok(info) };
         let renewed = spawn_blocking(move || files.renew(&info).or_else(|_| files.apply(info))).await;
-        renewed
-            .unwrap_or_else(|_| Err((RedisErrorKind::Client, OWN, "the runtime has ended".to_owned()).into()))
+        renewed.unwrap_or_else(|_| Err(own_error("the runtime has ended".to_owned())))
     }
 
-    /// A client for a new connection with this protocol version.
-    pub(super) async fn client(&self, is_resp2: bool) -> Result<redis::Client, RedisError> {
-        let protocol = if is_resp2 { ProtocolVersion::RESP2 } else { ProtocolVersion::RESP3 };
-        let info = self.info().await?;
-        let settings = info.redis_settings().clone().set_protocol(protocol);
-        redis::Client::open(info.set_redis_settings(settings))
-    }
-
-    /// Connects with this protocol version.
+    /// Connects with this protocol version. The connection logs in again before its credentials expire.
     pub(super) async fn open(
         &self,
         is_resp2: bool,
         config: &AsyncConnectionConfig,
-    ) -> Result<MultiplexedConnection, RedisError> {
-        self.client(is_resp2).await?.get_multiplexed_async_connection_with_config(config).await
+    ) -> Result<OwnConnection, RedisError> {
+        let mut secret = self.secret().await?;
+        let client = self.client(&secret, is_resp2).await?;
+        let mut connected = client.get_multiplexed_async_connection_with_config(config).await;
+        if let Err(error) = connected {
+            secret = self.other_secret(&secret, error).await?;
+            let client = self.client(&secret, is_resp2).await?;
+            connected = client.get_multiplexed_async_connection_with_config(config).await;
+        }
+        Ok(OwnConnection::new(connected?, self.login.clone(), secret))
+    }
+
+    /// Connects for messages only, with RESP2. Such a connection can't log in again: it is to be replaced when the second part ends.
+    pub(super) async fn open_pubsub(&self) -> Result<(PubSub, BoxFuture<()>), RedisError> {
+        let mut secret = self.secret().await?;
+        let mut connected = self.client(&secret, true).await?.get_async_pubsub().await;
+        if let Err(error) = connected {
+            secret = self.other_secret(&secret, error).await?;
+            connected = self.client(&secret, true).await?.get_async_pubsub().await;
+        }
+        let login = self.login.clone();
+        let outdated = async move {
+            if !secret.will_expire() {
+                std::future::pending::<()>().await;
+            }
+            let next = login.next(&secret).await;
+            sleep(next.spread()).await;
+        };
+        Ok((connected?, Box::pin(outdated)))
+    }
+
+    async fn secret(&self) -> Result<Secret, RedisError> {
+        self.login.current().await.map_err(|error| own_error(error.message))
+    }
+
+    /// What to log in with after this error: if the server has refused credentials of the program's, they may have been replaced, and are
+    /// asked for again.
+    async fn other_secret(&self, used: &Secret, error: RedisError) -> Result<Secret, RedisError> {
+        if !is_login_refused(&error) {
+            return Err(error);
+        }
+        match self.login.replace(used).await {
+            None => Err(error),
+            Some(other) => other.map_err(|error| own_error(error.message)),
+        }
+    }
+
+    async fn client(&self, secret: &Secret, is_resp2: bool) -> Result<redis::Client, RedisError> {
+        redis::Client::open(self.info(secret, is_resp2).await?)
     }
 }
 
-fn with_password(info: ConnectionInfo, password: &str) -> ConnectionInfo {
-    let settings = info.redis_settings().clone().set_password(password);
-    info.set_redis_settings(settings)
+fn own_error(message: String) -> RedisError {
+    (RedisErrorKind::Client, OWN, message).into()
+}
+
+fn request(role: ServerRole, address: &ConnectionAddr, user: Option<String>) -> CredentialRequest {
+    let (host, port) = match address {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            (host.clone(), Some(*port))
+        }
+        ConnectionAddr::Unix(path) => (path.display().to_string(), None),
+        other => (other.to_string(), None),
+    };
+    CredentialRequest::new(role, host, port, user)
 }
 
 /// Login, database and TLS settings for every node of a store.
 #[derive(Clone)]
 pub(super) struct Credentials {
-    login: Login,
-    password: Option<PasswordFile>,
+    login: UrlLogin,
+    role: ServerRole,
     database: i64,
     tls: Option<TlsFiles>,
 }
 
 impl Credentials {
-    /// Reads the files of the password and the certificates that the address names.
-    pub(super) fn new(login: &Login, database: i64, tls: Option<&Tls>) -> Result<Self, OpenError> {
-        let password = login.password_file.clone().map(PasswordFile::open).transpose()?;
-        Ok(Self { login: login.clone(), password, database, tls: tls.map(TlsFiles::read).transpose()? })
+    /// Those of the servers of an address. Reads the files of the password and the certificates that it names.
+    pub(super) fn of_servers(url: &RedisUrl) -> Result<Self, OpenError> {
+        let role = if url.is_cluster() { ServerRole::ClusterNode } else { ServerRole::Redis };
+        Self::new(&url.login, role, url.database, url.tls.as_ref())
+    }
+
+    /// Those of the sentinels of an address.
+    pub(super) fn of_sentinels(login: &UrlLogin, url: &RedisUrl) -> Result<Self, OpenError> {
+        Self::new(login, ServerRole::Sentinel, 0, url.tls.as_ref())
+    }
+
+    fn new(login: &UrlLogin, role: ServerRole, database: i64, tls: Option<&Tls>) -> Result<Self, OpenError> {
+        if let PasswordSource::File(file) = &login.password {
+            file.open()?;
+        }
+        Ok(Self { login: login.clone(), role, database, tls: tls.map(TlsFiles::read).transpose()? })
+    }
+
+    /// Whether a provider gives them.
+    pub(super) const fn has_provider(&self) -> bool {
+        matches!(self.login.password, PasswordSource::Provider(_))
+    }
+
+    /// The same for a server that is a node of a cluster, as it has turned out.
+    pub(super) fn of_cluster(self) -> Self {
+        Self { role: ServerRole::ClusterNode, ..self }
     }
 
     pub(super) fn at(&self, host: &Host) -> Result<Dial, OpenError> {
@@ -140,20 +227,15 @@ impl Credentials {
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(TCP_USER_TIMEOUT);
-        let mut settings =
+        let settings =
             RedisConnectionInfo::default().set_db(self.database).set_lib_name("leasehold", VERSION);
-        if let Some(user) = &self.login.user {
-            settings = settings.set_username(user);
-        }
-        if let Some(password) = &self.login.password {
-            settings = settings.set_password(password);
-        }
         let info = address.into_connection_info().map_err(invalid)?;
         let info = info.set_tcp_settings(tcp).set_redis_settings(settings);
         if let Some(files) = &self.tls {
             files.apply(info.clone()).map_err(invalid)?;
         }
-        Ok(Dial { info, files: self.tls.clone(), password: self.password.clone() })
+        let login = self.login.password.at(request(self.role, info.addr(), self.login.user.clone()));
+        Ok(Dial { info, files: self.tls.clone(), login })
     }
 }
 

@@ -7,8 +7,7 @@ use std::time::Duration;
 use leasehold_redis_protocol::{Channels, ScriptVariant};
 use leasehold_store::StoreError;
 use leasehold_store::tasks::TaskGroup;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ProtocolVersion, RedisError};
+use redis::{AsyncConnectionConfig, RedisError};
 use tokio::runtime::{Handle, Id};
 
 use super::answer_times::{AnswerTimes, ShortestTtl};
@@ -19,6 +18,7 @@ use super::deletes::Deletes;
 use super::error::{Answered, CallError};
 use super::handshake::ServerFacts;
 use super::limits::{POLL_BEHIND_A_PROXY, POLLS_WITHOUT_PUSHES, REPLICA_TIMEOUT};
+use super::own_connection::OwnConnection;
 use super::pushes::{ConnectionStatus, Subscription, further_handler, responds};
 use super::send::pipeline::{CallOptions, Mode, Role};
 use super::send::{Coalescer, ReplicaQueue};
@@ -33,12 +33,12 @@ struct Batches {
     coalescer: Coalescer,
     /// Those that wait for replicas, and their connection, which is opened on first use.
     replica_queue: ReplicaQueue,
-    replica_conn: tokio::sync::Mutex<Option<MultiplexedConnection>>,
+    replica_conn: tokio::sync::Mutex<Option<OwnConnection>>,
 }
 
 /// The connections to one server.
 pub(super) struct Connections {
-    driver_conn: MultiplexedConnection,
+    driver_conn: OwnConnection,
     status: Arc<ConnectionStatus>,
     answer_times: Arc<AnswerTimes>,
     caller_conn: Mutex<Option<Wire>>,
@@ -69,7 +69,7 @@ pub(super) struct Connections {
 
 impl Connections {
     pub(super) fn new(
-        driver_conn: MultiplexedConnection,
+        driver_conn: OwnConnection,
         status: Arc<ConnectionStatus>,
         caller: Option<Id>,
         dial: (Dial, bool),
@@ -168,14 +168,14 @@ impl Connections {
         here.is_some() && here == self.caller
     }
 
-    /// A client for a further connection to the same server, with the same protocol.
-    pub(super) async fn client(&self) -> Result<redis::Client, RedisError> {
+    /// For a further connection to the same server, and whether it uses RESP2.
+    pub(super) fn dial(&self) -> (&Dial, bool) {
         let (dial, is_resp2) = &self.dial;
-        dial.client(*is_resp2 || self.status.is_redirected()).await
+        (dial, *is_resp2 || self.status.is_redirected())
     }
 
     /// The user that logs in.
-    pub(super) fn user(&self) -> Option<&str> {
+    pub(super) fn user(&self) -> Option<String> {
         self.dial.0.user()
     }
 
@@ -184,7 +184,7 @@ impl Connections {
         self.dial.0.addr().to_string()
     }
 
-    pub(super) fn driver_conn(&self) -> MultiplexedConnection {
+    pub(super) fn driver_conn(&self) -> OwnConnection {
         self.driver_conn.clone()
     }
 
@@ -204,7 +204,7 @@ impl Connections {
     }
 
     /// This connection of ours to the server.
-    pub(super) fn timed(&self, connection: MultiplexedConnection) -> Timed {
+    pub(super) fn timed(&self, connection: OwnConnection) -> Timed {
         Timed::new(connection, self.answer_times.clone())
     }
 
@@ -225,7 +225,7 @@ impl Connections {
         }
     }
 
-    pub(super) fn set_caller_conn(&self, connection: MultiplexedConnection) {
+    pub(super) fn set_caller_conn(&self, connection: OwnConnection) {
         self.set_caller_wire(Wire::Own(self.timed(connection)));
     }
 
@@ -244,17 +244,17 @@ impl Connections {
     }
 
     /// The connection for waiting on replicas. None if it leads to another server than the others; they are closed then.
-    pub(super) async fn open_replica_conn(&self) -> Result<Option<MultiplexedConnection>, RedisError> {
+    pub(super) async fn open_replica_conn(&self) -> Result<Option<OwnConnection>, RedisError> {
         let mut replica_conn = self.batches().replica_conn.lock().await;
         if let Some(connection) = &*replica_conn {
             return Ok(Some(connection.clone()));
         }
-        let client = self.client().await?;
+        let (dial, is_resp2) = self.dial();
         let mut config = config().set_response_timeout(Some(REPLICA_TIMEOUT + self.answer_limit()));
-        if is_resp3(&client) {
+        if !is_resp2 {
             config = config.set_push_sender(further_handler(self.status.clone(), || ()));
         }
-        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = dial.open(is_resp2, &config).await?;
         if !self.lead_to_server_of(&mut connection).await? {
             self.close();
             return Ok(None);
@@ -324,10 +324,6 @@ impl Connections {
     }
 }
 
-pub(super) fn is_resp3(client: &redis::Client) -> bool {
-    client.get_connection_info().redis_settings().protocol() == ProtocolVersion::RESP3
-}
-
 pub(super) fn config() -> AsyncConnectionConfig {
     connect::config().set_pipeline_buffer_size(BUFFER)
 }
@@ -351,7 +347,7 @@ mod tests {
             let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
             let caller = Some(Handle::current().id());
             let dial = (client.get_connection_info().clone().into(), true);
-            Connections::new(own, status, caller, dial, ServerFacts::default())
+            Connections::new(own.into(), status, caller, dial, ServerFacts::default())
         });
         let coalescer =
             |runtime: &Runtime| runtime.block_on(async { std::ptr::from_ref(connections.coalescer()) });

@@ -19,10 +19,10 @@ use std::time::Duration;
 use leasehold_core::Failure;
 use leasehold_redis_protocol::ScriptVariant;
 use leasehold_store::{Component, Diagnosis, OpenError, StoreError};
-use redis::{ConnectionAddr, ConnectionInfo};
+use redis::ConnectionAddr;
 
 use super::cluster::Cluster;
-use super::connect::Credentials;
+use super::connect::{Credentials, Dial};
 use super::error::AddressState;
 use super::limits::CONNECT_TIMEOUT;
 use super::nodes::Nodes;
@@ -34,7 +34,7 @@ use probe::{FailoverMode, ProbeTarget, Snapshot, Transport};
 pub(super) enum Address {
     Url(Box<RedisUrl>),
     /// From the caller's `redis::Client`.
-    Own(Box<ConnectionInfo>),
+    Own(Box<Dial>),
 }
 
 /// Checks every server of a store.
@@ -46,8 +46,8 @@ pub(super) async fn diagnose(nodes: &Nodes, address: &Address) -> Result<Diagnos
     }
     let mut doctor = Doctor { seen: Vec::new(), components: Vec::new() };
     match address {
-        Address::Own(info) => {
-            doctor.see(target_for((**info).clone(), FailoverMode::ByHand, false)).await.map_err(failed)?;
+        Address::Own(dial) => {
+            doctor.see(target_for((**dial).clone(), FailoverMode::ByHand, false)).await.map_err(failed)?;
         }
         Address::Url(url) => doctor.probe_all(nodes, url).await?,
     }
@@ -94,27 +94,24 @@ struct Doctor {
 
 impl Doctor {
     async fn probe_all(&mut self, nodes: &Nodes, url: &RedisUrl) -> Result<(), StoreError> {
-        let credentials =
-            Credentials::new(&url.login, url.database, url.tls.as_ref()).map_err(|error| not_sent(&error))?;
-        let info = match (&url.place, nodes) {
+        let credentials = Credentials::of_servers(url).map_err(|error| not_sent(&error))?;
+        let dial = match (&url.place, nodes) {
             (Place::Sentinels { hosts, service, login }, _) => {
-                let own = Credentials::new(login, 0, url.tls.as_ref()).map_err(|error| not_sent(&error))?;
+                let own = Credentials::of_sentinels(login, url).map_err(|error| not_sent(&error))?;
                 let hosts = hosts.iter().map(|host| own.at(host)).collect::<Result<_, _>>();
                 let hosts = hosts.map_err(|error| not_sent(&error))?;
                 let sentinels = Sentinels::new(hosts, service.clone(), credentials);
                 return self.probe_sentinels(&sentinels, url.is_resp2).await;
             }
             (_, Nodes::Cluster { cluster, variant, .. }) => {
-                return self.probe_cluster(cluster, *variant, &credentials).await;
+                return self.probe_cluster(cluster, *variant, &credentials.of_cluster()).await;
             }
             (Place::Cluster(_), Nodes::Server { .. }) => return Ok(()),
-            (Place::Server(host), _) => credentials.at(host).and_then(|dial| dial.latest()),
-            (Place::Socket(path), _) => {
-                credentials.at_addr(ConnectionAddr::Unix(path.clone())).and_then(|dial| dial.latest())
-            }
+            (Place::Server(host), _) => credentials.at(host),
+            (Place::Socket(path), _) => credentials.at_addr(ConnectionAddr::Unix(path.clone())),
         };
-        let info = info.map_err(|error| not_sent(&error))?;
-        self.see(target_for(info, FailoverMode::ByHand, url.is_resp2)).await.map_err(failed)
+        let dial = dial.map_err(|error| not_sent(&error))?;
+        self.see(target_for(dial, FailoverMode::ByHand, url.is_resp2)).await.map_err(failed)
     }
 
     async fn see(&mut self, target: ProbeTarget) -> Result<(), String> {
@@ -135,19 +132,16 @@ impl Doctor {
 
     async fn probe_sentinels(&mut self, sentinels: &Sentinels, is_resp2: bool) -> Result<(), StoreError> {
         let (_, dial) = sentinels.find_master(AddressState::Unproven, CONNECT_TIMEOUT).await?;
-        let info = dial.latest().map_err(|error| not_sent(&error))?;
-        let target = |info| target_for(info, FailoverMode::Sentinels, is_resp2);
-        let master = probe::at(target(info)).await.map_err(failed)?;
+        let target = |dial| target_for(dial, FailoverMode::Sentinels, is_resp2);
+        let master = probe::at(target(dial)).await.map_err(failed)?;
         let replicas = topology_rules::replicas_of(&master.info);
         self.seen.push(master);
         for replica in replicas {
-            self.try_probe(sentinels.credentials.at(&replica).and_then(|dial| dial.latest()).map(target))
-                .await;
+            self.try_probe(sentinels.credentials.at(&replica).map(target)).await;
         }
         let mut opinions = Vec::new();
         for sentinel in &sentinels.hosts {
-            let info = sentinel.latest().map_err(|error| not_sent(&error))?;
-            let opinion = probe::at_sentinel(&info, &sentinels.service).await;
+            let opinion = probe::at_sentinel(sentinel, &sentinels.service).await;
             opinions.push((sentinel.addr().to_string(), opinion));
         }
         self.components.push(topology_rules::check_sentinels(&sentinels.service, &opinions));
@@ -162,18 +156,16 @@ impl Doctor {
     ) -> Result<(), StoreError> {
         let mut error = super::error::slot_unassigned();
         for host in cluster.masters() {
-            let info =
-                credentials.at(&host).and_then(|dial| dial.latest()).map_err(|error| not_sent(&error))?;
-            match probe::query_slots(&info, &host).await {
+            let dial = credentials.at(&host).map_err(|error| not_sent(&error))?;
+            match probe::query_slots(&dial, &host).await {
                 Err(what) => error = failed(what),
                 Ok(slots) => {
                     let nodes = topology_rules::nodes_of(&slots);
                     for node in &nodes {
-                        let info = credentials.at(&node.host).and_then(|dial| dial.latest());
-                        let target = info.map(|info| ProbeTarget {
+                        let target = credentials.at(&node.host).map(|dial| ProbeTarget {
                             slots: node.slots.clone(),
                             variant,
-                            ..target_for(info, FailoverMode::Cluster, false)
+                            ..target_for(dial, FailoverMode::Cluster, false)
                         });
                         self.try_probe(target).await;
                     }
@@ -193,26 +185,25 @@ impl Doctor {
     }
 }
 
-fn target_for(info: ConnectionInfo, failover: FailoverMode, is_resp2: bool) -> ProbeTarget {
-    let settings = info.redis_settings();
-    let (transport, is_local) = match info.addr() {
+fn target_for(dial: Dial, failover: FailoverMode, is_resp2: bool) -> ProbeTarget {
+    let (transport, is_local) = match dial.addr() {
         ConnectionAddr::TcpTls { host, .. } => (Transport::Encrypted, is_loopback(host)),
-        ConnectionAddr::Tcp(host, _) if settings.password().is_some() => {
+        ConnectionAddr::Tcp(host, _) if dial.has_password() => {
             (Transport::PlainWithPassword, is_loopback(host))
         }
         ConnectionAddr::Tcp(host, _) => (Transport::Plain, is_loopback(host)),
         _ => (Transport::Plain, true),
     };
     ProbeTarget {
-        name: format!("server {}", info.addr()),
-        user: settings.username().unwrap_or("default").to_owned(),
+        name: format!("server {}", dial.addr()),
+        user: dial.user().unwrap_or_else(|| "default".to_owned()),
         is_local,
         transport,
         failover,
         slots: Vec::new(),
         variant: ScriptVariant::Server,
         is_resp2,
-        info,
+        dial,
     }
 }
 

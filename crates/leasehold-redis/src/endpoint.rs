@@ -12,6 +12,7 @@ mod config;
 mod reconnector;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_store::tasks;
 use leasehold_store::{StoreError, gate};
@@ -21,7 +22,7 @@ use tokio::time::timeout;
 
 use super::connections::Connections;
 use super::error::AddressState;
-use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT};
+use super::limits::ANSWER_TIMEOUT;
 use super::sentinel::Sentinels;
 use config::not_sent;
 pub(super) use config::{ClusterNode, EndpointConfig, Target};
@@ -35,6 +36,8 @@ pub(super) struct Endpoint {
     keeper: AbortHandle,
     /// Those that name the server.
     sentinels: Option<Sentinels>,
+    /// Max time to connect for the first time.
+    first_timeout: Duration,
 }
 
 impl Endpoint {
@@ -47,6 +50,7 @@ impl Endpoint {
             Target::Master(sentinels) => Some(sentinels.clone()),
             Target::Server(_) | Target::Node(_) => None,
         };
+        let first_timeout = target.connect_timeout();
         let keeper = Reconnector {
             target,
             endpoint_config,
@@ -58,7 +62,7 @@ impl Endpoint {
             last_connect: None,
         };
         let keeper = tasks::spawn(gate::throttled(keeper.keep_on()));
-        Self { state, health_check, skip_backoff, keeper, sentinels }
+        Self { state, health_check, skip_backoff, keeper, sentinels, first_timeout }
     }
 
     /// The connections, if established.
@@ -75,7 +79,7 @@ impl Endpoint {
             State::Up(connections) => return Ok(connections.clone()),
             State::Down(error) => return Err(error.clone()),
             // The first connect may take longer.
-            State::Connecting { is_first: true } => (CONNECT_TIMEOUT, AddressState::Unproven),
+            State::Connecting { is_first: true } => (self.first_timeout, AddressState::Unproven),
             State::Connecting { is_first: false } => (ANSWER_TIMEOUT, AddressState::Proven),
         };
         let mut state = self.state.clone();

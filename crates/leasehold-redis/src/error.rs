@@ -275,6 +275,11 @@ pub(super) fn lacks_a_right(error: &str) -> bool {
         .any(|word| text.contains(word))
 }
 
+/// Whether the server does not accept a login, or wants one.
+pub(super) fn is_login_refused(error: &RedisError) -> bool {
+    matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) || error.kind() == ErrorKind::AuthenticationFailed
+}
+
 /// Whether it says that, or that a command is disabled.
 fn is_denied(error: &str) -> bool {
     lacks_a_right(error) || is_unknown(error)

@@ -39,7 +39,7 @@ impl ServerKeys {
 
     /// The keys of another server. Those who wait for its changes are among these.
     pub(super) fn at(url: &RedisUrl, tasks: Tasks, watchers: Arc<Watchers>) -> Result<Self, OpenError> {
-        let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+        let credentials = Credentials::of_servers(url)?;
         let dial = match &url.place {
             Place::Server(host) => credentials.at(host)?,
             Place::Socket(path) => credentials.at_addr(ConnectionAddr::Unix(path.clone()))?,

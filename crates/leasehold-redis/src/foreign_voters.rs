@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Failure, quorum_of};
+use leasehold_store::credentials::CredentialCache;
 use leasehold_store::tasks::Tasks;
 use leasehold_store::{
     BoxFuture, ForeignAnswer, ForeignAnswers, ForeignCall, ForeignError, ForeignKeys, ForeignOutcome,
@@ -45,11 +46,16 @@ struct Server {
 type Vote = Result<Sent, StoreError>;
 
 impl Voters {
-    pub(super) fn new(urls: &[String], tasks: Tasks) -> Result<Self, StoreError> {
+    pub(super) fn new(
+        urls: &[String],
+        tasks: Tasks,
+        credentials: Option<&CredentialCache>,
+    ) -> Result<Self, StoreError> {
         let watchers = Arc::<Watchers>::default();
         let refused = |error: OpenError| StoreError::new(Failure::NotSent, error.to_string());
         let open = |url: &String| {
             let url = RedisUrl::of_node(url).map_err(refused)?;
+            let url = credentials.map_or(url.clone(), |cache| url.with_credentials(cache));
             let keys = ServerKeys::at(&url, tasks.clone(), watchers.clone()).map_err(refused)?;
             let permits = Arc::new(tokio::sync::Semaphore::new(MAX_WAITING));
             Ok(Arc::new(Server { keys, name: url.to_string(), permits }))

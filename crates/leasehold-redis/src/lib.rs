@@ -29,6 +29,7 @@ mod limits;
 mod listing;
 mod nodes;
 mod opening;
+mod own_connection;
 mod place;
 mod pushes;
 mod records;
@@ -53,6 +54,7 @@ use std::time::Duration;
 use leasehold_core::Token;
 use leasehold_core::{Acquire, Answer, Command, Resource};
 use leasehold_redis_protocol::slot_of;
+use leasehold_store::credentials::CredentialCache;
 use leasehold_store::tasks::Tasks;
 use leasehold_store::{
     Batch, BoxFuture, Call, CallResult, Capabilities, ClientRecords, Diagnose, Diagnosis, ForeignKeys,
@@ -83,6 +85,8 @@ pub struct Redis {
     foreign: ServerKeys,
     /// For `diagnose`, which opens connections of its own.
     address: Arc<Address>,
+    /// Of the program's, for the servers of bridges, too.
+    credentials: Option<CredentialCache>,
     /// On the client's thread.
     tasks: Tasks,
     caller: Option<Caller>,
@@ -177,7 +181,7 @@ impl Store for Redis {
 
     fn foreign_keys(&self, servers: &[String]) -> Result<Arc<dyn ForeignKeys>, StoreError> {
         if !servers.is_empty() {
-            return Ok(Arc::new(Voters::new(servers, self.tasks.clone())?));
+            return Ok(Arc::new(Voters::new(servers, self.tasks.clone(), self.credentials.as_ref())?));
         }
         match &*self.nodes {
             Nodes::Server { voting: None, .. } => Ok(Arc::new(self.foreign.clone())),

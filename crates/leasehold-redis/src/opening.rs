@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use leasehold_core::ClientId;
 use leasehold_redis_protocol::{ScriptVariant, decode_push, inbox_of};
+use leasehold_store::credentials::CredentialCache;
 use leasehold_store::tasks::{self, Tasks};
 use leasehold_store::{Inbox, OpenError, StoreError};
 use redis::ConnectionAddr;
@@ -17,7 +18,7 @@ use super::call_pool::CallPool;
 use super::caller_conn::{Caller, CallerRuntime};
 use super::client_record::ClientRecord;
 use super::cluster::Cluster;
-use super::connect::Credentials;
+use super::connect::{Credentials, Dial};
 use super::connections::Connections;
 use super::doctor::Address;
 use super::endpoint::{Endpoint, EndpointConfig, Target};
@@ -57,19 +58,19 @@ impl Redis {
                         if connections.is_cluster_node() && !url.is_resp2 && !connections.is_restricted() =>
                     {
                         let seeds = vec![host.clone()];
-                        opening.cluster(credentials, seeds, client).await.map_err(unavailable)?
+                        opening.cluster(credentials.of_cluster(), seeds, client).await.map_err(unavailable)?
                     }
                     _ => opening.server(endpoint, &connections),
                 }
             }
         };
-        Ok(opening.finish(nodes, Address::Url(Box::new(url.clone()))))
+        Ok(opening.finish(nodes, Address::Url(Box::new(url.clone())), url.credentials().cloned()))
     }
 
     /// Credentials and target. Files are read, and certificates checked, which may take long.
     async fn read_files(url: &RedisUrl) -> Result<(Credentials, Result<Target, OpenError>), OpenError> {
         let read = |url: &RedisUrl| {
-            let credentials = Credentials::new(&url.login, url.database, url.tls.as_ref())?;
+            let credentials = Credentials::of_servers(url)?;
             Ok((credentials.clone(), target(url, credentials)))
         };
         if !url.has_files() {
@@ -102,7 +103,7 @@ impl Redis {
         let endpoint = opening.endpoint(target.0, client);
         let record = opening.record.clone();
         let nodes = Nodes::Server { endpoint, voting: Some(voting), is_restricted: false, record };
-        opening.finish(nodes, Address::Url(Box::new(url.clone())))
+        opening.finish(nodes, Address::Url(Box::new(url.clone())), url.credentials().cloned())
     }
 
     /// As `open`, with the caller's `redis::Client`.
@@ -113,6 +114,7 @@ impl Redis {
     pub async fn open_own(
         server: &redis::Client,
         shared: Option<SharedConnection>,
+        credentials: Option<CredentialCache>,
         client: ClientId,
         inbox: Weak<dyn Inbox>,
         caller: Option<Handle>,
@@ -120,9 +122,13 @@ impl Redis {
         let shared = shared.map(SharedConnection::for_client);
         let tasks = caller.clone();
         let opening = Opening { shared: shared.clone(), ..Opening::new(client, inbox, caller, false) };
-        let info = server.get_connection_info().clone();
-        let shown = info.addr().to_string();
-        let endpoint = opening.endpoint(Target::Server(info.clone().into()), client);
+        let dial = Dial::from(server.get_connection_info().clone());
+        let dial = match credentials.clone() {
+            Some(cache) => dial.with_credentials(cache),
+            None => dial,
+        };
+        let shown = dial.addr().to_string();
+        let endpoint = opening.endpoint(Target::Server(dial.clone()), client);
         let connections = endpoint.connections().await.map_err(|error| unavailable(&shown, &error))?;
         if let Some((shared, tasks)) = shared.zip(tasks) {
             let mut own = connections.driver_conn();
@@ -135,7 +141,7 @@ impl Redis {
             opening.callers.set_usable();
         }
         let nodes = opening.server(endpoint, &connections);
-        Ok(opening.finish(nodes, Address::Own(Box::new(info))))
+        Ok(opening.finish(nodes, Address::Own(Box::new(dial)), credentials))
     }
 }
 
@@ -148,7 +154,7 @@ fn target(url: &RedisUrl, credentials: Credentials) -> Result<Target, OpenError>
         Place::Server(host) => Target::Server(credentials.at(host)?),
         Place::Socket(path) => Target::Server(credentials.at_addr(ConnectionAddr::Unix(path.clone()))?),
         Place::Sentinels { hosts, service, login } => {
-            let sentinels = Credentials::new(login, 0, url.tls.as_ref())?;
+            let sentinels = Credentials::of_sentinels(login, url)?;
             let hosts = hosts.iter().map(|host| sentinels.at(host)).collect::<Result<_, _>>()?;
             Target::Master(Sentinels::new(hosts, service.clone(), credentials))
         }
@@ -274,7 +280,7 @@ impl Opening {
         }
     }
 
-    fn finish(self, nodes: Nodes, address: Address) -> Arc<Redis> {
+    fn finish(self, nodes: Nodes, address: Address, credentials: Option<CredentialCache>) -> Arc<Redis> {
         let refresher = match &nodes {
             Nodes::Server { .. } => None,
             Nodes::Cluster { cluster, .. } => {
@@ -292,6 +298,7 @@ impl Opening {
             foreign: ServerKeys::new(nodes.clone(), Tasks::current()),
             nodes,
             address: Arc::new(address),
+            credentials,
             tasks: Tasks::current(),
             caller,
             watch,

@@ -40,7 +40,7 @@ impl Connections {
         match self.place_of(connection).await? {
             Place::Here => Ok(true),
             Place::Elsewhere => Ok(false),
-            Place::Unknown => Err(handshake::unknown_place(self.user())),
+            Place::Unknown => Err(handshake::unknown_place(self.user().as_deref())),
         }
     }
 

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use leasehold_core::Resource;
+use leasehold_store::BoxFuture;
 use leasehold_store::tasks::TaskGroup;
-use redis::aio::{MultiplexedConnection, PubSub, PubSubSink, PubSubStream};
+use redis::aio::{PubSub, PubSubSink, PubSubStream};
 use redis::{PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
+use super::own_connection::OwnConnection;
 use super::wire::Wire;
 
 /// Called after a reconnect for the matching resources: pushes may have been missed.
@@ -124,7 +126,7 @@ pub(super) struct Subscription {
 
 enum Over {
     Resp3 {
-        connection: MultiplexedConnection,
+        connection: OwnConnection,
         run_id: Option<String>,
     },
     /// It serves no other command.
@@ -170,16 +172,17 @@ impl SubscriberStatus {
 impl Subscription {
     /// Over a connection with [`subscriber_handler`], to the server of this run id.
     pub(super) fn resp3(
-        connection: MultiplexedConnection,
+        connection: OwnConnection,
         run_id: Option<String>,
         status: Arc<SubscriberStatus>,
     ) -> Self {
         Self { over: Over::Resp3 { connection, run_id }, status, slots: Mutex::default() }
     }
 
-    /// Over a connection that has subscribed to this channel, and to a private one.
+    /// Over a connection that has subscribed to this channel, and to a private one. It is given up when it is `outdated`.
     pub(super) fn resp2(
         inbox: PubSub,
+        outdated: BoxFuture<()>,
         channel: &str,
         private: Option<String>,
         on_message: MessageHandler,
@@ -188,13 +191,18 @@ impl Subscription {
         let (sink, messages) = inbox.split();
         let mut forwarding = TaskGroup::default();
         forwarding.spawn(forward_messages(messages, on_message, status.clone()));
+        let until = status.clone();
+        forwarding.spawn(async move {
+            outdated.await;
+            until.lose();
+        });
         let (channel, sink) = (channel.to_owned(), tokio::sync::Mutex::new(sink));
         let over = Over::Resp2 { channel, private, sink, _forwarding: forwarding };
         Self { over, status, slots: Mutex::default() }
     }
 
     /// For further subscriptions. They count only if the connection is not lost after the answer: see [`Self::is_lost`].
-    pub(super) fn connection(&self) -> Option<MultiplexedConnection> {
+    pub(super) fn connection(&self) -> Option<OwnConnection> {
         match &self.over {
             Over::Resp3 { connection, .. } => Some(connection.clone()),
             Over::Resp2 { .. } => None,

@@ -19,6 +19,7 @@ use super::connect::{self, Credentials, Dial};
 use super::error::{AddressState, store_error};
 use super::limits::CONNECT_TIMEOUT;
 use super::limits::SENTINEL_POLL_INTERVAL;
+use super::own_connection::OwnConnection;
 use crate::url::Host;
 
 /// Min time between two polls.
@@ -45,6 +46,15 @@ pub(super) struct Sentinels {
 impl Sentinels {
     pub(super) fn new(hosts: Vec<Dial>, service: String, credentials: Credentials) -> Self {
         Self { hosts, service, credentials, known: Arc::default() }
+    }
+
+    pub(super) fn has_provider(&self) -> bool {
+        self.credentials.has_provider() || self.hosts.iter().any(Dial::has_provider)
+    }
+
+    /// Has the credentials for the sentinels at hand. One for which there are none does not answer.
+    pub(super) async fn prepare(&self) {
+        join_all(self.hosts.iter().map(Dial::prepare)).await;
     }
 
     /// The master that most answering sentinels name. The first answer is waited for until `limit`, and the others by the rules of
@@ -163,7 +173,7 @@ impl Sentinels {
         sentinel: &Dial,
         received: Arc<Notify>,
         lost: Arc<Notify>,
-    ) -> Result<MultiplexedConnection, RedisError> {
+    ) -> Result<OwnConnection, RedisError> {
         let push_handler = move |info: PushInfo| {
             match info.kind {
                 PushKind::Message => received.notify_one(),

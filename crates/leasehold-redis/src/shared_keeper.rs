@@ -77,7 +77,8 @@ mod tests {
             let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
             let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
             let dial = (client.get_connection_info().clone().into(), true);
-            let connections = Connections::new(own, status, Some(caller.id()), dial, ServerFacts::default());
+            let connections =
+                Connections::new(own.into(), status, Some(caller.id()), dial, ServerFacts::default());
             let connections = Arc::new(connections);
             let keeper = SharedKeeper {
                 connection: connection.clone(),

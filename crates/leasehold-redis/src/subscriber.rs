@@ -101,19 +101,18 @@ impl Subscriber {
         channel: &str,
         status: Arc<SubscriberStatus>,
     ) -> Result<Subscription, SubscriberError> {
-        let client = self.dial.client(true).await.map_err(|error| not_connected(&error))?;
-        let mut inbox = client.get_async_pubsub().await.map_err(|error| not_connected(&error))?;
+        let (mut inbox, outdated) = self.dial.open_pubsub().await.map_err(|error| not_connected(&error))?;
         inbox.subscribe(channel).await.map_err(|error| self.not_subscribed(error))?;
         let private = private_channel()?;
         let private = known(inbox.subscribe(&private).await, private)?;
-        Ok(Subscription::resp2(inbox, channel, private, self.on_message.clone(), status))
+        Ok(Subscription::resp2(inbox, outdated, channel, private, self.on_message.clone(), status))
     }
 
     fn not_subscribed(&self, error: RedisError) -> SubscriberError {
         if error.code() != Some("NOPERM") {
             return not_connected(&error);
         }
-        SubscriberError::Refused(rights::of_command(error, "+subscribe", self.dial.user()))
+        SubscriberError::Refused(rights::of_command(error, "+subscribe", self.dial.user().as_deref()))
     }
 
     /// Opens the connection again when it is lost, until the connections of the endpoint are closed. Wakers and log subscribers are code

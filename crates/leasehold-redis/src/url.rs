@@ -5,6 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use leasehold_store::OpenError;
+use leasehold_store::credentials::CredentialCache;
+use leasehold_store::login::PasswordSource;
+use leasehold_store::password::PasswordFile;
 use percent_encoding::percent_decode_str;
 
 const REDIS_PORT: u16 = 6379;
@@ -48,15 +51,28 @@ pub(crate) struct Host {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Login {
     pub(crate) user: Option<String>,
-    pub(crate) password: Option<String>,
-    /// The password is in this file.
-    pub(crate) password_file: Option<PathBuf>,
+    pub(crate) password: PasswordSource,
 }
 
 impl Login {
-    fn has_two_passwords(&self) -> bool {
-        self.password.is_some() && self.password_file.is_some()
+    /// Sets where the password is, unless the address names another place.
+    fn set(&mut self, source: PasswordSource) -> Result<(), OpenError> {
+        if !self.password.is_none()
+            && std::mem::discriminant(&self.password) != std::mem::discriminant(&source)
+        {
+            return Err(OpenError::invalid("the password is in the address or in a file, not in both"));
+        }
+        self.password = source;
+        Ok(())
     }
+}
+
+fn fixed(text: &str) -> PasswordSource {
+    PasswordSource::Fixed(some(text))
+}
+
+fn file(path: &str) -> PasswordSource {
+    PasswordSource::File(PasswordFile::new(PathBuf::from(path)))
 }
 
 /// PEM files. Without an authority, the system's certificate authorities count.
@@ -94,9 +110,46 @@ impl RedisUrl {
 
     /// Whether it names files that must be read to connect.
     pub(crate) fn has_files(&self) -> bool {
-        let is_filed = |login: &Login| login.password_file.is_some();
-        let of_sentinels = matches!(&self.place, Place::Sentinels { login, .. } if is_filed(login));
-        self.tls.is_some() || is_filed(&self.login) || of_sentinels
+        self.tls.is_some() || self.logins().any(|login| matches!(login.password, PasswordSource::File(_)))
+    }
+
+    /// Those of the servers and of the sentinels.
+    fn logins(&self) -> impl Iterator<Item = &Login> {
+        let of_sentinels = match &self.place {
+            Place::Sentinels { login, .. } => Some(login),
+            _ => None,
+        };
+        [Some(&self.login), of_sentinels].into_iter().flatten()
+    }
+
+    /// Whether it leaves out a password, so that credentials of the program's are used.
+    #[must_use]
+    pub fn takes_credentials(&self) -> bool {
+        self.logins().any(|login| login.password.is_none())
+    }
+
+    /// The same address with credentials of the program's, where it leaves out a password.
+    #[must_use]
+    pub fn with_credentials(&self, cache: &CredentialCache) -> Self {
+        let mut url = self.clone();
+        let of_sentinels = match &mut url.place {
+            Place::Sentinels { login, .. } => Some(login),
+            _ => None,
+        };
+        for login in [Some(&mut url.login), of_sentinels].into_iter().flatten() {
+            if login.password.is_none() {
+                login.password = PasswordSource::Provider(cache.clone());
+            }
+        }
+        url
+    }
+
+    /// The credentials of the program's, if they are used.
+    pub(crate) fn credentials(&self) -> Option<&CredentialCache> {
+        self.logins().find_map(|login| match &login.password {
+            PasswordSource::Provider(cache) => Some(cache),
+            _ => None,
+        })
     }
 
     /// Whether this is the address of a cluster.
@@ -157,7 +210,7 @@ impl RedisUrl {
             Some((login, hosts)) => {
                 let (user, password) = login.split_once(':').unwrap_or((login, ""));
                 self.login.user = some(&decoded(user)?);
-                self.login.password = some(&decoded(password)?);
+                self.login.password = fixed(&decoded(password)?);
                 hosts
             }
         };
@@ -200,14 +253,12 @@ impl RedisUrl {
         let is_login = matches!(self.place, Place::Socket(_));
         match (name, &mut self.place) {
             ("user", _) if is_login => self.login.user = some(value),
-            ("pass" | "password", _) if is_login => self.login.password = some(value),
+            ("pass" | "password", _) if is_login => self.login.set(fixed(value))?,
             ("db", _) if is_login => self.database = number(value)?,
-            ("password_file", _) => self.login.password_file = Some(PathBuf::from(value)),
+            ("password_file", _) => self.login.set(file(value))?,
             ("sentinel_user", Place::Sentinels { login, .. }) => login.user = some(value),
-            ("sentinel_password", Place::Sentinels { login, .. }) => login.password = some(value),
-            ("sentinel_password_file", Place::Sentinels { login, .. }) => {
-                login.password_file = Some(PathBuf::from(value));
-            }
+            ("sentinel_password", Place::Sentinels { login, .. }) => login.set(fixed(value))?,
+            ("sentinel_password_file", Place::Sentinels { login, .. }) => login.set(file(value))?,
             ("tls", Place::Sentinels { .. } | Place::Cluster(_)) => {
                 self.tls = is_true(value)?.then(Tls::default);
             }
@@ -253,13 +304,6 @@ impl RedisUrl {
             && tls.certificate.is_some() != tls.key.is_some()
         {
             return Err(OpenError::invalid("a client certificate is two files: cert=PATH and key=PATH"));
-        }
-        let of_sentinels = match &self.place {
-            Place::Sentinels { login, .. } => Some(login),
-            _ => None,
-        };
-        if [Some(&self.login), of_sentinels].into_iter().flatten().any(Login::has_two_passwords) {
-            return Err(OpenError::invalid("the password is in the address or in a file, not in both"));
         }
         if self.is_resp2 && matches!(self.place, Place::Cluster(_)) {
             return Err(OpenError::invalid("clusters speak protocol 3, which every Redis since 6.0 has"));

@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout};
 
 use super::answer_times::AnswerTimes;
 use super::error::{OWN, explain, store_error};
+use super::own_connection::OwnConnection;
 
 /// Lifetime of the key that shows that two connections lead to one database.
 pub(super) const PROBE_TTL_SECONDS: u32 = 60;
@@ -34,21 +35,21 @@ type Values = RedisResult<Vec<RedisResult<Value>>>;
 pub(super) enum Wire {
     Own(Timed),
     /// One of ours that has its time limit, and whose answers do not show how fast the server is.
-    Limited(MultiplexedConnection),
+    Limited(OwnConnection),
     Shared(SharedWire),
 }
 
 /// A connection of ours whose answers have a time limit, and show how fast the server is.
 #[derive(Clone)]
 pub(super) struct Timed {
-    connection: MultiplexedConnection,
+    connection: OwnConnection,
     times: Arc<AnswerTimes>,
     /// For so long the server may wait for replicas before it answers.
     for_replicas: Duration,
 }
 
 impl Timed {
-    pub(super) const fn new(connection: MultiplexedConnection, times: Arc<AnswerTimes>) -> Self {
+    pub(super) const fn new(connection: OwnConnection, times: Arc<AnswerTimes>) -> Self {
         Self { connection, times, for_replicas: Duration::ZERO }
     }
 

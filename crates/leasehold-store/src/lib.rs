@@ -11,6 +11,7 @@ pub mod access_list;
 pub mod certificates;
 pub mod clock;
 mod contract;
+pub mod credentials;
 mod diagnostics;
 pub mod digest;
 pub mod gate;
@@ -20,6 +21,7 @@ pub mod histories;
 pub mod identity;
 #[cfg(unix)]
 pub mod links;
+pub mod login;
 pub mod memory;
 mod metadata;
 mod open_error;

@@ -11,28 +11,45 @@ use crate::tasks;
 /// No password is longer: a path that leads to something else is a mistake.
 const LONGEST: u64 = 64 * 1_024;
 
+type Read = dyn Fn(&Path) -> Result<Option<String>, OpenError> + Send + Sync;
+
 /// The file, and the password that was read from it last.
 #[derive(Clone)]
 pub struct PasswordFile {
     path: Arc<Path>,
-    last: Arc<Mutex<String>>,
+    read: Arc<Read>,
+    last: Arc<Mutex<Option<String>>>,
 }
 
 impl PasswordFile {
-    /// Reads the file: its first line, without the end of the line.
-    ///
-    /// # Errors
-    ///
-    /// It can't be read, is no text, or its first line is empty. The message has the path, and nothing of what is in the file.
-    pub fn open(path: PathBuf) -> Result<Self, OpenError> {
-        let last = read(&path)?;
-        Ok(Self { path: path.into(), last: Arc::new(Mutex::new(last)) })
+    /// A file whose first line is the password, without the end of the line. It is not read yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self::with(path, |path| read(path).map(Some))
+    }
+
+    /// A file in which this finds the password, if it has one. It is not read yet.
+    pub fn with(
+        path: PathBuf,
+        read: impl Fn(&Path) -> Result<Option<String>, OpenError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { path: path.into(), read: Arc::new(read), last: Arc::default() }
     }
 
     /// What was read last.
     #[must_use]
-    pub fn latest(&self) -> String {
+    pub fn latest(&self) -> Option<String> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads it. If it has no password, what was read last stays.
+    ///
+    /// # Errors
+    ///
+    /// It can't be read, is no text, or its first line is empty. The message has the path, and nothing of what is in the file.
+    pub fn open(&self) -> Result<(), OpenError> {
+        self.keep((self.read)(&self.path)?);
+        Ok(())
     }
 
     /// Reads it again, off the runtime's thread.
@@ -41,12 +58,15 @@ impl PasswordFile {
     ///
     /// As [`Self::open`], for example while the file is being replaced: the password is what was read last.
     pub async fn renew(&self) -> Result<(), OpenError> {
-        let path = self.path.clone();
+        let this = self.clone();
         // Otherwise the client has ended.
-        if let Ok(read) = tasks::blocking(move || read(&path)).await {
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = read?;
+        tasks::blocking(move || this.open()).await.unwrap_or(Ok(()))
+    }
+
+    fn keep(&self, found: Option<String>) {
+        if found.is_some() {
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = found;
         }
-        Ok(())
     }
 }
 
@@ -87,25 +107,28 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
         fs::write(&path, "first\r\nfurther\n").unwrap();
-        let file = PasswordFile::open(path.clone()).unwrap();
-        assert_eq!(file.latest(), "first");
+        let file = PasswordFile::new(path.clone());
+        assert_eq!(file.latest(), None);
+        file.open().unwrap();
+        let latest = || file.latest().unwrap();
+        assert_eq!(latest(), "first");
         for (content, expected) in
             [("second", "second"), ("", "second"), ("\nx", "second"), ("third\n", "third")]
         {
             fs::write(&path, content).unwrap();
-            assert_eq!(file.renew().await.is_ok(), file.latest() == content.trim_end());
-            assert_eq!(file.latest(), expected);
+            assert_eq!(file.renew().await.is_ok(), latest() == content.trim_end());
+            assert_eq!(latest(), expected);
         }
         fs::remove_file(&path).unwrap();
         assert!(file.renew().await.is_err());
-        assert_eq!(file.clone().latest(), "third");
+        assert_eq!(file.clone().latest().as_deref(), Some("third"));
     }
 
     #[test]
     fn error_names_the_file_and_nothing_of_its_content() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
-        let error = |path: &Path| PasswordFile::open(path.to_owned()).err().unwrap().to_string();
+        let error = |path: &Path| PasswordFile::new(path.to_owned()).open().unwrap_err().to_string();
         assert!(error(&path).contains("No such file"), "{}", error(&path));
         assert!(error(folder.path()).contains("no file"), "{}", error(folder.path()));
         let pipe = folder.path().join("pipe");

@@ -194,6 +194,20 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
     tokio::task::spawn_blocking(work).await.map_err(|_| TaskEnded)
 }
 
+/// Does this on a thread that drives no clients: code of the program may block it. Its timers and sockets are those of this runtime.
+///
+/// # Errors
+///
+/// The work panicked, or the runtime has ended.
+pub async fn apart<T, W>(work: impl FnOnce() -> W + Send + 'static) -> Result<T, TaskEnded>
+where
+    T: Send + 'static,
+    W: Future<Output = T>,
+{
+    let runtime = Handle::current();
+    blocking(move || runtime.block_on(async { work().await })).await
+}
+
 /// A task with a result.
 pub struct Task<T> {
     handle: AbortHandle,

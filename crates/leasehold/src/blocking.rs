@@ -154,6 +154,11 @@ impl Client {
         self.0.warnings()
     }
 
+    /// As [`crate::Client::refresh_credentials`].
+    pub fn refresh_credentials(&self) {
+        self.0.refresh_credentials();
+    }
+
     /// As [`crate::Client::refusal`].
     #[must_use]
     pub fn refusal(&self) -> Option<Error> {

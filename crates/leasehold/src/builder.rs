@@ -9,6 +9,7 @@ use leasehold_core::ClientId;
 #[cfg(all(feature = "sqlite", unix))]
 use leasehold_sqlite::SqliteUrl;
 use leasehold_store::clock::Clock;
+use leasehold_store::credentials::{CredentialProvider, CredentialRequest, Credentials};
 use leasehold_store::tasks::Tasks;
 use leasehold_store::{BoxFuture, Capabilities, HolderMetadata, Inbox, StoreFactory};
 use tokio::runtime;
@@ -19,7 +20,9 @@ use crate::handle::ClientOptions;
 use crate::lazy::Lazy;
 use crate::locks::lock::{MAX_TTL, MIN_TTL};
 use crate::open;
-use crate::url::StoreUrl;
+#[cfg(feature = "redis")]
+use crate::url::two_passwords;
+use crate::url::{StoreUrl, no_credentials};
 use store_config::Choice;
 pub use store_config::StoreConfig;
 
@@ -244,6 +247,59 @@ impl ClientBuilder {
         self
     }
 
+    /// Sets where the logins of Redis and PostgreSQL come from, in place of a password in the address: a function that is called when
+    /// credentials are needed, and again before they expire. Use it for tokens with a limited lifetime, and for passwords that are
+    /// replaced while clients run.
+    ///
+    /// The function gets the server, and returns its [`Credentials`]. It is called once for each server, however many connections the
+    /// client has to it; calls for different servers may overlap. It is called again when two thirds of the lifetime of the
+    /// credentials have passed, and at once when a server refuses them for a new connection. Leasehold then logs in again on every open
+    /// connection to Redis. PostgreSQL checks a login only when a connection is opened: open ones stay.
+    ///
+    /// An address may have passwords for some of its servers, for example `sentinel_password=`: the function is not called for these. It is
+    /// also called for the servers of [bridges](crate::bridge) whose addresses have none.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # async fn fetch_token(host: &str) -> std::io::Result<String> { Ok(format!("a token for {host}")) }
+    /// # let server = leasehold_testkit::Server::on_port();
+    /// # server.run(&["ACL", "SETUSER", "locks", "on", ">a token for 127.0.0.1", "allkeys", "allchannels", "+@all"]);
+    /// # let address = format!("redis://locks@127.0.0.1:{}", server.port());
+    /// # leasehold::doc_test(async {
+    /// use leasehold::{Client, Credentials};
+    ///
+    /// let client = Client::builder()
+    ///     .store(address) // such as rediss://locks@locks.example.com
+    ///     .credentials(|server| async move {
+    ///         let token = fetch_token(&server.host).await?;
+    ///         Ok::<_, std::io::Error>(Credentials::new(token).valid_for(Duration::from_secs(15 * 60)))
+    ///     })
+    ///     .connect()
+    ///     .await?;
+    /// client.mutex("backup").lock().await?.release().await?;
+    /// # client.close().await?;
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// **Errors.** While the function fails, what it returned last is used until it expires. A warning is logged, and the function is called
+    /// again after pauses of 250 ms to 5 s. Without credentials that last, connections fail with `is_unavailable` and the text of its
+    /// error, which must contain no secret. A panic is an error, too. A call that takes longer than 10 s is given up.
+    ///
+    /// **Threads.** The function runs on a thread of its own, so it may block. Leases are renewed meanwhile. Its timers and sockets
+    /// are those of leasehold's runtime.
+    ///
+    /// **Cancel safety.** Whatever becomes of the connections that need its result, the future is not dropped before it ends, unless it
+    /// takes longer than 10 s.
+    pub fn credentials<P, F, E>(mut self, provide: P) -> Self
+    where
+        P: Fn(CredentialRequest) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.options.provider = Some(CredentialProvider::new(provide));
+        self
+    }
+
     /// Connects to the store.
     ///
     /// If this is called in a tokio runtime (with its timers and sockets enabled), the calling tasks send their
@@ -272,11 +328,14 @@ impl ClientBuilder {
     /// Connects, with a connection on the caller's runtime if there is one. That runtime must not be blocked.
     pub(crate) async fn connect_from(self, caller: Option<runtime::Handle>) -> Result<Client, Error> {
         let invalid = |what: String| Err(Error::new(ErrorKind::Invalid, what));
-        let is_lazy = self.is_lazy;
+        let (is_lazy, provider) = (self.is_lazy, self.options.provider.clone());
         let (store, options) = self.into_parts()?;
         let url = match store.map(|store| store.0) {
             None => return invalid("name the store: Client::builder().store(…)".to_owned()),
             Some(Choice::Address(address)) => StoreUrl::parse(&address)?,
+            Some(Choice::Factory(factory)) if provider.is_some() => {
+                return Err(no_credentials(&factory.name()).into());
+            }
             Some(Choice::Factory(factory)) => return connect_to(factory, options, is_lazy).await,
             Some(Choice::Memory) => StoreUrl::Memory { name: String::new() },
             #[cfg(all(feature = "sqlite", unix))]
@@ -290,26 +349,33 @@ impl ClientBuilder {
                 if is_lazy {
                     return invalid(format!("{shown}: only a store with an address can be opened later"));
                 }
+                if provider.is_some() && client.get_connection_info().redis_settings().password().is_some() {
+                    return Err(two_passwords(&shown).into());
+                }
                 let open = move |id, inbox, _| async move {
-                    open::open_own(&client, shared, id, inbox, caller).await
+                    open::open_own(&client, shared, provider, id, inbox, caller).await
                 };
                 return Client::with_options(shown, options, open).await;
             }
         };
+        if provider.is_some() {
+            url.check_credentials()?;
+        }
         let shown = url.to_string();
         if is_lazy {
             let capabilities = open::capabilities(&url);
             let open = move |id: ClientId, inbox: Weak<dyn Inbox>, clock: Clock| async move {
                 let open = move || -> BoxFuture<_> {
-                    let (url, clock, inbox, caller) =
-                        (url.clone(), clock.clone(), inbox.clone(), caller.clone());
-                    Box::pin(async move { open::open(&url, clock, id, inbox, caller).await })
+                    let (url, provider, clock) = (url.clone(), provider.clone(), clock.clone());
+                    let (inbox, caller) = (inbox.clone(), caller.clone());
+                    Box::pin(async move { open::open(&url, provider, clock, id, inbox, caller).await })
                 };
                 Ok(lazy(capabilities, open))
             };
             return Client::with_options(shown, options, open).await;
         }
-        let open = move |id, inbox, clock| async move { open::open(&url, clock, id, inbox, caller).await };
+        let open =
+            move |id, inbox, clock| async move { open::open(&url, provider, clock, id, inbox, caller).await };
         Client::with_options(shown, options, open).await
     }
 

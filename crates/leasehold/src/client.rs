@@ -106,6 +106,22 @@ impl Client {
         self.handle.store.doctor().map_or_else(Vec::new, Diagnose::warnings)
     }
 
+    /// Has the function of [`ClientBuilder::credentials`](crate::ClientBuilder::credentials) called again for each server, and logs in with what
+    /// it returns on all open connections to Redis: for an operator who has replaced a password. Does not wait for it. Without such a
+    /// function it does nothing.
+    ///
+    /// ```
+    /// # leasehold::doc_test(async {
+    /// let client = leasehold::Client::connect("memory:").await?;
+    /// client.refresh_credentials();
+    /// # Ok(()) });
+    /// ```
+    pub fn refresh_credentials(&self) {
+        if let Some(provider) = &self.handle.options.provider {
+            provider.refresh();
+        }
+    }
+
     /// Checks the store for settings that make locks unsafe, and returns the fix for each. The checks include versions,
     /// settings, clocks, access rights, and the cost of a lock. They take some tens of milliseconds per server.
     ///

@@ -44,6 +44,7 @@ pub mod redlock {}
 
 #[doc = "[guarantees]: crate::guide::guarantees"]
 #[doc = "[rights]: https://github.com/leasehold/leasehold/blob/main/docs/rights.md"]
+#[doc = "[credentials]: crate::guide::operations#credentials-that-change"]
 #[doc = ""]
 #[doc = include_str!("../guide/postgres.md")]
 pub mod postgres {}

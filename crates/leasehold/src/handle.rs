@@ -9,6 +9,7 @@ use leasehold_core::{
     Acquire, Answer, Command, Failure, Kind, LocalTime, Loss, Name, NameError, Release, Reply, Resource,
     Token, View,
 };
+use leasehold_store::credentials::CredentialProvider;
 use leasehold_store::process::Own;
 use leasehold_store::{Call, Capabilities, HolderMetadata, Store, StoreError};
 
@@ -31,6 +32,8 @@ pub(crate) struct ClientOptions {
     pub(crate) metadata: HolderMetadata,
     pub(crate) connect_timeout: Option<Duration>,
     pub(crate) close_timeout: Option<Duration>,
+    /// Where logins come from, if not from the address.
+    pub(crate) provider: Option<CredentialProvider>,
 }
 
 impl Default for ClientOptions {
@@ -42,6 +45,7 @@ impl Default for ClientOptions {
             metadata: HolderMetadata::this_process(),
             connect_timeout: None,
             close_timeout: None,
+            provider: None,
         }
     }
 }

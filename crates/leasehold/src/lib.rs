@@ -39,6 +39,7 @@
 //! | [`OncePer`] | one start per period among many candidates |
 //! | [`Latch`], [`Barrier`] | wait for a number of counts; wait for all parties |
 //! | [`Redlock`] | mutexes, elections and once-per-period work over several independent servers |
+//! | [`Credentials`] | logins that change while clients run, such as tokens that expire |
 //! | [`LeaseId`] | a lease that outlives its guard and its process |
 //! | [`fence`] | resources that refuse the token of a former holder |
 //! | [`LockInfo`], [`Diagnosis`] | the holders and waiters of a lock; the result of checking a store |
@@ -124,6 +125,7 @@ pub use error::{Error, ErrorKind};
 pub use guard::Guard;
 pub use inspect::{ForeignInfo, HolderInfo, LockInfo, Mode, WaiterInfo};
 pub use leasehold_core::{Kind, Loss, MAX_NAME_BYTES, Token};
+pub use leasehold_store::credentials::{CredentialRequest, Credentials, ServerRole};
 pub use leasehold_store::process::forked;
 pub use leasehold_store::{
     Component, Diagnosis, FINDING_IDS, Fact, Finding, HolderMetadata, MAX_LABEL_BYTES, Severity,

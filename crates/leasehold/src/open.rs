@@ -14,6 +14,7 @@ use leasehold_sqlite::Sqlite;
 #[cfg(all(feature = "sqlite", unix))]
 use leasehold_store::OpenError;
 use leasehold_store::clock::Clock;
+use leasehold_store::credentials::{CredentialCache, CredentialProvider};
 use leasehold_store::memory::Memory;
 #[cfg(all(feature = "sqlite", unix))]
 use leasehold_store::tasks;
@@ -28,11 +29,12 @@ use crate::url::StoreUrl;
 pub(crate) async fn open_own(
     server: &redis::Client,
     shared: Option<SharedConnection>,
+    provider: Option<CredentialProvider>,
     client: ClientId,
     inbox: Weak<dyn Inbox>,
     caller: Option<Handle>,
 ) -> Result<Arc<dyn Store>, Error> {
-    Ok(Redis::open_own(server, shared, client, inbox, caller).await?)
+    Ok(Redis::open_own(server, shared, provider.map(CredentialCache::new), client, inbox, caller).await?)
 }
 
 /// Opens a store for one client. Pushes go to `inbox` while it lives. `caller` is the runtime in which the client is
@@ -43,11 +45,17 @@ pub(crate) async fn open_own(
 )]
 pub(crate) async fn open(
     url: &StoreUrl,
+    provider: Option<CredentialProvider>,
     clock: Clock,
     client: ClientId,
     inbox: Weak<dyn Inbox>,
     caller: Option<Handle>,
 ) -> Result<Arc<dyn Store>, Error> {
+    // The client's thread asks the provider, whatever becomes of the caller's runtime.
+    let url = match provider {
+        Some(provider) => &url.clone().with_credentials(&CredentialCache::new(provider)),
+        None => url,
+    };
     match url {
         StoreUrl::Memory { name } => {
             let store = Memory::open(name);

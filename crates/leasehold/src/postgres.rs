@@ -3,11 +3,13 @@
 use tokio_postgres::types::Type;
 use tokio_postgres::{Row, Transaction};
 
+use crate::builder::{ClientBuilder, StoreConfig};
 use crate::error::{Error, invalid};
 use crate::fence::postgres::failed;
 use crate::url::StoreUrl;
 use leasehold_core::Name;
 use leasehold_postgres::{PostgresUrl, ddl, migrate as create_tables};
+use leasehold_store::credentials::CredentialCache;
 
 /// A lock of a transaction of the program: held from [`lock`](Self::lock) until it commits or rolls back.
 ///
@@ -143,6 +145,35 @@ pub fn schema_sql(url: &str) -> Result<String, Error> {
 /// If the future is dropped, either all is created or nothing.
 pub async fn migrate(url: &str) -> Result<(), Error> {
     let url = address(url)?;
+    Ok(create_tables(&url).await?)
+}
+
+/// As [`migrate`], with the store and the [credentials](ClientBuilder::credentials) of a builder.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), leasehold::Error> {
+/// # async fn token() -> std::io::Result<leasehold::Credentials> { Ok(leasehold::Credentials::new("a token")) }
+/// let builder = leasehold::Client::builder().store("postgres://owner@host/app").credentials(|_server| token());
+/// leasehold::postgres::migrate_with(builder).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// As [`migrate`]; `is_invalid` if the builder has no address.
+///
+/// # Cancel safety
+///
+/// As [`migrate`].
+pub async fn migrate_with(builder: ClientBuilder) -> Result<(), Error> {
+    let (store, options) = builder.into_parts()?;
+    let url = store.as_ref().and_then(StoreConfig::address);
+    let mut url =
+        address(url.ok_or_else(|| invalid("name the store by its address, which begins with postgres:"))?)?;
+    if let Some(provider) = options.provider {
+        StoreUrl::Postgres(url.clone()).check_credentials()?;
+        *url = url.with_credentials(&CredentialCache::new(provider));
+    }
     Ok(create_tables(&url).await?)
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold_redis::RedisUrl;
 use leasehold_redlock::RedlockUrl;
 use leasehold_store::Diagnosis;
+use leasehold_store::credentials::{CredentialProvider, CredentialRequest, Credentials};
 use tokio::runtime;
 
 use crate::client::Client;
@@ -77,7 +78,7 @@ impl Redlock {
     /// # Ok(()) }
     /// ```
     pub fn builder() -> RedlockBuilder {
-        RedlockBuilder { nodes: Vec::new(), url: RedlockUrl::new(Vec::new()) }
+        RedlockBuilder { nodes: Vec::new(), url: RedlockUrl::new(Vec::new()), provider: None }
     }
 
     /// A lock with one holder at a time. Sends nothing. The tasks of one client do not hand off a lease.
@@ -110,6 +111,11 @@ impl Redlock {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.client.warnings()
+    }
+
+    /// As [`Client::refresh_credentials`].
+    pub fn refresh_credentials(&self) {
+        self.client.refresh_credentials();
     }
 
     /// As [`Client::diagnose`], for each server. It also checks whether the servers are independent.
@@ -176,6 +182,7 @@ impl fmt::Debug for Redlock {
 pub struct RedlockBuilder {
     nodes: Vec<String>,
     url: RedlockUrl,
+    provider: Option<CredentialProvider>,
 }
 
 impl RedlockBuilder {
@@ -224,6 +231,24 @@ impl RedlockBuilder {
         self
     }
 
+    /// As [`ClientBuilder::credentials`](crate::ClientBuilder::credentials), for the servers whose addresses have no password.
+    ///
+    /// ```
+    /// use leasehold::Credentials;
+    ///
+    /// let token = async || Ok::<_, std::io::Error>(Credentials::new("a token").user("locks"));
+    /// let builder = leasehold::Redlock::builder().node("redis://10.0.0.1").credentials(move |_server| token());
+    /// ```
+    pub fn credentials<P, F, E>(mut self, provide: P) -> Self
+    where
+        P: Fn(CredentialRequest) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.provider = Some(CredentialProvider::new(provide));
+        self
+    }
+
     /// Turns fencing off: a token may be lower than an earlier one. If the servers' clocks differ, this saves one round trip
     /// per grant. If they agree, fencing costs no round trip.
     ///
@@ -254,10 +279,10 @@ impl RedlockBuilder {
     ///
     /// If the future is dropped early, nothing remains open.
     pub async fn connect(self) -> Result<Redlock, Error> {
-        let Self { nodes, mut url } = self;
+        let Self { nodes, mut url, provider } = self;
         url.nodes = nodes.iter().map(|node| RedisUrl::of_node(node)).collect::<Result<_, _>>()?;
         let caller = runtime::Handle::try_current().ok();
-        Ok(Redlock { client: Client::connect_to(url.checked()?.into(), caller).await? })
+        Ok(Redlock { client: Client::connect_to(url.checked()?.into(), provider, caller).await? })
     }
 }
 

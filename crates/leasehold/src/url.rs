@@ -11,6 +11,7 @@ use leasehold_redlock::RedlockUrl;
 #[cfg(all(feature = "sqlite", unix))]
 use leasehold_sqlite::SqliteUrl;
 use leasehold_store::OpenError;
+use leasehold_store::credentials::CredentialCache;
 
 /// The schemes of the addresses that [`Client::connect`](crate::Client::connect) accepts, including those whose feature is off.
 ///
@@ -73,11 +74,69 @@ impl StoreUrl {
     }
 }
 
+impl StoreUrl {
+    /// Checks that it leaves out a password of a server, so that credentials of the program's are used.
+    ///
+    /// # Errors
+    ///
+    /// They would never be used.
+    pub(crate) fn check_credentials(&self) -> Result<(), OpenError> {
+        let takes_credentials = match self {
+            Self::Memory { .. } => None,
+            #[cfg(all(feature = "sqlite", unix))]
+            Self::Sqlite(_) => None,
+            #[cfg(feature = "redis")]
+            Self::Redis(url) => Some(url.takes_credentials()),
+            #[cfg(feature = "redlock")]
+            Self::Redlock(url) => Some(url.nodes.iter().any(RedisUrl::takes_credentials)),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(url) => Some(url.takes_credentials()),
+        };
+        match takes_credentials {
+            None => Err(no_credentials(self)),
+            Some(false) => Err(two_passwords(self)),
+            Some(true) => Ok(()),
+        }
+    }
+
+    /// The same address with credentials of the program's, where it leaves out a password.
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "postgres")),
+        expect(unused_variables, reason = "no store takes any")
+    )]
+    pub(crate) fn with_credentials(self, cache: &CredentialCache) -> Self {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis(url) => Self::Redis(Box::new(url.with_credentials(cache))),
+            #[cfg(feature = "redlock")]
+            Self::Redlock(mut url) => {
+                url.nodes = url.nodes.iter().map(|node| node.with_credentials(cache)).collect();
+                Self::Redlock(url)
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres(url) => Self::Postgres(Box::new(url.with_credentials(cache))),
+            other => other,
+        }
+    }
+}
+
 #[cfg(feature = "redlock")]
 impl From<RedlockUrl> for StoreUrl {
     fn from(url: RedlockUrl) -> Self {
         Self::Redlock(Box::new(url))
     }
+}
+
+/// The error for a provider of credentials where no server wants any.
+pub(crate) fn no_credentials(store: &impl fmt::Display) -> OpenError {
+    OpenError::invalid(format!("{store}: no credentials are needed for this store"))
+}
+
+/// The error for a provider of credentials that would never be asked.
+pub(crate) fn two_passwords(store: &impl fmt::Display) -> OpenError {
+    OpenError::invalid(format!(
+        "{store}: the password is in the address or comes from a provider, not from both"
+    ))
 }
 
 /// The error for an address that this build has no store for.

@@ -20,7 +20,15 @@ Addresses of stores, for --store and LEASEHOLD_STORE:
 Parameters follow ?, joined by &. In a user, a password, a path or a value every
 character except letters, digits and -._~ is written as % and two hex digits.
 Process lists show arguments, so put an address with a password into
-LEASEHOLD_STORE or the configuration file. docs/operations.md has all parameters.";
+LEASEHOLD_STORE or the configuration file. docs/operations.md has all parameters.
+
+For passwords that expire or are replaced, leave the password out, and pass
+--auth-command 'PROGRAM ARGUMENT...', which is started without a shell. It prints
+one line with the password, or
+  {\"user\": ..., \"password\": ..., \"expires_at\": \"2030-01-31T12:00:00Z\"}
+each of which may be left out. LEASEHOLD_AUTH_ROLE (redis, sentinel, cluster-node
+or postgres), LEASEHOLD_AUTH_HOST, LEASEHOLD_AUTH_PORT and LEASEHOLD_AUTH_USER
+name the server. It may take 9.5 seconds. Its stderr is shown on a terminal only.";
 
 /// The last lines of each command's help.
 pub(super) const POINTERS: &str = "\

@@ -5,6 +5,7 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use leasehold::Client;
 use leasehold_serve::{Control, FileStamp};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -46,6 +47,7 @@ impl TokenFile {
 /// Changes a running server.
 pub(super) struct Reload {
     control: Control,
+    client: Client,
     /// The settings with which the server was started.
     args: ServeArgs,
     tokens: TokenFile,
@@ -55,10 +57,10 @@ pub(super) struct Reload {
 }
 
 impl Reload {
-    pub(super) fn new(control: Control, args: ServeArgs, tokens: TokenFile) -> Self {
+    pub(super) fn new(control: Control, client: Client, args: ServeArgs, tokens: TokenFile) -> Self {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { control, args, tokens, refusal: None, looks }
+        Self { control, client, args, tokens, refusal: None, looks }
     }
 
     /// Waits until the token file has changed. Cancel safe.
@@ -89,6 +91,8 @@ impl Reload {
     /// Reads everything again, as HUP asks for.
     pub(super) fn read_all(&mut self) {
         let refused = |what: &dyn Display| refused("HUP", what);
+        // The program of --auth-command, if there is one.
+        self.client.refresh_credentials();
         let args = match config::arguments() {
             Ok(Args { action: Action::Serve(args), .. }) => args,
             // The same command was typed.

@@ -11,7 +11,7 @@ use tokio_postgres::config::Host;
 /// Where Debian's servers have their socket, and its libpq looks for it.
 pub(super) const SOCKETS: &str = "/var/run/postgresql";
 
-const DEFAULT_PORT: u16 = 5432;
+pub(crate) const DEFAULT_PORT: u16 = 5432;
 
 /// The login that a line must fit.
 #[derive(Clone, Copy, Debug)]

@@ -15,6 +15,7 @@ use redis::aio::MultiplexedConnection;
 
 use super::super::deletes::Deletes;
 use super::super::error::explain;
+use super::super::own_connection::OwnConnection;
 use super::super::rights::{MissingRight, Purpose, RIGHTS};
 use super::super::send::pipeline::{self, CallOptions, Mode, Role};
 use super::query::{ask, command, info_by, median};
@@ -120,7 +121,7 @@ pub(super) enum Source {
 }
 
 pub(super) async fn cost(
-    connection: &mut MultiplexedConnection,
+    connection: &mut OwnConnection,
     variant: ScriptVariant,
     probe: &Probe,
     ping: Duration,
@@ -148,7 +149,7 @@ pub(super) async fn cost(
 }
 
 pub(super) async fn lock_and_release(
-    connection: &MultiplexedConnection,
+    connection: &OwnConnection,
     variant: ScriptVariant,
     probe: &Probe,
     round: u32,

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use leasehold_redis_protocol::{ConditionalDelete, ScriptVariant};
 use redis::aio::MultiplexedConnection;
-use redis::{ConnectionInfo, RedisError, Value};
+use redis::{RedisError, Value};
 
 use super::super::connect::{self, Dial};
 use super::super::deletes::Deletes;
 use super::super::error::explain;
+use super::super::own_connection::OwnConnection;
 use super::super::rights::{self, MissingRight};
 use super::super::slot_map::{self, SlotRange};
 use super::acl_check::{self, Cost, Probe};
@@ -43,7 +44,7 @@ const SLOW_COMMANDS: usize = 128;
 /// A server to probe.
 pub(super) struct ProbeTarget {
     pub(super) name: String,
-    pub(super) info: ConnectionInfo,
+    pub(super) dial: Dial,
     pub(super) user: String,
     /// The connection does not leave this machine.
     pub(super) is_local: bool,
@@ -141,7 +142,7 @@ impl Snapshot {
 
 /// Takes the snapshot. Fails if the server is unreachable or does not answer.
 pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
-    let mut connection = connect(&target.info, target.is_resp2).await.map_err(|error| explain(&error))?;
+    let mut connection = connect(&target.dial, target.is_resp2).await.map_err(|error| explain(&error))?;
     let round_trip = round_trip(&mut connection).await?;
     let mut info = info_by(&mut connection, &["INFO"]).await;
     if info.get("cluster_enabled").is_some_and(|enabled| enabled == "1") {
@@ -189,7 +190,7 @@ pub(super) struct SentinelView {
     pub(super) objection: Option<String>,
 }
 
-pub(super) async fn at_sentinel(sentinel: &ConnectionInfo, service: &str) -> Result<SentinelView, String> {
+pub(super) async fn at_sentinel(sentinel: &Dial, service: &str) -> Result<SentinelView, String> {
     let said = |error: RedisError| explain(&error);
     let mut connection = connect(sentinel, false).await.map_err(said)?;
     let master: HashMap<String, String> =
@@ -209,13 +210,13 @@ pub(super) async fn at_sentinel(sentinel: &ConnectionInfo, service: &str) -> Res
 }
 
 /// A node's view of the slot map.
-pub(super) async fn query_slots(node: &ConnectionInfo, host: &Host) -> Result<Vec<SlotRange>, String> {
+pub(super) async fn query_slots(node: &Dial, host: &Host) -> Result<Vec<SlotRange>, String> {
     let mut connection = connect(node, false).await.map_err(|error| explain(&error))?;
     slot_map::query(&mut connection, host).await
 }
 
-async fn connect(info: &ConnectionInfo, is_resp2: bool) -> Result<MultiplexedConnection, RedisError> {
-    Dial::from(info.clone()).open(is_resp2, &connect::config()).await
+async fn connect(dial: &Dial, is_resp2: bool) -> Result<OwnConnection, RedisError> {
+    dial.open(is_resp2, &connect::config()).await
 }
 
 async fn settings_by(connection: &mut MultiplexedConnection) -> HashMap<String, String> {

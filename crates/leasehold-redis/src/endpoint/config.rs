@@ -1,15 +1,18 @@
 //! What an endpoint connects to, and the handlers that it calls.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use leasehold_core::Failure;
 use leasehold_store::StoreError;
+use leasehold_store::credentials::PROVIDER_TIMEOUT;
 use tokio::runtime::Handle;
 
 use crate::answer_times::ShortestTtl;
 use crate::caller_conn::CallerRuntime;
 use crate::connect::Dial;
 use crate::connections::Connections;
+use crate::limits::CONNECT_TIMEOUT;
 use crate::pushes::{MessageHandler, ReconnectHandler};
 use crate::restriction::Restriction;
 use crate::rights;
@@ -38,6 +41,18 @@ pub(crate) struct ClusterNode {
     confirmed: Arc<Mutex<Arc<str>>>,
 }
 
+impl Target {
+    /// Max time to connect for the first time. A provider of credentials may take its time before.
+    pub(super) fn connect_timeout(&self) -> Duration {
+        let is_provided = match self {
+            Self::Server(dial) => dial.has_provider(),
+            Self::Node(node) => node.dial.has_provider(),
+            Self::Master(sentinels) => sentinels.has_provider(),
+        };
+        if is_provided { CONNECT_TIMEOUT + PROVIDER_TIMEOUT } else { CONNECT_TIMEOUT }
+    }
+}
+
 impl ClusterNode {
     pub(crate) fn new(dial: Dial, host: Host, membership: ClusterCheck) -> Self {
         Self { dial, host, membership, confirmed: Arc::new(Mutex::new("".into())) }
@@ -52,7 +67,7 @@ impl ClusterNode {
             // The right may have been withdrawn since. Without the map nothing tells another server from the node, but that it has not
             // been started since the node was known by its map.
             let is_known = connections.is_cluster_node() && !run_id.is_empty() && *confirmed == *run_id;
-            return if is_known { Ok(()) } else { Err(not_sent(map_denied(connections.user()))) };
+            return if is_known { Ok(()) } else { Err(not_sent(map_denied(connections.user().as_deref()))) };
         };
         match (self.membership)(&ranges) {
             Membership::Member => {

@@ -210,10 +210,12 @@ impl Reconnector {
         let sentinels = match &self.target {
             Target::Server(dial) => {
                 let dial = dial.clone();
+                dial.prepare().await?;
                 return within(limit, address, self.connect_any_protocol(&dial, address)).await;
             }
             Target::Node(node) => {
                 let node = node.clone();
+                node.dial.prepare().await?;
                 let connected = async {
                     let connections = self.connect_any_protocol(&node.dial, address).await?;
                     node.confirm(&connections).await.map(|()| connections)
@@ -222,9 +224,11 @@ impl Reconnector {
             }
             Target::Master(sentinels) => sentinels.clone(),
         };
+        sentinels.prepare().await;
         loop {
             // That has limits of its own: sentinels that hang are waited for longer than the attempt may take after that.
             let (master, dial) = sentinels.find_master(address, limit).await?;
+            dial.prepare().await?;
             let mut switched = Box::pin(sentinels.clone().until_switched(master.clone()));
             let connected = async {
                 // The sentinels name this address, so it is proven.
@@ -279,6 +283,7 @@ impl Reconnector {
         }
         let mut driver_conn = dial.open(are_commands_resp2, &config).await?;
         let user = dial.user();
+        let user = user.as_deref();
         let subscriber = Arc::new(Subscriber {
             dial: dial.clone(),
             is_resp2: self.is_resp2,

@@ -8,6 +8,7 @@ use redis::IntoConnectionInfo as _;
 
 use super::reconnector::{MIN_CONNECT_TIMEOUT, connect_timeout, jittered};
 use super::*;
+use crate::limits::CONNECT_TIMEOUT;
 
 const CHANNEL: &str = "leasehold:4:inbox:test";
 

@@ -8,17 +8,17 @@ use std::sync::{Arc, OnceLock, Weak};
 use leasehold_core::Failure;
 use leasehold_store::tasks::TaskGroup;
 use leasehold_store::{ForeignCall, StoreError, Watchers};
-use redis::aio::MultiplexedConnection;
 use redis::{PushInfo, PushKind, RedisError, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::connect::Dial;
-use crate::connections::{Connections, config, is_resp3};
+use crate::connections::{Connections, config};
 use crate::endpoint::{Endpoint, REDIRECTED};
 use crate::error::CallError;
 use crate::handshake::run_id;
 use crate::nodes::Nodes;
+use crate::own_connection::OwnConnection;
 use crate::pushes::ConnectionStatus;
 
 /// The server.
@@ -45,7 +45,7 @@ type Slot = tokio::sync::Mutex<Option<Open>>;
 
 /// The connection, and what it was opened beside.
 struct Open {
-    connection: MultiplexedConnection,
+    connection: OwnConnection,
     /// The connections of the store; none at another server.
     beside: Option<Weak<Connections>>,
     status: Arc<Status>,
@@ -158,7 +158,7 @@ impl Shared {
     pub(super) async fn connection(
         &self,
         until: Instant,
-    ) -> Result<(MultiplexedConnection, Arc<Status>), StoreError> {
+    ) -> Result<(OwnConnection, Arc<Status>), StoreError> {
         let mut slot = self.connection.lock().await;
         if Instant::now() > until {
             // Those that have waited for another one to connect do not connect one after the other.
@@ -180,10 +180,10 @@ impl Shared {
             return Ok((open.connection.clone(), open.status.clone()));
         }
         let opened = match &beside {
-            Some(beside) => match beside.client().await {
-                Ok(client) => self.open(&client, Some(Arc::downgrade(beside))).await,
-                Err(error) => Err(error),
-            },
+            Some(beside) => {
+                let (dial, is_resp2) = beside.dial();
+                self.open(dial, is_resp2, Some(Arc::downgrade(beside))).await
+            }
             None => self.open_other().await,
         };
         let opened = opened.map_err(|error| StoreError::from(CallError::from(&error)));
@@ -204,19 +204,18 @@ impl Shared {
         let Source::Other { dial, is_resp2 } = &self.source else {
             return Err((redis::ErrorKind::Client, "the store has its own connection").into());
         };
-        let client = dial.client(*is_resp2 || self.is_redirected.load(Ordering::SeqCst)).await?;
-        self.open(&client, None).await
+        self.open(dial, *is_resp2 || self.is_redirected.load(Ordering::SeqCst), None).await
     }
 
     async fn open(
         &self,
-        client: &redis::Client,
+        dial: &Dial,
+        is_resp2: bool,
         beside: Option<Weak<Connections>>,
     ) -> Result<Open, RedisError> {
         let status = Arc::<Status>::default();
-        let has_pushes = is_resp3(client);
         let mut settings = config();
-        if has_pushes {
+        if !is_resp2 {
             let pushes = Pushes {
                 watchers: self.watchers.clone(),
                 status: status.clone(),
@@ -225,7 +224,7 @@ impl Shared {
             };
             settings = settings.set_push_sender(move |info| pushes.handle(&info));
         }
-        let mut connection = client.get_multiplexed_async_connection_with_config(&settings).await?;
+        let mut connection = dial.open(is_resp2, &settings).await?;
         if let Some(beside) = beside.as_ref().and_then(Weak::upgrade)
             && !beside.lead_to_server_of(&mut connection).await?
         {
@@ -239,7 +238,7 @@ impl Shared {
             let _ = status.run_id.set(run_id);
         }
         let mut is_tracking = false;
-        if has_pushes {
+        if !is_resp2 {
             let mut track = redis::cmd("CLIENT");
             track.arg("TRACKING").arg("ON").arg("OPTIN").arg("NOLOOP");
             is_tracking = match track.query_async::<Value>(&mut connection).await {

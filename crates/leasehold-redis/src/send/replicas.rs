@@ -257,7 +257,7 @@ mod tests {
         let own = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
         let status = Arc::new(ConnectionStatus::new(Arc::default(), Arc::default()));
         let dial = (client.get_connection_info().clone().into(), true);
-        let connections = Arc::new(Connections::new(own, status, None, dial, ServerFacts::default()));
+        let connections = Arc::new(Connections::new(own.into(), status, None, dial, ServerFacts::default()));
         for has_ended in [true, false] {
             let terms = Terms { replicas: 1, role: Role::of(ScriptVariant::Server) };
             let waiting =

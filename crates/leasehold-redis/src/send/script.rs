@@ -254,7 +254,7 @@ mod tests {
         exchange.push(0, append(0));
         exchange.push(EVERY, Request::Command(redis::cmd("SCRIPT").arg("FLUSH").to_owned()));
         exchange.push(1, append(1));
-        let replies = exchange.run(&mut Wire::Limited(connection), false).await;
+        let replies = exchange.run(&mut Wire::Limited(connection.into()), false).await;
         assert_eq!((&replies[0], &replies[2]), (&Ok(Value::Int(1)), &Ok(Value::Int(1))), "{replies:?}");
     }
 
@@ -263,7 +263,7 @@ mod tests {
         let server = Server::on_socket();
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_multiplexed_async_connection_with_config(&config()).await.unwrap();
-        let mut wire = Wire::Limited(connection);
+        let mut wire = Wire::Limited(connection.into());
         let keys: [_; 3] = ["a", "b", "c"].map(|key| vec![key.to_owned()]);
         let arguments = vec!["x".to_owned()];
         let foreign = |script, at: usize| Request::Foreign { script, keys: &keys[at], arguments: &arguments };

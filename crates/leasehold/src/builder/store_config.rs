@@ -163,6 +163,17 @@ impl StoreConfig {
     }
 }
 
+impl StoreConfig {
+    /// The address, if it is one.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn address(&self) -> Option<&str> {
+        match &self.0 {
+            Choice::Address(address) => Some(address),
+            _ => None,
+        }
+    }
+}
+
 impl From<&str> for StoreConfig {
     fn from(address: &str) -> Self {
         Self(Choice::Address(address.to_owned()))

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use leasehold_core::{ClientId, SecretKey};
 use leasehold_store::clock::Clock;
 use leasehold_store::clock::manual::ManualClock;
+use leasehold_store::credentials::CredentialProvider;
 use leasehold_store::digest::client_name;
 use leasehold_store::process::look_for_fork;
 use leasehold_store::{Inbox, Store, wakes};
@@ -23,10 +24,20 @@ use crate::telemetry::ClientTelemetry;
 use crate::url::StoreUrl;
 
 impl Client {
-    pub(crate) async fn connect_to(url: StoreUrl, caller: Option<runtime::Handle>) -> Result<Self, Error> {
-        let opened = url.clone();
-        let open = move |id, inbox, clock| async move { open::open(&opened, clock, id, inbox, caller).await };
-        Self::with_options(url.to_string(), ClientOptions::default(), open).await
+    pub(crate) async fn connect_to(
+        url: StoreUrl,
+        provider: Option<CredentialProvider>,
+        caller: Option<runtime::Handle>,
+    ) -> Result<Self, Error> {
+        if provider.is_some() {
+            url.check_credentials()?;
+        }
+        let (opened, kept) = (url.clone(), provider.clone());
+        let open = move |id, inbox, clock| async move {
+            open::open(&opened, provider, clock, id, inbox, caller).await
+        };
+        let options = ClientOptions { provider: kept, ..ClientOptions::default() };
+        Self::with_options(url.to_string(), options, open).await
     }
 
     /// A client of a clock that a test moves. It has no thread.

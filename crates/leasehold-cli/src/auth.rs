@@ -1,0 +1,275 @@
+//! `--auth-command`: a program that prints the credentials of a server.
+//!
+//! It is an option, and no part of an address: an address that comes from elsewhere must not start programs. No shell is in between. What
+//! the program prints is in no message; what it writes to stderr is shown on a terminal only, because a log keeps what it gets.
+
+use std::collections::BTreeSet;
+use std::io::{self, IsTerminal as _, Read as _};
+use std::process::{self, ChildStdout, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use leasehold::{CredentialRequest, Credentials};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Map, Value};
+
+use crate::child::die_with_parent;
+use crate::exit::Stop;
+use crate::orphans::Own;
+
+/// Max time for the program. A little less than the library waits for, so that it has been killed before leasehold ends.
+pub(crate) const LIMIT: Duration = Duration::from_millis(9_500);
+
+/// Max size of what it prints.
+const MAX_OUTPUT: usize = 64 * 1_024;
+
+/// How often it is looked whether a program that has closed its output has ended.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Variables with secrets of this program, which are no business of that one.
+const SECRET: [&str; 5] =
+    ["LEASEHOLD_STORE", "LEASEHOLD_ID", "LEASEHOLD_SERVE_TOKEN", "LEASEHOLD_SERVE_READ_TOKEN", "PGPASSWORD"];
+
+/// The program and its arguments.
+#[derive(Clone, Debug)]
+pub(crate) struct AuthCommand {
+    program: String,
+    args: Vec<String>,
+}
+
+impl AuthCommand {
+    /// Splits the option as a shell would, with its quotes and without anything else of a shell.
+    pub(crate) fn parse(typed: &str) -> Result<Self, Stop> {
+        let words =
+            shell_words::split(typed).map_err(|_| Stop::usage("--auth-command: a quote is not closed"))?;
+        let mut words = words.into_iter();
+        let Some(program) = words.next().filter(|program| !program.is_empty()) else {
+            return Err(Stop::usage("--auth-command is empty: name the program that prints the credentials"));
+        };
+        Ok(Self { program, args: words.collect() })
+    }
+
+    /// Runs the program for this server. Blocks the thread, for [`LIMIT`] at most.
+    pub(crate) fn credentials(&self, request: &CredentialRequest) -> Result<Credentials, String> {
+        let output = self.run(request).map_err(|what| format!("--auth-command {}: {what}", self.program))?;
+        parse(&output).map_err(|what| format!("--auth-command {}: what it printed {what}", self.program))
+    }
+
+    fn run(&self, request: &CredentialRequest) -> Result<String, String> {
+        let until = Instant::now() + LIMIT;
+        let mut program =
+            self.started_for(request).map_err(|error| format!("it could not be started: {error}"))?;
+        let output = program.output(until)?;
+        let status = program.status(until)?;
+        if !status.success() {
+            return Err(format!("it failed ({status}); what it writes to stderr is shown on a terminal"));
+        }
+        String::from_utf8(output).map_err(|_| "it printed no text in UTF-8".to_owned())
+    }
+
+    fn started_for(&self, request: &CredentialRequest) -> io::Result<Running> {
+        let mut command = process::Command::new(&self.program);
+        for name in SECRET {
+            command.env_remove(name);
+        }
+        command
+            .args(&self.args)
+            .env("LEASEHOLD_AUTH_ROLE", request.role.as_str())
+            .env("LEASEHOLD_AUTH_HOST", &request.host)
+            .env("LEASEHOLD_AUTH_PORT", request.port.map(|port| port.to_string()).unwrap_or_default())
+            .env("LEASEHOLD_AUTH_USER", request.user.as_deref().unwrap_or_default())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(if io::stderr().is_terminal() { Stdio::inherit() } else { Stdio::null() });
+        // Its thread is this one, which waits for its end.
+        die_with_parent(&mut command);
+        let (child, own) = Own::spawn(&mut command)?;
+        let group = i32::try_from(child.id()).map_err(io::Error::other)?;
+        groups().insert(group);
+        Ok(Running { child, group, has_ended: false, _own: own })
+    }
+}
+
+/// The process groups of programs that run.
+static GROUPS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+fn groups() -> MutexGuard<'static, BTreeSet<i32>> {
+    GROUPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn kill(group: i32) {
+    let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
+}
+
+/// Kills the programs that still run, and what they have started. For the end of leasehold.
+pub(crate) fn kill_running() {
+    groups().iter().copied().for_each(kill);
+}
+
+/// A program that was started, in a process group of its own.
+struct Running {
+    child: process::Child,
+    group: i32,
+    has_ended: bool,
+    _own: Own,
+}
+
+impl Running {
+    /// What it prints until it closes its output.
+    fn output(&mut self, until: Instant) -> Result<Vec<u8>, String> {
+        let mut output = Vec::new();
+        let Some(mut pipe) = self.child.stdout.take() else { return Ok(output) };
+        let unreadable = |error: io::Error| format!("what it prints can't be read: {error}");
+        loop {
+            if !is_readable(&pipe, until).map_err(unreadable)? {
+                return Err(too_late());
+            }
+            let mut part = [0; 4_096];
+            match pipe.read(&mut part) {
+                Ok(0) => return Ok(output),
+                Ok(count) => output.extend_from_slice(&part[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(unreadable(error)),
+            }
+            if output.len() > MAX_OUTPUT {
+                return Err(format!("it printed more than {} KiB", MAX_OUTPUT / 1_024));
+            }
+        }
+    }
+
+    fn status(&mut self, until: Instant) -> Result<ExitStatus, String> {
+        loop {
+            let ended = self.child.try_wait().map_err(|error| format!("it can't be waited for: {error}"))?;
+            if let Some(status) = ended {
+                self.has_ended = true;
+                return Ok(status);
+            }
+            if Instant::now() >= until {
+                return Err(too_late());
+            }
+            thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for Running {
+    /// Ends it and what it has started, if it has not ended by itself.
+    fn drop(&mut self) {
+        let mut groups = groups();
+        if !self.has_ended {
+            kill(self.group);
+            let _ = self.child.wait();
+        }
+        groups.remove(&self.group);
+    }
+}
+
+fn too_late() -> String {
+    format!("it did not end within {LIMIT:?}, and was killed")
+}
+
+/// Waits until something can be read, or the time is over.
+fn is_readable(pipe: &ChildStdout, until: Instant) -> io::Result<bool> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let limit = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&limit)) {
+            Ok(count) => return Ok(count > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// A line with a password, or an object. An error does not repeat what was printed.
+fn parse(output: &str) -> Result<Credentials, &'static str> {
+    if output.trim_start().starts_with('{') {
+        let object: Map<String, Value> = serde_json::from_str(output).map_err(|_| "is no JSON object")?;
+        return of_object(object);
+    }
+    let mut lines = output.lines();
+    match (lines.next(), lines.next()) {
+        (Some(password), None) if !password.is_empty() => Ok(Credentials::new(password)),
+        (None | Some(""), None) => Err("is empty: a line with the password is wanted, or a JSON object"),
+        _ => Err("has several lines: one line with the password is wanted, or a JSON object"),
+    }
+}
+
+fn of_object(object: Map<String, Value>) -> Result<Credentials, &'static str> {
+    let (mut user, mut password, mut expires_at) = (None, None, None);
+    for (key, value) in object {
+        match (key.as_str(), value) {
+            ("user" | "password" | "expires_at", Value::Null) => {}
+            ("user", Value::String(text)) => user = Some(text),
+            ("password", Value::String(text)) => password = Some(text),
+            ("expires_at", time) => expires_at = Some(time_of(&time)?),
+            _ => return Err("has other members than the strings user and password, and expires_at"),
+        }
+    }
+    let credentials = password.map_or_else(Credentials::none, Credentials::new);
+    let credentials = user.into_iter().fold(credentials, Credentials::user);
+    Ok(expires_at.into_iter().fold(credentials, Credentials::expires_at))
+}
+
+/// A number of seconds since 1970, or a time as RFC 3339 has it, in UTC.
+fn time_of(value: &Value) -> Result<SystemTime, &'static str> {
+    let seconds = value.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let time = seconds.and_then(|seconds| SystemTime::UNIX_EPOCH.checked_add(seconds));
+    let text = value.as_str().and_then(|text| humantime::parse_rfc3339(text).ok());
+    time.or(text)
+        .ok_or("has an expires_at that is neither a time as 2030-01-31T12:00:00Z nor seconds since 1970")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(output: &str) -> String {
+        parse(output).map_or_else(str::to_owned, |credentials| format!("{credentials:?}"))
+    }
+
+    #[test]
+    fn output_is_a_line_or_an_object() {
+        assert_eq!(parse("hunter2\n"), Ok(Credentials::new("hunter2")));
+        assert_eq!(parse("hun ter2\r\n"), Ok(Credentials::new("hun ter2")));
+        let object = r#"{"user": "me", "password": "hunter2", "expires_at": null}"#;
+        assert_eq!(parse(object), Ok(Credentials::new("hunter2").user("me")));
+        assert_eq!(parse("{}"), Ok(Credentials::none()));
+        for time in ["4102444800", "4102444800.5", "\"2100-01-01T00:00:00Z\""] {
+            let given = shown(&format!(r#"{{"password": "hunter2", "expires_at": {time}}}"#));
+            assert!(given.contains("valid_for: Some(") && !given.contains("hunter2"), "{given}");
+        }
+    }
+
+    #[test]
+    fn error_does_not_repeat_what_was_printed() {
+        for (output, says) in [
+            ("", "is empty"),
+            ("\n", "is empty"),
+            ("hunter2\nhunter2\n", "several lines"),
+            ("{hunter2", "no JSON object"),
+            (r#"{"hunter2": 1}"#, "other members"),
+            (r#"{"password": ["hunter2"]}"#, "other members"),
+            (r#"{"password": "a", "expires_at": "hunter2"}"#, "expires_at"),
+            (r#"{"password": "a", "expires_at": -1}"#, "expires_at"),
+        ] {
+            let said = parse(output).unwrap_err();
+            assert!(said.contains(says) && !said.contains("hunter2"), "{output}: {said}");
+        }
+    }
+
+    #[test]
+    fn option_is_split_without_a_shell() {
+        let command = AuthCommand::parse("token --host 'a b' $HOME *").unwrap();
+        assert_eq!(
+            (&*command.program, &command.args[..]),
+            ("token", &["--host", "a b", "$HOME", "*"].map(String::from)[..])
+        );
+        for typed in ["", "  ", "''", "'open"] {
+            assert_eq!(AuthCommand::parse(typed).unwrap_err().exit, crate::exit::Exit::Usage);
+        }
+    }
+}
