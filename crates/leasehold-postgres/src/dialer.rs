@@ -10,7 +10,8 @@ use std::time::Duration;
 use leasehold_core::Failure;
 use leasehold_store::credentials::{CredentialRequest, ServerRole};
 use leasehold_store::login::{Login, PasswordSource, Secret};
-use leasehold_store::{OpenError, StoreError, tasks};
+use leasehold_store::reread::first_read;
+use leasehold_store::{OpenError, StoreError};
 use tokio::net::lookup_host;
 use tokio::time::timeout;
 use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs};
@@ -90,7 +91,7 @@ impl Dialer {
     /// As [`Self::new`]. Certificates are read, which may take long.
     pub(super) async fn open(url: &PostgresUrl) -> Result<Self, OpenError> {
         let url = url.clone();
-        tasks::blocking(move || Self::new(&url)).await?
+        first_read(move || Self::new(&url)).await
     }
 
     /// Another one, which begins with the host that this one has reached.

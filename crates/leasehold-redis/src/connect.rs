@@ -11,7 +11,6 @@ use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind as RedisErrorKind,
     IntoConnectionInfo as _, ProtocolVersion, RedisConnectionInfo, RedisError,
 };
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::error::{OWN, is_login_refused};
@@ -97,8 +96,8 @@ impl Dial {
         }
         let info = self.info.clone().set_redis_settings(settings);
         let Some(files) = self.files.clone() else { return Ok(info) };
-        let renewed = spawn_blocking(move || files.renew(&info).or_else(|_| files.apply(info))).await;
-        renewed.unwrap_or_else(|_| Err(own_error("the runtime has ended".to_owned())))
+        files.renew().await;
+        files.apply(info)
     }
 
     /// Connects with this protocol version. The connection logs in again before its credentials expire.
@@ -249,9 +248,10 @@ use without_tls::TlsFiles;
 #[cfg(feature = "tls")]
 mod with_tls {
     use std::path::Path;
-    use std::sync::{Arc, Mutex, PoisonError};
+    use std::sync::Arc;
 
     use leasehold_store::OpenError;
+    use leasehold_store::reread::{Reread, read_file};
     use redis::{Client, ClientTlsConfig, ConnectionInfo, RedisResult, TlsCertificates};
     use rustls::pki_types::pem::PemObject as _;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -264,7 +264,7 @@ mod with_tls {
     pub(super) struct TlsFiles {
         paths: Arc<Tls>,
         /// What was read from them last.
-        content: Arc<Mutex<TlsCertificates>>,
+        content: Arc<Reread<TlsCertificates>>,
     }
 
     impl TlsFiles {
@@ -273,27 +273,21 @@ mod with_tls {
                 // Only if the program has chosen none. Fails only if another thread was faster.
                 let _ = rustls::crypto::ring::default_provider().install_default();
             }
-            let content = Arc::new(Mutex::new(read_all(tls)?));
+            let content = Arc::new(Reread::new(read_all(tls)?));
             Ok(Self { paths: Arc::new(tls.clone()), content })
         }
 
-        /// Reads the files again. An error, and no change, while they can't be read, or do not fit each other because they are being
-        /// replaced.
-        pub(super) fn renew(&self, info: &ConnectionInfo) -> Result<ConnectionInfo, ()> {
-            let renewed = read_all(&self.paths).map_err(|error| error.to_string());
-            let built = renewed.and_then(|content| {
-                content.client_tls.as_ref().map_or(Ok(()), check_key)?;
-                let info = with(info.clone(), content.clone()).map_err(|error| error.to_string())?;
-                *self.content.lock().unwrap_or_else(PoisonError::into_inner) = content;
-                Ok(info)
-            });
-            built
-                .map_err(|error| tracing::warn!(error, "certificates not read again: the last ones are used"))
+        /// Reads the files again. While they can't be read, or do not fit each other because they are being replaced, what was read last counts.
+        pub(super) async fn renew(&self) {
+            let paths = self.paths.clone();
+            if let Err(error) = self.content.renew(move || read_all(&paths)).await {
+                tracing::warn!(%error, "certificates not read again: the last ones are used");
+            }
         }
 
         /// With what was read last.
         pub(super) fn apply(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
-            with(info, self.content.lock().unwrap_or_else(PoisonError::into_inner).clone())
+            with(info, self.content.latest())
         }
     }
 
@@ -313,18 +307,34 @@ mod with_tls {
     fn read_all(tls: &Tls) -> Result<TlsCertificates, OpenError> {
         let client_tls = match (&tls.certificate, &tls.key) {
             (Some(certificate), Some(key)) => {
-                Some(ClientTlsConfig { client_cert: read(certificate)?, client_key: read(key)? })
+                let own =
+                    ClientTlsConfig { client_cert: read_certificates(certificate)?, client_key: read(key)? };
+                check_key(&own).map_err(OpenError::invalid)?;
+                Some(own)
             }
             _ => None,
         };
-        let root_cert = tls.authority.as_deref().map(read).transpose()?;
+        let root_cert = tls.authority.as_deref().map(read_certificates).transpose()?;
         Ok(TlsCertificates { client_tls, root_cert })
     }
 
+    /// A file without a certificate, as while it is being written, is an error.
+    fn read_certificates(path: &Path) -> Result<Vec<u8>, OpenError> {
+        let content = read(path)?;
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&content).collect();
+        match found {
+            Ok(all) if !all.is_empty() => Ok(content),
+            Ok(_) => Err(unreadable(path, &"it has no certificate (PEM)")),
+            Err(error) => Err(unreadable(path, &error)),
+        }
+    }
+
     fn read(path: &Path) -> Result<Vec<u8>, OpenError> {
-        std::fs::read(path).map_err(|error| {
-            OpenError::invalid(format!("{} can't be read: {error}", path.display())).with_source(error)
-        })
+        read_file(path).map_err(|error| unreadable(path, &error).with_source(error))
+    }
+
+    fn unreadable(path: &Path, why: &dyn std::fmt::Display) -> OpenError {
+        OpenError::invalid(format!("{} can't be read: {why}", path.display()))
     }
 }
 
@@ -346,7 +356,7 @@ mod without_tls {
             Err(OpenError::needs_feature("TLS", "tls"))
         }
 
-        pub(super) fn renew(&self, _: &ConnectionInfo) -> Result<ConnectionInfo, ()> {
+        pub(super) async fn renew(&self) {
             match self.0 {}
         }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use leasehold_core::ClientId;
 use leasehold_redis_protocol::{ScriptVariant, decode_push, inbox_of};
 use leasehold_store::credentials::CredentialCache;
+use leasehold_store::reread::first_read;
 use leasehold_store::tasks::{self, Tasks};
 use leasehold_store::{Inbox, OpenError, StoreError};
 use redis::ConnectionAddr;
@@ -77,7 +78,7 @@ impl Redis {
             return read(url);
         }
         let url = url.clone();
-        tasks::blocking(move || read(&url)).await?
+        first_read(move || read(&url)).await
     }
 
     /// The target of a quorum node.

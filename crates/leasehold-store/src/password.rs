@@ -1,15 +1,13 @@
 //! A password that is kept in a file, and read again for each connection.
 
-use std::fs::{self, File};
-use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::OpenError;
-use crate::tasks;
+use crate::reread::{Reread, read_file};
 
 /// No password is longer: a path that leads to something else is a mistake.
-const LONGEST: u64 = 64 * 1_024;
+const LONGEST: usize = 64 * 1_024;
 
 type Read = dyn Fn(&Path) -> Result<Option<String>, OpenError> + Send + Sync;
 
@@ -18,7 +16,7 @@ type Read = dyn Fn(&Path) -> Result<Option<String>, OpenError> + Send + Sync;
 pub struct PasswordFile {
     path: Arc<Path>,
     read: Arc<Read>,
-    last: Arc<Mutex<Option<String>>>,
+    last: Arc<Reread<Option<String>>>,
 }
 
 impl PasswordFile {
@@ -33,13 +31,13 @@ impl PasswordFile {
         path: PathBuf,
         read: impl Fn(&Path) -> Result<Option<String>, OpenError> + Send + Sync + 'static,
     ) -> Self {
-        Self { path: path.into(), read: Arc::new(read), last: Arc::default() }
+        Self { path: path.into(), read: Arc::new(read), last: Arc::new(Reread::new(None)) }
     }
 
     /// What was read last.
     #[must_use]
     pub fn latest(&self) -> Option<String> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last.latest()
     }
 
     /// Reads it. If it has no password, what was read last stays.
@@ -48,7 +46,7 @@ impl PasswordFile {
     ///
     /// It can't be read, is no text, or its first line is empty. The message has the path, and nothing of what is in the file.
     pub fn open(&self) -> Result<(), OpenError> {
-        self.keep((self.read)(&self.path)?);
+        self.last.set(self.found()?);
         Ok(())
     }
 
@@ -59,14 +57,12 @@ impl PasswordFile {
     /// As [`Self::open`], for example while the file is being replaced: the password is what was read last.
     pub async fn renew(&self) -> Result<(), OpenError> {
         let this = self.clone();
-        // Otherwise the client has ended.
-        tasks::blocking(move || this.open()).await.unwrap_or(Ok(()))
+        self.last.renew(move || this.found()).await
     }
 
-    fn keep(&self, found: Option<String>) {
-        if found.is_some() {
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = found;
-        }
+    /// What it has now, or else what was read last.
+    fn found(&self) -> Result<Option<String>, OpenError> {
+        Ok((self.read)(&self.path)?.or_else(|| self.last.latest()))
     }
 }
 
@@ -83,14 +79,8 @@ fn read(path: &Path) -> Result<String, OpenError> {
     let unreadable = |why: &dyn std::fmt::Display| {
         OpenError::invalid(format!("the password file {} can't be read: {why}", path.display()))
     };
-    let failed = |error: io::Error| unreadable(&error).with_source(error);
-    // A pipe would be waited for when it is opened, and be empty when it is read again.
-    if !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(unreadable(&"it is no file"));
-    }
-    let mut content = Vec::new();
-    let file = File::open(path).map_err(failed)?;
-    file.take(LONGEST).read_to_end(&mut content).map_err(failed)?;
+    let mut content = read_file(path).map_err(|error| unreadable(&error).with_source(error))?;
+    content.truncate(LONGEST);
     let text = String::from_utf8(content).map_err(|_| unreadable(&"it is no text in UTF-8"))?;
     match text.lines().next() {
         Some(password) if !password.is_empty() => Ok(password.to_owned()),
@@ -100,6 +90,8 @@ fn read(path: &Path) -> Result<String, OpenError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[tokio::test]

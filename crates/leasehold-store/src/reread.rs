@@ -15,6 +15,9 @@ use crate::{OpenError, tasks};
 /// How long a connection waits for its files: what was read last is used after that.
 const LIMIT: Duration = Duration::from_millis(500);
 
+/// The same before anything was read.
+const FIRST_LIMIT: Duration = Duration::from_secs(5);
+
 /// No certificate, key or password is longer: a path that leads to something else is a mistake.
 const LONGEST: u64 = 4 << 20;
 
@@ -36,6 +39,11 @@ impl<T: Clone + Send + 'static> Reread<T> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Notes what was read elsewhere.
+    pub fn set(&self, read: T) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = read;
+    }
+
     /// Reads the files again, off the runtime's thread, and for half a second at most. What comes later counts for the next connection.
     ///
     /// Cancel-safe: a read that has begun ends by itself.
@@ -53,8 +61,7 @@ impl<T: Clone + Send + 'static> Reread<T> {
         let this = self.clone();
         let reading = tasks::blocking(move || {
             let _end = EndOfRead(&this.is_reading);
-            let read = read()?;
-            *this.last.lock().unwrap_or_else(PoisonError::into_inner) = read;
+            this.set(read()?);
             Ok(())
         });
         match timeout(LIMIT, reading).await {
@@ -84,6 +91,20 @@ impl Drop for EndOfRead<'_> {
 
 fn hanging() -> OpenError {
     OpenError::invalid("a file is not read in time: its file system may hang")
+}
+
+/// Reads the files of a store that is being opened, off the runtime's thread.
+///
+/// # Errors
+///
+/// They can't be read, or not within 5 s.
+pub async fn first_read<T: Send + 'static>(
+    read: impl FnOnce() -> Result<T, OpenError> + Send + 'static,
+) -> Result<T, OpenError> {
+    match timeout(FIRST_LIMIT, tasks::blocking(read)).await {
+        Ok(read) => read?,
+        Err(_) => Err(hanging()),
+    }
 }
 
 /// The content of a file of at most 4 MiB. It blocks: see [`Reread::renew`].

@@ -173,3 +173,35 @@ async fn certificate_that_is_being_replaced_costs_no_lease() {
     until(async || guard.renew().await.is_ok()).await;
     assert!(guard.is_held());
 }
+
+/// Whatever stands in the place of a certificate: nothing waits for it, and what was read last counts.
+#[tokio::test]
+async fn certificate_that_is_no_file_any_more_is_not_waited_for() {
+    let files = Certificates::new();
+    let server = Server::builder().tls(&files.server, &files.authority).start();
+    let folder = tempfile::tempdir().unwrap();
+    let authority = folder.path().join("ca.pem");
+    std::fs::copy(&files.authority, &authority).unwrap();
+    let url = format!("{}?ca={}", server.url(), authority.display());
+    let client = Client::connect(&url).await.unwrap();
+    let guard = client.mutex("a").ttl(Duration::from_secs(10)).lock().await.unwrap();
+    for what in ["a pipe", "an empty file", "a text"] {
+        std::fs::remove_file(&authority).unwrap();
+        match what {
+            "a pipe" => {
+                assert!(std::process::Command::new("mkfifo").arg(&authority).status().unwrap().success())
+            }
+            "an empty file" => std::fs::write(&authority, "").unwrap(),
+            _ => std::fs::write(&authority, "no certificate\n").unwrap(),
+        }
+        server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]).unwrap();
+        until(async || client.mutex("b").try_lock().await.is_ok()).await;
+        guard.renew().await.unwrap();
+        let error = tokio::time::timeout(Duration::from_secs(30), Client::connect(&url))
+            .await
+            .expect(what)
+            .unwrap_err();
+        assert!(error.to_string().contains("ca.pem"), "{what}: {error}");
+    }
+    guard.release().await.unwrap();
+}
