@@ -3,10 +3,10 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::OpenError;
-use crate::tasks;
+use crate::reread::Reread;
 
 /// No password is longer: a path that leads to something else is a mistake.
 const LONGEST: u64 = 64 * 1_024;
@@ -18,7 +18,7 @@ type Read = dyn Fn(&Path) -> Result<Option<String>, OpenError> + Send + Sync;
 pub struct PasswordFile {
     path: Arc<Path>,
     read: Arc<Read>,
-    last: Arc<Mutex<Option<String>>>,
+    last: Arc<Reread<Option<String>>>,
 }
 
 impl PasswordFile {
@@ -33,13 +33,13 @@ impl PasswordFile {
         path: PathBuf,
         read: impl Fn(&Path) -> Result<Option<String>, OpenError> + Send + Sync + 'static,
     ) -> Self {
-        Self { path: path.into(), read: Arc::new(read), last: Arc::default() }
+        Self { path: path.into(), read: Arc::new(read), last: Arc::new(Reread::new(None)) }
     }
 
     /// What was read last.
     #[must_use]
     pub fn latest(&self) -> Option<String> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last.latest()
     }
 
     /// Reads it. If it has no password, what was read last stays.
@@ -48,25 +48,21 @@ impl PasswordFile {
     ///
     /// It can't be read, is no text, or its first line is empty. The message has the path, and nothing of what is in the file.
     pub fn open(&self) -> Result<(), OpenError> {
-        self.keep((self.read)(&self.path)?);
+        let found = (self.read)(&self.path)?;
+        if found.is_some() {
+            self.last.set(found);
+        }
         Ok(())
     }
 
-    /// Reads it again, off the runtime's thread.
+    /// Reads it again, off the runtime's thread, and for half a second at most.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`], for example while the file is being replaced: the password is what was read last.
+    /// As [`Self::open`], for example while the file is being replaced, or if a read hangs: the password is what was read last.
     pub async fn renew(&self) -> Result<(), OpenError> {
-        let this = self.clone();
-        // Otherwise the client has ended.
-        tasks::blocking(move || this.open()).await.unwrap_or(Ok(()))
-    }
-
-    fn keep(&self, found: Option<String>) {
-        if found.is_some() {
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = found;
-        }
+        let (path, read, last) = (self.path.clone(), self.read.clone(), self.latest());
+        self.last.renew(move || Ok(read(&path)?.or(last))).await
     }
 }
 

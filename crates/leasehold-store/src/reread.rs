@@ -36,6 +36,11 @@ impl<T: Clone + Send + 'static> Reread<T> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What was read in another way.
+    pub fn set(&self, read: T) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = read;
+    }
+
     /// Reads the files again, off the runtime's thread, and for half a second at most. What comes later counts for the next connection.
     ///
     /// Cancel-safe: a read that has begun ends by itself.
@@ -53,8 +58,7 @@ impl<T: Clone + Send + 'static> Reread<T> {
         let this = self.clone();
         let reading = tasks::blocking(move || {
             let _end = EndOfRead(&this.is_reading);
-            let read = read()?;
-            *this.last.lock().unwrap_or_else(PoisonError::into_inner) = read;
+            this.set(read()?);
             Ok(())
         });
         match timeout(LIMIT, reading).await {
