@@ -189,7 +189,7 @@ async fn certificate_that_is_no_file_any_more_is_not_waited_for() {
         std::fs::remove_file(&authority).unwrap();
         match what {
             "a pipe" => {
-                assert!(std::process::Command::new("mkfifo").arg(&authority).status().unwrap().success())
+                assert!(std::process::Command::new("mkfifo").arg(&authority).status().unwrap().success());
             }
             "an empty file" => std::fs::write(&authority, "").unwrap(),
             _ => std::fs::write(&authority, "no certificate\n").unwrap(),

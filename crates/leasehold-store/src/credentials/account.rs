@@ -182,7 +182,7 @@ impl Account {
     }
 
     /// What was given last, if anything was.
-    pub fn issued(&self) -> Option<Issued> {
+    pub(crate) fn issued(&self) -> Option<Issued> {
         self.state.borrow().issued.clone()
     }
 
