@@ -6,7 +6,8 @@
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _, Read as _};
 use std::process::{self, ChildStdout, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,6 +20,7 @@ use serde_json::{Map, Value};
 use crate::child::die_with_parent;
 use crate::exit::Stop;
 use crate::orphans::Own;
+use crate::output::{Level, message};
 
 /// Max time for the program. A little less than the library waits for, so that it has been killed before leasehold ends.
 pub(crate) const LIMIT: Duration = Duration::from_millis(9_500);
@@ -26,8 +28,17 @@ pub(crate) const LIMIT: Duration = Duration::from_millis(9_500);
 /// Max size of what it prints.
 const MAX_OUTPUT: usize = 64 * 1_024;
 
-/// How often it is looked whether a program that has closed its output has ended.
+/// How often it is looked whether a program has ended.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// The same while it prints nothing: something that it has started may keep its output open.
+const SILENCE: Duration = Duration::from_millis(50);
+
+/// How long the end of a killed program is waited for. One that runs as another user can't be killed.
+const END: Duration = Duration::from_millis(200);
+
+/// No host name is longer.
+const MAX_HOST: usize = 253;
 
 /// Variables with secrets of this program, which are no business of that one.
 const SECRET: [&str; 5] =
@@ -38,6 +49,16 @@ const SECRET: [&str; 5] =
 pub(crate) struct AuthCommand {
     program: String,
     args: Vec<String>,
+    told: Arc<Told>,
+}
+
+/// What the user knows.
+#[derive(Debug, Default)]
+struct Told {
+    /// The program has given credentials.
+    has_given: AtomicBool,
+    /// It has failed since, and this was told.
+    is_failing: AtomicBool,
 }
 
 impl AuthCommand {
@@ -49,13 +70,37 @@ impl AuthCommand {
         let Some(program) = words.next().filter(|program| !program.is_empty()) else {
             return Err(Stop::usage("--auth-command is empty: name the program that prints the credentials"));
         };
-        Ok(Self { program, args: words.collect() })
+        Ok(Self { program, args: words.collect(), told: Arc::default() })
     }
 
     /// Runs the program for this server. Blocks the thread, for [`LIMIT`] at most.
     pub(crate) fn credentials(&self, request: &CredentialRequest) -> Result<Credentials, String> {
-        let output = self.run(request).map_err(|what| format!("--auth-command {}: {what}", self.program))?;
-        parse(&output).map_err(|what| format!("--auth-command {}: what it printed {what}", self.program))
+        if !is_host(request) {
+            return Err("--auth-command is not started for a server whose name is no host name".to_owned());
+        }
+        let given = self
+            .run(request)
+            .and_then(|output| parse(&output).map_err(|what| format!("what it printed {what}")));
+        let given = given.map_err(|what| format!("--auth-command {}: {what}", self.program));
+        self.tell(&given);
+        given
+    }
+
+    /// Tells the first failure after credentials that it has given: nothing else fails while these last.
+    fn tell(&self, given: &Result<Credentials, String>) {
+        match given {
+            Ok(_) => {
+                self.told.has_given.store(true, Ordering::Relaxed);
+                self.told.is_failing.store(false, Ordering::Relaxed);
+            }
+            Err(what) if self.told.has_given.load(Ordering::Relaxed) => {
+                if !self.told.is_failing.swap(true, Ordering::Relaxed) {
+                    let what = format_args!("{what}; the last credentials are used while they last");
+                    message(Level::Warn, "auth_command_failed", what);
+                }
+            }
+            Err(_) => {}
+        }
     }
 
     fn run(&self, request: &CredentialRequest) -> Result<String, String> {
@@ -89,7 +134,7 @@ impl AuthCommand {
         let (child, own) = Own::spawn(&mut command)?;
         let group = i32::try_from(child.id()).map_err(io::Error::other)?;
         groups().insert(group);
-        Ok(Running { child, group, has_ended: false, _own: own })
+        Ok(Running { child: Some((child, own)), group, status: None })
     }
 }
 
@@ -111,21 +156,30 @@ pub(crate) fn kill_running() {
 
 /// A program that was started, in a process group of its own.
 struct Running {
-    child: process::Child,
+    /// None once it is left to another thread.
+    child: Option<(process::Child, Own)>,
     group: i32,
-    has_ended: bool,
-    _own: Own,
+    /// Once it has ended.
+    status: Option<ExitStatus>,
 }
 
 impl Running {
-    /// What it prints until it closes its output.
+    /// What it prints until it closes its output, or has ended.
     fn output(&mut self, until: Instant) -> Result<Vec<u8>, String> {
         let mut output = Vec::new();
-        let Some(mut pipe) = self.child.stdout.take() else { return Ok(output) };
+        let pipe = self.child.as_mut().and_then(|(child, _)| child.stdout.take());
+        let Some(mut pipe) = pipe else { return Ok(output) };
         let unreadable = |error: io::Error| format!("what it prints can't be read: {error}");
         loop {
-            if !is_readable(&pipe, until).map_err(unreadable)? {
-                return Err(too_late());
+            let look_at = until.min(Instant::now() + SILENCE);
+            if !is_readable(&pipe, look_at).map_err(unreadable)? {
+                if self.has_ended()? {
+                    return Ok(output);
+                }
+                if Instant::now() >= until {
+                    return Err(too_late());
+                }
+                continue;
             }
             let mut part = [0; 4_096];
             match pipe.read(&mut part) {
@@ -140,11 +194,17 @@ impl Running {
         }
     }
 
+    fn has_ended(&mut self) -> Result<bool, String> {
+        if let (None, Some((child, _))) = (self.status, &mut self.child) {
+            self.status = child.try_wait().map_err(|error| format!("it can't be waited for: {error}"))?;
+        }
+        Ok(self.status.is_some())
+    }
+
     fn status(&mut self, until: Instant) -> Result<ExitStatus, String> {
         loop {
-            let ended = self.child.try_wait().map_err(|error| format!("it can't be waited for: {error}"))?;
-            if let Some(status) = ended {
-                self.has_ended = true;
+            self.has_ended()?;
+            if let Some(status) = self.status {
                 return Ok(status);
             }
             if Instant::now() >= until {
@@ -158,17 +218,36 @@ impl Running {
 impl Drop for Running {
     /// Ends it and what it has started, if it has not ended by itself.
     fn drop(&mut self) {
-        let mut groups = groups();
-        if !self.has_ended {
-            kill(self.group);
-            let _ = self.child.wait();
+        let group = self.group;
+        if self.status.is_none() {
+            kill(group);
+            // Nothing else waits for it meanwhile: the lock of the groups is free.
+            if self.status(Instant::now() + END).is_err()
+                && let Some((mut child, own)) = self.child.take()
+            {
+                thread::spawn(move || {
+                    let _ = child.wait();
+                    groups().remove(&group);
+                    drop(own);
+                });
+                return;
+            }
         }
-        groups.remove(&self.group);
+        groups().remove(&group);
     }
 }
 
 fn too_late() -> String {
-    format!("it did not end within {LIMIT:?}, and was killed")
+    format!("it did not end within {LIMIT:?}, and is killed, unless it runs as another user")
+}
+
+/// Whether the server's name may be one. Sentinels and nodes of a cluster name others, and the program may use it in a command.
+fn is_host(request: &CredentialRequest) -> bool {
+    let is_usual = |letter: char| letter.is_alphanumeric() || "-._:%".contains(letter);
+    let host = &request.host;
+    // The path of a Unix socket is of the user's address.
+    let is_socket = request.port.is_none() && host.starts_with('/') && !host.contains('\0');
+    is_socket || (1..=MAX_HOST).contains(&host.len()) && !host.starts_with('-') && host.chars().all(is_usual)
 }
 
 /// Waits until something can be read, or the time is over.
@@ -258,6 +337,20 @@ mod tests {
         ] {
             let said = parse(output).unwrap_err();
             assert!(said.contains(says) && !said.contains("hunter2"), "{output}: {said}");
+        }
+    }
+
+    #[test]
+    fn program_is_started_for_names_of_hosts_only() {
+        use leasehold::ServerRole;
+        let is_started =
+            |host: &str, port| is_host(&CredentialRequest::new(ServerRole::Redis, host, port, None));
+        for host in ["db.example", "10.0.0.1", "2001:db8::1", "fe80::1%eth0", "bücher.example"] {
+            assert!(is_started(host, Some(6379)), "{host}");
+        }
+        assert!(is_started("/run/redis.sock", None) && !is_started("/run/redis.sock", Some(1)));
+        for host in ["", "-rf", "a b", "$(id)", "a;b", "a\nb", "../other", &"a".repeat(300)] {
+            assert!(!is_started(host, Some(6379)), "{host}");
         }
     }
 

@@ -45,9 +45,14 @@ const MIN_SENTINEL_CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// The time limit for connecting, if the lock is waited for during `limit`. A program that gives credentials has its own time, for the
 /// sentinels and then for the server.
 pub(crate) fn connect_limit(store: &Store, limit: Duration) -> Duration {
-    let (shortest, logins) = match store.url().contains("redis-sentinel:") {
-        true => (MIN_SENTINEL_CONNECT_TIMEOUT, 2),
-        false => (MIN_CONNECT_TIMEOUT, 1),
+    let url = store.url();
+    let hosts =
+        url.split_once("//").map_or("", |(_, rest)| rest.split(['/', '?']).next().unwrap_or_default());
+    // Several hosts are tried one after the other.
+    let logins = 1 + u32::try_from(hosts.matches(',').count()).unwrap_or(u32::MAX).min(9);
+    let (shortest, logins) = match url.contains("redis-sentinel:") {
+        true => (MIN_SENTINEL_CONNECT_TIMEOUT, logins + 1),
+        false => (MIN_CONNECT_TIMEOUT, logins),
     };
     limit.max(shortest + if store.has_auth_command() { auth::LIMIT * logins } else { Duration::ZERO })
 }

@@ -32,7 +32,8 @@ pub(crate) struct Store {
 impl Store {
     /// The store that was named, or the file in the user's state directory.
     pub(crate) fn find(named: Option<String>, auth: Option<&str>) -> Result<Self, Stop> {
-        let auth = auth.map(AuthCommand::parse).transpose()?;
+        // An empty one sets that of the configuration file aside.
+        let auth = auth.filter(|auth| !auth.is_empty()).map(AuthCommand::parse).transpose()?;
         let url = match named {
             Some(url) if url.is_empty() => {
                 let is_variable = std::env::var_os(VARIABLE).is_some_and(|value| value.is_empty());
@@ -163,6 +164,17 @@ impl Store {
     /// Whether an address has a password in it.
     pub(crate) fn has_password(url: &str) -> bool {
         without_passwords(url) != url
+    }
+
+    /// Whether the store at an address has logins, and the address has no password.
+    pub(crate) fn may_want_credentials(url: &str) -> bool {
+        let has_logins = !["memory:", "sqlite:"].iter().any(|scheme| url.starts_with(scheme));
+        let (address, parameters) = url.split_once('?').unwrap_or((url, ""));
+        let login = address.rsplit_once('@').map_or("", |(login, _)| login);
+        let names_password = login.split_once("//").is_some_and(|(_, login)| login.contains(':'));
+        let is_password =
+            |word: &str| ["pass=", "password=", "password_file="].iter().any(|name| word.starts_with(name));
+        has_logins && !names_password && !parameters.split('&').any(is_password)
     }
 
     /// An address as it may be shown.

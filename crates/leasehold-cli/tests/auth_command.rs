@@ -231,3 +231,68 @@ fn hup_has_a_server_ask_again() {
     let list = server.query::<String>(&["CLIENT", "LIST"]).unwrap();
     assert!(list.contains("user=locks"), "{list}");
 }
+
+/// It may start an agent, which keeps its output open.
+#[test]
+fn answer_of_a_program_that_leaves_another_one_behind_is_used() {
+    let server = Server::builder().password("hunter2").start();
+    let place = Place::on(&format!("redis://127.0.0.1:{}", server.port()));
+    let program = program(&place, "sleep 30 & echo hunter2");
+    let began = Instant::now();
+    assert_eq!(place.code(&["--auth-command", &program, "run", "a", "--", "true"]), (0, String::new()));
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+/// What it gives has expired: it is not called again and again at once.
+#[test]
+fn credentials_that_have_expired_are_an_error_that_names_the_clock() {
+    let server = Server::builder().password("hunter2").start();
+    let place = Place::on(&format!("redis://127.0.0.1:{}", server.port()));
+    let count = place.path("count");
+    let script =
+        format!("echo x >> {}; echo '{{\"password\": \"hunter2\", \"expires_at\": 5}}'", count.display());
+    let program = program(&place, &script);
+    let (code, said) = place.code(&["--auth-command", &program, "ls"]);
+    assert!(code != 0 && said.contains("has expired already") && said.contains("clock"), "{said}");
+    let calls = fs::read_to_string(&count).unwrap().lines().count();
+    assert!(calls < 20, "{calls}");
+}
+
+/// A program that has given credentials fails: they last, and it is told once.
+#[test]
+fn failure_after_credentials_is_told_once() {
+    let server = Server::builder().password("hunter2").start();
+    let place = Place::on(&format!("redis://127.0.0.1:{}", server.port()));
+    let broken = place.path("broken");
+    let script = format!(
+        "[ -e {} ] && exit 3; touch {0}; printf '{{\"password\": \"hunter2\", \"expires_at\": %s}}' $(($(date +%s) + 20))",
+        broken.display()
+    );
+    let program = program(&place, &script);
+    let (code, said) = place.code(&["--auth-command", &program, "run", "a", "--", "sleep", "16"]);
+    assert_eq!(code, 0, "{said}");
+    assert_eq!(said.matches("the last credentials are used").count(), 1, "{said}");
+}
+
+/// The file is for other stores than the one that is named.
+#[test]
+fn command_of_the_configuration_file_does_not_concern_stores_that_need_none() {
+    let place = Place::new();
+    let file = place.path("config.toml");
+    fs::write(&file, "auth-command = \"/nowhere/token\"\n").unwrap();
+    let run = |store: &str, more: &[&str]| {
+        let mut command = place.leasehold(&[more, &["run", "a", "--", "true"]].concat());
+        let output = command.env("LEASEHOLD_STORE", store).env("LEASEHOLD_CONFIG", &file).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let server = Server::builder().password("hunter2").start();
+    let with_password = server.url();
+    for store in [&*place.store(), &with_password] {
+        let (code, said) = run(store, &[]);
+        assert_eq!(code, Some(0), "{store}: {said}");
+    }
+    let plain = Server::on_port();
+    let (code, said) = run(&plain.url(), &["--auth-command", ""]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_ne!(run(&plain.url(), &[]).0, Some(0), "it is started there");
+}

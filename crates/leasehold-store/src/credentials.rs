@@ -55,6 +55,10 @@ impl Credentials {
         Self { expires: Instant::now().checked_add(lifetime), ..self }
     }
 
+    fn have_expired(&self) -> bool {
+        self.expires.is_some_and(|expires| expires <= Instant::now())
+    }
+
     /// As [`Self::valid_for`], with the time at which they expire, by the clock of this machine.
     #[must_use]
     pub fn expires_at(self, time: SystemTime) -> Self {

@@ -81,6 +81,10 @@ fn read(path: &Path) -> Result<String, OpenError> {
     };
     let mut content = read_file(path).map_err(|error| unreadable(&error).with_source(error))?;
     content.truncate(LONGEST);
+    // As in files of the system such as /proc/self/environ.
+    if content.contains(&0) {
+        return Err(unreadable(&"it is no text"));
+    }
     let text = String::from_utf8(content).map_err(|_| unreadable(&"it is no text in UTF-8"))?;
     match text.lines().next() {
         Some(password) if !password.is_empty() => Ok(password.to_owned()),

@@ -87,6 +87,11 @@ impl<'a> Set<'a> {
         let own = default.values.first().and_then(|text| duration::parse(text).ok());
         match (default.key, own) {
             ("grace", Some(grace)) => self.duration("ttl").is_none_or(|ttl| grace <= ttl / 2),
+            // Without a store the one of the file counts, if it has one.
+            ("auth-command", _) => {
+                let store = self.matches.try_get_one::<String>("store").ok().flatten();
+                store.is_none_or(|url| Store::may_want_credentials(url))
+            }
             _ => true,
         }
     }

@@ -303,6 +303,9 @@ impl Account {
         });
         // The provider may block its thread.
         match timeout(PROVIDER_TIMEOUT, providing).await {
+            Ok(Ok(Ok(Ok(credentials)))) if credentials.have_expired() => Err(self.failed(
+                "what the provider gave has expired already: check the clock of this machine, and a cache of the provider's",
+            )),
             Ok(Ok(Ok(Ok(credentials)))) => Ok(credentials),
             Ok(Ok(Ok(Err(error)))) => {
                 let failed = self.failed(&error);
