@@ -56,7 +56,7 @@ pub fn releasing_any_holder(script: &str) -> String {
 /// A grant that is published to the wrong channel: the explorer must catch it.
 #[must_use]
 pub fn publishing_to_wrong_channel(script: &str) -> String {
-    script.replace("call(PUBLISH, ", "call(PUBLISH, 'wrong' .. ")
+    script.replace("call('PUBLISH', ", "call('PUBLISH', 'wrong' .. ")
 }
 
 /// A grant with the token of the previous one if no time has passed: the explorer must catch it.
