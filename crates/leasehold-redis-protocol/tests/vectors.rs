@@ -17,5 +17,5 @@ fn vectors_are_those_of_the_code() {
              cargo run -p leasehold-redis-protocol --example vectors -- crates/leasehold-redis-protocol/vectors"
         );
     }
-    assert_eq!(generate::script_texts().len(), 36);
+    assert_eq!(generate::script_texts().len(), 45);
 }

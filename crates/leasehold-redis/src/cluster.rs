@@ -15,16 +15,16 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use leasehold_core::{Failure, Resource};
-use leasehold_redis_protocol::{Channels, layout_slot, slot_of, slot_of_inbox};
+use leasehold_redis_protocol::{Channels, LAYOUT, layout_slot, slot_of, slot_of_inbox};
 use leasehold_store::StoreError;
 use leasehold_store::tasks::Tasks;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::connect::Credentials;
+use super::connect::{self, Credentials};
 use super::endpoint::{ClusterNode, Endpoint, EndpointConfig, Target};
-use super::error::slot_unassigned;
-use super::handshake::is_of_other_layout;
+use super::error::{AddressState, slot_unassigned};
+use super::handshake;
 use super::limits::{ANSWER_TIMEOUT, MAX_REFRESH_PAUSE, REFRESH_INTERVAL, REFRESH_PAUSE};
 use super::pushes::ReconnectHandler;
 use super::slot_map::{SlotMap, SlotRange};
@@ -80,13 +80,19 @@ impl Cluster {
         Ok((cluster, channels))
     }
 
-    /// Fails if clients with another key layout use the cluster. One node knows that: it is connected to, though no lock may be there. If it
-    /// does not answer, locks of other nodes do not wait for it.
+    /// Fails if clients with another key layout use the cluster. One node knows that, though no lock of this client may be there: it is asked
+    /// over a connection for this only. If it does not answer, locks of other nodes do not wait for it.
     async fn check_layout(&self) -> Result<(), StoreError> {
         let Some(host) = self.master_of(layout_slot()) else { return Ok(()) };
-        let endpoint = self.endpoint(&host, &Tasks::current())?;
-        match timeout(ANSWER_TIMEOUT, endpoint.connections()).await {
-            Ok(Err(error)) if is_of_other_layout(&error) => Err(error),
+        let Ok(dial) = self.credentials.at(&host) else { return Ok(()) };
+        let ask = async {
+            let mut connection = dial.open(true, &connect::config()).await?;
+            handshake::check_layout(&mut connection, LAYOUT).await
+        };
+        match timeout(ANSWER_TIMEOUT, ask).await {
+            Ok(Err(error)) if handshake::is_of_other_layout(&error) => {
+                Err(AddressState::Proven.store_error(&error))
+            }
             _ => Ok(()),
         }
     }

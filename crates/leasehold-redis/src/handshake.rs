@@ -5,7 +5,6 @@ use std::time::Duration;
 use leasehold_redis_protocol::{
     Channels, ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, RESTRICTED_LAYOUT,
 };
-use leasehold_store::StoreError;
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, Value};
 use tokio::time::Instant;
@@ -100,7 +99,10 @@ fn paused(error: RedisError) -> RedisError {
 }
 
 /// Publishes the key layout of this client, and compares it with that of the others.
-async fn check_layout(connection: &mut MultiplexedConnection, own: &str) -> Result<(), RedisError> {
+pub(super) async fn check_layout(
+    connection: &mut MultiplexedConnection,
+    own: &str,
+) -> Result<(), RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
     questions.cmd("SET").arg(LAYOUT_KEY).arg(own).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
@@ -135,8 +137,8 @@ async fn check_layout(connection: &mut MultiplexedConnection, own: &str) -> Resu
 }
 
 /// Whether clients with another key layout, or with other scripts, use the server.
-pub(super) fn is_of_other_layout(error: &StoreError) -> bool {
-    error.message.contains(LAYOUT_KEY)
+pub(super) fn is_of_other_layout(error: &RedisError) -> bool {
+    error.detail().is_some_and(|what| what.contains(LAYOUT_KEY))
 }
 
 /// Why a client does not use the scripts that the others use: the keys have other names, and the time is another one.
