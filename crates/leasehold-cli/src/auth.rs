@@ -49,12 +49,12 @@ const SECRET: [&str; 5] =
 pub(crate) struct AuthCommand {
     program: String,
     args: Vec<String>,
-    told: Arc<Told>,
+    reported: Arc<Reported>,
 }
 
 /// What the user knows.
 #[derive(Debug, Default)]
-struct Told {
+struct Reported {
     /// The program has given credentials.
     has_given: AtomicBool,
     /// It has failed since, and this was told.
@@ -70,7 +70,7 @@ impl AuthCommand {
         let Some(program) = words.next().filter(|program| !program.is_empty()) else {
             return Err(Stop::usage("--auth-command is empty: name the program that prints the credentials"));
         };
-        Ok(Self { program, args: words.collect(), told: Arc::default() })
+        Ok(Self { program, args: words.collect(), reported: Arc::default() })
     }
 
     /// Runs the program for this server. Blocks the thread, for [`LIMIT`] at most.
@@ -82,19 +82,19 @@ impl AuthCommand {
             .run(request)
             .and_then(|output| parse(&output).map_err(|what| format!("what it printed {what}")));
         let given = given.map_err(|what| format!("--auth-command {}: {what}", self.program));
-        self.tell(&given);
+        self.report(&given);
         given
     }
 
     /// Tells the first failure after credentials that it has given: nothing else fails while these last.
-    fn tell(&self, given: &Result<Credentials, String>) {
+    fn report(&self, given: &Result<Credentials, String>) {
         match given {
             Ok(_) => {
-                self.told.has_given.store(true, Ordering::Relaxed);
-                self.told.is_failing.store(false, Ordering::Relaxed);
+                self.reported.has_given.store(true, Ordering::Relaxed);
+                self.reported.is_failing.store(false, Ordering::Relaxed);
             }
-            Err(what) if self.told.has_given.load(Ordering::Relaxed) => {
-                if !self.told.is_failing.swap(true, Ordering::Relaxed) {
+            Err(what) if self.reported.has_given.load(Ordering::Relaxed) => {
+                if !self.reported.is_failing.swap(true, Ordering::Relaxed) {
                     let what = format_args!("{what}; the last credentials are used while they last");
                     message(Level::Warn, "auth_command_failed", what);
                 }
@@ -243,7 +243,7 @@ fn too_late() -> String {
 
 /// Whether the server's name may be one. Sentinels and nodes of a cluster name others, and the program may use it in a command.
 fn is_host(request: &CredentialRequest) -> bool {
-    let is_usual = |letter: char| letter.is_alphanumeric() || "-._:%".contains(letter);
+    let is_usual = |character: char| character.is_alphanumeric() || "-._:%".contains(character);
     let host = &request.host;
     // The path of a Unix socket is of the user's address.
     let is_socket = request.port.is_none() && host.starts_with('/') && !host.contains('\0');
