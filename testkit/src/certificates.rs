@@ -69,6 +69,35 @@ impl Certificates {
     }
 }
 
+/// What may stand in the place of a file with a certificate.
+#[derive(Clone, Copy, Debug)]
+pub enum NoCertificate {
+    /// A named pipe that has no writer: opening it waits.
+    Pipe,
+    /// An empty file.
+    Empty,
+    /// A file with other text.
+    Text,
+}
+
+impl NoCertificate {
+    /// Each of them.
+    pub const ALL: [Self; 3] = [Self::Pipe, Self::Empty, Self::Text];
+
+    /// Replaces the file.
+    pub fn replace(self, file: &Path) {
+        fs::remove_file(file).expect("the file is there");
+        match self {
+            Self::Pipe => {
+                let status = std::process::Command::new("mkfifo").arg(file).status();
+                assert!(status.expect("mkfifo starts").success());
+            }
+            Self::Empty => write(file, ""),
+            Self::Text => write(file, "no certificate\n"),
+        }
+    }
+}
+
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     file: PathBuf,

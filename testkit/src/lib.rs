@@ -25,7 +25,7 @@ mod start;
 mod wait;
 
 pub use builder::Builder;
-pub use certificates::{Certificates, Pair};
+pub use certificates::{Certificates, NoCertificate, Pair};
 pub use cluster::Cluster;
 pub use extent::extent;
 pub use pause_detector::{

@@ -40,7 +40,7 @@ pub struct Rules {
     pub other_run_ids: bool,
     /// Messages do not arrive.
     pub loses_messages: bool,
-    /// What `PUBSUB NUMSUB` answers is of another server: that nobody listens.
+    /// `PUBSUB NUMSUB` is answered by another server, which has no subscribers.
     pub counts_no_subscribers: bool,
     /// Scripts are forgotten at once, as where each call may reach another server.
     ///

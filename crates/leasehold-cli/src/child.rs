@@ -61,13 +61,12 @@ impl Child {
             watched_by.as_ref().map_or(Ok(()), |input| watchdog::tell(input, getpid()))
         };
         before_exec(&mut started, bind);
-        let child = started.spawn().inspect_err(|_| {
+        let (child, own) = Own::spawn(&mut started).inspect_err(|_| {
             // The child had taken the terminal before exec failed.
             if let Some(terminal) = Terminal::open().filter(|_| is_given) {
                 terminal.give(getpgrp());
             }
         })?;
-        let own = Own::new(&child);
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
         Ok(Self { pid, wants_terminal, _watchdog: watchdog, _own: own })
     }

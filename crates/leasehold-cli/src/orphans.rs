@@ -20,21 +20,13 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The processes that this one has started.
 static OWN: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
-/// A process that is no orphan, until this is dropped. Orphans are reaped by the thread that starts processes, so none is started
-/// and reaped before it is registered.
+/// A process that is no orphan, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Own(i32);
 
 impl Own {
-    pub(crate) fn new(process: &Child) -> Self {
-        let pid = i32::try_from(process.id()).unwrap_or_default();
-        OWN.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
-        Self(pid)
-    }
-
-    /// Starts a process on another thread than that which reaps orphans.
+    /// Starts a process. While the set is locked, no process is found to be an orphan, so this one is not reaped before it is registered.
     pub(crate) fn spawn(command: &mut Command) -> io::Result<(Child, Self)> {
-        // While the set is locked, no process is found to be an orphan.
         let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
         let process = command.spawn()?;
         let pid = i32::try_from(process.id()).unwrap_or_default();

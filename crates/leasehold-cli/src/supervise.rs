@@ -237,10 +237,9 @@ impl<'a> Alert<'a> {
             .env("LEASEHOLD_TOKEN", self.tokens)
             .env(store::VARIABLE, self.store)
             .env("LEASEHOLD_LOSS", loss);
-        match alert.spawn() {
+        match Own::spawn(&mut alert) {
             // Only for its exit status, which the system keeps as a zombie until it is read. `elect` may run for long.
-            Ok(mut alert) => {
-                let own = Own::new(&alert);
+            Ok((mut alert, own)) => {
                 let wait = move || {
                     let _ = alert.wait();
                     drop(own);

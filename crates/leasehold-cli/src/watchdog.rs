@@ -33,15 +33,15 @@ impl Watchdog {
             return Ok(None);
         }
         // In its own group, so that no key of a terminal reaches it. This path also works if the program file was replaced.
-        let process = Command::new("/proc/self/exe")
+        let mut watchdog = Command::new("/proc/self/exe");
+        watchdog
             .arg0("leasehold-watchdog")
             .arg(COMMAND)
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let _own = Own::new(&process);
+            .stderr(Stdio::null());
+        let (process, _own) = Own::spawn(&mut watchdog)?;
         Ok(Some(Self { process, _own }))
     }
 

@@ -7,7 +7,6 @@ mod common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{Place, SOON, is_alive};
@@ -198,14 +197,14 @@ fn command_runs_on_while_the_password_is_replaced() {
     let mut run =
         place.start(&["--auth-command", &auth, "run", "--ttl", "20s", "nightly", "--", "sh", "-c", &script]);
     assert_eq!(run.line(), "begun");
-    assert!(server.query::<String>(&["CLIENT", "LIST"]).unwrap().contains("user=locks"));
+    let is_logged_in = || server.query::<String>(&["CLIENT", "LIST"]).unwrap().contains("user=locks");
+    assert!(is_logged_in());
     for number in 0..3 {
-        sleep(Duration::from_secs(2));
         let password = format!("password-{number}");
         fs::write(&file, &password).unwrap();
         set_password(&server, &password);
+        wait_until("it has logged in with the new password", is_logged_in);
     }
-    sleep(Duration::from_secs(2));
     let show = place.output(&["--auth-command", &auth, "show", "nightly"]);
     assert!(String::from_utf8_lossy(&show.stdout).contains("held"), "{show:?}");
     fs::write(&gone, "").unwrap();

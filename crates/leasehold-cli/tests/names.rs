@@ -8,8 +8,6 @@ mod common;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::thread;
-use std::time::Duration;
 
 use common::{Place, Started, until};
 use leasehold_testkit::{Cluster, Sentinels, Server};
@@ -90,8 +88,14 @@ fn name_is_followed(url: &str, servers: &[&Server], leave: impl Fn(&Server)) {
         cut(server);
     }
     until(|| servers.iter().any(|server| is_used_at_the_second_address(server)).then_some(()));
-    // Longer than the lease lasts without a renewal.
-    thread::sleep(Duration::from_secs(6));
+    // It is renewed there.
+    let time_left = || {
+        let shown = names.leasehold(&place, &["show", "a", "--json"]).output().expect("the program starts");
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).ok()?;
+        shown["holders"][0]["expires_in_ms"].as_u64()
+    };
+    let before = until(time_left);
+    until(|| (time_left()? > before).then_some(()));
     fs::write(&gone, "").unwrap();
     assert_eq!(waiter.line(), "granted");
     assert_eq!((holder.end(), waiter.end()), (0, 0), "{}", holder.stderr());

@@ -132,14 +132,14 @@ impl RedisUrl {
     #[must_use]
     pub fn with_credentials(&self, cache: &CredentialCache) -> Self {
         let mut url = self.clone();
-        let of_sentinels = match &mut url.place {
-            Place::Sentinels { login, .. } => Some(login),
-            _ => None,
-        };
-        for login in [Some(&mut url.login), of_sentinels].into_iter().flatten() {
+        let take = |login: &mut Login| {
             if login.password.is_none() {
                 login.password = PasswordSource::Provider(cache.clone());
             }
+        };
+        take(&mut url.login);
+        if let Place::Sentinels { login, .. } = &mut url.place {
+            take(login);
         }
         url
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::Client;
-use leasehold_testkit::{Certificates, Server, until};
+use leasehold_testkit::{Certificates, NoCertificate, Server, until};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -185,23 +185,16 @@ async fn certificate_that_is_no_file_any_more_is_not_waited_for() {
     let url = format!("{}?ca={}", server.url(), authority.display());
     let client = Client::connect(&url).await.unwrap();
     let guard = client.mutex("a").ttl(Duration::from_secs(10)).lock().await.unwrap();
-    for what in ["a pipe", "an empty file", "a text"] {
-        std::fs::remove_file(&authority).unwrap();
-        match what {
-            "a pipe" => {
-                assert!(std::process::Command::new("mkfifo").arg(&authority).status().unwrap().success());
-            }
-            "an empty file" => std::fs::write(&authority, "").unwrap(),
-            _ => std::fs::write(&authority, "no certificate\n").unwrap(),
-        }
+    for what in NoCertificate::ALL {
+        what.replace(&authority);
         server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]).unwrap();
         until(async || client.mutex("b").try_lock().await.is_ok()).await;
         guard.renew().await.unwrap();
         let error = tokio::time::timeout(Duration::from_secs(30), Client::connect(&url))
             .await
-            .expect(what)
+            .unwrap_or_else(|_| panic!("{what:?}"))
             .unwrap_err();
-        assert!(error.to_string().contains("ca.pem"), "{what}: {error}");
+        assert!(error.to_string().contains("ca.pem"), "{what:?}: {error}");
     }
     guard.release().await.unwrap();
 }

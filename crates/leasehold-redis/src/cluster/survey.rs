@@ -37,8 +37,8 @@ pub(super) const MADE_ANEW_AFTER: Duration = Duration::from_secs(60);
 
 impl Cluster {
     /// Adopts the slot map on which most of the seeds that answer agree: one may be cut off from the others. Refuses addresses of several
-    /// clusters, unless more than half of them are of one. The seeds are compared until all have answered or failed, or until [`straggler_limit`]; meanwhile the first master of the
-    /// first map is connected.
+    /// clusters, unless more than half of them are of one. The seeds are compared until all have answered or failed, or until
+    /// [`straggler_limit`]; meanwhile the first master of the first map is connected.
     pub(super) async fn ask_seeds(&self) -> Result<Channels, StoreError> {
         let began = Instant::now();
         let mut asked: FuturesUnordered<_> = self.seeds.iter().cloned().map(|seed| self.ask(seed)).collect();

@@ -195,12 +195,11 @@ async fn leases_last_while_the_provider_hangs_fails_or_panics() {
             sleep(Duration::from_millis(50)).await;
         }
     }
-    // New connections have no credentials.
     *mode.lock().unwrap() = Mode::Fails;
-    sleep(Duration::from_secs(6)).await;
-    server.run(&["CLIENT", "KILL", "USER", "locks"]);
     let mut error = None;
+    // New connections have no credentials as soon as the last ones have expired.
     until(async || {
+        server.run(&["CLIENT", "KILL", "USER", "locks"]);
         error = client.mutex("b").try_lock().await.err();
         error.as_ref().is_some_and(|error| format!("{error:#}").contains("the vault is sealed"))
     })

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use leasehold::tokio_postgres::{NoTls, connect};
 use leasehold::{Client, Severity};
-use leasehold_testkit::{Certificates, Pair, PgBouncer, Postgres, unless_paused};
+use leasehold_testkit::{Certificates, NoCertificate, Pair, PgBouncer, Postgres, unless_paused};
 
 use super::{LONG, client_of, lock, refusal, until_waiting};
 
@@ -702,28 +702,21 @@ async fn certificate_that_is_no_file_any_more_holds_nothing_up() {
     let other = Client::connect(&redis.url()).await.unwrap();
     let ttl = Duration::from_secs(5);
     let (guard, others) = (lock(&client, "a").await, other.mutex("a").ttl(ttl).lock().await.unwrap());
-    let replace_by: [(&str, &dyn Fn()); 3] = [
-        ("a pipe", &|| {
-            assert!(std::process::Command::new("mkfifo").arg(&authority).status().unwrap().success());
-        }),
-        ("an empty file", &|| fs::write(&authority, "").unwrap()),
-        ("a text", &|| fs::write(&authority, "no certificate\n").unwrap()),
-    ];
-    for (what, replace) in replace_by {
-        fs::remove_file(&authority).unwrap();
-        replace();
+    for what in NoCertificate::ALL {
+        what.replace(&authority);
         server.run(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()",
         );
-        tokio::time::sleep(ttl).await;
-        assert!(others.is_held(), "{what}");
         // With the last certificates.
         leasehold_testkit::until(async || client.mutex("b").try_lock().await.is_ok()).await;
+        let before = others.remaining();
+        leasehold_testkit::until(async || others.remaining() > before).await;
+        assert!(others.is_held(), "{what:?}");
         let error = tokio::time::timeout(Duration::from_secs(30), Client::connect(&url))
             .await
-            .expect(what)
+            .unwrap_or_else(|_| panic!("{what:?}"))
             .unwrap_err();
-        assert!(error.to_string().contains("ca.pem"), "{what}: {error}");
+        assert!(error.to_string().contains("ca.pem"), "{what:?}: {error}");
     }
     guard.release().await.unwrap();
     others.release().await.unwrap();

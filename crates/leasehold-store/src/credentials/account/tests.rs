@@ -107,7 +107,7 @@ async fn failing_provider_is_asked_again_after_pauses_while_the_old_credentials_
     assert!(account.current().await.is_ok());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn provider_that_panics_is_an_error_and_is_asked_again() {
     let calls = AtomicUsize::new(0);
     let provider = CredentialProvider::new(move |_| {

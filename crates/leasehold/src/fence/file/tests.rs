@@ -67,7 +67,7 @@ fn token_is_synced_before_the_content_is_replaced() {
 
 #[test]
 fn fenced_file_keeps_mode_and_owner() {
-    const NOBODY: u32 = 65_534;
+    const OTHER_USER: u32 = 65_534;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a");
     let file = FencedFile::new(&path);
@@ -77,7 +77,7 @@ fn fenced_file_keeps_mode_and_owner() {
         fs::rename(folder.path().join("old"), &path).unwrap();
         // Only root may give a file away.
         if rustix::process::geteuid().is_root() {
-            std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+            std::os::unix::fs::chown(&path, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
         }
         fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         let before = fs::metadata(&path).unwrap();
