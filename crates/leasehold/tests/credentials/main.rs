@@ -4,7 +4,7 @@ mod expiry;
 mod provider;
 mod rotation;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -69,6 +69,22 @@ impl Place {
             Self::Cluster(cluster) => cluster.url().replace("//", "//locks@"),
             Self::Postgres(server) => server.url().replace(":first@", "@"),
         }
+    }
+
+    /// The clients that are connected to receive messages, by what names them on a server.
+    fn subscribers(&self) -> BTreeSet<String> {
+        if let Self::Postgres(server) = self {
+            let locks =
+                server.run("SELECT classid, objid FROM pg_locks WHERE locktype = 'advisory' AND granted");
+            return locks.lines().map(ToOwned::to_owned).collect();
+        }
+        let inboxes = |server: &Server| {
+            ["CHANNELS", "SHARDCHANNELS"].map(|which| {
+                server.query::<Vec<String>>(&["PUBSUB", which, "leasehold:*:inbox:*"]).unwrap_or_default()
+            })
+        };
+        let inboxes = self.servers().into_iter().flat_map(inboxes).flatten();
+        inboxes.filter_map(|inbox| inbox.rsplit(':').next().map(ToOwned::to_owned)).collect()
     }
 
     /// Makes this the only password of the user everywhere, and then closes all of its connections.
