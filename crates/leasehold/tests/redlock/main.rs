@@ -116,10 +116,10 @@ async fn value_of_another_program_at_a_majority_is_shown() {
     assert!(left <= Duration::from_secs(600) && !left.is_zero(), "{left:?}");
     let listed = async || client.list().await.unwrap_or_default();
     until(async || listed().await.iter().any(|info| info.name == "a" && info.foreign.is_some())).await;
-    assert!(mutex.try_lock().await.unwrap().is_none());
+    until(async || mutex.try_lock().await.is_ok_and(|guard| guard.is_none())).await;
     until(async || mutex.force_release().await.is_err_and(|error| error.is_invalid())).await;
     nodes.0[0].run(&["DEL", KEY]);
-    let info = mutex.inspect().await.unwrap();
+    let info = until_some(async || mutex.inspect().await.ok()).await;
     assert!(info.foreign.is_none() && info.holders.is_empty(), "{info:?}");
     mutex.lock().await.unwrap().release().await.unwrap();
 }
