@@ -42,7 +42,7 @@ pub(super) fn run(plan: &Plan) -> Result<Cell, String> {
         [("leasehold-blocking", "mutex", "leasehold"), ("chain", "chain", "bare chain")]
     {
         let mut costs = Vec::new();
-        for (count, span) in [(FEW, span / 6), (clients, span)] {
+        for (count, span) in [(FEW, (span / 6).max(2 * RETRY)), (clients, span)] {
             let name = format!("{name}, {} clients", plan.shown(count));
             rows.push(match measure(plan, (program, lock), count, span) {
                 Ok(figures) => {
