@@ -17,6 +17,7 @@ mod held;
 mod inspect;
 mod lease;
 mod lock;
+mod log;
 mod ls;
 mod migrate;
 mod nested;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
     if args.log == LogFormat::Json {
         output::use_json();
     }
+    log::print_warnings();
     signals::let_writes_fail();
     // The commands of `run` and `elect` inherit the mask, so these look at it first.
     let has_no_command = match &args.action {

@@ -115,6 +115,17 @@ fn every_json_key_of_doctor_is_in_its_help() {
     assert!(page.contains("doctor: something is dangerous"), "{page}");
 }
 
+/// As other commands.
+#[test]
+fn server_without_hello_is_examined() {
+    let place = Place::new();
+    let server = Server::builder().setting("rename-command", "HELLO \"\"").start();
+    assert_eq!(place.code(&["--store", &server.url(), "run", "a", "--", "true"]), (0, String::new()));
+    let (code, said, complaints) = doctor(&place, &server.url(), &[]);
+    assert_eq!((code, complaints.as_str()), (1, ""));
+    assert!(said.contains("[persistence]"), "{said}");
+}
+
 #[test]
 fn unreachable_store_is_a_failure_and_no_finding() {
     let place = Place::new();

@@ -275,6 +275,12 @@ pub(super) fn lacks_a_right(error: &str) -> bool {
         .any(|word| text.contains(word))
 }
 
+/// Whether the server does not support RESP3. Its error text repeats the command, including the password.
+pub(super) fn is_resp3_unknown(error: &RedisError) -> bool {
+    let text = error.to_string().to_lowercase();
+    error.kind() == ErrorKind::RESP3NotSupported || text.contains("unknown command") && text.contains("hello")
+}
+
 /// Whether the server does not accept a login, or wants one.
 pub(super) fn is_login_refused(error: &RedisError) -> bool {
     matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) || error.kind() == ErrorKind::AuthenticationFailed

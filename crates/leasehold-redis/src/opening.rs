@@ -31,6 +31,9 @@ use super::wire::{self, SharedConnection, Wire};
 use crate::restriction::Restriction;
 use crate::url::{Host, Place, RedisUrl};
 
+/// The log target of what `Client::warnings` has, too.
+const CLIENT_WARNING: &str = "leasehold::warning";
+
 impl Redis {
     /// Connects for this client and subscribes to its inbox. Runs on the runtime of the client's thread.
     ///
@@ -268,7 +271,7 @@ impl Opening {
                     let is_new =
                         warnings.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone());
                     if is_new {
-                        tracing::warn!("{warning}");
+                        tracing::warn!(target: CLIENT_WARNING, "{warning}");
                     }
                 }),
                 caller: caller.clone(),

@@ -9,7 +9,7 @@ use redis::{RedisError, Value};
 
 use super::super::connect::{self, Dial};
 use super::super::deletes::Deletes;
-use super::super::error::explain;
+use super::super::error::{explain, is_resp3_unknown};
 use super::super::own_connection::OwnConnection;
 use super::super::rights::{self, MissingRight};
 use super::super::slot_map::{self, SlotRange};
@@ -141,8 +141,13 @@ impl Snapshot {
 }
 
 /// Takes the snapshot. Fails if the server is unreachable or does not answer.
-pub(super) async fn at(target: ProbeTarget) -> Result<Snapshot, String> {
-    let mut connection = connect(&target.dial, target.is_resp2).await.map_err(|error| explain(&error))?;
+pub(super) async fn at(mut target: ProbeTarget) -> Result<Snapshot, String> {
+    let mut connected = connect(&target.dial, target.is_resp2).await;
+    if !target.is_resp2 && connected.as_ref().is_err_and(is_resp3_unknown) {
+        target.is_resp2 = true;
+        connected = connect(&target.dial, true).await;
+    }
+    let mut connection = connected.map_err(|error| explain(&error))?;
     let round_trip = round_trip(&mut connection).await?;
     let mut info = info_by(&mut connection, &["INFO"]).await;
     if info.get("cluster_enabled").is_some_and(|enabled| enabled == "1") {

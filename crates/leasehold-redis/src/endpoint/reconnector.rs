@@ -21,7 +21,7 @@ use super::config::{EndpointConfig, Target, not_sent};
 use crate::caller_conn::CallerConnection;
 use crate::connect::Dial;
 use crate::connections::{Connections, config};
-use crate::error::{AddressState, OWN_REFUSAL, explain};
+use crate::error::{AddressState, OWN_REFUSAL, explain, is_resp3_unknown};
 use crate::handshake::{self, ServerFacts};
 use crate::limits::{CONNECT_TIMEOUT, RECONNECT_BACKOFF};
 use crate::place::Place;
@@ -124,7 +124,7 @@ impl Reconnector {
                     if !was_redirected && self.is_redirected.load(Ordering::SeqCst) {
                         (self.endpoint_config.warn)(REDIRECTED.to_owned());
                     } else {
-                        tracing::warn!("the connection was lost");
+                        tracing::info!("the connection was lost");
                     }
                     connections.close();
                     // A server that votes is one of several: no vote waits until it is a master again.
@@ -432,10 +432,4 @@ pub(super) fn connect_timeout(last_connect: Option<Duration>, shortest_ttl: Opti
     let Some(last_connect) = last_connect else { return CONNECT_TIMEOUT };
     let shortest_ttl = shortest_ttl.map_or(CONNECT_TIMEOUT, |ttl| ttl / TTL_FRACTION);
     shortest_ttl.max(last_connect.saturating_mul(SLOWDOWN_FACTOR)).clamp(MIN_CONNECT_TIMEOUT, CONNECT_TIMEOUT)
-}
-
-/// The server does not support RESP3. Its error text repeats the command, including the password.
-fn is_resp3_unknown(error: &RedisError) -> bool {
-    let text = error.to_string().to_lowercase();
-    error.kind() == ErrorKind::RESP3NotSupported || text.contains("unknown command") && text.contains("hello")
 }

@@ -319,6 +319,7 @@ impl Account {
     }
 
     fn end_call(&self, refreshes: u64, outcome: Result<Credentials, StoreError>) {
+        // The first after credentials: nothing else fails while these last.
         let mut first_failure = None;
         self.state.send_modify(|state| {
             state.is_asking = false;
@@ -329,7 +330,7 @@ impl Account {
                     state.failure = None;
                 }
                 Err(error) => {
-                    if state.failure.is_none() {
+                    if state.failure.is_none() && state.issued.is_some() {
                         first_failure = Some(error.message.clone());
                     }
                     let pause = state.failure.as_ref().map_or(MIN_RETRY_PAUSE, |failed| failed.pause * 2);
@@ -339,7 +340,7 @@ impl Account {
             }
         });
         if let Some(error) = first_failure {
-            tracing::warn!("{error}; the provider is asked again");
+            tracing::warn!("{error}; the last credentials are used while they last");
         }
     }
 }
