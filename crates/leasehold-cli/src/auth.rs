@@ -6,13 +6,13 @@
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _, Read as _};
 use std::process::{self, ChildStdout, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{CredentialRequest, Credentials};
 use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Map, Value};
@@ -20,10 +20,12 @@ use serde_json::{Map, Value};
 use crate::child::die_with_parent;
 use crate::exit::Stop;
 use crate::orphans::Own;
-use crate::output::{Level, message};
 
 /// Max time for the program. A little less than the library waits for, so that it has been killed before leasehold ends.
 pub(crate) const LIMIT: Duration = Duration::from_millis(9_500);
+
+/// How many run at the same time. A cluster may name any number of nodes.
+const MAX_PROGRAMS: usize = 16;
 
 /// Max size of what it prints.
 const MAX_OUTPUT: usize = 64 * 1_024;
@@ -45,20 +47,10 @@ const SECRET: [&str; 5] =
     ["LEASEHOLD_STORE", "LEASEHOLD_ID", "LEASEHOLD_SERVE_TOKEN", "LEASEHOLD_SERVE_READ_TOKEN", "PGPASSWORD"];
 
 /// The program and its arguments.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AuthCommand {
     program: String,
     args: Vec<String>,
-    reported: Arc<Reported>,
-}
-
-/// What the user knows.
-#[derive(Debug, Default)]
-struct Reported {
-    /// The program has given credentials.
-    has_given: AtomicBool,
-    /// It has failed since, and this was told.
-    is_failing: AtomicBool,
 }
 
 impl AuthCommand {
@@ -70,7 +62,7 @@ impl AuthCommand {
         let Some(program) = words.next().filter(|program| !program.is_empty()) else {
             return Err(Stop::usage("--auth-command is empty: name the program that prints the credentials"));
         };
-        Ok(Self { program, args: words.collect(), reported: Arc::default() })
+        Ok(Self { program, args: words.collect() })
     }
 
     /// Runs the program for this server. Blocks the thread, for [`LIMIT`] at most.
@@ -81,30 +73,12 @@ impl AuthCommand {
         let given = self
             .run(request)
             .and_then(|output| parse(&output).map_err(|what| format!("what it printed {what}")));
-        let given = given.map_err(|what| format!("--auth-command {}: {what}", self.program));
-        self.report(&given);
-        given
-    }
-
-    /// Tells the first failure after credentials that it has given: nothing else fails while these last.
-    fn report(&self, given: &Result<Credentials, String>) {
-        match given {
-            Ok(_) => {
-                self.reported.has_given.store(true, Ordering::Relaxed);
-                self.reported.is_failing.store(false, Ordering::Relaxed);
-            }
-            Err(what) if self.reported.has_given.load(Ordering::Relaxed) => {
-                if !self.reported.is_failing.swap(true, Ordering::Relaxed) {
-                    let what = format_args!("{what}; the last credentials are used while they last");
-                    message(Level::Warn, "auth_command_failed", what);
-                }
-            }
-            Err(_) => {}
-        }
+        given.map_err(|what| format!("--auth-command {}: {what}", self.program))
     }
 
     fn run(&self, request: &CredentialRequest) -> Result<String, String> {
         let until = Instant::now() + LIMIT;
+        let _place = ProgramPlace::take(until).ok_or("too many of these programs run, for other servers")?;
         let mut program =
             self.started_for(request).map_err(|error| format!("it could not be started: {error}"))?;
         let output = program.output(until)?;
@@ -135,6 +109,34 @@ impl AuthCommand {
         let group = i32::try_from(child.id()).map_err(io::Error::other)?;
         groups().insert(group);
         Ok(Running { child: Some((child, own)), group, status: None })
+    }
+}
+
+/// One of [`MAX_PROGRAMS`].
+struct ProgramPlace;
+
+static TAKEN: Mutex<usize> = Mutex::new(0);
+static FREED: Condvar = Condvar::new();
+
+impl ProgramPlace {
+    /// Waits for one.
+    fn take(until: Instant) -> Option<Self> {
+        let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = FREED.wait_timeout_while(taken, left, |taken| *taken >= MAX_PROGRAMS);
+        let (mut taken, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return None;
+        }
+        *taken += 1;
+        Some(Self)
+    }
+}
+
+impl Drop for ProgramPlace {
+    fn drop(&mut self) {
+        *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        FREED.notify_one();
     }
 }
 
@@ -177,7 +179,7 @@ impl Running {
                     return Ok(output);
                 }
                 if Instant::now() >= until {
-                    return Err(too_late());
+                    return Err(self.too_late());
                 }
                 continue;
             }
@@ -208,10 +210,26 @@ impl Running {
                 return Ok(status);
             }
             if Instant::now() >= until {
-                return Err(too_late());
+                return Err(self.too_late());
             }
             thread::sleep(LOOK);
         }
+    }
+
+    fn too_late(&self) -> String {
+        if self.is_stopped() {
+            return "it was stopped, and is killed: it is in the background, so it may not ask on the terminal, nor write there after \
+                    stty tostop"
+                .to_owned();
+        }
+        format!("it did not end within {LIMIT:?}, and is killed, unless it runs as another user")
+    }
+
+    fn is_stopped(&self) -> bool {
+        let Some((child, _)) = &self.child else { return false };
+        let Ok(pid) = i32::try_from(child.id()) else { return false };
+        let only_look = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        matches!(waitid(Id::Pid(Pid::from_raw(pid)), only_look), Ok(WaitStatus::Stopped(..)))
     }
 }
 
@@ -235,10 +253,6 @@ impl Drop for Running {
         }
         groups().remove(&group);
     }
-}
-
-fn too_late() -> String {
-    format!("it did not end within {LIMIT:?}, and is killed, unless it runs as another user")
 }
 
 /// Whether the server's name may be one. Sentinels and nodes of a cluster name others, and the program may use it in a command.
@@ -352,6 +366,18 @@ mod tests {
         for host in ["", "-rf", "a b", "$(id)", "a;b", "a\nb", "../other", &"a".repeat(300)] {
             assert!(!is_started(host, Some(6379)), "{host}");
         }
+    }
+
+    #[test]
+    fn only_so_many_run_at_the_same_time() {
+        let soon = || Instant::now() + Duration::from_millis(20);
+        let mut places: Vec<_> = (0..MAX_PROGRAMS).map(|_| ProgramPlace::take(soon()).unwrap()).collect();
+        assert!(ProgramPlace::take(soon()).is_none());
+        let waiting = thread::spawn(|| ProgramPlace::take(Instant::now() + LIMIT).is_some());
+        thread::sleep(Duration::from_millis(20));
+        drop(places.pop());
+        assert!(waiting.join().unwrap());
+        assert!(ProgramPlace::take(soon()).is_some() && ProgramPlace::take(soon()).is_some());
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     }
     announce(&server.addresses());
     notify::ready();
-    let mut reload = Reload::new(server.control(), client, args, token_file);
+    let mut reload = Reload::new(server.control(), (client, store), args, token_file);
     let (stop, stopped) = oneshot::channel::<()>();
     let mut running = pin!(server.run(async { drop(stopped.await) }));
     tokio::select! {

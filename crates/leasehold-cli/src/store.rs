@@ -52,6 +52,12 @@ impl Store {
         self.auth.is_some()
     }
 
+    /// The options that name another one.
+    pub(crate) fn changed_options<'a>(&self, other: &Self) -> impl Iterator<Item = &'a str> {
+        let changed = [("--store", self.url != other.url), ("--auth-command", self.auth != other.auth)];
+        changed.into_iter().filter_map(|(option, has_changed)| has_changed.then_some(option))
+    }
+
     /// The settings of its clients.
     pub(crate) fn builder(&self) -> ClientBuilder {
         let builder = Client::builder().store(&*self.url);

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Place, SOON, is_alive};
+use common::{Place, SOON, Started, is_alive};
 use leasehold_testkit::{Cluster, Postgres, Sentinels, Server, wait_until};
 
 const PASSWORD: &str = "hunter2-and-more";
@@ -229,6 +229,67 @@ fn hup_has_a_server_ask_again() {
     }
     let list = server.query::<String>(&["CLIENT", "LIST"]).unwrap();
     assert!(list.contains("user=locks"), "{list}");
+}
+
+/// The store of a running server is not changed.
+#[cfg(feature = "serve")]
+#[test]
+fn hup_names_another_program_which_takes_effect_at_the_next_start() {
+    let (_server, url) = server();
+    let place = Place::on(&url);
+    let program = program(&place, &format!("echo {PASSWORD}"));
+    let (file, log) = (place.path("config.toml"), place.path("log"));
+    let configure =
+        |arguments: &str| fs::write(&file, format!("auth-command = \"{program}{arguments}\"\n")).unwrap();
+    configure("");
+    let socket = format!("unix:{}", place.path("socket").display());
+    let mut serve = place.leasehold(&["serve", "--listen", &socket]);
+    serve.env("LEASEHOLD_CONFIG", &file).stderr(fs::File::create(&log).unwrap());
+    let serving = Started(serve.spawn().unwrap());
+    wait_until("it listens", || place.path("socket").exists());
+    let said = || fs::read_to_string(&log).unwrap();
+    for (arguments, reloads, changes) in [("", 1, 0), (" other", 2, 1)] {
+        configure(arguments);
+        serving.signal("HUP");
+        wait_until("it was read again", || said().matches("the tokens were read again").count() == reloads);
+        let changed = "HUP: --auth-command has changed, which takes effect at the next start";
+        wait_until("it is named", || said().matches(changed).count() == changes);
+    }
+    assert!(!said().contains("--store"), "{}", said());
+}
+
+/// A program in the background may not use the terminal.
+#[test]
+fn program_that_was_stopped_is_named() {
+    let (_server, url) = server();
+    let place = Place::on(&url);
+    let program = program(&place, "kill -STOP $$; echo hunter2");
+    let (code, said) = place.code(&["--auth-command", &program, "run", "a", "--", "true"]);
+    assert!(code == 125 && said.contains("it was stopped, and is killed"), "{code} {said}");
+}
+
+/// While the last credentials last nothing else fails, so it is said.
+#[test]
+fn what_is_wrong_with_a_login_is_told_while_nothing_else_fails() {
+    let (server, url) = server();
+    let file = Place::new();
+    let path = file.path("password");
+    fs::write(&path, PASSWORD).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let place = Place::on(&format!("{url}?password_file={}", path.display()));
+    let log = place.path("log");
+    let mut run = place.leasehold(&["run", "--ttl", "3s", "a", "--", "sleep", "60"]);
+    let _run = Started(run.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
+    place.until_held("a");
+    let said = || fs::read_to_string(&log).unwrap();
+    assert_eq!(said(), "");
+    fs::remove_file(&path).unwrap();
+    let gone = "leasehold: warning: the last password is used";
+    for _ in 0..3 {
+        server.run(&["CLIENT", "KILL", "USER", "locks"]);
+        wait_until("it is told", || said().contains(gone));
+    }
+    assert_eq!(said().matches(gone).count(), 1, "{}", said());
 }
 
 /// It may start an agent, which keeps its output open.

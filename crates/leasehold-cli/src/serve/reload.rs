@@ -13,6 +13,7 @@ use super::files::{is_pipe, tls, tokens_again};
 use crate::args::{Action, Args, ServeArgs, complaint};
 use crate::config::{self, Refused};
 use crate::output::{Level, message};
+use crate::store::Store;
 
 /// The interval at which the token file is looked at, which is one system call.
 const LOOK: Duration = Duration::from_secs(1);
@@ -48,6 +49,7 @@ impl TokenFile {
 pub(super) struct Reload {
     control: Control,
     client: Client,
+    store: Store,
     /// The settings with which the server was started.
     args: ServeArgs,
     tokens: TokenFile,
@@ -57,10 +59,15 @@ pub(super) struct Reload {
 }
 
 impl Reload {
-    pub(super) fn new(control: Control, client: Client, args: ServeArgs, tokens: TokenFile) -> Self {
+    pub(super) fn new(
+        control: Control,
+        (client, store): (Client, Store),
+        args: ServeArgs,
+        tokens: TokenFile,
+    ) -> Self {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { control, client, args, tokens, refusal: None, looks }
+        Self { control, client, store, args, tokens, refusal: None, looks }
     }
 
     /// Waits until the token file has changed. Cancel safe.
@@ -93,8 +100,10 @@ impl Reload {
         let refused = |what: &dyn Display| refused("HUP", what);
         // The program of --auth-command, if there is one.
         self.client.refresh_credentials();
-        let args = match config::arguments() {
-            Ok(Args { action: Action::Serve(args), .. }) => args,
+        let (args, store) = match config::arguments() {
+            Ok(Args { action: Action::Serve(args), store, auth_command, .. }) => {
+                (args, Store::find(store, auth_command.as_deref()))
+            }
             // The same command was typed.
             Ok(_) => return,
             Err(Refused::Arguments(error)) => return refused(&complaint(error)),
@@ -117,6 +126,10 @@ impl Reload {
             Some(Err(what)) => refused(&what),
             None => {}
         }
+        match store {
+            Ok(store) => self.store.changed_options(&store).for_each(ignored),
+            Err(stop) => refused(&stop.message),
+        }
         self.report_ignored(&args);
     }
 
@@ -132,14 +145,15 @@ impl Reload {
             ("--tls-cert", tls_cert.is_some() && args.tls_cert.is_none()),
         ] {
             if is_changed {
-                message(
-                    Level::Warn,
-                    "not_reloaded",
-                    format_args!("HUP: {option} has changed, which takes effect at the next start"),
-                );
+                ignored(option);
             }
         }
     }
+}
+
+fn ignored(option: &str) {
+    let what = format_args!("HUP: {option} has changed, which takes effect at the next start");
+    message(Level::Warn, "not_reloaded", what);
 }
 
 fn refused(why: &str, what: &(impl Display + ?Sized)) {
