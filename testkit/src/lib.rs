@@ -35,7 +35,7 @@ pub use port::Port;
 pub use postgres::{Filling, PgBouncer, Postgres, PostgresOptions, Session, SmallDisk};
 pub use program::Flavor;
 pub use proxy::Proxy;
-pub use ruled_proxy::{RuledProxy, Rules};
+pub use ruled_proxy::{RuledProxy, Rules, positions};
 pub use script_rules::SCRIPT_RULES;
 pub use sentinels::Sentinels;
 pub use server::Server;

@@ -99,6 +99,25 @@ impl Rules {
     }
 }
 
+/// The two profiles, and each of them with what is not known of it in its other position.
+#[must_use]
+pub fn positions() -> Vec<(String, Rules)> {
+    let profiles = [("serverless", Rules::serverless()), ("cluster proxy", Rules::cluster_proxy())];
+    let of = |(profile, rules): (&str, Rules)| {
+        let rules = || rules.clone();
+        [
+            ("", rules()),
+            (", other run ids", Rules { other_run_ids: true, ..rules() }),
+            (", no subscribers", Rules { counts_no_subscribers: true, ..rules() }),
+            (", no messages", Rules { loses_messages: true, ..rules() }),
+            (", forgotten scripts", Rules { forgets_scripts: true, ..rules() }),
+            (", short lives", Rules { lifetime: Some(Duration::from_secs(2)), ..rules() }),
+        ]
+        .map(|(switch, rules)| (format!("{profile}{switch}"), rules))
+    };
+    profiles.into_iter().flat_map(of).collect()
+}
+
 /// A server behind a proxy with such rules.
 pub struct RuledProxy {
     server: Cluster,

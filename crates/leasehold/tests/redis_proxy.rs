@@ -6,25 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, Kind};
-use leasehold_testkit::{Cluster, LIMIT, RuledProxy, Rules, Server, extent, until};
+use leasehold_testkit::{Cluster, LIMIT, RuledProxy, Rules, Server, extent, positions, until};
 use tokio::time::{Instant, timeout};
-
-/// The profiles, with each position of what is not known of them.
-fn profiles() -> Vec<(&'static str, Rules)> {
-    let both = [("serverless", Rules::serverless()), ("cluster proxy", Rules::cluster_proxy())];
-    let switched = |(_, rules): &(&str, Rules)| {
-        let rules = rules.clone();
-        [
-            ("other run ids", Rules { other_run_ids: true, ..rules.clone() }),
-            ("no subscribers", Rules { counts_no_subscribers: true, ..rules.clone() }),
-            ("no messages", Rules { loses_messages: true, ..rules.clone() }),
-            ("forgotten scripts", Rules { forgets_scripts: true, ..rules.clone() }),
-            ("short lives", Rules { lifetime: Some(Duration::from_secs(2)), ..rules }),
-        ]
-    };
-    let more: Vec<_> = both.iter().flat_map(switched).collect();
-    both.into_iter().chain(more).collect()
-}
 
 /// Tasks of several clients add one to a number in a file, which is read and written without any other protection.
 async fn count(proxy: &RuledProxy, span: Duration) -> u64 {
@@ -64,7 +47,7 @@ async fn count(proxy: &RuledProxy, span: Duration) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn counter_is_exact_behind_each_proxy() {
-    for (name, rules) in profiles() {
+    for (name, rules) in positions() {
         let polls = rules.loses_messages;
         let proxy = RuledProxy::start(rules);
         let span = extent(Duration::from_millis(1_500), Duration::from_secs(60), Duration::from_secs(60));

@@ -8,7 +8,7 @@ use leasehold::Kind;
 use leasehold_conformance::{Effort, Place, SUITES, Suite, Test};
 use leasehold_testkit::{
     Certificates, Cluster, Flavor, PgBouncer, Postgres, RuledProxy, Rules, Sentinels, Server, extent,
-    retry_if_slow,
+    positions, retry_if_slow,
 };
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -103,9 +103,14 @@ impl Backend {
                 let listen = postgres().url();
                 (format!("{}?schema={}&listen={listen}", pgbouncer().url(), schema()), Servers::None)
             }
-            other => panic!("no test knows how to start a {other}: store"),
+            other => {
+                let position = positions().into_iter().find(|(name, _)| *name == other);
+                let (_, rules) =
+                    position.unwrap_or_else(|| panic!("no test knows how to start a {other}: store"));
+                ruled(rules, "?proxy=yes")
+            }
         };
-        let is_polled = ["postgres, pgbouncer", "redis, proxy without messages"].contains(&what);
+        let is_polled = what == "postgres, pgbouncer" || what.ends_with(" messages");
         Arc::new(Self { url, is_polled, servers, _certificates: certificates, _folder: folder })
     }
 
@@ -238,11 +243,15 @@ fn main() {
         Trial::test("every_scheme_and_every_kind_has_a_suite", every_scheme_and_every_kind_has_a_suite),
         Trial::test("kinds_without_a_suite_are_unsupported", kinds_without_a_suite_are_unsupported),
     ];
-    for (module, how, what, names) in STORES {
-        // The lane of all servers runs every suite behind each proxy.
-        let has_all =
-            what.starts_with("redis, ") && *names != UNKIND && std::env::var_os("LEASEHOLD_SUITES").is_some();
-        let names = if has_all { ALL } else { names };
+    let stores = match std::env::var_os("LEASEHOLD_POSITIONS") {
+        // In the lane of all servers.
+        Some(_) => {
+            let names = positions().into_iter().map(|(name, _)| &*name.leak());
+            names.map(|name| (name, Together, name, ALL)).collect()
+        }
+        None => STORES.to_vec(),
+    };
+    for (module, how, what, names) in stores {
         let suites = SUITES.iter().filter(|suite| names.contains(&suite.name));
         match how {
             Each => trials.extend(suites.flat_map(|suite| on_own_store(module, what, suite))),
