@@ -170,7 +170,7 @@ class _Handle:
         return None if lease is None else Lease(lease)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        lease: Lease | None = self._held.pop(get_ident())
+        lease: Lease | None = self._held.pop(sys._getframe(1), get_ident())
         if lease is not None:
             lease.__exit__(kind, error, trace)
 
@@ -215,7 +215,7 @@ class Lock(_Handle):
     def __enter__(self) -> Lease:
         lease = self.acquire()
         entered(lease)
-        self._held.push(get_ident(), lease)
+        self._held.push(sys._getframe(1), get_ident(), lease)
         return lease
 
 
@@ -241,7 +241,7 @@ class TryLock(_Handle):
         lease = self.acquire()
         if lease is not None:
             entered(lease)
-        self._held.push(get_ident(), lease)
+        self._held.push(sys._getframe(1), get_ident(), lease)
         return lease
 
 

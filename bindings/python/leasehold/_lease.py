@@ -11,6 +11,7 @@ from ._errors import LeaseLost
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import FrameType
     from typing import Any, NoReturn, TypeAlias, TypeVar
 
     from . import _backend
@@ -172,26 +173,47 @@ class BaseLease:
 
 
 class Blocks:
-    """The leases of the blocks that a handle has opened, by thread or task: each may be in several. Threads change only what is their own, because another
-    thread may be anywhere in between."""
+    """The leases of the blocks that a handle has opened.
+
+    A `with` begins and ends in one frame, even that of a generator which other threads or tasks resume. A block that an `ExitStack`, or a function of its
+    own, begins has no such frame: it is known by its thread or task, in which the newest ends first. Threads change only what is their own, because
+    another thread may be anywhere in between.
+    """
 
     __slots__ = ("_of",)
 
     def __init__(self) -> None:
-        self._of: dict[object, list[Any]] = {}
+        self._of: dict[FrameType, list[tuple[object, Any]]] = {}
 
-    def push(self, key: object, lease: BaseLease | None) -> None:
-        self._of.setdefault(key, []).append(lease)
+    def push(self, frame: FrameType, owner: object, lease: BaseLease | None) -> None:
+        self._of.setdefault(frame, []).append((owner, lease))
 
-    def pop(self, key: object) -> Any:
-        own = self._of.pop(key, None)
-        if own is None:
-            # The block ends in another thread or task than it has begun, as a generator's may.
-            key, own = self._of.popitem()
-        lease = own.pop()
-        if own:
-            self._of[key] = own
+    def pop(self, frame: FrameType, owner: object) -> Any:
+        """The lease of the block that ends in this frame. Raises RuntimeError if it is not known which: another one may still work."""
+        if frame not in self._of:
+            frame = self._begun_in(frame, owner)
+        blocks = self._of.pop(frame)
+        _, lease = blocks.pop()
+        if blocks:
+            self._of[frame] = blocks
         return lease
+
+    def _begun_in(self, ends: FrameType, owner: object) -> FrameType:
+        open_blocks = [(frame, blocks[-1][0]) for frame, blocks in list(self._of.items()) if _is_stack(frame) == _is_stack(ends)]
+        own = [frame for frame, begun_by in open_blocks if begun_by == owner]
+        if own:
+            return own[-1]
+        if len(open_blocks) == 1:
+            return open_blocks[0][0]
+        raise RuntimeError(
+            f"{len(open_blocks)} blocks of this lock are open, none was begun by this thread or task, and it is not known which of them ends: "
+            "use the lease as the context manager (with lock.acquire() as lease)"
+        )
+
+
+def _is_stack(frame: FrameType) -> bool:
+    """Whether it is that of an `ExitStack`, which begins a block in one function and ends it in another."""
+    return frame.f_globals.get("__name__") == "contextlib"
 
 
 def entered(lease: BaseLease) -> None:

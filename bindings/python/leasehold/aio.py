@@ -15,6 +15,7 @@ outside is never hidden. A blocked loop loses nothing with stores, because threa
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, Unpack
 
@@ -29,7 +30,7 @@ from ._terms import text as checked_text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
-    from types import EllipsisType, TracebackType
+    from types import EllipsisType, FrameType, TracebackType
 
     from . import _backend
     from ._client import Holders
@@ -312,13 +313,13 @@ class _Handle:
         lease = await _call(self._client, lock.acquire, wait)
         return None if lease is None else Lease(self._client, lease, self._cancels)
 
-    async def _enter(self, lease: Lease | None) -> None:
+    async def _enter(self, frame: FrameType, lease: Lease | None) -> None:
         if lease is not None:
             await lease.__aenter__()
-        self._held.push(asyncio.current_task(), lease)
+        self._held.push(frame, asyncio.current_task(), lease)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        lease: Lease | None = self._held.pop(asyncio.current_task())
+        lease: Lease | None = self._held.pop(sys._getframe(1), asyncio.current_task())
         if lease is not None:
             await lease.__aexit__(kind, error, trace)
 
@@ -348,8 +349,9 @@ class Lock(_Handle):
         return await self._acquire(0.0)
 
     async def __aenter__(self) -> Lease:
+        frame = sys._getframe(1)
         lease = await self.acquire()
-        await self._enter(lease)
+        await self._enter(frame, lease)
         return lease
 
 
@@ -363,8 +365,9 @@ class TryLock(_Handle):
         return await self._acquire(self._wait)
 
     async def __aenter__(self) -> Lease | None:
+        frame = sys._getframe(1)
         lease = await self.acquire()
-        await self._enter(lease)
+        await self._enter(frame, lease)
         return lease
 
 
