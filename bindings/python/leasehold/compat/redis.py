@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
@@ -32,6 +31,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from .. import _fork, bridge
 from .._client import Client, connect
 from .._errors import LeaseLost, Unavailable, Unsupported
+from ._leases import Leases
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -115,14 +115,22 @@ class Lock:
         text = name.decode() if isinstance(name, bytes) else name
         client = _client(redis) if client is None else client
         self._lock = client.lock(text, ttl=timeout, bridge=bridge.redis_py(text))
-        self.local: Any = threading.local() if thread_local else SimpleNamespace()
-        self.local.lease = None
+        self._leases = Leases()
+        self._of_thread = threading.local()
 
     @property
     def lease(self) -> Lease | None:
         """The lease while the lock is held: by this thread, if ``thread_local`` is set."""
-        lease: Lease | None = getattr(self.local, "lease", None)
-        return lease
+        return self._held.next()
+
+    @property
+    def _held(self) -> Leases:
+        if not self.thread_local:
+            return self._leases
+        held: Leases | None = getattr(self._of_thread, "leases", None)
+        if held is None:
+            held = self._of_thread.leases = Leases()
+        return held
 
     def acquire(
         self,
@@ -143,7 +151,10 @@ class Lock:
             raise RedisConnectionError(str(error)) from error
         if lease is None:
             return False
-        self.local.lease = lease
+        if self.thread_local:
+            # As in redis-py, the newest one of a thread counts.
+            self._of_thread.leases = Leases()
+        self._held.add(lease)
         return True
 
     def locked(self) -> bool:
@@ -155,10 +166,9 @@ class Lock:
         return lease is not None and not lease.is_lost
 
     def release(self) -> None:
-        lease = self.lease
+        lease = self._held.take()
         if lease is None:
             raise LockError("Cannot release a lock that's not owned or is already unlocked.", lock_name=self._lock.name)
-        self.local.lease = None
         try:
             lease.release()
         except LeaseLost as error:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Literal
 
+from ._leases import Leases
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -43,29 +45,29 @@ class Lock:
 
     def __init__(self, client: _client.Client, name: str, *, ttl: float | None = None) -> None:
         self._lock = client.lock(name, ttl=ttl)
-        self._lease: _client.Lease | None = None
+        self._leases = Leases()
 
     @property
     def lease(self) -> _client.Lease | None:
-        """The lease while this object holds the lock."""
-        return self._lease
+        """The lease while this object holds the lock, and after its loss until it is released."""
+        return self._leases.next()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         lease = self._lock._acquire(_wait(blocking, timeout))
         if lease is None:
             return False
-        self._lease = lease
+        self._leases.add(lease)
         return True
 
     def release(self) -> None:
-        lease, self._lease = self._lease, None
+        lease = self._leases.take()
         if lease is None:
             raise RuntimeError("release unlocked lock")
         lease.release()
 
     def locked(self) -> bool:
         """Whether this object holds the lock; other processes do not count."""
-        return self._lease is not None
+        return self._leases.are_held()
 
     def __enter__(self) -> bool:
         return self.acquire()
@@ -75,7 +77,7 @@ class Lock:
 
     def _at_fork_reinit(self) -> None:
         """For the standard library: a child of a fork holds nothing."""
-        self._lease = None
+        self._leases = Leases()
 
     def __repr__(self) -> str:
         state = "locked" if self.locked() else "unlocked"
@@ -98,6 +100,10 @@ class RLock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if self._is_owned():
             _wait(blocking, timeout)
+            lease = self._block.lease
+            if lease is not None:
+                # It may be another's by now.
+                lease.check()
             self._count += 1
             return True
         if not self._block.acquire(blocking, timeout):
@@ -107,6 +113,9 @@ class RLock:
 
     def release(self) -> None:
         if not self._is_owned():
+            if self._block._leases.has_own():
+                # It was lost, and another thread has acquired the lock since.
+                self._block.release()
             raise RuntimeError("cannot release un-acquired lock")
         self._count -= 1
         if self._count == 0:
@@ -160,7 +169,7 @@ class BoundedSemaphore:
             raise ValueError("a semaphore has at least one permit")
         self._semaphore = client.semaphore(name, permits=value, ttl=ttl)
         self._value = value
-        self._leases: list[_client.Lease] = []
+        self._leases = Leases()
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         if not blocking and timeout is not None:
@@ -169,7 +178,7 @@ class BoundedSemaphore:
         lease = self._semaphore._acquire(_wait(blocking, -1 if timeout is None else max(timeout, 0.0)))
         if lease is None:
             return False
-        self._leases.append(lease)
+        self._leases.add(lease)
         return True
 
     def release(self, n: int = 1) -> None:
@@ -178,7 +187,9 @@ class BoundedSemaphore:
         if n > len(self._leases):
             raise ValueError("Semaphore released too many times")
         for _ in range(n):
-            self._leases.pop().release()
+            lease = self._leases.take()
+            if lease is not None:
+                lease.release()
 
     def __enter__(self) -> bool:
         return self.acquire()

@@ -3,8 +3,10 @@
 import itertools
 import os
 import threading
+import time
 import unittest
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -80,3 +82,84 @@ def test_lost_lease_is_told_at_the_release(client: leasehold.Client) -> None:
     with pytest.raises(leasehold.LeaseLost):
         lock.release()
     assert not lock.locked()
+
+
+class TestLostLeases:
+    """A lease is lost, and the same object grants the lock to another thread: each release ends its own."""
+
+    @pytest.fixture
+    def threads(self) -> Iterator[list[ThreadPoolExecutor]]:
+        pools = [ThreadPoolExecutor(1) for _ in range(2)]
+        yield pools
+        for pool in pools:
+            pool.shutdown()
+
+    def lose(self, client: leasehold.Client, lock: Any, kind: Any = "mutex") -> None:
+        lease = lock.lease if kind == "mutex" else lock._leases.next()
+        client.force_release("a", kind)
+        began = time.monotonic()
+        while not lease.is_lost:
+            assert time.monotonic() - began < 10
+            time.sleep(0.01)
+
+    def test_lock(self, client: leasehold.Client, threads: list[ThreadPoolExecutor]) -> None:
+        one, other = threads
+        lock = Lock(client, "a")
+        assert one.submit(lock.acquire).result()
+        self.lose(client, lock)
+        assert other.submit(lock.acquire).result()
+        held = other.submit(lambda: lock.lease).result()
+        with pytest.raises(leasehold.LeaseLost):
+            one.submit(lock.release).result()
+        assert held is not None
+        held.check()
+        assert lock.locked()
+        assert client.lock("a", wait=0).try_acquire() is None
+        other.submit(lock.release).result()
+        assert not lock.locked()
+        with pytest.raises(RuntimeError, match="release unlocked lock"):
+            lock.release()
+
+    def test_release_by_a_third_thread_ends_no_good_lease_for_a_lost_one(self, client: leasehold.Client, threads: list[ThreadPoolExecutor]) -> None:
+        one, other = threads
+        lock = Lock(client, "a")
+        one.submit(lock.acquire).result()
+        self.lose(client, lock)
+        other.submit(lock.acquire).result()
+        with pytest.raises(leasehold.LeaseLost):
+            lock.release()
+        assert lock.locked()
+        lock.release()
+        assert not lock.locked()
+
+    def test_rlock(self, client: leasehold.Client, threads: list[ThreadPoolExecutor]) -> None:
+        one, other = threads
+        lock = RLock(client, "a")
+        one.submit(lock.acquire).result()
+        self.lose(client, lock)
+        for blocking in (True, False):
+            with pytest.raises(leasehold.LeaseLost):
+                one.submit(lock.acquire, blocking).result()
+        assert not lock.locked()
+        assert other.submit(lock.acquire).result()
+        with pytest.raises(leasehold.LeaseLost):
+            one.submit(lock.release).result()
+        with pytest.raises(RuntimeError, match="un-acquired"):
+            one.submit(lock.release).result()
+        assert other.submit(lock.acquire).result()
+        for _ in range(2):
+            other.submit(lock.release).result()
+        assert not lock.locked()
+
+    def test_bounded_semaphore(self, client: leasehold.Client, threads: list[ThreadPoolExecutor]) -> None:
+        one, other = threads
+        permits = BoundedSemaphore(client, "a", 1)
+        one.submit(permits.acquire).result()
+        self.lose(client, permits, "semaphore")
+        assert other.submit(permits.acquire).result()
+        with pytest.raises(leasehold.LeaseLost):
+            one.submit(permits.release).result()
+        assert client.semaphore("a", permits=1).try_acquire() is None
+        other.submit(permits.release).result()
+        with pytest.raises(ValueError, match="too many times"):
+            permits.release()
