@@ -688,7 +688,7 @@ fn first_commands_of_the_page_work_when_they_are_pasted() {
     let page = fs::read_to_string(root().join("docs/http-api.md")).unwrap();
     let block = page.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
     assert!(block.contains("leasehold serve") && block.contains("/v1/leases/release"), "{block}");
-    let block = block.replace("/tmp/locks.sock", &place.path("socket").display().to_string());
+    let block = block.replace("locks.sock", &place.path("socket").display().to_string());
     let folder = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap().display().to_string();
     let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
     let mut shell = as_from_terminal("sh");

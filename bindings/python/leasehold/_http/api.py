@@ -150,6 +150,8 @@ class Api:
             raise Unavailable(f"{server}: its certificate is not valid: {error.verify_message}") from None
         except (ConnectionRefusedError, FileNotFoundError):
             return _Failure(f"{server}: no server listens there", is_lost=False)
+        except PermissionError as error:
+            return _Failure(f"{server}: {error}", is_lost=False)
         except TimeoutError:
             return _Failure(f"{server} did not answer in time")
         except (OSError, EOFError, ProtocolError) as error:

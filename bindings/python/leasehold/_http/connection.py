@@ -4,8 +4,11 @@ This speaks to `leasehold serve` and to proxies in front of it. It follows no re
 """
 
 import asyncio
+import os
 import socket
 import ssl
+import stat
+import struct
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -40,6 +43,29 @@ class Delivery:
 
     def __init__(self) -> None:
         self.is_possible = False
+
+
+def check_user(sock: socket.socket, path: str) -> None:
+    """Refuses a server of another user, who has taken the name of the socket, before anything is sent to it.
+
+    The server is of this user or of root. Who owns the folder, in which nobody else may make files, may name another one.
+    """
+    allowed = {0, os.geteuid()}
+    folder = os.stat(os.path.dirname(path) or ".")
+    if not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        allowed.add(folder.st_uid)
+    user = _user_of(sock)
+    if user not in allowed:
+        raise PermissionError(f"{path}: the server there is of another user (uid {user})")
+
+
+def _user_of(sock: socket.socket) -> int:
+    """The user of the process that listens."""
+    if hasattr(socket, "SO_PEERCRED"):
+        _, user, _ = struct.unpack("=iIi", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iIi")))
+    else:  # LOCAL_PEERCRED of macOS and BSD: the version, the user, and more
+        _, user = struct.unpack_from("=II", sock.getsockopt(0, 1, 128))
+    return int(user)
 
 
 class Connections:
@@ -114,6 +140,8 @@ class Connections:
         try:
             sock.setblocking(False)
             await loop.sock_connect(sock, address)  # type: ignore[arg-type]
+            if self._server.socket is not None:
+                check_user(sock, self._server.socket)
             name = self._server.host if self._tls is not None else None
             streams = await asyncio.open_connection(sock=sock, ssl=self._tls, server_hostname=name, limit=MAX_HEAD)
         except BaseException:

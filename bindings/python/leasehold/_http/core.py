@@ -91,7 +91,10 @@ class Core:
             return None
         try:
             grants = answer.content["leases"] if request.is_set else [answer.content]
-            return self._hold([grant_of(grant, answer.sent) for grant in grants], request)
+            given = [grant_of(grant, answer.sent, request.ttl) for grant in grants]
+            if sorted(grant.name for grant in given) != sorted(request.names):
+                raise ValueError("other names")
+            return self._hold(given, request)
         except (KeyError, TypeError, ValueError):
             raise Error(f"{request.what}: the server's answer is not understood: is it of another version?") from None
 
@@ -182,7 +185,7 @@ class Core:
         except asyncio.CancelledError:  # the client is closed
             answer = await self._slice(request, fields, 0.0, SLICE)
         if answer.status == 200:
-            grant = grant_of(answer.content, answer.sent)
+            grant = grant_of(answer.content, answer.sent, request.ttl)
             await self._release_in_background([grant.id], request.ttl, grant.valid_until)
 
     # Renew and release
@@ -293,8 +296,8 @@ class Core:
             case _:
                 raise Unavailable(f"the store did not confirm the lease: {outcome['detail']}")
         ttl = float(outcome["expires_in_ms"]) / 1000 + (answer.sent - sent_by)
-        request = Request("", "", ttl, is_renewed=True, max_hold=None, is_set=False)
-        return self._hold([grant_of({**outcome, "lease": text}, answer.sent)], request)
+        request = Request("", "", (), ttl, is_renewed=True, max_hold=None, is_set=False)
+        return self._hold([grant_of({**outcome, "lease": text}, answer.sent, ttl)], request)
 
     # States
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -45,15 +46,22 @@ class Grant:
     valid_until: float
 
 
-def grant_of(content: dict[str, object], sent: float) -> Grant:
-    """Reads a grant, of which the token is a text because others than Python read numbers as floats."""
+def grant_of(content: dict[str, object], sent: float, ttl: float) -> Grant:
+    """Reads a grant, of which the token is a text because others than Python read numbers as floats. It lasts no longer than was asked for."""
     return Grant(
         id=str(content["lease"]),
         kind=str(content["kind"]),
         name=str(content["name"]),
         token=int(str(content["token_text"])),
-        valid_until=sent + float(str(content["expires_in_ms"])) / 1000,
+        valid_until=sent + _lifetime(content, ttl),
     )
+
+
+def _lifetime(content: dict[str, object], ttl: float) -> float:
+    lifetime = float(str(content["expires_in_ms"])) / 1000
+    if not 0 <= lifetime < math.inf:
+        raise ValueError("no time")
+    return min(lifetime, ttl)
 
 
 class Held:
@@ -276,7 +284,7 @@ def _note(held: Held, outcomes: list[dict[str, object]], sent: float) -> None:
     if all(outcome["outcome"] == "renewed" for outcome in outcomes):
         held.error = None
         held.next_renewal = sent + held.ttl / 3
-        held.extend(sent + min(float(str(outcome["expires_in_ms"])) for outcome in outcomes) / 1000)
+        held.extend(sent + min(_lifetime(outcome, held.ttl) for outcome in outcomes))
         return
     for outcome in outcomes:
         if outcome["outcome"] == "ended":

@@ -32,6 +32,7 @@ class Request:
 
     path: str
     what: str
+    names: tuple[str, ...]
     ttl: float
     is_renewed: bool
     max_hold: float | None
@@ -83,7 +84,7 @@ def request_of(terms: "_backend.Terms", settings: "_backend.Settings") -> Reques
     is_set = terms.kind == "set"
     path = "/v1/locks/acquire" if is_set else lock_path(kind, names[0], "/acquire")
     what = f"{kind} {', '.join(map(repr, names))}"
-    return Request(path, what, ttl, terms.auto_renew, terms.max_hold, is_set, fields)
+    return Request(path, what, names, ttl, terms.auto_renew, terms.max_hold, is_set, fields)
 
 
 def _ms(seconds: float) -> int:

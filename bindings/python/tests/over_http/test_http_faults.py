@@ -1,16 +1,19 @@
 """Servers that end, freeze, refuse or do not answer; clients that time out, are cancelled or have no right."""
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
 import logging
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -88,6 +91,77 @@ def test_time_of_a_lease_counts_from_when_the_request_was_sent(start: Start) -> 
     lease = leasehold.connect(start.fake(reply).url).lock("a", wait=30).acquire()
     assert lease.expires_in < 4.1
     lease._end()
+
+
+def test_lease_lasts_no_longer_than_was_asked_for(start: Start) -> None:
+    def reply(path: str, body: dict[str, Any]) -> Reply | None:
+        outcome = {**grant(expires_in_ms=3_600_000), "outcome": "renewed"}
+        return 200, {}, {"leases": [outcome]} if path == "/v1/leases/renew" else outcome
+
+    lease = leasehold.connect(start.fake(reply).url).lock("a", ttl=3).acquire()
+    assert lease.expires_in <= 3
+    lease.renew()
+    assert lease.expires_in <= 3
+    lease._end()
+
+
+@pytest.mark.parametrize("answer", [grant(name="b"), grant(expires_in_ms=-1), {**grant(), "expires_in_ms": "inf"}, {**grant(), "expires_in_ms": "nan"}])
+def test_answer_to_another_question_is_no_lease(start: Start, answer: dict[str, Any]) -> None:
+    with pytest.raises(leasehold.Error, match="is not understood"):
+        leasehold.connect(start.fake(lambda path, body: (200, {}, answer)).url).lock("a").acquire()
+
+
+LISTENER = """
+import os, socket, sys
+path, seen, user = sys.argv[1:]
+os.setuid(int(user))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+print("listening", flush=True)
+while True:
+    stranger, _ = listener.accept()
+    with open(seen, "ab") as file:
+        file.write(stranger.recv(100_000))
+"""
+
+
+def ask(client: leasehold.Client) -> None:
+    with contextlib.suppress(leasehold.Error):
+        client.list()
+
+
+@pytest.mark.parametrize("is_of_the_folder_s_owner", [False, True])
+def test_server_of_another_user_is_refused_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch, is_of_the_folder_s_owner: bool
+) -> None:
+    folder = Path(tempfile.mkdtemp())
+    socket_path, seen = folder / "locks.sock", folder / "seen"
+    folder.chmod(0o755 if is_of_the_folder_s_owner else 0o1777)
+    stranger = os.geteuid()
+    if os.geteuid() == 0:
+        stranger = 65_534
+        if is_of_the_folder_s_owner:
+            os.chown(folder, stranger, -1)
+    else:
+        user = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+    command = [sys.executable, "-I", "-c", LISTENER, str(socket_path), str(seen), str(stranger)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            client = leasehold.connect(f"unix:{socket_path}", token="a-token-of-the-client")
+            if is_of_the_folder_s_owner:
+                threading.Thread(target=ask, args=(client,), daemon=True).start()
+                until(lambda: seen.exists() and b"a-token" in seen.read_bytes())
+            else:
+                with pytest.raises(leasehold.Unavailable, match="the server there is of another user"):
+                    client.lock("a", wait=1).acquire()
+                assert not seen.exists() or seen.read_bytes() == b""
+        finally:
+            process.kill()
+            shutil.rmtree(folder)
 
 
 def test_token_beyond_the_numbers_of_floats_is_exact(start: Start) -> None:

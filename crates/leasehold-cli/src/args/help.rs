@@ -60,7 +60,7 @@ Examples:
   leasehold watch                                holders and queues, live
   leasehold wait deploy                          until it is free
   leasehold doctor                               check the store's settings
-  leasehold serve --listen unix:/tmp/locks.sock  locks over HTTP, and a dashboard
+  leasehold serve --listen unix:locks.sock       locks over HTTP, and a dashboard
 
 Without --store and LEASEHOLD_STORE, the store is a file of the current user:
 sqlite:$XDG_STATE_HOME/leasehold/locks.db, or
@@ -314,8 +314,8 @@ With --json the output is one value with these keys. Later versions may add keys
 #[cfg(feature = "serve")]
 pub(super) const SERVE: &str = "\
 The addresses are printed on stdout when the server is ready:
-  leasehold serve --listen unix:/tmp/locks.sock
-  curl --unix-socket /tmp/locks.sock -X POST localhost/v1/locks/mutex/a/acquire
+  leasehold serve --listen unix:locks.sock
+  curl --unix-socket locks.sock -X POST localhost/v1/locks/mutex/a/acquire
 
 Only the user of the server can use its Unix socket, and needs no token. Over TCP
 every request needs a token, from the file of --tokens or the environment:
