@@ -130,6 +130,8 @@ struct Shared {
     /// The hash of each script that was seen, and that of what runs instead.
     scripts: Mutex<HashMap<String, String>>,
     refused: AtomicUsize,
+    /// Connections that were closed because of their age.
+    expired: AtomicUsize,
     scripts_refused: Mutex<Vec<String>>,
     connections: Mutex<Vec<TcpStream>>,
     loses_messages: AtomicBool,
@@ -160,6 +162,7 @@ impl RuledProxy {
         let shared = Arc::new(Shared {
             scripts: Mutex::default(),
             refused: AtomicUsize::new(0),
+            expired: AtomicUsize::new(0),
             scripts_refused: Mutex::default(),
             connections: Mutex::default(),
             loses_messages: AtomicBool::new(rules.loses_messages),
@@ -216,6 +219,12 @@ impl RuledProxy {
         *lock(&self.shared.script_error) = error.map(str::to_owned);
     }
 
+    /// How many connections were closed because of their age.
+    #[must_use]
+    pub fn connections_expired(&self) -> usize {
+        self.shared.expired.load(Ordering::SeqCst)
+    }
+
     /// Closes all connections.
     pub fn cut(&self) {
         for connection in lock(&self.shared.connections).drain(..) {
@@ -246,10 +255,12 @@ fn serve(shared: &Arc<Shared>, number: usize, client: TcpStream, target: u16) ->
         let _ = to_client.shutdown(Shutdown::Both);
     });
     if let Some(lifetime) = shared.rules.lifetime {
-        let ending = client.try_clone()?;
+        let (ending, expiring) = (client.try_clone()?, shared.clone());
         thread::spawn(move || {
             thread::sleep(lifetime);
-            let _ = ending.shutdown(Shutdown::Both);
+            if ending.shutdown(Shutdown::Both).is_ok() {
+                expiring.expired.fetch_add(1, Ordering::SeqCst);
+            }
         });
     }
     let shared = shared.clone();

@@ -15,8 +15,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// The servers and files of a store, which live as long as it is used.
 struct Backend {
     url: String,
-    /// Nothing can be pushed there: clients look for what concerns them.
-    is_polled: bool,
+    /// Many calls at once take it long.
+    is_slow: bool,
+    /// How long a holder may need to learn that another client waits, where nothing can be pushed.
+    push_delay: Duration,
     servers: Servers,
     _certificates: Option<Certificates>,
     _folder: tempfile::TempDir,
@@ -110,8 +112,15 @@ impl Backend {
                 ruled(rules, "?proxy=yes")
             }
         };
-        let is_polled = what == "postgres, pgbouncer" || what.ends_with(" messages");
-        Arc::new(Self { url, is_polled, servers, _certificates: certificates, _folder: folder })
+        let push_delay = match what {
+            "postgres, pgbouncer" => Duration::from_secs(1),
+            // Until the holder needs more tokens, after a thousand grants of 2 ms.
+            _ if what.ends_with(" messages") => Duration::from_secs(3),
+            _ => Duration::ZERO,
+        };
+        // Where scripts are forgotten, each call has the text of its own.
+        let is_slow = url.starts_with("postgres:") || what.ends_with("forgotten scripts");
+        Arc::new(Self { url, is_slow, push_delay, servers, _certificates: certificates, _folder: folder })
     }
 
     /// After all tests: a server whose address says that it restricts scripts has refused none.
@@ -123,12 +132,21 @@ impl Backend {
         }
     }
 
+    /// How often it has failed calls so far, as a proxy does that closes old connections.
+    fn failures(&self) -> usize {
+        if let Servers::Ruled(proxy) = &self.servers { proxy.connections_expired() } else { 0 }
+    }
+
     /// Removes the locks of the last test.
     fn clear(&self) {
         match &self.servers {
             Servers::None => {}
             Servers::One(server) => drop(server.run(&["FLUSHALL"])),
-            Servers::Ruled(proxy) => drop(proxy.server().run(&["FLUSHALL"])),
+            Servers::Ruled(proxy) => {
+                // What the last test has not awaited would come after it.
+                proxy.cut();
+                proxy.server().run(&["FLUSHALL"]);
+            }
             Servers::Voting(servers) => servers.iter().for_each(|server| drop(server.run(&["FLUSHALL"]))),
             Servers::Sentinels(sentinels) => drop(sentinels.master().run(&["FLUSHALL"])),
             Servers::Cluster(cluster) => {
@@ -173,9 +191,9 @@ fn schema() -> String {
 /// The store of one test.
 fn place(backend: &Arc<Backend>) -> Place {
     let mut place = Place::new(backend.url.as_str()).keeping(backend.clone());
-    place.push_delay = Duration::from_secs(u64::from(backend.is_polled));
+    place.push_delay = backend.push_delay;
     place.is_quorum = matches!(backend.servers, Servers::Voting(_));
-    place.is_slow = backend.url.starts_with("postgres:");
+    place.is_slow = backend.is_slow;
     place.effort = extent(Effort::Usual, Effort::Night, Effort::Release);
     place
 }
@@ -243,13 +261,16 @@ fn main() {
         Trial::test("every_scheme_and_every_kind_has_a_suite", every_scheme_and_every_kind_has_a_suite),
         Trial::test("kinds_without_a_suite_are_unsupported", kinds_without_a_suite_are_unsupported),
     ];
-    let stores = match std::env::var_os("LEASEHOLD_POSITIONS") {
-        // In the lane of all servers.
-        Some(_) => {
+    let stores = match std::env::var("LEASEHOLD_POSITIONS") {
+        // In the lane of all servers: these suites, or all, behind proxies.
+        Ok(wanted) => {
+            let is_wanted =
+                |suite: &&'static str| wanted == "all" || wanted.split(',').any(|name| name == *suite);
+            let suites: &[&str] = ALL.iter().copied().filter(is_wanted).collect::<Vec<_>>().leak();
             let names = positions().into_iter().map(|(name, _)| &*name.leak());
-            names.map(|name| (name, Together, name, ALL)).collect()
+            names.map(|name| (name, Together, name, suites)).collect()
         }
-        None => STORES.to_vec(),
+        Err(_) => STORES.to_vec(),
     };
     for (module, how, what, names) in stores {
         let suites = SUITES.iter().filter(|suite| names.contains(&suite.name));
@@ -263,7 +284,7 @@ fn main() {
                         suites.iter().flat_map(|suite| suite.tests.iter().map(move |test| (suite, test)))
                     {
                         eprintln!("{}::{} on {what}", suite.name, test.name);
-                        run(test, &|| {
+                        run(test, &|| backend.failures(), &|| {
                             backend.clear();
                             place(&backend)
                         });
@@ -286,17 +307,17 @@ fn on_own_store(module: &str, what: &'static str, suite: &'static Suite) -> impl
     let name = format!("{module}::{}", suite.name);
     suite.tests.iter().map(move |test| {
         Trial::test(format!("{name}::{}", test.name), move || {
-            run(test, &|| place(&Backend::new(what)));
+            run(test, &slow_statements, &|| place(&Backend::new(what)));
             Ok(())
         })
     })
 }
 
-/// Runs a test, and panics if it fails. It repeats a failed one if the machine, or PostgreSQL, paused for longer than the deadlines of the
-/// tests allow.
-fn run(test: &Test, place: &(dyn Fn() -> Place + Sync)) {
+/// Runs a test, and panics if it fails. It repeats a failed one if the machine paused for longer than the deadlines of the tests allow, or if
+/// there were more failures of the store meanwhile, such as statements that PostgreSQL has ended.
+fn run(test: &Test, failures: &dyn Fn() -> usize, place: &(dyn Fn() -> Place + Sync)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(retry_if_slow(Duration::from_millis(250), slow_statements, async || {
+    runtime.block_on(retry_if_slow(Duration::from_millis(250), failures, async || {
         // A runtime must not be made in this one.
         std::thread::scope(|scope| {
             let attempt = scope.spawn(|| leasehold_conformance::run(test, place()));
