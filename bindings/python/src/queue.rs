@@ -23,8 +23,19 @@ struct Woken {
     descriptor: Option<Descriptor>,
     /// The descriptor is readable.
     is_signalled: bool,
-    /// A call on the loop's thread polls operations. Its caller takes what it wakes, so the descriptor stays as it is.
+    /// A call on the loop's thread polls operations. What they and other threads wake meanwhile is taken, or signalled, at its end.
     is_in_call: bool,
+}
+
+impl Woken {
+    fn signal(&mut self) {
+        if let Some(descriptor) = &self.descriptor
+            && !self.is_signalled
+        {
+            self.is_signalled = true;
+            descriptor.signal();
+        }
+    }
 }
 
 impl Queue {
@@ -60,13 +71,12 @@ impl Queue {
 
     pub(crate) fn push(&self, operation: Weak<dyn Resume>) {
         let mut woken = self.woken();
-        let Woken { waiting, descriptor: Some(descriptor), is_signalled, is_in_call } = &mut *woken else {
+        if woken.descriptor.is_none() {
             return;
-        };
-        waiting.push_back(operation);
-        if !*is_in_call && !*is_signalled {
-            *is_signalled = true;
-            descriptor.signal();
+        }
+        woken.waiting.push_back(operation);
+        if !woken.is_in_call {
+            woken.signal();
         }
     }
 
@@ -99,8 +109,13 @@ impl Queue {
 pub(crate) struct InCall(Arc<Queue>);
 
 impl Drop for InCall {
+    /// Another task, or a loop that does not look, may have to be woken. A caller that takes at once takes the signal back.
     fn drop(&mut self) {
-        self.0.woken().is_in_call = false;
+        let mut woken = self.0.woken();
+        woken.is_in_call = false;
+        if !woken.waiting.is_empty() {
+            woken.signal();
+        }
     }
 }
 

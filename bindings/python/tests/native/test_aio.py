@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import select
 import time
 import warnings
 from collections.abc import Coroutine
@@ -547,3 +548,25 @@ def test_many_cancelled_acquisitions_leave_memory_descriptors_and_threads_flat(o
         return await waiters(client, "a") == 0
 
     run(work(), 10 * LIMIT)
+
+
+def test_what_a_call_wakes_is_not_forgotten() -> None:
+    """A release in the loop's thread grants the lock to a task of the loop, which is told also if nobody looks after that call."""
+    with leasehold.connect("memory:") as client:
+        lock = client.lock("a", ttl=60)
+        held = lock.acquire()
+        backend = lock._lock
+        assert backend is not None
+        completions = backend.completions()
+        waiting = backend.acquire(None, completions)
+        assert not waiting.is_done()
+        released = held._lease.release(completions)
+        assert completions.is_ready
+        assert select.select([completions.fileno()], [], [], 0)[0], "its descriptor is readable"
+        ended = completions.take()
+        assert waiting.key in ended
+        assert not select.select([completions.fileno()], [], [], 0)[0]
+        assert waiting.is_done()
+        assert released.is_done()
+        waiting.result().release()
+        completions.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from servers import Redis
+
 from .test_blocking import outcome, run
 
 SCRIPT = """
@@ -48,4 +50,25 @@ print("fine")
 
 def test_wait_blocks_one_greenlet(tmp_path: Path) -> None:
     code, out, err = outcome(run(SCRIPT, f"sqlite:{tmp_path}/locks.db"))
+    assert (code, out) == (0, "fine\n"), err
+
+
+BUSY = """
+from gevent import monkey
+monkey.patch_all()
+import sys, time, gevent, leasehold
+client = leasehold.connect(sys.argv[1], ttl=3600)
+end = time.monotonic() + 5
+def work(number):
+    while time.monotonic() < end:
+        with client.lock(f"a {number}"):
+            pass
+gevent.joinall([gevent.spawn(work, number) for number in range(6)], raise_error=True, timeout=60)
+assert time.monotonic() < end + 30, "a greenlet was not woken"
+print("fine")
+"""
+
+
+def test_answer_that_comes_during_a_call_is_not_missed(redis_server: Redis) -> None:
+    code, out, err = outcome(run(BUSY, redis_server.url))
     assert (code, out) == (0, "fine\n"), err
