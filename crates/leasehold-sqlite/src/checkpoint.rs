@@ -40,6 +40,15 @@ pub(super) fn truncate_log(path: &Path, connection: &mut FileConnection) {
             .and_then(|()| checkpoint(&connection.limited(), "TRUNCATE"));
         done = done.and(connection.when_busy(None));
     }
+    warn_of(done);
+}
+
+/// Writes what it can to the file without waiting.
+pub(super) fn write_log(connection: &Connection) {
+    warn_of(checkpoint(connection, "PASSIVE"));
+}
+
+fn warn_of(done: rusqlite::Result<()>) {
     if let Err(error) = done {
         tracing::warn!(%error, "the write-ahead log could not be moved into the file");
     }
@@ -76,6 +85,22 @@ fn checkpoint(connection: &Connection, how: &str) -> rusqlite::Result<()> {
 mod tests {
     use super::super::schema;
     use super::*;
+
+    /// A checkpoint adds nothing to it, for which a full disk would have no room.
+    #[test]
+    fn new_file_has_room_for_its_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("locks.db");
+        let (path, mut connection) = schema::prepare(&path, false).unwrap();
+        let length = || std::fs::metadata(&path).unwrap().len();
+        let new = length();
+        assert!((256 << 10..600 << 10).contains(&new), "{new}");
+        let fill = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 200)
+            INSERT INTO meta SELECT 'row ' || i, hex(randomblob(200)) FROM n";
+        connection.limited().execute(fill, []).unwrap();
+        truncate_log(&path, &mut connection);
+        assert_eq!(length(), new);
+    }
 
     #[test]
     fn very_large_log_is_checkpointed_first() {

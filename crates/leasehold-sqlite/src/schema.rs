@@ -172,6 +172,13 @@ impl From<rusqlite::Error> for TransactionError {
     }
 }
 
+/// The room of a new file, which its rows use later: 256 rows of 1 KiB. Without it, a full disk has no room for what a checkpoint adds to the file, so
+/// that the write-ahead log, which may have taken the last of it, stays as it is.
+const TAKE_ROOM: &str = "
+    WITH RECURSIVE row(number) AS (VALUES (1) UNION ALL SELECT number + 1 FROM row WHERE number < 256)
+    INSERT INTO meta SELECT 'room ' || number, hex(zeroblob(512)) FROM row";
+const LEAVE_ROOM: &str = "DELETE FROM meta WHERE key BETWEEN 'room ' AND 'room!'";
+
 fn make_ours(connection: &Limited<'_>, path: &Path, boot: &Boot) -> Result<(), TransactionError> {
     // Nothing is written before the owner is known.
     check_owner(connection)?;
@@ -182,8 +189,10 @@ fn make_ours(connection: &Limited<'_>, path: &Path, boot: &Boot) -> Result<(), T
         return Ok(());
     }
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
-    if count_tables(&transaction)? == 0 {
+    let is_new = count_tables(&transaction)? == 0;
+    if is_new {
         transaction.execute_batch(TABLES)?;
+        transaction.execute(TAKE_ROOM, [])?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         transaction.pragma_update(None, "user_version", LAYOUT)?;
     }
@@ -206,7 +215,12 @@ fn make_ours(connection: &Limited<'_>, path: &Path, boot: &Boot) -> Result<(), T
             set.execute([KERNEL_BOOT, &boot.id])?;
         }
     }
-    Ok(transaction.commit()?)
+    transaction.commit()?;
+    if is_new {
+        checkpoint::write_log(connection);
+        connection.execute(LEAVE_ROOM, [])?;
+    }
+    Ok(())
 }
 
 /// When this machine was booted, in microseconds of its wall clock. It moves if that clock is set.

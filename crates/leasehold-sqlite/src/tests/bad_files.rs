@@ -399,7 +399,7 @@ fn full_disk_is_an_error_and_changes_nothing() {
         connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(())).unwrap();
     }
     let mut failed = 0;
-    for number in 0..200 {
+    for number in 0..1_500 {
         let name = format!("{number}-{}", "x".repeat(100));
         match store.try_call_inline(&resource(&name), &acquire(id(1, number), false)).unwrap() {
             Ok(answer) => assert!(matches!(answer.reply, Reply::Granted(_))),
@@ -418,5 +418,5 @@ fn full_disk_is_an_error_and_changes_nothing() {
     let connection = callers_connection(&store);
     connection.limited().query_row("PRAGMA max_page_count = 100000", [], |_| Ok(())).unwrap();
     drop(connection);
-    assert!(matches!(granted(&store, id(1, 1_000)), Reply::Granted(_)));
+    assert!(matches!(granted(&store, id(1, 10_000)), Reply::Granted(_)));
 }
