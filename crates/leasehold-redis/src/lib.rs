@@ -272,6 +272,14 @@ impl QuorumNode for Redis {
         (!run_id.is_empty()).then_some(run_id)
     }
 
+    fn reconnect(&self) {
+        if let Nodes::Server { endpoint, .. } = &*self.nodes
+            && let Some(connections) = endpoint.current()
+        {
+            connections.close();
+        }
+    }
+
     fn vote(&self, call: Call, floor: Option<Token>) -> BoxFuture<CallResult> {
         let nodes = self.nodes.clone();
         let mode = floor.map_or(Mode::Each, Mode::AtLeast);

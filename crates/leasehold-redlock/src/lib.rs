@@ -188,12 +188,16 @@ impl Quorum {
         self.nodes.iter().filter_map(|node| node.store.client_records())
     }
 
-    /// By node: an error if it is the same server as an earlier one. This can change at any reconnect.
+    /// By node: an error if it is the same server as an earlier one. This can change at any reconnect, also of the earlier one.
     fn duplicate_nodes(&self) -> Vec<Option<String>> {
         let run_ids: Vec<Option<Arc<str>>> = self.nodes.iter().map(|node| node.store.run_id()).collect();
         let duplicate = |index: usize| {
-            let first = run_ids[..index].iter().position(|life| life.is_some() && *life == run_ids[index])?;
-            Some(same_server(&self.nodes[first]))
+            let mut same = (0..run_ids.len())
+                .filter(|other| run_ids[index].is_some() && run_ids[*other] == run_ids[index]);
+            let first = same.next().unwrap_or(index);
+            // Either of them may be connected to the wrong one.
+            self.nodes[index].note_duplicate(first != index || same.next().is_some());
+            (first != index).then(|| same_server(&self.nodes[first]))
         };
         (0..run_ids.len()).map(duplicate).collect()
     }

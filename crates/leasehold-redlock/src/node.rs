@@ -29,6 +29,9 @@ const BATCH: usize = 128;
 /// The clock offset before the first answer.
 const NO_CLOCK: i64 = i64::MIN;
 
+/// How often a node is connected to again while it is the same server as another one.
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(5);
+
 /// One quorum node, with its latency, clock offset and pending releases.
 pub(super) struct Node {
     pub(super) store: Arc<dyn QuorumNode>,
@@ -47,6 +50,9 @@ pub(super) struct Node {
     /// Its clock at the last answer minus the local clock, in microseconds. The half round trip of the reply makes up for that
     /// of the next command.
     ahead: AtomicI64,
+    /// Since when it is the same server as another node, or when it was last connected to again for that, by the local clock in microseconds.
+    /// Zero if it is a server of its own.
+    duplicate_since: AtomicU64,
     /// A test sets the clock ahead by this many microseconds.
     #[cfg(test)]
     pub(super) skew: AtomicI64,
@@ -96,6 +102,7 @@ impl Node {
             round_trip: AtomicU64::new(0),
             deviation: AtomicU64::new(0),
             ahead: AtomicI64::new(NO_CLOCK),
+            duplicate_since: AtomicU64::new(0),
             #[cfg(test)]
             skew: AtomicI64::new(0),
             pending_releases: Mutex::default(),
@@ -272,6 +279,20 @@ impl Node {
             {
                 released.handle_answer(&answer.reply);
             }
+        }
+    }
+
+    /// Notes whether it is the same server as another node. Its open connections may have led there for a moment only, as a balancer's
+    /// mistake makes them, so it is connected to again from time to time.
+    pub(super) fn note_duplicate(&self, is_duplicate: bool) {
+        let now = self.now().as_micros();
+        let since = self.duplicate_since.load(Ordering::Relaxed);
+        if !is_duplicate || since == 0 {
+            self.duplicate_since.store(if is_duplicate { now } else { 0 }, Ordering::Relaxed);
+        } else if Duration::from_micros(now.saturating_sub(since)) >= RECONNECT_INTERVAL
+            && self.duplicate_since.compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            self.store.reconnect();
         }
     }
 

@@ -30,6 +30,9 @@ pub trait QuorumNode: Store {
     /// Identifies the server since its start, if it is connected and may be asked.
     fn run_id(&self) -> Option<Arc<str>>;
 
+    /// Closes its connections, which are opened again at its address.
+    fn reconnect(&self);
+
     /// As `Store::call`, without a token below `floor`. It runs where it is polled, on no other runtime.
     fn vote(&self, call: Call, floor: Option<Token>) -> BoxFuture<CallResult>;
 

@@ -83,6 +83,9 @@ impl QuorumNode for SimulatedNode {
         self.host.run_id(self.node)
     }
 
+    /// Each address leads to its own server.
+    fn reconnect(&self) {}
+
     fn vote(&self, call: Call, floor: Option<Token>) -> BoxFuture<CallResult> {
         let answered = self.host.call(self.node, vec![call], floor);
         Box::pin(async move { only(answered.await.into_iter().map(call_result).collect()) })

@@ -154,3 +154,25 @@ async fn server_that_becomes_another_while_a_node_connects_has_one_vote() {
         assert!(guard.renew().await.is_err(), "{number}: one server is no quorum of three");
     }
 }
+
+/// A balancer's mistake: open connections stay where they are.
+#[tokio::test]
+async fn node_whose_address_led_to_another_server_for_a_moment_votes_again() {
+    let (one, two, mut other) = (Server::on_port(), Server::on_port(), Server::on_port());
+    for wrong in [0, 1] {
+        let proxies = [Proxy::before(&one), Proxy::before(&two)];
+        let client =
+            Client::connect(&url(&[proxies[0].url(), proxies[1].url(), other.url()], "")).await.unwrap();
+        proxies[wrong].redirect_to([&two, &one][wrong].port());
+        proxies[wrong].cut();
+        other.stop();
+        until(async || {
+            let error = client.mutex("a").try_lock().await.err();
+            error.is_some_and(|error| error.to_string().contains("the same server"))
+        })
+        .await;
+        proxies[wrong].redirect_to([&one, &two][wrong].port());
+        until(async || client.mutex("a").try_lock().await.is_ok_and(|taken| taken.is_some())).await;
+        other.start();
+    }
+}
