@@ -399,8 +399,8 @@ fn full_disk_is_an_error_and_changes_nothing() {
         connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(())).unwrap();
     }
     let mut failed = 0;
-    for number in 0..1_500 {
-        let name = format!("{number}-{}", "x".repeat(100));
+    for number in 0..400 {
+        let name = format!("{number}-{}", "x".repeat(500));
         match store.try_call_inline(&resource(&name), &acquire(id(1, number), false)).unwrap() {
             Ok(answer) => assert!(matches!(answer.reply, Reply::Granted(_))),
             Err(error) => {
