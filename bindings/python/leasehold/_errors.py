@@ -35,7 +35,7 @@ class LeaseLost(Error):
     """The lease ended before the work: another holder may have the lock now.
 
     ``reason`` is ``"expired"`` (no renewal succeeded in time), ``"gone"`` (released by force, or lost by the store), ``"max_hold"``,
-    ``"closed"`` (the client was closed) or ``"bridge"`` (the other library's lock was lost).
+    ``"closed"`` (the client was closed), ``"bridge"`` (the other library's lock was lost), or, in `check` alone, ``"released"``.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:

@@ -93,7 +93,7 @@ class BaseLease:
         return None if self._ended else self._lease.loss()
 
     def check(self) -> None:
-        """Raises `LeaseLost` if the lease is lost. Sends nothing.
+        """Raises `LeaseLost` if the lease is not held any more: it is lost, or was released or detached. Sends nothing.
 
         >>> with client.lock("orders:42") as lease:
         ...     for step in range(3):
@@ -102,6 +102,8 @@ class BaseLease:
         loss = self.loss
         if loss is not None:
             raise LeaseLost(self._lease.loss_error(), loss)
+        if self._ended:
+            raise LeaseLost(f"{self.name!r}: the lease was released or detached before", "released")
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
         """Calls ``callback(reason)`` once the lease is lost, in a thread of this package. It should return soon. It is never called for a lease that is

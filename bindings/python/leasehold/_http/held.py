@@ -47,21 +47,23 @@ class Grant:
 
 
 def grant_of(content: dict[str, object], sent: float, ttl: float) -> Grant:
-    """Reads a grant, of which the token is a text because others than Python read numbers as floats. It lasts no longer than was asked for."""
+    """Reads a grant, of which the token is a text because others than Python read numbers as floats."""
     return Grant(
         id=str(content["lease"]),
         kind=str(content["kind"]),
         name=str(content["name"]),
         token=int(str(content["token_text"])),
-        valid_until=sent + _lifetime(content, ttl),
+        valid_until=_end_of(content, sent, ttl),
     )
 
 
-def _lifetime(content: dict[str, object], ttl: float) -> float:
+def _end_of(content: dict[str, object], sent: float, ttl: float) -> float:
+    """The time until which a lease may be trusted: it counts from when the request was sent, which may have waited. No server makes it last longer than
+    was asked for."""
     lifetime = float(str(content["expires_in_ms"])) / 1000
     if not 0 <= lifetime < math.inf:
         raise ValueError("no time")
-    return min(lifetime, ttl)
+    return min(sent + lifetime, now() + ttl)
 
 
 class Held:
@@ -284,7 +286,7 @@ def _note(held: Held, outcomes: list[dict[str, object]], sent: float) -> None:
     if all(outcome["outcome"] == "renewed" for outcome in outcomes):
         held.error = None
         held.next_renewal = sent + held.ttl / 3
-        held.extend(sent + min(_lifetime(outcome, held.ttl) for outcome in outcomes))
+        held.extend(min(_end_of(outcome, sent, held.ttl) for outcome in outcomes))
         return
     for outcome in outcomes:
         if outcome["outcome"] == "ended":

@@ -66,12 +66,18 @@ def lock_until_commit(
     using: str | None = None,
     **options: Unpack[MutexOptions],
 ) -> Lease:
-    """Acquires a lock that is released after the transaction around this call is committed or rolled back, as with ``ATOMIC_REQUESTS``. Without a transaction
-    it raises ``RuntimeError``. Call ``lease.check()`` before each write: a loss after the last one is only logged."""
+    """Acquires a lock that is released after the transaction around this call is committed or rolled back, as with ``ATOMIC_REQUESTS``: the outermost one, also if
+    a part of it is rolled back. Without a transaction it raises ``RuntimeError``. Call ``lease.check()`` before each write: a loss after the last one is only logged."""
     if not transaction.get_connection(using).in_atomic_block:
         raise RuntimeError("lock_until_commit needs a transaction: use it in transaction.atomic(), or use transaction_lock")
     lease = client().lock(name, wait=wait, ttl=ttl, **options).acquire()
-    transaction.on_commit(_Release(lease), using=using, robust=True)
+    # Of the whole transaction: Django forgets what belongs to a savepoint that is rolled back.
+    connection = transaction.get_connection(using)
+    savepoints, connection.savepoint_ids = connection.savepoint_ids, []
+    try:
+        transaction.on_commit(_Release(lease), using=using, robust=True)
+    finally:
+        connection.savepoint_ids = savepoints
     return lease
 
 

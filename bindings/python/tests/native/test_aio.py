@@ -551,22 +551,30 @@ def test_many_cancelled_acquisitions_leave_memory_descriptors_and_threads_flat(o
 
 
 def test_what_a_call_wakes_is_not_forgotten() -> None:
-    """A release in the loop's thread grants the lock to a task of the loop, which is told also if nobody looks after that call."""
+    """A release grants the lock to another operation of the loop, which is told also if nobody looks after that call."""
     with leasehold.connect("memory:") as client:
         lock = client.lock("a", ttl=60)
-        held = lock.acquire()
+        lock.acquire().release()
         backend = lock._lock
         assert backend is not None
         completions = backend.completions()
-        waiting = backend.acquire(None, completions)
-        assert not waiting.is_done()
-        released = held._lease.release(completions)
-        assert completions.is_ready
-        assert select.select([completions.fileno()], [], [], 0)[0], "its descriptor is readable"
-        ended = completions.take()
-        assert waiting.key in ended
-        assert not select.select([completions.fileno()], [], [], 0)[0]
-        assert waiting.is_done()
-        assert released.is_done()
-        waiting.result().release()
+
+        def result(operation: Any) -> Any:
+            while not operation.is_done():
+                assert select.select([completions.fileno()], [], [], LIMIT)[0], "the operation was not named"
+                completions.take()
+            return operation.result()
+
+        held, waiting = result(backend.acquire(None, completions)), backend.acquire(None, completions)
+        woken = 0
+        for _ in range(20):
+            following = backend.acquire(None, completions)
+            completions.take()
+            released = held.release(completions=completions)
+            woken += completions.is_ready
+            held, waiting = result(waiting), following
+            result(released)
+        assert woken > 10, "the calls themselves wake operations"
+        held.release().result()
+        result(waiting).release().result()
         completions.close()

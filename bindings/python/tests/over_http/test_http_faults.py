@@ -105,6 +105,16 @@ def test_lease_lasts_no_longer_than_was_asked_for(start: Start) -> None:
     lease._end()
 
 
+def test_lease_that_was_waited_for_lasts_its_whole_ttl(start: Start) -> None:
+    def reply(path: str, body: dict[str, Any]) -> Reply | None:
+        time.sleep(1.5)
+        return 200, {}, grant(expires_in_ms=4_400)
+
+    lease = leasehold.connect(start.fake(reply).url).lock("a", ttl=3, wait=30).acquire()
+    assert 2 < lease.expires_in <= 3
+    lease._end()
+
+
 @pytest.mark.parametrize("answer", [grant(name="b"), grant(expires_in_ms=-1), {**grant(), "expires_in_ms": "inf"}, {**grant(), "expires_in_ms": "nan"}])
 def test_answer_to_another_question_is_no_lease(start: Start, answer: dict[str, Any]) -> None:
     with pytest.raises(leasehold.Error, match="is not understood"):

@@ -1,5 +1,6 @@
 """`leasehold.django` in a real project, with its transactions on SQLite."""
 
+import contextlib
 import gc
 import io
 import os
@@ -122,6 +123,26 @@ def test_lock_is_held_until_the_commit_or_the_rollback(other: leasehold.Client) 
         assert balance() == 4
     with pytest.raises(RuntimeError, match="transaction"):
         locks.lock_until_commit("account")
+
+
+def test_lock_outlasts_a_part_of_its_transaction_that_is_rolled_back(other: leasehold.Client) -> None:
+    from django.db import transaction
+
+    import leasehold.django as locks
+
+    for is_kept in (True, False):
+        with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+            with contextlib.suppress(ValueError), transaction.atomic():
+                lease = locks.lock_until_commit("account")
+                raise ValueError
+            gc.collect()
+            lease.check()
+            assert other.lock("account").try_acquire() is None
+            if not is_kept:
+                raise ZeroDivisionError
+        gc.collect()
+        with other.lock("account", wait=20), pytest.raises(leasehold.LeaseLost, match="released"):
+            lease.check()
 
 
 def test_child_process_has_a_client_of_its_own(project: Path, redis_server: Redis) -> None:
