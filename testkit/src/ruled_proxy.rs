@@ -111,7 +111,8 @@ pub fn positions() -> Vec<(String, Rules)> {
             (", no subscribers", Rules { counts_no_subscribers: true, ..rules() }),
             (", no messages", Rules { loses_messages: true, ..rules() }),
             (", forgotten scripts", Rules { forgets_scripts: true, ..rules() }),
-            (", short lives", Rules { lifetime: Some(Duration::from_secs(2)), ..rules() }),
+            // No multiple of it is a time at which a test calls.
+            (", short lives", Rules { lifetime: Some(Duration::from_millis(2_300)), ..rules() }),
         ]
         .map(|(switch, rules)| (format!("{profile}{switch}"), rules))
     };
