@@ -130,6 +130,8 @@ struct Shared {
     rules: Rules,
     /// The hash of each script that was seen, and that of what runs instead.
     scripts: Mutex<HashMap<String, String>>,
+    /// Each text that was seen, and what runs instead, or why nothing does.
+    texts: Mutex<HashMap<String, Result<Vec<u8>, &'static str>>>,
     refused: AtomicUsize,
     /// Connections that were closed because of their age.
     expired: AtomicUsize,
@@ -164,6 +166,7 @@ impl RuledProxy {
             scripts: Mutex::default(),
             refused: AtomicUsize::new(0),
             expired: AtomicUsize::new(0),
+            texts: Mutex::default(),
             scripts_refused: Mutex::default(),
             connections: Mutex::default(),
             loses_messages: AtomicBool::new(rules.loses_messages),
@@ -422,18 +425,28 @@ impl Shared {
             }
             return request;
         }
-        if rules.literal_scripts
-            && let Some(error) = literal_violation(&script)
-        {
-            return self.refused_script(error);
-        }
-        if rules.restricted_scripts {
-            let ruled = format!("{SCRIPT_RULES}{script}");
-            let hash = |text: &str| Sha1::from(text).digest().to_string();
-            lock(&self.scripts).insert(hash(&script), hash(&ruled));
-            request[1] = ruled.into_bytes();
+        let ruled = lock(&self.texts).entry(script).or_insert_with_key(|script| self.ruled(script)).clone();
+        match ruled {
+            Ok(text) => request[1] = text,
+            Err(error) => return self.refused_script(error),
         }
         request
+    }
+
+    /// The text that runs instead, or why none does.
+    fn ruled(&self, script: &str) -> Result<Vec<u8>, &'static str> {
+        if self.rules.literal_scripts
+            && let Some(error) = literal_violation(script)
+        {
+            return Err(error);
+        }
+        if !self.rules.restricted_scripts {
+            return Ok(script.as_bytes().to_vec());
+        }
+        let ruled = format!("{SCRIPT_RULES}{script}");
+        let hash = |text: &str| Sha1::from(text).digest().to_string();
+        lock(&self.scripts).insert(hash(script), hash(&ruled));
+        Ok(ruled.into_bytes())
     }
 }
 
