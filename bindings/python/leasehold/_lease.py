@@ -185,19 +185,18 @@ class Blocks:
     __slots__ = ("_of",)
 
     def __init__(self) -> None:
-        self._of: dict[FrameType, list[tuple[object, Any]]] = {}
+        self._of: dict[FrameType, tuple[tuple[object, Any], ...]] = {}
 
     def push(self, frame: FrameType, owner: object, lease: BaseLease | None) -> None:
-        self._of.setdefault(frame, []).append((owner, lease))
+        self._of[frame] = (*self._of.get(frame, ()), (owner, lease))
 
     def pop(self, frame: FrameType, owner: object) -> Any:
         """The lease of the block that ends in this frame. Raises RuntimeError if it is not known which: another one may still work."""
         if frame not in self._of:
             frame = self._begun_in(frame, owner)
-        blocks = self._of.pop(frame)
-        _, lease = blocks.pop()
-        if blocks:
-            self._of[frame] = blocks
+        *others, (_, lease) = self._of.pop(frame)
+        if others:
+            self._of[frame] = tuple(others)
         return lease
 
     def _begun_in(self, ends: FrameType, owner: object) -> FrameType:

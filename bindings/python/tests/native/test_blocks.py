@@ -120,6 +120,21 @@ def test_block_that_is_not_known_ends_none(client: leasehold.Client, threads: Th
         permits.__exit__(None, None, None)
 
 
+def test_blocks_of_stacks_in_many_threads_end_with_their_stacks(client: leasehold.Client) -> None:
+    permits = client.semaphore("permits", permits=100)
+
+    def work(_: int) -> None:
+        for _ in range(500):
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(permits)
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(work, range(6))) == [None] * 6
+    assert not permits._held._of
+    with client.semaphore("permits", permits=100, take=100, wait=0):
+        pass
+
+
 async def arequest(lock: Any) -> AsyncIterator[Any]:
     async with lock as lease:
         yield lease
