@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -124,12 +125,17 @@ def test_blocks_of_stacks_in_many_threads_end_with_their_stacks(client: leasehol
     permits = client.semaphore("permits", permits=100)
 
     def work(_: int) -> None:
-        for _ in range(500):
+        for _ in range(1_000):
             with contextlib.ExitStack() as stack:
                 stack.enter_context(permits)
 
-    with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(work, range(6))) == [None] * 6
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(work, range(6))) == [None] * 6
+    finally:
+        sys.setswitchinterval(interval)
     assert not permits._held._of
     with client.semaphore("permits", permits=100, take=100, wait=0):
         pass
