@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
+import sys
 import warnings
 
 from . import _fork
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from ._reporter import Registration
 
     T = TypeVar("T")
+    # Its number, who has begun it, and its lease, if it has one.
+    _Block: TypeAlias = tuple[int, object, Any]
     # A callback of `on_lost`, and the operation behind it, which ends when it is dropped.
     _Watch: TypeAlias = tuple[Callable[[str], object], Registration]
 
@@ -177,44 +181,59 @@ class BaseLease:
 class Blocks:
     """The leases of the blocks that a handle has opened.
 
-    A `with` begins and ends in one frame, even that of a generator which other threads or tasks resume. A block that an `ExitStack`, or a function of its
-    own, begins has no such frame: it is known by its thread or task, in which the newest ends first. Threads change only what is their own, because
-    another thread may be anywhere in between.
+    A `with` begins and ends in one frame, even that of a generator which other threads or tasks resume; the blocks of an `ExitStack` are its own. A block
+    that a function begins and another one ends has neither: it is known by its thread or task, in which the newest ends first. Threads change only what is
+    their own, because another thread may be anywhere in between.
     """
 
-    __slots__ = ("_of",)
+    __slots__ = ("_numbers", "_of")
 
     def __init__(self) -> None:
-        self._of: dict[FrameType, tuple[tuple[object, Any], ...]] = {}
+        self._numbers = itertools.count()
+        self._of: dict[object, tuple[_Block, ...]] = {}
 
     def push(self, frame: FrameType, owner: object, lease: BaseLease | None) -> None:
-        self._of[frame] = (*self._of.get(frame, ()), (owner, lease))
+        place = _place(frame)
+        self._of[place] = (*self._of.get(place, ()), (next(self._numbers), owner, lease))
 
     def pop(self, frame: FrameType, owner: object) -> Any:
         """The lease of the block that ends in this frame. Raises RuntimeError if it is not known which: another one may still work."""
-        if frame not in self._of:
-            frame = self._begun_in(frame, owner)
-        *others, (_, lease) = self._of.pop(frame)
+        place = _place(frame)
+        if place not in self._of:
+            place = self._begun_in(place, owner)
+        *others, (_, _, lease) = self._of[place]
         if others:
-            self._of[frame] = tuple(others)
+            self._of[place] = tuple(others)
+        else:
+            del self._of[place]
         return lease
 
-    def _begun_in(self, ends: FrameType, owner: object) -> FrameType:
-        open_blocks = [(frame, blocks[-1][0]) for frame, blocks in list(self._of.items()) if _is_stack(frame) == _is_stack(ends)]
-        own = [frame for frame, begun_by in open_blocks if begun_by == owner]
+    def _begun_in(self, ends: object, owner: object) -> object:
+        # A stack may have got the blocks of another one.
+        open_blocks = [(blocks[-1], place) for place, blocks in list(self._of.items()) if _is_frame(place) == _is_frame(ends)]
+        own = [(number, place) for (number, begun_by, _), place in open_blocks if begun_by == owner]
         if own:
-            return own[-1]
+            return max(own, key=lambda block: block[0])[1]
         if len(open_blocks) == 1:
-            return open_blocks[0][0]
+            return open_blocks[0][1]
         raise RuntimeError(
             f"{len(open_blocks)} blocks of this lock are open, none was begun by this thread or task, and it is not known which of them ends: "
             "use the lease as the context manager (with lock.acquire() as lease)"
         )
 
 
-def _is_stack(frame: FrameType) -> bool:
-    """Whether it is that of an `ExitStack`, which begins a block in one function and ends it in another."""
-    return frame.f_globals.get("__name__") == "contextlib"
+def _place(frame: FrameType) -> object:
+    """What begins and ends a block: the frame of a `with`, or an `ExitStack`."""
+    if frame.f_globals.get("__name__") == "contextlib":
+        return frame.f_locals.get("self", frame)
+    return frame
+
+
+def _is_frame(place: object) -> bool:
+    return isinstance(place, _FRAME)
+
+
+_FRAME = type(sys._getframe())
 
 
 def entered(lease: BaseLease) -> None:

@@ -48,15 +48,24 @@ class Delivery:
 def check_user(sock: socket.socket, path: str) -> None:
     """Refuses a server of another user, who has taken the name of the socket, before anything is sent to it.
 
-    The server is of this user or of root. Who owns the folder, in which nobody else may make files, may name another one.
+    The server is of this user, of root, or of the folder's owner, if nobody else could have made that folder.
     """
-    allowed = {0, os.geteuid()}
-    folder = os.stat(os.path.dirname(path) or ".")
-    if not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        allowed.add(folder.st_uid)
+    allowed = {0, os.geteuid(), _owner_of(os.path.realpath(os.path.dirname(path) or "."))}
     user = _user_of(sock)
     if user not in allowed:
         raise PermissionError(f"{path}: the server there is of another user (uid {user})")
+
+
+def _owner_of(folder: str) -> int:
+    """The user who alone decides what is in the folder, or root."""
+    owner = os.stat(folder).st_uid
+    while True:
+        found = os.stat(folder)
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, owner):
+            return 0
+        if folder == (parent := os.path.dirname(folder)):
+            return owner
+        folder = parent
 
 
 def _user_of(sock: socket.socket) -> int:

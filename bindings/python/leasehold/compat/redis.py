@@ -115,7 +115,7 @@ class Lock:
         text = name.decode() if isinstance(name, bytes) else name
         client = _client(redis) if client is None else client
         self._lock = client.lock(text, ttl=timeout, bridge=bridge.redis_py(text))
-        self._leases = Leases()
+        self._leases = Leases(is_shared=True)
         self._of_thread = threading.local()
 
     @property

@@ -91,6 +91,8 @@ class RLock:
         self._block = Lock(client, name, ttl=ttl)
         self._owner: int | None = None
         self._count = 0
+        # For both: after a loss another thread may acquire the lock at any moment.
+        self._mutex = threading.RLock()
 
     @property
     def lease(self) -> _client.Lease | None:
@@ -108,19 +110,22 @@ class RLock:
             return True
         if not self._block.acquire(blocking, timeout):
             return False
-        self._owner, self._count = threading.get_ident(), 1
+        with self._mutex:
+            self._owner, self._count = threading.get_ident(), 1
         return True
 
     def release(self) -> None:
-        if not self._is_owned():
-            if self._block._leases.has_own():
-                # It was lost, and another thread has acquired the lock since.
-                self._block.release()
+        with self._mutex:
+            is_owned = self._is_owned()
+            if is_owned:
+                self._count -= 1
+                if self._count > 0:
+                    return
+                self._owner = None
+        # If it was lost, another thread may have acquired the lock since.
+        if not is_owned and not self._block._leases.has_own():
             raise RuntimeError("cannot release un-acquired lock")
-        self._count -= 1
-        if self._count == 0:
-            self._owner = None
-            self._block.release()
+        self._block.release()
 
     def locked(self) -> bool:
         """Whether a thread of this process holds the lock by this object."""
@@ -143,13 +148,15 @@ class RLock:
     def _release_save(self) -> tuple[int, int]:
         if not self._is_owned():
             raise RuntimeError("cannot release un-acquired lock")
-        count, self._count, self._owner = self._count, 0, None
+        with self._mutex:
+            count, self._count, self._owner = self._count, 0, None
         self._block.release()
         return count, threading.get_ident()
 
     def _acquire_restore(self, state: tuple[int, int]) -> None:
         self._block.acquire()
-        self._count, self._owner = state
+        with self._mutex:
+            self._count, self._owner = state
 
     def _at_fork_reinit(self) -> None:
         self._block._at_fork_reinit()
@@ -186,10 +193,16 @@ class BoundedSemaphore:
             raise ValueError("n must be one or more")
         if n > len(self._leases):
             raise ValueError("Semaphore released too many times")
+        failed = None
         for _ in range(n):
             lease = self._leases.take()
-            if lease is not None:
-                lease.release()
+            try:
+                if lease is not None:
+                    lease.release()
+            except Exception as error:  # The others are released all the same.
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def __enter__(self) -> bool:
         return self.acquire()

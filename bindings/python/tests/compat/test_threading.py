@@ -163,3 +163,19 @@ class TestLostLeases:
         other.submit(permits.release).result()
         with pytest.raises(ValueError, match="too many times"):
             permits.release()
+
+    def test_lost_permit_keeps_no_other_from_being_released(self, client: leasehold.Client) -> None:
+        permits = BoundedSemaphore(client, "a", 2)
+        permits.acquire()
+        permits.acquire()
+        newest = permits._leases.next()
+        assert newest is not None
+        client.force_release("a", "semaphore", token=newest.token)
+        began = time.monotonic()
+        while not newest.is_lost:
+            assert time.monotonic() - began < 10
+            time.sleep(0.01)
+        with pytest.raises(leasehold.LeaseLost):
+            permits.release(2)
+        with client.semaphore("a", permits=2, take=2, wait=10):
+            pass

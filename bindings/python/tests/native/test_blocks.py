@@ -107,6 +107,40 @@ def test_blocks_of_exit_stacks_end_with_their_stacks(client: leasehold.Client, t
     assert "released" in repr(outer)
 
 
+def stacked(lock: Any) -> Iterator[Any]:
+    """A block of a stack in a generator."""
+    with contextlib.ExitStack() as stack:
+        yield stack.enter_context(lock)
+
+
+def test_stacks_of_one_thread_end_in_any_order(client: leasehold.Client) -> None:
+    permits = client.semaphore("permits", permits=4)
+    first, second = stacked(permits), stacked(permits)
+    one, two = next(first), next(second)
+    end(first)
+    assert "released" in repr(one)
+    assert "released" not in repr(two)
+    with contextlib.ExitStack() as stack, stack.pop_all() as moved:
+        three = moved.enter_context(permits)
+        moved.pop_all().close()
+        assert "released" in repr(three)
+    end(second)
+    assert "released" in repr(two)
+
+
+def test_what_a_function_begins_ends_before_what_is_around_it(client: leasehold.Client) -> None:
+    permits = client.semaphore("permits", permits=4)
+    with permits as outer:
+        with permits as inner:
+            pass
+        begun = permits.__enter__()
+        (lambda: permits.__exit__(None, None, None))()
+        assert "released" in repr(inner)
+        assert "released" in repr(begun)
+        assert "released" not in repr(outer)
+    assert "released" in repr(outer)
+
+
 def test_block_that_is_not_known_ends_none(client: leasehold.Client, threads: Threads) -> None:
     permits = client.semaphore("permits", permits=2)
     one, two = permits.__enter__(), threads(0, permits.__enter__)

@@ -124,15 +124,15 @@ def test_answer_to_another_question_is_no_lease(start: Start, answer: dict[str, 
 LISTENER = """
 import os, socket, sys
 path, seen, user = sys.argv[1:]
-os.setuid(int(user))
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
+file = open(seen, "ab", buffering=0)
+os.setuid(int(user))
 listener.listen()
 print("listening", flush=True)
 while True:
     stranger, _ = listener.accept()
-    with open(seen, "ab") as file:
-        file.write(stranger.recv(100_000))
+    file.write(stranger.recv(100_000))
 """
 
 
@@ -141,17 +141,16 @@ def ask(client: leasehold.Client) -> None:
         client.list()
 
 
-@pytest.mark.parametrize("is_of_the_folder_s_owner", [False, True])
-def test_server_of_another_user_is_refused_before_anything_is_sent(
-    monkeypatch: pytest.MonkeyPatch, is_of_the_folder_s_owner: bool
-) -> None:
-    folder = Path(tempfile.mkdtemp())
+@pytest.mark.parametrize("where", ["a folder of everybody", "a folder of the stranger where all may make folders", "a folder of the server's user"])
+def test_server_of_another_user_is_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    is_of_the_folder_s_owner = where == "a folder of the server's user"
+    folder = Path(tempfile.mkdtemp(dir=Path.home() if is_of_the_folder_s_owner else "/tmp"))
     socket_path, seen = folder / "locks.sock", folder / "seen"
-    folder.chmod(0o755 if is_of_the_folder_s_owner else 0o1777)
+    folder.chmod(0o1777 if where == "a folder of everybody" else 0o755)
     stranger = os.geteuid()
     if os.geteuid() == 0:
         stranger = 65_534
-        if is_of_the_folder_s_owner:
+        if where != "a folder of everybody":
             os.chown(folder, stranger, -1)
     else:
         user = os.geteuid() + 1
