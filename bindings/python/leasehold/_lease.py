@@ -209,15 +209,17 @@ class Blocks:
         return lease
 
     def _begun_in(self, ends: object, owner: object) -> object:
-        # A stack may have got the blocks of another one.
-        open_blocks = [(blocks[-1], place) for place, blocks in list(self._of.items()) if _is_frame(place) == _is_frame(ends)]
-        own = [(number, place) for (number, begun_by, _), place in open_blocks if begun_by == owner]
-        if own:
-            return max(own, key=lambda block: block[0])[1]
-        if len(open_blocks) == 1:
-            return open_blocks[0][1]
+        open_blocks = [(blocks[-1], place) for place, blocks in list(self._of.items())]
+        own = [(block, place) for block, place in open_blocks if block[1] == owner]
+        # A stack may have got the blocks of another one, or one that a function has begun.
+        alike = [(block, place) for block, place in own if _is_frame(place) == _is_frame(ends)]
+        newest = max(alike or own or open_blocks[:1], key=lambda found: found[0][0], default=None)
+        # Who has lost a lease may end its block in any thread: it must not end a good one.
+        is_certain = len(open_blocks) == 1 or (bool(own) and not any(_is_lost(block) for block, _ in open_blocks))
+        if newest is not None and (is_certain or _is_lost(newest[0])):
+            return newest[1]
         raise RuntimeError(
-            f"{len(open_blocks)} blocks of this lock are open, none was begun by this thread or task, and it is not known which of them ends: "
+            f"{len(open_blocks)} blocks of this lock are open, and it is not known which of them ends here: "
             "use the lease as the context manager (with lock.acquire() as lease)"
         )
 
@@ -227,6 +229,11 @@ def _place(frame: FrameType) -> object:
     if frame.f_globals.get("__name__") == "contextlib":
         return frame.f_locals.get("self", frame)
     return frame
+
+
+def _is_lost(block: _Block) -> bool:
+    lease = block[2]
+    return lease is not None and lease.is_lost
 
 
 def _is_frame(place: object) -> bool:

@@ -248,14 +248,6 @@ class Core:
             try:
                 answer = await self._send_ids("/v1/leases/release", ids, _limit(ttl), deadline)
                 outcomes = dict(zip(ids, answer.content["leases"], strict=True))
-            except Unavailable as error:
-                settle(error)
-                if isinstance(error, Refused):
-                    return
-            except Error as error:
-                settle(error)
-                return
-            else:
                 for outcome in outcomes.values():
                     if outcome["outcome"] in ("not-allowed", "invalid"):
                         settle(Refused(f"the release was refused: {outcome['detail']}"))
@@ -264,6 +256,16 @@ class Core:
                     settle(None)
                     return
                 settle(Unavailable(f"the store did not confirm the release: {outcomes[ids[0]]['detail']}"))
+            except Unavailable as error:
+                settle(error)
+                if isinstance(error, Refused):
+                    return
+            except Error as error:
+                settle(error)
+                return
+            except (KeyError, TypeError, ValueError):
+                settle(Error("the server's answer to a release is not understood: is it of another version?"))
+                return
             await asyncio.sleep(1.0)
         settle(None)
 

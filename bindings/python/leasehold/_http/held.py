@@ -284,9 +284,9 @@ def _log(message: str) -> None:
 
 def _note(held: Held, outcomes: list[dict[str, object]], sent: float) -> None:
     if all(outcome["outcome"] == "renewed" for outcome in outcomes):
+        held.extend(min(_end_of(outcome, sent, held.ttl) for outcome in outcomes))
         held.error = None
         held.next_renewal = sent + held.ttl / 3
-        held.extend(min(_end_of(outcome, sent, held.ttl) for outcome in outcomes))
         return
     for outcome in outcomes:
         if outcome["outcome"] == "ended":

@@ -146,9 +146,9 @@ class RLock:
         return self._count if self._is_owned() else 0
 
     def _release_save(self) -> tuple[int, int]:
-        if not self._is_owned():
-            raise RuntimeError("cannot release un-acquired lock")
         with self._mutex:
+            if not self._is_owned():
+                raise RuntimeError("cannot release un-acquired lock")
             count, self._count, self._owner = self._count, 0, None
         self._block.release()
         return count, threading.get_ident()
@@ -160,7 +160,7 @@ class RLock:
 
     def _at_fork_reinit(self) -> None:
         self._block._at_fork_reinit()
-        self._owner, self._count = None, 0
+        self._owner, self._count, self._mutex = None, 0, threading.RLock()
 
     def __repr__(self) -> str:
         state = "locked" if self.locked() else "unlocked"

@@ -141,6 +141,33 @@ def test_what_a_function_begins_ends_before_what_is_around_it(client: leasehold.
     assert "released" in repr(outer)
 
 
+def test_block_that_a_function_has_begun_may_be_given_to_a_stack(client: leasehold.Client, threads: Threads) -> None:
+    permits = client.semaphore("permits", permits=4)
+    other = contextlib.ExitStack()
+    threads(0, other.enter_context, permits)
+    with contextlib.ExitStack() as stack:
+        lease = permits.__enter__()
+        stack.push(permits)
+    assert "released" in repr(lease)
+    threads(1, other.close)
+    assert not permits._held._of
+
+
+def test_lost_lease_s_block_ends_no_good_one(client: leasehold.Client, threads: Threads) -> None:
+    orders = client.lock("orders", max_hold=0.2)
+    lost = threads(0, orders.__enter__)
+    while not lost.is_lost:
+        time.sleep(0.01)
+    good = client.lock("orders", wait=5)
+    held = threads(1, orders.__enter__)
+    with pytest.raises(leasehold.LeaseLost):
+        threads(2, orders.__exit__, None, None, None)
+    assert "released" not in repr(held)
+    threads(1, orders.__exit__, None, None, None)
+    with good:
+        pass
+
+
 def test_block_that_is_not_known_ends_none(client: leasehold.Client, threads: Threads) -> None:
     permits = client.semaphore("permits", permits=2)
     one, two = permits.__enter__(), threads(0, permits.__enter__)

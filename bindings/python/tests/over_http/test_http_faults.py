@@ -121,6 +121,16 @@ def test_answer_to_another_question_is_no_lease(start: Start, answer: dict[str, 
         leasehold.connect(start.fake(lambda path, body: (200, {}, answer)).url).lock("a").acquire()
 
 
+@pytest.mark.parametrize("answer", [{}, {"leases": []}, {"leases": [{}]}, {"leases": [{"outcome": "unknown"}]}, []])
+def test_answer_to_a_release_that_is_not_understood_is_an_error(start: Start, answer: Any) -> None:
+    def reply(path: str, body: dict[str, Any]) -> Reply | None:
+        return 200, {}, answer if path == "/v1/leases/release" else grant()
+
+    lease = leasehold.connect(start.fake(reply).url).lock("a").acquire()
+    with pytest.raises(leasehold.Error, match="is not understood"):
+        lease.release()
+
+
 LISTENER = """
 import os, socket, sys
 path, seen, user = sys.argv[1:]
