@@ -57,6 +57,9 @@ use runtime::Runtime;
 pub use url::RedlockUrl;
 
 /// Checks the nodes, and whether they are independent of each other.
+/// How soon a node is connected to again that is the same server as another one.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(5);
+
 type Diagnoser = Box<dyn Fn() -> BoxFuture<Diagnosis> + Send + Sync>;
 
 /// A quorum store.
@@ -195,8 +198,14 @@ impl Quorum {
             let mut same = (0..run_ids.len())
                 .filter(|other| run_ids[index].is_some() && run_ids[*other] == run_ids[index]);
             let first = same.next().unwrap_or(index);
-            // Either of them may be connected to the wrong one.
-            self.nodes[index].note_duplicate(first != index || same.next().is_some());
+            // Either of them may be connected to the wrong one. The first one votes, so it comes second.
+            if first != index {
+                self.nodes[index].is_duplicate(RECONNECT_PAUSE);
+            } else if same.next().is_some() {
+                self.nodes[index].is_duplicate(RECONNECT_PAUSE * 3 / 2);
+            } else if run_ids.iter().all(Option::is_some) {
+                self.nodes[index].is_no_duplicate();
+            }
             (first != index).then(|| same_server(&self.nodes[first]))
         };
         (0..run_ids.len()).map(duplicate).collect()

@@ -29,8 +29,8 @@ const BATCH: usize = 128;
 /// The clock offset before the first answer.
 const NO_CLOCK: i64 = i64::MIN;
 
-/// How often a node is connected to again while it is the same server as another one.
-const RECONNECT_INTERVAL: Duration = Duration::from_secs(5);
+/// The longest pause before a node is connected to again because it is the same server as another one.
+const MAX_RECONNECT_PAUSE: Duration = Duration::from_secs(300);
 
 /// One quorum node, with its latency, clock offset and pending releases.
 pub(super) struct Node {
@@ -50,9 +50,8 @@ pub(super) struct Node {
     /// Its clock at the last answer minus the local clock, in microseconds. The half round trip of the reply makes up for that
     /// of the next command.
     ahead: AtomicI64,
-    /// Since when it is the same server as another node, or when it was last connected to again for that, by the local clock in microseconds.
-    /// Zero if it is a server of its own.
-    duplicate_since: AtomicU64,
+    /// While it is the same server as another node: when it is connected to again, and the pause before that.
+    reconnect: Mutex<Option<(LocalTime, Duration)>>,
     /// A test sets the clock ahead by this many microseconds.
     #[cfg(test)]
     pub(super) skew: AtomicI64,
@@ -102,7 +101,7 @@ impl Node {
             round_trip: AtomicU64::new(0),
             deviation: AtomicU64::new(0),
             ahead: AtomicI64::new(NO_CLOCK),
-            duplicate_since: AtomicU64::new(0),
+            reconnect: Mutex::default(),
             #[cfg(test)]
             skew: AtomicI64::new(0),
             pending_releases: Mutex::default(),
@@ -282,18 +281,22 @@ impl Node {
         }
     }
 
-    /// Notes whether it is the same server as another node. Its open connections may have led there for a moment only, as a balancer's
-    /// mistake makes them, so it is connected to again from time to time.
-    pub(super) fn note_duplicate(&self, is_duplicate: bool) {
-        let now = self.now().as_micros();
-        let since = self.duplicate_since.load(Ordering::Relaxed);
-        if !is_duplicate || since == 0 {
-            self.duplicate_since.store(if is_duplicate { now } else { 0 }, Ordering::Relaxed);
-        } else if Duration::from_micros(now.saturating_sub(since)) >= RECONNECT_INTERVAL
-            && self.duplicate_since.compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
+    /// It is the same server as another node. Its open connections may have led there for a moment only, as a balancer's mistake makes them, so
+    /// it is connected to again: after this pause, and then after longer ones, because a node that is connected to gives no vote meanwhile.
+    pub(super) fn is_duplicate(&self, first_pause: Duration) {
+        let now = self.now();
+        let mut reconnect = self.reconnect.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, pause) = *reconnect.get_or_insert((now + first_pause, first_pause));
+        if now >= at {
+            let pause = (pause * 2).min(MAX_RECONNECT_PAUSE);
+            *reconnect = Some((now + pause, pause));
+            drop(reconnect);
             self.store.reconnect();
         }
+    }
+
+    pub(super) fn is_no_duplicate(&self) {
+        *self.reconnect.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     pub(super) fn warnings(&self) -> Vec<String> {
