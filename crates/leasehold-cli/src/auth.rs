@@ -12,9 +12,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{CredentialRequest, Credentials};
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 use serde_json::{Map, Value};
 
 use crate::child::die_with_parent;
@@ -227,9 +227,9 @@ impl Running {
 
     fn is_stopped(&self) -> bool {
         let Some((child, _)) = &self.child else { return false };
-        let Ok(pid) = i32::try_from(child.id()) else { return false };
-        let only_look = WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        matches!(waitid(Id::Pid(Pid::from_raw(pid)), only_look), Ok(WaitStatus::Stopped(..)))
+        let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        let only_look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        pid.is_some_and(|pid| matches!(waitid(WaitId::Pid(pid), only_look), Ok(Some(_))))
     }
 }
 

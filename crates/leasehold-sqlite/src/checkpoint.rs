@@ -100,6 +100,16 @@ mod tests {
         connection.limited().execute(fill, []).unwrap();
         truncate_log(&path, &mut connection);
         assert_eq!(length(), new);
+        // Of a process that was killed before it had removed them.
+        connection.limited().execute("INSERT INTO meta VALUES ('room 1', '')", []).unwrap();
+        let (_, again) = schema::prepare(&path, false).unwrap();
+        let left: u32 = again
+            .limited()
+            .query_row("SELECT count(*) FROM meta WHERE key BETWEEN 'room ' AND 'room!'", [], |row| {
+                row.get(0)
+            })
+            .unwrap();
+        assert_eq!(left, 0);
     }
 
     #[test]

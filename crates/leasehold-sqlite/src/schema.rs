@@ -177,6 +177,7 @@ impl From<rusqlite::Error> for TransactionError {
 const TAKE_ROOM: &str = "
     WITH RECURSIVE row(number) AS (VALUES (1) UNION ALL SELECT number + 1 FROM row WHERE number < 256)
     INSERT INTO meta SELECT 'room ' || number, hex(zeroblob(512)) FROM row";
+const HAS_ROOM_ROWS: &str = "SELECT EXISTS (SELECT 1 FROM meta WHERE key BETWEEN 'room ' AND 'room!')";
 const LEAVE_ROOM: &str = "DELETE FROM meta WHERE key BETWEEN 'room ' AND 'room!'";
 
 fn make_ours(connection: &Limited<'_>, path: &Path, boot: &Boot) -> Result<(), TransactionError> {
@@ -186,6 +187,7 @@ fn make_ours(connection: &Limited<'_>, path: &Path, boot: &Boot) -> Result<(), T
     connection.pragma_update(None, "page_size", PAGE)?;
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
     if count_tables(connection)? > 0 && boot_of(connection)?.is_some_and(|known| known == boot.id) {
+        leave_room(connection);
         return Ok(());
     }
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
@@ -218,9 +220,17 @@ fn make_ours(connection: &Limited<'_>, path: &Path, boot: &Boot) -> Result<(), T
     transaction.commit()?;
     if is_new {
         checkpoint::write_log(connection);
-        connection.execute(LEAVE_ROOM, [])?;
     }
+    leave_room(connection);
     Ok(())
+}
+
+/// Removes the rows that have made the room. If another process writes at this moment, the next one that opens the file does it.
+fn leave_room(connection: &Connection) {
+    let has_rows = connection.query_row(HAS_ROOM_ROWS, [], |row| row.get(0));
+    if has_rows.unwrap_or(false) {
+        let _ = connection.execute(LEAVE_ROOM, []);
+    }
 }
 
 /// When this machine was booted, in microseconds of its wall clock. It moves if that clock is set.

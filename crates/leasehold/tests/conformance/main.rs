@@ -266,6 +266,10 @@ fn main() {
         Ok(wanted) => {
             let is_wanted =
                 |suite: &&'static str| wanted == "all" || wanted.split(',').any(|name| name == *suite);
+            assert!(
+                wanted == "all" || wanted.split(',').all(|name| ALL.contains(&name)),
+                "{wanted}: no such suite"
+            );
             let suites: &[&str] = ALL.iter().copied().filter(is_wanted).collect::<Vec<_>>().leak();
             let names = positions().into_iter().map(|(name, _)| &*name.leak());
             names.map(|name| (name, Together, name, suites)).collect()

@@ -116,7 +116,8 @@ async fn value_of_another_program_at_a_majority_is_shown() {
     assert!(left <= Duration::from_secs(600) && !left.is_zero(), "{left:?}");
     let listed = async || client.list().await.unwrap_or_default();
     until(async || listed().await.iter().any(|info| info.name == "a" && info.foreign.is_some())).await;
-    until(async || mutex.try_lock().await.is_ok_and(|guard| guard.is_none())).await;
+    let taken = until_some(async || mutex.try_lock().await.ok()).await;
+    assert!(taken.is_none());
     until(async || mutex.force_release().await.is_err_and(|error| error.is_invalid())).await;
     nodes.0[0].run(&["DEL", KEY]);
     let info = until_some(async || mutex.inspect().await.ok()).await;
