@@ -38,7 +38,10 @@ fn leasehold_runs_beside_the_lower_bounds_and_is_not_broken() {
 }
 
 fn assert_leasehold_is_not_broken() {
-    let results = compare(&["a", "h", "g", "--only", "leasehold,bounds"]);
+    // What is sent is counted in the short warm-up, in which a busy machine may acquire nothing.
+    let warm = |results: &Results| figures(&results.cells[0], "leasehold").contains_key("sent");
+    let runs = (0..3).map(|_| compare(&["a", "h", "g", "--only", "leasehold,bounds"]));
+    let results = runs.into_iter().find(warm).expect("something is acquired in one of three warm-ups");
     let is_there = |program| matches!(results.peers[program], Presence::There(_));
     assert!(is_there("leasehold") && is_there("bounds"));
     assert_eq!(results.cells.len(), 7);

@@ -17,8 +17,8 @@ use crate::output::{Level, message};
 /// `leasehold`.
 const STORES: &str = "leasehold_";
 
-/// `serve` has a log of its own.
-const SERVER: &str = "leasehold_serve";
+/// `serve` has a log of its own; and a connection for messages that ends is opened again, while waiters ask.
+const OTHERS: [&str; 2] = ["leasehold_serve", "leasehold_redis::subscriber"];
 
 /// The same text is printed once within this time.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -53,7 +53,8 @@ impl Printer {
 impl Subscriber for Printer {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let target = metadata.target();
-        metadata.is_event() && target.starts_with(STORES) && !target.starts_with(SERVER)
+        let is_other = OTHERS.iter().any(|other| target.starts_with(other));
+        metadata.is_event() && target.starts_with(STORES) && !is_other
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
