@@ -36,8 +36,7 @@ def current() -> BaseLease | None:
     ...     leasehold.current() is lease
     True
     """
-    leases = _current.get()
-    return leases[-1] if leases else None
+    return next((lease for lease in reversed(_current.get()) if not lease._ended), None)
 
 
 class BaseLease:
@@ -245,7 +244,8 @@ _FRAME = type(sys._getframe())
 
 def entered(lease: BaseLease) -> None:
     """The lease is that of the innermost block."""
-    _current.set((*_current.get(), lease))
+    # A block that has ended in another context has left its lease here.
+    _current.set((*(other for other in _current.get() if not other._ended), lease))
 
 
 def left(lease: BaseLease) -> None:

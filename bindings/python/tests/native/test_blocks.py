@@ -102,7 +102,9 @@ def test_blocks_of_exit_stacks_end_with_their_stacks(client: leasehold.Client, t
         three = other.enter_context(permits)
         threads(0, other.close)
         assert "released" in repr(three)
+        assert leasehold.current() is inner
         end(block)
+        assert leasehold.current() is outer
         assert "released" not in repr(outer)
     assert "released" in repr(outer)
 
