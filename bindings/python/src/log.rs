@@ -1,14 +1,13 @@
 //! What the library reports, for `logging`: it is kept until a Python thread asks for it.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
+use leasehold_store::event_text::text_of;
 use leasehold_store::process::PerProcess;
 use pyo3::prelude::*;
-use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, level_filters::LevelFilter, span};
 
 use crate::completions::{Completions, queue_of};
@@ -73,9 +72,7 @@ impl Subscriber for Capture {
             Level::WARN => 30,
             _ => 20,
         };
-        let mut line = Line::default();
-        event.record(&mut line);
-        let message = line.message + &line.fields;
+        let message = text_of(event);
         let mut kept = kept();
         if kept.records.len() == MAX_RECORDS {
             kept.records.pop_front();
@@ -91,27 +88,6 @@ impl Subscriber for Capture {
     fn enter(&self, _: &span::Id) {}
 
     fn exit(&self, _: &span::Id) {}
-}
-
-/// The message first, then its fields.
-#[derive(Default)]
-struct Line {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        use fmt::Write as _;
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, ", {name}: {value:?}"),
-        };
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.record_debug(field, &format_args!("{value}"));
-    }
 }
 
 /// Keeps what the library reports from now on.

@@ -2,11 +2,10 @@
 //! connection, certificates that are not read again. What the engine logs of leases the commands report by themselves.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tracing::field::{Field, Visit};
+use leasehold_store::event_text::text_of;
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -70,9 +69,7 @@ impl Subscriber for Printer {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
-        event.record(&mut line);
-        let text = line.message + &line.fields;
+        let text = text_of(event);
         if self.is_due(&text) {
             message(Level::Warn, "store_warning", format_args!("warning: {text}"));
         }
@@ -81,28 +78,6 @@ impl Subscriber for Printer {
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
-}
-
-/// The message first, then its fields.
-#[derive(Default)]
-struct Line {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        use fmt::Write as _;
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            "error" => write!(self.fields, ": {value:?}"),
-            name => write!(self.fields, ", {name}: {value:?}"),
-        };
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.record_debug(field, &format_args!("{value}"));
-    }
 }
 
 #[cfg(test)]

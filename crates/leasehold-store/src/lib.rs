@@ -14,6 +14,7 @@ mod contract;
 pub mod credentials;
 mod diagnostics;
 pub mod digest;
+pub mod event_text;
 pub mod gate;
 #[cfg(any(test, feature = "testing"))]
 pub mod histories;
