@@ -346,17 +346,16 @@ async fn doctor_names_what_is_lost() {
 /// Without RESP3 an idle client does not notice that its connection was closed.
 #[tokio::test]
 async fn call_after_an_idle_cut_is_an_error_once_at_most() {
-    let rules = Rules { lifetime: Some(Duration::from_millis(600)), ..Rules::cluster_proxy() };
-    let proxy = RuledProxy::start(rules);
+    let proxy = RuledProxy::start(Rules::cluster_proxy());
     let client = Client::connect(&proxy.url()).await.unwrap();
     let mutex = client.mutex("a");
     for _ in 0..4 {
-        tokio::time::sleep(Duration::from_millis(730)).await;
+        proxy.cut();
         let guard = mutex.try_lock().await.unwrap().unwrap();
-        tokio::time::sleep(Duration::from_millis(730)).await;
+        proxy.cut();
         // Who holds a lease notices it.
         guard.release().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(730)).await;
+        proxy.cut();
         if let Err(error) = mutex.inspect().await {
             assert!(error.is_unavailable(), "{error}");
             mutex.inspect().await.unwrap();

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +11,8 @@ import pytest
 
 import leasehold
 import leasehold.aio
+
+from servers import until
 
 
 class Threads:
@@ -52,8 +53,7 @@ def test_block_that_ends_in_another_thread_is_its_own(client: leasehold.Client, 
     orders = client.lock("orders", max_hold=0.2)
     first, second = request(orders), request(orders)
     lost = threads(0, next, first)
-    while not lost.is_lost:
-        time.sleep(0.01)
+    until(lambda: lost.is_lost)
     held = threads(1, next, second)
     with pytest.raises(leasehold.LeaseLost):
         threads(2, end, first)
@@ -158,8 +158,7 @@ def test_block_that_a_function_has_begun_may_be_given_to_a_stack(client: leaseho
 def test_lost_lease_s_block_ends_no_good_one(client: leasehold.Client, threads: Threads) -> None:
     orders = client.lock("orders", max_hold=0.2)
     lost = threads(0, orders.__enter__)
-    while not lost.is_lost:
-        time.sleep(0.01)
+    until(lambda: lost.is_lost)
     good = client.lock("orders", wait=5)
     held = threads(1, orders.__enter__)
     with pytest.raises(leasehold.LeaseLost):
