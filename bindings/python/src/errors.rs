@@ -1,73 +1,20 @@
-//! Errors of the library as exceptions of `leasehold._errors`.
+//! Errors as exceptions of `leasehold._errors`.
 
-use leasehold::{Error, ErrorKind, Loss};
+use leasehold_binding::Failure;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyModule;
 
-/// Why an operation failed.
-pub(crate) enum Failure {
-    Library(Error),
-    Lost(String, Loss),
-    /// The class of the exception, and its message.
-    Own(&'static str, String),
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        Self::Library(error)
+pub(crate) fn raised(py: Python<'_>, failure: Failure) -> PyErr {
+    let (class, message, reason) = failure.parts();
+    match reason {
+        Some(reason) => exception(py, class, (message, reason)),
+        None => exception(py, class, (message,)),
     }
 }
 
-impl Failure {
-    pub(crate) fn closed() -> Self {
-        Self::Own("ClientClosed", "the client was closed".to_owned())
-    }
-
-    pub(crate) fn exits() -> Self {
-        Self::Own("ClientClosed", "the interpreter exits".to_owned())
-    }
-
-    pub(crate) fn invalid(what: impl Into<String>) -> Self {
-        Self::Own("InvalidInput", what.into())
-    }
-
-    pub(crate) fn unsupported(what: impl Into<String>) -> Self {
-        Self::Own("Unsupported", what.into())
-    }
-
-    pub(crate) fn into_exception(self, py: Python<'_>) -> PyErr {
-        match self {
-            Self::Own(class, message) => exception(py, class, (message,)),
-            Self::Lost(message, loss) => exception(py, "LeaseLost", (message, reason(loss))),
-            Self::Library(error) => {
-                let class = match error.kind() {
-                    _ if error.is_refused() => "Refused",
-                    ErrorKind::Invalid => "InvalidInput",
-                    ErrorKind::Unsupported => "Unsupported",
-                    ErrorKind::Unavailable => "Unavailable",
-                    ErrorKind::Lost => "LeaseLost",
-                    ErrorKind::Timeout => "Timeout",
-                    ErrorKind::QueueFull => "QueueFull",
-                    ErrorKind::Closed => "ClientClosed",
-                    ErrorKind::Forked => "ForkedError",
-                    _ => "Error",
-                };
-                exception(py, class, (format!("{error:#}"),))
-            }
-        }
-    }
-}
-
-/// The reason of `LeaseLost`.
-pub(crate) fn reason(loss: Loss) -> &'static str {
-    match loss {
-        Loss::Expired => "expired",
-        Loss::MaxHold => "max_hold",
-        Loss::Closed => "closed",
-        Loss::Bridge => "bridge",
-        _ => "gone",
-    }
+pub(crate) fn exits() -> Failure {
+    Failure::Own("ClientClosed", "the interpreter exits".to_owned())
 }
 
 pub(crate) fn forked(py: Python<'_>) -> PyErr {

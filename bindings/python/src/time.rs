@@ -1,31 +1,23 @@
 //! Seconds of Python as durations.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use leasehold_binding::{Failure, Limit};
 use pyo3::prelude::*;
 
-use crate::errors::Failure;
-
-/// How long a call may wait, from its start on.
-#[derive(Clone, Copy)]
-pub(crate) struct Limit {
-    started: Instant,
-    wait: Duration,
-}
-
-impl Limit {
-    pub(crate) fn new(py: Python<'_>, wait: Option<f64>) -> PyResult<Self> {
-        let wait = wait.map_or(Ok(Duration::MAX), |wait| duration(py, wait))?;
-        Ok(Self { started: Instant::now(), wait })
-    }
-
-    pub(crate) fn left(self) -> Duration {
-        if self.wait == Duration::MAX { self.wait } else { self.wait.saturating_sub(self.started.elapsed()) }
-    }
-}
+use crate::errors::raised;
 
 /// Seconds of Python.
 pub(crate) fn duration(py: Python<'_>, seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| Failure::invalid(format!("{seconds:?} is no number of seconds")).into_exception(py))
+        .map_err(|_| raised(py, Failure::invalid(format!("{seconds:?} is no number of seconds"))))
+}
+
+pub(crate) fn optional_duration(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    seconds.map(|seconds| duration(py, seconds)).transpose()
+}
+
+/// How long a call that starts now may wait.
+pub(crate) fn limit(py: Python<'_>, wait: Option<f64>) -> PyResult<Limit> {
+    optional_duration(py, wait).map(Limit::new)
 }

@@ -106,7 +106,7 @@ def test_address_ends_with_the_store() -> None:
     store = TestStore()
     url = store.url
     del store
-    with pytest.raises(leasehold.InvalidInput, match="no leasehold.testing.TestStore of this process has this address"):
+    with pytest.raises(leasehold.InvalidInput, match="no TestStore of this process has this address"):
         leasehold.connect(url).list()
 
 

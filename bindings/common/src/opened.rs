@@ -5,24 +5,22 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use leasehold::testing::TestStore;
-use leasehold::{Client, Kind, Token};
-use pyo3::prelude::*;
+use leasehold::{Client, Guard, Kind, LeaseId, SCHEMES, Token};
 use tokio::sync::OnceCell;
 
-use crate::core::{Outcome, done};
-use crate::errors::Failure;
-use crate::exit::{self, Close};
-use crate::time::duration;
+use crate::exit::{Close, Exit};
+use crate::failure::Failure;
+use crate::testing;
 
-/// `leasehold._terms.Settings`
-#[derive(FromPyObject)]
-pub(crate) struct Settings {
-    ttl: Option<f64>,
-    label: Option<String>,
-    max_waiters: Option<u32>,
-    replicas: Option<u32>,
-    connect_timeout: Option<f64>,
-    pub(crate) token: Option<String>,
+/// The settings of a client. None: the library's default.
+#[derive(Default)]
+#[expect(missing_docs, reason = "as the builder of the library has them")]
+pub struct Settings {
+    pub ttl: Option<Duration>,
+    pub label: Option<String>,
+    pub max_waiters: Option<u32>,
+    pub replicas: Option<u32>,
+    pub connect_timeout: Option<Duration>,
 }
 
 /// A client that is open, or will be.
@@ -30,36 +28,35 @@ pub(crate) struct Opened {
     url: String,
     /// The store of a test: nothing waits for its clients, because only the test moves their clock.
     test: Option<TestStore>,
-    ttl: Option<Duration>,
-    connect_timeout: Option<Duration>,
-    label: Option<String>,
-    max_waiters: Option<u32>,
-    replicas: Option<u32>,
-    /// None once it is closed, so that its connections end although Python still has its locks.
+    settings: Settings,
+    /// None once it is closed, so that its connections end although the language still has its locks.
     client: Mutex<Option<Arc<OnceCell<Client>>>>,
+    exit: Arc<Exit>,
     /// Of the exit's list.
     key: u64,
 }
 
 impl Opened {
-    pub(crate) fn new(
-        py: Python<'_>,
-        url: String,
-        test: Option<TestStore>,
-        settings: Settings,
-    ) -> PyResult<Arc<Self>> {
-        let optional = |seconds: Option<f64>| seconds.map(|seconds| duration(py, seconds)).transpose();
-        let (ttl, connect_timeout) = (optional(settings.ttl)?, optional(settings.connect_timeout)?);
+    /// Notes the address. Nothing is sent.
+    pub(crate) fn new(exit: &Arc<Exit>, url: String, settings: Settings) -> Result<Arc<Self>, Failure> {
+        let scheme = url.split(':').next().unwrap_or_default();
+        let test = testing::find(&url);
+        if test.is_none() && scheme == testing::SCHEME {
+            return Err(Failure::invalid(format!("{url}: no TestStore of this process has this address")));
+        }
+        if test.is_none() && !SCHEMES.contains(&scheme) {
+            return Err(Failure::invalid(format!(
+                "{scheme:?} is no scheme of a store: they are {}, http, https and unix",
+                SCHEMES.join(", ")
+            )));
+        }
         Ok(Arc::new_cyclic(|own: &Weak<Self>| Self {
             url,
             test,
-            ttl,
-            connect_timeout,
-            label: settings.label,
-            max_waiters: settings.max_waiters,
-            replicas: settings.replicas,
+            settings,
             client: Mutex::new(Some(Arc::default())),
-            key: exit::add(own.clone() as Weak<dyn Close>),
+            exit: exit.clone(),
+            key: exit.add(own.clone() as Weak<dyn Close>),
         }))
     }
 
@@ -69,29 +66,29 @@ impl Opened {
 
     /// The client. The first call opens it, and the next call tries again if that fails.
     pub(crate) async fn client(&self) -> Result<Client, Failure> {
-        let cell = self.cell().clone().filter(|_| !exit::is_exiting()).ok_or_else(Failure::closed)?;
+        let cell = self.cell().clone().filter(|_| !self.exit.has_begun()).ok_or_else(Failure::closed)?;
         if let Some(client) = cell.get() {
             return Ok(client.clone());
         }
-        let client = cell.get_or_try_init(|| self.connect()).await.map_err(unanswered)?;
+        let client = cell.get_or_try_init(|| self.build()).await.map_err(unanswered)?;
         if self.cell().is_none() { Err(Failure::closed()) } else { Ok(client.clone()) }
     }
 
-    async fn connect(&self) -> Result<Client, Failure> {
-        let mut builder = Client::builder();
-        if let Some(ttl) = self.ttl {
+    async fn build(&self) -> Result<Client, Failure> {
+        let (mut builder, settings) = (Client::builder(), &self.settings);
+        if let Some(ttl) = settings.ttl {
             builder = builder.ttl(ttl);
         }
-        if let Some(limit) = self.connect_timeout {
+        if let Some(limit) = settings.connect_timeout {
             builder = builder.connect_timeout(limit);
         }
-        if let Some(label) = &self.label {
+        if let Some(label) = &settings.label {
             builder = builder.label(label);
         }
-        if let Some(max_waiters) = self.max_waiters {
+        if let Some(max_waiters) = settings.max_waiters {
             builder = builder.max_waiters(max_waiters);
         }
-        if let Some(replicas) = self.replicas {
+        if let Some(replicas) = settings.replicas {
             builder = builder.replicas(replicas);
         }
         match &self.test {
@@ -100,25 +97,35 @@ impl Opened {
         }
     }
 
-    pub(crate) async fn close(&self, limit: Option<Duration>) -> Outcome {
+    pub(crate) async fn attach(&self, text: &str) -> Result<Guard, Failure> {
+        let id: LeaseId = text.parse()?;
+        Ok(self.client().await?.attach(&id).await?)
+    }
+
+    pub(crate) async fn close(&self, limit: Option<Duration>) -> Result<(), Failure> {
         let client = self.cell().take().and_then(|cell| cell.get().cloned());
         match (client, limit) {
             (Some(client), Some(limit)) => client.close_timeout(limit).await?,
             (Some(client), None) => client.close().await?,
             (None, _) => {}
         }
-        done(())
+        Ok(())
     }
 
-    pub(crate) async fn inspect(&self, kind: Kind, name: String) -> Outcome {
+    pub(crate) async fn inspect(&self, kind: Kind, name: String) -> Result<String, Failure> {
         text(&self.client().await?.inspect(kind, name).await?)
     }
 
-    pub(crate) async fn list(&self) -> Outcome {
+    pub(crate) async fn list(&self) -> Result<String, Failure> {
         text(&self.client().await?.list().await?)
     }
 
-    pub(crate) async fn force_release(&self, kind: Kind, name: String, token: Option<Token>) -> Outcome {
+    pub(crate) async fn force_release(
+        &self,
+        kind: Kind,
+        name: String,
+        token: Option<Token>,
+    ) -> Result<String, Failure> {
         let client = self.client().await?;
         match token {
             Some(token) => text(&Vec::from_iter(client.force_release_token(kind, name, token).await?)),
@@ -127,7 +134,7 @@ impl Opened {
     }
 
     /// The address without a password.
-    pub(crate) fn shown(&self) -> String {
+    pub(crate) fn address(&self) -> String {
         if let Some(client) = self.cell().as_ref().and_then(|cell| cell.get()) {
             return client.address().to_owned();
         }
@@ -152,12 +159,12 @@ impl Close for Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        exit::remove(self.key);
+        self.exit.remove(self.key);
         let cell = self.client.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(client) = cell.and_then(Arc::into_inner).and_then(OnceCell::into_inner)
             && self.test.is_none()
         {
-            exit::close(client);
+            self.exit.close(client);
         }
     }
 }
@@ -171,7 +178,6 @@ fn unanswered(failure: Failure) -> Failure {
 }
 
 /// JSON, as `leasehold serve` answers.
-fn text(value: &impl serde::Serialize) -> Outcome {
-    let text = serde_json::to_string(value).map_err(|error| Failure::Own("Error", error.to_string()))?;
-    done(text)
+fn text(value: &impl serde::Serialize) -> Result<String, Failure> {
+    serde_json::to_string(value).map_err(|error| Failure::Own("Error", error.to_string()))
 }
