@@ -86,7 +86,7 @@ function call(started, keepsAlive = true) {
   try {
     operation = checked(started);
   } catch (error) {
-    return { promise: Promise.reject(error), cancel() {} };
+    return { promise: Promise.reject(error), cancel() {}, isRefused: true };
   } finally {
     // What this call let go on ends in the same turn.
     if (environment.isReady) drain();
@@ -171,7 +171,7 @@ class Lease {
 
   setMinHold(milliseconds) {
     const failed = this.#lease.setMinHold(milliseconds);
-    if (failed !== null) throw errorOf(failed);
+    if (failed) throw errorOf(failed);
   }
 
   abandon() {

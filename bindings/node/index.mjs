@@ -1,0 +1,19 @@
+import leasehold from "./index.js";
+
+export const {
+  ClientClosed,
+  InvalidInput,
+  LeaseLost,
+  LeaseholdError,
+  QueueFull,
+  Refused,
+  Timeout,
+  Unavailable,
+  Unsupported,
+  bridge,
+  connect,
+  current,
+  log,
+  releaseOnSignals,
+} = leasehold;
+export default leasehold;
