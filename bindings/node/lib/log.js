@@ -10,17 +10,22 @@ const LEVELS = { 20: "info", 30: "warn", 40: "error" };
 const log = new EventEmitter();
 let follows = false;
 
+/** Emits a record, in a turn of its own: what a listener throws ends nothing of this package. */
+function record(level, message) {
+  if (log.listenerCount("record") > 0) process.nextTick(() => log.emit("record", { level, message }));
+}
+
 /** Emits what the native module reports, in the main thread: its workers share the module. */
 function follow(native) {
   if (follows || !isMainThread) return;
   follows = true;
   const next = () => {
     native.records().promise.then((records) => {
-      for (const { level, message } of records) log.emit("record", { level: LEVELS[level] ?? "info", message });
+      for (const { level, message } of records) record(LEVELS[level] ?? "info", message);
       next();
     });
   };
   next();
 }
 
-module.exports = { follow, log };
+module.exports = { follow, log, record };
