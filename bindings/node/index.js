@@ -3,8 +3,7 @@
 const bridge = require("./lib/bridge");
 const { connect } = require("./lib/client");
 const errors = require("./lib/errors");
-const { current } = require("./lib/lease");
 const { log } = require("./lib/log");
 const { releaseOnSignals } = require("./lib/signals");
 
-module.exports = { ...errors, bridge, connect, current, log, releaseOnSignals };
+module.exports = { ...errors, bridge, connect, log, releaseOnSignals };

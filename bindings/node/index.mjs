@@ -12,7 +12,6 @@ export const {
   Unsupported,
   bridge,
   connect,
-  current,
   log,
   releaseOnSignals,
 } = leasehold;

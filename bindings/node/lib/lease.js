@@ -1,13 +1,9 @@
 "use strict";
 // A lease: its token, its time and its loss.
 
-const { AsyncLocalStorage } = require("node:async_hooks");
 const { run } = require("./call");
 const { LeaseLost, Timeout } = require("./errors");
 const { known, milliseconds, optionalMilliseconds, optionalSignal } = require("./terms");
-
-/** The lease whose `using` body runs. */
-const storage = new AsyncLocalStorage();
 
 /** Leases that nobody has any more, and that were not released. */
 const forgotten = new FinalizationRegistry((backend) => {
@@ -15,14 +11,6 @@ const forgotten = new FinalizationRegistry((backend) => {
   backend.abandon();
   if (isHeld) process.emitWarning(`the lease of "${backend.name}" was not released`, "LeaseholdWarning");
 });
-
-/** The lease of the innermost `using` body around this code that still holds it; null outside of one. */
-function current() {
-  for (let at = storage.getStore(); at !== undefined; at = at.outer) {
-    if (!at.lease.isReleased) return at.lease;
-  }
-  return null;
-}
 
 class Lease {
   #backend;
@@ -128,7 +116,7 @@ class Lease {
   async use(routine) {
     let value;
     try {
-      value = await storage.run({ lease: this, outer: storage.getStore() }, routine, this);
+      value = await routine(this);
     } catch (error) {
       // What went wrong first is what counts.
       await this.release().catch(() => {});
@@ -179,4 +167,4 @@ function lossOf(backend, reason) {
   return new LeaseLost(backend === undefined ? "the lease is lost" : backend.lossError(), reason);
 }
 
-module.exports = { Lease, current };
+module.exports = { Lease };
