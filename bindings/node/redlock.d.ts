@@ -40,6 +40,7 @@ export interface ConstructorSettings extends Settings {
 export class ResourceLockedError extends Error {}
 
 export class ExecutionError extends Error {
+  constructor(message: string, attempts: readonly Promise<ExecutionStats>[]);
   readonly attempts: readonly Promise<ExecutionStats>[];
 }
 

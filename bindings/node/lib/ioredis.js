@@ -75,7 +75,7 @@ function optionsOf(client) {
   }
   for (const [name, value] of Object.entries(options)) {
     if (IGNORED.has(name) || USED.has(name) || value === undefined || value === null || value === false) continue;
-    if (EMPTY.has(name) && (typeof value !== "object" || Object.keys(value).length === 0)) continue;
+    if (EMPTY.has(name) && typeof value === "object" && Object.keys(value).length === 0) continue;
     throw new Unsupported(`the option ${name} of an ioredis client cannot be used: give the server by the setting addresses`);
   }
   if (options.role !== undefined && options.role !== "master") {

@@ -71,8 +71,8 @@ class Lease {
     await this.#backend.renew().promise;
   }
 
-  async release(options = {}) {
-    const timeout = optionalMilliseconds(known(options, ["timeout"]).timeout, "timeout");
+  async release(options) {
+    const timeout = options === undefined ? null : optionalMilliseconds(known(options, ["timeout"]).timeout, "timeout");
     if (this.#isReleased) return;
     const released = this.#backend.release(timeout);
     this.#end();

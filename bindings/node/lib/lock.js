@@ -10,6 +10,7 @@ const { known, milliseconds, optionalMilliseconds, optionalSignal } = require(".
 
 /** How long an acquisition waits, and its signal: what the call says, and what the lock says otherwise. */
 function waitOf(lock, options, names = ["wait", "signal"]) {
+  if (options === undefined) return lock;
   known(options, names);
   return {
     wait: options.wait === undefined ? lock.wait : optionalMilliseconds(options.wait, "wait"),
@@ -33,20 +34,22 @@ class AnyLock {
     return this.#terms.names.join(",");
   }
 
-  async tryAcquire(options = {}) {
+  async tryAcquire(options) {
     const { signal } = waitOf(this, options, ["signal"]);
     return this._acquire(0, signal);
   }
 
-  async _acquire(wait, signal) {
+  /** @returns {Promise<Lease | null>} */
+  _acquire(wait, signal) {
     this.#backend ??= this.#client.lock(this.#terms);
-    const lease = await run(() => this.#backend.acquire(wait), signal);
-    return lease === null ? null : new Lease(lease);
+    return run(() => this.#backend.acquire(wait), signal).then(leaseOf);
   }
 }
 
+const leaseOf = (backend) => (backend === null ? null : new Lease(backend));
+
 class Lock extends AnyLock {
-  async acquire(options = {}) {
+  async acquire(options) {
     const { wait, signal } = waitOf(this, options);
     const lease = await this._acquire(wait, signal);
     if (lease === null) throw new Timeout(`"${this.name}": not granted within ${wait} ms`);
@@ -61,7 +64,7 @@ class Lock extends AnyLock {
 
 /** One start in each period. Whoever does not get it gets null. */
 class OncePer extends AnyLock {
-  async acquire(options = {}) {
+  async acquire(options) {
     const { wait, signal } = waitOf(this, options);
     return this._acquire(wait, signal);
   }
