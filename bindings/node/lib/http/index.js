@@ -149,7 +149,8 @@ class Backend {
 
   close(timeout) {
     this.#core.beginClose();
-    cores.delete(this.#core);
+    // Until then an exit releases what is left.
+    this.#core.closed(null).catch(() => {}).then(() => cores.delete(this.#core));
     return { promise: this.#core.closed(timeout), cancel() {} };
   }
 }
@@ -168,7 +169,7 @@ function open(url, settings) {
 // Nothing asynchronous happens in an exit any more, so another process sends the releases.
 process.on("exit", () => {
   hasExited = true;
-  const clients = [...cores].map((core) => ({ url: core.address, token: core.token, ids: core.heldIds }));
+  const clients = [...cores].map((core) => ({ url: core.address, token: core.token, ids: core.unreleasedIds }));
   const holding = clients.filter(({ ids }) => ids.length > 0);
   if (holding.length === 0) return;
   const input = JSON.stringify(holding);
