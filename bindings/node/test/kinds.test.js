@@ -362,3 +362,29 @@ test("addresses that cannot be used are refused", async () => {
   await assert.rejects(connect("redis://127.0.0.1:1"), leasehold.Unavailable);
   await assert.rejects(connect("http://127.0.0.1:1"), leasehold.Unavailable);
 });
+
+test("no password of an address is shown, whether the store answers or not", async () => {
+  const { inspect } = require("node:util");
+  const redis = await startRedis();
+  const addresses = [
+    "redis-sentinel://127.0.0.1:1/m?sentinel_password=S3cret",
+    "redis://me:S3cret@127.0.0.1:1",
+    "redis+unix:///nowhere?pass=S3cret",
+    "redlock:redis://:S3cret@127.0.0.1:1 redis://:S3cret@127.0.0.1:2",
+    "postgres://me:S3cret@127.0.0.1:1/db",
+    "postgres://127.0.0.1:1/db?password=S3cret",
+    "http://127.0.0.1:1/?token=S3cret",
+    "unix:/nowhere?token=S3cret",
+    `${redis.url}?password=S3cret`,
+  ];
+  for (const address of addresses) {
+    await connect(address, { connectTimeout: 100 }).then(
+      (client) => {
+        assert.doesNotMatch(`${client.address} ${inspect(client)}`, /S3cret/);
+        return client.close();
+      },
+      (error) => assert.doesNotMatch(`${error.stack} ${inspect(error)}`, /S3cret/),
+    );
+  }
+  await redis.stop();
+});

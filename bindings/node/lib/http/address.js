@@ -13,6 +13,7 @@ const PRINTABLE = /^[\x21-\x7e]*$/;
 function parse(address) {
   if (address.startsWith("unix:")) {
     const path = address.startsWith("unix://") ? address.slice(7) : address.slice(5);
+    if (path.includes("?token=")) throw new InvalidInput("the address of a server has no parameters: its token is the option token");
     if (path === "" || path.includes("\0")) {
       throw new InvalidInput(`the address ${quoted(address)} has no path: unix:/run/leasehold/serve.sock`);
     }
@@ -26,7 +27,8 @@ function parse(address) {
     throw new InvalidInput(`the address has a user or a password; a server wants a token: the option token, or ${TOKEN_VARIABLE}`);
   }
   if (/[?#\s\p{Cc}]/u.test(address)) {
-    throw new InvalidInput(`the address ${quoted(address)} has parameters or characters that it can't have`);
+    // Not repeated either: a token may be among them.
+    throw new InvalidInput("the address of a server has neither parameters nor spaces; its token is the option token");
   }
   return hosts.split(",").map((host) => server(address, scheme, host, prefix.replace(/\/+$/, "")));
 }
