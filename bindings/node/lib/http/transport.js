@@ -102,6 +102,8 @@ class Transport {
         signal,
         setHost: false,
         timeout: 0,
+        // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: a token would go to anyone.
+        ...(this.#server.isTls ? { rejectUnauthorized: true } : {}),
         maxHeaderSize: 64 * 1024,
       };
       const request = this.#module.request(options);
