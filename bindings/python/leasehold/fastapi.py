@@ -2,28 +2,34 @@
 
     client = leasehold.aio.connect("redis://127.0.0.1")
 
+    def order_lock(order_id: int) -> str:
+        return f"orders:{order_id}"
+
     @app.post("/orders/{order_id}/ship")
-    async def ship(order_id: int, lease: Annotated[leasehold.aio.Lease, locked(client, "orders:{order_id}", wait=2)]) -> None:
+    async def ship(order_id: int, lease: Annotated[leasehold.aio.Lease, locked(client, order_lock, wait=2)]) -> None:
         ...
+
+The name is made by a dependency, so that its parameters have the values that the path operation gets: ``/orders/1`` and ``/orders/01`` are the same order.
 
 A request whose lock is not granted within ``wait`` seconds is answered with 409, and one whose store does not answer, or whose lease is lost, with 503; both have
 a ``Retry-After``. The lock is released before the response is sent.
 
-With a client of `leasehold.connect` it is for path operations with ``def``, which FastAPI runs in threads. A lost lease cancels those with ``async def`` only:
-others call ``lease.check()`` before each write.
+A path operation with ``def`` runs in a thread, and its lock is waited for without one: waiters in FastAPI's threads would keep the holder out of them. A lost lease
+cancels path operations with ``async def`` only: others call ``lease.check()`` before each write.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, HTTPException, Request
 
-from . import _client, aio
-from ._errors import LeaseLost, QueueFull, Timeout, Unavailable
+from . import aio
+from ._errors import InvalidInput, LeaseLost, QueueFull, Timeout, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
     from typing import Unpack
 
     from ._kinds import MutexOptions
@@ -31,36 +37,38 @@ if TYPE_CHECKING:
 
 
 def locked(
-    client: _client.Client | aio.Client,
-    name: str | Callable[[Request], str],
+    client: aio.Client,
+    name: str | Callable[..., str],
     *,
     wait: Seconds | None = 0.0,
     ttl: Seconds | None = None,
     **options: Unpack[MutexOptions],
 ) -> Any:
-    """The dependency. ``name`` has the parameters of the path in braces, or it is a function of the request."""
+    """The dependency. ``name`` is a text without braces, or a function whose typed parameters FastAPI provides, as those of a path operation."""
+    if not isinstance(client, aio.Client):
+        raise InvalidInput("a path operation waits with a client of leasehold.aio.connect, also one with def")
+    name_of = name if callable(name) else _constant(name)
+    for parameter in inspect.signature(name_of).parameters.values():
+        if parameter.annotation is parameter.empty:
+            raise InvalidInput(f"the parameter {parameter.name!r} of the name of a lock has no type: its text would name several locks for one value")
 
-    def name_of(request: Request) -> str:
-        return name(request) if callable(name) else name.format(**request.path_params)
-
-    async def hold(request: Request) -> AsyncIterator[aio.Lease]:
-        assert isinstance(client, aio.Client)
+    async def hold(request: Request, name: str = Depends(name_of)) -> AsyncIterator[aio.Lease]:
+        # The thread of a path operation with `def` would go on, without what other dependencies have opened for it.
+        cancels = inspect.iscoroutinefunction(inspect.unwrap(request.scope["endpoint"]))
         try:
-            async with client.lock(name_of(request), wait=wait, ttl=ttl, **options) as lease:
-                yield lease
-        except (Timeout, QueueFull, Unavailable, LeaseLost) as error:
-            raise _answer(error) from error
-
-    def hold_in_thread(request: Request) -> Iterator[_client.Lease]:
-        assert isinstance(client, _client.Client)
-        try:
-            with client.lock(name_of(request), wait=wait, ttl=ttl, **options) as lease:
+            async with client.lock(name, wait=wait, ttl=ttl, cancel_on_lost=cancels, **options) as lease:
                 yield lease
         except (Timeout, QueueFull, Unavailable, LeaseLost) as error:
             raise _answer(error) from error
 
     # `scope`: the response says whether the lock was held to the end.
-    return Depends(hold if isinstance(client, aio.Client) else hold_in_thread, scope="function")
+    return Depends(hold, scope="function")
+
+
+def _constant(name: str) -> Callable[[], str]:
+    if "{" in name or "}" in name:
+        raise InvalidInput(f"{name!r}: braces have no values here; pass a function, as `def order_lock(order_id: int) -> str`")
+    return lambda: name
 
 
 def _answer(error: Timeout | QueueFull | Unavailable | LeaseLost) -> HTTPException:
