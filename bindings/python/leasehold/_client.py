@@ -550,7 +550,7 @@ class Client(BaseClient):
         >>> report(7)
         'report of 7'
         """
-        from ._locked import check, namer
+        from ._locked import check, has_run, namer
 
         check(name, busy)
 
@@ -569,7 +569,7 @@ class Client(BaseClient):
                         return None  # type: ignore[return-value]
                     raise
                 with lease:
-                    return function(*arguments, **named)
+                    return has_run(function, function(*arguments, **named))
 
             return locked
 

@@ -592,7 +592,7 @@ class Client(BaseClient):
         **options: Unpack[MutexOptions],
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """A decorator of coroutine functions: as `leasehold.Client.locked`."""
-        from ._locked import check, namer
+        from ._locked import check, has_run, namer
 
         check(name, busy)
 
@@ -611,7 +611,7 @@ class Client(BaseClient):
                         return None  # type: ignore[return-value]
                     raise
                 async with lease:
-                    return await function(*arguments, **named)
+                    return has_run(function, await function(*arguments, **named))
 
             return locked
 
