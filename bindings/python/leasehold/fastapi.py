@@ -1,78 +1,83 @@
-"""A dependency of FastAPI: a path operation runs while it holds a lock.
+"""A decorator for FastAPI: a path operation runs while it holds a lock.
 
     client = leasehold.aio.connect("redis://127.0.0.1")
 
-    def order_lock(order_id: int) -> str:
-        return f"orders:{order_id}"
-
     @app.post("/orders/{order_id}/ship")
-    async def ship(order_id: int, lease: Annotated[leasehold.aio.Lease, locked(client, order_lock, wait=2)]) -> None:
+    @locked(client, "orders:{order_id}", wait=2)
+    async def ship(order_id: int) -> None:
+        leasehold.current().check()     # before each write
         ...
 
-The name is made by a dependency, so that its parameters have the values that the path operation gets: ``/orders/1`` and ``/orders/01`` are the same order.
+The fields of the name are arguments of the function, also those of its dependencies (``"users:{user.id}"``), with the values that FastAPI has made of the request: the
+orders ``/orders/1`` and ``/orders/01`` are one.
 
 A request whose lock is not granted within ``wait`` seconds is answered with 409, and one whose store does not answer, or whose lease is lost, with 503; both have
 a ``Retry-After``. The lock is released before the response is sent.
 
-A path operation with ``def`` runs in a thread, and its lock is waited for without one: waiters in FastAPI's threads would keep the holder out of them. A lost lease
-cancels path operations with ``async def`` only: others call ``lease.check()`` before each write.
+A path operation with ``async def`` needs a client of `leasehold.aio`, and is cancelled when its lease is lost. One with ``def`` needs a client of `leasehold.connect`: it
+waits in its thread, and holds the lock until it returns, also if its request is cancelled.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastapi import Depends, HTTPException, Request
+from fastapi import HTTPException
 
-from . import aio
+from . import _client, aio
 from ._errors import InvalidInput, LeaseLost, QueueFull, Timeout, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable, Iterator
     from typing import Unpack
 
     from ._kinds import MutexOptions
     from ._terms import Seconds
 
+F = TypeVar("F", bound="Callable[..., Any]")
+
 
 def locked(
-    client: aio.Client,
-    name: str | Callable[..., str],
+    client: _client.Client | aio.Client,
+    name: str,
     *,
     wait: Seconds | None = 0.0,
     ttl: Seconds | None = None,
     **options: Unpack[MutexOptions],
-) -> Any:
-    """The dependency. ``name`` is a text without braces, or a function whose typed parameters FastAPI provides, as those of a path operation."""
-    if not isinstance(client, aio.Client):
-        raise InvalidInput("a path operation waits with a client of leasehold.aio.connect, also one with def")
-    name_of = name if callable(name) else _constant(name)
-    for parameter in inspect.signature(name_of).parameters.values():
-        if parameter.annotation is parameter.empty:
-            raise InvalidInput(f"the parameter {parameter.name!r} of the name of a lock has no type: its text would name several locks for one value")
+) -> Callable[[F], F]:
+    """Decorates a path operation, below the decorator of FastAPI. ``name`` has the function's arguments in braces."""
+    is_async = isinstance(client, aio.Client)
+    lock: Any = client.locked(name, wait=wait, ttl=ttl, **options)
 
-    async def hold(request: Request, name: str = Depends(name_of)) -> AsyncIterator[aio.Lease]:
-        # The thread of a path operation with `def` would go on, without what other dependencies have opened for it.
-        cancels = inspect.iscoroutinefunction(inspect.unwrap(request.scope["endpoint"]))
-        try:
-            async with client.lock(name, wait=wait, ttl=ttl, cancel_on_lost=cancels, **options) as lease:
-                yield lease
-        except (Timeout, QueueFull, Unavailable, LeaseLost) as error:
-            raise _answer(error) from error
+    def decorate(function: F) -> F:
+        if is_async and not inspect.iscoroutinefunction(inspect.unwrap(function)):
+            raise InvalidInput(f"{function.__qualname__} is no coroutine function: decorate it with a client of leasehold.connect")
+        under_lock = lock(function)
 
-    # `scope`: the response says whether the lock was held to the end.
-    return Depends(hold, scope="function")
+        @functools.wraps(function)
+        async def in_loop(*arguments: Any, **named: Any) -> Any:
+            with _answers():
+                return await under_lock(*arguments, **named)
 
+        @functools.wraps(function)
+        def in_thread(*arguments: Any, **named: Any) -> Any:
+            with _answers():
+                return under_lock(*arguments, **named)
 
-def _constant(name: str) -> Callable[[], str]:
-    if "{" in name or "}" in name:
-        raise InvalidInput(f"{name!r}: braces have no values here; pass a function, as `def order_lock(order_id: int) -> str`")
-    return lambda: name
+        return in_loop if is_async else in_thread  # type: ignore[return-value]
+
+    return decorate
 
 
-def _answer(error: Timeout | QueueFull | Unavailable | LeaseLost) -> HTTPException:
-    status = 409 if isinstance(error, Timeout) else 503
-    # The error's own text names the store, which is not for the caller.
-    detail = "the resource is in use" if status == 409 else "the lock of the resource is not available"
-    return HTTPException(status, detail, headers={"Retry-After": "1"})
+@contextmanager
+def _answers() -> Iterator[None]:
+    try:
+        yield
+    except (Timeout, QueueFull, Unavailable, LeaseLost) as error:
+        status = 409 if isinstance(error, Timeout) else 503
+        # The error's own text names the store, which is not for the caller.
+        detail = "the resource is in use" if status == 409 else "the lock of the resource is not available"
+        raise HTTPException(status, detail, headers={"Retry-After": "1"}) from error
