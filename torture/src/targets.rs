@@ -66,6 +66,10 @@ pub const SERVED: Target = Target {
 pub const PYTHON: Target =
     Target { name: "leasehold-python", program: "leasehold-python", source: "docs/python.md", ..LEASEHOLD };
 
+/// The same mutex from Node.js: tasks of a process that use one client of the package.
+pub const NODE: Target =
+    Target { name: "leasehold-node", program: "leasehold-node", source: "docs/node.md", ..LEASEHOLD };
+
 const fn kind(name: &'static str, lock: &'static str, promise: &'static str) -> Target {
     Target { name, program: "leasehold-kinds", lock, promise, ..LEASEHOLD }
 }
@@ -173,13 +177,13 @@ impl Target {
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
-        [LEASEHOLD, DETACHED, SERVED, PYTHON].into_iter().chain(KINDS).chain(PEERS).chain(SPECIMENS)
+        [LEASEHOLD, DETACHED, SERVED, PYTHON, NODE].into_iter().chain(KINDS).chain(PEERS).chain(SPECIMENS)
     }
 
     /// Whether it is part of this program.
     #[must_use]
     pub fn is_own(&self) -> bool {
-        self.has_bound() && self.program != PYTHON.program
+        self.has_bound() && ![PYTHON.program, NODE.program].contains(&self.program)
     }
 
     /// Whether it has a lock on this store.
@@ -219,7 +223,7 @@ impl Target {
     /// Whether it is leasehold itself.
     #[must_use]
     pub fn is_leasehold(&self) -> bool {
-        [LEASEHOLD.program, SERVED.program, PYTHON.program].contains(&self.program)
+        [LEASEHOLD.program, SERVED.program, PYTHON.program, NODE.program].contains(&self.program)
             || KINDS.iter().any(|kind| kind.program == self.program)
     }
 }

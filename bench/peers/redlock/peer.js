@@ -1,13 +1,12 @@
-// redlock 5 over ioredis as a peer of the benchmark; bench/peers/README.md says what the orders mean.
+// Locks of Node.js as peers of the benchmark; bench/peers/README.md says what the orders mean. Without an argument redlock 5 over ioredis, with the argument
+// `leasehold` that package.
 //
-// It gives up after 10 retries; here it tries for as long as the driver wants, at the pace that it comes with, or, tuned,
+// redlock gives up after 10 retries; here it tries for as long as the driver wants, at the pace that it comes with, or, tuned,
 // every 5 ms. On several servers it gives up, and is asked again: it returns the keys of a minority only when it gives up.
 import { closeSync, openSync, readFileSync, readSync, writeFileSync, writeSync } from "node:fs";
 import { createRequire } from "node:module";
 import { connect } from "node:net";
 import { createInterface } from "node:readline";
-import { Redis } from "ioredis";
-import Redlock, { ExecutionError } from "redlock";
 
 const require = createRequire(import.meta.url);
 const now = () => Number(process.hrtime.bigint());
@@ -25,16 +24,85 @@ let clients = [];
 let held = new Map();
 let ttl = 10_000;
 
+const library = process.argv[2] ?? "redlock";
+const { Redis } = library === "redlock" ? await import("ioredis") : {};
+const { default: Redlock, ExecutionError } = library === "redlock" ? await import("redlock") : {};
+const leasehold = library === "leasehold" ? await import("leasehold") : undefined;
+
+/** A client of leasehold. Its locks are renewed, and its waiters granted in their order. */
+class Leasehold {
+  constructor(urls) {
+    this.urls = urls;
+    this.limited = this;
+  }
+
+  async ready() {
+    this.client = await leasehold.connect(this.urls.length > 1 ? `redlock:${this.urls.join(" ")}` : this.urls[0]);
+  }
+
+  lock(order) {
+    if (order.lock !== "mutex") throw new Error("leasehold is measured with its mutex here");
+    return this;
+  }
+
+  /** A wait ends with the run. */
+  async acquire(name, end) {
+    try {
+      return await this.client.acquire(name, { ttl, wait: Math.max(0, (end - now()) / 1e6) });
+    } catch (error) {
+      if (error instanceof leasehold.Timeout) return undefined;
+      throw error;
+    }
+  }
+
+  using(name, routine) {
+    return this.client.using(name, { ttl }, (lease) => routine(lease.signal, lease.token));
+  }
+
+  async left() {
+    const locks = await this.client.list();
+    return { left: locks.reduce((sum, { holders, waiters }) => sum + holders.length + waiters.length, 0) };
+  }
+
+  close() {
+    this.client.close().catch(() => {});
+  }
+}
+
+/** redlock, with these settings. */
+class Setting {
+  constructor(redlock) {
+    this.redlock = redlock;
+    redlock.on("error", () => {});
+  }
+
+  /** Without a result once the run is over. */
+  async acquire(name, end) {
+    for (;;) {
+      try {
+        return await this.redlock.acquire([name], ttl);
+      } catch (error) {
+        // On several servers, its retries are used up.
+        if (this.redlock.clients.size === 1 || !(error instanceof ExecutionError)) throw error;
+        if (now() >= end) return undefined;
+      }
+    }
+  }
+
+  using(name, routine) {
+    return this.redlock.using([name], ttl, routine);
+  }
+}
+
 class Client {
   constructor(urls) {
     this.connections = urls.map((url) => new Redis(url, { maxRetriesPerRequest: 0 }));
     for (const connection of this.connections) connection.on("error", () => {});
     const limit = urls.length > 1 ? {} : { retryCount: -1 };
-    this.plain = new Redlock(this.connections, limit);
-    this.tuned = new Redlock(this.connections, { ...limit, retryDelay: 5, retryJitter: 5 });
+    this.plain = new Setting(new Redlock(this.connections, limit));
+    this.tuned = new Setting(new Redlock(this.connections, { ...limit, retryDelay: 5, retryJitter: 5 }));
     // The number of retries counts for releases too: without a limit, the release of a lost lock never ends.
-    this.limited = new Redlock(this.connections);
-    for (const redlock of [this.plain, this.tuned, this.limited]) redlock.on("error", () => {});
+    this.limited = new Setting(new Redlock(this.connections));
   }
 
   ready() {
@@ -45,9 +113,13 @@ class Client {
     })));
   }
 
-  redlock(order) {
+  lock(order) {
     if (order.lock !== "mutex") throw new Error("redlock has only a mutex");
     return order.is_tuned ? this.tuned : this.plain;
+  }
+
+  left() {
+    return {};
   }
 
   close() {
@@ -58,7 +130,7 @@ class Client {
 async function open(order) {
   close();
   ttl = order.ttl_ms;
-  for (let number = 0; number < order.clients; number++) clients.push(new Client(order.urls));
+  for (let number = 0; number < order.clients; number++) clients.push(new (leasehold ? Leasehold : Client)(order.urls));
   await Promise.all(clients.map((client) => client.ready()));
   return {};
 }
@@ -93,25 +165,13 @@ async function run(order) {
       writeSync(counter, bytes, 0, 8, 0);
     }
   };
-  /** Without a result once the run is over. */
-  const acquire = async (redlock, name) => {
-    for (;;) {
-      try {
-        return await redlock.acquire([name], ttl);
-      } catch (error) {
-        // On several servers, its retries are used up.
-        if (redlock.clients.size === 1 || !(error instanceof ExecutionError)) throw error;
-        if (now() >= order.end_ns) return undefined;
-      }
-    }
-  };
-  const acquireRepeatedly = async (redlock, name, task) => {
+  const acquireRepeatedly = async (client, name, task) => {
     for (let count = 0; now() < order.end_ns && (order.max_acquisitions === 0 || count < order.max_acquisitions); ) {
       const asked = now();
       let lock;
       state.waiting++;
       try {
-        lock = await acquire(redlock, name);
+        lock = await client.acquire(name, order.end_ns);
       } catch (error) {
         await failed(error);
         continue;
@@ -136,12 +196,12 @@ async function run(order) {
   };
 
   const tasks = Array.from({ length: order.tasks }, (_, number) => ({
-    redlock: clients[number % clients.length].redlock(order),
+    client: clients[number % clients.length].lock(order),
     name: order.own_names ? `${order.name}:${number}` : order.name,
     number: order.first_task + number,
   }));
   await sleep(Math.max(0, (order.start_ns - now()) / 1e6));
-  const all = Promise.all(tasks.map((task) => acquireRepeatedly(task.redlock, task.name, task.number)));
+  const all = Promise.all(tasks.map((task) => acquireRepeatedly(task.client, task.name, task.number)));
   await Promise.race([all, sleep(Math.max(0, (order.end_ns - now()) / 1e6))]);
   for (const limit = now() + 5e8; state.inside > 0 && now() < limit; ) await sleep(1);
   state.isOver = true;
@@ -153,7 +213,7 @@ async function run(order) {
     moments.forEach((moment, place) => log.writeBigUInt64LE(BigInt(moment), index * 40 + 8 + place * 8));
   });
   writeFileSync(order.log, log);
-  // There is no way to call back an attempt.
+  // There is no way to call back an attempt of redlock.
   return { failures: state.failures, failure: state.failure, is_spent: state.waiting > 0 };
 }
 
@@ -164,9 +224,9 @@ async function hold(order) {
     const some = [];
     for (let number = first; number < Math.min(order.count, first + atOnce); number++) {
       const name = order.count === 1 ? order.name : `${order.name}:${number}`;
-      const redlock = clients[number % clients.length].redlock(order);
+      const client = clients[number % clients.length].lock(order);
       some.push(new Promise((resolve, reject) => {
-        redlock.using([name], ttl, (signal) => {
+        client.using(name, (signal) => {
           held.set(name, signal);
           resolve();
           return new Promise(() => {});
@@ -193,8 +253,8 @@ class Resource {
     this.stream.write(`${event} ${moment} ${rest}`.trim().replaceAll("\n", " ") + "\n");
   }
 
-  async ask(event, moment) {
-    this.tell(event, moment, "0");
+  async ask(event, moment, token) {
+    this.tell(event, moment, String(token));
     if ((await this.answers.next()).done) throw new Error("the resource is gone");
   }
 }
@@ -202,7 +262,7 @@ class Resource {
 /** Whole nanoseconds: a number would lose some. */
 const moments = () => process.hrtime.bigint();
 
-async function contendTask(order, redlock, task) {
+async function contendTask(order, client, task) {
   const resource = new Resource(order.resource, task);
   /** A time at which the lock was still held, by the signal that the library gives; none if it is lost. */
   const check = (signal) => {
@@ -211,10 +271,10 @@ async function contendTask(order, redlock, task) {
     resource.tell("lost");
     return undefined;
   };
-  const section = async (signal, holdUs) => {
+  const section = async (signal, token, holdUs) => {
     let moment = check(signal);
     if (moment === undefined) return;
-    await resource.ask("begin", moment);
+    await resource.ask("begin", moment, token);
     for (let left = holdUs; left > 0; left -= order.step_us) {
       await sleep(Math.min(left, order.step_us) / 1000);
       moment = check(signal);
@@ -223,7 +283,7 @@ async function contendTask(order, redlock, task) {
     }
     // The lock was checked, and the write is on its way.
     await sleep(order.write_us / 1000);
-    await resource.ask("write", moment);
+    await resource.ask("write", moment, token);
   };
   for (let number = 0; now() < order.end_ns; number++) {
     const part = (a, b) => (number * a + task * b + order.seed) % 100;
@@ -232,9 +292,9 @@ async function contendTask(order, redlock, task) {
     resource.tell("want");
     for (let isDone = false; !isDone; ) {
       try {
-        await redlock.using([order.name], ttl, async (signal) => {
+        await client.using(order.name, async (signal, token = 0) => {
           isDone = true;
-          await section(signal, holdUs);
+          await section(signal, token, holdUs);
           resource.tell("leave");
         });
         resource.tell("done");
@@ -253,7 +313,7 @@ async function contendTask(order, redlock, task) {
 async function contend(order) {
   const tasks = Array.from({ length: order.tasks }, (_, number) => {
     const client = clients[number % clients.length];
-    client.redlock(order); // It has only one kind of lock.
+    client.lock(order); // Either has only one kind of lock here.
     return contendTask(order, client.limited, order.first_task + number);
   });
   await Promise.all(tasks);
@@ -266,11 +326,12 @@ const orders = {
   hold,
   held: () => ({ held: [...held.values()].filter((signal) => !signal.aborted).length }),
   contend,
-  left: () => ({}),
+  left: () => clients[0].left(),
   close,
 };
 
-say({ library: `redlock ${version("redlock")}, ioredis ${version("ioredis")}`, runtime: `Node.js ${process.versions.node}` });
+const libraries = { redlock: () => `redlock ${version("redlock")}, ioredis ${version("ioredis")}`, leasehold: () => `leasehold (Node.js) ${version("leasehold")}` };
+say({ library: libraries[library](), runtime: `Node.js ${process.versions.node}` });
 for await (const line of createInterface({ input: process.stdin })) {
   try {
     const order = JSON.parse(line);

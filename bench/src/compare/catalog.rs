@@ -63,6 +63,9 @@ pub const LEASEHOLD: Row = row("leasehold", "leasehold", "mutex", ALL, "default 
 /// The same mutex from Python.
 pub const PYTHON: Row = row("leasehold (Python)", "leasehold-python", "mutex", ALL, "default settings");
 
+/// The same mutex from Node.js.
+pub const NODE: Row = row("leasehold (Node.js)", "leasehold-node", "mutex", ALL, "default settings");
+
 /// The mutexes of the others, as they come.
 pub const MUTEXES: [Row; 8] = [
     row("Redisson RLock", "redisson", "mutex", PUSH, "default settings"),
@@ -165,7 +168,7 @@ pub const RENEWING: [Row; 4] = [LEASEHOLD, MUTEXES[0], MUTEXES[4], MUTEXES[5]];
 /// Every mutex with default settings, leasehold's first.
 #[must_use]
 pub fn plain() -> Vec<Row> {
-    [LEASEHOLD, PYTHON].into_iter().chain(MUTEXES).collect()
+    [LEASEHOLD, PYTHON, NODE].into_iter().chain(MUTEXES).collect()
 }
 
 /// Every mutex, also tuned.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use leasehold::testing::TestStore;
 use leasehold::{Client, Guard, Kind, LeaseId, SCHEMES, Token};
+use leasehold_store::address::without_passwords;
 use tokio::sync::OnceCell;
 
 use crate::exit::{Close, Exit};
@@ -138,10 +139,7 @@ impl Opened {
         if let Some(client) = self.cell().as_ref().and_then(|cell| cell.get()) {
             return client.address().to_owned();
         }
-        match (self.url.split_once("://"), self.url.rsplit_once('@')) {
-            (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-            _ => self.url.clone(),
-        }
+        without_passwords(&self.url)
     }
 }
 

@@ -1,8 +1,8 @@
 "use strict";
 // The back end for stores: the native module, as the contract in backend.d.ts asks for.
 //
-// An operation of the module is a started call. Those that are not done at once are in `running` until the module names their keys, which it does on
-// this thread: in `drain`, after a call that let others go on, or when it calls `drain` itself.
+// A call of the module returns its result, or a number: the key of a call that has none yet. It is in `running` until the module names the key, which it
+// does on this thread: in `drain`, after a call that let others go on, or when it calls `drain` itself.
 
 const { join } = require("node:path");
 const errors = require("./errors");
@@ -28,7 +28,7 @@ function load() {
 }
 
 const native = load();
-/** @type {Map<number, (operation: any) => void>} */
+/** How to settle those without a result, by their keys. @type {Map<number, () => void>} */
 const running = new Map();
 const environment = new native.Environment(drain);
 
@@ -45,7 +45,7 @@ function end() {
   if (--pending === 0) alive.unref();
 }
 
-/** Settles the operations that have ended. */
+/** Settles the calls that have a result. */
 function drain() {
   for (const key of environment.take()) {
     const settle = running.get(key);
@@ -56,126 +56,127 @@ function drain() {
   }
 }
 
-/** Whether a value of the module is an error. */
-function isFailed(value) {
-  return value instanceof native.Failed;
-}
-
 function errorOf(failed) {
   const { class: name, message, reason } = failed;
   if (name === "LeaseLost") return new errors.LeaseLost(message, reason ?? "gone");
-  const known = errors[name];
-  return new (known ?? errors.LeaseholdError)(message);
+  return new (errors[name] ?? errors.LeaseholdError)(message);
 }
 
 /** A value of the module, or its error as an exception. */
 function checked(value) {
-  if (isFailed(value)) throw errorOf(value);
+  if (value instanceof native.Failed) throw errorOf(value);
   return value;
 }
 
-/** What an operation results in. */
-function resultOf(operation) {
-  const value = checked(operation.result());
-  return value instanceof native.Lease ? new Lease(value) : value;
+/** A result of the module as one of the contract. */
+function valueOf(result) {
+  if (result === null || typeof result !== "object") return result;
+  if ("lease" in result) return new Lease(result);
+  return checked(result);
 }
 
-/** A started operation as a call. `keepsAlive`: whether the process waits for it. */
+const ignore = () => {};
+
+/** A call that was started: its result, or its key. `keepsAlive`: whether the process waits for it. */
 function call(started, keepsAlive = true) {
-  let operation;
-  try {
-    operation = checked(started);
-  } catch (error) {
-    return { promise: Promise.reject(error), cancel() {} };
-  } finally {
-    // What this call let go on ends in the same turn.
-    if (environment.isReady) drain();
+  // What this call let go on ends in the same turn.
+  if (environment.isReady) drain();
+  if (typeof started !== "number") {
+    try {
+      return { promise: Promise.resolve(valueOf(started)), cancel: ignore };
+    } catch (error) {
+      return { promise: Promise.reject(error), cancel: ignore };
+    }
   }
-  if (operation.isDone) return { promise: settled(operation), cancel() {} };
-  const key = operation.key;
   if (keepsAlive) begin();
   const promise = new Promise((resolve, reject) => {
-    running.set(key, () => {
+    running.set(started, () => {
       if (keepsAlive) end();
       try {
-        resolve(resultOf(operation));
+        resolve(valueOf(environment.result(started)));
       } catch (error) {
         reject(error);
       }
     });
   });
   const cancel = () => {
-    if (!running.delete(key)) return;
+    if (!running.delete(started)) return;
     if (keepsAlive) end();
-    operation.cancel();
+    environment.cancel(started);
     if (environment.isReady) drain();
   };
   return { promise, cancel };
 }
 
-async function settled(operation) {
-  return resultOf(operation);
-}
-
 class Lease {
   #lease;
 
-  constructor(lease) {
+  constructor({ lease, name, token }) {
     this.#lease = lease;
-    this.name = lease.name;
-    this.token = lease.token;
+    this.name = name;
+    this.token = token;
   }
 
   get tokens() {
-    const flat = this.#lease.tokens();
+    const flat = environment.tokens(this.#lease);
     const tokens = Object.create(null);
     for (let at = 0; at < flat.length; at += 2) tokens[flat[at]] = flat[at + 1];
     return tokens;
   }
 
   remaining() {
-    return this.#lease.remaining();
+    return environment.remaining(this.#lease);
   }
 
   loss() {
-    return this.#lease.loss()?.reason ?? null;
+    return environment.loss(this.#lease)?.reason ?? null;
   }
 
   lossError() {
-    return this.#lease.loss()?.message ?? `"${this.name}": the lease is not lost`;
+    return environment.loss(this.#lease)?.message ?? `"${this.name}": the lease is not lost`;
   }
 
   lost() {
-    return call(this.#lease.lost(environment), false);
+    return call(environment.lost(this.#lease), false);
   }
 
   renew() {
-    return call(this.#lease.renew(environment));
+    return call(environment.renew(this.#lease));
   }
 
   release(timeout) {
-    return call(this.#lease.release(environment, timeout));
+    return call(environment.release(this.#lease, timeout ?? undefined));
   }
 
   detach() {
-    return call(this.#lease.detach(environment));
+    return this.#ending(call(environment.detach(this.#lease)));
   }
 
   downgrade() {
-    return call(this.#lease.downgrade(environment));
+    return this.#ending(call(environment.downgrade(this.#lease)));
   }
 
   upgrade(wait) {
-    return call(this.#lease.upgrade(environment, wait));
+    const { promise, ...others } = call(environment.upgrade(this.#lease, wait ?? undefined));
+    const upgraded = promise.then((writer) => {
+      if (writer !== null) environment.abandon(this.#lease);
+      return writer;
+    });
+    return { ...others, promise: upgraded };
+  }
+
+  /** A call that ends the lease, unless it was refused. */
+  #ending(started) {
+    return { ...started, isRefused: environment.has(this.#lease) };
   }
 
   setMinHold(milliseconds) {
-    const failed = this.#lease.setMinHold(milliseconds);
-    if (failed !== null) throw errorOf(failed);
+    const failed = environment.setMinHold(this.#lease, milliseconds);
+    if (failed) throw errorOf(failed);
   }
 
   abandon() {
-    this.#lease.abandon();
+    environment.abandon(this.#lease);
     if (environment.isReady) drain();
   }
 }
@@ -188,7 +189,7 @@ class Lock {
   }
 
   acquire(wait) {
-    return call(this.#lock.acquire(environment, wait));
+    return call(this.#lock.acquire(environment, wait ?? undefined));
   }
 }
 
@@ -224,11 +225,11 @@ class Backend {
   }
 
   forceRelease(kind, name, token) {
-    return call(this.#client.forceRelease(environment, kind, name, token));
+    return call(this.#client.forceRelease(environment, kind, name, token ?? undefined));
   }
 
   close(timeout) {
-    return call(this.#client.close(environment, timeout));
+    return call(this.#client.close(environment, timeout ?? undefined));
   }
 }
 
@@ -248,4 +249,4 @@ function open(url, settings) {
 // `beforeExit` is not emitted by `process.exit`. In a worker that is terminated the module does the same.
 process.on("exit", () => environment.shutDown());
 
-module.exports = { open, records: () => call(native.records(environment), false), TestStore: native.TestStore, errorOf };
+module.exports = { open, records: () => call(environment.records(), false), TestStore: native.TestStore, errorOf };

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use leasehold_binding::{Client as Opened, Failure, Operation as Call, Queue, Settings as CheckedSettings};
+use leasehold_binding::{Client as Opened, Failure, Operation, Queue, Settings as CheckedSettings};
 use napi::bindgen_prelude::BigInt;
 use napi_derive::napi;
 
-use crate::answer::{Checked, Operation, checked};
+use crate::answer::{Checked, Started, checked};
 use crate::environment::Environment;
 use crate::lock::{Lock, Terms};
 use crate::time::optional_duration;
@@ -30,9 +30,9 @@ impl Client {
     fn start(
         &self,
         environment: &Environment,
-        start: impl FnOnce(&Opened, Option<&Arc<Queue>>) -> Result<Arc<Call>, Failure>,
-    ) -> Checked<Operation> {
-        checked(start(&self.client, Some(&environment.queue)).map(Operation::new))
+        start: impl FnOnce(&Opened, Option<&Arc<Queue>>) -> Result<Arc<Operation>, Failure>,
+    ) -> Started {
+        environment.started(start(&self.client, Some(&environment.queue)))
     }
 }
 
@@ -49,23 +49,23 @@ impl Client {
     }
 
     #[napi]
-    pub fn connect(&self, environment: &Environment) -> Operation {
-        Operation::new(self.client.connect(Some(&environment.queue)))
+    pub fn connect(&self, environment: &Environment) -> Started {
+        self.start(environment, |client, queue| Ok(client.connect(queue)))
     }
 
     #[napi]
-    pub fn attach(&self, environment: &Environment, text: String) -> Operation {
-        Operation::new(self.client.attach(text, Some(&environment.queue)))
+    pub fn attach(&self, environment: &Environment, text: String) -> Started {
+        self.start(environment, |client, queue| Ok(client.attach(text, queue)))
     }
 
     #[napi]
-    pub fn inspect(&self, environment: &Environment, kind: String, name: String) -> Checked<Operation> {
+    pub fn inspect(&self, environment: &Environment, kind: String, name: String) -> Started {
         self.start(environment, |client, queue| client.inspect(&kind, name, queue))
     }
 
     #[napi]
-    pub fn list(&self, environment: &Environment) -> Operation {
-        Operation::new(self.client.list(Some(&environment.queue)))
+    pub fn list(&self, environment: &Environment) -> Started {
+        self.start(environment, |client, queue| Ok(client.list(queue)))
     }
 
     #[napi]
@@ -75,7 +75,7 @@ impl Client {
         kind: String,
         name: String,
         token: Option<BigInt>,
-    ) -> Checked<Operation> {
+    ) -> Started {
         self.start(environment, |client, queue| {
             let token = token.as_ref().map(token_of).transpose()?;
             client.force_release(&kind, name, token, queue)
@@ -83,7 +83,7 @@ impl Client {
     }
 
     #[napi]
-    pub fn close(&self, environment: &Environment, timeout: Option<f64>) -> Checked<Operation> {
+    pub fn close(&self, environment: &Environment, timeout: Option<f64>) -> Started {
         self.start(environment, |client, queue| Ok(client.close(optional_duration(timeout)?, queue)))
     }
 }

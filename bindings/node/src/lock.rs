@@ -3,7 +3,7 @@
 use leasehold_binding::{Failure, Lock as Prepared, Terms as CheckedTerms};
 use napi_derive::napi;
 
-use crate::answer::{Checked, Operation, checked};
+use crate::answer::Started;
 use crate::environment::Environment;
 use crate::time::{duration, limit, optional_duration};
 
@@ -69,8 +69,7 @@ impl Lock {
 #[napi]
 impl Lock {
     #[napi]
-    pub fn acquire(&self, environment: &Environment, wait: Option<f64>) -> Checked<Operation> {
-        let acquire = |limit| Operation::new(self.prepared.acquire(limit, Some(&environment.queue)));
-        checked(limit(wait).map(acquire))
+    pub fn acquire(&self, environment: &Environment, wait: Option<f64>) -> Started {
+        environment.started(limit(wait).map(|limit| self.prepared.acquire(limit, Some(&environment.queue))))
     }
 }

@@ -6,12 +6,12 @@ use leasehold_redis_protocol::{
     Channels, ConditionalDelete, LAYOUT, LAYOUT_KEY, LAYOUT_KEY_TTL, RESTRICTED_LAYOUT,
 };
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, RedisError, Value};
+use redis::{Cmd, ErrorKind, RedisError, Value};
 use tokio::time::Instant;
 
 use super::answer_times::limit_after;
 use super::deletes::is_refusal;
-use super::error::{OWN, OWN_REFUSAL, PAUSED};
+use super::error::{OWN, OWN_REFUSAL, PAUSED, explain};
 use super::rights;
 
 /// What a connection has detected about its server. All of it is unknown without the right to run INFO.
@@ -31,11 +31,13 @@ pub(super) struct ServerFacts {
 }
 
 /// Checks a new connection, which is one to a node with hash slots, or not. `check_scripts` says whether scripts are restricted. Fails if
-/// clients with another key layout use this server, because they would not see this client's locks.
+/// clients with another key layout use this server, because they would not see this client's locks. A client that was connected before has
+/// leases, perhaps, and is only warned of others that have other scripts: they have come later, and to refuse it would protect nobody.
 pub(super) async fn handshake(
     connection: &mut MultiplexedConnection,
     is_resp2: bool,
     has_slots: bool,
+    is_reconnect: bool,
     check_scripts: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<bool, RedisError>,
     warn: &(dyn Fn(String) + Send + Sync),
 ) -> Result<ServerFacts, RedisError> {
@@ -57,7 +59,10 @@ pub(super) async fn handshake(
     connection.set_response_timeout(limit_after(answered_in));
     let is_restricted = check_scripts(connection).await.map_err(paused)?;
     let layout = if is_restricted { RESTRICTED_LAYOUT } else { LAYOUT };
-    check_layout(connection, layout).await.map_err(paused)?;
+    match check_layout(connection, layout).await.map_err(paused) {
+        Err(error) if is_reconnect && error.detail() == Some(&other_scripts(layout)) => warn(explain(&error)),
+        checked => checked?,
+    }
     let info = |at: usize| match facts.get(at) {
         Some(Ok(info)) => redis::from_redis_value_ref::<String>(info).ok(),
         _ => None,
@@ -105,8 +110,9 @@ pub(super) async fn check_layout(
 ) -> Result<(), RedisError> {
     let mut questions = redis::pipe();
     questions.ignore_errors();
-    questions.cmd("SET").arg(LAYOUT_KEY).arg(own).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
-    questions.cmd("GETEX").arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
+    for command in layout_commands(own) {
+        questions.add_command(command);
+    }
     let answers: Vec<Result<Value, RedisError>> = questions.query_async(connection).await?;
     if own == RESTRICTED_LAYOUT
         && answers.iter().any(|answer| answer.as_ref().is_err_and(|error| error.code() == Some("MOVED")))
@@ -119,21 +125,35 @@ pub(super) async fn check_layout(
     {
         return Err(error.clone());
     }
-    if let Some(Ok(Value::BulkString(layout))) = answers.get(1)
-        && layout != own.as_bytes()
-    {
-        let other = String::from_utf8_lossy(layout);
-        if [LAYOUT, RESTRICTED_LAYOUT].contains(&&*other) {
-            return Err((ErrorKind::Client, OWN, other_scripts(own)).into());
-        }
-        let message = format!(
+    match answers.get(1) {
+        Some(Ok(found)) => compare_layout(found, own).map_err(|other| (ErrorKind::Client, OWN, other).into()),
+        _ => Ok(()),
+    }
+}
+
+/// Publish the key layout of this client, unless there is another one, and read the one that is there, which then lasts.
+pub(super) fn layout_commands(own: &str) -> [Cmd; 2] {
+    let (mut set, mut get) = (redis::cmd("SET"), redis::cmd("GETEX"));
+    set.arg(LAYOUT_KEY).arg(own).arg("NX").arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
+    get.arg(LAYOUT_KEY).arg("EX").arg(LAYOUT_KEY_TTL.as_secs());
+    [set, get]
+}
+
+/// The error says who has the other layout that was read.
+pub(super) fn compare_layout(found: &Value, own: &str) -> Result<(), String> {
+    let Value::BulkString(layout) = found else { return Ok(()) };
+    let other = String::from_utf8_lossy(layout);
+    if other == own {
+        Ok(())
+    } else if [LAYOUT, RESTRICTED_LAYOUT].contains(&&*other) {
+        Err(other_scripts(own))
+    } else {
+        Err(format!(
             "programs with a version of leasehold that keeps its keys in another layout (layout {other}, here {own}) use this \
              server, and would not see our locks: use the same version everywhere. When none of them runs any more, \
              delete the key {LAYOUT_KEY}"
-        );
-        return Err((ErrorKind::Client, OWN, message).into());
+        ))
     }
-    Ok(())
 }
 
 /// Whether clients with another key layout, or with other scripts, use the server.
@@ -176,7 +196,7 @@ async fn may_delete(
     connection: &mut MultiplexedConnection,
     delete: ConditionalDelete,
 ) -> Result<bool, RedisError> {
-    let mut probe = redis::Cmd::new();
+    let mut probe = Cmd::new();
     for word in delete.words(LAYOUT_KEY.as_bytes(), b"") {
         probe.arg(word);
     }

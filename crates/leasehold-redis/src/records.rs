@@ -1,17 +1,18 @@
-//! Writes the client's record, and reads those of the clients that an answer shows.
+//! Writes the client's record, and the key layout with it, and reads the records of the clients that an answer shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_core::{Answer, ClientId};
-use leasehold_redis_protocol::{client_key, slot_of_client};
+use leasehold_redis_protocol::{LAYOUT, RESTRICTED_LAYOUT, client_key, layout_slot, slot_of_client};
 use leasehold_store::HolderMetadata;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
 use super::endpoint::Endpoint;
 use super::error::CallError;
+use super::handshake;
 use super::limits::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, RECORD_REFRESH, RECORD_RETRY, RECORD_TIMEOUT};
 use super::nodes::Nodes;
 use super::wire;
@@ -36,6 +37,18 @@ impl Nodes {
         }
         tracing::debug!("the client's metadata could not be stored yet");
         false
+    }
+
+    /// Publishes the key layout again, which a flush or its expiry may have removed, so that a client with another one is refused. Warns if
+    /// one was not.
+    async fn keep_layout(&self) {
+        let own = if self.is_restricted() { RESTRICTED_LAYOUT } else { LAYOUT };
+        let commands = handshake::layout_commands(own).map(|command| (layout_slot(), command));
+        if let [_, Some(found)] = &self.run_plain(&commands, CONNECT_TIMEOUT).await[..]
+            && let Err(other) = handshake::compare_layout(found, own)
+        {
+            tracing::warn!("{other}");
+        }
     }
 
     /// Waits until the record is there, at most this long, and at most as long as for an answer.
@@ -75,6 +88,10 @@ impl Nodes {
         loop {
             let _ = timeout(pause, self.record().until_requested()).await;
             pause = if self.write_record().await { RECORD_REFRESH } else { RECORD_RETRY };
+            // A client that only looks has neither.
+            if self.record().covered() > 0 {
+                self.keep_layout().await;
+            }
             if pause == RECORD_RETRY {
                 // A server that refuses it is not asked more often.
                 tokio::time::sleep(RECORD_RETRY).await;

@@ -8,6 +8,7 @@
 
 #[cfg(unix)]
 pub mod access_list;
+pub mod address;
 pub mod certificates;
 pub mod clock;
 mod contract;

@@ -348,7 +348,15 @@ impl Reconnector {
         let check_scripts = async |connection: &mut MultiplexedConnection| {
             self.check_scripts(connection, has_slots, user).await
         };
-        let facts = handshake::handshake(driver_conn, is_resp2, has_slots, check_scripts, warn).await?;
+        let facts = handshake::handshake(
+            driver_conn,
+            is_resp2,
+            has_slots,
+            self.last_connect.is_some(),
+            check_scripts,
+            warn,
+        )
+        .await?;
         if self.endpoint_config.is_voter && facts.run_id.is_none() {
             let error = handshake::missing_run_id(user);
             warn(explain(&error));

@@ -91,6 +91,40 @@ async fn clients_with_different_layouts_are_refused() {
     assert!(kept > 3_600, "the layout expires, but not soon");
 }
 
+/// Otherwise one with another layout would be admitted beside those that run.
+#[tokio::test]
+async fn layout_is_published_again_after_a_flush() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    for _ in 0..2 {
+        let guard = client.mutex("a").lock().await.unwrap();
+        server.run(&["FLUSHALL"]);
+        until(async || server.query::<Option<String>>(&["GET", "leasehold:layout"]).unwrap().is_some()).await;
+        drop(guard);
+    }
+    let error = Client::connect(&format!("{}?proxy=yes", server.url())).await.unwrap_err().to_string();
+    assert!(error.contains("directly") && error.contains("leasehold:layout"), "{error}");
+}
+
+/// A program that was admitted wrongly takes no leases away from those that run.
+#[tokio::test]
+async fn leases_outlast_a_reconnect_beside_a_program_with_other_scripts() {
+    let server = Server::on_socket();
+    let client = client_of(&server).await;
+    let guard = client.mutex("a").ttl(Duration::from_secs(2)).lock().await.unwrap();
+    server.run(&["SET", "leasehold:layout", "4-restricted"]);
+    let connections = || server.query::<String>(&["CLIENT", "LIST"]).unwrap();
+    let before = connections();
+    server.run(&["CLIENT", "KILL", "SKIPME", "yes"]);
+    guard.renew().await.unwrap();
+    assert_ne!(connections(), before);
+    until(async || client.warnings().iter().any(|warning| warning.contains("through a proxy"))).await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    let error = Client::connect(&server.url()).await.unwrap_err().to_string();
+    assert!(error.contains("through a proxy"), "{error}");
+}
+
 #[tokio::test]
 async fn loading_and_full_servers_are_explained() {
     // Loading takes 50 ms a key, 20 s in all, and the server answers its clients after each KiB.

@@ -1,0 +1,170 @@
+"use strict";
+// A lease: its token, its time and its loss.
+
+const { run } = require("./call");
+const { LeaseLost, Timeout } = require("./errors");
+const { known, milliseconds, optionalMilliseconds, optionalSignal } = require("./terms");
+
+/** Leases that nobody has any more, and that were not released. */
+const forgotten = new FinalizationRegistry((backend) => {
+  const isHeld = backend.loss() === null;
+  backend.abandon();
+  if (isHeld) process.emitWarning(`the lease of "${backend.name}" was not released`, "LeaseholdWarning");
+});
+
+class Lease {
+  #backend;
+  #isReleased = false;
+  /** @type {AbortController | null} */
+  #controller = null;
+
+  constructor(backend) {
+    this.#backend = backend;
+    forgotten.register(this, backend, backend);
+  }
+
+  get name() {
+    return this.#backend.name;
+  }
+
+  get token() {
+    return this.#backend.token;
+  }
+
+  get tokens() {
+    return this.#backend.tokens;
+  }
+
+  get expiresIn() {
+    return this.#isReleased ? 0 : this.#backend.remaining();
+  }
+
+  get isReleased() {
+    return this.#isReleased;
+  }
+
+  get isLost() {
+    return this.loss !== null;
+  }
+
+  get loss() {
+    return this.#isReleased ? null : this.#backend.loss();
+  }
+
+  get signal() {
+    if (this.#controller === null) {
+      this.#controller = new AbortController();
+      const loss = this.loss;
+      if (loss !== null) this.#controller.abort(lossOf(this.#backend, loss));
+      else if (!this.#isReleased) watch(this.#backend, this.#controller);
+    }
+    return this.#controller.signal;
+  }
+
+  check() {
+    const loss = this.loss;
+    if (loss !== null) throw lossOf(this.#backend, loss);
+    if (this.#isReleased) throw new LeaseLost(`"${this.name}": the lease was released or detached before`, "released");
+  }
+
+  async renew() {
+    await this.#backend.renew().promise;
+  }
+
+  async release(options) {
+    const timeout = options === undefined ? null : optionalMilliseconds(known(options, ["timeout"]).timeout, "timeout");
+    if (this.#isReleased) return;
+    const released = this.#backend.release(timeout);
+    this.#end();
+    await released.promise;
+  }
+
+  async detach() {
+    const detached = this.#backend.detach();
+    this.#consumed(detached);
+    return detached.promise;
+  }
+
+  async downgrade() {
+    const downgraded = this.#backend.downgrade();
+    this.#consumed(downgraded);
+    return new Lease(await downgraded.promise);
+  }
+
+  async upgrade(options = {}) {
+    known(options, ["wait", "signal"]);
+    const wait = optionalMilliseconds(options.wait, "wait");
+    const writer = await run(() => this.#backend.upgrade(wait), optionalSignal(options.signal));
+    if (writer === null) {
+      // The attempt has ended the watch.
+      if (this.#controller !== null) watch(this.#backend, this.#controller);
+      throw new Timeout(`"${this.name}": not upgraded within ${wait} ms`);
+    }
+    this.#end();
+    return new Lease(writer);
+  }
+
+  setMinHold(value) {
+    this.#backend.setMinHold(milliseconds(value, "minHold"));
+  }
+
+  async [Symbol.asyncDispose]() {
+    await this.release();
+  }
+
+  /** Runs the routine, and releases the lease: for `using` of the locks. */
+  async use(routine) {
+    let value;
+    try {
+      value = await routine(this);
+    } catch (error) {
+      // What went wrong first is what counts.
+      await this.release().catch(() => {});
+      throw error;
+    }
+    await this.release();
+    return value;
+  }
+
+  toString() {
+    const state = this.#isReleased ? "released" : this.isLost ? `lost: ${this.loss}` : `${Math.round(this.expiresIn)} ms left`;
+    return `Lease "${this.name}" token ${this.token}, ${state}`;
+  }
+
+  [Symbol.for("nodejs.util.inspect.custom")]() {
+    return `<${this}>`;
+  }
+
+  toJSON() {
+    throw new TypeError(
+      "a lease cannot be serialized, because its holder is this process: pass the string of lease.detach() on, and call client.attach(…) there",
+    );
+  }
+
+  /** The call ends this lease, whatever comes of it, unless it was refused before it started. */
+  #consumed(call) {
+    if (!call.isRefused) this.#end();
+  }
+
+  #end() {
+    this.#isReleased = true;
+    forgotten.unregister(this.#backend);
+  }
+}
+
+/** Aborts the controller once the lease is lost. Keeps neither the lease nor the process. */
+function watch(backend, controller) {
+  const weak = new WeakRef(backend);
+  backend.lost().promise.then(
+    (reason) => {
+      if (reason !== null) controller.abort(lossOf(weak.deref(), reason));
+    },
+    () => {},
+  );
+}
+
+function lossOf(backend, reason) {
+  return new LeaseLost(backend === undefined ? "the lease is lost" : backend.lossError(), reason);
+}
+
+module.exports = { Lease };
