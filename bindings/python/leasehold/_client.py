@@ -88,8 +88,8 @@ class Lease(BaseLease):
         _call(self._lease.renew)
 
     def detach(self) -> str:
-        """Lets the lease outlive this object and this process. It is not renewed any more. The returned text is a secret; `Client.attach` takes the
-        lease over, in any process.
+        """Lets the lease outlive this object and this process. It is not renewed any more. The returned text is a secret: `Client.attach` makes the
+        lease of it again, once, in any process.
 
         >>> text = client.lock("deploy", ttl=300).acquire().detach()
         >>> client.attach(text).release()
@@ -485,7 +485,10 @@ class Client(BaseClient):
         return Election(self, Terms("election", (self._name(name),), ttl=ttl, **options), wait)
 
     def attach(self, text: str) -> Lease:
-        """Takes over a lease that was detached, in any process. `LeaseLost` if it has ended.
+        """The lease that was detached, which is renewed again, in any process. `LeaseLost` if it has ended.
+
+        Attach a text once. A text that is attached twice (by a message that is delivered twice) gives two leases with one token, which do not exclude
+        each other; if one of them is released, the lock is free, and the other one is lost at its next renewal.
 
         >>> text = client.lock("deploy").acquire().detach()
         >>> with client.attach(text):
@@ -550,7 +553,7 @@ class Client(BaseClient):
         >>> report(7)
         'report of 7'
         """
-        from ._locked import check, namer
+        from ._locked import check, has_run, namer
 
         check(name, busy)
 
@@ -569,7 +572,7 @@ class Client(BaseClient):
                         return None  # type: ignore[return-value]
                     raise
                 with lease:
-                    return function(*arguments, **named)
+                    return has_run(function, function(*arguments, **named))
 
             return locked
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 
 from . import _fork
-from ._errors import ClientClosed, InvalidInput
+from ._errors import ClientClosed, InvalidInput, Unsupported
 from ._terms import Settings, text
 
 TYPE_CHECKING = False
@@ -153,6 +153,14 @@ def _module(url: str) -> _backend.Module:
         from . import _http
 
         return _http
+    from . import _interpreter
+
+    if not _interpreter.is_main():
+        # Its end would close the clients of all others.
+        raise Unsupported(
+            "stores need the main interpreter of the process (mod_wsgi: WSGIApplicationGroup %{GLOBAL}; uWSGI: single-interpreter): "
+            "in a sub-interpreter use the address of a server of leasehold serve"
+        )
     from . import _native
 
     return _native

@@ -6,6 +6,7 @@ import contextvars
 import itertools
 import sys
 import warnings
+from _weakref import ref
 
 from . import _fork
 from ._errors import LeaseLost
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     _Watch: TypeAlias = tuple[Callable[[str], object], Registration]
 
 
-_current: contextvars.ContextVar[tuple[BaseLease, ...]] = contextvars.ContextVar("leasehold", default=())
+# Weak, because an exception of a signal's handler may keep a block from taking its lease away again.
+_current: contextvars.ContextVar[tuple[ref[BaseLease], ...]] = contextvars.ContextVar("leasehold", default=())
 
 
 def current() -> BaseLease | None:
@@ -36,7 +38,12 @@ def current() -> BaseLease | None:
     ...     leasehold.current() is lease
     True
     """
-    return next((lease for lease in reversed(_current.get()) if not lease._ended), None)
+    return next(reversed(_open_leases()), None)
+
+
+def _open_leases() -> list[BaseLease]:
+    """Without those of blocks that have ended in another context."""
+    return [lease for reference in _current.get() if (lease := reference()) is not None and not lease._ended]
 
 
 class BaseLease:
@@ -244,15 +251,14 @@ _FRAME = type(sys._getframe())
 
 def entered(lease: BaseLease) -> None:
     """The lease is that of the innermost block."""
-    # A block that has ended in another context has left its lease here.
-    _current.set((*(other for other in _current.get() if not other._ended), lease))
+    _current.set((*map(ref, _open_leases()), ref(lease)))
 
 
 def left(lease: BaseLease) -> None:
     """The block has ended. Blocks may end in another order, or in another context."""
-    leases = _current.get()
-    if lease in leases:
-        _current.set(tuple(other for other in leases if other is not lease))
+    leases, own = _current.get(), ref(lease)
+    if own in leases:
+        _current.set(tuple(other for other in leases if other is not own))
 
 
 def is_ignored(error: BaseException, body: BaseException | None) -> bool:

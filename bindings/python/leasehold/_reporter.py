@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from . import _fork
+from . import _fork, _interpreter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +53,12 @@ class _Reporter:
         self._sources: dict[type, _Source] = {}
         self._poll = select.poll()
         self._poll.register(self._wake_read, select.POLLIN)
-        # A daemon: a program that ends does not wait for it.
-        threading.Thread(target=self._run, name="leasehold-reporter", daemon=True).start()
+        self._is_ending = False
+        # A daemon: a program that ends does not wait for it. A sub-interpreter must not have any, so its thread is told before the interpreter waits for it.
+        is_main = _interpreter.is_main()
+        threading.Thread(target=self._run, name="leasehold-reporter", daemon=is_main).start()
+        if not is_main:
+            threading._register_atexit(self.run_soon, self._end)  # type: ignore[attr-defined]
 
     def run_soon(self, task: Callable[[], None]) -> None:
         """Runs this in the thread."""
@@ -72,8 +76,11 @@ class _Reporter:
             self._poll.register(source.completions.fileno(), select.POLLIN)
         return source
 
+    def _end(self) -> None:
+        self._is_ending = True
+
     def _run(self) -> None:
-        while True:
+        while not self._is_ending:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._wake_read:
                     os.read(self._wake_read, 4096)

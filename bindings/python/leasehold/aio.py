@@ -225,8 +225,8 @@ class Lease(BaseLease):
         await _call(self._client, self._lease.renew)
 
     async def detach(self) -> str:
-        """Lets the lease outlive this object and this process. It is not renewed any more. The returned text is a secret; `Client.attach` takes the
-        lease over, in any process."""
+        """Lets the lease outlive this object and this process. It is not renewed any more. The returned text is a secret: `Client.attach` makes the
+        lease of it again, once, in any process."""
         _fork.check(self._generation)
         text: str = await _call(self._client, self._consumed(self._lease.detach))
         return text
@@ -561,7 +561,11 @@ class Client(BaseClient):
         return Election(self, Terms("election", (self._name(name),), ttl=ttl, **options), wait, cancel_on_lost)
 
     async def attach(self, text: str, *, cancel_on_lost: bool = True) -> Lease:
-        """Takes over a lease that was detached, in any process. `LeaseLost` if it has ended."""
+        """The lease that was detached, which is renewed again, in any process. `LeaseLost` if it has ended.
+
+        Attach a text once. A text that is attached twice (by a message that is delivered twice) gives two leases with one token, which do not exclude
+        each other; if one of them is released, the lock is free, and the other one is lost at its next renewal.
+        """
         return Lease(self, await _call(self, self._open().attach, checked_text(text, "a detached lease")), cancel_on_lost)
 
     async def inspect(self, name: str, kind: str = "mutex") -> LockInfo:
@@ -592,7 +596,7 @@ class Client(BaseClient):
         **options: Unpack[MutexOptions],
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """A decorator of coroutine functions: as `leasehold.Client.locked`."""
-        from ._locked import check, namer
+        from ._locked import check, has_run, namer
 
         check(name, busy)
 
@@ -611,7 +615,7 @@ class Client(BaseClient):
                         return None  # type: ignore[return-value]
                     raise
                 async with lease:
-                    return await function(*arguments, **named)
+                    return has_run(function, await function(*arguments, **named))
 
             return locked
 

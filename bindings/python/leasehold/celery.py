@@ -20,7 +20,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ._errors import Timeout, Unavailable
-from ._locked import namer
+from ._locked import has_run, namer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,7 @@ def one_at_a_time(
                 # A busy lock is no failure of the task, so its own limit of retries does not count.
                 raise task.retry(countdown=countdown, max_retries=_UNLIMITED if max_retries is None else max_retries) from error
             with lease:
-                return function(task, *arguments, **named)
+                return has_run(function, function(task, *arguments, **named))
 
         # Celery checks the arguments of calls by it.
         locked.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]

@@ -40,6 +40,8 @@ def parse(address: str) -> tuple[Server, ...]:
     scheme, colon, rest = address.partition(":")
     if colon and scheme == "unix":
         path = rest[2:] if rest.startswith("//") else rest
+        if "?token=" in path:
+            raise InvalidInput(f"the address of a server has no parameters; its token is token=… or {TOKEN_VARIABLE}")
         if not path or "\0" in path:
             raise InvalidInput(f"the address {address!r} has no path: unix:/run/leasehold/serve.sock")
         return (Server("", socket=path),)
@@ -49,7 +51,7 @@ def parse(address: str) -> tuple[Server, ...]:
     if "@" in hosts:  # it is not repeated here: it may have a password
         raise InvalidInput(f"the address has a user or a password; a server wants a token: token=… or {TOKEN_VARIABLE}")
     if "?" in rest or "#" in rest or not rest.isprintable() or " " in rest:
-        raise InvalidInput(f"the address {address!r} has parameters or characters that it can't have")
+        raise InvalidInput(f"the address of a server has neither parameters nor spaces; its token is token=… or {TOKEN_VARIABLE}")
     return tuple(_server(address, scheme, host, (slash + prefix).rstrip("/")) for host in hosts.split(","))
 
 

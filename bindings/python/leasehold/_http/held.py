@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from .. import _interpreter
 from .._errors import Error
 from .api import Answer
 from .clock import now
-from .runtime import is_main_interpreter
 
 # The most ids of a request, in number and in bytes.
 MAX_IDS = 500
@@ -276,7 +276,7 @@ def _log(message: str) -> None:
     """Logs in the package's thread: a handler may take as long as it likes, and this thread renews."""
     from .. import _reporter
 
-    if is_main_interpreter():
+    if _interpreter.is_main():
         _reporter.log(logging.WARNING, message)
     else:
         _reporter.logger.warning("%s", message)

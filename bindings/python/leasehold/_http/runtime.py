@@ -7,8 +7,6 @@ never touches what it has inherited: it closes the sockets, which ends no connec
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib
 import os
 import selectors
 import socket
@@ -16,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .. import _fork
+from .. import _fork, _interpreter
 
 if TYPE_CHECKING:
     from .core import Core
@@ -37,7 +35,7 @@ class Runtime:
     def _start(self) -> None:
         # The main interpreter ends daemon threads after `shut_down`, which waits for all other threads that may hold leases. A sub-interpreter
         # must not have daemon threads at its end: its thread is told just before the interpreter waits for it.
-        is_main = is_main_interpreter()
+        is_main = _interpreter.is_main()
         threading.Thread(target=self._run, name="leasehold-http", daemon=is_main).start()
         if not is_main:
             threading._register_atexit(self._stop)  # type: ignore[attr-defined]
@@ -87,18 +85,6 @@ class Runtime:
             except OSError:
                 pass
         self._selector.close()
-
-
-@functools.cache
-def is_main_interpreter() -> bool:
-    """Only there may a thread be a daemon at the end of the interpreter."""
-    for name in ("_interpreters", "_xxsubinterpreters"):
-        try:
-            module = importlib.import_module(name)
-        except ImportError:
-            continue
-        return bool(module.get_current() == module.get_main())
-    return True
 
 
 _abandoned: list[Runtime] = []

@@ -111,11 +111,28 @@ def test_store_that_does_not_answer_is_unavailable_and_the_lock_not_busy(scheme:
                 client.locked("a", wait=0, busy="skip")(lambda: None)()
 
 
-def test_password_is_in_no_message() -> None:
-    client = leasehold.connect("redis://user:s3cret@127.0.0.1:1")
-    with pytest.raises(leasehold.Unavailable) as caught:
-        client.lock("a").try_acquire()
-    assert "s3cret" not in str(caught.value) + repr(client)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://user:s3cret@127.0.0.1:1",
+        "redis-sentinel://127.0.0.1:1/m?sentinel_password=s3cret",
+        "redis+unix:///nowhere?pass=s3cret",
+        "redlock:redis://:s3cret@127.0.0.1:1 redis://:s3cret@127.0.0.1:2",
+        "redlock:redis+unix:///nowhere?pass=s3cret redis+unix:///elsewhere?pass=s3cret",
+        "redis:user:s3cret@127.0.0.1",
+        "postgres://user:s3cret@127.0.0.1:1/db",
+        "postgres://127.0.0.1:1/db?password=s3cret",
+        "http://127.0.0.1:1/?token=s3cret",
+        "http://user:s3cret@127.0.0.1:1",
+        "unix:/nowhere?token=s3cret",
+    ],
+)
+def test_password_is_in_no_message(address: str) -> None:
+    client = leasehold.connect(address, connect_timeout=0.1)
+    lock = client.lock("a")
+    with pytest.raises(leasehold.Error) as caught:
+        lock.try_acquire()
+    assert "s3cret" not in f"{caught.value} {caught.value!r} {client!r} {lock!r}"
 
 
 def test_wrong_password_is_refused(own_redis: Redis) -> None:

@@ -205,6 +205,16 @@ def test_detached_lease_is_attached_by_another_client(client: leasehold.Client, 
     client.lock(name).acquire(wait=60).release()
 
 
+def test_text_that_is_attached_twice_gives_two_leases_of_one_token(client: leasehold.Client, other: leasehold.Client, name: str) -> None:
+    text = client.lock(name, ttl=1).acquire().detach()
+    first, second = client.attach(text), other.attach(text)
+    assert first.token == second.token
+    first.check()
+    second.release()
+    until(lambda: first.is_lost)
+    client.lock(name).acquire(wait=60).release()
+
+
 def test_lock_is_inspected_and_listed(client: leasehold.Client, other: leasehold.Client, name: str) -> None:
     with client.lock(name, label="nightly", ttl=30) as lease:
         info = other.inspect(name)

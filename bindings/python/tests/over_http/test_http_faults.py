@@ -986,6 +986,7 @@ def test_sub_interpreter(start: Start, name: str) -> None:
         sys.path.insert(0, {str(Path(leasehold.__file__).parents[1])!r})
         import leasehold
         with leasehold.connect({serve.url!r}) as client, client.lock({name!r}) as lease:
+            lease.on_lost(print)
             lease.renew()
     """
     runner = f"""if True:
