@@ -53,7 +53,13 @@ class Client {
 
   /** Of `connect`. */
   async _connect() {
-    await this.#backend.connect().promise;
+    try {
+      await this.#backend.connect().promise;
+    } catch (error) {
+      this.#isClosed = true;
+      this.#backend.close(0).promise.catch(() => {});
+      throw error;
+    }
     return this;
   }
 

@@ -1,8 +1,10 @@
 "use strict";
 // What `inspect` and `list` return. Tokens exceed the numbers of JSON.parse, so they are texts before it reads them.
 
+const { LeaseholdError } = require("./errors");
+
 // In a string of JSON a quote is escaped, so these are names of fields.
-const TOKENS = /"(token|last_token)":\s*(\d+)/g;
+const TOKENS = /"(token|last_token)":\s*(\d+)(?=\s*[,}])/g;
 
 function parse(json) {
   return JSON.parse(json.replace(TOKENS, '"$1":"$2"'));
@@ -59,9 +61,18 @@ function lockOf(info) {
   };
 }
 
+/** Reads the answer of a back end. That of a server may be anything. */
+function read(json, of) {
+  try {
+    return of(parse(json));
+  } catch (error) {
+    throw new LeaseholdError("the server's answer is not understood: is it of another version?", { cause: error });
+  }
+}
+
 module.exports = {
   parse,
-  lock: (json) => lockOf(parse(json)),
-  locks: (json) => parse(json).map(lockOf),
-  holders: (json) => parse(json).map(holderOf),
+  lock: (json) => read(json, lockOf),
+  locks: (json) => read(json, (all) => all.map(lockOf)),
+  holders: (json) => read(json, (all) => all.map(holderOf)),
 };

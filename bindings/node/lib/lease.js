@@ -6,10 +6,14 @@ const { LeaseLost, Timeout } = require("./errors");
 const { known, milliseconds, optionalMilliseconds, optionalSignal } = require("./terms");
 
 /** Leases that nobody has any more, and that were not released. */
-const forgotten = new FinalizationRegistry((backend) => {
+const forgotten = new FinalizationRegistry(({ backend, controller }) => {
   const isHeld = backend.loss() === null;
   backend.abandon();
-  if (isHeld) process.emitWarning(`the lease of "${backend.name}" was not released`, "LeaseholdWarning");
+  if (!isHeld) return;
+  const message = `the lease of "${backend.name}" was not released`;
+  process.emitWarning(message, "LeaseholdWarning");
+  // Somebody may have kept its signal alone.
+  controller?.abort(new LeaseLost(`${message}, and nothing refers to it any more`, "released"));
 });
 
 class Lease {
@@ -17,10 +21,12 @@ class Lease {
   #isReleased = false;
   /** @type {AbortController | null} */
   #controller = null;
+  /** What an upgrade or a downgrade has made of it. @type {Lease | null} */
+  #replacement = null;
 
   constructor(backend) {
     this.#backend = backend;
-    forgotten.register(this, backend, backend);
+    forgotten.register(this, { backend, controller: null }, backend);
   }
 
   get name() {
@@ -54,9 +60,11 @@ class Lease {
   get signal() {
     if (this.#controller === null) {
       this.#controller = new AbortController();
-      const loss = this.loss;
-      if (loss !== null) this.#controller.abort(lossOf(this.#backend, loss));
-      else if (!this.#isReleased) watch(this.#backend, this.#controller);
+      if (!this.#isReleased) {
+        forgotten.unregister(this.#backend);
+        forgotten.register(this, { backend: this.#backend, controller: this.#controller }, this.#backend);
+        this.#watch();
+      }
     }
     return this.#controller.signal;
   }
@@ -88,20 +96,24 @@ class Lease {
   async downgrade() {
     const downgraded = this.#backend.downgrade();
     this.#consumed(downgraded);
-    return new Lease(await downgraded.promise);
+    this.#replacement = new Lease(await downgraded.promise);
+    return this.#replacement;
   }
 
   async upgrade(options = {}) {
     known(options, ["wait", "signal"]);
     const wait = optionalMilliseconds(options.wait, "wait");
-    const writer = await run(() => this.#backend.upgrade(wait), optionalSignal(options.signal));
-    if (writer === null) {
-      // The attempt has ended the watch.
-      if (this.#controller !== null) watch(this.#backend, this.#controller);
-      throw new Timeout(`"${this.name}": not upgraded within ${wait} ms`);
+    let writer = null;
+    try {
+      writer = await run(() => this.#backend.upgrade(wait), optionalSignal(options.signal));
+    } finally {
+      // The attempt has ended the watch. What it was aborted in is lost.
+      if (writer === null) this.#watch();
     }
+    if (writer === null) throw new Timeout(`"${this.name}": not upgraded within ${wait} ms`);
     this.#end();
-    return new Lease(writer);
+    this.#replacement = new Lease(writer);
+    return this.#replacement;
   }
 
   setMinHold(value) {
@@ -119,10 +131,10 @@ class Lease {
       value = await routine(this);
     } catch (error) {
       // What went wrong first is what counts.
-      await this.release().catch(() => {});
+      await this.#latest().release().catch(() => {});
       throw error;
     }
-    await this.release();
+    await this.#latest().release();
     return value;
   }
 
@@ -139,6 +151,21 @@ class Lease {
     throw new TypeError(
       "a lease cannot be serialized, because its holder is this process: pass the string of lease.detach() on, and call client.attach(…) there",
     );
+  }
+
+  /** What is held in the end: the routine may have upgraded or downgraded it. */
+  #latest() {
+    /** @type {Lease} */
+    let lease = this;
+    while (lease.#replacement !== null) lease = lease.#replacement;
+    return lease;
+  }
+
+  #watch() {
+    if (this.#controller === null) return;
+    const loss = this.loss;
+    if (loss !== null) this.#controller.abort(lossOf(this.#backend, loss));
+    else watch(this.#backend, this.#controller);
   }
 
   /** The call ends this lease, whatever comes of it, unless it was refused before it started. */

@@ -23,7 +23,7 @@ function follow(native) {
     native.records().promise.then((records) => {
       for (const { level, message } of records) record(LEVELS[level] ?? "info", message);
       next();
-    });
+    }, () => {});
   };
   next();
 }

@@ -79,30 +79,36 @@ const ignore = () => {};
 
 /** A call that was started: its result, or its key. `keepsAlive`: whether the process waits for it. */
 function call(started, keepsAlive = true) {
-  // What this call let go on ends in the same turn.
+  const begun = typeof started === "number" ? wait(started, keepsAlive) : ended(started);
+  // What this call let go on ends in the same turn. It may be the call itself, so it is in `running` before.
   if (environment.isReady) drain();
-  if (typeof started !== "number") {
-    try {
-      return { promise: Promise.resolve(valueOf(started)), cancel: ignore };
-    } catch (error) {
-      return { promise: Promise.reject(error), cancel: ignore };
-    }
+  return begun;
+}
+
+function ended(result) {
+  try {
+    return { promise: Promise.resolve(valueOf(result)), cancel: ignore };
+  } catch (error) {
+    return { promise: Promise.reject(error), cancel: ignore };
   }
+}
+
+function wait(key, keepsAlive) {
   if (keepsAlive) begin();
   const promise = new Promise((resolve, reject) => {
-    running.set(started, () => {
+    running.set(key, () => {
       if (keepsAlive) end();
       try {
-        resolve(valueOf(environment.result(started)));
+        resolve(valueOf(environment.result(key)));
       } catch (error) {
         reject(error);
       }
     });
   });
   const cancel = () => {
-    if (!running.delete(started)) return;
+    if (!running.delete(key)) return;
     if (keepsAlive) end();
-    environment.cancel(started);
+    environment.cancel(key);
     if (environment.isReady) drain();
   };
   return { promise, cancel };

@@ -190,12 +190,29 @@ for (const [name, start] of Object.entries(BACK_ENDS)) {
     native("an aborted upgrade loses the lease", async () => {
       const reader = await client.rwlock("stopped").read().acquire();
       const upgradable = await other.rwlock("stopped").upgradable().acquire();
+      const { signal } = upgradable;
       const controller = new AbortController();
       const upgrading = upgradable.upgrade({ signal: controller.signal });
       controller.abort();
       await assert.rejects(upgrading, { name: "AbortError" });
       await until(() => upgradable.isLost);
+      await until(() => signal.aborted);
+      assert.ok(signal.reason instanceof leasehold.LeaseLost);
       await reader.release();
+    });
+
+    native("using releases what its lease has become", async () => {
+      const lock = client.rwlock("becomes");
+      await lock.upgradable().using(async (lease) => void (await lease.upgrade()));
+      assert.deepEqual((await client.inspect("becomes", "rw")).holders, []);
+      await assert.rejects(
+        lock.write().using(async (lease) => {
+          await lease.downgrade();
+          throw new Error("its own");
+        }),
+        /its own/,
+      );
+      assert.deepEqual((await client.inspect("becomes", "rw")).holders, []);
     });
 
     test("a semaphore has its permits", async () => {

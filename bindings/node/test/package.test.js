@@ -54,3 +54,27 @@ test("the client of servers needs no native module", async () => {
   assert.match(said, /no native module for .*: use the http: or unix: address/);
   fs.rmSync(folder, { recursive: true });
 });
+
+test("no call is lost that is answered while it is being made", async () => {
+  const folder = newFolder();
+  fs.cpSync(FOLDER, folder, { recursive: true });
+  fs.rmSync(path.join(folder, "leasehold.node"));
+  // A module whose calls are woken by another thread before they have returned.
+  const fake = `
+    let ready = [];
+    exports.Failed = class {};
+    exports.Environment = class {
+      get isReady() { return ready.length > 0; }
+      take() { const keys = ready; ready = []; return keys; }
+      result() { return null; }
+      records() { return 2; }
+      shutDown() {}
+    };
+    exports.open = () => ({ connect() { ready.push(1); return 1; } });`;
+  fs.mkdirSync(path.join(folder, "leasehold.node"));
+  fs.writeFileSync(path.join(folder, "leasehold.node/index.js"), fake);
+  const connecting = require(folder).connect("memory:");
+  const later = new Promise((resolve) => setImmediate(() => setImmediate(resolve)));
+  assert.notEqual(await Promise.race([connecting, later]), undefined);
+  fs.rmSync(folder, { recursive: true });
+});

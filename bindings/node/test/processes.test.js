@@ -95,6 +95,7 @@ test("a forgotten lease is released, with a warning", async () => {
   const program = new Program(process.execPath, parameters);
   assert.equal((await program.ended).code, 0, program.output);
   assert.match(program.output, /"forgotten" was not released[^]*released/);
+  assert.match(program.output, /aborted: released/);
 });
 
 test("workers that hold and wait are terminated, and leave nothing behind", async () => {

@@ -2,6 +2,7 @@
 // The class Redlock beside the package redlock, on one server and on three.
 
 const assert = require("node:assert/strict");
+const path = require("node:path");
 const { after, before, describe, test } = require("node:test");
 const Redis = require("ioredis");
 const { default: Old } = require("redlock");
@@ -145,7 +146,7 @@ test("a server that is not there is an error of the attempt", async () => {
 });
 
 test("addresses follow the options of the client", async () => {
-  const { addressOf } = require("../node_modules/leasehold/lib/ioredis.js");
+  const { addressOf } = require(path.join(path.dirname(require.resolve("leasehold/package.json")), "lib/ioredis.js"));
   const of = (options) => addressOf(new Redis({ lazyConnect: true, ...options }));
   assert.equal(of({}), "redis://localhost:6379");
   assert.equal(of({ host: "::1", port: 7, db: 3 }), "redis://[::1]:7/3");

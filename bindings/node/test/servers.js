@@ -166,4 +166,4 @@ async function startPostgres() {
   return Object.assign(program, { url });
 }
 
-module.exports = { LIMIT, Program, TOKEN, freePort, newFolder, node, startPostgres, startRedis, startServe, stays, until };
+module.exports = { LIMIT, Program, TOKEN, freePort, leaseholdProgram, newFolder, node, startPostgres, startRedis, startServe, stays, until };

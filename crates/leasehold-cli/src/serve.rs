@@ -47,6 +47,14 @@ pub(crate) async fn serve(find: impl FnOnce() -> Result<Store, Stop>, args: Serv
     config.tls.iter().for_each(warn_of_key);
     let store = find()?;
     install_recorder();
+    if store.is_memory() {
+        message(
+            Level::Warn,
+            "store_warning",
+            "warning: memory: is the memory of this server: when it ends, its locks are free although their holders work on. \
+             Name a file (sqlite:PATH) or another store, except for trials",
+        );
+    }
     let client = store.connect().await?;
     let server =
         Server::bind(config, client.clone()).await.map_err(|error| Stop::usage(error.to_string()))?;

@@ -324,6 +324,19 @@ fn risky_settings_are_reported_when_the_server_starts() {
 }
 
 #[test]
+fn server_on_memory_warns_that_its_locks_end_with_it() {
+    for (place, is_reported) in [(Place::on("memory:"), true), (Place::new(), false)] {
+        let socket = format!("unix:{}", place.path("socket").display());
+        let mut server = place.start(&["serve", "--listen", &socket, "--drain", "0s"]);
+        assert_eq!(server.line(), format!("listening on {socket}"));
+        server.signal("TERM");
+        assert_eq!(server.end(), 0);
+        let stderr = server.stderr();
+        assert_eq!(stderr.contains("warning: memory: "), is_reported, "{stderr}");
+    }
+}
+
+#[test]
 fn strangers_leave_descriptors_to_those_with_a_token_when_there_are_few() {
     let place = Place::new();
     let program = env!("CARGO_BIN_EXE_leasehold");

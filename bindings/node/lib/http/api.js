@@ -6,7 +6,7 @@ const { InvalidInput, LeaseholdError, Refused, Unavailable, Unsupported } = requ
 const info = require("../info");
 const { TOKEN_VARIABLE } = require("./address");
 const { now } = require("./clock");
-const { Stranger, Transport } = require("./transport");
+const { NotConnected, Stranger, Transport } = require("./transport");
 
 // The problems that callers of `Api.call` handle. All others are errors, or reasons to ask again.
 const OUTCOMES = new Set(["busy", "timed-out", "request-ended", "not-held"]);
@@ -119,7 +119,9 @@ class Api {
       signal?.throwIfAborted();
       if (error instanceof LeaseholdError) throw error;
       if (ended.signal.aborted) return new Failure(`${server} did not answer in time`);
-      if (error instanceof Stranger || error.code === "EACCES") return new Failure(`${server}: ${error.message}`, { isLost: false });
+      if (error instanceof Stranger || error instanceof NotConnected || error.code === "EACCES") {
+        return new Failure(`${server}: ${error.message}`, { isLost: false });
+      }
       if (["ECONNREFUSED", "ENOENT", "ENOTFOUND", "EAI_AGAIN"].includes(error.code)) {
         return new Failure(`${server}: no server listens there`, { isLost: false });
       }

@@ -2,7 +2,7 @@
 // What a client does: it acquires, renews and releases.
 
 const { randomBytes } = require("node:crypto");
-const { setTimeout: sleep } = require("node:timers/promises");
+const { setImmediate: immediate, setTimeout: sleep } = require("node:timers/promises");
 const { ClientClosed, InvalidInput, LeaseLost, LeaseholdError, Refused, Timeout, Unavailable, Unsupported } = require("../errors");
 const { parse, tokenOf } = require("./address");
 const { Api } = require("./api");
@@ -41,6 +41,8 @@ class Core {
   /** What callers wait for. */
   #calls = new Set();
   #givenUp = new Set();
+  /** The ids of leases whose release has begun. */
+  #releasing = new Set();
   #closing = null;
   /** Ends what goes on in the background when the client is closed. */
   #closed = new AbortController();
@@ -58,9 +60,9 @@ class Core {
     return this.#closing !== null;
   }
 
-  /** The ids of the leases that it holds. */
-  get heldIds() {
-    return this.#renewals.ids;
+  /** The ids of the leases that it holds, and of those whose release is not confirmed. */
+  get unreleasedIds() {
+    return [...new Set([...this.#renewals.ids, ...this.#releasing])];
   }
 
   /**
@@ -259,6 +261,7 @@ class Core {
         return left.filter((_, at) => outcomes[at].outcome === "unknown");
       };
       const go = async () => {
+        for (const id of ids) this.#releasing.add(id);
         let left = ids;
         let background = isBackground;
         while (left.length > 0 && now() < deadline) {
@@ -273,7 +276,11 @@ class Core {
         }
         resolve(undefined);
       };
-      go().catch(reject);
+      go()
+        .catch(reject)
+        .finally(() => {
+          for (const id of ids) this.#releasing.delete(id);
+        });
     });
   }
 
@@ -363,13 +370,20 @@ class Core {
     this.#closing = closing;
     for (const controller of this.#calls) controller.abort(new ClientClosed("the client was closed"));
     this.#closed.abort();
-    Promise.allSettled([...closing, ...this.#givenUp]).then(() => this.#api.close());
+    closing.push(this.#allGivenUp());
+    Promise.allSettled(closing).then(() => this.#api.close());
+  }
+
+  /** Waits for the requests that the calls give up which end now. */
+  async #allGivenUp() {
+    await immediate();
+    await Promise.all(this.#givenUp);
   }
 
   /** Waits for what `beginClose` has begun. */
   async closed(timeout) {
     const late = `${this.address}: not all releases were confirmed within ${timeout} ms; they go on`;
-    await within(Promise.all([...this.#closing, ...this.#givenUp]), timeout, late);
+    await within(Promise.all(this.#closing), timeout, late);
   }
 }
 

@@ -250,6 +250,7 @@ class Renewals {
 function outcomesOf(answer, count) {
   const outcomes = answer.content?.leases;
   if (!Array.isArray(outcomes) || outcomes.length !== count) throw new Malformed("there are other leases");
+  if (!outcomes.every((found) => typeof found?.outcome === "string")) throw new Malformed("a lease has no outcome");
   return outcomes;
 }
 

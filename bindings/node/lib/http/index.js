@@ -11,8 +11,9 @@ const { requestOf } = require("./request");
 /** How long the end of the process waits for the releases of its leases. */
 const RELEASES = 1_000;
 
-/** Those that hold leases, or may. @type {Set<Core>} */
+/** Those that hold leases, or may. One that nobody has any more holds none. @type {Set<WeakRef<Core>>} */
 const cores = new Set();
+const collected = new FinalizationRegistry((core) => cores.delete(core));
 let hasExited = false;
 
 class Lease {
@@ -149,7 +150,6 @@ class Backend {
 
   close(timeout) {
     this.#core.beginClose();
-    cores.delete(this.#core);
     return { promise: this.#core.closed(timeout), cancel() {} };
   }
 }
@@ -161,14 +161,17 @@ function open(url, settings) {
     if (settings[option] !== null) throw new Unsupported(`${option} is no option over HTTP: the server and its store decide it`);
   }
   const core = new Core(url, settings);
-  cores.add(core);
+  const weak = new WeakRef(core);
+  cores.add(weak);
+  collected.register(core, weak);
   return new Backend(core);
 }
 
 // Nothing asynchronous happens in an exit any more, so another process sends the releases.
 process.on("exit", () => {
   hasExited = true;
-  const clients = [...cores].map((core) => ({ url: core.address, token: core.token, ids: core.heldIds }));
+  const open = [...cores].flatMap((weak) => weak.deref() ?? []);
+  const clients = open.map((core) => ({ url: core.address, token: core.token, ids: core.unreleasedIds }));
   const holding = clients.filter(({ ids }) => ids.length > 0);
   if (holding.length === 0) return;
   const input = JSON.stringify(holding);

@@ -3,33 +3,61 @@
 
 const http = require("node:http");
 const https = require("node:https");
-const { realpathSync, statSync } = require("node:fs");
-const { dirname } = require("node:path");
+const { lstatSync, readlinkSync, statSync } = require("node:fs");
+const { dirname, join, resolve } = require("node:path");
 
 // A server closes a connection that was silent for 20 s.
 const MAX_IDLE = 10_000;
+const CONNECT_LIMIT = 5_000;
+const MAX_LINKS = 40;
 const MAX_BODY = 256 * 1024 * 1024;
 
 /** The server of a Unix socket is another user's. */
 class Stranger extends Error {}
 
-/** The user who alone decides what is in the folder, or root. */
-function ownerOf(folder) {
-  const owner = statSync(folder).uid;
-  for (let at = folder; ; at = dirname(at)) {
-    const found = statSync(at);
-    if ((found.mode & 0o022) !== 0 || (found.uid !== 0 && found.uid !== owner)) return 0;
-    if (dirname(at) === at) return owner;
+/** Nothing was sent, because nobody has answered. */
+class NotConnected extends Error {}
+
+/** Each folder and link that the system goes through on the way to a file. */
+function* steps(path) {
+  let parts = resolve(path).split("/").filter(Boolean).slice(0, -1);
+  let folder = "/";
+  yield lstatSync(folder);
+  for (let links = 0; parts.length > 0; ) {
+    const part = parts.shift();
+    if (part === "..") folder = dirname(folder);
+    if (part === "." || part === "..") continue;
+    const next = join(folder, part);
+    const found = lstatSync(next);
+    yield found;
+    if (!found.isSymbolicLink()) {
+      folder = next;
+    } else if (++links > MAX_LINKS) {
+      throw new Stranger(`${path}: there are too many links on the way`);
+    } else {
+      const target = readlinkSync(next);
+      if (target.startsWith("/")) folder = "/";
+      parts = [...target.split("/").filter(Boolean), ...parts];
+    }
   }
+}
+
+/** The user who alone decides what is in the file's folder, and where the way there leads; or root. */
+function ownerOf(path) {
+  const all = [...steps(path)];
+  const folders = all.filter((found) => found.isDirectory());
+  const owner = folders[folders.length - 1].uid;
+  const isSafe = folders.every((found) => (found.mode & 0o022) === 0) && all.every((found) => found.uid === 0 || found.uid === owner);
+  return isSafe ? owner : 0;
 }
 
 /**
  * Refuses a socket whose name another user has taken, before anything is sent there. Its file is this user's, root's, or the folder's owner's, if
- * nobody else could have made that folder. What is returned tells one file from a later one of the same name.
+ * nobody else could have made that folder or a link to it. What is returned tells one file from a later one of the same name.
  */
 function checkUser(path) {
   const found = statSync(path, { bigint: true });
-  const allowed = [0, process.geteuid(), ownerOf(realpathSync(dirname(path)))];
+  const allowed = [0, process.geteuid(), ownerOf(path)];
   if (!allowed.includes(Number(found.uid))) throw new Stranger(`${path}: the server there is of another user (uid ${found.uid})`);
   return `${found.dev} ${found.ino} ${found.ctimeNs}`;
 }
@@ -74,6 +102,8 @@ class Transport {
         signal,
         setHost: false,
         timeout: 0,
+        // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: a token would go to anyone.
+        ...(this.#server.isTls ? { rejectUnauthorized: true } : {}),
         maxHeaderSize: 64 * 1024,
       };
       const request = this.#module.request(options);
@@ -93,10 +123,18 @@ class Transport {
             request.destroy(error);
           }
         };
-        if (socket.connecting) socket.once(this.#server.isTls ? "secureConnect" : "connect", start);
-        else start();
+        if (!socket.connecting) return start();
+        // A wait may last far longer than it takes to know that nobody answers there.
+        const timer = setTimeout(() => request.destroy(new NotConnected("it accepts no connection")), CONNECT_LIMIT).unref();
+        socket.once("close", () => clearTimeout(timer));
+        return socket.once(this.#server.isTls ? "secureConnect" : "connect", () => {
+          clearTimeout(timer);
+          start();
+        });
       });
       request.on("error", reject);
+      // After an answer or an error this has no effect. An answer of another protocol has neither.
+      request.on("close", () => reject(new Error("the connection ended without an answer")));
       request.on("response", (response) => {
         const parts = [];
         let size = 0;
@@ -120,4 +158,4 @@ class Transport {
   }
 }
 
-module.exports = { Stranger, Transport };
+module.exports = { NotConnected, Stranger, Transport };

@@ -10,8 +10,8 @@ async function main() {
   const client = await connect(url);
   await (async () => {
     const lease = await client.acquire(name, { ttl: 30_000 });
-    // Watching it does not keep it.
-    lease.signal.addEventListener("abort", () => {});
+    // Watching it does not keep it, but tells that it is released.
+    lease.signal.addEventListener("abort", ({ target }) => console.log("aborted:", target.reason.reason));
   })();
   for (;;) {
     globalThis.gc();

@@ -11,6 +11,7 @@ import stat
 import struct
 import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .address import Server
@@ -23,6 +24,9 @@ MAX_BODY = 256 * 1024 * 1024
 MAX_IDLE = 10.0
 
 CONNECT_LIMIT = 5.0
+
+# As the system allows.
+MAX_LINKS = 40
 
 
 class ProtocolError(Exception):
@@ -48,24 +52,47 @@ class Delivery:
 def check_user(sock: socket.socket, path: str) -> None:
     """Refuses a server of another user, who has taken the name of the socket, before anything is sent to it.
 
-    The server is of this user, of root, or of the folder's owner, if nobody else could have made that folder.
+    The server is of this user, of root, or of the folder's owner, if nobody else could have made that folder, or a link on the way to it.
     """
-    allowed = {0, os.geteuid(), _owner_of(os.path.realpath(os.path.dirname(path) or "."))}
+    allowed = {0, os.geteuid(), _owner_of(path)}
     user = _user_of(sock)
     if user not in allowed:
         raise PermissionError(f"{path}: the server there is of another user (uid {user})")
 
 
-def _owner_of(folder: str) -> int:
-    """The user who alone decides what is in the folder, or root."""
-    owner = os.stat(folder).st_uid
-    while True:
-        found = os.stat(folder)
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, owner):
-            return 0
-        if folder == (parent := os.path.dirname(folder)):
-            return owner
-        folder = parent
+def _owner_of(path: str) -> int:
+    """The user who alone decides what is in the file's folder, and where the way there leads; or root."""
+    steps = list(_steps(path))
+    folders = [found for found in steps if stat.S_ISDIR(found.st_mode)]
+    owner = folders[-1].st_uid
+    is_safe = not any(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) for found in folders)
+    return owner if is_safe and all(found.st_uid in (0, owner) for found in steps) else 0
+
+
+def _steps(path: str) -> Iterator[os.stat_result]:
+    """Each folder and link that the system goes through on the way to a file."""
+    parts = deque(part for part in os.path.join(os.getcwd(), path).split("/")[:-1] if part)
+    folder, links = "/", 0
+    yield os.lstat(folder)
+    while parts:
+        part = parts.popleft()
+        if part == "..":
+            folder = os.path.dirname(folder)
+        if part in (".", ".."):
+            continue
+        step = os.path.join(folder, part)
+        found = os.lstat(step)
+        yield found
+        if not stat.S_ISLNK(found.st_mode):
+            folder = step
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise PermissionError(f"{path}: there are too many links on the way")
+        target = os.readlink(step)
+        if target.startswith("/"):
+            folder = "/"
+        parts.extendleft(reversed([part for part in target.split("/") if part]))
 
 
 def _user_of(sock: socket.socket) -> int:

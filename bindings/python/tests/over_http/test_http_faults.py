@@ -151,10 +151,10 @@ def ask(client: leasehold.Client) -> None:
         client.list()
 
 
-@pytest.mark.parametrize("where", ["a folder of everybody", "a folder of the stranger where all may make folders", "a folder of the server's user"])
+@pytest.mark.parametrize("where", ["a folder of everybody", "a link of the server's user", "a folder of the stranger where all may make folders", "a folder of the server's user"])
 def test_server_of_another_user_is_refused_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    is_of_the_folder_s_owner = where == "a folder of the server's user"
-    folder = Path(tempfile.mkdtemp(dir=Path.home() if is_of_the_folder_s_owner else "/tmp"))
+    is_of_the_folder_s_owner, is_link = where == "a folder of the server's user", where == "a link of the server's user"
+    folder = Path(tempfile.mkdtemp(dir=Path.home() if is_of_the_folder_s_owner or is_link else "/tmp"))
     socket_path, seen = folder / "locks.sock", folder / "seen"
     folder.chmod(0o1777 if where == "a folder of everybody" else 0o755)
     stranger = os.geteuid()
@@ -165,6 +165,11 @@ def test_server_of_another_user_is_refused_before_anything_is_sent(monkeypatch: 
     else:
         user = os.geteuid() + 1
         monkeypatch.setattr(os, "geteuid", lambda: user)
+    link = Path(f"{tempfile.gettempdir()}/{folder.name}")
+    if is_link:
+        link.symlink_to(folder)
+        os.lchown(link, stranger, -1)
+        socket_path = link / socket_path.name
     command = [sys.executable, "-I", "-c", LISTENER, str(socket_path), str(seen), str(stranger)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
@@ -181,6 +186,7 @@ def test_server_of_another_user_is_refused_before_anything_is_sent(monkeypatch: 
         finally:
             process.kill()
             shutil.rmtree(folder)
+            link.unlink(missing_ok=not is_link)
 
 
 def test_token_beyond_the_numbers_of_floats_is_exact(start: Start) -> None:
