@@ -279,6 +279,7 @@ class Core:
         self._renewals.discard(held)
         if not held.end():
             self.check(held)
+            raise LeaseLost(f"{held.what}: the lease was released meanwhile", "released")
         held.notify()
         return held.grants[0].id
 

@@ -175,6 +175,15 @@ def test_detached_lease_is_attached_by_another_client(client: leasehold.Client, 
         other.attach("lease1.nonsense")
 
 
+def test_lease_that_is_released_meanwhile_is_not_detached(client: leasehold.Client, name: str) -> None:
+    lease = client.lock(name).acquire()
+    detach = lease._lease.detach()
+    lease.release()
+    detach.wait()
+    with pytest.raises(leasehold.LeaseLost, match="released"):
+        detach.result()
+
+
 def test_states(client: leasehold.Client, name: str) -> None:
     assert not client.inspect(name).holders
     with client.lock(name, label="nightly") as lease:
