@@ -260,7 +260,7 @@ export interface Client extends AsyncDisposable {
  *
  * Close it, or use it with `await using`. An open client keeps no process alive; a pending call does. Leases are released when the process exits.
  */
-export function connect(url: string, options?: ClientOptions): Promise<Client>;
+export function connect(url: string | URL, options?: ClientOptions): Promise<Client>;
 
 /** Emits "record" for what the engine reports. */
 export const log: EventEmitter<{ record: [{ level: "info" | "warn" | "error"; message: string }] }>;

@@ -9,6 +9,7 @@ const bridge = require("./lib/bridge");
 const { connect } = require("./lib/client");
 const { InvalidInput, LeaseLost, LeaseholdError, Timeout, Unsupported } = require("./lib/errors");
 const { addressOf, prefixOf } = require("./lib/ioredis");
+const { secretText } = require("./lib/terms");
 
 const DEFAULTS = Object.freeze({
   driftFactor: 0.01,
@@ -109,7 +110,9 @@ class Redlock extends EventEmitter {
     const prefixes = new Set([...this.clients].map(prefixOf));
     if (prefixes.size > 1) throw new Unsupported("the clients have different key prefixes, so that their keys differ");
     [this.#prefix] = prefixes;
-    this.#addresses = settings.addresses ?? [...this.clients].map(addressOf);
+    const { addresses } = settings;
+    if (addresses !== undefined && !(Array.isArray(addresses) && addresses.length > 0)) throw new InvalidInput("addresses are an array of texts");
+    this.#addresses = addresses?.map((address) => secretText(address, "an address")) ?? [...this.clients].map(addressOf);
   }
 
   /** Opens the engine's own connections at the first use, and tries again if that failed. */
@@ -123,7 +126,8 @@ class Redlock extends EventEmitter {
 
   async quit() {
     const opened = this.#opened;
-    if (opened !== null) await (await opened).close();
+    // One that could not connect is closed.
+    if (opened !== null) await opened.then((client) => client.close(), () => {});
     await Promise.all([...this.clients].map((client) => client.quit()));
   }
 
@@ -269,7 +273,7 @@ function numbersOf(settings) {
 }
 
 function checkDuration(duration) {
-  if (Math.floor(duration) !== duration) throw new Error("Duration must be an integer value in milliseconds.");
+  if (!Number.isSafeInteger(duration) || duration <= 0) throw new Error("Duration must be an integer value in milliseconds.");
 }
 
 /** What redlock leaves for the drift of clocks, and for the precision of the server's. */

@@ -83,11 +83,11 @@ impl Held {
             }
         };
         match (released, loss) {
-            (Ok(()), _) => Ok(()),
-            (Err(error), loss) if error.is_lost() => {
-                Err(Failure::Lost(format!("{error:#}"), loss.map_or(Loss::Gone, |(loss, _)| loss)))
-            }
-            (Err(error), _) => Err(error.into()),
+            // Whatever has become of the release.
+            (_, Some((loss, error))) => Err(Failure::Lost(format!("{error:#}"), loss)),
+            (Err(error), None) if error.is_lost() => Err(Failure::Lost(format!("{error:#}"), Loss::Gone)),
+            (Err(error), None) => Err(error.into()),
+            (Ok(()), None) => Ok(()),
         }
     }
 

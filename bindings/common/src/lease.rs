@@ -74,12 +74,19 @@ impl Drop for Replaced {
     }
 }
 
+/// A call that looks at a lease.
+struct Looking {
+    call: Weak<Operation>,
+    /// It waits for the end of the lease, and does not need it to be held.
+    is_watch: bool,
+}
+
 /// A lease, and the calls that look at it.
 struct State {
     /// None once it was released or detached. Shared with the calls in `looking` only.
     held: Mutex<Option<Arc<Held>>>,
     /// The calls that have the guard as long as they run: they end when it is released.
-    looking: Mutex<Vec<Weak<Operation>>>,
+    looking: Mutex<Vec<Looking>>,
     /// Why it was lost, and the message, of a lease that is not held any more.
     lost: OnceLock<(Loss, String)>,
     name: String,
@@ -93,7 +100,7 @@ impl State {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn looking(&self) -> MutexGuard<'_, Vec<Weak<Operation>>> {
+    fn looking(&self) -> MutexGuard<'_, Vec<Looking>> {
         self.looking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,14 +121,15 @@ impl State {
         &self,
         look: impl FnOnce(Arc<Held>) -> F,
         ended: Outcome,
+        is_watch: bool,
         queue: Option<&Arc<Queue>>,
     ) -> Arc<Operation> {
         let Some(held) = self.held().clone() else { return Operation::ended(ended, queue) };
         let call = Operation::start(look(held), queue);
         if !call.is_done() {
             let mut looking = self.looking();
-            looking.retain(|call| call.strong_count() > 0);
-            looking.push(Arc::downgrade(&call));
+            looking.retain(|other| other.call.strong_count() > 0);
+            looking.push(Looking { call: Arc::downgrade(&call), is_watch });
         }
         call
     }
@@ -134,12 +142,17 @@ impl State {
             loss
         });
         let looking = std::mem::take(&mut *self.looking());
-        for call in looking.iter().filter_map(Weak::upgrade) {
-            // A loss that they have not seen yet is their outcome all the same.
-            call.end(Ok(answer_of(loss)));
+        for Looking { call, is_watch } in looking {
+            let Some(call) = call.upgrade() else { continue };
+            // A loss that a watch has not seen yet is its outcome all the same.
+            call.end(if is_watch { Ok(answer_of(loss)) } else { Err(self.not_held()) });
         }
         // Nothing else has it: a call that looks holds the mutex, and the calls have ended.
         Arc::try_unwrap(held).ok()
+    }
+
+    fn not_held(&self) -> Failure {
+        Failure::Own("LeaseLost", format!("{:?}: the lease was released", self.name))
     }
 
     fn put_back(&self, held: Held) {
@@ -208,15 +221,14 @@ impl Lease {
     pub fn lost(&self, queue: Option<&Arc<Queue>>) -> Arc<Operation> {
         let lost = |held: Arc<Held>| async move { Ok(answer_of(Some(held.lost().await))) };
         let ended = answer_of(self.state.loss().map(|(loss, _)| loss));
-        self.state.look(lost, Ok(ended), queue)
+        self.state.look(lost, Ok(ended), true, queue)
     }
 
     /// Renews it to its whole ttl now.
     #[must_use]
     pub fn renew(&self, queue: Option<&Arc<Queue>>) -> Arc<Operation> {
-        let ended = Failure::Own("LeaseLost", format!("{:?}: the lease was released", self.state.name));
         let renew = |held: Arc<Held>| async move { nothing(held.renew().await) };
-        self.state.look(renew, Err(ended), queue)
+        self.state.look(renew, Err(self.state.not_held()), false, queue)
     }
 
     /// It is not held from here on. `limit`: how long the confirmation is waited for.

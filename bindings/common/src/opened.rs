@@ -46,9 +46,14 @@ impl Opened {
             return Err(Failure::invalid(format!("{url}: no TestStore of this process has this address")));
         }
         if test.is_none() && !SCHEMES.contains(&scheme) {
+            // Anything else may be a password.
+            let is_word =
+                scheme.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'+' || byte == b'-');
+            let what =
+                if is_word { format!("{scheme:?}") } else { "the beginning of the address".to_owned() };
+            let known = SCHEMES.join(", ");
             return Err(Failure::invalid(format!(
-                "{scheme:?} is no scheme of a store: they are {}, http, https and unix",
-                SCHEMES.join(", ")
+                "{what} is no scheme of a store: they are {known}, http, https and unix"
             )));
         }
         Ok(Arc::new_cyclic(|own: &Weak<Self>| Self {

@@ -1,6 +1,11 @@
 "use strict";
 // A call of a back end, until it has ended or its signal is aborted.
 
+const { setMaxListeners } = require("node:events");
+
+/** Signals that may have any number of calls, each of which takes its listener away. @type {WeakSet<AbortSignal>} */
+const shared = new WeakSet();
+
 /**
  * @template T
  * @param {() => import("./backend").Call<T>} start
@@ -18,6 +23,10 @@ function run(start, signal) {
       call.cancel();
       reject(signal.reason);
     };
+    if (!shared.has(signal)) {
+      shared.add(signal);
+      setMaxListeners(0, signal);
+    }
     signal.addEventListener("abort", abort, { once: true });
     call.promise.then(
       (value) => {

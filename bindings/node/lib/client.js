@@ -17,6 +17,7 @@ const {
   milliseconds,
   optionalMilliseconds,
   optionalToken,
+  secretText,
   settings,
   terms,
   text,
@@ -38,9 +39,11 @@ class Client {
   #prefix;
   #isClosed = false;
 
-  constructor(url, options) {
-    if (!text(url, "the address of a store").includes(":")) {
-      throw new InvalidInput(`${inspect(url)} is no address of a store: it begins with a scheme, as redis://127.0.0.1 does`);
+  constructor(address, options) {
+    // It may have a password, so that it is not repeated.
+    const url = secretText(address instanceof URL ? address.href : address, "the address of a store");
+    if (!url.includes(":")) {
+      throw new InvalidInput("the address of a store begins with a scheme, as redis://127.0.0.1 does, and this one has none");
     }
     known(options, CLIENT_OPTIONS);
     const { namespace } = options;
@@ -158,7 +161,7 @@ class Client {
   }
 
   async attach(detached) {
-    return new Lease(await this.#backend.attach(text(detached, "a detached lease")).promise);
+    return new Lease(await this.#backend.attach(secretText(detached, "a detached lease")).promise);
   }
 
   async inspect(name, kind = "mutex") {

@@ -23,6 +23,12 @@ class Lease {
   #controller = null;
   /** What an upgrade or a downgrade has made of it. @type {Lease | null} */
   #replacement = null;
+  /** An upgrade was aborted, which has ended the lease. */
+  #isGone = false;
+  /** Ends an upgrade that is pending. @type {AbortController | null} */
+  #upgrading = null;
+  /** A downgrade that is pending. @type {Promise<unknown> | null} */
+  #downgrading = null;
 
   constructor(backend) {
     this.#backend = backend;
@@ -54,7 +60,8 @@ class Lease {
   }
 
   get loss() {
-    return this.#isReleased ? null : this.#backend.loss();
+    if (this.#isReleased) return null;
+    return this.#backend.loss() ?? (this.#isGone ? "gone" : null);
   }
 
   get signal() {
@@ -73,6 +80,8 @@ class Lease {
     const loss = this.loss;
     if (loss !== null) throw lossOf(this.#backend, loss);
     if (this.#isReleased) throw new LeaseLost(`"${this.name}": the lease was released or detached before`, "released");
+    // Nothing is known of it until the upgrade has ended.
+    if (this.#upgrading !== null) throw new LeaseLost(`"${this.name}": an upgrade is pending, so that the lease may not be trusted`, "gone");
   }
 
   async renew() {
@@ -81,9 +90,16 @@ class Lease {
 
   async release(options) {
     const timeout = options === undefined ? null : optionalMilliseconds(known(options, ["timeout"]).timeout, "timeout");
+    if (this.#downgrading !== null) {
+      // The reader that it becomes is nobody's.
+      await this.#downgrading;
+      await this.#replacement?.release(options);
+      return;
+    }
     if (this.#isReleased) return;
+    this.#upgrading?.abort(new LeaseLost(`"${this.name}": the lease was released during its upgrade`, "released"));
     const released = this.#backend.release(timeout);
-    this.#end();
+    if (!released.isRefused) this.#end();
     await released.promise;
   }
 
@@ -96,22 +112,39 @@ class Lease {
   async downgrade() {
     const downgraded = this.#backend.downgrade();
     this.#consumed(downgraded);
-    this.#replacement = new Lease(await downgraded.promise);
-    return this.#replacement;
+    const replaced = downgraded.promise.then((reader) => {
+      this.#replacement = new Lease(reader);
+      return this.#replacement;
+    });
+    this.#downgrading = replaced.then(
+      () => (this.#downgrading = null),
+      () => (this.#downgrading = null),
+    );
+    return replaced;
   }
 
   async upgrade(options = {}) {
     known(options, ["wait", "signal"]);
     const wait = optionalMilliseconds(options.wait, "wait");
+    const signal = optionalSignal(options.signal);
+    signal?.throwIfAborted();
+    const upgrading = new AbortController();
+    const abort = () => upgrading.abort(signal?.reason);
+    signal?.addEventListener("abort", abort, { once: true });
+    this.#upgrading = upgrading;
     let writer = null;
     try {
-      writer = await run(() => this.#backend.upgrade(wait), optionalSignal(options.signal));
+      writer = await run(() => this.#backend.upgrade(wait), upgrading.signal);
     } finally {
+      signal?.removeEventListener("abort", abort);
+      this.#upgrading = null;
+      this.#isGone = upgrading.signal.aborted;
       // The attempt has ended the watch. What it was aborted in is lost.
       if (writer === null) this.#watch();
     }
     if (writer === null) throw new Timeout(`"${this.name}": not upgraded within ${wait} ms`);
     this.#end();
+    this.#backend.abandon();
     this.#replacement = new Lease(writer);
     return this.#replacement;
   }

@@ -151,7 +151,7 @@ class Lease {
   }
 
   release(timeout) {
-    return call(environment.release(this.#lease, timeout ?? undefined));
+    return this.#ending(call(environment.release(this.#lease, timeout ?? undefined)));
   }
 
   detach() {
@@ -163,12 +163,7 @@ class Lease {
   }
 
   upgrade(wait) {
-    const { promise, ...others } = call(environment.upgrade(this.#lease, wait ?? undefined));
-    const upgraded = promise.then((writer) => {
-      if (writer !== null) environment.abandon(this.#lease);
-      return writer;
-    });
-    return { ...others, promise: upgraded };
+    return call(environment.upgrade(this.#lease, wait ?? undefined));
   }
 
   /** A call that ends the lease, unless it was refused. */

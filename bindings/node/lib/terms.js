@@ -22,7 +22,7 @@ const MUTEX_OPTIONS = [...LOCK_OPTIONS, "globalFifo", "bridge"];
 
 /** Refuses options that nobody reads: a mistyped `ttl` would be no ttl. */
 function known(options, names) {
-  if (options === null || typeof options !== "object") throw new InvalidInput(`options are an object, not ${inspect(options)}`);
+  if (options === null || typeof options !== "object") throw new InvalidInput(`options are an object, and these are of the type ${typeof options}`);
   for (const name of Object.keys(options)) {
     if (!names.includes(name)) throw new InvalidInput(`${name} is no option here: there are ${names.join(", ")}`);
   }
@@ -30,17 +30,24 @@ function known(options, names) {
 }
 
 function milliseconds(value, what) {
-  if (typeof value !== "number" || !(value >= 0)) {
+  if (typeof value !== "number" || !(value >= 0 && value <= Number.MAX_SAFE_INTEGER)) {
     throw new InvalidInput(`${what} is a number of milliseconds from 0 on, not ${inspect(value)}`);
   }
   return value;
 }
 
-/** As `milliseconds`; undefined, null and Infinity are no limit: null. */
+/** As `milliseconds`; undefined, null and Infinity are no limit: null. So are 300,000 years. */
 function optionalMilliseconds(value, what) {
   if (value === undefined || value === null) return null;
-  const number = milliseconds(value, what);
-  return number === Infinity ? null : number;
+  if (typeof value === "number" && value > Number.MAX_SAFE_INTEGER) return null;
+  return milliseconds(value, what);
+}
+
+/** As `text`, for what may have a secret in it: the value is not repeated. */
+function secretText(value, what) {
+  if (typeof value !== "string") throw new InvalidInput(`${what} is a text, and this one is of the type ${typeof value}`);
+  if (!value.isWellFormed()) throw new InvalidInput(`${what} is no valid text`);
+  return value;
 }
 
 function text(value, what) {
@@ -101,7 +108,7 @@ function settings(options) {
     maxWaiters: optionalCount(options.maxWaiters, "maxWaiters"),
     replicas: optionalCount(options.replicas, "replicas"),
     connectTimeout: optionalMilliseconds(options.connectTimeout, "connectTimeout"),
-    token: optionalText(options.token, "token"),
+    token: options.token === undefined || options.token === null ? null : secretText(options.token, "token"),
   };
 }
 
@@ -143,6 +150,7 @@ module.exports = {
   optionalMilliseconds,
   optionalSignal,
   optionalToken,
+  secretText,
   settings,
   terms,
   text,

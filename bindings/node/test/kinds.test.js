@@ -388,3 +388,90 @@ test("no password of an address is shown, whether the store answers or not", asy
   }
   await redis.stop();
 });
+
+test("what is released during an upgrade or a downgrade is not held afterwards", async () => {
+  const redis = await startRedis();
+  const client = await connect(redis.url);
+  const free = () => until(async () => (await client.inspect("rw", "rw")).holders.length === 0);
+  const reader = await client.rwlock("rw").read().acquire();
+  const upgradable = await client.rwlock("rw").upgradable().acquire();
+  const upgrading = upgradable.upgrade();
+  assert.throws(() => upgradable.check(), leasehold.LeaseLost);
+  await Promise.all([assert.rejects(upgrading, leasehold.LeaseLost), upgradable.release().catch(() => {})]);
+  await reader.release();
+  await free();
+  const other = await client.rwlock("rw").read().acquire();
+  const left = client.rwlock("rw").upgradable().using(async (lease) => {
+    lease.upgrade().catch(() => {});
+  });
+  await left.catch((error) => assert.ok(error instanceof leasehold.LeaseLost));
+  await other.release();
+  await free();
+  const writer = await client.rwlock("rw").write().acquire();
+  const downgrading = writer.downgrade();
+  await writer.release();
+  assert.equal((await downgrading).isReleased, true);
+  await free();
+  await client.close();
+  await redis.stop();
+});
+
+test("values that cannot be used leave a lease as it was, or are refused", async () => {
+  const redis = await startRedis();
+  const client = await connect(redis.url);
+  const lease = await client.acquire("values", { ttl: 5_000, maxHold: Number.MAX_VALUE });
+  await lease.release({ timeout: Number.MAX_VALUE });
+  assert.equal((await client.inspect("values")).holders.length, 0);
+  assert.throws(() => client.oncePer("x", Infinity), leasehold.InvalidInput);
+  assert.throws(() => client.lock("x", { minHold: Infinity }), leasehold.InvalidInput);
+  const again = await client.acquire("values");
+  await assert.rejects(again.release({ timeout: -1 }), leasehold.InvalidInput);
+  assert.equal(again.isReleased, false);
+  await again.release();
+  const renewing = await client.acquire("values");
+  const renewed = renewing.renew().then(() => "renewed", (error) => error.name);
+  const released = renewing.release();
+  assert.ok(["renewed", "LeaseLost"].includes(await renewed));
+  await released;
+  await client.close();
+  await redis.stop();
+});
+
+test("secrets are not repeated where they are not expected", async () => {
+  const secrets = [
+    [new URL("redis://:hunter2@127.0.0.1:1"), {}],
+    [{ host: "h", password: "hunter2" }, {}],
+    ["memory:", { token: Buffer.from("hunter2") }],
+    ["http://127.0.0.1:1", { token: ["hunter2"] }],
+    ["hunter2@127.0.0.1", {}],
+    ["hunter2@127.0.0.1:6379", {}],
+    ["http://h:hunter2", {}],
+    ["http:///:hunter2@h", {}],
+    ["unix:/x?a=1&token=hunter2", {}],
+    ["unix:/x#token=hunter2", {}],
+  ];
+  for (const [address, options] of secrets) {
+    await assert.rejects(connect(address, { connectTimeout: 50, ...options }), (error) => {
+      assert.doesNotMatch(`${error.stack}`, /hunter2|68 75 6e/);
+      return error instanceof leasehold.LeaseholdError;
+    });
+  }
+});
+
+test("many waits have one signal, and no warning is printed", async () => {
+  const client = await connect("memory:");
+  const lease = await client.acquire("many");
+  const warnings = [];
+  const warned = (warning) => warnings.push(warning);
+  process.on("warning", warned);
+  const controller = new AbortController();
+  const waits = Array.from({ length: 50 }, () => client.acquire("many", { signal: controller.signal }));
+  await new Promise(setImmediate);
+  controller.abort(new Error("enough"));
+  for (const waiting of waits) await assert.rejects(waiting, /enough/);
+  await new Promise(setImmediate);
+  process.removeListener("warning", warned);
+  assert.deepEqual(warnings, []);
+  await lease.release();
+  await client.close();
+});

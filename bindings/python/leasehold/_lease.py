@@ -114,6 +114,10 @@ class BaseLease:
             raise LeaseLost(self._lease.loss_error(), loss)
         if self._ended:
             raise LeaseLost(f"{self.name!r}: the lease was released or detached before", "released")
+        if self._lease.remaining() == 0.0:
+            # Nothing is known of it until the upgrade has ended.
+            loss = self._lease.loss()
+            raise LeaseLost(self._lease.loss_error() if loss else f"{self.name!r}: an upgrade is pending, so that the lease may not be trusted", loss or "gone")
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
         """Calls ``callback(reason)`` once the lease is lost, in a thread of this package. It should return soon. It is never called for a lease that is

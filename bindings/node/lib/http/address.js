@@ -13,9 +13,9 @@ const PRINTABLE = /^[\x21-\x7e]*$/;
 function parse(address) {
   if (address.startsWith("unix:")) {
     const path = address.startsWith("unix://") ? address.slice(7) : address.slice(5);
-    if (path.includes("?token=")) throw new InvalidInput("the address of a server has no parameters: its token is the option token");
+    if (/[?&#]token=/.test(path)) throw new InvalidInput("the address of a server has no parameters: its token is the option token");
     if (path === "" || path.includes("\0")) {
-      throw new InvalidInput(`the address ${quoted(address)} has no path: unix:/run/leasehold/serve.sock`);
+      throw new InvalidInput("the address has no path: unix:/run/leasehold/serve.sock");
     }
     return [{ host: "", port: 0, isTls: false, prefix: "", socket: path, authority: "localhost", text: `unix:${path}` }];
   }
@@ -30,17 +30,17 @@ function parse(address) {
     // Not repeated either: a token may be among them.
     throw new InvalidInput("the address of a server has neither parameters nor spaces; its token is the option token");
   }
-  return hosts.split(",").map((host) => server(address, scheme, host, prefix.replace(/\/+$/, "")));
+  return hosts.split(",").map((host) => server(scheme, host, prefix.replace(/\/+$/, "")));
 }
 
-function server(address, scheme, given, prefix) {
+function server(scheme, given, prefix) {
   let url;
   try {
     url = new URL(`${scheme}://${given}`);
   } catch {
-    throw new InvalidInput(`the address ${quoted(address)} has an invalid host`);
+    throw new InvalidInput("the address of a server has an invalid host");
   }
-  if (given === "" || url.hostname === "") throw new InvalidInput(`the address ${quoted(address)} has an empty host`);
+  if (given === "" || url.hostname === "") throw new InvalidInput("the address of a server has an empty host");
   const isTls = scheme === "https";
   return {
     host: url.hostname.replace(/^\[|\]$/g, ""),
@@ -59,10 +59,6 @@ function tokenOf(given) {
   // The value itself is never shown.
   if (!PRINTABLE.test(token)) throw new InvalidInput("the token has characters that no token has");
   return token === "" ? null : token;
-}
-
-function quoted(text) {
-  return JSON.stringify(text);
 }
 
 module.exports = { TOKEN_VARIABLE, parse, tokenOf };

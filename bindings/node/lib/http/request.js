@@ -22,8 +22,9 @@ const KINDS = {
 
 /** The path of a lock. Names of folders do not arrive in a path, so that they go into the query. */
 function lockPath(kind, name, action = "") {
-  if (name === "." || name === "..") return `/v1/locks/${kind}/_${action}?name=${name}`;
-  return `/v1/locks/${kind}/${encodeURIComponent(name)}${action}`;
+  const locks = `/v1/locks/${encodeURIComponent(kind)}`;
+  if (name === "." || name === "..") return `${locks}/_${action}?name=${name}`;
+  return `${locks}/${encodeURIComponent(name)}${action}`;
 }
 
 function requestOf(terms, settings) {

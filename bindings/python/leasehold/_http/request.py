@@ -42,9 +42,10 @@ class Request:
 
 def lock_path(kind: str, name: str, action: str = "") -> str:
     """The path of a lock. Names of folders do not arrive in a path, so that they go into the query."""
+    locks = f"/v1/locks/{urllib.parse.quote(kind, safe='')}"
     if name in (".", ".."):
-        return f"/v1/locks/{kind}/_{action}?name={name}"
-    return f"/v1/locks/{kind}/{urllib.parse.quote(name, safe='')}{action}"
+        return f"{locks}/_{action}?name={name}"
+    return f"{locks}/{urllib.parse.quote(name, safe='')}{action}"
 
 
 def request_of(terms: "_backend.Terms", settings: "_backend.Settings") -> Request:
