@@ -39,7 +39,7 @@ def skipping(task: Any, user: int) -> str:
     return "done"
 
 
-@app.task(bind=True, time_limit=1)  # type: ignore[untyped-decorator]
+@app.task(bind=True, time_limit=5)  # type: ignore[untyped-decorator]
 @one_at_a_time(client, "endless")
 def endless(task: Any) -> None:
     note("begin endless")
