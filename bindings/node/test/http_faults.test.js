@@ -6,7 +6,7 @@ const { execFileSync } = require("node:child_process");
 const fs = require("node:fs");
 const path = require("node:path");
 const { afterEach, describe, test } = require("node:test");
-const { setTimeout: sleep } = require("node:timers/promises");
+const { setImmediate: immediate, setTimeout: sleep } = require("node:timers/promises");
 const leasehold = require("leasehold");
 const { FakeServer, Proxy, READ_TOKEN, Serve, grant, outcomes, problem, rawServer } = require("./http_servers");
 const { Program, TOKEN, freePort, newFolder, startRedis, stays, until } = require("./servers");
@@ -141,7 +141,8 @@ describe("servers that end", () => {
       const client = await connect(server.url);
       const lease = await client.acquire("a", { ttl: 6_000 });
       await server.kill();
-      await sleep(500);
+      // It could not be renewed when that was due.
+      await until(() => lease.expiresIn < 3_900);
       await server.start();
       await until(() => lease.expiresIn > 5_500);
       lease.check();
@@ -200,7 +201,7 @@ describe("servers that end", () => {
     const client = await connect(`http://127.0.0.1:${port},${server.url.slice(7)}`);
     stuck.kill("SIGSTOP");
     const others = Array.from({ length: 8 }, () => require("node:net").connect(port, "127.0.0.1").on("error", () => {}));
-    await sleep(200);
+    await until(() => others.some((other) => !other.connecting));
     try {
       const began = performance.now();
       await client.acquire("a");
@@ -299,7 +300,7 @@ describe("answers that are lost", () => {
           assert.ok(lease.token > last);
           last = lease.token;
           const value = counter;
-          await sleep(5);
+          await immediate();
           counter = value + 1;
           isInside = false;
         });
@@ -514,7 +515,7 @@ describe("who is asked, and who asks", () => {
       const connecting = leasehold.connect(`unix:${socket}`, { token: "a-token-of-the-client", connectTimeout: 300 }).catch(() => {});
       await until(() => seen().includes("a-token"));
       fs.rmSync(folder, { recursive: true });
-      await Promise.race([connecting, sleep(1)]);
+      await connecting;
     });
   });
 });
@@ -573,7 +574,7 @@ describe("callers that give up", () => {
     const controller = new AbortController();
     const server = await fake(ordinary(async (url, body) => {
       if (!url.endsWith("/acquire")) return undefined;
-      if (body.wait_ms > 0 && !controller.signal.aborted) await sleep(100);
+      if (body.wait_ms > 0) await until(() => controller.signal.aborted);
       return undefined;
     }));
     const client = await connect(server.url);
@@ -598,7 +599,7 @@ describe("callers that give up", () => {
       const controllers = Array.from({ length: 20 }, () => new AbortController());
       const waits = controllers.map(({ signal }) => client.acquire("a", { signal }));
       const all = Promise.allSettled([...waits, client.acquire("a", { wait: 5, signal: own.signal })]);
-      await sleep(Math.random() * 30);
+      for (let turns = Math.random() * 100; turns > 0; turns--) await immediate();
       for (const controller of controllers) controller.abort();
       assert.ok((await all).every(({ status }) => status === "rejected"));
       assert.ok(controllers.every(({ signal }) => getEventListeners(signal, "abort").length === 0));
@@ -644,15 +645,20 @@ describe("callers that give up", () => {
   });
 
   test("a release that is not confirmed in its time goes on", async () => {
-    let delay = 500;
+    let answer;
+    const mayAnswer = new Promise((resolve) => (answer = resolve));
+    let isAnswered = false;
     const server = await fake(ordinary(async (url) => {
-      if (url.endsWith("/release")) await sleep(delay);
+      if (!url.endsWith("/release")) return undefined;
+      await mayAnswer;
+      isAnswered = true;
       return undefined;
     }));
     const lease = await (await connect(server.url)).acquire("a");
     await assert.rejects(lease.release({ timeout: 50 }), leasehold.Timeout);
     assert.equal(lease.expiresIn, 0);
-    delay = 0;
+    answer();
+    await until(() => isAnswered);
     assert.equal(server.sent("/release").length, 1);
   });
 
