@@ -77,7 +77,7 @@ impl<A: Send + 'static> Wake for Signal<A> {
     }
 }
 
-/// A started call with an answer of type `A`. Whoever has it cancels it before it is dropped.
+/// A started call with an answer of type `A`. Its owner cancels it before dropping it.
 pub struct Call<A> {
     key: u64,
     state: Mutex<State<A>>,

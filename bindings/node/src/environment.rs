@@ -24,7 +24,7 @@ struct Loop(Wake);
 
 impl Notify for Loop {
     fn notify(&self) {
-        // It fails when the environment ends, where nobody waits any more.
+        // It fails once the environment ends. No call is pending then.
         let _ = self.0.call((), ThreadsafeFunctionCallMode::NonBlocking);
     }
 }

@@ -31,8 +31,8 @@ pub(super) struct ServerFacts {
 }
 
 /// Checks a new connection, which is one to a node with hash slots, or not. `check_scripts` says whether scripts are restricted. Fails if
-/// clients with another key layout use this server, because they would not see this client's locks. A client that was connected before has
-/// leases, perhaps, and is only warned of others that have other scripts: they have come later, and to refuse it would protect nobody.
+/// clients with another key layout use this server, because they would not see this client's locks. A reconnecting client may hold leases.
+/// If clients with other scripts were admitted meanwhile, it is warned, not refused: a refusal would end its leases and protect no lock.
 pub(super) async fn handshake(
     connection: &mut MultiplexedConnection,
     is_resp2: bool,
